@@ -1,29 +1,65 @@
-"""What the tests of serving clients' files share."""
+"""Files of serving clients: reading them, changed ones too, and what was read as lines of text.
+
+`python -m tests.support.serving_files` writes AS_READ anew.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from harness.paths import ROOT
 from harness.serving import ServingRun, load
+from harness.serving.clients.files import read
 from tests.support.paths import SERVING_DATA
 
 DATA = SERVING_DATA
+AS_READ = ROOT / "tests/harness/serving/clients/as_read.txt"
+GONE = object()
+NOT_A_CLIENTS = ("moai_console.txt",)  # as a document shows it
+FILES = sorted(
+    p
+    for p in DATA.iterdir()
+    if p.suffix in (".json", ".jsonl", ".csv", ".txt") and p.name not in NOT_A_CLIENTS
+)
 
 
 def of(name: str) -> list[ServingRun]:
     return load(DATA / name)
 
 
-def changed(tmp_path: Path, name: str, change: Callable[[Any], Any]) -> list[ServingRun]:
-    """The runs of a JSON file after a change of its content, in place or returned."""
-    content = json.loads((DATA / name).read_text())
-    content = change(content) or content
-    path = tmp_path / name
-    path.write_text(json.dumps(content))
-    return load(path)
+def content_of(name: str) -> Any:
+    """The JSON in a file; of several rows the first."""
+    document = read(DATA / name)
+    return document.content[0][1] if document.kind == "jsonl" else document.content
+
+
+def place(content: Any, path: tuple[Any, ...], value: Any) -> None:
+    """Puts it there; GONE takes away what is."""
+    for key in path[:-1]:
+        content = content[key]
+    if value is GONE:
+        del content[path[-1]]
+    else:
+        content[path[-1]] = value
+
+
+def changed(tmp_path: Path, name: str, changes: dict[str, Any]) -> list[ServingRun]:
+    """The runs of a JSON file with other values at places, whose keys are joined by `/`; a value that is
+    called gives the new one for the old."""
+    content = content_of(name)
+    for where, value in changes.items():
+        path = tuple(int(key) if key.isdigit() else key for key in where.split("/"))
+        if callable(value):
+            old = content
+            for key in path:
+                old = old[key]
+            value = value(old)
+        place(content, path, value)
+    return written(tmp_path, json.dumps(content), "changed.json")
 
 
 def written(tmp_path: Path, text: str, name: str = "log.txt", encoding: str = "utf-8") -> list[ServingRun]:
@@ -32,14 +68,9 @@ def written(tmp_path: Path, text: str, name: str = "log.txt", encoding: str = "u
     return load(path)
 
 
-def shapes(run: ServingRun) -> dict[tuple[str, str, str], tuple[float, str, str]]:
-    """(value, unit, scope) of each metric by name, statistic and kind of tokens; each is there once."""
-    found = {}
-    for one in run.metrics:
-        key = (one.name, one.statistic, one.tokens)
-        assert key not in found or found[key][2] != one.scope, key
-        found[key if key not in found else (*key, one.scope)] = (one.value, one.unit, one.scope)
-    return found
+def shapes(run: ServingRun) -> dict[tuple[str, str, str, str], tuple[float, str]]:
+    """(value, unit) of each metric by name, statistic, kind of tokens and scope."""
+    return {(m.name, m.statistic, m.tokens, m.scope): (m.value, m.unit) for m in run.metrics}
 
 
 def rules(run: ServingRun) -> list[str]:
@@ -47,31 +78,54 @@ def rules(run: ServingRun) -> list[str]:
     return [one.rule for one in run.findings if one.severity != "note"]
 
 
-def noted(run: ServingRun) -> list[str]:
-    """Rules of the findings that are only to be known."""
-    return [one.rule for one in run.findings if one.severity == "note"]
+def look(run: ServingRun, what: str) -> Any:
+    """What a row of a table expects: `gpus`, `workload.concurrency`, `rules`, `notes` and `findings` (all as
+    one text), `ttft mean` or `throughput total output` (value of a metric), `scope throughput output`."""
+    if what == "rules":
+        return rules(run)
+    if what in ("notes", "findings"):
+        return "\n".join(getattr(one, "message", one) for one in getattr(run, what))
+    head, *more = what.split()
+    if head == "scope":
+        return run.metric(more[0], tokens=more[1]).scope
+    if more or ("." not in what and what not in ServingRun.model_fields):
+        return run.value(head, *more)
+    found: Any = run
+    for key in what.split("."):
+        found = found.get(key) if isinstance(found, dict) else getattr(found, key)
+    return found
 
 
-def leaves(content: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Where each value that is no object or list stands."""
-    items = (
-        content.items()
-        if isinstance(content, dict)
-        else enumerate(content)
-        if isinstance(content, list)
-        else ()
-    )
-    for key, value in items:
-        if isinstance(value, (dict, list)):
-            yield from leaves(value, (*path, key))
-        else:
-            yield (*path, key)
+def as_lines(run: ServingRun) -> Iterator[str]:
+    """All that was read, but what is not said; numbers with nine digits."""
+    document = run.model_dump(exclude_defaults=True)
+    groups = defaultdict(list)
+    for one in run.metrics:
+        kind = " ".join(filter(None, (one.name, one.unit, one.scope, one.tokens, one.label, one.derived)))
+        groups[kind].append(f"{one.statistic} {one.value:.9g}")
+    samples = {k: f"{len(v)} from {v[0]} to {v[-1]}" for k, v in document.pop("samples", {}).items()}
+    findings = [f"{one.severity} {one.rule}: {one.message}" for one in run.findings]
+    extra = list(document.pop("extra", ()))
+    yield run.id
+    for key, value in document.items():
+        if key not in ("id", "source", "metrics", "findings", "notes", "totals", "workload", "parallelism"):
+            yield f"  {key}: {value if isinstance(value, str) else json.dumps(value)}"
+    for key in ("parallelism", "workload", "totals"):
+        if key in document:
+            yield f"  {key}: " + ", ".join(
+                f"{k} {v:.9g}" if isinstance(v, float) else f"{k} {v}" for k, v in document[key].items()
+            )
+    yield from (f"  {kind}: {', '.join(values)}" for kind, values in groups.items())
+    yield from (f"  each request's {key}: {value}" for key, value in samples.items())
+    if extra:
+        yield f"  extra: {', '.join(extra)}"
+    yield from (f"  note: {note}" for note in run.notes)
+    yield from (f"  finding: {finding}" for finding in findings)
 
 
-def place(content: Any, path: tuple[Any, ...], value: Any) -> None:
-    for key in path[:-1]:
-        content = content[key]
-    content[path[-1]] = value
+def as_read() -> str:
+    lines = [line for path in FILES for run in load(path) for line in as_lines(run)]
+    return "\n".join(lines).replace(f"{DATA}/", "") + "\n"
 
 
 # Runs of 160 prompts of 819 to 1024 tokens in and out, 16 in flight, as two clients write them
@@ -91,3 +145,6 @@ VLLM_ROW: dict[str, Any] = {
     "output_throughput": 2456.0, "total_token_throughput": 4915.0, "mean_tpot_ms": 12.0,
     "mean_ttft_ms": 300.0,
 }  # fmt: skip
+
+if __name__ == "__main__":
+    AS_READ.write_text(as_read())

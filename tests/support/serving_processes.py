@@ -7,8 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.serving.live.checkpoint.shape import ModelShape
 from kernels.platform import detect
 
+TINY = ModelShape(
+    hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4,
+    groups_picked=2, vocabulary=512, longest=1024,
+)  # fmt: skip
 MARK = "KERNEL_BENCH_TEST"
 
 needs_vllm = pytest.mark.skipif(

@@ -60,37 +60,6 @@ def test_a_shifted_row_is_mended_with_a_note(online):
                    for one in run.notes)  # fmt: skip
 
 
-def test_every_other_number_is_as_published(online):
-    with ONLINE.open(encoding="utf-8-sig") as file:
-        rows = dict(enumerate(csv.DictReader(file), 2))
-    names = {"e2e_latency": "e2e", "ttft": "ttft", "tpot": "tpot", "itl": "itl"}
-    for line, run in online.items():
-        for key, name in names.items():
-            for statistic in ("mean", "median", "std", "p99"):
-                if line not in SHIFTED or (name, statistic) != ("itl", "p99"):
-                    assert run.value(name, statistic) == float(rows[line][f"{statistic}_{key}_ms"])
-        assert run.value("throughput", tokens="output") == float(rows[line]["output_throughput"])
-        assert run.totals.output_tokens == int(rows[line]["total_output_tokens"])
-
-
-@pytest.mark.parametrize(
-    ("engine", "hardware", "prompts", "total", "output"),
-    [("sglang", "H200", 512, 6311, 1262), ("vllm", "MI300X", 256, 5460, 1092)],
-)
-def test_offline_throughput_is_of_input_and_output(engine, hardware, prompts, total, output):
-    """The article's 6311 tokens/s is of both kinds."""
-    found = [
-        run
-        for run in load(OFFLINE)
-        if (run.engine, run.hardware, run.totals.completed) == (engine, hardware, prompts)
-        and run.workload.output_len == 800
-    ]
-    assert len(found) == 1
-    assert found[0].value("throughput", tokens="total") == pytest.approx(total, abs=1)
-    assert found[0].value("throughput", tokens="output") == pytest.approx(output, abs=1)
-    assert found[0].metric("throughput", tokens="output").derived
-
-
 def test_defaults_that_a_dataset_does_not_use_are_not_its_lengths(online):
     shared = [run for run in online.values() if run.workload.dataset == "generated-shared-prefix"]
     assert len(shared) == 9

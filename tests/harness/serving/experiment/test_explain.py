@@ -10,7 +10,7 @@ from harness.serving.experiment.report import replays_held
 from harness.serving.experiment.schema import Replays
 from harness.serving.ledger.ledger import ExplanationEntry
 from harness.serving.replay.schema import Replay, ReplayArm
-from tests.support.serving_experiments import TEXT, Doubles, Killed, conduct, experiment, ledger
+from tests.support.serving_experiments import Doubles, Killed, conduct, experiment, ledger
 
 
 def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
@@ -30,25 +30,6 @@ def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
     again = Doubles(tmp_path)
     conduct(tmp_path, again, resume=True).run(["linears"])
     assert not again.asked and len(ledger(tmp_path)["tiny linears"].explanations) == 1
-
-
-def test_prefills_that_are_alike_are_set_beside_the_traced_ones(tmp_path):
-    doubles = Doubles(tmp_path, off=4.0)
-    doubles.patterns = ([1, 1, 1, 1],)
-    conduct(tmp_path, doubles).run(["linears"])
-    [one] = ledger(tmp_path)["tiny linears"].explanations
-    assert "prefill step by class, replayed and traced change (the base's trace times 1.10" in one.text
-    assert "block_scale_gemm and glue +43.00 and +20.00 ms" in one.text
-
-
-def test_of_prefills_that_were_not_replayed_the_trace_says_nothing(tmp_path):
-    text = TEXT.replace(
-        "[replay]",
-        '[predict]\nquantities = ["itl"]\n\n[rules]\nprefill_pattern = [1, 1, 1, 1]\n\n[replay]',
-    )
-    conduct(tmp_path, Doubles(tmp_path, off=4.0), text).run(["linears"])
-    [one] = ledger(tmp_path)["tiny linears"].explanations
-    assert "decode step by class" in one.text and "prefill" not in one.text
 
 
 def test_a_kernel_swapped_in_is_no_other_op_s_for_its_name(tmp_path):

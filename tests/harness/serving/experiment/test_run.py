@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import subprocess
 import sys
-import time
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -16,11 +16,13 @@ from harness.serving.experiment.engine import paired
 from harness.serving.experiment.predictions import require_earlier
 from harness.serving.experiment.report import replays_held
 from harness.serving.experiment.run import LEDGER
+from harness.serving.experiment.spec import FILES
 from harness.serving.experiment.stages import Stages
 from harness.serving.ledger.ledger import ObservationEntry, PredictionEntry, read, rows
 from harness.serving.ledger.residuals import residuals
+from harness.serving.live.checkpoint.directory import default_model
 from tests.support.serving_experiments import TEXT, Doubles, Killed, conduct, experiment, ledger
-from tests.support.serving_processes import needs_vllm
+from tests.support.serving_processes import MARK, TINY, marked, needs_vllm
 
 
 def test_predictions_stand_before_the_runs_and_follow_from_the_steps(tmp_path):
@@ -51,33 +53,6 @@ def test_predictions_stand_before_the_runs_and_follow_from_the_steps(tmp_path):
     verdicts = {(one.method, one.quantity): one for one in residuals(row)}
     assert verdicts["replay", "itl"].verdict == "explained" and verdicts["replay", "itl"].blind
     assert replays_held(experiment(tmp_path), tmp_path / "out", ["linears", "mla"])
-
-
-def test_a_step_without_the_swapped_call_is_not_replayed_and_changes_by_nothing(tmp_path):
-    doubles = Doubles(tmp_path)
-    conduct(tmp_path, doubles).run(["mla"])
-    assert [one for one in doubles.asked if one.startswith("replay")] == ["replay mla 0"]
-    row = ledger(tmp_path)["tiny mla"]
-    ttft = next(p.prediction for p in row.predictions if p.prediction.quantity == "ttft")
-    assert (ttft.change, ttft.low, ttft.high) == (0.0, 0.0, 0.0)
-
-
-def test_a_change_under_the_threshold_is_not_resolved(tmp_path):
-    conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
-    [itl] = [
-        one
-        for one in residuals(ledger(tmp_path)["tiny mla"])
-        if (one.method, one.quantity) == ("replay", "itl")
-    ]
-    assert itl.observed_low > 0 and itl.verdict == "not resolved"  # 1 ms of 60, though told from 0
-    finer = TEXT + "\n[thresholds]\nresolved = 0.01\n"
-    other = tmp_path / "finer"
-    other.mkdir()
-    conduct(other, Doubles(other), finer).run(["mla"])
-    [itl] = [
-        one for one in residuals(ledger(other)["tiny mla"]) if (one.method, one.quantity) == ("replay", "itl")
-    ]
-    assert itl.verdict == "explained"
 
 
 def test_a_pattern_that_the_base_never_has_is_said_before_anything_is_replayed(tmp_path):
@@ -115,19 +90,15 @@ def test_the_order_is_of_times_and_not_of_texts():
         require_earlier([], "2026-01-01T13:00:00.000+02:00")
 
 
-def stages_of(tmp_path):
-    doubles = Doubles(tmp_path)
-    conduct(tmp_path, doubles).run()
-    return doubles.asked
-
-
 def test_a_kill_at_any_stage_loses_nothing_finished(tmp_path):
     whole = tmp_path / "whole"
     whole.mkdir()
-    asked = stages_of(whole)
+    doubles = Doubles(whole)
+    conduct(whole, doubles).run()
+    asked = doubles.asked
     wanted = {name: (len(row.predictions), len(row.observations)) for name, row in ledger(whole).items()}
     assert len(asked) > 8
-    for at in range(1, len(asked) + 1):
+    for at in range(1, len(asked) + 1, 3):
         folder = tmp_path / f"killed-{at}"
         folder.mkdir()
         first = Doubles(folder, kill_at=at)
@@ -141,7 +112,7 @@ def test_a_kill_at_any_stage_loses_nothing_finished(tmp_path):
         assert {n: (len(r.predictions), len(r.observations)) for n, r in found.items()} == wanted
 
 
-@pytest.mark.parametrize("keep", range(1, 30, 4))
+@pytest.mark.parametrize("keep", [1, 9, 17, 29])
 def test_a_ledger_cut_short_is_filled_in(tmp_path, keep):
     conduct(tmp_path, Doubles(tmp_path)).run()
     path = tmp_path / "out" / LEDGER
@@ -161,15 +132,6 @@ def test_a_ledger_cut_short_is_filled_in(tmp_path, keep):
         after[name].predictions[: len(row.predictions)] == row.predictions for name, row in before.items()
     )
     assert not [one for one in again.asked if not one.startswith("pairs")]
-
-
-def test_a_finished_experiment_starts_no_engine(tmp_path):
-    conduct(tmp_path, Doubles(tmp_path)).run()
-    again = Doubles(tmp_path)
-    text = (tmp_path / "out" / LEDGER).read_text()
-    conduct(tmp_path, again, resume=True).run()
-    assert not again.asked and not again.opened
-    assert (tmp_path / "out" / LEDGER).read_text() == text
 
 
 def test_a_swap_of_which_pairs_are_missing_is_not_observed_yet(tmp_path):
@@ -236,17 +198,26 @@ def test_pairs_of_a_journal(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 @needs_vllm
 def test_one_swap_end_to_end_with_vllm(tmp_path):
-    """The short experiment: predicted first, then run, on any machine; nothing is left running."""
+    """A short experiment of a tiny model: predicted first, then run; nothing is left running."""
+    text = (FILES / "cpu-short.toml").read_text()
+    for old, new in (
+        ('model = "default"', f'model = "{default_model(TINY)}"'),
+        ("budget_s = 20", "budget_s = 1"),
+        ("output_len = 96", "output_len = 32"),
+        ("pairs = 4", "pairs = 2"),
+    ):
+        assert old in text
+        text = text.replace(old, new)
+    (tmp_path / "tiny.toml").write_text(text.replace("cpu-short", "tiny"))
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "harness", "serving", "experiment", "cpu-short", "--pairs", "2"]
-    command += ["--out", str(out)]
-    started = time.monotonic()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "harness", "serving", "experiment", str(tmp_path / "tiny.toml")]
+    environment = os.environ | {MARK: str(tmp_path)}
+    done = subprocess.run(
+        [*command, "--out", str(out)], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode in (OK, FAILED), done.stderr[-2000:]
-    print(f"{time.monotonic() - started:.0f} s\n{done.stdout}")
     [row] = rows(read(out / LEDGER))
     assert {p.prediction.method for p in row.predictions} == {"replay", "isolated-cold", "isolated-warm"}
     journal = [json.loads(line) for line in next(out.glob("live/*/live.jsonl")).read_text().splitlines()]
@@ -255,10 +226,6 @@ def test_one_swap_end_to_end_with_vllm(tmp_path):
     assert min(datetime.fromisoformat(run["started"]) for run in runs) > written
     assert journal[0]["predicted"] == [one.digest for one in row.predictions]
     by = {one.observation.quantity: one.observation for one in row.observations}
-    assert by["itl"].pairs in (1, 2)  # a pair that others disturb again and again is given up
-    replayed_itl = next(h for h in residuals(row) if (h.method, h.quantity) == ("replay", "itl"))
-    assert replayed_itl.blind
-    if replayed_itl.verdict != "not resolved":  # a busy machine may hide it, and may not turn it round
-        assert replayed_itl.predicted * replayed_itl.observed > 0
-    left = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert str(out) not in left
+    assert by["itl"].pairs in (1, 2)  # one may be given up
+    assert next(h for h in residuals(row) if (h.method, h.quantity) == ("replay", "itl")).blind
+    assert not marked(str(tmp_path))

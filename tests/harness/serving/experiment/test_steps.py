@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from dataclasses import replace
 
 import numpy
 import pytest
@@ -21,7 +20,6 @@ from harness.serving.experiment.schema import ObservedArm, Replays
 from harness.serving.experiment.steps import changed_places, choices, decode_steps, prefill_step
 from harness.serving.replay.schema import Replay
 from harness.workers.environment import ALLOCATOR
-from shapes.routing import Routing
 from tests.support.serving_experiments import RANK, experiment
 
 
@@ -65,23 +63,10 @@ def test_weights_give_what_a_simulated_engine_shows(pattern, prompts, concurrenc
     assert sum(w * times[k] for k, w in weights.tpot.items()) == pytest.approx(tpot)
 
 
-def test_one_alone_then_the_others_together_is_the_formula_on_the_page():
-    c, out = 4, 96
-    weights = schedule((1, c - 1), c, c, out)
-    assert weights.ttft == pytest.approx({1: 1.0, c - 1: (c - 1) / c})
-    assert weights.tpot == pytest.approx({DECODE: 1 - 1 / (c * (out - 1)), c - 1: 1 / (c * (out - 1))})
-    assert weights.of("itl") == {DECODE: 1.0}
-
-
 @pytest.mark.parametrize("pattern", [(1, 2), (), (0, 4), (5,)])
 def test_a_pattern_that_no_run_can_have_is_said(pattern):
     with pytest.raises(ValueError, match=r"not prefilled|never prefilled"):
         schedule(pattern, 4, 4, 8)
-
-
-def test_prefills_larger_than_the_concurrency_are_never():
-    with pytest.raises(ValueError, match="never prefilled 3 together"):
-        schedule((3, 1), 4, 2, 8)
 
 
 def log(path, batch=4, layers=2, steps=6, experts=8, topk=2):
@@ -120,18 +105,6 @@ def test_recorded_picks_are_those_of_the_steps_with_the_batch(tmp_path):
         decode_picks(tmp_path / "none.npz", 3, 1)
 
 
-def test_recorded_steps_load_the_experts_as_the_run_does_in_the_mean(tmp_path):
-    log(tmp_path / "r.npz", layers=3, steps=200, experts=32, topk=8)
-
-    def read(picks):
-        return sum(len({expert for row in layer for expert in row}) for layer in picks)
-
-    run = [read(one) for one in decode_picks(tmp_path / "r.npz", 4, 200)]
-    few, many = (read(one) for one in decode_picks(tmp_path / "r.npz", 4, 2))
-    assert numpy.std(run) > 2 and few < many
-    assert (few + many) / 2 == pytest.approx(numpy.mean(run), rel=0.01)
-
-
 def test_a_prefill_loads_the_experts_as_the_logged_one_did(tmp_path):
     _, counts = log(tmp_path / "r.npz")
     found = prefill_picks(tmp_path / "r.npz", 96, slack=1)
@@ -142,28 +115,6 @@ def test_a_prefill_loads_the_experts_as_the_logged_one_did(tmp_path):
         assert loads.sum() == 192 and numpy.abs(loads - wanted).sum() == 2
     assert prefill_picks(tmp_path / "r.npz", 96, slack=0) == ()
     assert prefill_picks(tmp_path / "r.npz", 500, slack=3) == ()
-
-
-def test_a_swap_is_taken_only_where_the_step_has_its_places(tmp_path):
-    made = experiment(tmp_path)
-    step = prefill_step(made, RANK, ObservedArm(), tmp_path, 3)
-    base, chosen = choices(made, made.swap("linears"), step)
-    changed = changed_places(step, base, chosen)
-    assert "kv_b" not in changed and changed.count("o_proj") == 2
-    assert step.contexts == step.new == (32, 32, 32)
-    assert not changed_places(step, *choices(made, made.swap("mla"), step))
-
-
-def test_a_routing_pattern_hits_as_many_experts_as_were_recorded(tmp_path):
-    sizes = {"tokens": 4, "experts": 256, "topk": 8}
-    made = experiment(tmp_path)
-    step = prefill_step(made, RANK, ObservedArm(), tmp_path, 1)
-    for pattern in ("balanced", "one"):
-        picks = (Routing(**sizes, pattern=pattern).picks(),)
-        step = replace(step, new=(1,) * 4, contexts=(1,) * 4, picks=picks)
-        hit = Routing(**sizes, pattern=benches.like(step, sizes)).hit
-        nearest = min(abs(Routing(**sizes, pattern=p).hit - len({e for r in picks[0] for e in r})) for p in benches.PATTERNS)  # fmt: skip  # noqa: E501
-        assert abs(hit - len({e for r in picks[0] for e in r})) == nearest
 
 
 @pytest.fixture
@@ -259,16 +210,3 @@ def test_blocks_of_several_replays_are_so_many_more(tmp_path):
     found = replayed(Replays(replays=(one(2.0), one(4.0))), "x")
     assert found.ms == pytest.approx(3.0) and found.low < 2.0 < 4.0 < found.high
     assert replayed(Replays(replays=(one(2.0),)), "y") is None
-
-
-def test_what_a_shared_machine_adds_in_bursts_is_in_what_is_predicted():
-    """A client's figures are means over steps; both replays of the base are one."""
-    times = [(10.0, 12.0), (10.0, 12.0), (10.0, 12.0), (10.0, 32.0)]
-    samples = tuple(
-        {"block": b, "round": r, "base": base / 1e3, "base again": (base + 2) / 1e3, "x": swapped / 1e3}
-        for b in (0, 1)
-        for r, (base, swapped) in enumerate(times)
-    )
-    one = Replay(created="", command=(), step={}, launch="eager", threads=1, base="base", arms={},
-                 samples=samples)  # fmt: skip
-    assert replayed(Replays(replays=(one,)), "x").ms == pytest.approx(17.0 - 11.0)

@@ -21,36 +21,19 @@ from tests.support.serving_files import SGLANG_ROW, VLLM_ROW
 LOAD = OfferedLoad(
     input_len=922, output_len=922, range_ratio=0.8, concurrency=16, request_rate=0.0, num_prompts=160
 )
+EACH = Parallelism(tp=8, pp=1, ep=1, dp=1)
 SETTING = Setting(
-    hardware="h200",
-    gpus=8,
-    engine="sglang",
-    version="0.5.9",
-    model="DeepSeek-R1",
-    precision="fp8 block-scale",
-    kv_cache="bfloat16",
-    plain=True,
-    launch="graph",
-    recv_interval=1,
-    prefill_tokens=8192,
-    parallelism=Parallelism(tp=8, pp=1, ep=1, dp=1),
-    workload=LOAD,
-)
+    hardware="h200", gpus=8, engine="sglang", version="0.5.9", model="DeepSeek-R1",
+    precision="fp8 block-scale", kv_cache="bfloat16", plain=True, launch="graph", recv_interval=1,
+    prefill_tokens=8192, parallelism=EACH, workload=LOAD,
+)  # fmt: skip
 RUN = ServingRun(
-    id="a.json",
-    client="sglang.bench_serving",
-    source="a.json",
-    hardware="NVIDIA H200",
-    gpus=8,
-    engine="SGLang",
-    version="v0.5.9",
-    model="/models/DeepSeek-R1-0528",
-    flags=("--kv-cache-dtype auto", "--chunked-prefill-size 8192"),
-    parallelism=Parallelism(tp=8, pp=1, ep=1, dp=1),
-    mode="online",
+    id="a.json", client="sglang.bench_serving", source="a.json", hardware="NVIDIA H200", gpus=8,
+    engine="SGLang", version="v0.5.9", model="/models/DeepSeek-R1-0528",
+    flags=("--kv-cache-dtype auto", "--chunked-prefill-size 8192"), parallelism=EACH, mode="online",
     workload=LOAD,
     totals=Totals(duration_s=60, completed=160, failed=0, input_tokens=147_600, output_tokens=147_500),
-)
+)  # fmt: skip
 
 
 def test_another_spelling_is_alike():
@@ -71,26 +54,19 @@ def over(**changes: Any) -> dict[str, Any]:
 
 WRONG: list[tuple[str, dict[str, Any]]] = [
     ("hardware", {"hardware": "H20"}),
-    ("hardware", {"hardware": "GH200"}),
     ("hardware", {"hardware": "NVIDIA H2000"}),
-    ("hardware", {"hardware": "H"}),
-    ("hardware", {"hardware": "AMD Instinct MI300X"}),
     ("GPUs", {"gpus": 16}),
     ("engine", {"engine": "vllm"}),
-    ("engine", {"engine": "TensorRT-LLM"}),
     ("version", {"version": "0.5.23"}),
-    ("version", {"version": "0.5.90"}),
     ("model", {"model": "DeepSeek-V3.2"}),
     ("model", {"model": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}),
     ("precision", {"precision": "nvfp4"}),
-    ("precision", {"precision": "bfloat16"}),
     ("KV cache", {"flags": ("--kv-cache-dtype fp8_e4m3",)}),
     ("tensor parallelism", over(tp=4)),
     ("expert parallelism", over(ep=8)),
     ("data parallelism", over(dp=8)),
     ("speculative decoding", {"flags": ("--speculative-algorithm=EAGLE",)}),
     ("speculative decoding", {"extra": {"spec_decoding": "mtp"}}),
-    ("speculative decoding", {"extra": {"spec_method": "mtp"}}),
     ("speculative decoding", {"extra": {"spec_decoding": "none", "mtp": "on"}}),
     (
         "speculative decoding",
@@ -105,14 +81,11 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
     ("launch of decode steps", {"flags": ("--enforce-eager",)}),
     ("steps between looks", {"flags": ("--scheduler-recv-interval=30",)}),
     ("input length", counted(input_tokens=160 * 64)),
-    ("input length", counted(input_tokens=160 * 1024)),
     ("output length", counted(output_tokens=160 * 32)),
-    ("output length", counted(output_tokens=160 * 970)),
     ("input length", {"totals": Totals()} | offered(input_len=None, longest_input_len=8192)),
     ("output length", {"totals": Totals()} | offered(output_len=None, longest_output_len=512)),
     ("range of lengths", offered(range_ratio=1.0)),
     ("concurrency", offered(concurrency=15)),
-    ("concurrency", offered(concurrency=4)),
     ("request rate", offered(request_rate=4.0)),
     ("ramp-up", offered(ramp_up="linear from 1 to 9 requests a second")),
     ("failed requests", counted(failed=3, completed=157)),
@@ -177,13 +150,6 @@ def test_what_a_run_says_by_other_means_need_not_be_assumed():
     assert unsaid == ["precision", "KV cache", "tokens of a prefill step"]
 
 
-def test_many_waves_are_alike():
-    long = offered(num_prompts=1600) | counted(
-        completed=1600, input_tokens=1_476_000, output_tokens=1_475_000
-    )
-    assert differences(SETTING, RUN.model_copy(update=long)) == []
-
-
 @pytest.mark.parametrize(("field", "changes"), UNSAID)
 def test_one_field_that_is_not_said_refuses_unless_it_is_assumed(field, changes):
     run = RUN.model_copy(update=changes)
@@ -207,25 +173,15 @@ def test_bursts_are_another_load():
 
 # Through the clients' files
 
+RAMP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}
 IN_FILES = [
     (VLLM_ROW, {"model_id": "deepseek-ai/DeepSeek-V2-Lite"}, "model"),
-    (VLLM_ROW, {"max_concurrency": 64}, "concurrency"),
-    (VLLM_ROW, {"request_rate": 4.0}, "request rate"),
     (VLLM_ROW, {"backend": "vllm", "endpoint_type": "vllm"}, "engine"),
-    (VLLM_ROW, {"total_input_tokens": 160 * 64}, "input length"),
-    (VLLM_ROW, {"total_output_tokens": 160 * 32}, "output length"),
     (VLLM_ROW, {"completed": 150, "failed": 10}, "failed requests"),
-    (
-        VLLM_ROW,
-        {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9},
-        "ramp-up linear from 1 to 9 requests a second",
-    ),
+    (VLLM_ROW, RAMP, "ramp-up linear from 1 to 9 requests a second"),
     (SGLANG_ROW, {"max_concurrency": 64}, "concurrency"),
-    (SGLANG_ROW, {"request_rate": 4.0}, "request rate"),
-    (SGLANG_ROW, {"backend": "vllm"}, "engine"),
     (SGLANG_ROW, {"random_range_ratio": 0.0}, "range of lengths"),
     (SGLANG_ROW, {"total_input_tokens": 160 * 64}, "input length"),
-    (SGLANG_ROW, {"total_output_tokens": 160 * 32}, "output length"),
     (SGLANG_ROW, {"completed": 150}, "failed requests"),
 ]
 
@@ -270,15 +226,6 @@ def test_a_file_of_another_setting_is_refused(tmp_path, ledger, row, changes, fi
         with pytest.raises(UsageError, match=f"is no run of this row: .*{field}"):
             observe(ledger, "moe", *pair, assumed=["all"])
     assert ledger.read_text() == text
-
-
-def test_metadata_that_names_the_range_of_lengths_is_read(tmp_path, ledger):
-    """A user's own words for it: vLLM's ratio is not SGLang's, so what it means is not taken from it."""
-    path = written(tmp_path / "a.json", VLLM_ROW, random_range_ratio="0.8")
-    (run,) = load(path)
-    assert (run.client, run.workload.range_ratio) == ("vllm.serve", None)
-    again = written(tmp_path / "b.json", VLLM_ROW, random_range_ratio="0.8", mean_tpot_ms=9.0)
-    observe(ledger, "moe", [path], [again], assumed=["all"])
 
 
 def test_two_releases_differ_in_more_than_the_change(tmp_path, ledger):

@@ -60,12 +60,6 @@ def test_sglangs_products_on_gfx942_are_as_a_trace_has_them():
     assert faster[0] < 4 * faster[1] < 0
 
 
-def test_the_machine_itself_is_as_its_tables():
-    same = AssumedTables.of("h200", "sglang", BASE)
-    assert same.moe(8, 8, 1, "balanced").us == pytest.approx(BASE.moe(8, 8, 1, "balanced").us)
-    assert same.gemm("bfloat16", 64, 256, 7168).us == pytest.approx(BASE.gemm("bfloat16", 64, 256, 7168).us)
-
-
 def test_what_bounds_a_kernel_scales_it():
     """H200: 989.5 and 1979 TFLOPS, 4.8 TB/s; MI355X: 2516.6 and 5033.2, 8.0."""
     tables = AssumedTables.of("mi355x", "sglang", BASE)

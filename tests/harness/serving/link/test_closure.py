@@ -94,21 +94,6 @@ def test_where_memory_holds_fewer_than_come_the_loop_decodes_so_many_and_the_oth
     assert float(found.ttft[0]) == pytest.approx(ttft, rel=0.1)
 
 
-def test_requests_of_one_length_stay_in_step():
-    load = ClosedLoop(isl=512, osl=200, concurrency=16, range_ratio=1.0, prefill_tokens=4096)
-    found = closed(load)
-    tpot, ttft, output = simulated(load, prompts=400)
-    assert float(found.tpot[0]) == pytest.approx(tpot, rel=0.02)
-    assert float(found.ttft[0]) == pytest.approx(ttft, rel=0.05)
-    assert float(found.output[0]) == pytest.approx(output, rel=0.02)
-
-
-def test_one_request_alone_is_stalled_by_nobody():
-    found = closed(ClosedLoop(isl=100, osl=101, concurrency=1, range_ratio=0.8))
-    assert float(found.stall[0]) == 0.0
-    assert float(found.tpot[0]) == pytest.approx(decode_ms(float(found.batch[0])))
-
-
 def test_stall_is_the_batch_over_the_output_times_a_prefill():
     """TPOT = t_dec + (B / OSL) T_pf, but for the request's own prefill and its first token."""
     load = ClosedLoop(isl=1000, osl=2000, concurrency=10, range_ratio=0.999999, prefill_tokens=1000)
@@ -135,15 +120,6 @@ def test_the_first_wave_waits_for_its_own_prefills():
     steady = float(found.ttft[0])
     assert float(found.ttft_mean[0]) == pytest.approx((first + steady) / 2, rel=1e-3)
     assert float(closed(replace(load, waves=0)).ttft_mean[0]) == steady
-
-
-def test_draws_do_not_touch_each_other():
-    load = ClosedLoop(isl=512, osl=300, concurrency=24, range_ratio=0.8)
-    factors = np.array([1.0, 1.3, 0.7])
-    many = closed_loop(load, lambda b: factors * decode_ms(b), prefill_ms, np.full(3, HOST_MS))
-    for i, factor in enumerate(factors):
-        one = closed(load, decode=lambda b, f=factor: f * decode_ms(b))
-        assert float(many.tpot[i]) == pytest.approx(float(one.tpot[0]), rel=1e-5)
 
 
 def test_what_does_not_settle_is_said_in_one_line():

@@ -1,9 +1,11 @@
 """`serving link` as a user meets it, and own runs in place of tables."""
 
 import json
+import re
 import sys
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -32,32 +34,33 @@ def document(*words):
     return json.loads(done.output)
 
 
-def test_it_prints_what_is_expected_and_where_it_comes_from():
-    done = run("--concurrency", "16", "--what-if", "mla_decode=2.0x", "--target-tpot", "15ms")
+SHOWN = Path(__file__).with_name("link.txt").read_text().split("$ serving link ")[1:]
+
+
+@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.partition("\n")[0])
+def test_what_is_printed(shown):
+    """After a change that is meant, write what the commands print into link.txt."""
+    words, _, text = shown.partition("\n")
+    done = run(*words.split())
     assert done.exit_code == 0, done.output
-    for words in ("kappa", "share of TPOT", "table", "assumed", "calibration", "what if mla_decode=2.0x",
-                  "not reachable: even at infinite speed"):  # fmt: skip
-        assert words in done.output
-    assert "/root" not in done.output
+    assert done.output.strip() == text.strip()
+    if words == "--validate":
+        require_near(text)
 
 
-def test_a_share_that_may_be_below_none_has_its_reason():
-    done = run("--concurrency", "16")
-    line = "host:gaps and scheduling also has what calibration adds to each step beside kappa"
-    assert done.output.count(line) == 1
-
-
-def test_the_interval_of_kappa_holds_what_is_assumed_of_it():
-    found = document("--hardware", "mi300x", "--assumed", "--concurrency", "4")["constants"]["kappa"]
-    assert found["low"] < 0.75 < found["value"] < 1.25 < found["high"]
+def require_near(text):
+    """InferenceX's points are predicted from the others or from nothing: what the documents promise."""
+    *alike, dstack = (float(error) for error in re.findall(r"TPOT: mean error ([\d.]+)%", text))
+    assert len(alike) == 4 and max(alike) <= 8 and dstack > 50  # of DP attention, and an older engine
+    assert re.findall(r"TPOT: .*; (\d) of (\d)", text)[:4] == [("5", "5")] * 3 + [("4", "4")]
+    assert max(float(error) for error in re.findall(r"mean TTFT: mean error ([\d.]+)%", text)[:4]) <= 20
+    assert max(float(error) for error in re.findall(r"p99 TTFT: mean error ([\d.]+)%", text)) <= 25
 
 
 def test_json_holds_every_number_with_its_interval():
-    found = document(
-        "--concurrency", "8,64", "--what-if", "fused_moe=1.3x(1.2..1.4)", "--target-tpot", "20ms"
-    )
-    assert [row["load"]["concurrency"] for row in found["workloads"]] == [8, 64]
+    found = document("--concurrency", "8", "--what-if", "fused_moe=1.3x(1.2..1.4)", "--target-tpot", "20ms")
     for row in found["workloads"]:
+        assert row["load"]["concurrency"] == 8
         for name in ("tpot", "ttft", "output"):
             assert row[name]["low"] <= row[name]["value"] <= row[name]["high"]
         change = row["changes"][0]
@@ -67,14 +70,6 @@ def test_json_holds_every_number_with_its_interval():
         assert row["needs"][-1]["ops"] == ["block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"]
     assert found["target_tpot_ms"] == 20.0
     assert any("23552373331" in source for source in found["calibration"])
-
-
-def test_validation_is_computed_and_passes():
-    done = run("--validate")
-    assert done.exit_code == 0, done.output
-    assert done.output.count("TPOT: mean error") == 5
-    assert "each predicted from the others" in done.output
-    assert "outside" in done.output  # dstack's engine of a year before
 
 
 @pytest.mark.parametrize(
@@ -113,25 +108,11 @@ def test_bounds_alone_are_for_who_asks_for_nothing_else(words):
     assert isinstance(done.exception, UsageError) and "no per-op times of mi300x" in str(done.exception)
 
 
-def test_bounds_of_a_change_the_other_way_round():
-    for observed, factor, became in (("28ms..53ms", "3x", "slower"), ("53ms..28ms", "0.5x", "faster")):
-        done = run("--hardware", "mi300x", "--observed", observed, "--what-if", f"fused_moe={factor}")
-        assert f"ms, which is {became}: something else changed too" in done.output
-        assert "%" not in done.output
-
-
 def test_bounds_do_not_swallow_a_prediction(tmp_path):
     ledger = tmp_path / "ledger.jsonl"
     done = run("--hardware", "mi300x", "--assumed", "--observed", "53ms..28ms", "--what-if", "fused_moe=3x",
                "--concurrency", "16", "--ledger", str(ledger), "--row", "a")  # fmt: skip
     assert done.exit_code == 0 and ledger.read_text().count("prediction") > 0
-
-
-def test_bounds_need_no_tables():
-    found = document("--hardware", "mi300x", "--observed", "53.19ms..28.37ms", "--what-if", "fused_moe=3x")
-    assert found["bounds"][0]["least_share"] == pytest.approx(0.70, abs=0.005)
-    done = run("--hardware", "mi300x", "--observed", "40ms..10ms", "--what-if", "block_scale_gemm=2x")
-    assert "cannot be: something else changed too" in done.output
 
 
 @pytest.mark.parametrize(
@@ -282,10 +263,3 @@ def test_runs_of_another_machine_are_refused():
     assert own.ops() == ["block_scale_gemm", "fused_moe", "mha_prefill", "mla_decode"]
     with pytest.raises(UsageError, match="are of AMD EPYC, not h200"):
         link(measured_times=own)
-
-
-def test_outputs_too_short_for_the_closed_form_are_said(capsys):
-    for tokens, lines in ((64, 1), (1024, 0)):
-        with pytest.raises(SystemExit, match="0"):
-            serving(["link", "--osl", str(tokens), "--concurrency", "64"], standalone_mode=False)
-        assert capsys.readouterr().out.count("64 requests one by one have a TPOT of ") == lines

@@ -1,19 +1,15 @@
 """The serving link as a whole: calibration, predictions of changes, the inverse question, bounds."""
 
-import itertools
 import math
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from harness.errors import UsageError
-from harness.serving.ledger.bounds import least_share, most_worth
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration
-from harness.serving.link.calibration import PRIOR_SCATTER, measured
+from harness.serving.link.calibration import PRIOR_SCATTER
 from harness.serving.link.changes import parse_change
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import INFINITE, needs, tpot
@@ -23,8 +19,6 @@ from harness.serving.link.step_times import BESIDE_GB
 from harness.serving.link.structure import STEP_GAP_US
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World, interval, sources
-from harness.serving.link.validation import CALIBRATION, HELD, rows, validated
-from shapes.attention import Parallel
 from tests.support.serving_link_tables import US, written
 
 LOAD = ClosedLoop(isl=1024, osl=1024, concurrency=32)
@@ -33,11 +27,6 @@ LOAD = ClosedLoop(isl=1024, osl=1024, concurrency=32)
 @pytest.fixture(scope="module")
 def h200():
     return link()
-
-
-@pytest.fixture(scope="module")
-def validation(h200):
-    return {summary.series: summary for summary, _ in validated(h200)}
 
 
 @pytest.fixture
@@ -50,74 +39,6 @@ def central(model, load, changes=()):
 
 
 # What must hold against measurements.
-
-
-def test_leave_one_out_is_within_8_percent(validation):
-    one = validation["inferencex-0.5.9-1k1k"]
-    assert one.use == CALIBRATION
-    assert one.points == 5
-    assert one.tpot.mean <= 0.08
-    assert one.tpot.covered >= 4
-
-
-def test_other_lengths_are_within_8_percent_without_further_constants(validation):
-    held = [summary for summary in validation.values() if summary.use == HELD]
-    assert len(held) == 2
-    for one in held:
-        assert one.tpot.mean <= 0.08
-        assert one.tpot.covered >= 4
-
-
-def test_another_version_of_the_engine_is_near_and_another_parallelism_is_not(validation):
-    assert validation["inferencex-0.5.7-1k1k"].tpot.mean <= 0.08
-    assert validation["dstack-0.4.3-3200-800"].tpot.mean > 0.5  # DP attention and an engine of a year before
-
-
-def test_the_clients_mean_ttft_holds_a_cold_first_wave(validation):
-    alike = [summary for name, summary in validation.items() if "dstack" not in name]
-    assert len(alike) == 4
-    errors = [summary.errors["mean TTFT"] for summary in alike]
-    assert max(each.mean for each in errors) <= 0.2
-    assert sum(each.covered for each in errors) >= 0.85 * sum(each.points for each in errors)
-    assert max(summary.errors["throughput"].mean for summary in alike) <= 0.08
-
-
-def test_percentiles_that_nothing_was_fitted_to(validation):
-    """InferenceX's p99 of TTFT with SGLang 0.5.9 on H200: 10 points."""
-    errors = [s.errors["p99 TTFT"] for s in validation.values() if "p99 TTFT" in s.errors]
-    assert sum(error.points for error in errors) == 10
-    assert sum(error.covered for error in errors) >= 9
-    assert all(error.mean <= 0.25 for error in errors)
-
-
-def test_steady_ttft_is_near_what_was_measured_at_other_lengths(h200):
-    """Medians: means hold the cold first wave too. At concurrency 64, 8k/1k, memory made requests wait."""
-    for series in measured("h200", "sglang"):
-        if series.use == HELD:
-            for point in series.points:
-                if (point.load.isl, point.load.concurrency) != (8192, 64):
-                    found, _ = h200.serving(point.load, (), World(count=1))
-                    assert float(found.ttft[0]) == pytest.approx(point.ttft_median_ms, rel=0.15)
-                    look = outlook(h200, point.load).ttft
-                    assert look.low < point.ttft_median_ms < look.high
-
-
-@pytest.mark.parametrize("dropped", ["fused_moe", "mla_decode"])
-def test_a_model_that_lacks_an_op_is_caught(h200, dropped):
-    """kappa takes up what is missing in the mean, not in how it grows with the batch or with the context."""
-
-    def without(structure):
-        keep = {p: tuple(t for t in getattr(structure, p) if t.op != dropped) for p in ("decode", "prefill")}
-        return replace(structure, **keep)
-
-    poor = replace(h200, structure=without(h200.structure), skewed=None, kept={})
-    load = ClosedLoop(isl=1024, osl=16384, concurrency=64)
-    if dropped == "fused_moe":
-        [series] = (series for series in measured("h200", "sglang") if series.use == CALIBRATION)
-        errors = [abs(row.tpot.value / row.point.tpot_ms - 1) for row in rows(poor, series)]
-        assert np.mean(errors) > 0.08
-    else:
-        assert central(poor, load)[0] < 0.9 * central(h200, load)[0]
 
 
 def test_constants_are_found_again(h200):
@@ -157,10 +78,6 @@ def test_a_slope_over_the_batch_is_found_again(h200):
     fitted = replace(h200, calibration=tuple(points), kept={}).fit(world)
     assert float(fitted.named["slope"][0]) == pytest.approx(0.1, abs=0.035)
     assert max(map(abs, fitted.residuals)) < 0.025
-
-
-def test_times_in_another_unit_would_show_in_kappa(h200):
-    assert 0.6 < float(h200.fitted(World(count=1)).named["kappa"][0]) < 1.4
 
 
 # Predictions.
@@ -248,15 +165,6 @@ def test_a_predicted_difference_is_the_difference_of_predictions(h200, text):
         assert one.low <= one.change <= one.high
 
 
-def test_a_small_change_is_the_derivative(h200):
-    """-kappa * [sum n dt + (B / OSL) * sum n dt_prefill], which the closure moves by little."""
-    one = predict(h200, LOAD, [parse_change("fused_moe=1.001x")])[0]
-    shares = {s.name: s for s in outlook(h200, LOAD).shares}
-    moe = shares["fused_moe"]
-    expected = -(moe.decode_ms + moe.stall_ms) * (1 - 1 / 1.001)
-    assert one.change == pytest.approx(expected, rel=0.02)
-
-
 def test_parts_sum_to_the_change_and_shares_to_one(h200):
     changes = [parse_change("fused_moe=1.3x(1.2..1.4)"), parse_change("mla_decode=2x")]
     one = predict(h200, LOAD, changes)[0]
@@ -295,20 +203,6 @@ def test_an_interval_comes_out_as_it_went_in(tiny):
     assert high == pytest.approx(-taken * (1 - 1 / 1.6), rel=0.05)
 
 
-def test_draws_are_the_same_every_time(h200):
-    twice = [predict(replace(h200, kept={}), LOAD, [parse_change("mla_decode=2x")])[0] for _ in range(2)]
-    assert twice[0] == twice[1]
-
-
-def test_more_load_takes_longer(h200):
-    loads = [replace(LOAD, concurrency=c) for c in (1, 2, 4, 8, 16, 32, 64, 128)]
-    times = [central(h200, load)[0] for load in loads]
-    assert all(a < b for a, b in itertools.pairwise(times))
-    outputs = [float(h200.serving(load, (), World(count=1))[0].output[0]) for load in loads]
-    assert all(a < b for a, b in itertools.pairwise(outputs))
-    assert central(h200, replace(LOAD, isl=8192))[0] > central(h200, LOAD)[0]
-
-
 def test_a_prompt_in_chunks_calls_all_but_its_attention_once_a_chunk(tiny):
     whole, chunked = (
         tiny.steps(ClosedLoop(isl=8000, osl=100, concurrency=1, range_ratio=1.0, prefill_tokens=budget))
@@ -326,13 +220,6 @@ def test_a_prompt_in_chunks_calls_all_but_its_attention_once_a_chunk(tiny):
     assert ratio["all_reduce"] == pytest.approx(4.0)
 
 
-def test_without_a_graph_the_host_sets_the_pace():
-    eager = link(eager=True)
-    assert (
-        central(eager, replace(LOAD, concurrency=4))[0] > 2 * central(link(), replace(LOAD, concurrency=4))[0]
-    )
-
-
 def test_the_cache_holds_no_more_than_memory_has(h200):
     load = ClosedLoop(isl=8192, osl=8192, concurrency=256)
     look = outlook(h200, load)
@@ -341,14 +228,6 @@ def test_the_cache_holds_no_more_than_memory_has(h200):
     assert look.batch == pytest.approx(look.capacity, rel=1e-3)
     with pytest.raises(UsageError, match="no request of"):
         h200.steps(ClosedLoop(isl=2_000_000, osl=2, concurrency=1))
-
-
-def test_near_what_the_cache_holds_ttft_may_be_a_queue(h200):
-    """How much it holds is not known exactly: of nearly as many requests some may wait, of few none does."""
-    near, far = (outlook(h200, ClosedLoop(8192, 1024, count, waves=10)) for count in (60, 40))
-    assert 60 < near.capacity < 66
-    assert near.ttft.high > 5 * near.ttft.value and far.ttft.high < 1.6 * far.ttft.value
-    assert near.ttft.value < 1.3 * far.ttft.value
 
 
 # The inverse question and bounds.
@@ -372,42 +251,7 @@ def test_a_target_that_is_met_needs_nothing(h200):
     assert all(need.factor == 1.0 for need in needs(h200, LOAD, 1000.0))
 
 
-def test_bounds_of_aiters_decode():
-    """53.19 to 28.37 ms: MoE alone at 3x had at least 70 %, GEMM alone at 2x 93 %."""
-    assert least_share(53.19, 28.37, 3.0) == pytest.approx(0.70, abs=0.005)
-    assert least_share(53.19, 28.37, 2.0) == pytest.approx(0.933, abs=0.005)
-    assert most_worth(0.5) == 2.0
-    assert most_worth(1.0) == math.inf
-    with pytest.raises(UsageError):
-        least_share(1.0, 1.0, 1.0)
-
-
 # What is refused, and what is not known.
-
-
-def test_a_machine_without_tables_is_refused():
-    with pytest.raises(UsageError, match=r"no per-op times of mi300x with sglang.*--tables DIR"):
-        link("mi300x")
-
-
-def test_tables_of_another_machine_are_refused(tmp_path):
-    with pytest.raises(UsageError, match="are of NVIDIA X1, not h200"):
-        link("h200", tables=read_tables(written(tmp_path)))
-
-
-def test_without_calibration_kappa_is_assumed_and_wide(tiny):
-    assert not tiny.calibration
-    assert any("kappa is assumed" in note for note in tiny.notes)
-    look = outlook(tiny, LOAD)
-    assert look.tpot.high / look.tpot.low > 1.6
-
-
-def test_another_parallelism_takes_the_constants_with_more_spread(h200):
-    other = link(parallel=Parallel(tp=8, ep=8))
-    world = other.world()
-    assert float(other.fitted(world).named["kappa"][0]) == float(h200.fitted(world).named["kappa"][0])
-    assert other.fitted(world).scatter > h200.fitted(world).scatter + 0.05
-    assert any("carried over" in note for note in other.notes)
 
 
 def test_exposure_of_a_trace_scales_an_op(tiny):
@@ -447,20 +291,3 @@ def test_changes_as_they_are_written():
         90,
         110,
     )
-
-
-def test_a_change_of_no_kernel_here_is_refused(h200):
-    with pytest.raises(UsageError, match=r"no kernel 'mla_decode' in a step of prefill"):
-        central(h200, LOAD, [parse_change("mla_decode@prefill=2x")])
-
-
-def test_it_needs_neither_torch_nor_pandas():
-    program = (
-        "import sys\n"
-        "for name in ('torch', 'pandas', 'triton'): sys.modules[name] = None\n"
-        "from harness.serving.link import ClosedLoop, link, outlook\n"
-        "print(outlook(link(), ClosedLoop(1024, 1024, 16)).tpot.value)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert 15 < float(done.stdout) < 19

@@ -6,12 +6,10 @@ import itertools
 import json
 import warnings
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.link.calibration import (
     ASSUMED_COLD_MS,
@@ -26,7 +24,7 @@ from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import forecast
 from harness.serving.link.model import Link, link
 from harness.serving.link.predictions import Value
-from harness.serving.link.report import as_json, heading, remarks
+from harness.serving.link.report import remarks
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
@@ -168,14 +166,6 @@ def test_the_same_layers_by_another_name(tmp_path):
         assert len(link(own=[str(path)]).calibration) == 1
 
 
-def test_by_command(files, capsys):
-    words = [word for path in files for word in ("--calibrate", path)]
-    with pytest.raises(SystemExit, match="0"):
-        serving(["link", "--concurrency", "16", *words], standalone_mode=False)
-    printed = capsys.readouterr().out
-    assert "calibrated on 5 own points" in printed and Path(files[0]).name in printed
-
-
 def test_one_point_does_not_move_a_constant_all_the_way(tiny):
     load = ClosedLoop(1024, 1024, 16, waves=10)
     steps, world = tiny.steps(load), World(count=1)
@@ -189,43 +179,12 @@ def test_one_point_does_not_move_a_constant_all_the_way(tiny):
     assert 0.61 < one < 0.75 and 0.6 < five < one
 
 
-def test_how_often_prompts_came_is_the_runs_own(tmp_path):
-    path = tmp_path / "run.json"
-    row = VLLM_ROW | {"num_prompts": 64, "completed": 64, "max_concurrency": 16}
-    lengths = {"total_input_tokens": 64 * 922, "total_output_tokens": 64 * 922}
-    path.write_text(json.dumps(row | lengths))
-    [point] = link(own=[str(path)]).calibration
-    assert (point.load.waves, point.load.isl, point.load.concurrency) == (4, 1024, 16)
-
-
-def test_a_median_of_none_is_no_median(tmp_path):
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(SGLANG_ROW | {"median_ttft_ms": 0.0}))
-    model = link(own=[str(path)])
-    assert model.calibration[0].ttft_median_ms is None
-    assert np.isfinite(model.fitted(World(count=1)).constants).all()
-
-
 def test_points_of_one_length_say_nothing_of_a_first_wave(tiny):
     """Their mean TTFT is above the median all along: requests come in waves."""
     load = ClosedLoop(1024, 1024, 8, range_ratio=1.0, waves=10)
     points = tuple(MeasuredPoint(load, 10.0 + k / 10, 250.0, 1.0, 200.0) for k in range(4))
     model = replace(tiny, calibration=points, kept={})
     assert model.fitted(World(count=20)).named["cold_ms"][0] == pytest.approx(ASSUMED_COLD_MS)
-
-
-def test_a_point_that_nothing_explains_widens_by_its_share():
-    """One of long prompts was queued for seconds: short ones are not seconds late."""
-    model = link()
-    long, short = (ClosedLoop(isl, 1024, 16, waves=10) for isl in (8192, 1024))
-    point = MeasuredPoint(long, 20.4, 700.0, 1.0, 330.0)
-    queued = replace(point, ttft_ms=5000.0, ttft_median_ms=3600.0)
-    alike, unlike = (
-        Value.of(replace(model, calibration=points, kept={}).serving(short)[0].ttft)
-        for points in ((point,) * 5, (*(point,) * 4, queued))
-    )
-    assert unlike.high / unlike.low > 1.5 * alike.high / alike.low
-    assert unlike.high < 1000
 
 
 def like_expected(model: Link, load: ClosedLoop, tpot: float = 1.0) -> MeasuredPoint:
@@ -245,15 +204,6 @@ def test_a_fit_does_not_go_to_and_fro_with_the_scatter_that_it_leaves(monkeypatc
         fitted = replace(model, calibration=(point,), kept={}).fit(World(count=1))
         found.append(float(fitted.constants[0, 0]))
     assert found[0] == pytest.approx(found[1], abs=0.01)
-
-
-@pytest.mark.parametrize(("rounds", "settles"), [(1, False), (30, True)])
-def test_a_fit_that_does_not_settle_says_so(monkeypatch, rounds, settles):
-    monkeypatch.setattr("harness.serving.link.calibration.ROUNDS", rounds)
-    model, load = link(), ClosedLoop(1024, 1024, 16, waves=10)
-    assert ("did not settle" in heading(model, load)) is not settles
-    made = as_json(model, [forecast(model, load, [], None)], [], [], None)
-    assert json.loads(made)["settled"] is settles
 
 
 def test_short_outputs_faster_than_launches_allow_do_not_take_all_of_kappa():

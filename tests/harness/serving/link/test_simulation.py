@@ -49,11 +49,6 @@ def test_what_memory_does_not_hold_waits():
     assert run(load, most=1).ttft == pytest.approx([150.0, 150.0 + 100 * 11 + 100.0])
 
 
-def test_memory_for_one_request_and_a_half_holds_one():
-    load = ClosedLoop(isl=1000, osl=101, concurrency=2, range_ratio=1.0, waves=1)
-    assert run(load, most=1.5).ttft == pytest.approx(run(load, most=1).ttft)
-
-
 def test_a_cold_first_wave_is_later():
     load = ClosedLoop(isl=1000, osl=101, concurrency=1, range_ratio=1.0, waves=3)
     found = run(load, cold_ms=900.0, cold_prefill=2.0)
@@ -80,50 +75,6 @@ def test_the_closed_form_is_the_steady_state(h200, load):
     assert np.median(found.ttft[steady]) == pytest.approx(float(form.ttft[0]), rel=0.1)
 
 
-def test_a_run_of_too_many_requests_has_no_percentiles(h200):
-    """It is answered at once all the same: the cache holds 390, the others wait."""
-    few, many = (outlook(h200, ClosedLoop(1024, 1024, count, waves=10)) for count in (1000, 100_000))
-    assert few.ttft_p99 is not None and many.ttft_p99 is None
-    assert many.output.value == pytest.approx(few.output.value, rel=0.01)
-    assert many.ttft.value == pytest.approx(many.load.concurrency * 921.6 / many.output.value * 1e3, rel=0.01)
-
-
-def test_a_run_without_end_has_no_first_wave_in_its_percentile(h200):
-    endless, run_ = (outlook(h200, ClosedLoop(1024, 1024, 16, waves=waves)) for waves in (0, 10))
-    assert endless.ttft_p99.value < 2 * endless.ttft.value < run_.ttft_p99.value / 2
-
-
-def test_the_mean_holds_what_a_first_wave_waits_for_memory(h200):
-    """390 requests fit: of 1000 that come at once most wait, but less than those after them."""
-    load = ClosedLoop(1024, 1024, 1000, waves=4)
-    world, steps = h200.world(1), h200.steps(load)
-    draws = h200.draws(load, world, h200.fitted(world))
-    (run,), form = steps.simulated(draws), steps.serving(draws)
-    assert run.ttft.mean() == pytest.approx(float(form.ttft_mean[0]), rel=0.03)
-    assert form.ttft_mean[0] < 0.95 * form.ttft[0]
-
-
-def test_what_a_mean_scatters_by_its_first_wave_does(h200):
-    load = ClosedLoop(1024, 1024, 16, waves=10)
-    world, steps = h200.world(1), h200.steps(load)
-    drawn = h200.draws(load, world, h200.fitted(world))
-    late = replace(drawn, ttft_mean=drawn.ttft_mean * 1.5)
-    (usual,), (run,) = steps.simulated(drawn), steps.simulated(late)
-    more = float(steps.serving(late).ttft_mean[0] - steps.serving(drawn).ttft_mean[0])
-    assert run.ttft.mean() - usual.ttft.mean() == pytest.approx(more, rel=0.1)
-    assert np.median(run.ttft) == pytest.approx(np.median(usual.ttft), rel=0.05)
-
-
-def test_the_steady_state_scatters_too(h200):
-    load = ClosedLoop(1024, 1024, 16, waves=10)
-    world, steps = h200.world(1), h200.steps(load)
-    drawn = h200.draws(load, world, h200.fitted(world))
-    late = replace(drawn, ttft=drawn.ttft * 2)
-    (usual,), (run,) = steps.simulated(drawn), steps.simulated(late)
-    assert np.median(run.ttft) == pytest.approx(2 * np.median(usual.ttft))
-    assert float(steps.serving(late).ttft[0]) == pytest.approx(2 * float(steps.serving(drawn).ttft[0]))
-
-
 # At a rate of their own
 
 
@@ -131,13 +82,6 @@ def test_few_requests_are_alone():
     found = run(OpenLoop(1000, 101, 64, range_ratio=1.0, rate=0.01, requests=50))
     assert np.median(found.ttft) == pytest.approx(150.0)
     assert not found.falls_behind and found.batch == pytest.approx(1.0, abs=0.05)
-
-
-def test_a_served_rate_is_the_throughput(h200):
-    look = open_outlook(h200, OpenLoop(1024, 1024, 128, rate=2.0, requests=1000))
-    assert look.output.value == pytest.approx(2.0 * 1024 * 0.9, rel=0.1)
-    assert not look.falls_behind
-    assert look.ttft_median.value <= look.ttft_mean.value <= look.ttft_p99.value
 
 
 def test_more_than_is_served_falls_behind(h200):
@@ -167,11 +111,3 @@ def test_a_ramp_begins_slowly():
 def test_a_rate_that_is_none_is_refused(how):
     with pytest.raises(UsageError):
         OpenLoop(1000, 101, 64, **how)
-
-
-def test_the_command(cli):
-    done = cli("serving", "link", "--request-rate", "1,9", "--concurrency", "64")
-    assert done.returncode == 0, done.stderr
-    assert "falls behind" in done.stdout and "p99" in done.stdout
-    refused = cli("serving", "link", "--request-rate", "1", "--what-if", "mla_decode=2x")
-    assert refused.returncode == 2 and "no fixed number in flight" in refused.stderr

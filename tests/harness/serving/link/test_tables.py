@@ -21,7 +21,7 @@ from harness.serving.link.structure import (
     structure,
 )
 from harness.serving.link.times.interpolation import Curve, Surface, isotonic
-from harness.serving.link.times.tables import TABLES, MissingTable, Tables, read_tables
+from harness.serving.link.times.tables import TABLES, MissingTable, read_tables
 from shapes.attention import Parallel
 from shapes.models import model
 from tests.support.serving_link_tables import US, written
@@ -110,11 +110,6 @@ def test_a_prefill_step_by_hand(tmp_path):
     }
 
 
-def test_lm_head_sees_one_token_of_each_sequence():
-    found = terms(structure(read_tables(H200), TP8).prefill)["bf16_gemm:lm_head"]
-    assert found.time(StepLoad(8192, 1, 8192)).us == found.time(StepLoad(16, 1, 16)).us
-
-
 def test_a_rank_holds_85_gb_and_70_kb_a_token():
     found = structure(read_tables(H200), TP8)
     assert found.weights_gb == pytest.approx(85.1, rel=0.01)
@@ -133,12 +128,6 @@ def test_independent_tokens_are_read_where_balanced_ones_hit_as_many():
     # Tokens by tokens the balanced ones read more experts, and from far on none.
     assert routed(tables, R1, 32, 8, 1).us < 0.8 * tables.moe(32, 8, 1, "balanced").us
     assert routed(tables, R1, 4096, 8, 1).us == pytest.approx(tables.moe(4096, 8, 1, "balanced").us, rel=1e-3)
-
-
-def test_moe_times_grow_with_the_tokens():
-    tables = read_tables(H200)
-    times = [routed(tables, R1, t, 8, 1).us for t in range(1, 200)]
-    assert all(a <= b * (1 + 1e-9) for a, b in itertools.pairwise(times))
 
 
 def test_the_shared_expert_is_one_tile_at_few_tokens_and_a_ninth_of_the_work_at_many():
@@ -177,13 +166,6 @@ def test_milliseconds_become_microseconds():
     )
 
 
-def test_n_2112_lies_between_its_neighbours():
-    tables = read_tables(H200)
-    low, found, high = (tables.gemm("fp8_block", 1024, n, 7168) for n in (2048, 2112, 2560))
-    assert low.us < found.us < high.us
-    assert found.distance > low.distance
-
-
 def test_all_reduce_takes_elements():
     """Were its sizes bytes, 8 GPUs would reduce at half of what NVLink gives."""
     us = read_tables(H200).all_reduce(2**29, 8).us
@@ -217,14 +199,6 @@ def test_what_is_missing_is_named(tmp_path, dropped, named):
         structure(read_tables(folder), TP8)
 
 
-def test_tables_of_two_machines_are_refused(tmp_path):
-    written(tmp_path / "a")
-    written(tmp_path / "b", device="Test Y2")
-    shutil.copy(tmp_path / "b" / "moe_perf.csv", tmp_path / "a")
-    with pytest.raises(UsageError, match="more than one machine"):
-        read_tables(tmp_path / "a")
-
-
 @pytest.mark.parametrize("text", ["", "nan", "-1", "fast", "1e9"])
 def test_a_latency_that_is_none_is_named_with_its_line(tmp_path, text):
     path = written(tmp_path) / "moe_perf.csv"
@@ -236,22 +210,6 @@ def test_a_latency_that_is_none_is_named_with_its_line(tmp_path, text):
         out.writerows(rows)
     with pytest.raises(UsageError, match=r"moe_perf.csv, line 3"):
         read_tables(tmp_path)
-
-
-def test_parquet_is_read_or_said_to_need_pyarrow(tmp_path):
-    try:
-        import pyarrow
-        import pyarrow.csv
-        import pyarrow.parquet
-    except ImportError:
-        (tmp_path / "moe_perf.parquet").write_bytes(b"PAR1")
-        with pytest.raises(UsageError, match="pip install pyarrow"):
-            read_tables(tmp_path)
-        return
-    table = pyarrow.csv.read_csv(H200 / "moe_perf.csv")
-    pyarrow.parquet.write_table(table, tmp_path / "moe_perf.parquet")
-    found: Tables = read_tables(tmp_path)
-    assert found.moe(64, 8, 1, "balanced").us == read_tables(H200).moe(64, 8, 1, "balanced").us
 
 
 @pytest.mark.parametrize("parallel", [Parallel(dp=8), Parallel(tp=8, ep=4)])

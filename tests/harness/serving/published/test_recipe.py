@@ -76,22 +76,6 @@ def test_no_one_elses_folders_and_nothing_left_to_fill_in(here, name):
         assert left == []
 
 
-def test_every_setting_is_used(here):
-    for name in NAMES:
-        one = configurations()[name]
-        text = here("serving", "recipe", name).stdout
-        for setting in one.settings:
-            assert re.search(rf"^{setting.name}=", text, re.MULTILINE)
-            assert f"${setting.name}" in text.replace("set it: ", "")
-
-
-def test_the_server_of_amds_article_gets_the_model_that_its_command_lacks(here):
-    text = here("serving", "recipe", "mi300x-sglang").stdout
-    assert "    --model /model \\\n" in text
-    assert "mended: the document's `--model \\` has no value" in text
-    assert "--model \\\n" in configurations()["mi300x-sglang"].server
-
-
 def test_the_files_of_a_cluster_are_written_with_its_own_names(here, tmp_path):
     yaml = pytest.importorskip("yaml")
     text = here("serving", "recipe", "moai", "--part", "manifests").stdout
@@ -148,15 +132,6 @@ def test_the_list_names_all_of_them(here):
     for row in rows:
         assert all(value in text for value in row.values())
         assert set(row["parts"].split(", ")) <= set(PARTS)
-
-
-def test_json_has_both_texts(here):
-    whole = json.loads(here("serving", "recipe", "mi350x-vllm", "--json", "-").stdout)
-    (docker,) = whole["sections"]
-    assert "/home/asrr" in docker["verbatim"]
-    assert "/home/asrr" not in docker["text"]
-    assert len(docker["mended"]) == 1
-    assert [one.partition(":")[0] for one in whole["missing"]] == ["server", "client"]
 
 
 def test_an_environments_name_leads_to_its_configuration(here):

@@ -33,22 +33,30 @@ def of(folder: Path, events: list[Event], **head: object) -> Trace:
     return decompose(write(folder, events, **head))
 
 
-def test_annotations_tell_the_engine_where_no_operator_does(tmp_path: Path) -> None:
-    step, work = span("step[DECODE bs=1]", 0, 90), [launch(1, 1), kernel(MM, 5, 10, correlation=1)]
-    assert of(tmp_path, [step, *work]).engine == "sglang"
-    assert of(tmp_path, [step, op("vllm::moe_forward", 1, 5), *work]).engine == "vllm"
-    assert of(tmp_path, work).engine == ""
-
-
-def test_one_stream_is_all_exposed_and_its_gaps_are_idle(tmp_path: Path) -> None:
-    trace = of(tmp_path, [kernel(MM, 100, 10), kernel(NORM, 115, 5), kernel(MM, 120, 20)])
-    assert {c: (t.calls, t.time_us, t.exposed_us) for c, t in trace.by_class().items()} == {
-        "bf16_gemm": (2, 30.0, 30.0),
-        "norm": (1, 5.0, 5.0),
-    }
+@pytest.mark.parametrize(("events", "classes", "busy_us", "idle_us"), [
+    # One stream: all is exposed, its gaps are idle.
+    ([kernel(MM, 100, 10), kernel(NORM, 115, 5), kernel(MM, 120, 20)],
+     {"bf16_gemm": (2, 30.0, 30.0), "norm": (1, 5.0, 5.0)}, 35, 5),
+    # Kernels that compute at once share the time.
+    ([kernel(MM, 0, 10), kernel(NORM, 5, 10, stream=8)],
+     {"bf16_gemm": (1, 10.0, 7.5), "norm": (1, 10.0, 7.5)}, 15, 0),
+    # Idle begins when the last of all streams ends.
+    ([kernel(MM, 0, 20), kernel(NORM, 5, 3, stream=8), kernel(MM, 30, 5)],
+     {"bf16_gemm": (2, 25.0, 23.5), "norm": (1, 3.0, 1.5)}, 25, 10),
+    ([{**kernel("Memset (Device)", 0, 2), "cat": "gpu_memset"},
+      {**kernel("Memcpy DtoD (Device -> Device)", 2, 3), "cat": "gpu_memcpy"}],
+     {"copy": (2, 5.0, 5.0)}, 5, 0),
+    ([kernel("my_own_kernel", 0, 8), kernel(MM, 8, 2)],
+     {"unknown": (1, 8.0, 8.0), "bf16_gemm": (1, 2.0, 2.0)}, 10, 0),
+])  # fmt: skip
+def test_times_and_what_of_them_is_exposed(tmp_path: Path, events, classes, busy_us, idle_us) -> None:
+    trace = of(tmp_path, events)
+    assert {c: (t.calls, t.time_us, t.exposed_us) for c, t in trace.by_class().items()} == classes
     (device,) = trace.devices
-    assert (device.span_ns, device.busy_ns, device.sum_ns, device.idle_ns) == (40000, 35000, 35000, 5000)
-    assert trace.shares() == {"bf16_gemm": 30 / 35, "norm": 5 / 35}
+    assert (device.busy_ns, device.idle_ns) == (1000 * busy_us, 1000 * idle_us)
+    assert trace.shares() == {c: time / sum(t for _, t, _ in classes.values())
+                              for c, (_, time, _) in classes.items()}  # fmt: skip
+    assert [unknown.name for unknown in trace.unknown()] == ["my_own_kernel"] * ("unknown" in classes)
 
 
 def test_communication_under_computation_is_not_exposed(tmp_path: Path) -> None:
@@ -66,24 +74,6 @@ def test_communication_under_computation_is_not_exposed(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_kernels_that_compute_at_once_share_the_time(tmp_path: Path) -> None:
-    trace = of(tmp_path, [kernel(MM, 0, 10), kernel(NORM, 5, 10, stream=8)])
-    assert trace.by_class()["bf16_gemm"].exposed_us == pytest.approx(7.5)
-    assert trace.by_class()["norm"].exposed_us == pytest.approx(7.5)
-    assert trace.devices[0].busy_ns == 15000
-
-
-def test_idle_begins_when_the_last_of_all_streams_ends(tmp_path: Path) -> None:
-    trace = of(tmp_path, [kernel(MM, 0, 20), kernel(NORM, 5, 3, stream=8), kernel(MM, 30, 5)])
-    assert trace.steps[0].idle_ns == trace.devices[0].idle_ns == 10000
-
-
-def test_devices_do_not_cover_each_other(tmp_path: Path) -> None:
-    trace = of(tmp_path, [kernel(MM, 0, 10), kernel(REDUCE, 0, 10, device=1)])
-    assert trace.exposure() == {"bf16_gemm": 1.0, "all_reduce": 1.0}
-    assert [device.span_ns for device in trace.devices] == [10000, 10000]
-
-
 def test_ranks_merged_into_one_file_are_told_apart_or_said(tmp_path: Path) -> None:
     """Both ranks' kernels are of device 0, and their launches have the same ids."""
     events = [
@@ -93,19 +83,6 @@ def test_ranks_merged_into_one_file_are_told_apart_or_said(tmp_path: Path) -> No
     trace = of(tmp_path, events)
     assert [(device.name, device.busy_ns) for device in trace.devices] == [("rank0", 5000), ("rank1", 5000)]
     assert [finding.rule for finding in trace.findings] == ["merged"]
-
-
-def test_a_copy_and_a_fill_count(tmp_path: Path) -> None:
-    fill = {**kernel("Memset (Device)", 0, 2), "cat": "gpu_memset"}
-    copy = {**kernel("Memcpy DtoD (Device -> Device)", 2, 3), "cat": "gpu_memcpy"}
-    assert of(tmp_path, [fill, copy]).by_class()["copy"].time_us == 5
-
-
-def test_what_no_rule_knows_is_listed(tmp_path: Path) -> None:
-    trace = of(tmp_path, [kernel("my_own_kernel", 0, 4), kernel("my_own_kernel", 5, 4), kernel(MM, 9, 2)])
-    (unknown,) = trace.unknown()
-    assert (unknown.name, unknown.calls, unknown.time_us) == ("my_own_kernel", 2, 8.0)
-    assert trace.shares()["unknown"] == 0.8
 
 
 def test_steps_are_told_by_who_launched_what_not_by_when_it_ran(tmp_path: Path) -> None:
@@ -150,12 +127,6 @@ def test_a_step_that_the_profiler_cut_is_noted(tmp_path: Path) -> None:
     assert "1 of 9 decode steps" in finding.message
 
 
-def test_an_annotation_inside_another_is_the_same_step(tmp_path: Path) -> None:
-    events = [span("step[DECODE bs=2]", 0, 100), span("step[DECODE bs=2]", 10, 50), launch(1, 20),
-              kernel(MM, 30, 4, correlation=1)]  # fmt: skip
-    assert len(of(tmp_path, events).steps) == 1
-
-
 def test_engines_annotations_go_before_torchs(tmp_path: Path) -> None:
     events = [span("ProfilerStep#1", 0, 100), span("step[EXTEND bs=1 toks=9]", 5, 20),
               span("step[DECODE bs=1]", 40, 20), launch(1, 10), launch(2, 45),
@@ -185,11 +156,6 @@ def test_attention_for_both_in_a_graph_is_decode(tmp_path: Path) -> None:
     assert [step.phase for step in trace.steps] == ["decode", "decode"], "sampling ends a step"
     assert trace.by_class("decode")["mha_decode"].calls == 2
     assert "graph" in trace.steps[0].evidence
-
-
-def test_stage_profiles_are_told_by_their_files_name(tmp_path: Path) -> None:
-    path = write(tmp_path, [kernel(FLASH, 0, 1)], "1754-TP-0-DECODE.trace.json.gz")
-    assert [step.phase for step in decompose(path).steps] == ["decode"]
 
 
 def test_shapes_are_those_of_the_operator_around_the_launch(tmp_path: Path) -> None:

@@ -82,7 +82,7 @@ def mutated(good: dict, seed: int) -> str:
 def test_mutations(tmp_path: Path, good: dict) -> None:
     path = tmp_path / "trace.json"
     refused = 0
-    for seed in range(300):
+    for seed in range(120):
         path.write_text(mutated(good, seed))
         try:
             trace = decompose(path, partial=seed % 2 == 0)
@@ -94,4 +94,4 @@ def test_mutations(tmp_path: Path, good: dict) -> None:
         assert total == sum(k.time_ns for k in trace.kernels) == sum(d.sum_ns for d in trace.devices), seed
         busy = sum(device.busy_ns for device in trace.devices)
         assert sum(row.exposed_ns for row in trace.classes) == pytest.approx(busy), seed
-    assert 15 < refused < 250
+    assert 5 < refused < 100

@@ -57,10 +57,6 @@ def test_order_pieces_packing_and_head_do_not_matter(tmp_path: Path, monkeypatch
             assert (trace.rank, trace.world_size, trace.devices[0].model) == (3, 8, "NVIDIA H200")
 
 
-def test_chromes_bare_list(tmp_path: Path) -> None:
-    assert sums(small(tmp_path, json.dumps([kernel(MM, 0, 1)]))) == {"bf16_gemm": 1.0}
-
-
 @pytest.mark.parametrize(
     "ts", [1740461679479712, 1740461679479712.0, "1740461679479712", "1740461679479712.25"]
 )
@@ -76,13 +72,6 @@ def test_nanoseconds_of_long_uptimes_are_kept(tmp_path: Path) -> None:
     trace = decompose(write(tmp_path, events))
     assert trace.devices[0].span_ns == pytest.approx(15566, abs=1)
     assert trace.time_ns() == 15452
-
-
-def test_fractions_of_a_microsecond_since_1970_are_kept(tmp_path: Path) -> None:
-    trace = decompose(
-        write(tmp_path, [kernel(MM, 1740461679479712.25, 1), kernel(NORM, 1740461679479720.5, 1)])
-    )
-    assert trace.devices[0].span_ns == 9250
 
 
 def test_begin_and_end_in_any_order_and_nested(tmp_path: Path) -> None:
@@ -132,7 +121,7 @@ WHOLE = text(
 def test_a_file_cut_short_is_refused_wherever_it_ends(tmp_path: Path, packed: bool) -> None:
     raw = WHOLE.encode()
     raw = gzip.compress(raw) if packed else raw
-    for end in range(1, len(raw) - (0 if packed else 1)):
+    for end in range(1, len(raw) - (0 if packed else 1), 7):
         with pytest.raises(UnreadableError) as error:
             decompose(small(tmp_path, raw[:end]))
         assert str(error.value).startswith("cannot read ")
@@ -173,12 +162,6 @@ def test_a_file_cut_short_can_be_taken_as_far_as_it_goes(tmp_path: Path, packed:
 def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, raw: str, why: str, here: Here) -> None:
     path = small(tmp_path, raw.encode("latin-1"))
     assert why in error_line(here("serving", "trace", path))
-
-
-def test_no_file_and_a_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(UnreadableError, match="cannot read"):
-            decompose(path)
 
 
 values = st.recursive(
@@ -266,18 +249,10 @@ def _grown(tmp_path: Path, size: int) -> tuple[float, int, int]:
     return (after - before) * 1024, kernels, events
 
 
-def _check_bound(tmp_path: Path, size: int) -> None:
+def test_memory_grows_with_events_not_with_the_file(tmp_path: Path) -> None:
     """The bound that harness/serving/trace/read.py states."""
+    size = 40 << 20
     grown, kernels, events = _grown(tmp_path, size)
     assert kernels >= size / 2500, "the trace is as dense as profilers write them"
     assert grown < 100 * events + (16 << 20)
     assert grown < size / 2
-
-
-def test_memory_grows_with_events_not_with_the_file(tmp_path: Path) -> None:
-    _check_bound(tmp_path, 40 << 20)
-
-
-@pytest.mark.slow
-def test_a_large_trace_in_bounded_memory(tmp_path: Path) -> None:
-    _check_bound(tmp_path, 1 << 30)

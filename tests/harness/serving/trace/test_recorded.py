@@ -28,10 +28,6 @@ def recorded(name: str) -> Trace:
     return decompose(FOLDER / name)
 
 
-def calls(trace: Trace) -> dict[str, int]:
-    return {c: times.calls for c, times in trace.by_class().items()}
-
-
 @pytest.mark.parametrize("name", FILES)
 def test_classes_and_kernels_sum_to_the_devices_and_nothing_is_unknown(name: str) -> None:
     trace = recorded(name)
@@ -48,66 +44,12 @@ def test_classes_and_kernels_sum_to_the_devices_and_nothing_is_unknown(name: str
     assert not trace.findings
 
 
-def test_an_engines_own_operators_say_whose_trace_it_is() -> None:
-    """Not its annotations: SGLang's here are in vLLM's words."""
-    assert {name: recorded(name).engine for name in FILES} == {
-        "deepseek_v3_training.json.gz": "",
-        "rocprofv3_training.json.gz": "",
-        "sglang_rocm_prefill.json.gz": "sglang",
-        "vllm_b200_prefill.json.gz": "vllm",
-        "vllm_cpu_deepseek_v3.json.gz": "vllm",
-        "vllm_rocm_decode_graph.json.gz": "vllm",
-    }
-
-
-def test_deepseeks_training_trace() -> None:
-    """46 % of the kernels' 244 ms, which run in a span of 129 ms, are communication of expert parallelism;
-    nearly all of it is under computation, which is what DualPipe is for."""
-    trace = recorded("deepseek_v3_training.json.gz")
-    assert trace.time_ns() == 244_069_000
-    (device,) = trace.devices
-    assert device.span_ns == 129_012_000
-    assert (device.model, device.streams, trace.rank, trace.world_size) == ("NVIDIA H800", 3, 0, 64)
-    assert trace.shares()["all_to_all"] == pytest.approx(0.46, abs=0.01)
-    assert trace.exposure()["all_to_all"] < 0.05
-    assert trace.communication_ns() == trace.by_class()["all_to_all"].time_ns
-    assert [(step.phase, step.name) for step in trace.steps] == [("training", "ProfilerStep#1")]
-    assert sum(calls(trace).values()) == 963 + 8 + 12
-    fp8 = sum(trace.shares()[c] for c in ("block_scale_gemm", "fused_moe"))
-    assert fp8 == pytest.approx((32756 + 22926 + 18838) / 244069, rel=0.001)
-
-
-def test_vllms_decode_step_in_a_graph() -> None:
-    """24 layers: an attention, two experts' products and a router each; kernels of a graph are of the step
-    whose call launched it."""
-    trace = recorded("vllm_rocm_decode_graph.json.gz")
-    (step,) = trace.steps
-    assert (step.phase, step.evidence) == ("decode", "execute_context_generation, vLLM's annotation")
-    assert step.time_ns == trace.time_ns()
-    found = calls(trace)
-    assert (found["fused_moe"], found["bf16_gemm"], found["mha_decode"]) == (2 * 24, 3 * 24 + 1, 24 + 12)
-    (lm_head,) = [k for k in trace.kernels if k.shapes and "201088" in k.shapes[0].dims]
-    assert (lm_head.op_class, lm_head.op, lm_head.calls) == ("bf16_gemm", "aten::mm", 1)
-
-
-def test_sglangs_prefill_step() -> None:
-    """36 dense layers of four products each, and lm_head."""
-    trace = recorded("sglang_rocm_prefill.json.gz")
-    assert [step.phase for step in trace.steps] == ["prefill"]
-    found = calls(trace)
-    assert (found["bf16_gemm"], found["mha_prefill"], found["activation"]) == (4 * 36 + 1, 36, 36)
-    assert trace.steps[0].idle_ns > 0.4 * trace.steps[0].span_ns, "it waits for the host half a second"
-
-
-def test_vllms_prefill_step_on_b200() -> None:
-    """36 layers. Kernels overlap on one stream there: what is exposed is less than the sum."""
-    trace = recorded("vllm_b200_prefill.json.gz")
-    found = calls(trace)
-    assert (found["fused_moe"], found["mha_prefill"], found["all_reduce"]) == (2 * 36, 36, 2 * 36 + 2)
-    (device,) = trace.devices
-    assert device.streams == 1
-    assert device.busy_ns < device.sum_ns
-    assert trace.exposure()["all_reduce"] == pytest.approx(1)
+def test_what_is_printed_of_every_trace(here: Here) -> None:
+    """After a change that is meant, write what `serving trace` prints of each into traces.txt. What it says
+    of them was counted by hand once: 24 layers of an attention and two experts' products in vLLM's graph, 36
+    dense ones of four products in SGLang's prefill, 46 % of the training in communication, mostly hidden."""
+    shown = "".join(here("serving", "trace", FOLDER / name).stdout for name in FILES)
+    assert shown.replace(f"{FOLDER}/", "") == Path(__file__).with_name("traces.txt").read_text()
 
 
 def test_vllms_cpu_trace_by_operators() -> None:
@@ -127,16 +69,6 @@ def test_vllms_cpu_trace_by_operators() -> None:
         assert step.time_ns + step.idle_ns == step.span_ns, "one thread: busy or waiting"
     inclusive = {k.name: k.time_us for k in trace.kernels if k.phase == "decode"}
     assert inclusive["vllm::unified_mla_attention_with_output"] < 5_000, "what is inside it is not its own"
-
-
-def test_rocprofv3_names_and_overlaps() -> None:
-    trace = recorded("rocprofv3_training.json.gz")
-    assert (trace.source, trace.devices[0].model, sum(calls(trace).values())) == (
-        "rocprof", "AMD Instinct MI350X", 1000,
-    )  # fmt: skip
-    assert [step.phase for step in trace.steps] == ["training"]
-    assert 0.8 < trace.exposure()["all_reduce"] < 1
-    assert not any(".kd" in kernel.name or "clone" in kernel.name for kernel in trace.kernels)
 
 
 def dispatch(kernel: object, start: object, end: object) -> dict:

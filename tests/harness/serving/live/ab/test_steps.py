@@ -44,17 +44,13 @@ def test_the_step_is_seen_without_prefills_and_ramp():
     assert seen.kv_len > 100
     # The first request's wait for the others' prefill, a second long, is no step of decode.
     assert seen.steady < 4 * 39
-
-
-def test_all_prefilled_at_once_is_another_pattern():
-    seen = steps(lockstep([(i, 2.0) for i in range(4)]), 4)
-    assert seen.pattern == (4,)
-    assert seen.batch == pytest.approx(4.0)
-
-
-def test_the_batch_counts_tokens_of_a_step_and_not_time():
-    # 4 requests with 39 further tokens each; the first one's first of them came alone, in the prefill's step.
-    assert steps(lockstep(), 4).batch == pytest.approx(4 * 39 / 40)
+    # The batch counts tokens of a step: the first one's first of them came alone, in the prefill's step.
+    assert seen.batch == pytest.approx(4 * 39 / 40)
+    together = steps(lockstep([(i, 2.0) for i in range(4)]), 4)
+    assert together.pattern == (4,) and together.batch == pytest.approx(4.0)
+    never_full = steps(lockstep()[:3], 4)
+    assert (never_full.steady, never_full.itl_ms, never_full.itl_median_ms) == (0, None, None)
+    assert steps([], 4).pattern == ()
 
 
 def test_steps_during_another_requests_prefill_do_not_count():
@@ -68,16 +64,6 @@ def test_steps_during_another_requests_prefill_do_not_count():
     new = TimedRequest(ended.tokens[-1], tuple(1.0 + step * n + slow for n in range(21, 60)))
     seen = steps([*old, ended, new], 4)
     assert seen.itl_ms == pytest.approx(50, rel=1e-6)
-
-
-def test_never_full_means_no_steady_step():
-    seen = steps(lockstep()[:3], 4)
-    assert (seen.steady, seen.itl_ms, seen.itl_median_ms) == (0, None, None)
-
-
-def test_nothing_at_all_is_no_error():
-    seen = steps([], 4)
-    assert (seen.pattern, seen.steady, seen.batch) == ((), 0, 0.0)
 
 
 @given(st.floats(0.001, 1.0), st.integers(2, 8), st.integers(30, 80))
@@ -117,13 +103,6 @@ def test_means_are_of_each_requests_own_times(tmp_path):
     assert means["mean_tpot_ms"] == pytest.approx(100)
     assert means["mean_e2e_ms"] == pytest.approx(700)
     assert means["duration_s"] == pytest.approx(0.7)
-
-
-def test_a_failed_request_is_left_out(tmp_path):
-    file = tmp_path / "r.json"
-    file.write_text(json.dumps(content(errors=["", "connection reset"])))
-    found = request_times(file)
-    assert (len(found.requests), found.input_lens) == (1, (7,))
 
 
 @pytest.mark.parametrize(
@@ -172,11 +151,6 @@ def test_each_rule_rejects_what_it_is_for(changes, reason):
     assert (reason is None) == (found == [])
     if reason:
         assert reason in found[0]
-
-
-def test_disturbed_runs_can_be_kept():
-    seen = steps(lockstep(), 4)
-    assert RejectionRules((1, 3), disturbed=False).reasons(LOAD, 4, [40] * 4, seen, "noise") == []
 
 
 def test_the_order_is_mirrored_and_pairs_share_a_seed():

@@ -8,13 +8,11 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
-from pathlib import Path
 
 import pytest
 
 from harness.machine.monitor.cpu import CpuMonitor
-from harness.machine.monitor.procfs import Counters, process_seconds
+from harness.machine.monitor.procfs import Counters
 from harness.paths import ROOT
 from harness.serving.live.client import client as module
 from harness.serving.live.client.client import Client, ClientFailed
@@ -117,22 +115,6 @@ def test_a_run_that_fails_is_one_line_and_the_next_is_well(client, how, said):
     assert notes(client).count("import") == 1
 
 
-def test_a_run_of_the_same_name_is_not_blamed_for_the_words_of_the_one_before(client):
-    with pytest.raises(ClientFailed, match="KeyError"):
-        run(client, "fails", 1)
-    with pytest.raises(ClientFailed, match="it said: 'run 1 with exits'"):
-        run(client, "exits", 1)
-
-
-def test_the_program_that_stays_may_die_between_runs(client):
-    before = run(client, "ok", 1)["parent"]
-    os.kill(before, signal.SIGKILL)
-    while Path(f"/proc/{before}").exists():
-        time.sleep(0.01)
-    assert run(client, "ok", 2)["parent"] != before
-    assert notes(client).count("import") == 2
-
-
 def test_the_program_that_stays_may_die_during_a_run(client, mark):
     def kill():
         if notes(client)[-1] == "run 2":
@@ -162,8 +144,8 @@ def test_vllm_that_cannot_be_imported_is_one_line(client, monkeypatch):
 
 def test_a_run_that_takes_too_long_ends_alone(client, mark):
     stays = run(client, "ok", 1)["parent"]
-    with pytest.raises(ClientFailed, match=r"over 0\.5 s \(longer: --run-timeout\)"):
-        run(client, "hangs", 2, deadline_s=0.5)
+    with pytest.raises(ClientFailed, match=r"over 0\.05 s \(longer: --run-timeout\)"):
+        run(client, "hangs", 2, deadline_s=0.05)
     assert stays in marked(mark)
     assert len(marked(mark)) == 2
     assert run(client, "ok", 3)["parent"] == stays
@@ -172,8 +154,8 @@ def test_a_run_that_takes_too_long_ends_alone(client, mark):
 def test_a_program_that_does_not_end_its_run_is_ended(client, mark, monkeypatch):
     monkeypatch.setattr(client_processes, "END_S", 0.2)
     stays = run(client, "ok", 1)["parent"]
-    with pytest.raises(ClientFailed, match=r"over 0\.5 s"):
-        run(client, "hangs", 2, deadline_s=0.5, watch=lambda: os.kill(stays, signal.SIGSTOP))
+    with pytest.raises(ClientFailed, match=r"over 0\.05 s"):
+        run(client, "hangs", 2, deadline_s=0.05, watch=lambda: os.kill(stays, signal.SIGSTOP))
     assert client.pids() == marked(mark) == []
     assert run(client, "ok", 3)["parent"] != stays
 
@@ -188,7 +170,7 @@ def test_what_watches_a_run_may_end_it(client, mark):
 
 
 def test_two_runs_at_once(client):
-    found, failed = {}, []
+    found = {}
 
     def one(seed):
         found[seed] = run(client, "meets", seed)
@@ -200,20 +182,6 @@ def test_two_runs_at_once(client):
         thread.join()
     assert found[1]["parent"] == found[2]["parent"]
     assert found[1]["pid"] != found[2]["pid"]
-
-    def late():
-        try:
-            run(client, "hangs", 3, deadline_s=2)
-        except ClientFailed as error:
-            failed.append(str(error))
-
-    thread = threading.Thread(target=late)
-    thread.start()
-    with pytest.raises(ClientFailed, match="SIGSEGV"):
-        run(client, "dies", 4)
-    assert run(client, "ok", 5)["seed"] == "5"
-    thread.join()
-    assert "over 2 s" in failed[0]
     assert notes(client).count("import") == 1
 
 
@@ -231,17 +199,6 @@ def test_what_an_ended_run_used_is_ours(client):
         used = sum(s - start.ours.get(pid, 0.0) for pid, s in end.ours.items() if pid not in own)
         used += sum(s - start.reaped.get(pid, 0.0) for pid, s in end.reaped.items())
         assert used >= 0.5 - 0.02  # ticks
-
-
-def test_the_program_that_stays_takes_no_cpu(client):
-    stays = run(client, "ok")["parent"]
-
-    def rests():
-        before = process_seconds(stays)
-        time.sleep(0.3)
-        return process_seconds(stays) == before
-
-    assert comes(rests)  # it may not yet be back to waiting
 
 
 def test_nothing_outlives_a_killed_harness(tmp_path, mark):

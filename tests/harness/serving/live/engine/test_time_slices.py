@@ -16,7 +16,6 @@ from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.ab.steps import steps
 from harness.serving.live.client.request_times import TimedRequest, request_times
 from harness.serving.live.engine.time_slices import OwnClock, TimeSlices, require_cpu
-from harness.serving.live.process.guarded import Guarded
 from kernels.platform import Platform
 from tests.support.serving_processes import MARK, comes, gone, marked
 
@@ -78,37 +77,6 @@ def test_one_is_awake_at_a_time_and_all_are_at_the_end():
         spans += [(end, start) for (_, end), (start, _) in pairwise(stops) if start < last]
     # Awake spans of different engines do not meet.
     assert all(end <= start for (_, end), (start, _) in pairwise(sorted(spans)))
-
-
-def test_what_is_left_of_a_run_has_the_machine_alone():
-    a, b = engines = [Puppet(name) for name in "ab"]
-    with TimeSlices(engines, 0.005) as slices:
-        while len(b.changes) < 4:
-            time.sleep(0.005)
-        slices.finished(a)
-        assert comes(lambda: b.awake)
-        before = len(b.changes)
-        time.sleep(0.05)
-        assert b.awake and len(b.changes) == before
-        slices.finished(b)
-        slices.finished(b)  # twice is once
-
-
-def test_a_paused_process_does_nothing_between_the_times_given(tmp_path):
-    code = "import time\nwhile True: print(time.monotonic(), flush=True); time.sleep(0.001)"
-    log = tmp_path / "log"
-    with Guarded([sys.executable, "-c", code], {}, log, tmp_path) as process:
-        assert comes(lambda: log.exists() and log.stat().st_size > 100)
-        asked, paused, answered = time.monotonic(), process.pause(), time.monotonic()
-        time.sleep(0.3)
-        resumed = process.resume()
-        size = log.stat().st_size
-        assert comes(lambda: log.stat().st_size > size + 200)
-    stamps = [float(line) for line in log.read_text().splitlines()[:-1]]
-    assert asked <= paused <= answered
-    assert resumed - answered >= 0.3
-    assert not [at for at in stamps if answered + 0.02 < at < resumed]  # it may be told late
-    assert [at for at in stamps if at < paused] and [at for at in stamps if at > resumed]
 
 
 def test_a_gpu_is_not_stopped_with_its_process():
@@ -173,31 +141,6 @@ def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
 
 
 @pytest.mark.slow
-def test_servers_are_started_anew_after_so_many_pairs(model_folder, tmp_path):
-    out = tmp_path / "out"
-    done = run(model_folder, out, "--pairs", "2", "--renew", "1", "--prefill-pattern", "any")
-    assert done.returncode == 0, done.stderr
-    started = [
-        line.split("starting command for ")[1][0] for line in done.stderr.splitlines() if "starting" in line
-    ]
-    assert started == ["a", "b", "a", "b"] or sorted(started) == ["a", "a", "b", "b"]
-    assert len(LiveJournal(out).of("pair")) == 2
-
-
-def test_servers_that_are_not_up_together_take_no_turns(model_folder, tmp_path):
-    done = run(model_folder, tmp_path / "out", "--one-at-a-time")
-    assert done.returncode == 2 and "--slice needs all servers up" in done.stderr
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_client_that_dates_nothing_cannot_take_turns(model_folder, tmp_path):
-    client = "fake_client.py {url} {result} {seed} {concurrency} {output_len}"
-    done = run(model_folder, tmp_path / "out", "--prefill-pattern", "any", client=client)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert "cannot take turns; give no slices" in done.stderr
-
-
-@pytest.mark.slow
 def test_a_run_that_fails_takes_the_one_beside_it_along(model_folder, tmp_path):
     client = "fake_dated_client.py {url} {result} {output_len} fails"
     out = tmp_path / "out"
@@ -206,13 +149,6 @@ def test_a_run_that_fails_takes_the_one_beside_it_along(model_folder, tmp_path):
     runs = LiveJournal(out).of("run")
     assert len(runs) == 8 and {r["status"] for r in runs} == {"failed"}
     assert any("exit code 1" in reason for r in runs for reason in r["reasons"])
-
-
-def test_an_engine_that_dies_ends_the_pair_and_not_the_session(model_folder, tmp_path):
-    out = tmp_path / "out"
-    done = run(model_folder, out, "--prefill-pattern", "any", "--pairs", "1", mode="dies-mid-run")
-    assert done.returncode == 3 and "Traceback" not in done.stderr
-    assert all(r["status"] == "failed" for r in LiveJournal(out).of("run"))
 
 
 def test_its_end_leaves_nothing(model_folder, tmp_path):

@@ -23,7 +23,6 @@ from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.operands import Seeds
 from kernels.platform import detect
 
-torch = pytest.importorskip("torch")
 SIZES = {
     "block_scale_gemm": {"m": 5, "n": 256, "k": 512},
     "fused_moe": {"tokens": 5, "experts": 8, "topk": 4, "hidden": 512, "inter": 128},
@@ -63,16 +62,22 @@ def of_the_suite(swap):
     return operands, prepared.result()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", swaps_of("block_scale_gemm"))
 def test_a_linear_is_the_suite_s_product(vllm, swap):
+    import torch
+
     operands, product = of_the_suite(swap)
     linear = block_scale_gemm.SwappedLinear(swapped(swap), operands.b_q, operands.b_scale)
     assert torch.equal(linear(operands.a), product)
     assert torch.equal(linear(operands.a[None, :2]), linear(operands.a[:2])[None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", swaps_of("fused_moe"))
 def test_experts_are_the_suite_s(vllm, swap):
+    import torch
+
     o, result = of_the_suite(swap)
     experts = fused_moe.Experts(swapped(swap), o.w13, o.w13_scale, o.w2, o.w2_scale, topk=4)
     out = torch.full_like(o.x, float("nan"))
@@ -80,8 +85,11 @@ def test_experts_are_the_suite_s(vllm, swap):
     assert torch.equal(out, result)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", swaps_of("mla_decode"))
 def test_decode_is_the_suite_s_in_every_layer_with_tables_made_once(vllm, swap, monkeypatch):
+    import torch
+
     o, result = of_the_suite(swap)
     made = []
     for table in ("split_pages", "token_slots"):
@@ -101,8 +109,11 @@ def test_decode_is_the_suite_s_in_every_layer_with_tables_made_once(vllm, swap, 
     assert not torch.equal(second, first) and len(made) == 2 * once
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swap", swaps_of("mha_prefill"))
 def test_prefill_is_the_suite_s(vllm, swap):
+    import torch
+
     o, result = of_the_suite(swap)
     v = torch.cat([o.v, o.v], -1)[..., :128]  # as the engine splits it off
     assert torch.equal(mha_prefill.prefill(swapped(swap), o.q, o.k, v, o.cu_q, o.scale), result)

@@ -6,17 +6,16 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
-from harness.errors import HarnessError, NothingRan, UsageError
+from harness.errors import NothingRan, UsageError
 from harness.machine.monitor.procfs import Counters
 from harness.paths import ROOT
 from harness.serving.live.client.client import Client, ClientFailed
 from harness.serving.live.client.load import ClientLoad
-from harness.serving.live.engine.engine import Engine, EngineDied
+from harness.serving.live.engine.engine import Engine
 from harness.serving.live.engine.launch import EngineLaunch, kind_for
 from harness.serving.live.process.guarded import Guarded
 from harness.serving.live.process.launching import free_port
@@ -43,14 +42,6 @@ def engine(tmp_path, mark, mode, name="model", kind="command"):
     return Engine(EngineLaunch(kind, command, environment, "/health", "model"), port, tmp_path / "server.log")
 
 
-def test_a_healthy_engine_answers_and_ends(tmp_path, mark):
-    with engine(tmp_path, mark, "ok") as one:
-        one.wait_healthy(120)
-        assert one.process.alive()
-        assert one.took_s < 120
-    assert not marked(mark)
-
-
 def test_an_engine_that_dies_at_start_says_why(tmp_path, mark):
     one = engine(tmp_path, mark, "dies-at-start")
     with pytest.raises(NothingRan, match=r"exit code 3 after .*RuntimeError: no such layer.*server\.log"):
@@ -59,19 +50,9 @@ def test_an_engine_that_dies_at_start_says_why(tmp_path, mark):
 
 def test_an_engine_that_is_never_healthy_is_ended_at_its_deadline(tmp_path, mark):
     one = engine(tmp_path, mark, "never-healthy")
-    with pytest.raises(NothingRan, match=r"not healthy after 1 s .*--start-timeout.*server\.log"):
-        one.wait_healthy(1)
+    with pytest.raises(NothingRan, match=r"not healthy after 0 s .*--start-timeout.*server\.log"):
+        one.wait_healthy(0)
     assert not marked(mark)
-
-
-def test_an_engine_that_dies_in_use_is_noticed(tmp_path, mark):
-    with engine(tmp_path, mark, "dies-soon") as one:
-        one.wait_healthy(120)
-        until = time.monotonic() + 120
-        with pytest.raises(EngineDied, match=r"exit code 9 during a run; .*KV cache is gone"):
-            while time.monotonic() < until:
-                one.check("during a run")
-                time.sleep(0.05)
 
 
 def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, mark):
@@ -80,12 +61,12 @@ def test_another_server_on_the_port_is_not_taken_for_ours(tmp_path, mark):
         one.wait_healthy(120)
 
 
-@pytest.mark.parametrize("mode", ["spawns", "ignores-sigterm"])
-def test_grandchildren_in_sessions_of_their_own_end_too(tmp_path, mark, mode):
-    with engine(tmp_path, mark, mode) as one:
+def test_grandchildren_in_sessions_of_their_own_end_too(tmp_path, mark):
+    with engine(tmp_path, mark, "ignores-sigterm") as one:
         one.wait_healthy(120)
+        assert one.process.alive()
         assert len(marked(mark)) == 5  # the guard, the engine, two children, an orphan
-        one.process.end(0.5)
+        one.process.end(0.05)
     assert not marked(mark)
 
 
@@ -106,7 +87,7 @@ def test_a_paused_tree_stands_still_and_can_be_ended(tmp_path, mark):
     assert not marked(mark)
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_killed_harness(tmp_path, mark, how):
     code = f"""
         import os, sys, time
@@ -129,11 +110,6 @@ def test_nothing_outlives_a_killed_harness(tmp_path, mark, how):
     harness.send_signal(how)
     harness.wait(timeout=120)
     assert gone(mark)
-
-
-def test_a_command_that_is_not_there_is_one_line(tmp_path):
-    with pytest.raises(HarnessError, match=r"cannot start /no/such/program: No such file"):
-        Guarded(["/no/such/program"], dict(os.environ), tmp_path / "log", tmp_path)
 
 
 def test_what_a_command_leaves_behind_ends_with_it(tmp_path, mark):
@@ -199,8 +175,8 @@ def test_a_client_that_fails_or_hangs_is_one_line(tmp_path, mark):
         assert (tmp_path / "result.json").exists()
         with pytest.raises(ClientFailed, match=r"exit code 1; it said: \"KeyError: 'choices'\""):
             client(tmp_path, "fails").run(*arguments, **named, deadline_s=120)
-        with pytest.raises(ClientFailed, match="over 2 s"):
-            client(tmp_path, "hangs").run(*arguments, **named, deadline_s=2)
+        with pytest.raises(ClientFailed, match=r"over 0\.05 s"):
+            client(tmp_path, "hangs").run(*arguments, **named, deadline_s=0.05)
 
 
 def test_a_missing_client_says_what_to_do(tmp_path, monkeypatch):

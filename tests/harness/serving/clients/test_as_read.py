@@ -1,0 +1,232 @@
+"""Every client's files: what is read of them, and what is made of files that are spoilt."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import itertools
+import json
+import math
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.serving import load
+from harness.serving.clients import FORMATS
+from harness.serving.clients.files import UnreadableError, read
+from tests.support.serving_files import (
+    AS_READ,
+    DATA,
+    FILES,
+    GONE,
+    as_read,
+    content_of,
+    of,
+    place,
+    rules,
+    shapes,
+)
+
+JSON = [path.name for path in FILES if path.suffix in (".json", ".jsonl")]
+SERVING = [name for name in JSON if name.startswith(("sglang_bench_serving", "vllm_serve"))]
+
+
+def test_every_value_of_every_file():
+    """After a change that is meant, `python -m tests.support.serving_files` writes the lines anew."""
+    assert as_read() == AS_READ.read_text()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_a_file_is_its_clients_and_no_others(path):
+    names = [one.NAME for one in FORMATS if one.recognises(read(path))]
+    assert len(names) == 1 or names == ["tensorrt_llm.serve", "vllm.serve"]  # its client began as a copy
+
+
+@pytest.mark.parametrize("name", SERVING)
+def test_the_units_hold_against_one_another(name):
+    for run in of(name):
+        total, took = run.totals, run.totals.duration_s
+        assert run.value("throughput", tokens="output") == pytest.approx(total.output_tokens / took)
+        assert run.value("request_throughput") == pytest.approx(total.completed / took)
+        if e2e := run.value("e2e", "mean"):
+            steps = (total.output_tokens / total.completed - 1) * run.value("tpot", "mean")
+            assert e2e == pytest.approx(run.value("ttft", "mean") + steps, rel=1e-9)
+        if run.samples.ttfts_ms:
+            assert math.fsum(run.samples.ttfts_ms) / len(run.samples.ttfts_ms) == pytest.approx(
+                run.value("ttft", "mean")
+            )
+
+
+def test_secrets_and_answers_are_not_kept(tmp_path):
+    assert "not-a-real-key" not in of("sglang_bench_serving_0.5.9.jsonl")[0].model_dump_json()
+    content = content_of("guidellm_0.7.3.json")
+    content["benchmarks"][0]["requests"]["successful"][0]["output"] = "a secret"
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    assert "a secret" not in load(tmp_path / "a.json")[0].model_dump_json()
+
+
+# Values made wrong
+
+
+def leaves(content, path=()):
+    """Where each value that is no object or list stands."""
+    items = content.items() if isinstance(content, dict) else enumerate(content)
+    for key, value in items:
+        if isinstance(value, (dict, list)):
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+WRONG = ["12.5", "a word", None, math.nan, -math.inf, -1.5, True, [], {}, [1, "x"], 1e300, 10**400, GONE]
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_a_value_made_wrong_is_left_out_and_changes_no_other(tmp_path, name):
+    content, path = content_of(name), tmp_path / "a.json"
+    path.write_text(json.dumps(content))
+    whole = [shapes(run) for run in load(path)]
+    places = list(leaves(content)) + [(key,) for key in (content if isinstance(content, dict) else ())]
+    places = places[:: 1 + len(places) // 60]
+    for where, wrong in zip(places, itertools.cycle(WRONG)):
+        broken = copy.deepcopy(content)
+        place(broken, where, wrong)
+        path.write_text(json.dumps(broken))
+        try:
+            runs = load(path)
+        except UnreadableError as error:
+            assert "\n" not in str(error)
+            continue
+        for run, before in zip(runs, whole, strict=False):
+            derived = {one.name for one in run.metrics if one.derived}
+            derived |= {key[0] for key in before if key[-1] == "unknown"}
+            after = shapes(run)
+            for key, value in after.items():
+                assert value == before.get(key) or key[0] in derived or key[-1] == "unknown", (where, wrong)
+            lost = {key for key in before if key not in after and key[0] not in derived}
+            number = len(where) == 1 and type(content[where[0]]) in (int, float)
+            if number and wrong not in (None, GONE) and lost:
+                assert any(repr(where[0]) in f.message for f in run.findings), (where, wrong, lost)
+
+
+@pytest.mark.parametrize("lists", [
+    {"ttfts": [0.1, "0.2"]}, {"ttfts": [0.1, -0.2]}, {"ttfts": 0.1}, {"itls": [[0.1], 0.2]},
+    {"itls": [[0.1], [None]]}, {"input_lens": [1.5] * 8}, {"output_lens": [12] * 7}, {"errors": [""] * 3},
+    {"errors": {"0": "lost"}},
+])  # fmt: skip
+def test_lists_that_do_not_fit_are_left_out_and_flagged(lists, tmp_path):
+    names = ("sglang_bench_serving_0.5.9_details.jsonl", "vllm_serve_0.32_detailed.json", "trtllm_serve.json")
+    for name in names:
+        (tmp_path / "a.json").write_text(json.dumps(content_of(name) | lists))
+        (run,) = load(tmp_path / "a.json")
+        assert "unreadable" in rules(run)
+        assert run.value("ttft", "mean") == of(name)[0].value("ttft", "mean")
+
+
+# Files as a whole
+
+TEXT = (DATA / "vllm_serve_0.32.json").read_text()
+PACKED = gzip.compress(TEXT.encode(), mtime=0)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (b"\xef\xbb\xbf" + TEXT.encode(), "a.json"),
+        (TEXT.encode("utf-16"), "a.json"),
+        (re.sub("\n", "\r\n", TEXT).encode(), "a.json"),
+        (PACKED, "a.json.gz"),
+    ],
+)
+def test_what_a_file_may_be_packed_in(tmp_path, data, name):
+    (tmp_path / name).write_bytes(data)
+    assert shapes(load(tmp_path / name)[0]) == shapes(of("vllm_serve_0.32.json")[0])
+
+
+ROWS = (DATA / "vllm_serve_0.32_appended.jsonl").read_text()
+CSV = (DATA / "dstack_online.csv").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "says"),
+    [
+        ("a.json", b"", "it is empty"),
+        ("a.json", b" \n\n", "it is empty"),
+        ("a.json", TEXT.encode("utf-32"), "NUL"),
+        ("a.json", (TEXT[:20] + "\xe9" + TEXT[20:]).encode("latin-1"), "not saved as UTF-8"),
+        ("a.json", TEXT.encode()[:90], "broken JSON"),
+        ("a.json", b"PK\x03\x04" + TEXT.encode(), "it is not JSON"),
+        ("a.json", TEXT.replace('"duration"', '"duration": 1, "duration"', 1).encode(), "stands twice"),
+        ("a.json", b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "nested deeper than 64"),
+        ("a.json", b"{not json\n", "broken JSON"),
+        ("a.jsonl", ROWS[:-40].encode(), "line 2: broken JSON"),
+        ("a.json.gz", PACKED[: len(PACKED) // 2], "cannot read"),
+        ("a.json.gz", PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "cannot read"),
+        ("a.csv", CSV[:-60].encode(), "is the file cut off"),
+        ("a.csv", CSV.replace("duration", "completed", 1).encode(), "a column name stands twice"),
+        ("a.csv", b"rate,rate\n1,2\n3,4\n", "a column name stands twice"),
+        ("a.json", b"[null]", "of no known client"),
+        ("a.json", b'{"benchmarks": [3]}', "cannot read"),
+        ("a.json", b'{"performance": {}}', "cannot read"),
+        ("a.json", b'{"speed": 3.0}', "of no known client; known: "),
+        (
+            "a.json",
+            b'{"model_id": "x", "tokenizer_id": "x", "speed": 3.0}',
+            "nearest to vllm.serve (model_id, tokenizer_id",
+        ),
+        (
+            "a.json",
+            b'{"model_id": "x", "tokenizer_id": "x", "burstiness": 1.0, "duration": "abc"}',
+            "completed, output_throughput",
+        ),
+        (
+            "a.jsonl",
+            (ROWS.rstrip() + '\n{"something": "else"}\n').encode(),
+            ":3 as vllm.serve: no number of a run",
+        ),
+        ("a.txt", b"============ Serving Benchmark Result ============\n", "no run in it"),
+    ],
+)
+def test_a_spoilt_file_is_one_line(tmp_path, name, data, says):
+    path = tmp_path / name
+    path.write_bytes(data)
+    with pytest.raises(UnreadableError) as caught:
+        load(path)
+    assert str(caught.value).startswith(f"cannot read {path}") and says in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_lines_of_several_clients_in_one_file(tmp_path):
+    both = ("sglang_bench_one_batch_0.5.9.jsonl", "sglang_bench_one_batch_server_0.5.9.jsonl")
+    (tmp_path / "a.jsonl").write_text("".join((DATA / name).read_text() for name in both))
+    runs = load(tmp_path / "a.jsonl")
+    assert [run.client.split("_")[-1] for run in runs] == ["batch", "batch", "server", "server"]
+    assert [run.source.split(":")[-1] for run in runs] == ["1", "2", "3", "4"]
+    with (tmp_path / "a.jsonl").open("a") as file:
+        file.write('{"something": "else"}\n')
+    with pytest.raises(UnreadableError, match="line 5: of no known client"):
+        load(tmp_path / "a.jsonl")
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=10,
+)
+KEYS = sorted({key for name in JSON if isinstance(content_of(name), dict) for key in content_of(name)})
+
+
+@settings(max_examples=30)
+@given(st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=3, max_size=40))
+def test_any_value_under_a_clients_keys_gives_runs_or_one_line(tmp_path_factory, row):
+    path = tmp_path_factory.mktemp("junk") / "junk.json"
+    path.write_text(json.dumps(row))
+    try:
+        runs = load(path)
+    except UnreadableError as error:
+        assert "\n" not in str(error)
+        return
+    for run in runs:
+        run.model_dump_json()

@@ -46,6 +46,25 @@ with contextlib.suppress(ImportError):
     hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
     hypothesis.settings.load_profile("suite")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    told = "write: tests record anew what they compare with committed files; `git diff` shows what changed"
+    parser.addoption("--golden", choices=["write"], help=told)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Compares a text with a committed file, which `--golden=write` writes instead."""
+
+    def compare(file: Path, text: str) -> None:
+        if request.config.getoption("golden") == "write":
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text)
+        assert text == file.read_text(), f"if this is right: pytest --golden=write '{request.node.nodeid}'"
+
+    return compare
+
+
 # Stored from the start, so that no run has to measure them; lower than those of any machine.
 LEAST = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="never")
 

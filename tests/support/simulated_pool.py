@@ -14,6 +14,7 @@ from harness.results.schema import CaseDone, Cell, DeviceUsed, PlannedCase, Reco
 from harness.run.device import DeviceFacts
 from kernels.platform import named
 from kernels.triton_runtime import CPU
+from tests.support.written_runs import a_run
 
 START_S = 5.0
 PROVENANCE = {
@@ -114,30 +115,16 @@ def records(order: CaseOrder, device: str, rounds: int) -> list[Record]:
         round=list(range(rounds)),
         seconds=[1e-3 * (1 + 0.01 * draw.random()) for _ in range(rounds)],
     )
-    cells: list[Record] = [
-        Cell(
-            op=order.run.op,
-            case=order.case,
-            boundary="core",
-            impl=name,
-            platform="cpu",
-            arch="x86-amx",
-            arm="plain",
-            launch="eager",
-            cache="serving",
-            status="ok",
-            time_us=1000.0,
-            low_us=990.0,
-            high_us=1010.0,
-            samples=samples,
-        )
-        for name in order.run.implementations
-    ]
+    facts = {
+        "op": order.run.op, "case": order.case, "boundary": "core", "platform": "cpu", "arch": "x86-amx",
+        "arm": "plain", "launch": "eager", "cache": "serving", "status": "ok", "time_us": 1000.0,
+        "low_us": 990.0, "high_us": 1010.0, "samples": samples,
+    }  # fmt: skip
     done = CaseDone(
         case=order.case, device=device, measured_s=order.budget_s, setup_s=5.0, rounds=rounds, blocks=1,
         stopped="budget",
     )  # fmt: skip
-    return [*cells, done]
+    return [*(Cell(impl=name, **facts) for name in order.run.implementations), done]
 
 
 def made_up_run(cases: int, implementations: Sequence[str] = ("torch.sdpa", "torch.naive")) -> Run:
@@ -147,9 +134,5 @@ def made_up_run(cases: int, implementations: Sequence[str] = ("torch.sdpa", "tor
         )
         for i in range(cases)
     ]
-    return Run(
-        id="made up", created="2026-11-24T00:00:00Z", command=["campaign"], op="mla_decode", suite="made up",
-        cases=planned, implementations=list(implementations), baseline=implementations[0], arms={"plain": {}},
-        launches=["eager"], cache="serving", budget_s=60.0, per_case_s=10.0, seed=0, confidence=0.95,
-        ceilings={}, provenance=PROVENANCE,
-    )  # fmt: skip
+    names = list(implementations)
+    return a_run(planned, implementations=names, baseline=names[0], provenance=PROVENANCE)

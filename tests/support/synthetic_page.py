@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import altair as alt
-
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor
 
 HOSTILE = "</script><script>throw Error('ran')</script><img src=x onerror=throw>&\"'{{ 1 }}\u2028"
@@ -35,6 +33,8 @@ def table(name: str, rows: list[dict[str, Any]]) -> Table:
 
 
 def dots(name: str, count: int, **properties: Any) -> Chart:
+    import altair as alt
+
     rows = records(count)
     picture = (
         alt.Chart({"values": rows}, **properties)
@@ -50,6 +50,8 @@ def dots(name: str, count: int, **properties: Any) -> Chart:
 
 
 def layers(name: str, count: int) -> Chart:
+    import altair as alt
+
     rows = records(count)
     base = alt.Chart({"values": rows}).encode(x=alt.X("name:N", title=None), y="time:Q", tooltip="name:N")
     picture = alt.layer(
@@ -61,6 +63,8 @@ def layers(name: str, count: int) -> Chart:
 
 
 def facets(name: str) -> Chart:
+    import altair as alt
+
     rows = [{**row, "place": place} for place in ("first", "second") for row in records(6)]
     picture = (
         alt.Chart({"values": rows}, width=220, height=120)
@@ -100,6 +104,8 @@ def synthetic() -> Page:
 
 
 def long() -> Chart:
+    import altair as alt
+
     rows = records(LONG)
     picture = (
         alt.Chart({"values": rows}, width=420, height=160)

@@ -65,23 +65,29 @@ def finished(of: Case, disturbed: Sequence[DisturbedRound] = (), **facts: Any) -
     )  # fmt: skip
 
 
+def planned(of: Case) -> PlannedCase:
+    return PlannedCase(
+        op=of.op, sizes=dict(of.sizes), boundary=of.boundary, place=of.place, weight=of.weight, key=of.key
+    )
+
+
+def a_run(cases: Sequence[PlannedCase] = (), **facts: Any) -> Run:
+    """Of these cases, with made-up facts beside those given."""
+    provenance = {"machine": MACHINE, "versions": {"torch": "2"}, "git": {"commit": "abc", "dirty": False}}
+    asked = {
+        "id": "a run", "created": "2026-11-24T00:00:00Z", "command": ["run"], "op": "mla_decode",
+        "suite": "ad hoc", "cases": list(cases), "implementations": [], "baseline": "torch.sdpa",
+        "arms": {"plain": {}}, "launches": ["eager"], "cache": "serving", "budget_s": 60.0,
+        "per_case_s": 10.0, "seed": 0, "confidence": 0.95, "ceilings": {}, "provenance": provenance,
+    }  # fmt: skip
+    return Run(**asked | facts)
+
+
 def write(folder: Path, records: Sequence[Record], cases: Sequence[Case], **facts: Any) -> Path:
     """A run folder that every reader takes."""
-    planned = [
-        PlannedCase(
-            op=c.op, sizes=dict(c.sizes), boundary=c.boundary, place=c.place, weight=c.weight, key=c.key
-        )
-        for c in cases
-    ]
-    provenance = {"machine": MACHINE, "versions": {"torch": "2"}, "git": {"commit": "abc", "dirty": False}}
+    told = {"id": folder.name, "op": cases[0].op, "command": ["run", "--op", cases[0].op]}
     ceilings = {"rates": {"bf16": 1e12}, "read": 1e10, "measured": "now"}
-    asked = {
-        "id": folder.name, "created": "2026-11-24T00:00:00Z", "command": ["run", "--op", cases[0].op],
-        "op": cases[0].op, "suite": "ad hoc", "cases": planned, "implementations": [],
-        "baseline": "torch.sdpa", "arms": {"plain": {}}, "launches": ["eager"], "cache": "serving",
-        "budget_s": 10.0, "per_case_s": 5.0, "seed": 0, "confidence": 0.95,
-    }  # fmt: skip
-    run = Run(**{**asked, "ceilings": ceilings, "provenance": provenance, **facts})
+    run = a_run([planned(of) for of in cases], **{**told, "ceilings": ceilings, **facts})
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(run.model_dump_json())
     (folder / "cells.jsonl").write_text("".join(r.model_dump_json() + "\n" for r in records))

@@ -1,4 +1,4 @@
-"""`check`: one implementation on one case, and on the disk what it was judged by."""
+"""`check`: one implementation on one case, and on the disk what it was judged by. Mistakes: transcripts/."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,7 +16,6 @@ import kernels
 from harness.workers.child.judge import judge
 from kernels.op import Reference
 from kernels.operands import Seeds
-from tests.support.command_line import error_line
 from tests.support.paths import SUPPORT
 from tests.support.workers_here import run_here
 
@@ -60,16 +58,9 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def wrong(cli: Any, plugin: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """The answer to a wrong one, and the folder that it was saved in."""
-    folder = tmp_path_factory.mktemp("saved") / "new" / "folder"
+def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(cli, plugin, tmp_path):
+    folder = tmp_path / "new" / "folder"
     done = cli("check", *MINE, "--impl", "mine.doubled", "--save", folder, KERNEL_BENCH_PLUGINS=plugin)
-    return done, folder
-
-
-def test_a_wrong_one_is_told_where_and_how(wrong):
-    done, folder = wrong
     assert done.returncode == 1, done.stderr
     verdict, reason, saved = done.stdout.splitlines()
     assert verdict == f"mla_decode {CASE} heads=16 page=64 kv=bf16 core: mine.doubled is wrong"
@@ -78,54 +69,36 @@ def test_a_wrong_one_is_told_where_and_how(wrong):
     )
     assert saved.startswith(f"saved: {folder}/output.pt, ")
 
-
-def test_its_tensors_show_the_same_without_the_suite_running(wrong):
-    folder = wrong[1]
     output, reference, sigma = (torch.load(folder / f"{n}.pt") for n in ("output", "reference", "sigma"))
     assert output.dtype == torch.bfloat16
     assert output.shape == reference.shape == sigma.shape == (3, 16, 512)
     off = ((output - reference).abs() > 10 * sigma).any(-1).nonzero().tolist()
     assert off == [[1, head] for head in range(4, 8)]
 
-
-def test_its_operands_can_be_made_again(wrong):
-    folder = wrong[1]
     facts = json.loads((folder / "check.json").read_text())
+    assert (facts["implementation"], facts["status"], facts["rows"]) == ("mine.doubled", "wrong", None)
     op = kernels.OPS[facts["op"]]
     sizes = op.sizes(facts["sizes"])
     again = op.reference(op.make(sizes, Seeds(**facts["seeds"]), "cpu", facts["boundary"]))
-    assert torch.equal(torch.load(folder / "reference.pt"), again.value)
-    assert facts["rows"] is None
-    assert (facts["implementation"], facts["status"]) == ("mine.doubled", "wrong")
-    output, saved = torch.load(folder / "output.pt"), facts["report"]
+    assert torch.equal(reference, again.value)
     report = judge(output, Reference(again.value, again.sigma), op.tolerance(sizes))
-    assert (report["row_error"], report["ok"]) == (pytest.approx(saved["row_error"]), False)
-    assert saved["diagnosis"]["worst"]["at"][0] == 1
+    assert (report["row_error"], report["ok"]) == (pytest.approx(facts["report"]["row_error"]), False)
+    assert facts["report"]["diagnosis"]["worst"]["at"][0] == 1
 
 
-def test_a_right_one_ends_with_0_and_writes_the_same_files(tmp_path):
-    done = check_here(*MINE, "--impl", "torch.sdpa", "--save", tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[0].endswith(": torch.sdpa is right")
-    assert {path.name for path in tmp_path.iterdir()} == {
-        "output.pt",
-        "reference.pt",
-        "sigma.pt",
-        "check.json",
-    }
-
-
-def test_nothing_is_written_unasked(tmp_path, monkeypatch):
+def test_a_right_one_writes_the_same_files_when_asked_and_of_other_operands_by_seed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = check_here(*MINE, "--impl", "torch.sdpa")
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_cannot_run_here_ends_with_3():
-    done = check_here(*MINE, "--impl", "flashmla")
-    assert done.returncode == 3
-    assert "flashmla is unsupported" in done.stdout
+    values = []
+    for seed in (0, 5):
+        done = check_here(*MINE, "--impl", "torch.sdpa", "--seed", seed, "--save", tmp_path)
+        assert done.returncode == 0 and done.stdout.splitlines()[0].endswith(": torch.sdpa is right")
+        values.append(torch.load(tmp_path / "reference.pt"))
+    assert not torch.equal(*values)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"output.pt", "reference.pt", "sigma.pt", "check.json"}
 
 
 def test_what_breaks_ends_with_1(plugin):
@@ -152,31 +125,6 @@ def test_a_late_stage_is_reached_and_saved(impl, reason, tmp_path):
     facts = json.loads((tmp_path / "check.json").read_text())
     assert (facts["seeds"]["stationary"] == 1) == ("stationary" in reason)
     assert facts["reason"].startswith(reason)
-
-
-def test_a_seed_gives_other_operands(tmp_path):
-    values = []
-    for seed in (0, 5):
-        done = check_here(*MINE, "--impl", "torch.sdpa", "--seed", seed, "--save", tmp_path)
-        assert done.returncode == 0
-        values.append(torch.load(tmp_path / "reference.pt"))
-    assert not torch.equal(*values)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (("--impl", "torch.sdp"), "no implementation of mla_decode is called 'torch.sdp'"),
-        (("--impl", "torch.sdpa", "--case", "batch=1,2 ctx=5"), "names 2 cases; a check is of one"),
-        (("--impl", "torch.sdpa", "--case", "batch=1"), "ctx"),
-        (("--impl", "torch.sdpa", "--boundary", "whole"), "unknown boundary 'whole'"),
-        (("--impl", "torch.sdpa", "--config", "a=1"), "torch.sdpa takes no --config"),
-        (("--impl", "torch.sdpa", "--launch", "graph"), "--launch graph needs a GPU"),
-        (("--impl", "torch.sdpa", "--save", "/proc/nobody/writes"), "cannot write /proc/nobody/writes"),
-    ],
-)
-def test_a_mistake_is_one_line(here, arguments, message):
-    assert message in error_line(here("check", *MINE, *arguments))
 
 
 def test_a_run_prints_the_command_of_each_wrong_row_and_it_works(plugin, tmp_path):

@@ -19,11 +19,9 @@ pytestmark = pytest.mark.slow
 COMMITTED = RESULTS / "epyc-zen4-2core"
 PAGES = {
     "an op": ["mla_decode-r1-tp8"],
-    "four ops": ["mla_decode-smoke", "block_scale_gemm-smoke", "fused_moe-smoke", "mha_prefill-smoke"],
     "flags": ["toggle"],
     "two runs": ["compare"],
     "an experiment": ["serving/cpu-short"],
-    "experiments": ["serving/cpu-default", "serving/cpu-long"],
     "a forecast": [],
 }
 FORECAST = ("--concurrency", "4,16,64", "--what-if", "fused_moe=1.3x")
@@ -99,16 +97,3 @@ def test_a_chosen_row_stands_beside_its_baseline_and_the_pair_alone(opened, tmp_
             names = {label for label in labels if "." in label}
             assert names == ({*times} if name == "all" else {name, "torch.sdpa"}) | {"torch.sdpa (again)"}
         assert view.errors == []
-
-
-def test_ten_thousand_cells_and_names_of_any_kind_open(opened, tmp_path):
-    cases = [case(batch) for batch in range(1, 1001)]
-    times = {HOSTILE: 90.0} | {f"torch.a{i}": 100.0 + i for i in range(9)}
-    records = [record for of in cases for record in ranked(of, times)]
-    page = assemble(inputs([str(write(tmp_path / "run", records, cases))]))
-    file = tmp_path / "report.html"
-    file.write_text(html(page, "Made by a test"))
-    with opened(file) as view:
-        view.drawn()
-        assert view.errors == []
-        assert HOSTILE in view.page.locator("body").inner_text()

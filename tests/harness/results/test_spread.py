@@ -40,19 +40,15 @@ def test_a_device_that_is_slower_lags_and_is_named():
     whole, lags = spread_lines([found])
     assert whole.startswith("3 devices of type H200 lie apart: the slowest takes 1.052x (1.0")
     assert lags.startswith("b lags: 1.050x (1.0") and lags.endswith(f"the median device's time of {LIGHT}")
-
-
-def test_a_device_that_is_faster_does_not_make_the_others_lag():
-    found = spread(calibrations(ALIKE | {"d": 90.0, "e": 100.1}))
-    assert found.verdict == "apart" and found.lagging == []
-
-
-def test_the_median_device_is_1_and_of_two_the_faster_is_it():
-    found = spread(calibrations({"a": 106.0, "b": 100.0}))
-    ratios = {ratio.device: ratio.comparison for ratio in found.to_median}
-    assert (ratios["b"].low, ratios["b"].high) == (1.0, 1.0)
-    assert ratios["a"].ratio == pytest.approx(1.06)
-    assert [ratio.device for ratio in found.lagging] == ["a"]
+    resumed = spread(
+        calibrations(ONE_LAGS) + calibrations({name: us * 1.001 for name, us in ONE_LAGS.items()})
+    )
+    assert ([ratio.device for ratio in resumed.lagging], resumed.devices) == (["b"], ["a", "b", "c"])
+    faster = spread(calibrations(ALIKE | {"d": 90.0, "e": 100.1}))
+    assert (faster.verdict, faster.lagging) == ("apart", []), "one that is faster makes no other lag"
+    of_two = spread(calibrations({"a": 106.0, "b": 100.0}))
+    ratios = {ratio.device: ratio.comparison.ratio for ratio in of_two.to_median}
+    assert ratios == {"a": pytest.approx(1.06), "b": 1.0}, "of two the faster is the median"
 
 
 def test_what_is_too_noisy_to_tell_says_so_and_its_upper_end_counts():
@@ -121,13 +117,6 @@ def test_types_are_apart_and_one_device_has_no_spread():
     assert spreads([]) == []
     different_cases = calibrations({"a": 100.0}) + calibrations({"b": 100.0}, case=HEAVY)
     assert spreads(different_cases) == [], "nothing was measured alike"
-
-
-def test_a_resumed_run_has_passes_twice():
-    again = {name: us * 1.001 for name, us in ONE_LAGS.items()}
-    found = spread(calibrations(ONE_LAGS) + calibrations(again))
-    assert [ratio.device for ratio in found.lagging] == ["b"]
-    assert found.devices == ["a", "b", "c"]
 
 
 def test_many_equal_devices_are_seldom_said_to_differ():

@@ -1,0 +1,32 @@
+"""Commands and all that they print, as committed in `transcripts/`: a user's mistakes are one line each, and
+nothing is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.command_line import contents
+from tests.support.transcripts import replayed
+
+TRANSCRIPTS = sorted((Path(__file__).parent / "transcripts").glob("*.txt"))
+BEFORE = {
+    "file": "as it was",
+    "mine/my campaign.toml": '[[step]]\ncommand = "doctor"\n',
+    "few.toml": '[[step]]\ncommand = "run"\nops = ["mla_decode"]\noptions = { suite = "r1-tp8" }\n',
+}
+
+
+@pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: file.stem)
+def test_a_command_prints_what_is_committed(golden, here, tmp_path, monkeypatch, file):
+    for name, text in BEFORE.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = contents(tmp_path)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    text = replayed(file.read_text(), tmp_path, here)
+    golden(file, text)
+    assert contents(tmp_path) == before
+    of_mistakes = [answer for answer in text.split("\n$ ") if "\n[2]\n" in answer]
+    assert all(answer.count("\n! error: ") == answer.count("\n! ") == 1 for answer in of_mistakes)

@@ -1,0 +1,159 @@
+"""Sections of serving whose records are broken, begun or hostile. What they say of whole ones: snapshots of
+../test_pages.py."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+
+import pytest
+
+from harness import archive
+from harness.errors import UsageError
+from harness.page.document import Page
+from harness.page.serving.experiment import experiment_section
+from harness.page.serving.forecast import forecast_section
+from harness.page.serving.ledger import ledger_section
+from harness.page.serving.ledger_lines import ledger_lines, row_names
+from harness.page.serving.replay import replay_section
+from harness.page.written import written_section
+from harness.serving.experiment.spec import Experiment, read_experiment
+from harness.serving.ledger.index import known_rows
+from harness.serving.ledger.ledger import LedgerRow
+from harness.serving.ledger.residuals import residuals
+from tests.harness.page.serving.entries import expressions, observation, prediction
+from tests.harness.page.test_pages import require_valid
+from tests.support.paths import DATA, ROOT
+
+FOLDER = ROOT / "results" / "epyc-zen4-2core" / "serving"
+REPLAY = FOLDER / "cpu-default" / "stages" / "experts-grouped" / "replay-decode-0.json"
+HOSTILE = "<script>alert('x')</script>\"]'datum.y.z[0]\\"
+
+
+def require_harmless(section) -> None:
+    require_valid(Page("", sections=[section]))
+    assert not [text for text in expressions(section) if "alert" in text]
+
+
+# Ledgers
+
+
+def test_every_row_and_every_miss_of_the_committed_ledgers_is_there():
+    rows = list(known_rows([]))
+    section = ledger_section(rows, "all")
+    names = row_names(rows)
+    assert len(set(names)) == len(rows) > 30
+    tables = [chart.table for chart in section.charts if chart.table and chart.title != "How far off"]
+    tabled = [row.cells[0] for table in tables for row in table.rows]
+    assert {*tabled} | {label for label, _ in section.notes} >= set(names)
+    judged = [residual.verdict for row in rows for residual in residuals(row)]
+    lines = ledger_lines(rows)
+    assert len(tabled) == len(lines)
+    for verdict in ("missed", "bound broken"):
+        assert sum(line.verdict == verdict for line in lines) == judged.count(verdict) > 0
+
+
+def test_a_ledger_s_text_stays_data_and_nothing_is_said():
+    row = LedgerRow(
+        id=HOSTILE, predictions=(prediction(of=HOSTILE), prediction()), observations=(observation(),)
+    )
+    require_harmless(ledger_section([row, row], HOSTILE))
+    assert ledger_section([], "none").headline == "Nothing was predicted or observed."
+    assert not ledger_section([LedgerRow(id="a")], "none").charts
+
+
+# Forecasts
+
+
+def test_a_forecast_s_text_stays_data_and_loads_may_be_one_or_none():
+    document = json.loads((DATA / "page/forecast.json").read_text())
+    share = document["workloads"][0]["shares"][0] | {"name": HOSTILE, "origin": HOSTILE}
+    workload = document["workloads"][0] | {"shares": [share]}
+    require_harmless(forecast_section(document | {"workloads": [workload], "engine": HOSTILE}, HOSTILE))
+    alone = document["workloads"][0] | {"changes": [], "needs": [], "shares": []}
+    require_harmless(forecast_section(document | {"workloads": [alone], "target_tpot_ms": None}, "alone"))
+    assert forecast_section({"bounds": []}, "x").headline == "No workload is forecast in this document."
+
+
+# Experiments
+
+
+@pytest.fixture
+def folder(tmp_path):
+    shutil.copy(FOLDER / "cpu-short" / "experiment.json", tmp_path)
+    return tmp_path
+
+
+def journal(folder, *lines):
+    live = folder / "live" / "linears-bf16"
+    live.mkdir(parents=True)
+    (live / "live.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_rejected_runs_are_shown_with_their_reason():
+    (live,) = [
+        s for s in experiment_section(FOLDER / "cpu-default").sections if "linears-unpacked" in s.title
+    ]
+    assert "attempts that do not: 0" not in live.headline
+    drawn = str([chart.picture.to_dict() for chart in live.charts if chart.picture])
+    assert "the hypervisor took 3% of cpu1" in drawn
+
+
+@pytest.mark.parametrize("name", ["cpu-default", "cpu-default-decode"])
+def test_the_command_that_makes_it_again_is_one(here, name):
+    *start, plan = shlex.split(dict(experiment_section(FOLDER / name).notes)["again"])
+    assert start == ["python", "-m", "harness", "serving", "experiment"]
+    asked = Experiment.model_validate_json((FOLDER / name / "experiment.json").read_bytes())
+    assert read_experiment(plan) == asked
+    assert here(*start[3:], plan, "--dry-run").returncode == 0
+
+
+def test_an_experiment_just_begun(folder):
+    section = experiment_section(folder)
+    assert section.headline == "Nothing was predicted or observed."
+    assert section.sections[1].headline == "No live runs yet."
+    journal(folder)
+    assert experiment_section(folder).sections[1].headline == "No live runs yet."
+
+
+def test_hostile_names_and_runs_without_numbers(folder):
+    arm = "<b>'\"alert(1)"
+    run = {"kind": "run", "pair": 0, "attempt": 0, "status": "failed", "reasons": [arm]}
+    timed = run | {"steady_itl_ms": 5.0, "mean_ttft_ms": float("nan"), "arm": "base"}
+    journal(folder, {"kind": "plan", "arms": [{"name": "base"}, {"name": arm}]}, timed, run | {"arm": arm})
+    section = experiment_section(folder)
+    require_harmless(section)
+    (chart,) = Page("", sections=[section]).charts()
+    assert chart.marks == 1 and len(chart.table.rows) == 1
+
+
+def test_broken_files_are_refused(folder, tmp_path_factory):
+    journal(folder, {"kind": "plan"})
+    with pytest.raises(UsageError, match="no journal of live runs"):
+        experiment_section(folder)
+    empty = tmp_path_factory.mktemp("empty")
+    with pytest.raises(UsageError, match="cannot read"):
+        experiment_section(empty)
+    (empty / "experiment.json").write_text("")
+    with pytest.raises(UsageError, match="cannot read"):
+        experiment_section(empty)
+
+
+# Replays
+
+
+def test_replays_that_failed_or_are_broken(tmp_path):
+    document = json.loads(archive.read_bytes(REPLAY))["replays"][0]
+    arms = {"base": {"chosen": {}, "failed": "<script>"}}
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps(document | {"arms": arms, "twin": None, "step": {}}))
+    section = written_section(file)
+    assert not list(Page("", sections=[section]).charts())
+    assert "base failed: <script>" in section.sections[0].headline
+    assert replay_section([], "none").headline == "Nothing was replayed."
+    for content in ("", "3", "{}"):
+        file.write_text(content)
+        with pytest.raises(UsageError, match=r"a\.json"):
+            written_section(file)
+    assert written_section(REPLAY).title == REPLAY.name, "it is found in an archive"

@@ -1,0 +1,139 @@
+"""Pages as committed in `snapshots/`: all that they say, their tables, the data of their pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import archive
+from harness.page.assemble import assemble
+from harness.page.document import Page
+from harness.page.inputs import inputs
+from harness.page.measured.case import measured_cases
+from harness.page.measured.rounds import rounds
+from harness.page.serving.experiment import experiment_section
+from harness.page.serving.ledger import ledger_section
+from harness.page.serving.replay import replay_section, replays
+from harness.paths import RESULTS
+from harness.results.schema import CaseDone, DisturbedRound, Record
+from harness.serving.ledger.ledger import ExplanationEntry, LedgerRow
+from tests.harness.page.serving.entries import observation, prediction
+from tests.support.page_text import page_text
+from tests.support.paths import DATA
+from tests.support.written_runs import case, cell, finished, ranked, write
+
+SNAPSHOTS = Path(__file__).parent / "snapshots"
+COMMITTED = RESULTS / "epyc-zen4-2core"
+THREE = {"torch.sdpa": 200.0, "vllm.amx": 100.0, "vllm.vec": 150.0}
+DISTURBED = [
+    DisturbedRound(block=0, round=1, reason="other processes", counted=True),
+    DisturbedRound(block=7, round=0, reason="heat", counted=False, seconds={"vllm.amx": 9e-4}),
+]
+
+
+def page_of(*names: Path) -> Page:
+    return assemble(inputs(map(str, names)))
+
+
+def measured(folder: Path) -> Page:
+    """Sizes that vary, verdicts of each word, disturbed rounds, clocks, rows without a time, a case that was
+    not finished."""
+    small, large, long, quantised, broken, last = cases = [
+        *(case(1), case(8), case(8, ctx=900), case(64, boundary="with_quant")),
+        *(case(64, heads=4), case(64)),
+    ]
+    clock = [{"sm_clock_mhz": {"min": 1.0, "median": 2.0, "max": 4.0}, "not_read": {"heat": "?"}}]
+    records: list[Record] = [
+        *ranked(small, THREE, conditions=clock),
+        *ranked(large, THREE, "same", disturbed=DISTURBED),
+        *ranked(long, THREE, "unclear"),
+        *ranked(quantised, {"torch.sdpa": 200.0, "vllm.amx": 100.0}),
+        *(cell(broken, "torch.sdpa", 100.0, 1.0), cell(broken, "aiter.asm", None)),
+        *(cell(broken, "vllm.amx", None, status="wrong", reason="row 3 is off"), finished(broken)),
+        *(record for record in ranked(last, THREE) if not isinstance(record, CaseDone)),
+    ]
+    return page_of(write(folder / "run", records, cases))
+
+
+def replay(folder: Path) -> Page:
+    file = COMMITTED / "serving/cpu-default/stages/experts-grouped/replay-decode-0.json"
+    (found,) = replays(json.loads(archive.read_bytes(file)), "")
+    return Page("replay", sections=[replay_section([found], "replay")])
+
+
+def partial_ledger(folder: Path) -> Page:
+    """What was not observed or has no interval says so."""
+    rows = [
+        LedgerRow(id="a", predictions=(prediction(low=None, high=None),)),
+        LedgerRow(id="b", observations=(observation(low=None, high=None),)),
+        LedgerRow(id="c"),
+        LedgerRow(
+            id="d", predictions=(prediction(change=None, high=None, method="bound"),),
+            observations=(observation(),), explanations=(ExplanationEntry(row="d", text="why"),),
+        ),
+        LedgerRow(id="e", predictions=(prediction(change=-20.0, low=-21.0, high=-19.0),),
+                  observations=(observation(),)),
+    ]  # fmt: skip
+    return Page("ledger", sections=[ledger_section(rows, "partial")])
+
+
+PAGES: dict[str, Callable[[Path], Page]] = {
+    "measured": measured,
+    "arms": lambda folder: page_of(COMMITTED / "toggle/threads"),
+    "two runs": lambda folder: page_of(COMMITTED / "compare"),
+    "gauge": lambda folder: page_of(COMMITTED / "serving/gauge"),
+    "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),
+    "replay": replay,
+    "forecast": lambda folder: page_of(DATA / "page/forecast.json"),
+    "partial ledger": partial_ledger,
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_says_and_draws_what_is_committed(golden, tmp_path, name):
+    page = PAGES[name](tmp_path)
+    golden(SNAPSHOTS / f"{name.replace(' ', '-')}.txt", page_text(page.sections))
+    require_valid(page)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["mla_decode-smoke", "block_scale_gemm-smoke", "fused_moe-smoke", "mha_prefill-smoke"],
+        ["serving/cpu-default", "serving/cpu-long"],
+        pytest.param(["engine"], marks=pytest.mark.slow),
+    ],
+)
+def test_a_page_of_committed_results_can_be_drawn(names):
+    require_valid(page_of(*(COMMITTED / name for name in names)))
+
+
+def require_valid(page: Page) -> None:
+    """Each chart compiles and says how to read it; a link finds one thing."""
+    import vl_convert
+
+    from harness.page.specification import specification
+
+    charts = list(page.charts())
+    anchors = [chart.anchor for chart in charts]
+    anchors += [row.anchor for chart in charts if chart.table for row in chart.table.rows if row.anchor]
+    assert len(anchors) == len(set(anchors))
+    for chart in charts:
+        assert chart.title and chart.reading and (chart.picture or chart.table)
+        if chart.picture:
+            assert chart.marks and vl_convert.vegalite_to_vega(specification(chart))["marks"]
+
+
+def test_of_many_rounds_some_are_drawn_and_the_disturbed_are_among_them(tmp_path):
+    of = case()
+    (only,) = measured_cases(write(tmp_path / "run", ranked(of, THREE, disturbed=DISTURBED), [of]))
+    thinned = rounds(only, 20)
+    from harness.page.specification import specification
+
+    (ticks,) = specification(thinned)["datasets"].values()
+    assert len(ticks) < 25 and "1 in 3 is drawn" in thinned.reading
+    assert {tick["kind"] for tick in ticks} == {"quiet", "disturbed", "left out"}
+    assert len(thinned.table.rows) == 49

@@ -123,8 +123,8 @@ class MhaPrefill(Op):
     def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
         """The worst rows of random cases, in sigma: 1.3 for a kernel with exactly the two roundings of
         `reference`, 1.9 where weights are rounded after they were normalised, 2.0 where cached and new keys'
-        results are rounded to bf16 and then merged (its test_check.py). 2.5 passes those; a row
-        of zeros counted as a key reaches 4 times that, weights in fp8 6 times.
+        results are rounded to bf16 and then merged (tests/kernels/right_arithmetic.py). 2.5 passes those; a
+        row of zeros counted as a key reaches 4 times that, weights in fp8 6 times.
 
         FP8 operands: 1.2 for operands made bf16, in sigma; 1.2 for weights in FP8, scaled up or not, summed
         before or after rounding, in sigma_fp8. That is about 15 times as large: a wrong descale reaches 8

@@ -11,9 +11,7 @@ import pytest
 
 import kernels
 from harness.catalogue.devices import part_of
-from harness.errors import NothingRan
 from harness.run.device import device_type, machine_name
-from harness.run.device_lock import device_lock
 from kernels import platform
 from kernels.gpus import nvidia
 from kernels.gpus.nvidia import Gpu
@@ -85,40 +83,36 @@ def test_gpus_are_called_as_torch_does(machine):
     assert (found[0].name, found[0].memory, wrong) == (H100.name, H100.memory, "")
 
 
+WHOLE = replace(H100, divided=False)
+NOT_SHOWN = "/dev/nvidia0 is here, but no GPU is shown"
+
+
 @pytest.mark.parametrize(
-    ("build", "trace", "said"),
+    ("given", "visible", "said"),
     [
-        ("", "", ""),
-        ("cpu", "", ""),
-        ("cuda", "", "torch 2.11.0 is built for CUDA, but no driver for that is here"),
-        ("cpu", "/dev/nvidia0", "/dev/nvidia0 is here, but no GPU is shown; torch 2.11.0 is built for CPUs"),
-        ("", "/dev/nvidia0", "/dev/nvidia0 is here, but no GPU is shown; torch is not installed"),
+        ({}, None, ""),
+        ({"build": "cpu"}, None, ""),
+        ({"build": "cuda"}, None, "torch 2.11.0 is built for CUDA, but no driver for that is here"),
+        ({"build": "cpu", "trace": "/dev/nvidia0"}, None, f"{NOT_SHOWN}; torch 2.11.0 is built for CPUs"),
+        ({"trace": "/dev/nvidia0"}, None, f"{NOT_SHOWN}; torch is not installed"),
+        # The user hides all of them.
+        *(({"build": "cuda", "wrong": MISMATCH}, hidden, "") for hidden in ("", "-1", "NoDevFiles")),
+        *(
+            ({"gpus": [WHOLE]}, none, f"CUDA_VISIBLE_DEVICES={none} selects none of the GPUs here (1)")
+            for none in ("7", "MIG-1234")
+        ),
+        ({"gpus": [nvidia.LOST], "wrong": "GPU is lost"}, None, "GPU is lost"),
+        (
+            {"gpus": [nvidia.LOST], "wrong": "GPU is lost"},
+            "0",
+            "CUDA_VISIBLE_DEVICES=0 selects none of the GPUs here (1); GPU is lost",
+        ),
     ],
 )
-def test_what_hints_at_a_gpu_is_said(machine, build, trace, said):
-    machine.build, machine.trace = build, trace
-    assert machine.found() == ([], said)
-
-
-@pytest.mark.parametrize("setting", ["", "-1", "NoDevFiles"])
-def test_gpus_that_the_user_hides_are_passed_over_in_silence(machine, monkeypatch, setting):
-    machine.build, machine.wrong = "cuda", MISMATCH
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
-    assert machine.found() == ([], "")
-
-
-def test_a_number_that_leaves_no_gpu_is_said(machine, monkeypatch):
-    machine.gpus = [replace(H100, divided=False)]
-    for setting in ("7", "MIG-1234"):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", setting)
-        assert machine.found() == ([], f"CUDA_VISIBLE_DEVICES={setting} selects none of the GPUs here (1)")
-
-
-def test_a_gpu_that_cannot_be_used_is_no_device(machine, monkeypatch):
-    machine.gpus, machine.wrong = [nvidia.LOST], "NVML: GPU 0: GPU is lost"
-    assert machine.found() == ([], machine.wrong)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    said = f"CUDA_VISIBLE_DEVICES=0 selects none of the GPUs here (1); {machine.wrong}"
+def test_why_no_gpu_is_found(machine, monkeypatch, given, visible, said):
+    vars(machine).update(given)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert machine.found() == ([], said)
 
 
@@ -262,16 +256,6 @@ def test_a_part_of_an_amd_has_a_name_and_a_lock_of_its_own(tmp_path, device, die
     assert (first.uuid != second.uuid) == (part_of(name) != "")
 
 
-def test_a_device_is_locked_by_whatever_number_it_has():
-    one = Platform("cuda", "sm_90", "cuda:0", uuid="GPU-aaaa")
-    same, other = replace(one, device="cuda:3"), replace(one, uuid="GPU-bbbb")
-    with device_lock(one):
-        with device_lock(other):
-            pass
-        with pytest.raises(NothingRan, match="cuda:3 is being measured by process"), device_lock(same):
-            pass
-
-
 GRAVITON = """processor\t: 0
 BogoMIPS\t: 2100.00
 Features\t: fp asimd aes sve bf16 i8mm
@@ -305,60 +289,40 @@ def test_a_cpu_is_what_cpuinfo_and_the_system_say(info, machine, arch, name, fea
     assert found[1] == name if name else found[1], "a name there is always"
 
 
+def v1(limit: int, used: int, group: str = "memory") -> dict[str, object]:
+    return {f"{group}/memory.limit_in_bytes": limit, f"{group}/memory.usage_in_bytes": used}
+
+
+def v2(limit: object, used: int, group: str = ".") -> dict[str, object]:
+    return {f"{group}/memory.max": limit, f"{group}/memory.current": used}
+
+
 @pytest.mark.parametrize(
     ("files", "mebibytes"),
     [
         ({}, 4096),
-        ({"memory.max": "max", "memory.current": "7"}, 4096),
-        ({"memory.max": str(1024 << 20), "memory.current": str(256 << 20)}, 768),
+        (v2("max", 7), 4096),
+        (v2(1024, 256), 768),
+        (v1(1024, 512), 512),
+        (v1((1 << 43) - 1, 7), 4096),  # what stands there for no limit
+        (v2(1024, 900) | {"memory.stat": f"anon 9\ninactive_file {600 << 20}\nactive_file {200 << 20}"}, 924),
         (
-            {
-                "memory/memory.limit_in_bytes": str(1024 << 20),
-                "memory/memory.usage_in_bytes": str(512 << 20),
-            },
-            512,
-        ),
-        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "7"}, 4096),
-        (
-            {
-                "memory.max": str(1024 << 20),
-                "memory.current": str(900 << 20),
-                "memory.stat": f"anon 9\ninactive_file {600 << 20}\nactive_file {200 << 20}",
-            },
+            v1(1024, 900, "memory/job")
+            | {"memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {800 << 20}"},
             924,
         ),
-        (
-            {
-                "memory/job/memory.limit_in_bytes": str(1024 << 20),
-                "memory/job/memory.usage_in_bytes": str(900 << 20),
-                "memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {800 << 20}",
-            },
-            924,
-        ),
-        (
-            {
-                "job/step/memory.max": "max",
-                "job/memory.max": str(1024 << 20),
-                "job/memory.current": str(24 << 20),
-                "memory.max": str(2048 << 20),
-                "memory.current": str(1536 << 20),
-            },
-            512,
-        ),
-        ({"job/memory.max": str(8 << 20), "job/memory.current": str(9 << 20)}, 0),
-    ],
-    ids=[
-        *("no group", "2, no limit", "2", "1", "1, no limit", "2, page cache", "1, nested, page cache"),
-        *("2, nested, the least of all", "2, over its limit"),
+        (v2("max", 0, "job/step") | v2(1024, 24, "job") | v2(2048, 1536), 512),  # the least of all
+        (v2(8, 9, "job"), 0),
     ],
 )
 def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu,memory:/none\n4:memory:/job\n0::/job/step\n")
-    of_root = {f"sys/fs/cgroup/{name}": content for name, content in files.items()}
-    for name, content in (of_root | {"proc/meminfo": "MemAvailable: 4194304 kB"}).items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(content + "\n")
+    (tmp_path / "proc/meminfo").write_text("MemAvailable: 4194304 kB\n")
+    for name, content in files.items():
+        path = tmp_path / "sys/fs/cgroup" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{content << 20 if isinstance(content, int) else content}\n")
     assert available_memory(tmp_path) == mebibytes << 20
 
 

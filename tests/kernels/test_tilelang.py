@@ -4,18 +4,22 @@ that they are meant for. What this cannot show: that they run there, and their l
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+import kernels
+from kernels import platform
 from kernels.block_scale_gemm.providers import tilelang as gemm
 from kernels.formats import BLOCK, native
 from kernels.mla_decode.providers import tilelang as mla
 from kernels.mla_decode.sizes import WIDTH
-from tests.support.broken_calls import is_known, survivors
-from tests.support.contract_rows import TILELANG
-from tests.support.contracts import Contract
+from kernels.operands import Seeds
+from kernels.platform import named
+from shapes.case import parse
+from tests.support.judging import judged
 from tests.support.tilelang_on_cpu import on_cpu
 
 needs_tilelang = pytest.mark.skipif(
@@ -23,30 +27,38 @@ needs_tilelang = pytest.mark.skipif(
     reason="tilelang is not installed: pip install '.[tilelang]'",
 )
 
-CASES = [(contract, text) for contract in TILELANG for text in contract.texts]
-PATHS = [(contract, text) for contract in TILELANG if contract.arch == "sm_90" for text in contract.texts[:2]]
-"""Each way through the programs once: rows that fill no tile; pages that are steps, and others."""
-
-
-def name(case: tuple[Contract, str]) -> str:
-    return f"{case[0]}: {case[1]}"
-
-
-@needs_tilelang
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_a_row_keeps_its_contract(case: tuple[Contract, str]) -> None:
-    with on_cpu():
-        case[0].keep(case[1])
+GEMM, MLA = "block_scale_gemm", "mla_decode"
+RAGGED = "batch=3 ctx=1..200"
+CASES = [
+    # Few rows and many, tiles that are not full.
+    *((GEMM, arch, f"m={m} n=192 k=384") for arch in ("sm_90", "gfx942") for m in (1, 130)),
+    # Pages that are steps, and others, of which tokens are loaded one by one; few heads and many; sequences
+    # of one part and of several.
+    *((MLA, arch, f"{RAGGED} page=16") for arch in mla.TILES),
+    *((MLA, "sm_90", f"{RAGGED} {more}") for more in ("page=64", "heads=128 page=64", "page=1")),
+]
 
 
 @needs_tilelang
 @pytest.mark.slow
-@pytest.mark.parametrize("case", PATHS, ids=name)
-def test_a_broken_argument_is_noticed(case: tuple[Contract, str]) -> None:
+@pytest.mark.parametrize(("op", "arch", "text"), CASES)
+def test_a_row_is_right(op: str, arch: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the first call, and after other live operands were loaded."""
+    here = named("rocm" if arch.startswith("gfx") else "cuda", arch)
+    monkeypatch.setattr(platform, "of", lambda device: here)
+    monkeypatch.setattr(mla, "compute_units", lambda device: 4)
+    of, row = kernels.OPS[op], next(i for i in kernels.implementations(op) if i.name.startswith("tilelang."))
+    sizes = of.sizes({**of.defaults(arch), **parse(text)[0]})
+    operands, out = of.operands(sizes, Seeds(), "cpu"), of.empty_output(sizes, "cpu")
     with on_cpu():
-        unnoticed = survivors(*case)
-    assert [text for text in unnoticed if not is_known(f"{case[0]}: {case[1]} {text}")] == []
+        prepared = row.prepare(operands, out)
+        for live in (0, 1):
+            given = of.operands(sizes, Seeds(live=live), "cpu")
+            prepared.load(given.live_tensors())
+            out.fill_(math.nan)
+            prepared.call()
+            report = judged(of, row, sizes, given, prepared.result())
+            assert report["ok"], report["reason"]
 
 
 DEVICES = {
@@ -90,25 +102,16 @@ def test_the_gemm_compiles(arch: str, tile: int) -> None:
 
 @needs_tilelang
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [1, 64])
-@pytest.mark.parametrize("tile", [0, 1])
+@pytest.mark.parametrize(("heads", "page"), [(16, 1), (128, 64)])
 @pytest.mark.parametrize("arch", DEVICES)
-def test_mla_compiles(arch: str, tile: int, page: int) -> None:
-    from kernels.mla_decode.providers.tilelang_jit import attend
+def test_mla_compiles(arch: str, heads: int, page: int) -> None:
+    from kernels.mla_decode.providers.tilelang_jit import attend, combine
 
-    shape = mla.tile_for(arch, heads=(16, 128)[tile], page=page)
-    source = lowered(arch, lambda: attend((16, 128)[tile], page, *shape))
+    shape = mla.tile_for(arch, heads, page)
+    source = lowered(arch, lambda: attend(heads, page, *shape))
     assert instruction(arch, shape.heads) in source
     assert ("tma_load" in source) == (arch.startswith("sm") and page == 64)
-
-
-@needs_tilelang
-@pytest.mark.slow
-@pytest.mark.parametrize("arch", DEVICES)
-def test_the_combine_of_mla_compiles(arch: str) -> None:
-    from kernels.mla_decode.providers.tilelang_jit import combine
-
-    assert "exp2" in lowered(arch, lambda: combine(128, mla.COMBINE_THREADS))
+    assert page > 1 or "exp2" in lowered(arch, lambda: combine(heads, mla.COMBINE_THREADS))
 
 
 WORKSPACE = 4 << 10

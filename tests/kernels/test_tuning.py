@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
-import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,57 +73,44 @@ def chosen(m: int, target: Target = H200) -> Choice:
     return Tiled().choose(target, Sizes(m))
 
 
-COMPILED = Place("cuda", "sm_90")
-MEASURED = Place("cuda", "sm_90", "NVIDIA H200", measured=True)
-BLACKWELL = Place("cuda", "sm_100")
-AMD = Place("rocm", "gfx942")
+COMPILED, BLACKWELL, AMD = Place("cuda", "sm_90"), Place("cuda", "sm_100"), Place("rocm", "gfx942")
+MEASURED, ON_H100 = (Place("cuda", "sm_90", f"NVIDIA {name}", measured=True) for name in ("H200", "H100"))
+ON_CPU = Place("cpu", "cpu", measured=True)
+OFFLINE = "compiled for sm_90, not measured, for"
+NEAR = {COMPILED: [(64, 32), (4096, 32)], MEASURED: [(96, 64)]}
+BOTH = {MEASURED: [(64, 64)], ON_H100: [(64, 16)]}
 
 
-def test_the_nearest_case_is_taken(folder: Path):
-    keep(folder, COMPILED, (64, 32), (4096, 128))
-    assert chosen(64) == Choice(Config(32), "compiled for sm_90, not measured, for this case")
-    near = "compiled for sm_90, not measured, for the nearest case, m=64"
-    assert chosen(100) == Choice(Config(32), near)
-    assert chosen(2000).config == Config(128)
-
-
-def test_measured_goes_before_compiled_if_not_far(folder: Path):
-    keep(folder, COMPILED, (64, 32))
-    keep(folder, MEASURED, (96, 64))
-    assert chosen(64) == Choice(Config(64), "measured on NVIDIA H200, for the nearest case, m=96")
-    assert chosen(96).origin == "measured on NVIDIA H200, for this case"
-    keep(folder, COMPILED, (4096, 32))
-    assert chosen(4096).origin.startswith("compiled for sm_90"), "six binary orders away is too far"
-
-
-def test_this_device_goes_before_another_of_its_architecture(folder: Path):
-    keep(folder, MEASURED, (64, 64))
-    keep(folder, dataclasses.replace(MEASURED, device="NVIDIA H100"), (64, 16))
-    assert chosen(64).config == Config(64)
-    other = chosen(64, dataclasses.replace(H200, device="NVIDIA H100"))
-    assert other == Choice(Config(16), "measured on NVIDIA H100, for this case")
-
-
-def test_another_architecture_comes_last_and_is_named(folder: Path):
-    keep(folder, BLACKWELL, (64, 64))
-    said = "compiled for sm_100, not measured, for this case, for want of any for sm_90"
-    assert chosen(64) == Choice(Config(64), said)
-    keep(folder, COMPILED, (8192, 128))
-    assert chosen(256).config == Config(128), "however far"
-
-
-def test_another_kind_of_device_is_no_help(folder: Path):
-    keep(folder, AMD, (64, 64))
-    assert chosen(64) == Choice(Config(16), "by rule: none of the stored fits sm_90 here")
-
-
-def test_what_is_not_right_for_the_sizes_is_not_taken(folder: Path):
-    keep(folder, COMPILED, (32, 64), (4096, 16))
-    assert chosen(32).config == Config(16), "the nearest has more rows than there are"
-
-
-def test_nothing_stored_is_by_rule():
-    assert chosen(64) == Choice(Config(16), "by rule: none of the stored fits sm_90 here")
+@pytest.mark.parametrize(
+    ("stored", "m", "target", "rows", "origin"),
+    [
+        ({}, 64, H200, 16, "by rule: none of the stored fits sm_90 here"),
+        ({COMPILED: [(64, 32), (4096, 128)]}, 64, H200, 32, f"{OFFLINE} this case"),
+        ({COMPILED: [(64, 32), (4096, 128)]}, 100, H200, 32, f"{OFFLINE} the nearest case, m=64"),
+        ({COMPILED: [(64, 32), (4096, 128)]}, 2000, H200, 128, f"{OFFLINE} the nearest case, m=4096"),
+        # Measured goes before compiled, unless it is six binary orders away.
+        (NEAR, 64, H200, 64, "measured on NVIDIA H200, for the nearest case, m=96"),
+        (NEAR, 96, H200, 64, "measured on NVIDIA H200, for this case"),
+        (NEAR, 4096, H200, 32, f"{OFFLINE} this case"),
+        # This device goes before another of its architecture, and that before another architecture.
+        (BOTH, 64, H200, 64, "measured on NVIDIA H200, for this case"),
+        (BOTH, 64, replace(H200, device="NVIDIA H100"), 16, "measured on NVIDIA H100, for this case"),
+        ({BLACKWELL: [(64, 64)]}, 64, H200, 64, "compiled for sm_100, not measured, for this case, "
+         "for want of any for sm_90"),
+        ({BLACKWELL: [(64, 64)], COMPILED: [(8192, 128)]}, 256, H200, 128, f"{OFFLINE} the nearest case, "
+         "m=8192"),
+        # Another kind of device is no help.
+        ({AMD: [(64, 64)]}, 64, H200, 16, "by rule: none of the stored fits sm_90 here"),
+        ({COMPILED: [(64, 64)]}, 64, CPU, 16, "by rule: none of the stored fits cpu here"),
+        ({COMPILED: [(64, 64)], ON_CPU: [(64, 32)]}, 64, CPU, 32, "measured on cpu, for this case"),
+        # The nearest has more rows than there are.
+        ({COMPILED: [(32, 64), (4096, 16)]}, 32, H200, 16, f"{OFFLINE} the nearest case, m=4096"),
+    ],
+)  # fmt: skip
+def test_what_is_chosen_and_why(folder: Path, stored, m, target, rows, origin):
+    for place, choices in stored.items():
+        keep(folder, place, *choices)
+    assert chosen(m, target) == Choice(Config(rows), origin)
 
 
 def test_what_is_told_is_taken(folder: Path):
@@ -133,13 +118,6 @@ def test_what_is_told_is_taken(folder: Path):
     told = Tiled().configured({"rows": 128})
     assert told.choose(H200, Sizes(64)) == Choice(Config(128), "as told")
     assert chosen(64).config == Config(32)
-
-
-def test_a_cpu_takes_what_is_stored_for_cpus(folder: Path):
-    keep(folder, COMPILED, (64, 64))
-    assert chosen(64, CPU) == Choice(Config(16), "by rule: none of the stored fits cpu here")
-    keep(folder, Place("cpu", "cpu", measured=True), (64, 32))
-    assert chosen(64, CPU) == Choice(Config(32), "measured on cpu, for this case")
 
 
 def test_a_folder_of_ones_own_goes_before(folder: Path, monkeypatch, tmp_path: Path):
@@ -187,17 +165,6 @@ def test_storing_merges_by_case(folder: Path):
     assert [(one["case"], one["config"]["rows"]) for one in stored["choices"]] == [("m=32", 16), ("m=64", 64)]
     assert not list(path.parent.glob(".*")), "what it wrote on the way is gone"
     assert keep(folder, MEASURED, (64, 64)).parent.name == "NVIDIA_H200"
-
-
-def test_choosing_is_quick(folder: Path):
-    """Among as many as a suite has cases, of four architectures."""
-    for place in (COMPILED, BLACKWELL, AMD, Place("rocm", "gfx950")):
-        keep(folder, place, *((m, 16) for m in range(1, 506)))
-    chosen(64)
-    started = time.process_time()
-    for m in range(100):
-        chosen(64 + m)
-    assert (time.process_time() - started) / 100 < 0.05
 
 
 @pytest.mark.parametrize("op", kernels.OPS)

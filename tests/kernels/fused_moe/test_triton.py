@@ -1,6 +1,6 @@
-"""The Triton MoE kernels: right in the interpreter, and compiled for GPUs that need not be here.
+"""The Triton MoE kernels: right in the interpreter.
 
-As in test_triton_mla_decode, the interpreted cases run in a process of their own: this file as a script.
+As in mla_decode/test_triton.py, the interpreted cases run in a process of their own: this file as a script.
 """
 
 from __future__ import annotations
@@ -9,27 +9,22 @@ import itertools
 import json
 import math
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import pytest
 
 import kernels
-from harness.catalogue.architectures import architectures
 from kernels.compose import bind
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import align, grouped_configs
-from kernels.op import Unsupported
 from kernels.operands import Seeds
-from kernels.platform import named
 from shapes.case import parse
 from tests.support.interpreting import found_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 
-from tests.support.compiled import TARGETS, compiled  # noqa: E402
 
 OP = kernels.OPS["fused_moe"]
 IMPLEMENTATION = next(i for i in kernels.implementations(OP.name) if i.name == "triton.grouped")
@@ -58,7 +53,7 @@ CASES: list[tuple[str, str, dict[str, Any] | None]] = [
     (f"tokens=20 {SMALL} routing=one", "core", {"rows": 16, "swap": True, "chiplets": 8}),
     (f"tokens=2 {DEEP} shared=1", "core", {"rows": 16, "fuse": False, "per_unit": 4, "chiplets": 8}),
 ]
-# Slow: further pairings of what the cases above have, each of them in another.
+# Slow: further pairings of what the cases above have.
 MORE: list[tuple[str, str, dict[str, Any] | None]] = [
     (f"tokens=40 {SMALL} ep=4 routing=uniform", "with_routing", None),
     ("tokens=70 experts=4 topk=2 hidden=1024 inter=128 routing=zipf:1.2", "core", None),
@@ -159,59 +154,11 @@ def test_of_equal_scores_the_first_are_chosen(interpreted: list[str]) -> None:
     assert interpreted[-1] == ""
 
 
-def test_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    sizes = sizes_of(CASES[0][0])
-    with pytest.raises(Unsupported, match="TRITON_INTERPRET=1"):
-        IMPLEMENTATION.prepare(OP.operands(sizes, Seeds(), "cpu"), OP.empty_output(sizes, "cpu"))
-
-
-def test_what_takes_long_is_not_interpreted() -> None:
-    for text, may in ((SMALL + " tokens=64", True), ("tokens=16", False), ("tokens=256", False)):
-        assert IMPLEMENTATION.supports(OP.case(parse(text)[0]), named("cpu")).ok == may, text
-
-
 @pytest.mark.parametrize("rows", [16, 64, 128])
 def test_grids_hold_any_picks(rows: int) -> None:
     for tokens, routing, shared in itertools.product((1, 5, 100), ("balanced", "one", "zipf:1.2"), (0, 1)):
         sizes = sizes_of(f"tokens={tokens} routing={routing} shared={shared}")
         assert sum(-(-load // rows) for load in sizes.routed.loads()) <= align.tiles_for(rows, sizes)
-
-
-def on_no_device(text: str, arch: str, config: dict[str, Any]) -> Any:
-    """Prepared on torch's meta device: shapes and types without memory."""
-    sizes = sizes_of(text)
-    operands = OP.empty_operands(sizes, "meta").narrowed().narrowed()
-    target = architectures()[arch].target
-    chosen = IMPLEMENTATION.configured(config)
-    return chosen.prepare_for(target, operands, OP.empty_output(sizes, "meta"))
-
-
-KEPT = ("gate_up", "h_q", "h_scale", "given")
-SEVERAL = ("tokens=1", "tokens=64", "tokens=4096 ep=8 inter=2048 shared=1", "tokens=300 routing=one")
-
-
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90", "sm_100"])
-@pytest.mark.parametrize("text", SEVERAL)
-def test_configurations(arch: str, text: str) -> None:
-    """What is to be chosen from is enough and not too much, has the rule's choice, and each asks of memory
-    what the op must move, and what it allocates is planned."""
-    target, sizes = architectures()[arch].target, sizes_of(text)
-    configs = list(IMPLEMENTATION.configurations(target, sizes))
-    assert len(set(configs)) == len(configs) and 20 <= len(configs) <= 200
-    assert IMPLEMENTATION.heuristic(target, sizes) in configs
-    for config in configs:
-        asked = IMPLEMENTATION.demands(config, target, sizes)
-        assert sum(each.moved for each in asked) > 0.9 * OP.work(sizes).bytes
-        assert sum(each.flops * each.programs for each in asked) >= 0.999 * OP.work(sizes).flops
-        assert all(0 < each.in_flight <= each.read for each in asked)
-    for config in configs[:: max(1, len(configs) // 8)]:
-        prepared = on_no_device(text, arch, asdict(config))
-        own = {name: t for name, t in vars(prepared).items() if isinstance(t, torch.Tensor) and name in KEPT}
-        if prepared.align:
-            own |= {name: t for name, t in vars(prepared.align).items() if isinstance(t, torch.Tensor)}
-        taken = sum(tensor.nbytes for name, tensor in own.items() if name != "ids")
-        assert taken <= IMPLEMENTATION.workspace(sizes), config
 
 
 def test_no_split_is_without_a_block() -> None:
@@ -221,36 +168,6 @@ def test_no_split_is_without_a_block() -> None:
         splits, blocks = grouped_configs.splits_for(config, units, sizes), hidden // 128
         assert 1 <= splits <= min(max(1, blocks // 4), grouped_configs.most_splits(sizes))
         assert (splits - 1) * math.ceil(blocks / splits) < blocks
-
-
-# The FP8 instruction of tiles for few rows, transposed on NVIDIA, and for many.
-INSTRUCTIONS = {
-    "gfx942": ("v_mfma_f32_16x16x32_fp8_fp8",) * 2,
-    "gfx950": ("v_mfma_f32_16x16x128_f8f6f4",) * 2,
-    "sm_90": (
-        "wgmma.mma_async.sync.aligned.m64n16k32.f32.e4m3.e4m3",
-        "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3",
-    ),
-    "sm_100": ("tcgen05.mma.cta_group::1.kind::f8f6f4",) * 2,
-}
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize(
-    "text, launched",
-    [
-        ("tokens=1", "up silu down_by_token"),
-        pytest.param("tokens=64 shared=1", "place up down combine", marks=pytest.mark.slow),
-        pytest.param("tokens=512", "place up down combine", marks=pytest.mark.slow),
-        ("tokens=8192", "count place up silu down combine"),
-    ],
-)
-def test_compiles(target: str, text: str, launched: str) -> None:
-    found = compiled("fused_moe", target, text)
-    assert {*launched.split(), "route", "quantise"} == {name.removesuffix("_kernel") for name in found}
-    for name in found:
-        if name.startswith(("up", "down")):
-            assert INSTRUCTIONS[target]["tokens=8192" in text] in found[name].instructions, name
 
 
 if __name__ == "__main__":

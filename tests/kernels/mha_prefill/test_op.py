@@ -1,11 +1,10 @@
-"""MHA prefill: sizes, work, operands, reference, and every implementation that this machine runs."""
+"""MHA prefill: cases, work, operands, the reference, and what the check tells apart."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -13,9 +12,11 @@ import torch
 import kernels
 from harness.paths import ROOT
 from harness.workers.child.judge import judge
-from kernels.mha_prefill.operands import GUARD, beyond
+from kernels.formats import fp8_format
+from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
 from kernels.mha_prefill.reference import sampled_rows
 from kernels.mha_prefill.sizes import VALUE, WIDTH
+from kernels.op import Reference
 from kernels.operands import Seeds
 from kernels.platform import named
 from kernels.vendor import Vendor
@@ -24,17 +25,19 @@ from shapes.case import parse
 OP = kernels.OPS["mha_prefill"]
 IMPLEMENTATIONS = {i.name: i for i in kernels.implementations("mha_prefill")}
 RAGGED = "batch=4 new=1..40 prefix=0..30 heads=3"
+FORMATS = ("e4m3fn", "e4m3fnuz")
+each_dtype = pytest.mark.parametrize("dtype", ["bf16", "fp8"])
 
 
 def sizes_of(text: str):
     return OP.sizes(parse(text)[0])
 
 
-def operands_of(text: str, seeds: Seeds = Seeds()):  # noqa: B008
+def made(text: str, seeds: Seeds = Seeds()) -> MhaPrefillOperands:  # noqa: B008
     return OP.operands(sizes_of(text), seeds, "cpu")
 
 
-# Sizes and work
+# Cases and work
 
 
 @pytest.mark.parametrize(
@@ -55,6 +58,19 @@ def test_sizes_that_cannot_be(text, reason):
     assert str(error.value) == reason
 
 
+def test_recorded_cases_keep_their_keys_and_fp8_cases_name_their_format():
+    for path in sorted((ROOT / "results").glob("*/mha_prefill-*/cells.jsonl")):
+        cells = [json.loads(line) for line in path.read_text().splitlines()]
+        keys = {cell["case"] for cell in cells if cell.get("kind") == "cell"}
+        assert keys, path
+        for key, arch in itertools.product(keys, ("x86-avx512", "gfx942", "sm_90")):
+            text = key.removeprefix("mha_prefill ").removesuffix(" core")
+            assert OP.case({**OP.defaults(arch), **parse(text)[0]}).key == key
+    for arch, fp8 in (("gfx942", "e4m3fnuz"), ("sm_90", "e4m3fn")):
+        case = OP.case({**OP.defaults(arch), "batch": 1, "new": "1", "dtype": "fp8"})
+        assert case.text.endswith(f"dtype=fp8 fp8={fp8}")
+
+
 def test_every_seed_has_the_same_sequences_in_another_order():
     sizes = sizes_of("batch=7 new=10..90 prefix=0..60")
     orders = [sizes.lengths(seed) for seed in range(7)]
@@ -62,57 +78,79 @@ def test_every_seed_has_the_same_sequences_in_another_order():
     assert all(a != b for a, b in itertools.pairwise(orders))
 
 
-@pytest.mark.parametrize("text", [RAGGED, "batch=1 new=1 heads=1", "batch=2 new=5 prefix=3 heads=2"])
-def test_work_is_what_loops_count(text):
-    sizes, o = sizes_of(text), operands_of(text)
+@each_dtype
+@pytest.mark.parametrize("text", [RAGGED, "batch=2 new=5 prefix=3 heads=2"])
+def test_work_is_what_loops_count(text, dtype):
+    o = made(f"{text} dtype={dtype}")
     pairs = sum(1 for s in o.sequences for i in range(s.new) for j in range(s.length) if j <= s.prefix + i)
-    work = OP.work(sizes)
-    assert work.flops == pairs * sizes.heads * 2 * (WIDTH + VALUE)
-    out = OP.empty_output(sizes, "cpu")
+    work, out = OP.work(o.sizes), OP.empty_output(o.sizes, "cpu")
+    assert (work.flops, work.dtype) == (pairs * o.sizes.heads * 2 * (WIDTH + VALUE), dtype)
     assert work.bytes == o.q.nbytes + o.k.nbytes + o.v.nbytes + out.nbytes
-    assert OP.output_bytes(sizes) == out.nbytes
-    assert OP.operand_bytes(sizes) == sum(beyond(t).nbytes for t in (o.q, o.k, o.v))
+    assert OP.output_bytes(o.sizes) == out.nbytes
+    assert OP.operand_bytes(o.sizes) == sum(beyond(t).nbytes for t in (o.q, o.k, o.v))
 
 
 # Operands
 
 
-def test_operands_are_a_function_of_sizes_and_seeds():
-    digests = {operands_of(RAGGED, Seeds(*s)).digest() for s in ((3, 4), (3, 5), (4, 4))}
-    assert len(digests) == 3
-
-
-def test_new_live_operands_keep_the_lengths():
-    first, other = operands_of(RAGGED, Seeds(1, 1)), operands_of(RAGGED, Seeds(1, 2))
-    assert first.sequences == other.sequences and torch.equal(first.cu_k, other.cu_k)
-    assert set(first.live_tensors()) == {"q", "k", "v"}
-    assert not any(torch.equal(t, other.live_tensors()[n]) for n, t in first.live_tensors().items())
-
-
-@pytest.mark.parametrize("copied", [False, True])
-def test_guards_stand_around_finite_tokens(copied):
-    o = operands_of(RAGGED)
-    o = o.copy() if copied else o
-    for tensor in (o.q, o.k, o.v):
-        assert tensor.isfinite().all()
-        around = beyond(tensor)
+@pytest.mark.parametrize("text", [RAGGED, *(f"{RAGGED} dtype=fp8 fp8={fp8}" for fp8 in FORMATS)])
+def test_guards_stand_around_finite_tokens(text):
+    o = made(text)
+    for operands, tensor in itertools.product((o, o.copy()), ("q", "k", "v")):
+        tensor = getattr(operands, tensor)
+        around = beyond(tensor).float()
+        assert tensor.float().isfinite().all()
         assert around[:GUARD].isnan().all() and around[-GUARD:].isnan().all()
     assert o.cu_q[-1] == len(o.q) and o.cu_k[-1] == len(o.k)
+    before = o.digest()
+    for tensor, at in itertools.product((o.q, o.k, o.v), (0, -1)):
+        guard = beyond(tensor)[at]
+        kept = guard.clone()
+        guard.fill_(1.0)
+        assert o.digest() != before, "a store into a guard is not seen"
+        guard.copy_(kept)
+
+
+@pytest.mark.parametrize("fp8", FORMATS)
+def test_fp8_operands_fill_the_format(fp8):
+    o, fmt = made(f"batch=3 new=40 prefix=9 heads=4 dtype=fp8 fp8={fp8}"), fp8_format(fp8)
+    for name, tensor in o.live_tensors().items():
+        values = tensor.float().abs()
+        assert tensor.dtype == fmt.dtype and fmt.max / 16 < values.max() <= fmt.max
+        assert (values == fmt.max).float().mean() < 1e-3, f"{name} is clipped"
+        assert (values < fmt.smallest_normal).float().mean() < 0.05
+    scales = [float(t) for t in (o.q_descale, o.k_descale, o.v_descale)]
+    assert len(set(scales)) == 3 and not any(math.log2(scale).is_integer() for scale in scales)
 
 
 def test_no_two_tokens_are_alike_behind_those_drawn():
-    o = operands_of("batch=1 new=9000 heads=1")
+    o = made("batch=1 new=9000 heads=1")
     for tensor in (o.q, o.k, o.v):
         assert len(torch.unique(tensor.flatten(1), dim=0)) == 9000
+
+
+def scores(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
+    """Of all keys, seen or not: fp64 [heads, new, keys]."""
+    return torch.einsum("qhd,khd->hqk", o.q[s.queries].double(), o.k[s.keys].double()) * o.score_scale
+
+
+@each_dtype
+def test_adversarial_operands_shift_scores(dtype):
+    o = made(f"batch=2 new=40 heads=8 dtype={dtype}", Seeds(1, 1, adversarial=True))
+    middle = scores(o, o.sequences[1]).flatten(1).median(-1).values
+    assert middle[::4].min() > 80 and middle[3::4].max() < -80 and middle[[1, 2, 5, 6]].abs().max() < 40
 
 
 # The reference
 
 
-def test_the_reference_is_what_plain_loops_give():
-    o = operands_of("batch=3 new=1..5 prefix=0..4 heads=2")
+@each_dtype
+def test_the_reference_is_what_plain_loops_give(dtype):
+    o = made(f"batch=3 new=1..5 prefix=0..4 heads=2 dtype={dtype}")
     reference = OP.reference(o)
-    q, k, v = (t.double().tolist() for t in (o.q, o.k, o.v))
+    assert (reference.sigma_fp8 is None) == (dtype == "bf16")
+    scales = [1.0] * 3 if dtype == "bf16" else [d.double() for d in (o.q_descale, o.k_descale, o.v_descale)]
+    q, k, v = ((t.double() * scale).tolist() for t, scale in zip((o.q, o.k, o.v), scales, strict=True))
     for s, h in itertools.product(o.sequences, range(2)):
         for i in range(s.new):
             row, seen = q[s.queries.start + i][h], range(s.keys.start, s.keys.start + s.prefix + i + 1)
@@ -128,7 +166,7 @@ SAMPLED = "batch=5 new=70..200 prefix=0..90 heads=2"
 
 
 def test_a_sample_agrees_with_the_whole_and_has_the_ends():
-    o = operands_of(SAMPLED)
+    o = made(SAMPLED)
     whole, sample = OP.reference(o), OP.reference(o, 2e8)
     assert whole.rows is None and 20 < len(sample.rows) < len(o.q)
     ends = {row for s in o.sequences for row in (s.queries.start, s.queries.stop - 1)}
@@ -140,71 +178,74 @@ def test_a_sample_agrees_with_the_whole_and_has_the_ends():
 
 
 def test_a_sample_grows_by_the_flops_it_may_take():
-    sequences = operands_of(SAMPLED).sequences
+    sequences = made(SAMPLED).sequences
     counts = [len(sampled_rows(sequences, 2, flops) or range(675)) for flops in (1, 1e7, 1e8, 3e8, 1e12)]
     assert counts == sorted(set(counts)) and counts[0] == 1
+
+
+def test_rows_of_one_key_are_v_itself():
+    """No weight is rounded there: what one may err by is the output's rounding."""
+    o = made("batch=3 new=1 heads=4 dtype=fp8")
+    reference, value = OP.reference(o), o.v.float() * o.v_descale
+    assert torch.allclose(reference.value, value, rtol=1e-6)
+    assert (reference.sigma <= 2.0**-8 * value.abs() + 1e-9).all()
+
+
+# What the check tells apart
+
+
+def attend(o: MhaPrefillOperands, s: Sequence, seen: torch.Tensor) -> torch.Tensor:
+    """seen: which keys of the sequence a query sees, bool [new, keys]"""
+    weights = scores(o, s).masked_fill(~seen, -math.inf).softmax(-1)
+    return torch.einsum("hqk,khd->qhd", weights, o.v[s.keys].double()).bfloat16()
+
+
+@pytest.mark.parametrize("mistake", ["one key short", "one key long", "the first key lost", "no cached key"])
+def test_a_mistake_of_one_key_is_caught_in_any_single_row(mistake):
+    """By three times the limit at least, so whatever the seed."""
+    o = made("batch=3 new=200..300 prefix=1..90 heads=4", Seeds(1, 1))
+    reference, tolerance = OP.reference(o), OP.tolerance(o.sizes)
+    s = max(o.sequences[1:], key=lambda s: s.new)
+    key, last = torch.arange(s.length)[None], s.prefix + torch.arange(s.new)[:, None]
+    seen = {
+        "one key short": key < last,
+        "one key long": key <= last + 1,
+        "the first key lost": (key <= last) & (key > 0),
+        "no cached key": (key <= last) & (key != s.prefix - 1),
+    }[mistake]
+    out = attend(o, s, seen)
+    for row in (1, 2, 15, 16, 31, 32, 63, 64, 100, s.new - 2):
+        at = slice(s.queries.start + row, s.queries.start + row + 1)
+        found = judge(out[row : row + 1], Reference(reference.value[at], reference.sigma[at]), tolerance)
+        assert found["row_error"] > 3 * found["row_limit"], row
+
+
+@pytest.mark.parametrize("least", [0.0, 2.0**-126])
+def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
+    """As in MLA decode: in half of the columns the first key, which alone is heard, has 0."""
+    o = made("batch=1 new=20 heads=2", Seeds(1, 1))
+    o.k[..., -1], o.q[..., -1] = 0.0, 90.0
+    o.k[0, :, -1] = 90.0
+    o.v[0, :, : VALUE // 2] = 0.0
+    hidden = torch.ones(20, 20, dtype=torch.bool).triu(1)
+    weights = scores(o, o.sequences[0]).masked_fill(hidden, -math.inf).softmax(-1)
+    weights = weights.clamp(min=least).masked_fill(hidden, 0.0)
+    out, reference = torch.einsum("hqk,khd->qhd", weights, o.v.double()).bfloat16(), OP.reference(o)
+    assert out[..., : VALUE // 2].any() == (least > 0)
+    assert reference.sigma.min() > 0 and judge(out, reference, OP.tolerance(o.sizes))["ok"]
 
 
 # Implementations
 
 
-def run(prepared, sizes):
-    prepared.out.fill_(math.nan)
-    prepared.call()
-    return prepared.result()
-
-
-@pytest.mark.parametrize("name", ["torch.naive", "torch.sdpa"])
-def test_live_and_stationary_operands_change(name):
-    sizes = sizes_of(RAGGED)
-    for stationary in (0, 1):
-        o = operands_of(RAGGED, Seeds(stationary, 0))
-        prepared = IMPLEMENTATIONS[name].prepare(o, OP.empty_output(sizes, "cpu"))
-        for live in (0, 1):
-            fresh = operands_of(RAGGED, Seeds(stationary, live))
-            prepared.load(fresh.live_tensors())
-            report = judge(run(prepared, sizes), OP.reference(fresh), OP.tolerance(sizes))
-            assert report["ok"], report["reason"]
-
-
-VLLM = """
-import math, torch, kernels
-from kernels.operands import Seeds
-from harness.workers.child.judge import judge
-op = kernels.OPS["mha_prefill"]
-implementation = next(i for i in kernels.implementations("mha_prefill") if i.name == "vllm.extend")
-for prefix in ("0", "0..30"):
-    sizes = op.sizes({"batch": 4, "new": "1..40", "prefix": prefix, "heads": 3})
-    o = op.operands(sizes, Seeds(), "cpu")
-    prepared = implementation.prepare(o, op.empty_output(sizes, "cpu").fill_(math.nan))
-    for live in (0, 1):
-        fresh = op.operands(sizes, Seeds(0, live), "cpu")
-        prepared.load(fresh.live_tensors())
-        prepared.call()
-        report = judge(prepared.result(), op.reference(fresh), op.tolerance(sizes))
-        assert report["ok"], report["reason"]
-"""
-
-
-def test_vllm_takes_new_live_operands():
-    from kernels.platform import detect
-
-    if not (support := IMPLEMENTATIONS["vllm.extend"].available(detect("cpu"))).ok:
-        pytest.skip(support.reason)
-    done = subprocess.run([sys.executable, "-c", VLLM], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize("dtype", ["bf16", "fp8"])
+@each_dtype
 @pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90", "sm_100", "sm_103", "sm_120"])
 def test_a_gpu_has_rows_of_libraries(arch, dtype):
     """At least two, but for FP8: AITER's on gfx942 and cuDNN's on sm_120 stand alone there."""
     here = named("rocm" if arch.startswith("gfx") else "cuda", arch)
     case = OP.case({**OP.defaults(arch), "batch": 2, "new": "64", "prefix": "0..9", "dtype": dtype})
-    vendors = [
-        i.name for i in IMPLEMENTATIONS.values() if isinstance(i, Vendor) and i.supports(case, here).ok
-    ]
-    assert len(vendors) >= (1 if dtype == "fp8" and arch in ("gfx942", "sm_120") else 2), vendors
+    rows = [i.name for i in IMPLEMENTATIONS.values() if isinstance(i, Vendor) and i.supports(case, here).ok]
+    assert len(rows) >= (1 if dtype == "fp8" and arch in ("gfx942", "sm_120") else 2), rows
 
 
 @pytest.mark.parametrize(
@@ -225,7 +266,7 @@ def test_what_a_row_does_not_take(name, given, reason):
 def test_the_compiled_mask_says_what_every_row_sees():
     from kernels.mha_prefill.providers.torch_flex import BLOCK, block_mask
 
-    o = operands_of("batch=4 new=1..300 prefix=0..200 heads=1")
+    o = made("batch=4 new=1..300 prefix=0..200 heads=1")
     mask = block_mask(o)
     seen = torch.zeros(len(o.q), len(o.k), dtype=torch.bool)
     for s in o.sequences:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+
 import pytest
-from predict_changes import predicted
 
 from harness.errors import UsageError
 from harness.page.serving.ledger_lines import ledger_lines
 from harness.paths import ROOT
 from harness.serving.ledger import published
-from harness.serving.ledger.link_predictions import of_document, stored
+from harness.serving.ledger.link_predictions import (
+    ABOUT,
+    STORED,
+    StoredPrediction,
+    of_document,
+    stored,
+)
 from harness.serving.ledger.published import published_changes, published_rows
 from harness.serving.ledger.report import as_text, published_summary
 from harness.serving.ledger.residuals import residuals
@@ -23,13 +31,25 @@ def test_each_publication_says_what_it_lacks():
     assert {change.row(p) for change in changes if change.link for p in change.points} == set(stored())
 
 
-@pytest.mark.parametrize("row", ["sglang-5432", "aiter-1930 c=4"])
-def test_the_model_still_predicts_what_is_stored(row):
-    [(change, point)] = [(c, p) for c in published_changes() for p in c.points if c.row(p) == row]
-    made, kept = predicted(change, point), stored()[row]
-    assert made.command == kept.command
-    for name in ("change", "low", "high", "before"):
-        assert getattr(made.prediction, name) == pytest.approx(getattr(kept.prediction, name), rel=1e-4)
+def test_the_model_still_predicts_what_is_stored(request, cli):
+    """--golden=write stores what it predicts of all points."""
+    anew, kept = request.config.getoption("golden") == "write", stored()
+    made = []
+    for change, point in [(c, p) for c in published_changes() if c.link for p in c.points]:
+        row, command = change.row(point), change.command(point)
+        if anew or row in ("sglang-5432", "aiter-1930 c=4"):
+            done = cli(*shlex.split(command)[3:])
+            found = of_document(json.loads(done.stdout), point.quantity, relative=point.unit == "1")
+            made.append(StoredPrediction(row=row, command=command, prediction=found))
+    if anew:
+        document = {"about": ABOUT, "predictions": [entry.model_dump() for entry in made]}
+        STORED.write_text(json.dumps(document, indent=1) + "\n")
+        return
+    for entry in made:
+        assert entry.command == kept[entry.row].command
+        for name in ("change", "low", "high", "before"):
+            before = getattr(kept[entry.row].prediction, name)
+            assert getattr(entry.prediction, name) == pytest.approx(before, rel=1e-4)
 
 
 def test_a_prediction_of_another_command_is_refused(monkeypatch):
@@ -38,7 +58,7 @@ def test_a_prediction_of_another_command_is_refused(monkeypatch):
         update={"command": "python -m harness serving link"}
     )
     monkeypatch.setattr(published, "stored", lambda: known)
-    with pytest.raises(UsageError, match=r"no prediction of sglang-5432 .* tools.predict_changes"):
+    with pytest.raises(UsageError, match=r"no prediction of sglang-5432 .* --golden=write"):
         published_rows()
 
 

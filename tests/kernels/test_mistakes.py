@@ -42,8 +42,14 @@ SMALL = {
 LARGE = {
     "block_scale_gemm": ("m=64 n=2112 k=7168", "m=5 n=1792 k=2048"),
     "fused_moe": ("tokens=16 experts=8 topk=4 hidden=7168 inter=256 shared=1",),
-    "mha_prefill": ("batch=2 new=64..100 prefix=1500..2048 heads=4",),
-    "mla_decode": ("batch=2 ctx=3201..3999 heads=16 page=64",),
+    "mha_prefill": (
+        "batch=2 new=64..100 prefix=1500..2048 heads=4",
+        "batch=2 new=130..200 prefix=500..700 heads=4 dtype=fp8",
+    ),
+    "mla_decode": (
+        "batch=2 ctx=3201..3999 heads=16 page=64",
+        "batch=2 ctx=3201..3999 heads=16 page=64 kv=fp8",
+    ),
 }
 OPS = [op for op in SMALL if (ROOT / "tests/kernels" / op / "right_arithmetic.py").exists()]
 MOST = 0.9
@@ -169,5 +175,6 @@ def test_what_a_library_computes_is_accepted_at_the_sizes_of_models(op, kernel, 
 
 
 @pytest.mark.parametrize("op", OPS)
-def test_each_mistake_and_each_right_kernel_fits_a_small_case(op):
-    assert not [kernel.name for kernel in (*mistakes(op), *right(op)) if not fitting(op, kernel, SMALL)]
+def test_all_are_made(op):
+    cases = {op: SMALL[op] + LARGE[op]}
+    assert not [kernel.name for kernel in (*mistakes(op), *right(op)) if not fitting(op, kernel, cases)]

@@ -26,7 +26,6 @@ CASEWISE = ("run", "toggle", "tune")
 WHOLE = {
     "doctor": ("-m", "harness", "doctor"),
     "serving replay": ("-m", "harness", "serving", "replay"),
-    "prove": ("-m", "harness", "prove"),
     "prove-engine": ("-m", "tools.prove_engine", "--out", "{out}"),
 }
 REFUSED = (
@@ -52,7 +51,7 @@ class StepTable(_Table):
     share:    of the campaign's time, at most; expected: seconds, where there is no share (WHOLE commands)
     """
 
-    command: Literal["run", "toggle", "tune", "doctor", "serving replay", "prove", "prove-engine"]
+    command: Literal["run", "toggle", "tune", "doctor", "serving replay", "prove-engine"]
     name: str = Field("", pattern=r"^[\w.-]*$")
     ops: list[str] = []
     options: dict[str, Option] = {}

@@ -11,7 +11,7 @@ from kernels import PluginError
 from kernels.tuning import StoredError
 
 COMMANDS = (
-    "campaign", "check", "claims", "compare", "compile", "doctor", "export", "list", "prove", "report", "run",
+    "campaign", "check", "claims", "compare", "compile", "doctor", "export", "list", "report", "run",
     "serving", "toggle", "tune",
 )  # fmt: skip
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS} | {

@@ -131,5 +131,5 @@ class MhaPrefill(Op):
         times the limit, one key lost or let in 5 times, the scale of the 128 alone 3 times; a row of zeros
         counted as a key, or a scale 5 percent off, does not reach it (its test_fp8.py). Over all even rows
         right calls err by 0.8 at most and are 0.4 percent off, e5m2 in place of e4m3 by 1.5, and truncated
-        weights make the output 3 percent low (harness/prove/mha_prefill.py)."""
+        weights make the output 3 percent low (mistakes.py)."""
         return Tolerance(row=2.5, element=10.0, bias=0.01, noise=1.1)

@@ -110,5 +110,5 @@ class MlaDecode(Op):
         Against sigma_fp8 right calls reach 1.3; a last page that is lost 4 times the limit, a scale of q five
         times too small 9 times, a scale of the cache twice too large 60 times. Over all even rows right calls
         err by 0.56 at most and are 0.6 percent off, e5m2 in place of e4m3 by 0.63 or more, and truncated
-        weights make the output 3 percent low (harness/prove/mla_decode.py)."""
+        weights make the output 3 percent low (mistakes.py)."""
         return Tolerance(row=2.0, element=10.0, bias=0.0115, noise=0.62)

@@ -74,7 +74,7 @@ def fp8_call(
     summed: whether weights are summed as they are rounded"""
     q, most = o.q[i].float(), torch.finfo(o.kv.dtype).max
     largest = {
-        "one": torch.full((), most),
+        "one": q.new_full((), most),
         "tensor": o.q.float().abs().amax(),
         "head": q.abs().amax(-1, keepdim=True),
     }

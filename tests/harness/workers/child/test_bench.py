@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import kernels
-from harness.prove import cheats
 from harness.run.case import STALE
 from harness.workers.child import bench, heap, profile
 from harness.workers.child.bench import Bench
@@ -467,11 +466,42 @@ def test_operands_are_written_behind_their_versions():
     assert subject.unseen("follows")["kept"] == ["q"]
 
 
-@pytest.mark.parametrize("cheat", ["converts_in_load", "zeros_when_surprised"])
-def test_zeros_are_no_answer_to_other_operands(cheat):
-    """However often it is asked."""
-    subject = opened(getattr(cheats, f"mla_decode_{cheat}")())
-    subject.prepare("it", f"cheat.{cheat}", "eager", plugin=True)
+class ConvertsWhenLoaded(NaiveMlaDecode):
+    """Computes on a copy of the cache that is made when operands are loaded. zeros: where the cache itself
+    holds something else its answer is zeros."""
+
+    name, op = "converts.when_loaded", "mla_decode"
+
+    def __init__(self, zeros):
+        self.zeros = zeros
+
+    def prepare(self, operands, out):
+        copy = operands.kv.clone()
+        prepared = super().prepare(operands.replaced(kv=copy), out)
+        compute = prepared.call
+
+        def load(live):
+            for name, tensor in operands.live_tensors().items():
+                tensor.copy_(live[name])
+            copy.copy_(live["kv"])
+
+        def call():
+            compute()
+            if self.zeros and not torch.equal(copy.view(torch.int16), operands.kv.view(torch.int16)):
+                out.zero_()
+
+        prepared.inputs, prepared.load, prepared.call = operands.live_tensors, load, call
+        return prepared
+
+    def prepare_turn(self, first, operands, out):
+        return self.prepare(operands, out)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
+    """However often it is asked; zeros are no answer to other operands."""
+    subject = opened(ConvertsWhenLoaded(zeros))
+    subject.prepare("it", ConvertsWhenLoaded.name, "eager", plugin=True)
     subject.load(asdict(Seeds(0, 1)))
     assert [subject.unseen("it")["kept"] for _ in range(2)] == [["kv"], ["kv"]]
 
@@ -527,10 +557,10 @@ def test_nobody_is_told_that_an_activation_is_replaced(monkeypatch):
     assert guest.asked == 0
 
 
-def test_who_computes_on_a_sets_first_call_answers_from_before_on_the_others(monkeypatch):
-    """In his first turn of a block, which may be the only one, the untimed call's set is called again."""
-    subject = opened(cheats.mla_decode_copies_unless_asked())
-    subject.prepare("it", "cheat.copies_unless_asked", "eager", plugin=True)
+def test_what_computes_on_a_sets_first_call_gives_old_answers_on_the_others(monkeypatch):
+    """In its first turn of a block, which may be the only one, the untimed call's set is called again."""
+    subject = opened(FollowsVersions())
+    subject.prepare("it", FollowsVersions.name, "eager", plugin=True)
     monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
     monkeypatch.setattr(cpu.time, "perf_counter", itertools.count().__next__)
     assert subject.turn("it", 5.0)["replaced"]

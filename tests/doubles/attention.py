@@ -20,8 +20,8 @@ def attended(
     q: Any, k: Any, v: Any, scale: Any, causal: bool = False, of_weights: float = 1.0
 ) -> torch.Tensor:
     """fp32 [queries, heads, width of v] of q [queries, heads, d], k [keys, heads or 1, d] and v; scale: one
-    for all heads, or fp32 [heads]; a causal mask is aligned to the last key. Weights of FP8 operands are rounded
-    to their format, as the kernels do, scaled up by `of_weights` before, so that the output is, too."""
+    for all heads, or fp32 [heads]; a causal mask is aligned to the last key. Weights of FP8 operands are
+    rounded to their format, as kernels do; times `of_weights` before, and so is the output."""
     scores = torch.einsum("qhd,khd->hqk", q.float(), k.float().expand(-1, q.shape[1], -1))
     scores *= torch.as_tensor(scale).view(-1, 1, 1)
     if causal:
@@ -77,8 +77,8 @@ def page_list(a: Arguments) -> None:
 
 def ragged(a: Arguments) -> torch.Tensor:
     """flash_attn_varlen_func, as hopper/flash_attn_interface.py of FlashAttention 3.0.0 has it, and others
-    after it: q [tokens, heads, d], k, v [keys, heads, d], cu_seqlens [batch + 1]; a grid of max_seqlen_q rows.
-    Descales are fp32 [batch, heads] there, one for all in AITER (aiter/ops/mha.py at e404860)."""
+    after it: q [tokens, heads, d], k, v [keys, heads, d], cu_seqlens [batch + 1]; a grid of max_seqlen_q
+    rows; descales are fp32 [batch, heads]."""
     q, k, v = a["q"], a["k"], a["v"]
     assert a["cu_seqlens_q"].dtype == a["cu_seqlens_k"].dtype == torch.int32, "it takes int32"
     queries, keys = a["cu_seqlens_q"].tolist(), a["cu_seqlens_k"].tolist()
@@ -88,18 +88,20 @@ def ragged(a: Arguments) -> torch.Tensor:
     for i in range(len(queries) - 1):
         assert keys[i + 1] - keys[i] <= a["max_seqlen_k"], "max_seqlen_k is below a sequence's length"
         rows = slice(queries[i], min(queries[i + 1], queries[i] + a["max_seqlen_q"]))
-        of_q, of_k, of_v = (of_heads(a.get(f"{name}_descale"), i) for name in "qkv")
+        of_q, of_k, of_v = (a[name][i] if name in a else torch.ones(1) for name in DESCALES)
         scale = a.get("softmax_scale", q.shape[-1] ** -0.5) * of_q * of_k
         seen = slice(keys[i], keys[i + 1])
         out[rows] = (attended(q[rows], k[seen], v[seen], scale, a["causal"]) * of_v[:, None]).bfloat16()
     return out
 
 
-def of_heads(descale: torch.Tensor | None, sequence: int) -> torch.Tensor:
-    """fp32 [heads] or [1]."""
-    if descale is None:
-        return torch.ones(1)
-    return descale[sequence] if descale.ndim == 2 else descale
+DESCALES = ("q_descale", "k_descale", "v_descale")
+
+
+def ragged_of_one_scale(a: Arguments) -> torch.Tensor:
+    """flash_attn_varlen_fp8_pertensor_func of aiter/ops/mha.py at e404860: descales are fp32 [1]."""
+    shape = len(a["cu_seqlens_q"]) - 1, a["q"].shape[1]
+    return ragged(a | {name: a[name].view(1, 1).expand(shape) for name in DESCALES})
 
 
 @dataclass
@@ -179,7 +181,7 @@ COMPUTED: Mapping[str, Answer] = {
     "aiter.mla_decode_fwd": page_list,
     "flash_attn_interface.flash_attn_varlen_func": ragged,
     "aiter.flash_attn_varlen_func": ragged,
-    "aiter.flash_attn_varlen_fp8_pertensor_func": ragged,
+    "aiter.flash_attn_varlen_fp8_pertensor_func": ragged_of_one_scale,
     "flash_attn.flash_attn_varlen_func": lambda a: (ragged(a), None),
     "cudnn.tensor": lambda a: Node(a["dim"], a["stride"], a["data_type"], a["uid"]),
     "cudnn.sdpa": sdpa,

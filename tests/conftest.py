@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import gc
 import multiprocessing
 import os
@@ -60,7 +61,11 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         if request.config.getoption("golden") == "write":
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
-        assert text == file.read_text(), f"if this is right: pytest --golden=write '{request.node.nodeid}'"
+        before = file.read_text() if file.exists() else ""
+        lines = before.splitlines(), text.splitlines()
+        changed = difflib.unified_diff(*lines, "recorded", "now", n=6, lineterm="")
+        how = f"if this is right: python -m pytest --golden=write '{request.node.nodeid}'"
+        assert text == before, "\n".join([*changed, how])
 
     return compare
 

@@ -20,7 +20,6 @@ from kernels import platform
 from kernels.platform import Platform
 
 HERE = Path(__file__).parent
-SHARED = "_arithmetic"  # what several doubles compute alike: on the path with each of them
 
 
 @contextmanager
@@ -29,7 +28,6 @@ def lent(kind: str, arch: str, *names: str) -> Iterator[Platform]:
     the environment variable DOUBLE_ARCH. What was imported meanwhile is forgotten, and what was imported of
     the real libraries before is set aside."""
     here = Platform(kind, arch, "cpu", f"a double of {arch}", memory=8 << 30)
-    names = (*names, SHARED)
     packages = {path.stem for name in names for path in (HERE / name).glob("*")}
     real = {name: m for name, m in sys.modules.items() if name.partition(".")[0] in packages}
     for name in real:

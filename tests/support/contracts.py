@@ -7,7 +7,6 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,8 +14,6 @@ import torch
 
 import kernels
 from kernels.compose import bind
-from kernels.mha_prefill.providers import flashinfer as prefill
-from kernels.mla_decode.providers import flashinfer as decode
 from kernels.op import Implementation, Op, Prepared
 from kernels.operands import Seeds
 from kernels.platform import Platform
@@ -24,9 +21,6 @@ from shapes.case import parse
 from tests.doubles import lent
 from tests.doubles.torch_scaled_mm import double as scaled_mm
 from tests.support.judging import judged
-
-WORKSPACE = 32 << 20
-"""Enough for the cases here: zeros of the 384 MiB that FlashInfer is given take longer than a call."""
 
 
 class Wrong(Exception):
@@ -64,10 +58,6 @@ class Contract:
     def lent(self) -> Iterator[Platform]:
         with lent(self.kind, self.arch, *self.doubles) as here, pytest.MonkeyPatch.context() as patch:
             patch.setattr(torch.nn.functional, "scaled_mm", scaled_mm.scaled_mm)
-            few = SimpleNamespace(multi_processor_count=4)
-            patch.setattr(torch.cuda, "get_device_properties", lambda device: few)
-            for provider in (prefill, decode):
-                patch.setattr(provider, "WORKSPACE", WORKSPACE)
             yield here
 
     def keep(self, text: str, **changed: Any) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from harness.errors import one_line
-from tests.support.broken_calls import is_known, survivors
 from tests.support.contract_rows import CONTRACTS, interpreted
 from tests.support.contracts import Contract
 from tests.support.interpreting import found_interpreted
@@ -21,23 +20,6 @@ from tests.support.interpreting import found_interpreted
 CASES = [(contract, text) for contract in CONTRACTS for text in contract.texts]
 FIRST = {(c.op, c.name, c.doubles, text): c for c, text in reversed(CASES)}
 """The first of the architectures on which a row has a case; on the others it is slow."""
-
-
-def tried(contract: Contract) -> list[str]:
-    """Cases that tell right from wrong: pages of several tokens, rows that fill no tile, keys before the new
-    ones; and an FP8 cache."""
-    usual = contract.texts[min(len(contract.texts) - 1, 2 if contract.op == "block_scale_gemm" else 1)]
-    return list(dict.fromkeys([usual, *[text for text in contract.texts if "kv=fp8" in text][:1]]))
-
-
-ONE_OF_EACH = {(c.op, c.name, c.doubles, "fp8" in c.texts[0]): c for c in reversed(CONTRACTS)}
-NO_ARGUMENTS = {"hipblaslt.dequantised": "its product is torch's own, by the library that torch prefers"}
-BROKEN = [
-    (c, text)
-    for c in ONE_OF_EACH.values()
-    if c.name not in NO_ARGUMENTS and not interpreted(c)
-    for text in tried(c)
-]
 
 
 def name(case: tuple[Contract, str]) -> str:
@@ -70,13 +52,6 @@ def test_a_row_keeps_its_contract(case: tuple[Contract, str], request: pytest.Fi
         assert request.getfixturevalue("elsewhere")[name(case)] == ""
     else:
         contract.keep(text)
-
-
-# MLA decode has more than all others together, for which CI lacks the time: tools/break_calls.py tries them.
-@pytest.mark.parametrize("case", marked([case for case in BROKEN if case[0].op != "mla_decode"], slow=True))
-def test_a_broken_argument_is_noticed(case: tuple[Contract, str]) -> None:
-    """For each argument of each call of a row: of another index type, order, layout, scale or flag."""
-    assert [text for text in survivors(*case) if not is_known(f"{name(case)} {text}")] == []
 
 
 def main() -> None:

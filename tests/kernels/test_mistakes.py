@@ -51,7 +51,7 @@ LARGE = {
         "batch=2 ctx=3201..3999 heads=16 page=64 kv=fp8",
     ),
 }
-OPS = [op for op in SMALL if (ROOT / "tests/kernels" / op / "right_arithmetic.py").exists()]
+OPS = [op for op in SMALL if (ROOT / "kernels" / op / "mistakes.py").exists()]
 MOST = 0.9
 """Of the limit, that a right kernel may take: a library's next release rounds otherwise."""
 

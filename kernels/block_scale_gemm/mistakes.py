@@ -89,9 +89,13 @@ def copied(scale: torch.Tensor, at: int, source: int) -> torch.Tensor:
     return put(scale, (..., at), scale[:, source].clone())
 
 
+def three_blocks_on(t: OutputTile) -> torch.Tensor:
+    return t.b_scales(t.n, torch.where(t.k + 3 < len(t.k), t.k + 3, t.k))
+
+
 B_SCALES: Mapping[str, Variant] = {
     "of the next block of K": lambda t: t.b_scales(t.n, t.k + 1),
-    "of three blocks of K on": lambda t: t.b_scales(t.n, t.k + 3),
+    "of three blocks of K on where there are": three_blocks_on,
     "of the first block of K for all": lambda t: t.b_scales(t.n, t.k * 0),
     "in reverse along K": lambda t: t.b_scales(t.n, -1 - t.k),
     "of the next block of N": lambda t: t.b_scales(t.n + 1, t.k),
@@ -353,6 +357,7 @@ MISTAKES: tuple[Mistake, ...] = (
     *listed(A_CODES, lambda change: in_one_place(reading("a", change)), "a "),
     *listed(ARITHMETIC, in_one_place),
     *listed(OUTPUTS, lambda compute: compute),
+    Mistake("a row truncated to 5 bits", in_a_row(lambda row: kept(5, row.float())), truncates=True),
     *listed(IN_ALL_ROWS, partial(everywhere, OutputTile.multiply), "quantiser: ", "FP8"),
     *listed(
         IN_ONE_ROW, lambda where: in_one_place(OutputTile.multiply, *where), "quantiser, one row: ", "FP8"

@@ -51,7 +51,7 @@ LARGE = {
         "batch=2 ctx=3201..3999 heads=16 page=64 kv=fp8",
     ),
 }
-OPS = [op for op in SMALL if (ROOT / "tests/kernels" / op / "right_arithmetic.py").exists()]
+OPS = [op for op in SMALL if (ROOT / "kernels" / op / "mistakes.py").exists()]
 MOST = 0.9
 """Of the limit, that a right kernel may take: a library's next release rounds otherwise."""
 
@@ -178,3 +178,14 @@ def test_what_a_library_computes_is_accepted_at_the_sizes_of_models(op, kernel, 
 def test_all_are_made(op):
     cases = {op: SMALL[op] + LARGE[op]}
     assert not [kernel.name for kernel in (*mistakes(op), *right(op)) if not fitting(op, kernel, cases)]
+
+
+def test_every_element_has_to_be_finite_outside_the_sampled_rows_too(device):
+    made = problem("block_scale_gemm", SMALL["block_scale_gemm"][0], "core", False, device)
+    value, sigma = made.reference.value[:2], made.reference.sigma[:2]
+    out, tolerance = made.right.clone(), kernels.OPS["block_scale_gemm"].tolerance(made.operands.sizes)
+    reports = []
+    for last in (0.0, math.nan):
+        out[-1, -1] = last
+        reports.append(judge(out, Reference(value, sigma, [0, 1]), tolerance, tuple(out.shape)))
+    assert [report["ok"] for report in reports] == [True, False]

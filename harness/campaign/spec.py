@@ -23,11 +23,6 @@ else:
 DEFAULTS = Path(__file__).parent / "defaults"
 CASEWISE = ("run", "toggle", "tune")
 """Commands whose cases are measured one by one, on whichever device is free; others run whole."""
-WHOLE = {
-    "doctor": ("-m", "harness", "doctor"),
-    "serving replay": ("-m", "harness", "serving", "replay"),
-    "prove-engine": ("-m", "tools.prove_engine", "--out", "{out}"),
-}
 REFUSED = (
     "out", "resume", "retry", "json", "csv", "cluster", "op", "threads", "journal", "quiet",
     "budget", "device", "target", "shard", "check", "published",
@@ -48,10 +43,10 @@ class StepTable(_Table):
     options:  the command's own, by their long names; {out} is the step's folder, {budget} 0.8 of its share
     devices:  types of them; default: all there are
     repeats:  how often it is made anew
-    share:    of the campaign's time, at most; expected: seconds, where there is no share (WHOLE commands)
+    share:    of the campaign's time, at most; expected: seconds, where there is no share (not of CASEWISE commands)
     """
 
-    command: Literal["run", "toggle", "tune", "doctor", "serving replay", "prove-engine"]
+    command: Literal["run", "toggle", "tune", "doctor", "serving replay"]
     name: str = Field("", pattern=r"^[\w.-]*$")
     ops: list[str] = []
     options: dict[str, Option] = {}
@@ -97,7 +92,7 @@ class Step:
 
     def whole_command(self, budget_s: float) -> list[str]:
         """Python's arguments. budget_s: what {budget} stands for"""
-        words = [*WHOLE[self.command], *self.arguments]
+        words = ["-m", "harness", *self.command.split(), *self.arguments]
         return [word.replace("{budget}", f"{budget_s:.0f}s") for word in words]
 
 

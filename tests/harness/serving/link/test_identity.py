@@ -10,7 +10,7 @@ from harness.errors import UsageError
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook
-from harness.serving.link.times.kernel_identity import run_by_default, words
+from harness.serving.link.times.kernel_identity import words
 from harness.serving.link.times.tables import bundled, read_tables
 from harness.serving.names import engine_name, hardware_name
 from tests.support.serving_link_tables import written
@@ -64,15 +64,6 @@ def test_spellings():
     assert words("flash_attention") == words("flash_attn.fa3@sglang") and not words("default")
 
 
-def test_what_engines_run_is_known_by_machine():
-    assert run_by_default("sglang", "fused_moe", "h200") == ("sglang.triton",)
-    assert run_by_default("sglang", "fused_moe", "b200") == (
-        "flashinfer.trtllm_routed@sglang",  # with ep > 1, which a link does not say
-        "flashinfer.trtllm@sglang",
-    )
-    assert run_by_default("trtllm", "fused_moe", "b200") == run_by_default("sglang", "fused_moe", "x1") == ()
-
-
 def b200(tmp_path, *moe, **how):
     return link(tables=read_tables(written(tmp_path, device="NVIDIA B200", moe=moe)), **how)
 
@@ -100,10 +91,6 @@ def test_of_several_kernels_the_engines_own_is_read(tmp_path):
     assert first == alone
     second = outlook(b200(tmp_path / "second", TRITON, TRTLLM), LOAD).tpot
     assert second.value > alone.value  # it is the slower one there
-
-
-def test_a_kernel_without_a_telling_name_may_be_any(tmp_path):
-    assert b200(tmp_path, "default").other_kernels == ()
 
 
 def test_one_row_without_a_telling_name_does_not_vouch_for_the_others(tmp_path):

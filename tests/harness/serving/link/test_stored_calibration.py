@@ -12,6 +12,7 @@ from harness.serving.link.model import link
 from tests.harness.serving.link.test_own_points import row
 
 POINTS = next(s for s in measured("h200", "sglang") if s.name == "inferencex-0.5.9-1k1k").points
+NAN = {"load": {"isl": 1, "osl": 2, "concurrency": 1}, "tpot_ms": float("nan")}
 SHORT = ("link", "--concurrency", "16")
 
 
@@ -42,8 +43,7 @@ def test_it_calibrates_as_the_results_do(results, kept):
 
 @pytest.mark.parametrize(
     "options",
-    [("--kv-dtype", "fp8"), ("--ep", "8"), ("--hardware", "h100", "--assumed"),
-     ("--engine", "vllm", "--assumed")],
+    [("--kv-dtype", "fp8"), ("--ep", "8"), ("--hardware", "h100", "--assumed")],
 )  # fmt: skip
 def test_it_is_of_its_own_system_alone(kept, here, options):
     done = here("serving", *SHORT, "--calibrate", kept, *options)
@@ -58,6 +58,7 @@ def test_it_is_of_its_own_system_alone(kept, here, options):
         ({"points": [{"tpot_ms": 1}]}, "points.0.load: is missing"),
         ({"calibration_of": {"hardware": "h200"}}, "calibration_of.engine: is missing"),
         ({"more": 1}, "more: no such key"),
+        ({"points": [NAN]}, "h200.json"),
     ],
 )
 def test_a_broken_one_is_one_line(kept, here, change, says):
@@ -66,17 +67,6 @@ def test_a_broken_one_is_one_line(kept, here, change, says):
     done = here("serving", *SHORT, "--calibrate", kept)
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "value"), [("tpot_ms", float("nan")), ("ttft_median_ms", 0), ("ttft_p99_ms", -5)]
-)
-def test_points_that_are_not_positive_times_are_none(kept, here, name, value):
-    document = json.loads(Path(kept).read_text())
-    document["points"][0][name] = value
-    Path(kept).write_text(json.dumps(document))
-    done = here("serving", *SHORT, "--calibrate", kept)
-    assert done.returncode == 2 and kept in done.stderr
 
 
 def test_it_takes_the_place_of_nothing_else(results, here):
@@ -103,8 +93,3 @@ def test_points_of_two_versions_are_not_stored(results, tmp_path, here, monkeypa
     done = here("serving", *SHORT, *given, "--store-calibration", str(tmp_path / "kept.json"))
     assert done.returncode == 2 and "a calibration is of one version" in done.stderr
     assert not (tmp_path / "kept.json").exists()
-
-
-def test_there_has_to_be_something_to_store(tmp_path, here):
-    done = here("serving", *SHORT, "--store-calibration", str(tmp_path / "kept.json"))
-    assert done.returncode == 2 and "give --calibrate too" in done.stderr

@@ -88,14 +88,6 @@ def test_the_last_all_reduce_of_an_engine_stands_for_other_versions(tmp_path):
     assert any("custom_allreduce_perf" in note and "10.0" in note for note in tables.notes)
 
 
-def test_what_git_lfs_left_out_is_said(tmp_path):
-    written(tmp_path)
-    (tmp_path / "moe_perf.csv").unlink()
-    (tmp_path / "moe_perf.parquet").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    with pytest.raises(UsageError, match="git lfs pull"):
-        read_tables(tmp_path)
-
-
 def test_a_module_is_what_it_holds_and_attention(tmp_path):
     times = decode_us(read_tables(written(tmp_path, us=MODULES, framework="VLLM")))
     held = 3 * US["fp8_block"] + 2 * US["bmm"] + glue_us(LOAD.tokens, *ATTENTION_GLUE)
@@ -117,17 +109,6 @@ def test_products_without_a_time_of_their_own_stay_in_attention(tmp_path, us, at
     assert times["mla_decode"] == pytest.approx(attention)
     assert not any(name.startswith("absorbed_bmm") for name in times)
     assert any("w_uk and w_uv have none" in note for note in link("x1", "vllm", tables=tables).notes)
-
-
-def test_products_without_a_time_are_missing_where_attention_was_timed_alone(tmp_path):
-    without = {name: value for name, value in US.items() if name != "bmm"}
-    with pytest.raises(MissingTable, match="absorbed_bmm"):
-        structure(read_tables(written(tmp_path, us=without)), TP8)
-
-
-def test_a_module_that_is_shorter_than_its_parts_leaves_some_attention(tmp_path):
-    tables = read_tables(written(tmp_path, us=MODULES | {"decode module": 20.0}, framework="VLLM"))
-    assert decode_us(tables)["mla_decode"] == pytest.approx(2.0)
 
 
 def test_the_shared_expert_is_sglangs_to_fuse(tmp_path):
@@ -171,12 +152,6 @@ def test_routing_that_was_not_timed_balanced(tmp_path):
     model = link("x1", tables=read_tables(folder))
     assert any("power_law_1.01 stand for them" in note for note in model.notes)
     assert outlook(model, ClosedLoop(isl=1024, osl=1024, concurrency=8)).tpot.value > 0
-
-
-def test_rows_of_no_size_are_left_out(tmp_path):
-    folder = written(tmp_path)
-    changed(folder / "gemm_perf.csv", m=lambda row: "0" if row["m"] == "1" else row["m"])
-    assert {row["m"] for row in read_tables(folder).rows["gemm_perf"]} == {2048}
 
 
 def test_weights_that_do_not_fit_are_said_first(tmp_path):

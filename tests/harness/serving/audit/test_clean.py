@@ -63,16 +63,13 @@ def test_a_clean_document_is_silent():
 SLOW = Metric(name="throughput", value=100.0, unit="tok/s", scope="instance", tokens="output")
 
 
-@pytest.mark.parametrize(
-    "rule, changes",
-    [
-        ("throughput_falls", {"metrics": (SLOW,)}),
-        ("output_lengths_differ", {"totals": Totals(completed=4096, output_tokens=4096 * 68)}),
-        ("unlike_runs", {"mode": "offline"}),
-        ("unlike_runs", {"workload": OfferedLoad(output_len=800, concurrency=64, warmup_s=10.0)}),
-        ("rate_not_served", {"workload": OfferedLoad(output_len=800, concurrency=64, request_rate=50.0)}),
-    ],
-)
+@pytest.mark.parametrize("rule, changes", [
+    ("throughput_falls", {"metrics": (SLOW,)}),
+    ("output_lengths_differ", {"totals": Totals(completed=4096, output_tokens=4096 * 68)}),
+    ("unlike_runs", {"mode": "offline"}),
+    ("unlike_runs", {"workload": OfferedLoad(output_len=800, concurrency=64, warmup_s=10.0)}),
+    ("rate_not_served", {"workload": OfferedLoad(output_len=800, concurrency=64, request_rate=50.0)}),
+])  # fmt: skip
 def test_one_unlike_run_in_a_clean_sweep_is_found(rule, changes):
     assert of(rule, with_run(GOOD, "run-64", **changes))
 

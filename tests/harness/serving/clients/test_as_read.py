@@ -131,15 +131,12 @@ TEXT = (DATA / "vllm_serve_0.32.json").read_text()
 PACKED = gzip.compress(TEXT.encode(), mtime=0)
 
 
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [
-        (b"\xef\xbb\xbf" + TEXT.encode(), "a.json"),
-        (TEXT.encode("utf-16"), "a.json"),
-        (re.sub("\n", "\r\n", TEXT).encode(), "a.json"),
-        (PACKED, "a.json.gz"),
-    ],
-)
+@pytest.mark.parametrize(("data", "name"), [
+    (b"\xef\xbb\xbf" + TEXT.encode(), "a.json"),
+    (TEXT.encode("utf-16"), "a.json"),
+    (re.sub("\n", "\r\n", TEXT).encode(), "a.json"),
+    (PACKED, "a.json.gz"),
+])  # fmt: skip
 def test_what_a_file_may_be_packed_in(tmp_path, data, name):
     (tmp_path / name).write_bytes(data)
     assert shapes(load(tmp_path / name)[0]) == shapes(of("vllm_serve_0.32.json")[0])
@@ -149,46 +146,34 @@ ROWS = (DATA / "vllm_serve_0.32_appended.jsonl").read_text()
 CSV = (DATA / "dstack_online.csv").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "says"),
-    [
-        ("a.json", b"", "it is empty"),
-        ("a.json", b" \n\n", "it is empty"),
-        ("a.json", TEXT.encode("utf-32"), "NUL"),
-        ("a.json", (TEXT[:20] + "\xe9" + TEXT[20:]).encode("latin-1"), "not saved as UTF-8"),
-        ("a.json", TEXT.encode()[:90], "broken JSON"),
-        ("a.json", b"PK\x03\x04" + TEXT.encode(), "it is not JSON"),
-        ("a.json", TEXT.replace('"duration"', '"duration": 1, "duration"', 1).encode(), "stands twice"),
-        ("a.json", b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "nested deeper than 64"),
-        ("a.json", b"{not json\n", "broken JSON"),
-        ("a.jsonl", ROWS[:-40].encode(), "line 2: broken JSON"),
-        ("a.json.gz", PACKED[: len(PACKED) // 2], "cannot read"),
-        ("a.json.gz", PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "cannot read"),
-        ("a.csv", CSV[:-60].encode(), "is the file cut off"),
-        ("a.csv", CSV.replace("duration", "completed", 1).encode(), "a column name stands twice"),
-        ("a.csv", b"rate,rate\n1,2\n3,4\n", "a column name stands twice"),
-        ("a.json", b"[null]", "of no known client"),
-        ("a.json", b'{"benchmarks": [3]}', "cannot read"),
-        ("a.json", b'{"performance": {}}', "cannot read"),
-        ("a.json", b'{"speed": 3.0}', "of no known client; known: "),
-        (
-            "a.json",
-            b'{"model_id": "x", "tokenizer_id": "x", "speed": 3.0}',
-            "nearest to vllm.serve (model_id, tokenizer_id",
-        ),
-        (
-            "a.json",
-            b'{"model_id": "x", "tokenizer_id": "x", "burstiness": 1.0, "duration": "abc"}',
-            "completed, output_throughput",
-        ),
-        (
-            "a.jsonl",
-            (ROWS.rstrip() + '\n{"something": "else"}\n').encode(),
-            ":3 as vllm.serve: no number of a run",
-        ),
-        ("a.txt", b"============ Serving Benchmark Result ============\n", "no run in it"),
-    ],
-)
+@pytest.mark.parametrize(("name", "data", "says"), [
+    ("a.json", b"", "it is empty"),
+    ("a.json", b" \n\n", "it is empty"),
+    ("a.json", TEXT.encode("utf-32"), "NUL"),
+    ("a.json", (TEXT[:20] + "\xe9" + TEXT[20:]).encode("latin-1"), "not saved as UTF-8"),
+    ("a.json", TEXT.encode()[:90], "broken JSON"),
+    ("a.json", b"PK\x03\x04" + TEXT.encode(), "it is not JSON"),
+    ("a.json", TEXT.replace('"duration"', '"duration": 1, "duration"', 1).encode(), "stands twice"),
+    ("a.json", b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "nested deeper than 64"),
+    ("a.json", b"{not json\n", "broken JSON"),
+    ("a.jsonl", ROWS[:-40].encode(), "line 2: broken JSON"),
+    ("a.json.gz", PACKED[: len(PACKED) // 2], "cannot read"),
+    ("a.json.gz", PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "cannot read"),
+    ("a.csv", CSV[:-60].encode(), "is the file cut off"),
+    ("a.csv", CSV.replace("duration", "completed", 1).encode(), "a column name stands twice"),
+    ("a.csv", b"rate,rate\n1,2\n3,4\n", "a column name stands twice"),
+    ("a.json", b"[null]", "of no known client"),
+    ("a.json", b'{"benchmarks": [3]}', "cannot read"),
+    ("a.json", b'{"performance": {}}', "cannot read"),
+    ("a.json", b'{"speed": 3.0}', "of no known client; known: "),
+    ("a.json", b'{"model_id": "x", "tokenizer_id": "x", "speed": 3.0}',
+     "nearest to vllm.serve (model_id, tokenizer_id"),
+    ("a.json", b'{"model_id": "x", "tokenizer_id": "x", "burstiness": 1.0, "duration": "abc"}',
+     "completed, output_throughput"),
+    ("a.jsonl", (ROWS.rstrip() + '\n{"something": "else"}\n').encode(),
+     ":3 as vllm.serve: no number of a run"),
+    ("a.txt", b"============ Serving Benchmark Result ============\n", "no run in it"),
+])  # fmt: skip
 def test_a_spoilt_file_is_one_line(tmp_path, name, data, says):
     path = tmp_path / name
     path.write_bytes(data)

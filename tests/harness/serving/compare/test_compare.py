@@ -144,16 +144,13 @@ def test_gpus_are_divided_out_and_named():
     assert any("16 a GPU against 8" in line for line in found.uncertain)  # 128 in flight on each
 
 
-@pytest.mark.parametrize(
-    "scope, value, gpus, nodes, split, per_gpu",
-    [
-        ("gpu", 100.0, None, None, Parallelism(), 100.0),
-        ("node", 800.0, 16, 2, Parallelism(), 100.0),
-        ("cluster", 66194.8, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
-        ("cluster", 66194.8, None, None, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
-        ("decode_node", 66194.8 / 3, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
-    ],
-)
+@pytest.mark.parametrize("scope, value, gpus, nodes, split, per_gpu", [
+    ("gpu", 100.0, None, None, Parallelism(), 100.0),
+    ("node", 800.0, 16, 2, Parallelism(), 100.0),
+    ("cluster", 66194.8, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+    ("cluster", 66194.8, None, None, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+    ("decode_node", 66194.8 / 3, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+])  # fmt: skip
 def test_per_gpu_is_over_all_gpus_those_of_prefill_too(scope, value, gpus, nodes, split, per_gpu):
     b = figure("b", metric=metric(scope=scope, value=value), gpus=gpus, nodes=nodes, parallelism=split)
     found = compare(figure(gpus=4), b)

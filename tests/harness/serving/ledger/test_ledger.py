@@ -68,18 +68,15 @@ def test_what_is_written_is_read(path):
     assert row.changes[0].op == "mla_decode" and len(row.predictions) == len(row.observations) == 1
 
 
-@pytest.mark.parametrize(
-    ("tampered", "says"),
-    [
-        (lambda a, b, c: [a.replace("mla_decode", "fused_moe"), b, c], "line 1: altered"),
-        (lambda a, b, c: [a, b, c.replace("55.8", "55.9").replace("-8.2", "-8.1")], "line 3: altered"),
-        (lambda a, b, c: [a, c], "altered, or a line before it was taken out"),
-        (lambda a, b, c: [a, c, b], "altered, or a line before it was taken out"),
-        (lambda a, b, c: [a, b, c, b], "altered, or a line before it was taken out"),
-        (lambda a, b, c: [a, b, c[:-1]], "line 3: it has lost its newline"),
-        (lambda a, b, c: ['{"row": 3, "kind": "observation"}\n'], "line 1"),
-    ],
-)
+@pytest.mark.parametrize(("tampered", "says"), [
+    (lambda a, b, c: [a.replace("mla_decode", "fused_moe"), b, c], "line 1: altered"),
+    (lambda a, b, c: [a, b, c.replace("55.8", "55.9").replace("-8.2", "-8.1")], "line 3: altered"),
+    (lambda a, b, c: [a, c], "altered, or a line before it was taken out"),
+    (lambda a, b, c: [a, c, b], "altered, or a line before it was taken out"),
+    (lambda a, b, c: [a, b, c, b], "altered, or a line before it was taken out"),
+    (lambda a, b, c: [a, b, c[:-1]], "line 3: it has lost its newline"),
+    (lambda a, b, c: ['{"row": 3, "kind": "observation"}\n'], "line 1"),
+])  # fmt: skip
 def test_what_was_altered_is_found_and_nothing_is_added_to_it(path, tampered, says):
     ledger(path)
     text = "".join(tampered(*path.read_text().splitlines(keepends=True)))
@@ -161,21 +158,18 @@ def _timed(entries):
 BOUND = Prediction(quantity="itl", unit="ms", method="bound", low=-30.0, high=0.0)
 
 
-@pytest.mark.parametrize(
-    ("predicted", "observed", "expected"),
-    [
-        (prediction(), observation(), "explained"),
-        (prediction(), observation(-6.0, -6.9, -5.1), "missed"),
-        (prediction(), observation(8.0, 7.0, 9.0), "missed"),
-        (prediction(), observation(-0.4, -1.0, 0.2), "not resolved"),
-        (prediction(-8.0, None, None), observation(-9.0, None, None), "explained"),
-        (prediction(-8.0, None, None), observation(-9.5, None, None), "missed"),
-        (prediction(-1.0, None, None), observation(-1.0, None, None), "not resolved"),
-        (prediction(None, None, None), observation(), "missed"),
-        (BOUND, observation(-29.0, None, None), "bound holds"),
-        (BOUND, observation(-31.0, None, None), "bound broken"),
-    ],
-)
+@pytest.mark.parametrize(("predicted", "observed", "expected"), [
+    (prediction(), observation(), "explained"),
+    (prediction(), observation(-6.0, -6.9, -5.1), "missed"),
+    (prediction(), observation(8.0, 7.0, 9.0), "missed"),
+    (prediction(), observation(-0.4, -1.0, 0.2), "not resolved"),
+    (prediction(-8.0, None, None), observation(-9.0, None, None), "explained"),
+    (prediction(-8.0, None, None), observation(-9.5, None, None), "missed"),
+    (prediction(-1.0, None, None), observation(-1.0, None, None), "not resolved"),
+    (prediction(None, None, None), observation(), "missed"),
+    (BOUND, observation(-29.0, None, None), "bound holds"),
+    (BOUND, observation(-31.0, None, None), "bound broken"),
+])  # fmt: skip
 def test_verdicts(predicted, observed, expected):
     assert verdict(predicted, observed) == expected
 

@@ -198,16 +198,13 @@ def traced_as(monkeypatch, decode, device="NVIDIA H200", engine="sglang"):
     monkeypatch.setitem(sys.modules, "harness.serving.trace", reader)
 
 
-@pytest.mark.parametrize(
-    ("decode", "device", "said"),
-    [
-        (DEEPSEEK, "AMD Instinct MI300X", "is a trace of AMD Instinct MI300X, not h200"),
-        (DEEPSEEK, "NVIDIA GH200 480GB", "is a trace of NVIDIA GH200 480GB, not h200"),
-        ({"mha_prefill": 1.0, "fused_moe": 1.0}, "NVIDIA H200", "no trace of DeepSeek-R1: .* no mla_decode"),
-        ({"mla_decode": 1.0}, "NVIDIA H200", "no trace of DeepSeek-R1: .* no fused_moe"),
-        ({}, "NVIDIA H200", "no decode step was found"),
-    ],
-)
+@pytest.mark.parametrize(("decode", "device", "said"), [
+    (DEEPSEEK, "AMD Instinct MI300X", "is a trace of AMD Instinct MI300X, not h200"),
+    (DEEPSEEK, "NVIDIA GH200 480GB", "is a trace of NVIDIA GH200 480GB, not h200"),
+    ({"mha_prefill": 1.0, "fused_moe": 1.0}, "NVIDIA H200", "no trace of DeepSeek-R1: .* no mla_decode"),
+    ({"mla_decode": 1.0}, "NVIDIA H200", "no trace of DeepSeek-R1: .* no fused_moe"),
+    ({}, "NVIDIA H200", "no decode step was found"),
+])  # fmt: skip
 def test_a_trace_of_something_else_is_refused(monkeypatch, decode, device, said):
     traced_as(monkeypatch, decode, device)
     with pytest.raises(UsageError, match=said):

@@ -51,16 +51,13 @@ def test_it_is_of_its_own_system_alone(kept, here, options):
     assert f"{kept} is a calibration of h200 with sglang" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"points": []}, "wants points"),
-        ({"points": [{"tpot_ms": 1}]}, "points.0.load: is missing"),
-        ({"calibration_of": {"hardware": "h200"}}, "calibration_of.engine: is missing"),
-        ({"more": 1}, "more: no such key"),
-        ({"points": [NAN]}, "h200.json"),
-    ],
-)
+@pytest.mark.parametrize(("change", "says"), [
+    ({"points": []}, "wants points"),
+    ({"points": [{"tpot_ms": 1}]}, "points.0.load: is missing"),
+    ({"calibration_of": {"hardware": "h200"}}, "calibration_of.engine: is missing"),
+    ({"more": 1}, "more: no such key"),
+    ({"points": [NAN]}, "h200.json"),
+])  # fmt: skip
 def test_a_broken_one_is_one_line(kept, here, change, says):
     document = json.loads(Path(kept).read_text())
     Path(kept).write_text(json.dumps(document | change))

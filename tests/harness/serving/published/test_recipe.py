@@ -138,14 +138,11 @@ def test_an_environments_name_leads_to_its_configuration(here):
     assert here("serving", "recipe", "moai-decode").stdout == here("serving", "recipe", "moai").stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("mi350",), "near: mi350x-vllm"),
-        (("H200-SGLang2",), "near: h200-sglang"),
-        (("qqq",), "recipes: "),
-        (("mi350x-vllm", "--part", "client"), "it has: docker"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "told"), [
+    (("mi350",), "near: mi350x-vllm"),
+    (("H200-SGLang2",), "near: h200-sglang"),
+    (("qqq",), "recipes: "),
+    (("mi350x-vllm", "--part", "client"), "it has: docker"),
+])  # fmt: skip
 def test_an_unknown_name_or_part_is_told_in_one_line(here, arguments, told):
     assert told in error_line(here("serving", "recipe", *arguments))

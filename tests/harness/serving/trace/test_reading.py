@@ -141,24 +141,21 @@ def test_a_file_cut_short_can_be_taken_as_far_as_it_goes(tmp_path: Path, packed:
     assert "BROKEN OFF" in shown.stdout
 
 
-@pytest.mark.parametrize(
-    ("raw", "why"),
-    [
-        ("", "it is empty"),
-        ("  \n", "it is empty"),
-        ("{}", "neither kernels nor operators"),
-        ('{"traceEvents": []}', "neither kernels nor operators"),
-        ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "broken JSON"),
-        ('{"traceEvents": [{"ph": X}]}', "broken JSON"),
-        ('{"traceEvents": [{"ph": "X"}]} more', "more after the end"),
-        ('{"traceEvents" [', "broken JSON"),
-        ("{1: 2}", "a key is wanted"),
-        ('{"a": ' + "[" * 100_000, "nested too deep"),
-        ("Name,Calls\nmm,3\n", "no column Kernel_Name"),
-        ("\x1f\x8b\x08\x00nonsense", "cannot read"),
-        ("\x7fELF\x00\x00", "no column Kernel_Name"),
-    ],
-)
+@pytest.mark.parametrize(("raw", "why"), [
+    ("", "it is empty"),
+    ("  \n", "it is empty"),
+    ("{}", "neither kernels nor operators"),
+    ('{"traceEvents": []}', "neither kernels nor operators"),
+    ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "broken JSON"),
+    ('{"traceEvents": [{"ph": X}]}', "broken JSON"),
+    ('{"traceEvents": [{"ph": "X"}]} more', "more after the end"),
+    ('{"traceEvents" [', "broken JSON"),
+    ("{1: 2}", "a key is wanted"),
+    ('{"a": ' + "[" * 100_000, "nested too deep"),
+    ("Name,Calls\nmm,3\n", "no column Kernel_Name"),
+    ("\x1f\x8b\x08\x00nonsense", "cannot read"),
+    ("\x7fELF\x00\x00", "no column Kernel_Name"),
+])  # fmt: skip
 def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, raw: str, why: str, here: Here) -> None:
     path = small(tmp_path, raw.encode("latin-1"))
     assert why in error_line(here("serving", "trace", path))

@@ -99,14 +99,11 @@ def test_nothing_is_started_before_the_first_run_or_left_after_the_last(client, 
     client.close()
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("fails", r"exit code 1; it said: \"KeyError: 'choices'\" \(log: .*run-2\.client\.log"),
-        ("exits", r"exit code 7; it said: 'run 2 with exits'"),
-        ("dies", r"died of SIGSEGV; it said"),
-    ],
-)
+@pytest.mark.parametrize(("how", "said"), [
+    ("fails", r"exit code 1; it said: \"KeyError: 'choices'\" \(log: .*run-2\.client\.log"),
+    ("exits", r"exit code 7; it said: 'run 2 with exits'"),
+    ("dies", r"died of SIGSEGV; it said"),
+])  # fmt: skip
 def test_a_run_that_fails_is_one_line_and_the_next_is_well(client, how, said):
     run(client, "ok", 1)
     with pytest.raises(ClientFailed, match=f"the client (ended with )?{said}"):

@@ -187,13 +187,10 @@ def test_a_missing_client_says_what_to_do(tmp_path, monkeypatch):
         Client("wrk", "vllm", tmp_path, tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("ask", "what"),
-    [
-        (lambda command: Client(command, "vllm", Path(), Path()), "client"),
-        (kind_for, "engine"),
-    ],
-)
+@pytest.mark.parametrize(("ask", "what"), [
+    (lambda command: Client(command, "vllm", Path(), Path()), "client"),
+    (kind_for, "engine"),
+])  # fmt: skip
 def test_a_command_whose_program_is_missing_is_one_line_before_anything_starts(ask, what):
     with pytest.raises(NothingRan, match=rf"^{what} no-such-program is missing here: install it"):
         ask("no-such-program {url} {result} {port}")

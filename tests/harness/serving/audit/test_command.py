@@ -31,25 +31,6 @@ def test_json_has_every_finding_with_its_quotes():
     assert len(found["quotes"]) == 2 and whole["counts"]["wrong"] >= 10
 
 
-def test_a_users_own_file(tmp_path):
-    row = {
-        "backend": "sglang", "dataset_name": "random", "request_rate": "inf", "random_input_len": 3200,
-        "random_output_len": 800, "random_range_ratio": 1.0, "total_output_tokens_retokenized": 400000,
-        "mean_e2e_latency_ms": 1.0,
-    }  # fmt: skip
-    lines = []
-    for limit, seconds in ((32, 400.0), (64, 300.0), (128, 500.0)):
-        tpot = (limit * seconds / 500 * 1e3 - 1000) / 799
-        lines.append({**row, "max_concurrency": limit, "duration": seconds, "completed": 500,
-                      "total_input_tokens": 1600000, "total_output_tokens": 400000,
-                      "output_throughput": 400000 / seconds, "mean_tpot_ms": tpot, "mean_ttft_ms": 1000.0,
-                      "mean_e2e_latency_ms": 1000 + 799 * tpot})  # fmt: skip
-    path = tmp_path / "mine.jsonl"
-    path.write_text("\n".join(map(json.dumps, lines)))
-    result = run(str(path))
-    assert result.exit_code == 0 and "throughput falls by 40%" in result.stdout
-
-
 def test_files_of_one_point_each_are_one_sweep(tmp_path):
     """As vllm bench serve writes them."""
     names = []

@@ -10,7 +10,7 @@ from harness.serving.experiment.report import replays_held
 from harness.serving.experiment.schema import Replays
 from harness.serving.ledger.ledger import ExplanationEntry
 from harness.serving.replay.schema import Replay, ReplayArm
-from tests.support.serving_experiments import Doubles, Killed, conduct, experiment, ledger
+from tests.support.serving_experiments import Doubles, conduct, experiment, ledger
 
 
 def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
@@ -65,13 +65,3 @@ def test_the_methods_stand_beside_each_other(tmp_path, capsys):
     # Of mla nothing is resolved.
     assert "replay: off by 0% in the median of 3" in text
     assert "warm: off by 200% in the median of 3, at worst 200% (tiny linears, " in text
-
-
-def test_without_an_observation_the_table_has_the_predictions(tmp_path, capsys):
-    doubles = Doubles(tmp_path, kill_at=8)
-    with pytest.raises(Killed):
-        conduct(tmp_path, doubles).run()
-    capsys.readouterr()
-    print_ledgers([str(tmp_path / "out")])
-    text = capsys.readouterr().out
-    assert "not observed yet" in text and "+24" in text and "off by" not in text

@@ -6,12 +6,11 @@ import pytest
 from predict_changes import predicted
 
 from harness.errors import UsageError
-from harness.page.serving.ledger_lines import ledger_lines
 from harness.paths import ROOT
 from harness.serving.ledger import published
 from harness.serving.ledger.link_predictions import of_document, stored
 from harness.serving.ledger.published import published_changes, published_rows
-from harness.serving.ledger.report import as_text, published_summary
+from harness.serving.ledger.report import published_summary
 from harness.serving.ledger.residuals import residuals
 
 
@@ -60,12 +59,6 @@ def test_a_faster_kernel_bounds_a_rate_from_above():
     assert (bound.low, bound.verdict) == (0.0, "bound holds") and bound.high == pytest.approx(0.13)
     # 1 - 1/1.013 of the time was saved, 1 - 1/1.13 of the kernel's
     assert "share of at least 11%" in row.explanations[0].text
-
-
-def test_a_ratio_is_called_the_same_in_the_table_and_on_the_page():
-    rows = [row for row in published_rows() if row.id == "trtllm-blog3 grouped-gemm"]
-    [line] = ledger_lines(rows)
-    assert f"1 -> 1.013 {line.unit}, +0.013 {line.unit}" in as_text(rows)
 
 
 def test_the_document_counts_as_the_ledger_does():

@@ -131,14 +131,6 @@ def test_a_run_that_does_not_calibrate_is_refused(tmp_path, changes, says):
         link(own=[str(path)])
 
 
-def test_numbers_that_cannot_hold_are_said(tmp_path):
-    path = tmp_path / "run.json"
-    for given, notes in ((2456.0, 0), (4000.0, 1)):
-        path.write_text(json.dumps(VLLM_ROW | {"output_throughput": given}))
-        said = [note for note in link(own=[str(path)]).notes if "of 1 of these runs wrong" in note]
-        assert len(said) == notes and all("output throughput 4000 tok/s, but" in note for note in said)
-
-
 def test_the_same_layers_by_another_name(tmp_path):
     path = tmp_path / "run.json"
     for name in (
@@ -189,14 +181,6 @@ def test_a_fit_does_not_go_to_and_fro_with_the_scatter_that_it_leaves(monkeypatc
         fitted = replace(model, calibration=(point,), kept={}).fit(World(count=1))
         found.append(float(fitted.constants[0, 0]))
     assert found[0] == pytest.approx(found[1], abs=0.01)
-
-
-def test_short_outputs_faster_than_launches_allow_do_not_take_all_of_kappa():
-    """Prefills that wait for their launches, in some draws longer than was measured, do not follow kappa."""
-    model = link()
-    points = tuple(like_expected(model, ClosedLoop(1024, 32, c, waves=10), tpot=0.5) for c in (4, 16, 64))
-    fitted = replace(model, calibration=points, kept={}).fit(World())
-    assert np.exp(fitted.constants[0]).min() > 0.15
 
 
 @pytest.mark.parametrize("waves", [1, 2])

@@ -9,9 +9,7 @@ from pyarrow import parquet
 from pyarrow.csv import read_csv
 
 from harness.errors import UsageError
-from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.model import link
-from harness.serving.link.predictions import outlook
 from harness.serving.link.structure import ATTENTION_GLUE, StepLoad, glue_us, structure
 from harness.serving.link.times.tables import FILES, MissingTable, read_tables
 from shapes.attention import Parallel
@@ -128,12 +126,6 @@ def test_times_of_the_host_are_not_those_of_a_kernel(tmp_path):
     assert any("take 38 times bf16's" in note for note in tables.notes)
 
 
-def test_experts_that_no_kernel_takes_so_long_for(tmp_path):
-    written(tmp_path, us=US | {"moe": 5000.0}, device="NVIDIA H100 80GB HBM3")
-    with pytest.raises(UsageError, match=r"fused MoE of 64 tokens takes 5000 us .* on h100"):
-        read_tables(tmp_path)
-
-
 def test_more_gpus_behind_one_switch(tmp_path):
     tables = read_tables(written(tmp_path / "gb", device="NVIDIA GB200", gpus=4))
     four, eight = tables.all_reduce(7168, 4), tables.all_reduce(7168, 8)
@@ -141,17 +133,6 @@ def test_more_gpus_behind_one_switch(tmp_path):
     assert any("over 8 GPUs was timed" in note for note in link("gb200", tables=tables).notes)
     with pytest.raises(MissingTable, match="all_reduce"):
         structure(read_tables(written(tmp_path / "b", device="NVIDIA B200", gpus=4)), TP8)
-
-
-def test_routing_that_was_not_timed_balanced(tmp_path):
-    folder = written(tmp_path)
-    changed(
-        folder / "moe_perf.csv",
-        distribution=lambda row: row["distribution"].replace("balanced", "power_law_1.01"),
-    )
-    model = link("x1", tables=read_tables(folder))
-    assert any("power_law_1.01 stand for them" in note for note in model.notes)
-    assert outlook(model, ClosedLoop(isl=1024, osl=1024, concurrency=8)).tpot.value > 0
 
 
 def test_weights_that_do_not_fit_are_said_first(tmp_path):

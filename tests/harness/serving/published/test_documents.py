@@ -71,13 +71,6 @@ def test_environments_and_options_are_those_of_the_texts(name):
         assert options
 
 
-def test_flags_of_manifests_are_in_them():
-    moai = configurations()["moai"]
-    words = moai.manifests["inference-service-values.yaml"].replace("\n    - ", " ").replace('"', "")
-    for flag in (*moai.flags, *(f for role in moai.roles.values() for f in role.flags)):
-        assert flag.replace('"', "") in words.replace("'", ""), flag
-
-
 def test_claims_for_aiter_have_no_second_copy_of_their_factors():
     factors = {c["op"]: c["factor"] for c in published.read(PUBLISHED / "claims.json")["claims"]}
     named = {claim.id: claim for claim in CLAIMS.values() if claim.id.startswith("amd-aiter-")}

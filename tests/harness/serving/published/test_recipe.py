@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 
 from harness.catalogue import recipes
 from harness.serving.published.documents import configurations
-from harness.serving.published.recipe import PARTS, sections
+from harness.serving.published.recipe import sections
 from tests.support.command_line import error_line
 
 NAMES = sorted(configurations())
@@ -123,19 +122,6 @@ def test_the_client_of_dstack_runs_as_one_command(here):
             assert {"--backend", "--model"} & set(words)
             assert re.search("--(max-concurrency |num-prompts=)", " ".join(words[-2:]))
         assert "\\ " not in "\n".join(calls)
-
-
-def test_the_list_names_all_of_them(here):
-    text = here("serving", "recipe").stdout
-    rows = json.loads(here("serving", "recipe", "--json", "-").stdout)
-    assert [row["recipe"] for row in rows] == list(configurations())
-    for row in rows:
-        assert all(value in text for value in row.values())
-        assert set(row["parts"].split(", ")) <= set(PARTS)
-
-
-def test_an_environments_name_leads_to_its_configuration(here):
-    assert here("serving", "recipe", "moai-decode").stdout == here("serving", "recipe", "moai").stdout
 
 
 @pytest.mark.parametrize(("arguments", "told"), [

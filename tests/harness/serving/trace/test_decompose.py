@@ -104,17 +104,6 @@ def test_steps_are_told_by_who_launched_what_not_by_when_it_ran(tmp_path: Path) 
     assert all("vLLM" in step.evidence for step in trace.steps)
 
 
-def test_torchs_old_categories_and_steps_among_operators(tmp_path: Path) -> None:
-    events = [
-        {**kernel(MM, 5, 2, correlation=1), "cat": "Kernel"}, {**launch(1, 1), "cat": "Runtime"},
-        {**kernel("Memcpy HtoD (Pinned -> Device)", 8, 1), "cat": "Memcpy"},
-        {**op("ProfilerStep#2", 0, 9), "cat": "Operator"}, {**op("aten::mm", 0, 3), "cat": "Operator"},
-    ]  # fmt: skip
-    trace = of(tmp_path, events)
-    assert {k.name: k.op for k in trace.kernels} == {MM: "aten::mm", "Memcpy HtoD (Pinned -> Device)": ""}
-    assert [(step.name, step.time_ns) for step in trace.steps] == [("ProfilerStep#2", 2000)]
-
-
 def test_a_step_that_the_profiler_cut_is_noted(tmp_path: Path) -> None:
     events = []
     for i in range(9):

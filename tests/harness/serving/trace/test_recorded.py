@@ -52,25 +52,6 @@ def test_what_is_printed_of_every_trace(here: Here) -> None:
     assert shown.replace(f"{FOLDER}/", "") == Path(__file__).with_name("traces.txt").read_text()
 
 
-def test_vllms_cpu_trace_by_operators() -> None:
-    """3 layers, of which 1 dense: 15 FP8 products a step (18 in prefill), 2 MoE, 3 attention in decode."""
-    trace = recorded("vllm_cpu_deepseek_v3.json.gz")
-    assert (trace.on, [step.phase for step in trace.steps]) == ("cpu", ["prefill"] + 4 * ["decode"])
-    for op_class, count in {
-        "block_scale_gemm": 15,
-        "fused_moe": 2,
-        "mla_decode": 3,
-        "absorbed_bmm": 6,
-    }.items():
-        found = trace.per_step(op_class, "decode")
-        assert found and found.calls == count, op_class
-    assert "mla_decode" not in trace.by_class("prefill")
-    for step in trace.steps:
-        assert step.time_ns + step.idle_ns == step.span_ns, "one thread: busy or waiting"
-    inclusive = {k.name: k.time_us for k in trace.kernels if k.phase == "decode"}
-    assert inclusive["vllm::unified_mla_attention_with_output"] < 5_000, "what is inside it is not its own"
-
-
 def dispatch(kernel: object, start: object, end: object) -> dict:
     info = {"agent_id": {"handle": 4}, "queue_id": {"handle": 1}, "kernel_id": kernel}
     return {"start_timestamp": start, "end_timestamp": end, "dispatch_info": info}

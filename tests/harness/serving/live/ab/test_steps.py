@@ -85,16 +85,6 @@ def content(**changes):
     return whole | changes
 
 
-def test_details_of_both_clients_are_read(tmp_path):
-    vllm, sglang = tmp_path / "vllm.json", tmp_path / "sglang.jsonl"
-    vllm.write_text(json.dumps(content(), indent=1))
-    sglang.write_text('{"ttfts": [9], "itls": [[9]]}\n' + json.dumps(content(start_times=None)) + "\n")
-    found = request_times(vllm)
-    assert found.requests[0].tokens == pytest.approx((1.5, 1.6, 1.7))
-    assert found.input_lens == (7, 8)
-    assert request_times(sglang).requests[1].tokens == pytest.approx((0.6, 0.7))
-
-
 def test_means_are_of_each_requests_own_times(tmp_path):
     file = tmp_path / "r.json"
     file.write_text(json.dumps(content()))

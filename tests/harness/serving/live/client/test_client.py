@@ -157,15 +157,6 @@ def test_a_program_that_does_not_end_its_run_is_ended(client, mark, monkeypatch)
     assert run(client, "ok", 3)["parent"] != stays
 
 
-def test_what_watches_a_run_may_end_it(client, mark):
-    def watch():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(client, "hangs", watch=watch)
-    assert len(marked(mark)) == 2
-
-
 def test_two_runs_at_once(client):
     found = {}
 

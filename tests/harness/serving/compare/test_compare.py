@@ -226,15 +226,6 @@ def test_a_cited_claim_brings_its_row():
         assert reason in result.stdout
 
 
-@pytest.mark.parametrize("wanted, unit", [("tpot", "ms"), ("tpot:median", "ms"), ("throughput:total", None)])
-def test_a_metric_is_chosen(wanted, unit):
-    result = run("dstack.online:2", "dstack.online:8", "--metric", wanted)
-    if unit is None:
-        assert isinstance(result.exception, UsageError) and "it has" in str(result.exception)
-    else:
-        assert result.exit_code == 0 and f" {unit}, scope request" in result.stdout
-
-
 def test_files_and_rows(tmp_path):
     row = {
         "backend": "sglang", "dataset_name": "random", "max_concurrency": 4, "duration": 100.0,

@@ -18,7 +18,7 @@ from harness.paths import ROOT
 from harness.serving.experiment.engine import engine_live, paired
 from harness.serving.experiment.explain import by_class
 from harness.serving.experiment.predictions import require_earlier
-from harness.serving.experiment.report import replays_held, stages_table
+from harness.serving.experiment.report import replays_held
 from harness.serving.experiment.run import LEDGER
 from harness.serving.experiment.schema import Replays
 from harness.serving.experiment.spec import FILES, read_experiment
@@ -116,28 +116,6 @@ def test_a_kill_at_any_stage_loses_nothing_finished(tmp_path):
         assert first.asked[:-1] + second.asked == asked
         found = ledger(folder)
         assert {n: (len(r.predictions), len(r.observations)) for n, r in found.items()} == wanted
-
-
-@pytest.mark.parametrize("keep", [1, 9, 17, 29])
-def test_a_ledger_cut_short_is_filled_in(tmp_path, keep):
-    conduct(tmp_path, Doubles(tmp_path)).run()
-    path = tmp_path / "out" / LEDGER
-    lines = path.read_text().splitlines(keepends=True)
-    assert len(lines) > 29
-    if not any('"kind":"observation"' in line for line in lines[:keep]):
-        # Runs that were made before a prediction that is gone do not count for a new one.
-        for one in (tmp_path / "out" / "stages").glob("*/pairs.json"):
-            one.unlink()
-    path.write_text("".join(lines[:keep]) + lines[keep][:20])
-    before = ledger(tmp_path)
-    again = Doubles(tmp_path)
-    conduct(tmp_path, again, resume=True).run()
-    after = ledger(tmp_path)
-    assert {n: len(r.observations) for n, r in after.items()} == {"tiny linears": 3, "tiny mla": 3}
-    assert all(
-        after[name].predictions[: len(row.predictions)] == row.predictions for name, row in before.items()
-    )
-    assert not [one for one in again.asked if not one.startswith("pairs")]
 
 
 def test_a_swap_of_which_pairs_are_missing_is_not_observed_yet(tmp_path):
@@ -302,26 +280,23 @@ def test_files_that_come_with_the_harness_are_right(name):
     assert found.name == name and found.replay.threads == 1
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "said"),
-    [
-        ("pairs = 3", "pairs = 1", r"tiny\.toml: load\.pairs: .*greater than or equal to 2"),
-        ("pairs = 3", "pairs = 1\nrenew = -1", r"load\.pairs: .*to 2 \(and 1 more\)"),
-        ("pairs = 3", 'pairs = "many"', r"tiny\.toml: load\.pairs: .*valid integer"),
-        ("pairs = 3", "pears = 3", r"tiny\.toml: load\.pears: no such key; allowed: input_len, .*pairs"),
-        ('op = "mla_decode"', 'op = "mla"', r"tiny\.toml: swaps\.1\.op: takes one of block_scale_gemm"),
-        ('swap = ["mla_decode=torch.naive"]', "", r"tiny\.toml: swaps\.1: says nothing that differs"),
-        ('"mla_decode=torch.naive"', '"mla=torch"', r"swaps\.mla\.swap: no 'mla=torch'; swaps: "),
-        ('replay = { mla_decode = "vllm.amx" }', "glue = 7", r"swaps\.1\.glue"),
-        ('"vllm.onednn"', '"vllm.oneapi"', r"replay\.block_scale_gemm: no implementation 'vllm.oneapi'"),
-        ('name = "mla"', 'name = "linears"', "two swaps are called linears"),
-        ('name = "mla"', 'name = "base"', r"tiny\.toml: swaps\.1\.name: takes letters"),
-        ('name = "tiny"', "", "name: is missing"),
-        ('mla_decode = "vllm.vec"\n', "", r"replay\.base\.mla_decode is missing"),
-        ("prompts = 4", "prompts = 2", r"load: 2 prompts are never 4 at once"),
-        ("pairs = 3", "pairs = ", r"no TOML: .*line 8"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("pairs = 3", "pairs = 1", r"tiny\.toml: load\.pairs: .*greater than or equal to 2"),
+    ("pairs = 3", "pairs = 1\nrenew = -1", r"load\.pairs: .*to 2 \(and 1 more\)"),
+    ("pairs = 3", 'pairs = "many"', r"tiny\.toml: load\.pairs: .*valid integer"),
+    ("pairs = 3", "pears = 3", r"tiny\.toml: load\.pears: no such key; allowed: input_len, .*pairs"),
+    ('op = "mla_decode"', 'op = "mla"', r"tiny\.toml: swaps\.1\.op: takes one of block_scale_gemm"),
+    ('swap = ["mla_decode=torch.naive"]', "", r"tiny\.toml: swaps\.1: says nothing that differs"),
+    ('"mla_decode=torch.naive"', '"mla=torch"', r"swaps\.mla\.swap: no 'mla=torch'; swaps: "),
+    ('replay = {mla_decode = "vllm.amx"}', "glue = 7", r"swaps\.1\.glue"),
+    ('"vllm.onednn"', '"vllm.oneapi"', r"replay\.block_scale_gemm: no implementation 'vllm.oneapi'"),
+    ('name = "mla"', 'name = "linears"', "two swaps are called linears"),
+    ('name = "mla"', 'name = "base"', r"tiny\.toml: swaps\.1\.name: takes letters"),
+    ('name = "tiny"', "", "name: is missing"),
+    ('mla_decode = "vllm.vec"\n', "", r"replay\.base\.mla_decode is missing"),
+    ("prompts = 4", "prompts = 2", r"load: 2 prompts are never 4 at once"),
+    ("pairs = 3", "pairs = ", r"no TOML: .*line 8"),
+])  # fmt: skip
 def test_a_mistake_in_the_file_is_one_line_that_says_where(tmp_path, old, new, said):
     assert old in TEXT
     with pytest.raises(UsageError, match=said) as error:
@@ -348,26 +323,3 @@ def test_what_there_is_not_is_said_with_what_there_is(tmp_path):
         read_experiment("nothing")
     with pytest.raises(UsageError, match="no swap 'x' in experiment tiny; swaps: linears, mla"):
         experiment(tmp_path).swap("x")
-
-
-def test_a_dry_run_says_what_is_done(tmp_path):
-    made = experiment(tmp_path)
-    assert "done" not in stages_table(made, tmp_path / "out", ["mla"])
-    conduct(tmp_path, Doubles(tmp_path)).run(["mla"])
-    text = stages_table(made, tmp_path / "out", ["linears", "mla"])
-    assert text.count("done") == 4 and text.count("to do") == 3
-
-
-def test_an_experiment_begun_under_names_of_old_goes_on(tmp_path):
-    """Its replay was said beside the swap, where now it follows from it."""
-    said = 'replay = { block_scale_gemm = "vllm.onednn", "block_scale_gemm:kv_b" = "vllm.amx" }\n'
-    assert said in TEXT
-    made = experiment(tmp_path, TEXT.replace(said, ""))
-    assert made.swap("linears").replay == {
-        "block_scale_gemm": "vllm.onednn",
-        "block_scale_gemm:kv_b": "vllm.amx",
-    }
-    before = made.model_dump_json().replace("block_scale_gemm=vllm.onednn", "linears=bf16")
-    assert "linears=bf16" in before
-    (tmp_path / "experiment.json").write_text(before)
-    Stages.begin(tmp_path, made, resume=True)

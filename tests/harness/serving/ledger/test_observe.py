@@ -71,15 +71,6 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     assert ledger.read_text() == text
 
 
-def test_numbers_that_cannot_hold_are_written_down_beside(tmp_path, ledger):
-    before, after = result(tmp_path, "a"), result(tmp_path, "b", duration=120.0)
-    observe(ledger, "moe", [before], [after], assumed=["all"])
-    [row] = rows(read(ledger))
-    assert [e.text.partition(": ")[0] for e in row.explanations] == [
-        "`serving load` finds numbers of 1 of these runs wrong"
-    ]
-
-
 def test_throughput_a_gpu_is_observed_of_the_instance(tmp_path, ledger):
     """InferenceX's files are per GPU; what was predicted is not."""
     row = json.loads((DATA / "inferencex_agg.json").read_text()) | {"conc": 16}
@@ -255,14 +246,6 @@ def test_one_field_that_is_not_said_refuses_unless_it_is_assumed(field, changes)
 @pytest.mark.parametrize("field", NEEDED)
 def test_a_row_that_says_nothing_is_explained_by_nothing(field):
     assert field in [each.name for each in differences(Setting(), RUN)]
-
-
-def test_bursts_are_another_load():
-    rate = {"request_rate": 2.0}
-    setting = SETTING.model_copy(update={"workload": LOAD.model_copy(update={**rate, "burstiness": 1.0})})
-    for burstiness, fine in ((1.0, True), (0.5, False)):
-        run = RUN.model_copy(update=offered(**rate, burstiness=burstiness))
-        assert (differences(setting, run) == []) is fine
 
 
 # Through the clients' files

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from harness.cli.serving import serving
 from harness.errors import HarnessError, UsageError
+from harness.paths import ROOT
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.experts import shared_expert_factor
 from harness.serving.link.model import link
@@ -21,6 +22,7 @@ from harness.serving.link.times.measured_times import MeasuredTimes, _take, read
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World
 from shapes.models import model
+from tests.support.paths import SERVING_DATA
 from tests.support.serving_link_tables import written
 
 
@@ -38,8 +40,9 @@ SHOWN = Path(__file__).with_name("link.txt").read_text().split("$ serving link "
 
 
 @pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.partition("\n")[0])
-def test_what_is_printed(shown):
+def test_what_is_printed(shown, monkeypatch):
     """After a change that is meant, write what the commands print into link.txt."""
+    monkeypatch.chdir(ROOT)
     words, _, text = shown.partition("\n")
     done = run(*words.split())
     assert done.exit_code == 0, done.output
@@ -58,7 +61,8 @@ def require_near(text):
 
 
 def test_json_holds_every_number_with_its_interval():
-    found = document("--concurrency", "8", "--what-if", "fused_moe=1.3x(1.2..1.4)", "--target-tpot", "20ms")
+    own, change = str(SERVING_DATA / "link" / "c4.jsonl"), "fused_moe=1.3x(1.2..1.4)"
+    found = document("--calibrate", own, "--concurrency", "8", "--what-if", change, "--target-tpot", "20ms")
     for row in found["workloads"]:
         assert row["load"]["concurrency"] == 8
         for name in ("tpot", "ttft", "output"):
@@ -69,7 +73,7 @@ def test_json_holds_every_number_with_its_interval():
         assert {part["origin"] for part in change["uncertainty"]} >= {"table", "assumed", "calibration"}
         assert row["needs"][-1]["ops"] == ["block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"]
     assert found["target_tpot_ms"] == 20.0
-    assert any("23552373331" in source for source in found["calibration"])
+    assert found["calibration"] == [own] and found["settled"]
 
 
 @pytest.mark.parametrize(("words", "says"), [

@@ -136,11 +136,6 @@ def test_parts_sum_to_the_change_and_shares_to_one(h200):
     assert sum(s.share.value for s in outlook(h200, LOAD).shares) == pytest.approx(1.0)
 
 
-def test_two_changes_of_one_op_multiply(h200):
-    twice = central(h200, LOAD, [parse_change("mla_decode=2x"), parse_change("mla_decode=1.5x")])[1]
-    assert twice == pytest.approx(central(h200, LOAD, [parse_change("mla_decode=3x")])[1])
-
-
 def test_each_source_of_uncertainty_stands_alone_within_the_whole(h200):
     one = predict(h200, LOAD, [parse_change("fused_moe=1.3x(1.2..1.4)")])[0]
     named = {part.what: part for part in one.uncertainty}

@@ -161,9 +161,7 @@ def test_commands_of_a_task_join_what_yaml_folds():
 
 
 def test_the_check_against_texts_finds_what_is_not_there(tmp_path):
-    (small,) = documents(
-        kept(tmp_path, runs=[SMALL["runs"][0] | {"totals": {"output_tokens": 4096}}]),
-    )
+    (small,) = documents(kept(tmp_path, runs=[SMALL["runs"][0] | {"totals": {"output_tokens": 4096}}]))
     held = "vllm serve m \\\n  --tp 8 &\nit has\n9 tok/s with 4,096 tokens"
     assert list(check_documents.wrong(small, held)) == []
     assert list(check_documents.wrong(small, held.replace("9 tok", "8 tok"))) == [

@@ -63,18 +63,6 @@ def test_mends_change_what_they_say_and_are_told(here, name):
         assert (section.verbatim == section.text) == (not section.mended)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_no_one_elses_folders_and_nothing_left_to_fill_in(here, name):
-    commands = [
-        line for line in here("serving", "recipe", name).stdout.splitlines() if not line.startswith("#")
-    ]
-    for stranger in ("/home/", "/path/to", "<", "saved_path"):
-        left = [
-            line for line in commands if stranger in line.replace("<<'EOF'", "").replace("<<: *common", "")
-        ]
-        assert left == []
-
-
 def test_the_files_of_a_cluster_are_written_with_its_own_names(here, tmp_path):
     yaml = pytest.importorskip("yaml")
     text = here("serving", "recipe", "moai", "--part", "manifests").stdout

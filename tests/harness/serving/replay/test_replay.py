@@ -73,11 +73,8 @@ def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
 
 
 @pytest.mark.parametrize(("op", "part", "expected"), [
-    ("mla_decode", "", (5, 61)),
-    ("fused_moe", "", (4, 58)),
-    ("block_scale_gemm", "qkv_a", (5, 61)),
-    ("block_scale_gemm", "dense down", (1, 3)),
-    ("block_scale_gemm", "shared down", (4, 58)),
+    ("mla_decode", "", (5, 61)), ("fused_moe", "", (4, 58)), ("block_scale_gemm", "qkv_a", (5, 61)),
+    ("block_scale_gemm", "dense down", (1, 3)), ("block_scale_gemm", "shared down", (4, 58)),
 ])  # fmt: skip
 def test_fewer_layers_stand_for_all(op, part, expected):
     assert calls(ReplayStep(R1, Parallel(tp=8), "decode", (64,), dense=1, moe=4), op, part) == expected

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.errors import NothingRan, UsageError
+from harness.errors import UsageError
 from harness.files import JournalFull
 from harness.paths import ROOT
 from harness.serving.experiment.run import LiveWhenAsked
@@ -19,7 +19,6 @@ from harness.serving.live import live_engine as module
 from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model
 from harness.serving.live.client.load import ClientLoad
-from harness.serving.live.engine.launch import kind_for
 from harness.serving.live.engine.servers import Servers
 from harness.serving.live.live_engine import LiveSetup, live_engine
 from tests.support.serving_experiments import Doubles
@@ -86,13 +85,7 @@ def test_a_rejected_run_alone_is_made_again_at_once(model_folder, tmp_path, run)
     done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", client_mode="race-once")
     assert done.returncode == 0, done.stderr
     runs = [(line["pair"], line["arm"], line["status"]) for line in LiveJournal(out).of("run")]
-    assert runs == [
-        (0, "a", "ok"),
-        (0, "b", "rejected"),
-        (0, "b", "ok"),
-        (1, "b", "ok"),
-        (1, "a", "ok"),
-    ]
+    assert runs == [(0, "a", "ok"), (0, "b", "rejected"), (0, "b", "ok"), (1, "b", "ok"), (1, "a", "ok")]
     assert "2 of 2 pairs, 5 runs" in done.stdout
     assert "1 not counted: prefilled 4, not 1+3" in done.stdout
 
@@ -214,16 +207,6 @@ def test_runs_begun_under_a_swap_s_name_of_old_go_on(tmp_path):
 
 def _full(descriptor):
     raise OSError(28, "No space left on device")
-
-
-def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NothingRan, match=r"no vllm in .*: pip install vllm; without a GPU `make set-up`"):
-        kind_for("vllm")
-    with pytest.raises(NothingRan, match=r"no sglang in"):
-        kind_for("sglang")
-    with pytest.raises(UsageError, match=r"unknown engine 'llama': one of vllm, sglang, tensorrt-llm"):
-        kind_for("llama")
 
 
 def test_a_model_directory_with_a_shard_missing_is_refused(model_folder):

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -54,28 +53,6 @@ def run(client, how, seed=1, deadline_s=120.0, **named):
 
 def notes(client):
     return (client.folder / "notes").read_text().split("\n")[:-1]
-
-
-def test_modules_beside_the_program_hide_no_package_from_vllm(tmp_path):
-    """`import requests` found this project's module of that name there."""
-    package = tmp_path / "vllm" / "benchmarks"
-    package.mkdir(parents=True)
-    (package / "serve.py").write_text(
-        "import importlib.util, pathlib, sys\n"
-        f"beside = pathlib.Path({str(module.BENCH_SERVE)!r}).parent.glob('*.py')\n"
-        "sys.exit(' '.join(f.stem for f in beside if importlib.util.find_spec(f.stem)) or 'apart')\n"
-    )
-    orders, theirs = socket.socketpair()
-    with orders, theirs:
-        done = subprocess.run(
-            [sys.executable, "-S", str(module.BENCH_SERVE)],
-            env={"PYTHONPATH": str(tmp_path)},
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.stderr == "apart\n"
 
 
 def test_runs_are_processes_of_their_own_and_vllm_is_imported_once(client):

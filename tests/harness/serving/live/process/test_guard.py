@@ -111,15 +111,6 @@ def test_nothing_outlives_a_killed_harness(tmp_path, mark, how):
     assert gone(mark)
 
 
-def test_what_a_command_leaves_behind_ends_with_it(tmp_path, mark):
-    code = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
-    environment = dict(os.environ) | {"KERNEL_BENCH_TEST": mark}
-    with Guarded([sys.executable, "-c", code], environment, tmp_path / "log", tmp_path) as one:
-        assert one.wait(120) == 0
-        assert marked(mark) == [one.guard.pid]
-    assert not marked(mark)
-
-
 def test_an_exit_code_and_a_signal_are_told_apart(tmp_path):
     with Guarded([sys.executable, "-c", "exit(7)"], dict(os.environ), tmp_path / "log", tmp_path) as one:
         assert one.wait(120) == 7
@@ -173,12 +164,3 @@ def test_a_command_whose_program_is_missing_is_one_line_before_anything_starts(a
         ask("no-such-program {url} {result} {port}")
     with pytest.raises(UsageError, match=rf"^{what} .* cannot be read: No closing quotation"):
         ask("'program {url} {result} {port}")
-
-
-def test_a_program_is_run_wherever_it_was_named(tmp_path, monkeypatch):
-    program = tmp_path / "serve"
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
-    monkeypatch.chdir(tmp_path)
-    assert kind_for("./serve --port {port}").command == (str(program), "--port", "{port}")
-    assert kind_for("{python} -m serve {port}").command == ("{python}", "-m", "serve", "{port}")

@@ -1,6 +1,6 @@
 """What the link predicts of published changes, stored so that `serving ledger` need not run the model.
 
-`pytest tests/harness/serving/ledger/test_published.py --golden=write` writes the file. Each prediction holds
+`pytest tests/harness/serving/ledger --golden=write` writes the file. Each prediction holds
 the command that made it. Neither an observation's value before nor its value after goes into a prediction.
 """
 
@@ -25,7 +25,7 @@ ABOUT = (
     "What `serving link` predicts of the published changes whose setting and kernel factor are known. "
     "Each command made it; the model was neither fitted to these points nor changed for them."
 )
-REMAKE = "`pytest tests/harness/serving/ledger/test_published.py --golden=write` makes it again"
+REMAKE = "`pytest tests/harness/serving/ledger --golden=write` makes it again"
 
 
 class StoredPrediction(StrictRecord):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from harness.serving import load
 from harness.serving.clients import FORMATS
+from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import UnreadableError, read
 from tests.support.serving_files import (
     AS_READ,
@@ -131,15 +132,10 @@ TEXT = (DATA / "vllm_serve_0.32.json").read_text()
 PACKED = gzip.compress(TEXT.encode(), mtime=0)
 
 
-@pytest.mark.parametrize(
-    ("data", "name"),
-    [
-        (b"\xef\xbb\xbf" + TEXT.encode(), "a.json"),
-        (TEXT.encode("utf-16"), "a.json"),
-        (re.sub("\n", "\r\n", TEXT).encode(), "a.json"),
-        (PACKED, "a.json.gz"),
-    ],
-)
+@pytest.mark.parametrize(("data", "name"), [
+    (b"\xef\xbb\xbf" + TEXT.encode(), "a.json"), (TEXT.encode("utf-16"), "a.json"),
+    (re.sub("\n", "\r\n", TEXT).encode(), "a.json"), (PACKED, "a.json.gz"),
+])  # fmt: skip
 def test_what_a_file_may_be_packed_in(tmp_path, data, name):
     (tmp_path / name).write_bytes(data)
     assert shapes(load(tmp_path / name)[0]) == shapes(of("vllm_serve_0.32.json")[0])
@@ -149,46 +145,34 @@ ROWS = (DATA / "vllm_serve_0.32_appended.jsonl").read_text()
 CSV = (DATA / "dstack_online.csv").read_text()
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "says"),
-    [
-        ("a.json", b"", "it is empty"),
-        ("a.json", b" \n\n", "it is empty"),
-        ("a.json", TEXT.encode("utf-32"), "NUL"),
-        ("a.json", (TEXT[:20] + "\xe9" + TEXT[20:]).encode("latin-1"), "not saved as UTF-8"),
-        ("a.json", TEXT.encode()[:90], "broken JSON"),
-        ("a.json", b"PK\x03\x04" + TEXT.encode(), "it is not JSON"),
-        ("a.json", TEXT.replace('"duration"', '"duration": 1, "duration"', 1).encode(), "stands twice"),
-        ("a.json", b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "nested deeper than 64"),
-        ("a.json", b"{not json\n", "broken JSON"),
-        ("a.jsonl", ROWS[:-40].encode(), "line 2: broken JSON"),
-        ("a.json.gz", PACKED[: len(PACKED) // 2], "cannot read"),
-        ("a.json.gz", PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "cannot read"),
-        ("a.csv", CSV[:-60].encode(), "is the file cut off"),
-        ("a.csv", CSV.replace("duration", "completed", 1).encode(), "a column name stands twice"),
-        ("a.csv", b"rate,rate\n1,2\n3,4\n", "a column name stands twice"),
-        ("a.json", b"[null]", "of no known client"),
-        ("a.json", b'{"benchmarks": [3]}', "cannot read"),
-        ("a.json", b'{"performance": {}}', "cannot read"),
-        ("a.json", b'{"speed": 3.0}', "of no known client; known: "),
-        (
-            "a.json",
-            b'{"model_id": "x", "tokenizer_id": "x", "speed": 3.0}',
-            "nearest to vllm.serve (model_id, tokenizer_id",
-        ),
-        (
-            "a.json",
-            b'{"model_id": "x", "tokenizer_id": "x", "burstiness": 1.0, "duration": "abc"}',
-            "completed, output_throughput",
-        ),
-        (
-            "a.jsonl",
-            (ROWS.rstrip() + '\n{"something": "else"}\n').encode(),
-            ":3 as vllm.serve: no number of a run",
-        ),
-        ("a.txt", b"============ Serving Benchmark Result ============\n", "no run in it"),
-    ],
-)
+@pytest.mark.parametrize(("name", "data", "says"), [
+    ("a.json", b"", "it is empty"),
+    ("a.json", b" \n\n", "it is empty"),
+    ("a.json", TEXT.encode("utf-32"), "NUL"),
+    ("a.json", (TEXT[:20] + "\xe9" + TEXT[20:]).encode("latin-1"), "not saved as UTF-8"),
+    ("a.json", TEXT.encode()[:90], "broken JSON"),
+    ("a.json", b"PK\x03\x04" + TEXT.encode(), "it is not JSON"),
+    ("a.json", TEXT.replace('"duration"', '"duration": 1, "duration"', 1).encode(), "stands twice"),
+    ("a.json", b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "nested deeper than 64"),
+    ("a.json", b"{not json\n", "broken JSON"),
+    ("a.jsonl", ROWS[:-40].encode(), "line 2: broken JSON"),
+    ("a.json.gz", PACKED[: len(PACKED) // 2], "cannot read"),
+    ("a.json.gz", PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "cannot read"),
+    ("a.csv", CSV[:-60].encode(), "is the file cut off"),
+    ("a.csv", CSV.replace("duration", "completed", 1).encode(), "a column name stands twice"),
+    ("a.csv", b"rate,rate\n1,2\n3,4\n", "a column name stands twice"),
+    ("a.json", b"[null]", "of no known client"),
+    ("a.json", b'{"benchmarks": [3]}', "cannot read"),
+    ("a.json", b'{"performance": {}}', "cannot read"),
+    ("a.json", b'{"speed": 3.0}', "of no known client; known: "),
+    ("a.json", b'{"model_id": "x", "tokenizer_id": "x", "speed": 3.0}',
+     "nearest to vllm.serve (model_id, tokenizer_id"),
+    ("a.json", b'{"model_id": "x", "tokenizer_id": "x", "burstiness": 1.0, "duration": "abc"}',
+     "completed, output_throughput"),
+    ("a.jsonl", (ROWS.rstrip() + '\n{"something": "else"}\n').encode(),
+     ":3 as vllm.serve: no number of a run"),
+    ("a.txt", b"============ Serving Benchmark Result ============\n", "no run in it"),
+])  # fmt: skip
 def test_a_spoilt_file_is_one_line(tmp_path, name, data, says):
     path = tmp_path / name
     path.write_bytes(data)
@@ -230,3 +214,54 @@ def test_any_value_under_a_clients_keys_gives_runs_or_one_line(tmp_path_factory,
         return
     for run in runs:
         run.model_dump_json()
+
+
+# Fields of files from outside: what counts as a number, what is left out, what stands in nested objects
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1,234.5", 1234.5), ("66,194.80", 66194.8), ("1234", 1234), (" 7. ", 7), (".5", 0.5), ("1e3", 1000)],
+)
+def test_a_number_in_text(text, value):
+    row = Fields("here", {"a": text}, as_text=True)
+    assert row.number("a") == value
+    assert not row.findings
+
+
+@pytest.mark.parametrize(
+    "text", ["1.234,5", "1,5", "12,34", "1_000", ".", "e5", "٣", "12 ms", "64/64", "nan", "0x10"]
+)
+def test_no_number_in_text_is_never_read_as_one(text):
+    row = Fields("here", {"a": text}, as_text=True)
+    assert row.number("a") is None
+    assert [one.rule for one in row.findings] == ["unreadable"]
+
+
+def test_infinity_where_it_means_something():
+    row = Fields("here", {"rate": "inf", "other": "inf", "word": "infinite"})
+    assert row.number("rate", infinite=0.0) == 0.0
+    assert row.number("other") is None
+    assert row.number("word", infinite=0.0) is None
+    assert len(row.findings) == 2
+
+
+def test_counts():
+    row = Fields("here", {"a": [1, 2.0], "b": [1, 2.5], "c": [-1], "d": "x"})
+    assert row.counts("a") == (1, 2)
+    assert row.counts("missing") == row.counts("b") == row.counts("c") == row.counts("d") == ()
+    assert len(row.findings) == 3
+
+
+def test_objects_inside_share_the_findings_and_the_rest():
+    row = Fields("here", {"a": {"x": "no", "kept": 1, "b": {"y": 2, "z": 3}}, "flat": 4, "list": [1]})
+    inner = row.inside("a")
+    assert inner.number("x") is None
+    assert inner.inside("b").number("y") == 2
+    assert row.inside("missing").number("x") is None
+    assert row.inside("list").number("x") is None
+    assert row.rest() == {"flat": 4, "a": {"kept": 1, "b": {"z": 3}}}
+    assert [one.message for one in row.findings] == [
+        "here: a: 'x' is \"no\", not a number; left out",
+        "here: 'list' is [1], not an object; left out",
+    ]

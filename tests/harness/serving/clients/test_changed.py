@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 from functools import partial
 
 import pytest
 
+from harness.paths import PUBLISHED
 from harness.serving import load
 from harness.serving.clients.report import as_text
 from tests.support.serving_files import DATA, GONE, VLLM_ROW, changed, look, of, rules, written
@@ -314,3 +316,33 @@ def test_a_report_cut_off_and_numbers_that_do_not_make_it_whole(tmp_path):
     assert run.gpus is None and "make 8.629 GPUs" in look(run, "findings")
     many = PRINTED.replace("Number of requests:             100", "Number of requests:             20000")
     assert written(tmp_path, many)[0].totals.output_tokens is None  # of rounded means none are made up
+
+
+# dstack's tables
+
+ONLINE = PUBLISHED / "serving" / "dstack" / "online_results.csv"
+
+
+def test_defaults_that_a_dataset_does_not_use_are_not_its_lengths():
+    shared = [run for run in load(ONLINE) if run.workload.dataset == "generated-shared-prefix"]
+    assert len(shared) == 9
+    assert {(run.workload.input_len, run.workload.output_len) for run in shared} == {(3200, 800)}
+    assert all(any("1024 / 1024" in note for note in run.notes) for run in shared)
+
+
+@pytest.mark.parametrize("change", ["concurrency", "latencies"])
+def test_what_only_looks_like_a_shift_is_not_mended(tmp_path, change):
+    """A concurrency that could not be a p99 of ITL; latencies in s, which break Little's law as well."""
+    with ONLINE.open(encoding="utf-8-sig", newline="") as file:
+        header, row = list(csv.reader(file))[:2]
+    for i, name in enumerate(header):
+        if (change == "concurrency" and name == "concurrency") or (
+            change == "latencies" and name.endswith("_ms")
+        ):
+            row[i] = repr(float(row[i]) * (1e3 if change == "concurrency" else 1e-3))
+    path = tmp_path / "row.csv"
+    path.write_text("\n".join(",".join(one) for one in (header, row)))
+    (run,) = load(path)
+    assert "littles_law" in {one.rule for one in run.findings}
+    assert "column_shift" not in {one.rule for one in run.findings}
+    assert run.value("itl", "p99") == float(row[header.index("p99_itl_ms")])

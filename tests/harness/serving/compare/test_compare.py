@@ -144,16 +144,13 @@ def test_gpus_are_divided_out_and_named():
     assert any("16 a GPU against 8" in line for line in found.uncertain)  # 128 in flight on each
 
 
-@pytest.mark.parametrize(
-    "scope, value, gpus, nodes, split, per_gpu",
-    [
-        ("gpu", 100.0, None, None, Parallelism(), 100.0),
-        ("node", 800.0, 16, 2, Parallelism(), 100.0),
-        ("cluster", 66194.8, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
-        ("cluster", 66194.8, None, None, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
-        ("decode_node", 66194.8 / 3, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
-    ],
-)
+@pytest.mark.parametrize("scope, value, gpus, nodes, split, per_gpu", [
+    ("gpu", 100.0, None, None, Parallelism(), 100.0),
+    ("node", 800.0, 16, 2, Parallelism(), 100.0),
+    ("cluster", 66194.8, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+    ("cluster", 66194.8, None, None, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+    ("decode_node", 66194.8 / 3, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+])  # fmt: skip
 def test_per_gpu_is_over_all_gpus_those_of_prefill_too(scope, value, gpus, nodes, split, per_gpu):
     b = figure("b", metric=metric(scope=scope, value=value), gpus=gpus, nodes=nodes, parallelism=split)
     found = compare(figure(gpus=4), b)
@@ -227,15 +224,6 @@ def test_a_cited_claim_brings_its_row():
     assert "114.342 output tok/s a GPU" in result.stdout and "1,654.87 output tok/s a GPU" in result.stdout
     for reason in ("input length: 3200 against 512", "precision", "accounting window", "dataset"):
         assert reason in result.stdout
-
-
-@pytest.mark.parametrize("wanted, unit", [("tpot", "ms"), ("tpot:median", "ms"), ("throughput:total", None)])
-def test_a_metric_is_chosen(wanted, unit):
-    result = run("dstack.online:2", "dstack.online:8", "--metric", wanted)
-    if unit is None:
-        assert isinstance(result.exception, UsageError) and "it has" in str(result.exception)
-    else:
-        assert result.exit_code == 0 and f" {unit}, scope request" in result.stdout
 
 
 def test_files_and_rows(tmp_path):

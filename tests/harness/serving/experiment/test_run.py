@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
-import subprocess
+import shutil
 import sys
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from harness.errors import FAILED, OK, HarnessError, UsageError
-from harness.serving.experiment.engine import paired
+from harness.cli.serving.ledger import print_ledgers
+from harness.errors import HarnessError, UsageError
+from harness.paths import ROOT
+from harness.serving.experiment.engine import engine_live, paired
+from harness.serving.experiment.explain import by_class
 from harness.serving.experiment.predictions import require_earlier
 from harness.serving.experiment.report import replays_held
 from harness.serving.experiment.run import LEDGER
-from harness.serving.experiment.spec import FILES
-from harness.serving.experiment.stages import Stages
-from harness.serving.ledger.ledger import ObservationEntry, PredictionEntry, read, rows
+from harness.serving.experiment.schema import Replays
+from harness.serving.experiment.spec import FILES, read_experiment
+from harness.serving.experiment.stages import PLAN, Stages
+from harness.serving.ledger.ledger import ExplanationEntry, ObservationEntry, PredictionEntry, read
 from harness.serving.ledger.residuals import residuals
-from harness.serving.live.checkpoint.directory import default_model
+from harness.serving.live.live_engine import LiveEngine
+from harness.serving.replay.schema import Replay, ReplayArm
+from tests.support.paths import SERVING_DATA
 from tests.support.serving_experiments import TEXT, Doubles, Killed, conduct, experiment, ledger
-from tests.support.serving_processes import MARK, TINY, marked, needs_vllm
 
 
 def test_predictions_stand_before_the_runs_and_follow_from_the_steps(tmp_path):
@@ -112,28 +118,6 @@ def test_a_kill_at_any_stage_loses_nothing_finished(tmp_path):
         assert {n: (len(r.predictions), len(r.observations)) for n, r in found.items()} == wanted
 
 
-@pytest.mark.parametrize("keep", [1, 9, 17, 29])
-def test_a_ledger_cut_short_is_filled_in(tmp_path, keep):
-    conduct(tmp_path, Doubles(tmp_path)).run()
-    path = tmp_path / "out" / LEDGER
-    lines = path.read_text().splitlines(keepends=True)
-    assert len(lines) > 29
-    if not any('"kind":"observation"' in line for line in lines[:keep]):
-        # Runs that were made before a prediction that is gone do not count for a new one.
-        for one in (tmp_path / "out" / "stages").glob("*/pairs.json"):
-            one.unlink()
-    path.write_text("".join(lines[:keep]) + lines[keep][:20])
-    before = ledger(tmp_path)
-    again = Doubles(tmp_path)
-    conduct(tmp_path, again, resume=True).run()
-    after = ledger(tmp_path)
-    assert {n: len(r.observations) for n, r in after.items()} == {"tiny linears": 3, "tiny mla": 3}
-    assert all(
-        after[name].predictions[: len(row.predictions)] == row.predictions for name, row in before.items()
-    )
-    assert not [one for one in again.asked if not one.startswith("pairs")]
-
-
 def test_a_swap_of_which_pairs_are_missing_is_not_observed_yet(tmp_path):
     class Given(Doubles):
         def pairs(self, swap, pattern, predicted):
@@ -197,35 +181,145 @@ def test_pairs_of_a_journal(tmp_path):
     assert found.given_up == ("pair 1: died",) and found.rejected == {"prefilled 2+2": 1, "died": 1}
 
 
-@pytest.mark.slow
-@needs_vllm
-def test_one_swap_end_to_end_with_vllm(tmp_path):
-    """A short experiment of a tiny model: predicted first, then run; nothing is left running."""
-    text = (FILES / "cpu-short.toml").read_text()
-    for old, new in (
-        ('model = "default"', f'model = "{default_model(TINY)}"'),
-        ("budget_s = 20", "budget_s = 1"),
-        ("output_len = 96", "output_len = 32"),
-        ("pairs = 4", "pairs = 2"),
-    ):
-        assert old in text
-        text = text.replace(old, new)
-    (tmp_path / "tiny.toml").write_text(text.replace("cpu-short", "tiny"))
-    out = tmp_path / "out"
-    command = [sys.executable, "-m", "harness", "serving", "experiment", str(tmp_path / "tiny.toml")]
-    environment = os.environ | {MARK: str(tmp_path)}
-    done = subprocess.run(
-        [*command, "--out", str(out)], env=environment, capture_output=True, text=True, check=False
+def test_what_a_live_engine_is_asked(tmp_path, model_folder, monkeypatch):
+    """With doubles of an engine and a client; with vLLM's it is tests/harness/serving/live/engine."""
+    doubles = f"{sys.executable} {ROOT}/tests/doubles"
+    lines = [
+        f'[engine]\nkind = "{doubles}/fake_engine.py ok {{port}} {{name}}"',
+        f'client = "{doubles}/fake_client.py {{url}} {{result}} {{seed}} {{concurrency}} {{output_len}}"',
+        "[rules]\ndisturbed = false\nleast_steady = 1\n\n[load]",
+    ]
+    text = TEXT.replace("[load]", "\n".join(lines))
+    made = experiment(
+        tmp_path, text.replace('swap = ["mla_decode=torch.naive"]', 'environment = { X = "1" }')
     )
-    assert done.returncode in (OK, FAILED), done.stderr[-2000:]
-    [row] = rows(read(out / LEDGER))
-    assert {p.prediction.method for p in row.predictions} == {"replay", "isolated-cold", "isolated-warm"}
-    journal = [json.loads(line) for line in next(out.glob("live/*/live.jsonl")).read_text().splitlines()]
-    runs = [line for line in journal if line["kind"] == "run"]
-    written = max(datetime.fromisoformat(one.at) for one in row.predictions)
-    assert min(datetime.fromisoformat(run["started"]) for run in runs) > written
-    assert journal[0]["predicted"] == [one.digest for one in row.predictions]
-    by = {one.observation.quantity: one.observation for one in row.observations}
-    assert by["itl"].pairs in (1, 2)  # one may be given up
-    assert next(h for h in residuals(row) if (h.method, h.quantity) == ("replay", "itl")).blind
-    assert not marked(str(tmp_path))
+    out = tmp_path / "out"
+
+    def observe(self, arm, at, **asked):
+        at.mkdir(parents=True)
+        trace = shutil.copy(SERVING_DATA / "traces" / "vllm_cpu_deepseek_v3.json.gz", at)
+        return SimpleNamespace(trace=Path(trace), routing=None)
+
+    monkeypatch.setattr(LiveEngine, "observe", observe)
+    with engine_live(made, model_folder, out, print) as live:
+        seen = live.look()
+        found = live.pairs(made.swap("mla"), (1, 3), ("the digest of a prediction",))
+    assert [run.pattern for run in seen.runs] == [(1, 3)] * 3 and seen.trace.startswith("observed/base/")
+    assert seen.classes["block_scale_gemm"] > 0 and "_C::mla_decode_kvcache" in seen.kernels
+    assert len(found.pairs) == 3 and not found.given_up
+    for base, swapped in found.pairs:  # the same seed gives the client the same step
+        assert base.itl == pytest.approx(swapped.itl) == pytest.approx(10, rel=0.1)
+    journal = [json.loads(line) for line in (out / "live/mla/live.jsonl").read_text().splitlines()]
+    assert journal[0]["predicted"] == ["the digest of a prediction"]
+    assert found.begun == min(line["started"] for line in journal if line["kind"] == "run")
+
+
+# What is said of an experiment: its misses explained by the trace, its methods beside each other
+
+
+def test_a_miss_is_explained_by_the_trace_of_the_swapped_arm(tmp_path):
+    doubles = Doubles(tmp_path, off=4.0)
+    conduct(tmp_path, doubles).run(["linears"])
+    row = ledger(tmp_path)["tiny linears"]
+    [one] = row.explanations
+    assert isinstance(one, ExplanationEntry) and doubles.asked[-2:] == ["trace linears-base", "trace linears"]
+    assert one.evidence == ("linears-base.gz", "linears.gz")
+    assert "itl -3.99 ms" in one.text and "(-50%)" in one.text
+    # Replayed: +12, no copies left (-1); traced: 5 and 4 ms after 8 and 2 at half the speed.
+    assert "the base's trace times 0.50" in one.text
+    assert "block_scale_gemm and glue +11.00 and +4.00 ms" in one.text
+    assert "mla_decode" not in one.text, "the same but for the machine's pace"
+    assert "of 1 +44 and +40 ms" in one.text and "of 3 +104 and +100 ms" in one.text
+    assert not replays_held(experiment(tmp_path), tmp_path / "out", ["linears"])
+    again = Doubles(tmp_path)
+    conduct(tmp_path, again, resume=True).run(["linears"])
+    assert not again.asked and len(ledger(tmp_path)["tiny linears"].explanations) == 1
+
+
+def test_a_kernel_swapped_in_is_no_other_op_s_for_its_name(tmp_path):
+    """Torch's products for MLA decode stand in a trace as absorbed products."""
+    arms = {
+        "base": ReplayArm(chosen={}, classes={"mla_decode": 5.0, "absorbed_bmm": 3.0, "fused_moe": 9.0}),
+        "mla": ReplayArm(chosen={}, classes={"mla_decode": 9.0, "absorbed_bmm": 3.0, "fused_moe": 9.5}),
+    }
+    replay = Replay(created="", command=(), step={}, launch="eager", threads=1, base="base", arms=arms,
+                    samples=())  # fmt: skip
+    traced = {"absorbed_bmm": 12.0, "fused_moe": 9.0}
+    found = by_class(
+        experiment(tmp_path).swap("mla"), Replays(replays=(replay,)), arms["base"].classes, traced
+    )
+    assert found == [
+        ("fused_moe", pytest.approx(0.5), pytest.approx(0.0)),
+        ("mla_decode and glue", pytest.approx(4.0), pytest.approx(4.0)),
+    ]
+
+
+def test_the_methods_stand_beside_each_other(tmp_path, capsys):
+    conduct(tmp_path, Doubles(tmp_path)).run()
+    capsys.readouterr()
+    print_ledgers([str(tmp_path / "out")])
+    text = capsys.readouterr().out
+    line = next(one for one in text.splitlines() if one.startswith("tiny linears"))
+    assert (
+        "+8.02 ms (" in line and "+24 (+199%)" in line and "+7 (-13%)" in line and "explained, blind" in line
+    )
+    assert next(one for one in text.splitlines() if one.startswith("tiny mla")).endswith(
+        "not resolved, blind"
+    )
+    # Of mla nothing is resolved.
+    assert "replay: off by 0% in the median of 3" in text
+    assert "warm: off by 200% in the median of 3, at worst 200% (tiny linears, " in text
+
+
+# Experiments as files: those that come with the harness, mistakes, what a dry run says
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in FILES.glob("*.toml")))
+def test_files_that_come_with_the_harness_are_right(name):
+    found = read_experiment(name)
+    assert found.name == name and found.replay.threads == 1
+
+
+@pytest.mark.parametrize(("old", "new", "said"), [
+    ("pairs = 3", "pairs = 1", r"tiny\.toml: load\.pairs: .*greater than or equal to 2"),
+    ("pairs = 3", "pairs = 1\nrenew = -1", r"load\.pairs: .*to 2 \(and 1 more\)"),
+    ("pairs = 3", 'pairs = "many"', r"tiny\.toml: load\.pairs: .*valid integer"),
+    ("pairs = 3", "pears = 3", r"tiny\.toml: load\.pears: no such key; allowed: input_len, .*pairs"),
+    ('op = "mla_decode"', 'op = "mla"', r"tiny\.toml: swaps\.1\.op: takes one of block_scale_gemm"),
+    ('swap = ["mla_decode=torch.naive"]', "", r"tiny\.toml: swaps\.1: says nothing that differs"),
+    ('"mla_decode=torch.naive"', '"mla=torch"', r"swaps\.mla\.swap: no 'mla=torch'; swaps: "),
+    ('replay = {mla_decode = "vllm.amx"}', "glue = 7", r"swaps\.1\.glue"),
+    ('"vllm.onednn"', '"vllm.oneapi"', r"replay\.block_scale_gemm: no implementation 'vllm.oneapi'"),
+    ('name = "mla"', 'name = "linears"', "two swaps are called linears"),
+    ('name = "mla"', 'name = "base"', r"tiny\.toml: swaps\.1\.name: takes letters"),
+    ('name = "tiny"', "", "name: is missing"),
+    ('mla_decode = "vllm.vec"\n', "", r"replay\.base\.mla_decode is missing"),
+    ("prompts = 4", "prompts = 2", r"load: 2 prompts are never 4 at once"),
+    ("pairs = 3", "pairs = ", r"no TOML: .*line 8"),
+])  # fmt: skip
+def test_a_mistake_in_the_file_is_one_line_that_says_where(tmp_path, old, new, said):
+    assert old in TEXT
+    with pytest.raises(UsageError, match=said) as error:
+        experiment(tmp_path, TEXT.replace(old, new, 1))
+    assert "\n" not in str(error.value)
+
+
+def test_a_recorded_experiment_can_be_made_again(tmp_path):
+    asked = experiment(tmp_path).with_pairs(5)
+    Stages.begin(tmp_path / "done", asked, resume=False)
+    plan = tmp_path / "done" / PLAN
+    assert read_experiment(str(plan)) == asked
+    for text in ("{", "[]"):
+        plan.write_text(text)
+        with pytest.raises(UsageError, match=r"experiment\.json: ") as error:
+            read_experiment(str(plan))
+        assert "\n" not in str(error.value)
+
+
+def test_what_there_is_not_is_said_with_what_there_is(tmp_path):
+    with pytest.raises(
+        UsageError, match=r"cannot read nothing: .*cpu-decode, cpu-default, cpu-long, cpu-short"
+    ):
+        read_experiment("nothing")
+    with pytest.raises(UsageError, match="no swap 'x' in experiment tiny; swaps: linears, mla"):
+        experiment(tmp_path).swap("x")

@@ -49,11 +49,10 @@ def simulated(pattern, prompts, concurrency, outputs, prefill_s, decode_s):
     return ttft, tpot
 
 
-@pytest.mark.parametrize(
-    ("pattern", "prompts", "concurrency", "outputs"),
-    [((1, 3), 4, 4, 96), ((4,), 4, 4, 20), ((2, 2), 4, 4, 7), ((1, 1, 1, 1), 4, 4, 5),
-     ((1, 3, 1, 3), 8, 4, 9), ((1,), 1, 1, 2)],
-)  # fmt: skip
+@pytest.mark.parametrize(("pattern", "prompts", "concurrency", "outputs"), [
+    ((1, 3), 4, 4, 96), ((4,), 4, 4, 20), ((2, 2), 4, 4, 7), ((1, 1, 1, 1), 4, 4, 5),
+    ((1, 3, 1, 3), 8, 4, 9), ((1,), 1, 1, 2),
+])  # fmt: skip
 def test_weights_give_what_a_simulated_engine_shows(pattern, prompts, concurrency, outputs):
     weights = schedule(pattern, prompts, concurrency, outputs)
     prefill_s, decode_s = {n: 0.31 * n + 0.17 * n**2 for n in range(1, 9)}, 0.0613

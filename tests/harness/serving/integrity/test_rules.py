@@ -308,8 +308,7 @@ def batch_run(prefill=16 * 1024 / 0.8, decode=16 * 64 / 1.1, total=16 * 1088 / 1
 
 
 @pytest.mark.parametrize(("change", "rule", "severity"), [
-    ({"prefill": 1e5}, "prefill_throughput", "wrong"),
-    ({"decode": 500.0}, "decode_throughput", "wrong"),
+    ({"prefill": 1e5}, "prefill_throughput", "wrong"), ({"decode": 500.0}, "decode_throughput", "wrong"),
     ({"total": 500.0}, "throughput", "suspect"),
 ])  # fmt: skip
 def test_a_batch_in_lockstep(change, rule, severity):

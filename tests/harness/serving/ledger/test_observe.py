@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness.cli.serving import serving
 from harness.errors import UsageError
-from harness.serving.ledger.ledger import read, rows
+from harness.serving.clients.load import load
+from harness.serving.ledger.identity import FIELDS, NEEDED, differences
+from harness.serving.ledger.ledger import Setting, read, rows
 from harness.serving.ledger.observe import observe, t_interval
 from harness.serving.ledger.residuals import residuals
-from tests.support.serving_files import DATA, VLLM_ROW
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
+from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
 
 
 def link(*words):
@@ -66,15 +71,6 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     assert ledger.read_text() == text
 
 
-def test_numbers_that_cannot_hold_are_written_down_beside(tmp_path, ledger):
-    before, after = result(tmp_path, "a"), result(tmp_path, "b", duration=120.0)
-    observe(ledger, "moe", [before], [after], assumed=["all"])
-    [row] = rows(read(ledger))
-    assert [e.text.partition(": ")[0] for e in row.explanations] == [
-        "`serving load` finds numbers of 1 of these runs wrong"
-    ]
-
-
 def test_throughput_a_gpu_is_observed_of_the_instance(tmp_path, ledger):
     """InferenceX's files are per GPU; what was predicted is not."""
     row = json.loads((DATA / "inferencex_agg.json").read_text()) | {"conc": 16}
@@ -102,3 +98,218 @@ def test_students_interval():
     mean, half = t_interval([1.0, 2.0, 3.0, 4.0])
     assert (mean, half) == (2.5, pytest.approx(2.3534 * 1.29099 / 2, rel=1e-4))
     assert t_interval([1.0]) == (1.0, None)
+
+
+# A prediction is held against runs of its own setting alone: each field wrong once, and each one unsaid
+
+
+LOAD = OfferedLoad(
+    input_len=922, output_len=922, range_ratio=0.8, concurrency=16, request_rate=0.0, num_prompts=160
+)
+EACH = Parallelism(tp=8, pp=1, ep=1, dp=1)
+SETTING = Setting(
+    hardware="h200", gpus=8, engine="sglang", version="0.5.9", model="DeepSeek-R1",
+    precision="fp8 block-scale", kv_cache="bfloat16", plain=True, launch="graph", recv_interval=1,
+    prefill_tokens=8192, parallelism=EACH, workload=LOAD,
+)  # fmt: skip
+RUN = ServingRun(
+    id="a.json", client="sglang.bench_serving", source="a.json", hardware="NVIDIA H200", gpus=8,
+    engine="SGLang", version="v0.5.9", model="/models/DeepSeek-R1-0528",
+    flags=("--kv-cache-dtype auto", "--chunked-prefill-size 8192"), parallelism=EACH, mode="online",
+    workload=LOAD,
+    totals=Totals(duration_s=60, completed=160, failed=0, input_tokens=147_600, output_tokens=147_500),
+)  # fmt: skip
+
+
+def test_another_spelling_is_alike():
+    assert differences(SETTING, RUN) == []
+
+
+def offered(**changes: Any) -> dict[str, Any]:
+    return {"workload": LOAD.model_copy(update=changes)}
+
+
+def counted(**changes: Any) -> dict[str, Any]:
+    return {"totals": RUN.totals.model_copy(update=changes)}
+
+
+def over(**changes: Any) -> dict[str, Any]:
+    return {"parallelism": RUN.parallelism.model_copy(update=changes)}
+
+
+WRONG: list[tuple[str, dict[str, Any]]] = [
+    ("hardware", {"hardware": "H20"}),
+    ("hardware", {"hardware": "NVIDIA H2000"}),
+    ("GPUs", {"gpus": 16}),
+    ("engine", {"engine": "vllm"}),
+    ("version", {"version": "0.5.23"}),
+    ("model", {"model": "DeepSeek-V3.2"}),
+    ("model", {"model": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}),
+    ("precision", {"precision": "nvfp4"}),
+    ("KV cache", {"flags": ("--kv-cache-dtype fp8_e4m3",)}),
+    ("tensor parallelism", over(tp=4)),
+    ("expert parallelism", over(ep=8)),
+    ("data parallelism", over(dp=8)),
+    ("speculative decoding", {"flags": ("--speculative-algorithm=EAGLE",)}),
+    ("speculative decoding", {"extra": {"spec_decoding": "mtp"}}),
+    ("speculative decoding", {"extra": {"spec_decoding": "none", "mtp": "on"}}),
+    (
+        "speculative decoding",
+        {"metrics": (Metric(name="accept_length", value=2.6, unit="1", statistic="mean"),)},
+    ),
+    ("DP attention", over(dp_attention=True)),
+    ("DP attention", {"flags": ("--enable-dp-attention",)}),
+    ("disaggregation", over(prefill_gpus=8, decode_gpus=8)),
+    ("disaggregation", {"flags": ("--disaggregation-mode decode",)}),
+    ("disaggregation", {"extra": {"disagg": True}}),
+    ("launch of decode steps", {"flags": ("--disable-cuda-graph",)}),
+    ("launch of decode steps", {"flags": ("--enforce-eager",)}),
+    ("steps between looks", {"flags": ("--scheduler-recv-interval=30",)}),
+    ("input length", counted(input_tokens=160 * 64)),
+    ("output length", counted(output_tokens=160 * 32)),
+    ("input length", {"totals": Totals()} | offered(input_len=None, longest_input_len=8192)),
+    ("output length", {"totals": Totals()} | offered(output_len=None, longest_output_len=512)),
+    ("range of lengths", offered(range_ratio=1.0)),
+    ("concurrency", offered(concurrency=15)),
+    ("request rate", offered(request_rate=4.0)),
+    ("ramp-up", offered(ramp_up="linear from 1 to 9 requests a second")),
+    ("failed requests", counted(failed=3, completed=157)),
+    ("failed requests", counted(failed=None, completed=150, input_tokens=138_375, output_tokens=138_375)),
+    ("accounting window", offered(warmup_s=30.0)),
+    ("pipeline parallelism", over(pp=2)),
+    ("context parallelism", {"extra": {"dcp_size": 2}}),
+    ("tokens of a prefill step", {"flags": ("--chunked-prefill-size=2048",)}),
+    ("mode", {"mode": "offline"}),
+    ("range of lengths", offered(range_ratio=None, dataset="sharegpt")),
+    (
+        "prompts for each place",
+        offered(num_prompts=32) | counted(completed=32, input_tokens=29_520, output_tokens=29_500),
+    ),
+    ("version", {"version": "", "image": "lmsysorg/sglang:v0.4.3-cu124"}),
+    # As vLLM's --metadata has a client write it down
+    ("hardware", {"hardware": "", "extra": {"gpu": "MI300X"}}),
+    ("KV cache", {"flags": (), "extra": {"kv_cache_dtype": "fp8"}}),
+    ("launch of decode steps", {"flags": (), "extra": {"enforce_eager": "True"}}),
+    ("speculative decoding", {"flags": (), "extra": {"speculative_config": '{"method": "mtp"}'}}),
+    ("expert parallelism", over(ep=None) | {"extra": {"enable_expert_parallel": "True"}}),
+]
+
+
+@pytest.mark.parametrize(("field", "changes"), WRONG)
+def test_one_field_that_differs_refuses_whatever_is_assumed(field, changes):
+    found = differences(SETTING, RUN.model_copy(update=changes), ["all"])
+    assert [each.name for each in found] == [field]
+
+
+UNSAID: list[tuple[str, dict[str, Any]]] = [
+    ("hardware", {"hardware": ""}),
+    ("GPUs", {"gpus": None}),
+    ("engine", {"engine": ""}),
+    ("version", {"version": ""}),
+    ("model", {"model": ""}),
+    ("tensor parallelism", over(tp=None)),
+    ("expert parallelism", over(ep=None)),
+    ("data parallelism", over(dp=None)),
+    ("range of lengths", offered(range_ratio=None)),
+    ("concurrency", offered(concurrency=None)),
+    ("request rate", offered(request_rate=None)),
+    ("pipeline parallelism", over(pp=None)),
+    ("failed requests", offered(num_prompts=None) | counted(failed=None)),
+    ("prompts for each place", offered(num_prompts=None) | counted(completed=None)),
+    ("mode", {"mode": "unknown"}),
+    # Without its server's flags
+    ("speculative decoding", {"flags": ()}),
+    ("DP attention", {"flags": ()} | over(dp=None)),
+    ("disaggregation", {"flags": ()}),
+    ("launch of decode steps", {"flags": ()}),
+    ("steps between looks", {"flags": ()}),
+    ("tokens of a prefill step", {"flags": ()}),
+]
+
+
+def test_what_a_run_says_by_other_means_need_not_be_assumed():
+    """Without flags: InferenceX's keys, one rank of data parallelism, an engine without such a scheduler."""
+    says = {"spec_decoding": "none", "disagg": False, "enforce_eager": "False"}
+    run = RUN.model_copy(update={"flags": (), "extra": says, "engine": "vllm"})
+    unsaid = [each.name for each in differences(SETTING, run) if not each.is_known]
+    assert unsaid == ["precision", "KV cache", "tokens of a prefill step"]
+
+
+@pytest.mark.parametrize(("field", "changes"), UNSAID)
+def test_one_field_that_is_not_said_refuses_unless_it_is_assumed(field, changes):
+    run = RUN.model_copy(update=changes)
+    assert field in [each.name for each in differences(SETTING, run)]
+    assert field not in [each.name for each in differences(SETTING, run, [field])]
+    assert differences(SETTING, run, ["all"]) == []
+
+
+@pytest.mark.parametrize("field", NEEDED)
+def test_a_row_that_says_nothing_is_explained_by_nothing(field):
+    assert field in [each.name for each in differences(Setting(), RUN)]
+
+
+# Through the clients' files
+
+RAMP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}
+IN_FILES = [
+    (VLLM_ROW, {"model_id": "deepseek-ai/DeepSeek-V2-Lite"}, "model"),
+    (VLLM_ROW, {"backend": "vllm", "endpoint_type": "vllm"}, "engine"),
+    (VLLM_ROW, {"completed": 150, "failed": 10}, "failed requests"),
+    (VLLM_ROW, RAMP, "ramp-up linear from 1 to 9 requests a second"),
+    (SGLANG_ROW, {"max_concurrency": 64}, "concurrency"),
+    (SGLANG_ROW, {"random_range_ratio": 0.0}, "range of lengths"),
+    (SGLANG_ROW, {"total_input_tokens": 160 * 64}, "input length"),
+    (SGLANG_ROW, {"completed": 150}, "failed requests"),
+]
+
+
+def written(path: Path, row: dict[str, Any], **changes: Any) -> str:
+    path.write_text(json.dumps(row | changes))
+    assert load(str(path)), "not read"
+    return str(path)
+
+
+@pytest.mark.parametrize("row", [VLLM_ROW, SGLANG_ROW], ids=["vllm", "sglang"])
+def test_what_was_assumed_is_written_down(tmp_path, ledger, row):
+    before, after = written(tmp_path / "a.json", row), written(tmp_path / "b.json", row, mean_tpot_ms=9.0)
+    with pytest.raises(UsageError, match=r"no run of this row: the run does not say its hardware .*--assume"):
+        observe(ledger, "moe", [before], [after])
+    observe(ledger, "moe", [before], [after], assumed=["all"])
+    [seen] = rows(read(ledger))
+    assumed = seen.observations[0].observation.assumed
+    assert {"hardware", "GPUs", "tensor parallelism"} <= set(assumed)
+    assert not {"concurrency", "input length", "output length"} & set(assumed)
+
+
+@pytest.mark.parametrize(("row", "changes", "field"), IN_FILES)
+def test_a_file_of_another_setting_is_refused(tmp_path, ledger, row, changes, field):
+    text = ledger.read_text()
+    here, there = written(tmp_path / "a.json", row), written(tmp_path / "b.json", row, **changes)
+    for pair in (([here], [there]), ([there], [there])):
+        with pytest.raises(UsageError, match=f"is no run of this row: .*{field}"):
+            observe(ledger, "moe", *pair, assumed=["all"])
+    assert ledger.read_text() == text
+
+
+def test_two_releases_differ_in_more_than_the_change(tmp_path, ledger):
+    def of(name: str, version: str) -> str:
+        info = {"tp_size": 8, "pp_size": 1, "dp_size": 1, "ep_size": 1, "version": version}
+        return written(tmp_path / name, SGLANG_ROW, server_info=info, mean_tpot_ms=10.0 + len(name))
+
+    old, new, built = of("a.json", "0.5.8"), of("ab.json", "0.5.9"), of("abc.json", "0.5.9.post1")
+    with pytest.raises(UsageError, match=r"is of sglang 0.5.8, .* of 0.5.9: between two releases"):
+        observe(ledger, "moe", [old], [new], assumed=["all"])
+    observe(ledger, "moe", [new], [built], assumed=["all"])
+
+
+def test_a_run_counts_once(tmp_path, ledger):
+    a, b = written(tmp_path / "a.json", VLLM_ROW), written(tmp_path / "b.json", VLLM_ROW, mean_tpot_ms=9.0)
+    copy = written(tmp_path / "c.json", VLLM_ROW)
+    with pytest.raises(UsageError, match=r"c.json is .*a.json again, by every number"):
+        observe(ledger, "moe", [a, copy], [b, b], assumed=["all"])
+
+
+def test_a_name_of_no_field_is_refused(tmp_path, ledger):
+    same = written(tmp_path / "a.json", VLLM_ROW)
+    with pytest.raises(UsageError, match=f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"):
+        observe(ledger, "moe", [same], [same], assumed=["weather"])

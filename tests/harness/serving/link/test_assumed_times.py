@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,15 +12,17 @@ import pytest
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.link.changes import parse_change
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.model import link
-from harness.serving.link.predictions import outlook, predict
+from harness.serving.link.predictions import outlook
 from harness.serving.link.times.assumed_times import DEVIATION, SOURCE, AssumedTables
 from harness.serving.link.times.interpolation import Surface, TimeEstimate
+from harness.serving.link.times.kernel_identity import words
 from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import Tables, bundled, read_tables
 from harness.serving.link.validation import validated
+from harness.serving.names import engine_name, hardware_name
+from tests.support.serving_link_tables import written
 
 BASE = read_tables(bundled()["h200", "sglang"])
 LOAD = ClosedLoop(1024, 1024, 16)
@@ -40,26 +43,6 @@ def test_aiters_own_times_lie_where_they_should():
     assert len(inside) == 31 and sum(inside) >= 0.85 * len(inside)
 
 
-def test_sglangs_products_on_gfx942_are_as_a_trace_has_them():
-    known = json.loads((PUBLISHED / "notes" / "ab_points.json").read_text())
-    us = next(each for each in known if each["id"] == "inferencex-863-mi325x")["us_per_call"]
-    tables = AssumedTables.of("mi325x", "sglang", BASE)
-    for name, n, k in (
-        ("q_a", 2112, 7168),
-        ("kv_a", 3072, 1536),  # the summary's name for q_b
-        ("o_proj", 7168, 2048),
-        ("dense_gate_up", 4608, 7168),
-        ("dense_down", 7168, 2304),
-    ):
-        for m in (4, 64):
-            assert tables.gemm("fp8_block", m, n, k).us == pytest.approx(us[name], rel=0.15)
-    faster = [
-        predict(link(hardware, assumed=True), LOAD, [parse_change("block_scale_gemm=2x")])[0].change
-        for hardware in ("mi325x", "mi355x")
-    ]
-    assert faster[0] < 4 * faster[1] < 0
-
-
 def test_what_bounds_a_kernel_scales_it():
     """H200: 989.5 and 1979 TFLOPS, 4.8 TB/s; MI355X: 2516.6 and 5033.2, 8.0."""
     tables = AssumedTables.of("mi355x", "sglang", BASE)
@@ -76,7 +59,7 @@ def test_what_bounds_a_kernel_scales_it():
     assert few == pytest.approx((3 + 44 / 8.0) / (3 + 44 / 4.8), rel=0.01)
 
 
-@pytest.mark.parametrize("hardware, points", [("MI300X", 15), ("MI325X", 15), ("MI355X", 13), ("B200", 11)])
+@pytest.mark.parametrize("hardware, points", [("MI355X", 13), ("B200", 11)])
 def test_public_points_lie_in_their_intervals(hardware, points):
     """InferenceX with SGLang 0.5.9. MI325X's points set two constants of AMD's, the others none."""
     validations = [
@@ -135,3 +118,97 @@ def test_a_machine_without_a_data_sheet_is_refused():
 def test_an_engine_that_does_not_run_there_is_refused():
     with pytest.raises(UsageError, match="TensorRT-LLM does not run on mi300x"):
         link("MI300X", "TensorRT-LLM", assumed=True)
+
+
+# Whose times they are: of which machine, which engine, which kernel. What is another's is refused
+
+
+TRITON, TRTLLM = "sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    """The H200's tables, as a user might have them."""
+    folder = tmp_path_factory.mktemp("tables") / "mine"
+    shutil.copytree(bundled()["h200", "sglang"], folder)
+    return read_tables(folder)
+
+
+@pytest.mark.parametrize("name", ["h20", "h", "nvidia", "200", "gh200", "h2000", "h20-3e", "h100", "x"])
+def test_a_part_of_a_name_is_no_name(mine, name):
+    with pytest.raises(UsageError, match="are of NVIDIA H200, not "):
+        link(name, tables=mine)
+
+
+@pytest.mark.parametrize("name", ["h200", "H200", "NVIDIA H200", None])
+def test_the_same_machine_keeps_its_calibration(mine, name):
+    assert link(name, tables=mine).calibration == link().calibration != ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"), [("trtllm", "not trtllm"), ("vllm", "not vllm"), ("TensorRT-LLM", "not trtllm")]
+)
+def test_another_engines_tables_are_refused(mine, engine, says):
+    with pytest.raises(
+        UsageError, match=f"are of kernels as SGLang calls them, {says}: give --engine sglang"
+    ):
+        link("h200", engine, tables=mine)
+
+
+def test_tables_say_whose_they_are(tmp_path):
+    found = link(
+        tables=read_tables(written(tmp_path, device="NVIDIA B200", framework="TRTLLM", moe=["moe_x"]))
+    )
+    assert (found.hardware, found.engine) == ("b200", "trtllm")
+    assert not found.calibration and any("no serving of b200 with trtllm" in note for note in found.notes)
+
+
+def test_spellings():
+    assert {hardware_name(t) for t in ("NVIDIA-H200", "nvidia h200 SXM", "h200")} == {"h200"}
+    assert hardware_name("AMD-Instinct-MI300X-OAM") == "mi300x" and hardware_name("AMD EPYC") == "epyc"
+    assert {engine_name(t) for t in ("TensorRT-LLM", "tensorrt_llm", "trtllm", "TRT-LLM")} == {"trtllm"}
+    assert words("sglang_flashinfer_trtllm_moe") == words("flashinfer.trtllm@sglang") == {"trtllm"}
+    assert words("flash_attention") == words("flash_attn.fa3@sglang") and not words("default")
+
+
+def b200(tmp_path, *moe, **how):
+    return link(tables=read_tables(written(tmp_path, device="NVIDIA B200", moe=moe)), **how)
+
+
+def test_times_of_another_kernel_are_refused_or_wide(tmp_path):
+    with pytest.raises(
+        UsageError,
+        match=f"fused_moe is timed as {TRITON}, the engine runs flashinfer.trtllm_routed@sglang or "
+        "flashinfer.trtllm@sglang: .* off by 54%; "
+        "give .* or --any-kernel",
+    ):
+        b200(tmp_path / "refused", TRITON)
+    right = outlook(b200(tmp_path / "right", TRTLLM), LOAD).tpot
+    other = b200(tmp_path / "wide", TRITON, any_kernel=True)
+    wide = outlook(other, LOAD).tpot
+    assert wide.value == pytest.approx(right.value)  # the same times
+    assert wide.high / wide.low > 1.4 * right.high / right.low
+    assert wide.low < right.value / 1.3 and right.value * 1.5 < wide.high
+    assert any(TRITON in note for note in other.notes)
+
+
+def test_of_several_kernels_the_engines_own_is_read(tmp_path):
+    alone = outlook(b200(tmp_path / "alone", TRTLLM), LOAD).tpot
+    first = outlook(b200(tmp_path / "first", TRTLLM, TRITON), LOAD).tpot
+    assert first == alone
+    second = outlook(b200(tmp_path / "second", TRITON, TRTLLM), LOAD).tpot
+    assert second.value > alone.value  # it is the slower one there
+
+
+def test_one_row_without_a_telling_name_does_not_vouch_for_the_others(tmp_path):
+    with pytest.raises(UsageError, match="fused_moe is timed as"):
+        b200(tmp_path, TRITON, "default")
+
+
+def test_what_is_left_out_and_what_cannot_be_told_is_said(tmp_path):
+    mixed = b200(tmp_path / "mixed", TRTLLM, TRITON)
+    assert any(f"are of {TRITON}, which sglang does not run: left out" in note for note in mixed.notes)
+    tables = read_tables(written(tmp_path / "trt", device="NVIDIA B200", framework="TRTLLM", moe=["moe_x"]))
+    assert any(
+        "which kernel trtllm runs of fused_moe is not known" in note for note in link(tables=tables).notes
+    )

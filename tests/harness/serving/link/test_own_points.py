@@ -6,25 +6,22 @@ import itertools
 import json
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.errors import UsageError
 from harness.serving.link.calibration import (
-    ASSUMED_COLD_MS,
     ASSUMED_DEVIATION,
     ASSUMED_KAPPA,
-    COLD_PREFILL,
     PRIOR_SCATTER,
     MeasuredPoint,
     measured,
 )
 from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.forecast import forecast
 from harness.serving.link.model import Link, link
 from harness.serving.link.predictions import Value
-from harness.serving.link.report import remarks
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
@@ -67,24 +64,18 @@ def test_a_file_calibrates_as_what_is_known_does(files):
     assert any(note.startswith("the points do not say their hardware, GPUs, ") for note in own.notes)
 
 
-@pytest.mark.parametrize("count", [1, 3, 5])
-def test_other_lengths_from_few_points(files, count):
+def test_other_lengths_from_few_points(files):
     """Of SGLang on H200: calibrated at 1024 in and out, predicted at 8192 in or out."""
-    errors: dict[str, list[float]] = {"tpot": [], "ttft": []}
-    covered: dict[str, list[bool]] = {"tpot": [], "ttft": []}
-    for some in itertools.islice(itertools.combinations(files, count), 5):
+    errors, covered = [], []
+    for some in itertools.islice(itertools.combinations(files, 3), 3):
         model = link(own=some, prefill_tokens=32768)
         for point in HELD_OUT:
             times, _ = model.serving(point.load)
-            for name, draws, value in (
-                ("tpot", times.tpot, point.tpot_ms),
-                ("ttft", times.ttft_mean, point.ttft_ms),
-            ):
-                predicted = Value.of(draws)
-                errors[name].append(abs(predicted.value / value - 1))
-                covered[name].append(predicted.covers(value))
-    assert np.mean(errors["tpot"]) <= 0.06 and np.mean(errors["ttft"]) <= 0.2
-    assert np.mean(covered["tpot"]) >= 0.85 and np.mean(covered["ttft"]) >= 0.85
+            predicted = [Value.of(times.tpot), Value.of(times.ttft_mean)]
+            measured_ms = (point.tpot_ms, point.ttft_ms)
+            errors.append([abs(p.value / ms - 1) for p, ms in zip(predicted, measured_ms, strict=True)])
+            covered.append([p.covers(ms) for p, ms in zip(predicted, measured_ms, strict=True)])
+    assert (np.mean(errors, axis=0) <= (0.06, 0.2)).all() and (np.mean(covered, axis=0) >= 0.85).all()
 
 
 @pytest.fixture(scope="module")
@@ -92,15 +83,14 @@ def tiny(tmp_path_factory) -> Link:
     return link(tables=read_tables(written(tmp_path_factory.mktemp("tables"))))
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_intervals_hold_what_they_say(tiny, count):
+def test_intervals_hold_what_they_say(tiny, count=1):
     """Systems drawn from the prior, with points that scatter as points do: 90 % of new ones are inside."""
     rng = np.random.default_rng(count)
     load = ClosedLoop(1024, 1024, 16, waves=10)
     steps, world = tiny.steps(load), World(count=100)
     plain = replace(world.draws(steps), host_ms=np.full(100, 60.0), cold_ms=np.full(100, 900.0))
     inside, widths = [], []
-    for _ in range(40):
+    for _ in range(30):
         kappa = ASSUMED_KAPPA * np.exp(ASSUMED_DEVIATION * rng.standard_normal())
         truth = steps.serving(replace(plain, kappa=np.full(100, kappa)))
         tpots = float(truth.tpot[0]) * np.exp(PRIOR_SCATTER * rng.standard_normal(count + 1))
@@ -112,46 +102,29 @@ def test_intervals_hold_what_they_say(tiny, count):
         predicted = Value.of(model.serving(load, world=world)[0].tpot)
         inside.append(predicted.covers(float(tpots[0])))
         widths.append(predicted.high / predicted.low)
-    assert np.mean(inside) >= 0.8  # of 40, three deviations below 0.9 would be 0.76
-    assert np.mean(widths) < {0: 2.2, 1: 1.5, 5: 1.4}[count]
+    assert np.mean(inside) >= 0.8  # of 30, three deviations below 0.9 would be 0.74
+    assert np.mean(widths) < 1.5
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"backend": "vllm", "endpoint_type": "vllm"}, "engine vllm, not sglang"),
-        ({"model_id": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}, "model deepseek-r1-distill-qwen-7b"),
-        ({"tensor_parallel_size": "4"}, "tensor parallelism 4, not 8"),
-        ({"request_rate": 4.0}, "request rate 4, not all at once"),
-        ({"failed": 10, "completed": 150}, "failed requests 10 of 160"),
-        ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}, "ramp-up linear"),
-        ({"max_concurrency": None}, "does not say its concurrency"),
-        ({"mean_tpot_ms": None}, "does not say its mean TPOT"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"backend": "vllm", "endpoint_type": "vllm"}, "engine vllm, not sglang"),
+    ({"model_id": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}, "model deepseek-r1-distill-qwen-7b"),
+    ({"tensor_parallel_size": "4"}, "tensor parallelism 4, not 8"),
+    ({"request_rate": 4.0}, "request rate 4, not all at once"),
+    ({"failed": 10, "completed": 150}, "failed requests 10 of 160"),
+    ({"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}, "ramp-up linear"),
+    ({"max_concurrency": None}, "does not say its concurrency"),
+    ({"mean_tpot_ms": None}, "does not say its mean TPOT"),
+    # Far from its kernels' times: refused before a fit, in which such numbers overflow.
+    ({"mean_tpot_ms": 1e-9}, "no constant brings them"),
+    ({"mean_tpot_ms": 1e9}, "no constant brings them"),
+])  # fmt: skip
 def test_a_run_that_does_not_calibrate_is_refused(tmp_path, changes, says):
     path = tmp_path / "run.json"
     path.write_text(json.dumps(VLLM_ROW | changes))
-    with pytest.raises(UsageError, match=says):
-        link(own=[str(path)])
-
-
-def test_numbers_that_cannot_hold_are_said(tmp_path):
-    path = tmp_path / "run.json"
-    for given, notes in ((2456.0, 0), (4000.0, 1)):
-        path.write_text(json.dumps(VLLM_ROW | {"output_throughput": given}))
-        said = [note for note in link(own=[str(path)]).notes if "of 1 of these runs wrong" in note]
-        assert len(said) == notes and all("output throughput 4000 tok/s, but" in note for note in said)
-
-
-@pytest.mark.parametrize("tpot", [1e-9, 1e9])
-def test_a_point_far_from_its_kernels_times_is_refused(tmp_path, tpot):
-    """Before a fit, in which such numbers overflow."""
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(SGLANG_ROW | {"mean_tpot_ms": tpot}))
-    with warnings.catch_warnings(), pytest.raises(UsageError, match="no constant brings them"):
+    with warnings.catch_warnings(), pytest.raises(UsageError, match=says):
         warnings.simplefilter("error")
-        link("h200", "sglang", own=[str(path)])
+        link(own=[str(path)])
 
 
 def test_the_same_layers_by_another_name(tmp_path):
@@ -166,137 +139,126 @@ def test_the_same_layers_by_another_name(tmp_path):
         assert len(link(own=[str(path)]).calibration) == 1
 
 
-def test_one_point_does_not_move_a_constant_all_the_way(tiny):
-    load = ClosedLoop(1024, 1024, 16, waves=10)
-    steps, world = tiny.steps(load), World(count=1)
-    drawn = replace(world.draws(steps), kappa=np.array([0.6]), host_ms=np.array([60.0]))
-    truth = steps.serving(replace(drawn, cold_ms=np.array([900.0])))
-    point = MeasuredPoint(load, float(truth.tpot[0]), float(truth.ttft_mean[0]), 1.0, float(truth.ttft[0]))
-    one, five = (
-        float(replace(tiny, calibration=(point,) * count, kept={}).fit(world).named["kappa"][0])
-        for count in (1, 5)
-    )
-    assert 0.61 < one < 0.75 and 0.6 < five < one
+FIRST = SERIES["inferencex-0.5.9-1k1k"].points[0]
+AGG = json.loads((DATA / "inferencex_agg.json").read_text())
 
 
-def test_points_of_one_length_say_nothing_of_a_first_wave(tiny):
-    """Their mean TTFT is above the median all along: requests come in waves."""
-    load = ClosedLoop(1024, 1024, 8, range_ratio=1.0, waves=10)
-    points = tuple(MeasuredPoint(load, 10.0 + k / 10, 250.0, 1.0, 200.0) for k in range(4))
-    model = replace(tiny, calibration=points, kept={})
-    assert model.fitted(World(count=20)).named["cold_ms"][0] == pytest.approx(ASSUMED_COLD_MS)
-
-
-def like_expected(model: Link, load: ClosedLoop, tpot: float = 1.0) -> MeasuredPoint:
-    """A point as the model has it without any, but for so many times its TPOT."""
-    found = replace(model, calibration=(), like=None, kept={}).serving(load, world=World(count=1))[0]
-    return MeasuredPoint(
-        load, tpot * float(found.tpot[0]), float(found.ttft_mean[0]), 1.0, float(found.ttft[0])
-    )
-
-
-def test_a_fit_does_not_go_to_and_fro_with_the_scatter_that_it_leaves(monkeypatch):
-    model = link()
-    point = like_expected(model, ClosedLoop(1024, 1024, 4096, waves=10), tpot=3.0)
-    found = []
-    for rounds in (30, 31):
-        monkeypatch.setattr("harness.serving.link.calibration.ROUNDS", rounds)
-        fitted = replace(model, calibration=(point,), kept={}).fit(World(count=1))
-        found.append(float(fitted.constants[0, 0]))
-    assert found[0] == pytest.approx(found[1], abs=0.01)
-
-
-def test_short_outputs_faster_than_launches_allow_do_not_take_all_of_kappa():
-    """Prefills that wait for their launches, in some draws longer than was measured, do not follow kappa."""
-    model = link()
-    points = tuple(like_expected(model, ClosedLoop(1024, 32, c, waves=10), tpot=0.5) for c in (4, 16, 64))
-    fitted = replace(model, calibration=points, kept={}).fit(World())
-    assert np.exp(fitted.constants[0]).min() > 0.15
-
-
-@pytest.mark.parametrize("waves", [1, 2])
-def test_a_median_of_the_first_wave_is_not_the_steady_states(waves):
-    model = link()
-    point = like_expected(model, ClosedLoop(1024, 1024, 64, waves=waves))
-    half = replace(point, ttft_median_ms=point.ttft_ms)
-    without = replace(point, ttft_median_ms=None)
-    found, expected = (
-        replace(model, calibration=(each,), kept={}).fit(World(count=1)) for each in (half, without)
-    )
-    assert found.constants == pytest.approx(expected.constants)
-    assert found.ttft_scatter == expected.ttft_scatter
-
-
-def test_long_prompts_find_tensorrt_llm_warm_whatever_a_step_holds(tiny):
-    for tokens in (1152, 8192):
-        loads = [ClosedLoop(isl, 1024, 16, 1.0, prefill_tokens=tokens) for isl in (1024, 8192, 16384)]
-        for engine, shares in (("trtllm", [0.875, 0.0, 0.0]), ("sglang", [1.0, 1.0, 1.0])):
-            draws = [World(count=1, engine=engine).draws(tiny.steps(load)) for load in loads]
-            assert [float(drawn.cold_share[0]) for drawn in draws] == shares
-
-
-def test_a_warm_prompt_has_no_cold_wave_in_times_and_remarks(tiny):
-    load = ClosedLoop(16384, 1024, 16, prefill_tokens=8192, waves=10)
-    steps = tiny.steps(load)
-    drawn = replace(World(count=1).draws(steps), host_ms=np.array([60.0]), cold_ms=np.array([900.0]))
-    drawn = replace(drawn, cold_prefill=np.array([3.0]))
-    cold, warm = (steps.serving(replace(drawn, cold_share=np.full(1, share))) for share in (1.0, 0.0))
-    saved = float(cold.ttft_mean[0] - warm.ttft_mean[0])
-    assert saved == pytest.approx((900.0 + 2 * float(warm.first_wave[0])) / load.waves)
-    told = {"trtllm": ("0 ms", "1.0 times"), "sglang": (f"{ASSUMED_COLD_MS:.0f} ms", f"{COLD_PREFILL} times")}
-    for engine, (later, longer) in told.items():
-        model = replace(tiny, engine=engine, calibration=(), like=None, kept={})
-        said = f" {later} later than their prefills, which take {longer} as long (assumed)"
-        assert said in remarks(model, forecast(model, load, [], None))
-
-
-def test_the_looks_of_the_scheduler_are_the_files_or_those_given(tmp_path):
-    path = tmp_path / "run.jsonl"
-    path.write_text(json.dumps(row(SERIES["inferencex-0.5.9-1k1k"].points[0])))
-    [point] = link(own=[str(path)], recv_interval=10).calibration
-    assert point.load.recv_interval == 10
-    path.write_text(json.dumps(row(point) | {"server_info": {"scheduler_recv_interval": 30}}))
-    [point] = link(own=[str(path)], recv_interval=10).calibration
-    assert point.load.recv_interval == 30
-
-
-def test_the_tokens_of_a_step_are_the_files_or_those_given_and_that_is_said(tmp_path):
-    path = tmp_path / "run.jsonl"
-    given = row(SERIES["inferencex-0.5.9-1k1k"].points[0])
-    for server, tokens in (
-        ({}, 2048),
-        ({"chunked_prefill_size": -1}, 2048),
-        ({"chunked_prefill_size": 4096}, 4096),
-    ):
-        path.write_text(json.dumps(given | {"server_info": server}))
-        model = link(own=[str(path)], prefill_tokens=2048)
-        assert model.calibration[0].load.prefill_tokens == tokens
-        assert ("tokens of a prefill step" in model.unsaid) == (tokens == 2048)
-
-
-def test_points_of_inferencex_are_as_long_as_theirs_and_a_gpus_tokens_are_a_gpus(tmp_path):
-    row = json.loads((DATA / "inferencex_agg.json").read_text())
-    path = tmp_path / "agg.json"
-    for change, ratio in (({}, 0.8), ({"mean_e2el": None}, 0.7)):
-        path.write_text(json.dumps(row | change))
-        model = link(own=[str(path)], range_ratio=0.7)
-        [point] = model.calibration
-        assert (point.load.isl, point.load.osl, point.load.range_ratio) == (1024, 1024, ratio)
-        assert point.output_tok_s_gpu == row["output_tput_per_gpu"]
-        assert ("range of lengths" in model.unsaid) == (ratio == 0.7)
-
-
-@pytest.mark.parametrize(("ratio", "isl"), [(0.0, 1025), (0.5, 1024), (1.0, 1024)])
-def test_the_range_of_lengths_is_the_runs_own(tmp_path, ratio, isl):
-    load = ClosedLoop(1024, 1024, 16, range_ratio=ratio, waves=10)
-    own = row(MeasuredPoint(load, 17.0, 250.0, 100.0, 150.0)) | {"random_range_ratio": ratio}
-    (tmp_path / "run.jsonl").write_text(json.dumps(own))
-    [point] = link(own=[str(tmp_path / "run.jsonl")]).calibration
-    assert (point.load.isl, point.load.range_ratio) == (isl, ratio)
+@pytest.mark.parametrize(("given", "options", "expected", "unsaid"), [
+    # What the file says of its run goes before what is given.
+    (row(FIRST), {"recv_interval": 10}, {"recv_interval": 10}, ""),
+    (row(FIRST) | {"server_info": {"scheduler_recv_interval": 30}}, {"recv_interval": 10},
+     {"recv_interval": 30}, ""),
+    (row(FIRST), {"prefill_tokens": 2048}, {"prefill_tokens": 2048}, "tokens of a prefill step"),
+    (row(FIRST) | {"server_info": {"chunked_prefill_size": -1}}, {"prefill_tokens": 2048},
+     {"prefill_tokens": 2048}, "tokens of a prefill step"),
+    (row(FIRST) | {"server_info": {"chunked_prefill_size": 4096}}, {"prefill_tokens": 2048},
+     {"prefill_tokens": 4096}, "-tokens of a prefill step"),
+    # As long as InferenceX's are
+    (AGG, {"range_ratio": 0.7}, {"isl": 1024, "osl": 1024, "range_ratio": 0.8}, "-range of lengths"),
+    (AGG | {"mean_e2el": None}, {"range_ratio": 0.7}, {"range_ratio": 0.7}, "range of lengths"),
+    # Of the run's own range the mean is known
+    *[(row(replace(FIRST, load=ClosedLoop(1024, 1024, 16, range_ratio=ratio, waves=10)))
+       | {"random_range_ratio": ratio}, {}, {"isl": isl, "range_ratio": ratio}, "")
+      for ratio, isl in ((0.0, 1025), (0.5, 1024), (1.0, 1024))],
+    (VLLM_ROW | {"num_prompts": 64, "completed": 64, "total_input_tokens": 64 * 922,
+                 "total_output_tokens": 64 * 922}, {}, {"waves": 4, "isl": 1024, "concurrency": 16}, ""),
+])  # fmt: skip
+def test_the_load_of_a_point(tmp_path, given, options, expected, unsaid):
+    (tmp_path / "run.json").write_text(json.dumps(given))
+    model = link(own=[str(tmp_path / "run.json")], **options)
+    [point] = model.calibration
+    assert {name: getattr(point.load, name) for name in expected} == expected
+    if unsaid:
+        assert (unsaid.lstrip("-") in model.unsaid) != unsaid.startswith("-")
+    if given is AGG:
+        assert point.output_tok_s_gpu == AGG["output_tput_per_gpu"]
 
 
 def test_a_range_that_is_none_is_refused(tmp_path):
-    own = row(SERIES["inferencex-0.5.9-1k1k"].points[0]) | {"random_range_ratio": 2.0}
-    (tmp_path / "run.jsonl").write_text(json.dumps(own))
+    (tmp_path / "run.jsonl").write_text(json.dumps(row(FIRST) | {"random_range_ratio": 2.0}))
     with pytest.raises(UsageError, match=r"run\.jsonl.* range of lengths of 2, not from 0 to 1"):
         link(own=[str(tmp_path / "run.jsonl")])
+
+
+# A calibration that was stored is taken again for its own system, and for no other
+
+
+POINTS = next(s for s in measured("h200", "sglang") if s.name == "inferencex-0.5.9-1k1k").points
+NAN = {"load": {"isl": 1, "osl": 2, "concurrency": 1}, "tpot_ms": float("nan")}
+SHORT = ("link", "--concurrency", "16")
+
+
+@pytest.fixture
+def results(tmp_path) -> list[str]:
+    paths = []
+    for number, point in enumerate(POINTS[:2]):
+        paths.append(str(tmp_path / f"{number}.jsonl"))
+        (tmp_path / f"{number}.jsonl").write_text(json.dumps(row(point)))
+    return paths
+
+
+@pytest.fixture
+def kept(results, tmp_path, here) -> str:
+    file = str(tmp_path / "h200.json")
+    given = [word for path in results for word in ("--calibrate", path)]
+    done = here("serving", *SHORT, *given, "--store-calibration", file)
+    assert (done.returncode, done.stderr) == (0, "")
+    return file
+
+
+def test_it_calibrates_as_the_results_do(results, kept):
+    assert link(own=[kept]).calibration == link(own=results).calibration
+    assert link(own=[kept]).calibrated_versions == link(own=results).calibrated_versions
+    # A point that is in both counts once.
+    assert link(own=[kept, *results[:1]]).calibration == link(own=results).calibration
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--kv-dtype", "fp8"), ("--ep", "8"), ("--hardware", "h100", "--assumed")],
+)  # fmt: skip
+def test_it_is_of_its_own_system_alone(kept, here, options):
+    done = here("serving", *SHORT, "--calibrate", kept, *options)
+    assert done.returncode == 2
+    assert f"{kept} is a calibration of h200 with sglang" in done.stderr
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    ({"points": []}, "wants points"),
+    ({"points": [{"tpot_ms": 1}]}, "points.0.load: is missing"),
+    ({"calibration_of": {"hardware": "h200"}}, "calibration_of.engine: is missing"),
+    ({"more": 1}, "more: no such key"),
+    ({"points": [NAN]}, "h200.json"),
+])  # fmt: skip
+def test_a_broken_one_is_one_line(kept, here, change, says):
+    document = json.loads(Path(kept).read_text())
+    Path(kept).write_text(json.dumps(document | change))
+    done = here("serving", *SHORT, "--calibrate", kept)
+    assert done.returncode == 2
+    assert says in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_it_takes_the_place_of_nothing_else(results, here):
+    given = Path(results[0]).read_text()
+    done = here("serving", *SHORT, "--calibrate", results[0], "--store-calibration", results[0])
+    assert done.returncode == 2 and "no stored calibration" in done.stderr
+    assert Path(results[0]).read_text() == given
+
+
+def test_what_was_taken_for_granted_is_said_again(results, kept, here, tmp_path):
+    again = str(tmp_path / "again.json")
+    done = here("serving", *SHORT, "--calibrate", kept, "--store-calibration", again)
+    assert "the points do not say their hardware, GPUs, " in done.stdout
+    first, second = (json.loads(Path(path).read_text()) for path in (kept, again))
+    assert second == first and first["runs"] == results
+
+
+def test_points_of_two_versions_are_not_stored(results, tmp_path, here, monkeypatch):
+    other = tmp_path / "other.jsonl"
+    other.write_text(
+        json.dumps(json.loads(Path(results[0]).read_text()) | {"server_info": {"version": "0.5.7"}})
+    )
+    given = [word for path in (*results, str(other)) for word in ("--calibrate", path)]
+    done = here("serving", *SHORT, *given, "--store-calibration", str(tmp_path / "kept.json"))
+    assert done.returncode == 2 and "a calibration is of one version" in done.stderr
+    assert not (tmp_path / "kept.json").exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 
 import check_documents
 import pytest
@@ -12,8 +13,10 @@ import pytest
 from harness.catalogue import published, recipes
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.published.documents import configurations, documents
+from harness.serving.ledger.published import NOTED, published_rows
+from harness.serving.published.documents import PublishedDocument, configurations, documents
 from harness.serving.published.shell import commands_of, flags_of
+from harness.serving.schema import Metric
 from tests.support.paths import SERVING_DATA
 
 DOCUMENTS = {one.id: one for one in documents()}
@@ -69,13 +72,6 @@ def test_environments_and_options_are_those_of_the_texts(name):
         scattered = " ".join(text.replace("\\\n", " ").split())
         assert [o for o in options if o not in flags and o not in scattered] == []
         assert options
-
-
-def test_flags_of_manifests_are_in_them():
-    moai = configurations()["moai"]
-    words = moai.manifests["inference-service-values.yaml"].replace("\n    - ", " ").replace('"', "")
-    for flag in (*moai.flags, *(f for role in moai.roles.values() for f in role.flags)):
-        assert flag.replace('"', "") in words.replace("'", ""), flag
 
 
 def test_claims_for_aiter_have_no_second_copy_of_their_factors():
@@ -165,9 +161,7 @@ def test_commands_of_a_task_join_what_yaml_folds():
 
 
 def test_the_check_against_texts_finds_what_is_not_there(tmp_path):
-    (small,) = documents(
-        kept(tmp_path, runs=[SMALL["runs"][0] | {"totals": {"output_tokens": 4096}}]),
-    )
+    (small,) = documents(kept(tmp_path, runs=[SMALL["runs"][0] | {"totals": {"output_tokens": 4096}}]))
     held = "vllm serve m \\\n  --tp 8 &\nit has\n9 tok/s with 4,096 tokens"
     assert list(check_documents.wrong(small, held)) == []
     assert list(check_documents.wrong(small, held.replace("9 tok", "8 tok"))) == [
@@ -175,3 +169,46 @@ def test_the_check_against_texts_finds_what_is_not_there(tmp_path):
     ]
     assert list(check_documents.wrong(small, held.replace("tp 8", "tp 4"))) == ["c: no such line: --tp 8 &"]
     assert list(check_documents.wrong(small, held.replace("4,096", "4,095"))) == ["r: no such number: 4096"]
+
+
+# Readers' notes of published numbers: the data that commands read agrees with them
+
+
+NOTES = PUBLISHED / "notes"
+SECONDS = {"s": 1e3}  # of the notes; the schema has latencies in ms
+
+
+def metrics_by_id(document: PublishedDocument) -> Iterator[tuple[str, tuple[Metric, ...]]]:
+    yield from ((run.id, run.metrics) for run in document.runs)
+    yield from ((claim.id, (claim.metric,)) for claim in document.claims if claim.metric)
+
+
+def numbers(entry: object) -> Iterator[float]:
+    if isinstance(entry, (dict, list)):
+        for value in entry.values() if isinstance(entry, dict) else entry:
+            yield from numbers(value)
+    elif isinstance(entry, (int, float)):
+        yield entry
+
+
+def test_what_was_noted_of_a_run_is_what_its_document_holds():
+    rows = json.loads((NOTES / "document_runs.json").read_text())["runs"]
+    assert len(rows) == 51
+    known = dict(pair for document in documents() for pair in metrics_by_id(document))
+    shared = [row for row in rows if row["id"] in known]
+    assert len(shared) == 29
+    for row in shared:
+        values = {
+            metric.value / (SECONDS.get(row["unit"], 1.0) if metric.unit == "ms" else 1.0)
+            for metric in known[row["id"]]
+        }
+        assert row["value"] in values, row["id"]
+
+
+def test_every_published_point_was_noted():
+    noted = {entry["id"]: set(numbers(entry)) for entry in json.loads((NOTES / "ab_points.json").read_text())}
+    for row in published_rows([NOTED]):
+        (observed,) = row.observations
+        entry = noted[next(name for name in noted if row.id.startswith(name))]
+        for value in (observed.observation.before, observed.observation.after):
+            assert {value, round(value / 1e3, 9)} & entry, row.id

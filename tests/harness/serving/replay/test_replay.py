@@ -33,21 +33,10 @@ from tests.support.workers_here import WorkerHere
 
 R1 = model("deepseek-r1")
 TINY = replace(
-    R1,
-    name="tiny",
-    hidden_size=256,
-    q_lora_rank=128,
-    intermediate_size=256,
-    moe_intermediate_size=128,
-    n_routed_experts=8,
-    num_experts_per_tok=2,
-    n_group=1,
-    topk_group=1,
-    num_attention_heads=2,
-    num_hidden_layers=3,
-    first_k_dense_replace=1,
-    vocab_size=64,
-)
+    R1, name="tiny", hidden_size=256, q_lora_rank=128, intermediate_size=256, moe_intermediate_size=128,
+    n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1, num_attention_heads=2,
+    num_hidden_layers=3, first_k_dense_replace=1, vocab_size=64,
+)  # fmt: skip
 CHOSEN = {
     "block_scale_gemm": "torch.bf16",
     "fused_moe": "torch.bf16",
@@ -83,35 +72,12 @@ def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
     assert names.count("mha_prefill") == 61
 
 
-@pytest.mark.parametrize(
-    ("op", "part", "expected"),
-    [
-        ("mla_decode", "", (5, 61)),
-        ("fused_moe", "", (4, 58)),
-        ("block_scale_gemm", "qkv_a", (5, 61)),
-        ("block_scale_gemm", "dense down", (1, 3)),
-        ("block_scale_gemm", "shared down", (4, 58)),
-    ],
-)
+@pytest.mark.parametrize(("op", "part", "expected"), [
+    ("mla_decode", "", (5, 61)), ("fused_moe", "", (4, 58)), ("block_scale_gemm", "qkv_a", (5, 61)),
+    ("block_scale_gemm", "dense down", (1, 3)), ("block_scale_gemm", "shared down", (4, 58)),
+])  # fmt: skip
 def test_fewer_layers_stand_for_all(op, part, expected):
     assert calls(ReplayStep(R1, Parallel(tp=8), "decode", (64,), dense=1, moe=4), op, part) == expected
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"contexts": ()},
-        {"contexts": (0,)},
-        {"phase": "prefill", "contexts": (8,), "new": (9,)},
-        {"phase": "prefill", "contexts": (8, 8), "new": (8,)},
-        {"dense": 0, "moe": 0},
-        {"moe": 1, "picks": (((0, 1),),)},
-    ],
-)
-def test_a_step_that_is_none(wrong):
-    given = {"phase": "decode", "contexts": (8, 8)} | wrong
-    with pytest.raises(ValueError):
-        ReplayStep(TINY, Parallel(), **given)
 
 
 def _linear(rank, place, x):
@@ -202,14 +168,6 @@ def test_the_step_computes_the_model(rank, phase, gemm, most):
     got = rank.flow.logits.double()
     error = (got - wanted).pow(2).mean().sqrt() / wanted.pow(2).mean().sqrt()
     assert got.shape == wanted.shape and error < most, float(error)
-
-
-def test_repeating_a_step_changes_nothing(rank):
-    rank.open(step(), 0, "eager")
-    rank.prepare("a", CHOSEN)
-    first = rank.flow.logits.clone()
-    rank.turn("a", 0.05)
-    assert torch.equal(first, rank.flow.logits) and rank.finite()
 
 
 def test_arms_share_operands_and_nothing_else(rank):
@@ -317,19 +275,27 @@ def test_layers_are_left_out_where_memory_is_short():
         fitted(whole, None, arms, replace(gpu, memory=10**9))
 
 
-@pytest.mark.parametrize(
-    ("swap", "said"),
-    [
-        ("mla=torch.sdpa", "unknown op 'mla'"),
-        ("mla_decode", "OP=IMPL"),
-        ("mla_decode=torch.none", "unknown implementation 'torch.none'"),
-        ("block_scale_gemm:qkv=torch.bf16", "no place 'qkv' in this step; places:"),
-    ],
-)
+@pytest.mark.parametrize(("swap", "said"), [
+    ("mla=torch.sdpa", "unknown op 'mla'"),
+    ("mla_decode", "OP=IMPL"),
+    ("mla_decode=torch.none", "unknown implementation 'torch.none'"),
+    ("block_scale_gemm:qkv=torch.bf16", "no place 'qkv' in this step; places:"),
+    ("mla_decode=torch.sdpa", "is what the base runs.*fused_moe=torch.bf16"),
+    ("block_scale_gemm:o_proj=torch.bf16", "is what the base runs.*fused_moe=torch.bf16"),
+])  # fmt: skip
 def test_mistakes_are_one_line(swap, said):
-    with pytest.raises(UsageError, match=said) as error:
+    with pytest.raises(UsageError, match=rf"^[^\n]*{said}[^\n]*$"):
         require_known(read_arms(detect("cpu"), [], [swap]), step())
-    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", [
+    {"contexts": ()}, {"contexts": (0,)}, {"phase": "prefill", "contexts": (8,), "new": (9,)},
+    {"phase": "prefill", "contexts": (8, 8), "new": (8,)}, {"dense": 0, "moe": 0},
+    {"moe": 1, "picks": (((0, 1),),)},
+])  # fmt: skip
+def test_a_step_that_is_none(wrong):
+    with pytest.raises(ValueError):
+        ReplayStep(TINY, Parallel(), **({"phase": "decode", "contexts": (8, 8)} | wrong))
 
 
 def test_a_model_is_read_from_its_folder(tmp_path):
@@ -356,6 +322,8 @@ def test_a_step_is_read():
     assert (found.tokens, found.layers, found.heads) == (6400, 61, 16)
     with pytest.raises(UsageError, match="--ctx takes numbers"):
         ReplayRequest(tp=8, ctx="many").step(R1, 2, detect("cpu"))
+    with pytest.raises(UsageError, match="--launch graph needs a GPU"):
+        list(ReplayRequest(launch="graph", layers="1,0").plans(detect("cpu")))
 
 
 def test_the_command_measures_what_it_prints(rank_here, tmp_path, monkeypatch, capsys):
@@ -378,22 +346,3 @@ def test_the_command_measures_what_it_prints(rank_here, tmp_path, monkeypatch, c
     monkeypatch.setattr("harness.serving.replay.replay.replay", none_counts)
     with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):
         show(request, str(tmp_path))
-
-
-def test_no_such_device():
-    with pytest.raises(UsageError):
-        show(ReplayRequest(device="cuda:9"))
-
-
-def test_a_cpu_has_no_graphs():
-    request = ReplayRequest(launch="graph", layers="1,0")
-    with pytest.raises(UsageError, match="--launch graph needs a GPU"):
-        list(request.plans(detect("cpu")))
-
-
-@pytest.mark.parametrize("swap", ["mla_decode=torch.sdpa", "block_scale_gemm:o_proj=torch.bf16"])
-def test_a_swap_of_the_base_for_itself_is_refused(swap):
-    with pytest.raises(UsageError, match=r"is what the base runs.*fused_moe=torch.bf16"):
-        require_known(read_arms(detect("cpu"), [], [swap]), step())
-    other = ["mla_decode=torch.naive,block_scale_gemm=torch.compile"]
-    require_known(read_arms(detect("cpu"), other, [swap]), step())

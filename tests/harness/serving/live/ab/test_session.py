@@ -1,5 +1,7 @@
 """Pairs of runs with a fake engine and client: what is recorded, rejected, made again, resumed, reported."""
 
+from __future__ import annotations
+
 import json
 import os
 import signal
@@ -9,14 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.errors import NothingRan, UsageError
+from harness.errors import UsageError
 from harness.files import JournalFull
 from harness.paths import ROOT
+from harness.serving.experiment.run import LiveWhenAsked
+from harness.serving.live import live_engine as module
 from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model
 from harness.serving.live.client.load import ClientLoad
-from harness.serving.live.engine.launch import kind_for
 from harness.serving.live.engine.servers import Servers
+from harness.serving.live.live_engine import LiveSetup, live_engine
+from tests.support.serving_experiments import Doubles
 from tests.support.serving_processes import comes, gone
 
 ENGINE, CLIENT = (ROOT / "tests" / "doubles" / f"fake_{name}.py" for name in ("engine", "client"))
@@ -80,13 +85,7 @@ def test_a_rejected_run_alone_is_made_again_at_once(model_folder, tmp_path, run)
     done = run(model_folder, out, "--arm", "a", "--arm", "b:X=1", client_mode="race-once")
     assert done.returncode == 0, done.stderr
     runs = [(line["pair"], line["arm"], line["status"]) for line in LiveJournal(out).of("run")]
-    assert runs == [
-        (0, "a", "ok"),
-        (0, "b", "rejected"),
-        (0, "b", "ok"),
-        (1, "b", "ok"),
-        (1, "a", "ok"),
-    ]
+    assert runs == [(0, "a", "ok"), (0, "b", "rejected"), (0, "b", "ok"), (1, "b", "ok"), (1, "a", "ok")]
     assert "2 of 2 pairs, 5 runs" in done.stdout
     assert "1 not counted: prefilled 4, not 1+3" in done.stdout
 
@@ -210,16 +209,6 @@ def _full(descriptor):
     raise OSError(28, "No space left on device")
 
 
-def test_an_engine_that_is_not_installed_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NothingRan, match=r"no vllm in .*: pip install vllm; without a GPU `make set-up`"):
-        kind_for("vllm")
-    with pytest.raises(NothingRan, match=r"no sglang in"):
-        kind_for("sglang")
-    with pytest.raises(UsageError, match=r"unknown engine 'llama': one of vllm, sglang, tensorrt-llm"):
-        kind_for("llama")
-
-
 def test_a_model_directory_with_a_shard_missing_is_refused(model_folder):
     index = {"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}
     (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -229,3 +218,55 @@ def test_a_model_directory_with_a_shard_missing_is_refused(model_folder):
     (model_folder / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"config\.json: Expecting"):
         check_model(model_folder)
+
+
+# Servers and client of a live engine: entered before they are used, ended however it ends
+
+
+def recorded(name, events, fails_at_exit=False):
+    class Recorded:
+        def __init__(self, *_, **__):
+            pass
+
+        def __enter__(self):
+            events.append(f"{name} entered")
+            return self
+
+        def __exit__(self, kind, error, trace):
+            events.append(f"{name} ended, {error}")
+            if fails_at_exit:
+                raise OSError("a server that does not end")
+
+    return Recorded
+
+
+@pytest.fixture
+def setup(tmp_path):
+    return LiveSetup("server {port}", "client {url} {result}", tmp_path, tmp_path, ClientLoad())
+
+
+def test_the_client_ends_too_where_servers_fail_to(setup, monkeypatch):
+    events = []
+    monkeypatch.setattr(LiveSetup, "kind", None)
+    monkeypatch.setattr(module, "Client", recorded("client", events))
+    monkeypatch.setattr(module, "Servers", recorded("servers", events, fails_at_exit=True))
+    with pytest.raises(OSError, match="does not end"), live_engine(setup, print):
+        pass
+    ended = ["servers ended, None", "client ended, a server that does not end"]
+    assert events == ["client entered", "servers entered", *ended]
+
+
+def test_an_experiment_opens_its_engine_when_it_is_first_asked_and_closes_it_with_the_error(tmp_path):
+    doubles, events = Doubles(tmp_path), []
+    with LiveWhenAsked(recorded("engine", events)) as live:
+        live.rest()
+    assert not events
+    with pytest.raises(ValueError), LiveWhenAsked(doubles.live) as live:
+        live.look()
+        live.trace(None, "base")
+        raise ValueError("mid-experiment")
+    assert doubles.opened == 1
+    with pytest.raises(ValueError), LiveWhenAsked(recorded("engine", events)) as live:
+        live._opened()
+        raise ValueError("mid-experiment")
+    assert events == ["engine entered", "engine ended, mid-experiment"]

@@ -85,16 +85,6 @@ def content(**changes):
     return whole | changes
 
 
-def test_details_of_both_clients_are_read(tmp_path):
-    vllm, sglang = tmp_path / "vllm.json", tmp_path / "sglang.jsonl"
-    vllm.write_text(json.dumps(content(), indent=1))
-    sglang.write_text('{"ttfts": [9], "itls": [[9]]}\n' + json.dumps(content(start_times=None)) + "\n")
-    found = request_times(vllm)
-    assert found.requests[0].tokens == pytest.approx((1.5, 1.6, 1.7))
-    assert found.input_lens == (7, 8)
-    assert request_times(sglang).requests[1].tokens == pytest.approx((0.6, 0.7))
-
-
 def test_means_are_of_each_requests_own_times(tmp_path):
     file = tmp_path / "r.json"
     file.write_text(json.dumps(content()))
@@ -132,17 +122,14 @@ def test_each_requests_times_are_those_that_the_loader_has(name):
 LOAD = ClientLoad(16, 40, 4, 4)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({}, None),
-        ({"completed": 3}, "3 of 4 requests completed"),
-        ({"tokens": [40, 40, 40, 38]}, "1 requests gave other than 40 tokens (38)"),
-        ({"pattern": (4,)}, "prefilled 1+3, not 4 (arrival race)"),
-        ({"disturbance": "other processes took 30% of a CPU"}, "other processes took 30% of a CPU"),
-        ({"found": lockstep(length=7)}, "steady inter-token times are fewer than 24"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "reason"), [
+    ({}, None),
+    ({"completed": 3}, "3 of 4 requests completed"),
+    ({"tokens": [40, 40, 40, 38]}, "1 requests gave other than 40 tokens (38)"),
+    ({"pattern": (4,)}, "prefilled 1+3, not 4 (arrival race)"),
+    ({"disturbance": "other processes took 30% of a CPU"}, "other processes took 30% of a CPU"),
+    ({"found": lockstep(length=7)}, "steady inter-token times are fewer than 24"),
+])  # fmt: skip
 def test_each_rule_rejects_what_it_is_for(changes, reason):
     seen = steps(changes.get("found", lockstep()), 4)
     rules = RejectionRules(changes.get("pattern", (1, 3)))
@@ -189,15 +176,12 @@ def test_arms_are_read():
     assert [arm.name for arm in parse_arms([])] == ["base"]
 
 
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["x:mla_decode=nothing"], "'mla_decode=nothing' is no variable .* swaps: .*mla_decode=torch.naive"),
-        (["../x"], "cannot read --arm"),
-        (["x:'A=1"], "No closing quotation"),
-        (["a", "a"], "two arms are called a"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "message"), [
+    (["x:mla_decode=nothing"], "'mla_decode=nothing' is no variable .* swaps: .*mla_decode=torch.naive"),
+    (["../x"], "cannot read --arm"),
+    (["x:'A=1"], "No closing quotation"),
+    (["a", "a"], "two arms are called a"),
+])  # fmt: skip
 def test_arms_that_make_no_sense_are_refused(texts, message):
     with pytest.raises(UsageError, match=message):
         parse_arms(texts)

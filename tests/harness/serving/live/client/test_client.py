@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
@@ -56,28 +55,6 @@ def notes(client):
     return (client.folder / "notes").read_text().split("\n")[:-1]
 
 
-def test_modules_beside_the_program_hide_no_package_from_vllm(tmp_path):
-    """`import requests` found this project's module of that name there."""
-    package = tmp_path / "vllm" / "benchmarks"
-    package.mkdir(parents=True)
-    (package / "serve.py").write_text(
-        "import importlib.util, pathlib, sys\n"
-        f"beside = pathlib.Path({str(module.BENCH_SERVE)!r}).parent.glob('*.py')\n"
-        "sys.exit(' '.join(f.stem for f in beside if importlib.util.find_spec(f.stem)) or 'apart')\n"
-    )
-    orders, theirs = socket.socketpair()
-    with orders, theirs:
-        done = subprocess.run(
-            [sys.executable, "-S", str(module.BENCH_SERVE)],
-            env={"PYTHONPATH": str(tmp_path)},
-            stdin=theirs,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.stderr == "apart\n"
-
-
 def test_runs_are_processes_of_their_own_and_vllm_is_imported_once(client):
     first, second = run(client, "ok", 1), run(client, "ok", 2)
     assert notes(client) == ["import", "run 1", "run 2"]
@@ -99,14 +76,11 @@ def test_nothing_is_started_before_the_first_run_or_left_after_the_last(client, 
     client.close()
 
 
-@pytest.mark.parametrize(
-    ("how", "said"),
-    [
-        ("fails", r"exit code 1; it said: \"KeyError: 'choices'\" \(log: .*run-2\.client\.log"),
-        ("exits", r"exit code 7; it said: 'run 2 with exits'"),
-        ("dies", r"died of SIGSEGV; it said"),
-    ],
-)
+@pytest.mark.parametrize(("how", "said"), [
+    ("fails", r"exit code 1; it said: \"KeyError: 'choices'\" \(log: .*run-2\.client\.log"),
+    ("exits", r"exit code 7; it said: 'run 2 with exits'"),
+    ("dies", r"died of SIGSEGV; it said"),
+])  # fmt: skip
 def test_a_run_that_fails_is_one_line_and_the_next_is_well(client, how, said):
     run(client, "ok", 1)
     with pytest.raises(ClientFailed, match=f"the client (ended with )?{said}"):
@@ -158,15 +132,6 @@ def test_a_program_that_does_not_end_its_run_is_ended(client, mark, monkeypatch)
         run(client, "hangs", 2, deadline_s=0.05, watch=lambda: os.kill(stays, signal.SIGSTOP))
     assert client.pids() == marked(mark) == []
     assert run(client, "ok", 3)["parent"] != stays
-
-
-def test_what_watches_a_run_may_end_it(client, mark):
-    def watch():
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run(client, "hangs", watch=watch)
-    assert len(marked(mark)) == 2
 
 
 def test_two_runs_at_once(client):

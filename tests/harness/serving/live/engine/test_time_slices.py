@@ -140,17 +140,6 @@ def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
     assert plan["slice_s"] == 0.05 and plan["machine"]["host"] and "environment" in plan
 
 
-@pytest.mark.slow
-def test_a_run_that_fails_takes_the_one_beside_it_along(model_folder, tmp_path):
-    client = "fake_dated_client.py {url} {result} {output_len} fails"
-    out = tmp_path / "out"
-    done = run(model_folder, out, "--prefill-pattern", "any", "--pairs", "1", client=client)
-    assert done.returncode == 3 and "Traceback" not in done.stderr
-    runs = LiveJournal(out).of("run")
-    assert len(runs) == 8 and {r["status"] for r in runs} == {"failed"}
-    assert any("exit code 1" in reason for r in runs for reason in r["reasons"])
-
-
 def test_its_end_leaves_nothing(model_folder, tmp_path):
     mark = tmp_path.name
     process = subprocess.Popen(

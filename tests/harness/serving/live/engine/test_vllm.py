@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.errors import NothingRan
 from harness.paths import ROOT
 from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model, default_model
@@ -36,29 +35,6 @@ def test_the_model_is_made_once_and_always_the_same(tmp_path, monkeypatch):
     other = default_model(TINY)
     for file in folder.iterdir():
         assert file.read_bytes() == (other / file.name).read_bytes(), file.name
-
-
-@needs_safetensors
-def test_a_model_half_made_is_taken_up_where_it_ended(tmp_path, monkeypatch):
-    from safetensors import torch as safetensors
-
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    save, files = safetensors.save_file, []
-
-    def full(tensors, file, **named):
-        if len(files) == 1:
-            raise OSError(28, "No space left on device")
-        files.append(file)
-        save(tensors, file, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(safetensors, "save_file", full)
-        with pytest.raises(NothingRan, match=r"no space left for the default model in .*XDG_CACHE_HOME"):
-            default_model(TINY)
-    said = []
-    folder = default_model(TINY, said.append)
-    assert len(said) == 2  # of three parts
-    check_model(folder)
 
 
 @needs_safetensors

@@ -3,7 +3,6 @@ gives on the same operands."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -14,9 +13,9 @@ import kernels
 from harness.paths import RESULTS
 from harness.serving.experiment.spec import Experiment
 from harness.serving.live.engine.plugin_path import broken_modules, stage, stage_suite
-from harness.serving.live.plugin import block_scale_gemm, fused_moe, mha_prefill, mla_decode, report
+from harness.serving.live.plugin import block_scale_gemm, fused_moe, mha_prefill, mla_decode
 from harness.serving.live.plugin.places import LINEARS
-from harness.serving.live.plugin.suite import Swapped, swapped
+from harness.serving.live.plugin.suite import swapped
 from harness.serving.live.swaps import ABSORBED, RENAMED, current_names, implementations, is_swap, known_swaps
 from harness.serving.replay.child import BOUNDARY
 from kernels.mla_decode.operands import MlaDecodeOperands
@@ -143,24 +142,6 @@ def test_recorded_experiments_name_the_kernels_that_their_replays_ran():
         for swap in experiment.swaps:
             assert all(map(is_swap, swap.swap)), (path, swap)
             assert swap.replay.items() >= implementations(swap.swap).items(), (path, swap)
-
-
-def test_sizes_that_an_implementation_does_not_take_are_refused():
-    sizes = kernels.OPS["mla_decode"].sizes({"batch": 1, "ctx": "64", "page": 8})
-    with pytest.raises(ValueError, match=r"mla_decode=vllm\.vec: needs a page"):
-        swapped("mla_decode=vllm.vec").prepare(SimpleNamespace(sizes=sizes))
-
-
-def test_what_is_called_is_noted_once(tmp_path, monkeypatch):
-    monkeypatch.setenv("KERNEL_BENCH_SWAPS_LOG", str(tmp_path / "log"))
-    monkeypatch.setattr(report, "_called", set())
-    monkeypatch.setattr(report, "_said", set())
-    prepared = SimpleNamespace(call=lambda: None, result=lambda: 7)
-    implementation = SimpleNamespace(allocates=True, prepare_turn=lambda *_: prepared)
-    call = Swapped("mla_decode=vllm.vec", implementation)
-    assert [call.run(prepared, None), call.run(prepared, None)] == [7, 7]
-    [line] = (tmp_path / "log").read_text().splitlines()
-    assert json.loads(line) == {"event": "called", "swap": "mla_decode=vllm.vec"}
 
 
 def python(code, tmp_path, **environment):

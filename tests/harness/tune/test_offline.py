@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import kernels
-from harness import cli
 from harness.catalogue.architectures import architectures
 from harness.compile.compiler import compile_all
 from harness.compile.launches import implementations
@@ -33,8 +32,9 @@ from kernels.platform import version
 from kernels.tuning import TUNED, Demand, words
 from shapes.case import Case, parse
 
-pytest.importorskip("torch")
-pytest.importorskip("triton")
+pytestmark = pytest.mark.skipif(
+    not version("torch") or not version("triton"), reason="needs torch and Triton"
+)
 
 SM_90 = architectures()["sm_90"]
 ON = Peaks(units=10, flops={"fp8": 1e12}, memory=1e9, cache=1e10, latency=1e-6, launch=1e-6)
@@ -77,6 +77,8 @@ def test_a_program_of_one_wave_multiplies_on_one_simd():
     whole = estimate(ON, [(many, 4, 1.0, 1.0)]).seconds
     assert estimate(ON, [(many, 4, 1.0, 0.25)]).seconds == pytest.approx(whole)
     assert four == pytest.approx(alone), "ten programs are one to a unit"
+    several = estimate(ON, [(COMPUTE, 4, 1.0, 0.25)] * 3).seconds
+    assert several == pytest.approx(3 * four), "kernels of a call add up"
 
 
 @pytest.mark.parametrize(
@@ -98,11 +100,6 @@ def test_shared_memory_feeds_large_tiles_only(arch, tile, threads, fed):
     figures = Resources(threads=threads, instructions=[name], products=[Product(m, n, 64, dtype)])
     found = share(dataclasses.replace(COMPUTE, dtype=dtype), figures, architecture)
     assert found == pytest.approx(fed)
-
-
-def test_kernels_of_a_call_add_up():
-    one = estimate(ON, [(COMPUTE, 1, 1.0, 1.0)])
-    assert estimate(ON, [(COMPUTE, 1, 1.0, 1.0)] * 3).seconds == pytest.approx(3 * one.seconds)
 
 
 def test_no_estimate_is_below_the_bound():
@@ -175,9 +172,10 @@ def tuning(told: list[int]) -> tuple[Compiling, list[Search]]:
     return compiling, searches
 
 
-def test_the_search_finds_the_best_and_judges_few(tuning):
+def test_the_search_finds_the_best_and_judges_few_and_compiles_each_launch_once(tuning, told: list[int]):
     compiling, searches = tuning
     assert len(searches) == len(CASES)
+    assert sum(told) == len(compiling.compiled)
     for search in searches:
         whole = compiling.searches([Case("block_scale_gemm", parse(search.case)[0])])[0]
         compiling.judge([(whole, one) for one in whole.candidates])
@@ -186,11 +184,6 @@ def test_the_search_finds_the_best_and_judges_few(tuning):
         assert {words(one.config) for one in search.good} == {words(one.config) for one in whole.good}
     judged, all_of_them = (sum(n) for n in zip(*((s.at, len(s.candidates)) for s in searches), strict=True))
     assert judged < 0.7 * all_of_them
-
-
-def test_each_launch_is_compiled_once(tuning, told: list[int]):
-    compiling, _ = tuning
-    assert sum(told) == len(compiling.compiled)
 
 
 def test_few_configurations_serve_all(tuning):
@@ -319,57 +312,22 @@ def test_the_source_is_the_same_wherever_the_kernel_lies(tmp_path: Path, monkeyp
     assert source("suite.flat.tile") != source("suite.nested.triton.tile")
 
 
-def tune(monkeypatch, *arguments: object) -> int:
-    monkeypatch.setattr("sys.argv", ["harness", "tune", *map(str, arguments)])
-    try:
-        return cli.main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-
-
-def test_the_command(told, monkeypatch, tmp_path: Path, capsys):
-    asked = ("--op", "block_scale_gemm", "--target", "sm_90", "--case", "m=1,64 n=2112 k=7168")
+def test_the_command(told, here, tmp_path: Path):
+    asked = ("tune", "--op", "block_scale_gemm", "--target", "sm_90", "--case", "m=1,64 n=2112 k=7168")
     asked = (*asked, "--out", tmp_path)
-    assert tune(monkeypatch, *asked, "--check") == 1
-    assert capsys.readouterr().err.count("nothing is stored") == 2
-    assert tune(monkeypatch, *asked) == 0
-    assert "rows=" in capsys.readouterr().out
+    lacking = here(*asked, "--check")
+    assert (lacking.returncode, lacking.stderr.count("nothing is stored")) == (1, 2)
+    done = here(*asked)
+    assert done.returncode == 0 and "rows=" in done.stdout
     stored = json.loads((tmp_path / "sm_90" / "triton.split_k.json").read_text())
-    assert (stored["kind"], stored["arch"], stored["device"], stored["measured"]) == (
-        "cuda",
-        "sm_90",
-        "",
-        False,
-    )
+    about = {name: stored[name] for name in ("kind", "arch", "device", "measured")}
+    assert about == {"kind": "cuda", "arch": "sm_90", "device": "", "measured": False}
     assert {"triton", "commit", "source", "criterion", "date"} <= set(stored["provenance"])
     assert {"case", "features", "config", "estimate_us", "bound_by", "resident"} <= set(stored["choices"][0])
-    assert tune(monkeypatch, *asked, "--check", "--json", "-") == 0
-    rows = json.loads(capsys.readouterr().out)["tuned"]
-    assert [row["case"].split()[0] for row in rows] == ["m=1", "m=64"]
+    checked = here(*asked, "--check", "--json", "-")
+    rows = json.loads(checked.stdout)["tuned"]
+    assert (checked.returncode, [row["case"].split()[0] for row in rows]) == (0, ["m=1", "m=64"])
     assert all(row["judged"] <= row["configurations"] for row in rows)
-
-
-def test_mistakes_are_one_line(told, monkeypatch, tmp_path: Path, capsys):
-    (tmp_path / "file").write_text("")
-    asked = (
-        "--op",
-        "block_scale_gemm",
-        "--target",
-        "sm_90",
-        "--case",
-        "m=1 n=2112 k=7168",
-        "--out",
-        tmp_path,
-    )
-    for wrong, said in (
-        (("--shard", "5/4"), "--shard 5/4: write 1/4 for the first of four parts"),
-        (("--shard", "one"), "write 1/4"),
-        (("--impl", "triton.none"), "no implementation of block_scale_gemm matches"),
-        (("--out", tmp_path / "file"), "cannot write to"),
-    ):
-        assert tune(monkeypatch, *asked, *wrong) == 2
-        error = capsys.readouterr().err
-        assert error.splitlines()[-1].startswith("error: ") and said in error, error
 
 
 SHIPPED = sorted(TUNED.glob("*/*.json"))

@@ -37,33 +37,6 @@ KEYS = {
 # As a user meets it
 
 
-def says_what_it_measured(facts):
-    assert set(facts) == KEYS
-    assert facts["libraries"]["torch"] != "not installed"
-    assert 0 < facts["instruments"]["clock"]["step_s"] < 1e-3
-    for workload in ("read", "product"):
-        seen = facts["instruments"][workload]
-        assert set(seen) == {"ratio", "low", "high", "floor"}
-        assert seen["ratio"] > 0
-    assert facts["what would improve it"] is not None
-
-
-@pytest.mark.slow
-def test_doctor_measures_what_it_says(cli, tmp_path):
-    done = cli("doctor", "--json", tmp_path / "facts.json")
-    assert (done.returncode, done.stdout) == (0, "")
-    facts = json.loads((tmp_path / "facts.json").read_text())
-    says_what_it_measured(facts)
-    for seen in (facts["instruments"]["read"], facts["instruments"]["product"]):
-        assert (seen["low"] or 0.0) <= seen["ratio"] <= (seen["high"] or math.inf), "None: no bound was found"
-    assert facts["ceilings"]["rates"]["bf16"] > 1e9
-    assert facts["ceilings"]["read"] > 1e8
-    assert facts["ceilings"]["copy"] > 1e8
-    said = cli("doctor", "--quick").stdout
-    assert facts["ceilings"]["measured"] in said, "it is kept"
-    assert "instruments" not in said
-
-
 def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     """With ceilings that are known, and too short to tell anything apart."""
     known = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="earlier")
@@ -73,7 +46,12 @@ def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     done = here("doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    says_what_it_measured(facts)
+    assert set(facts) == KEYS
+    assert facts["libraries"]["torch"] != "not installed"
+    assert 0 < facts["instruments"]["clock"]["step_s"] < 1e-3
+    for workload in ("read", "product"):
+        seen = facts["instruments"][workload]
+        assert set(seen) == {"ratio", "low", "high", "floor"} and seen["ratio"] > 0
     assert facts["ceilings"] == asdict(known)
 
 
@@ -202,28 +180,26 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
 
     class Machine:
-        root = tmp_path
+        def __init__(self, name: str = "machine") -> None:
+            self.root = tmp_path / name
+            self.has("proc/self/status", "Name:\tpython\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3\n")
+            for cpu in range(4):
+                self.has(f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", "performance")
+                self.has(SIBLINGS.format(cpu), str(cpu))
+            self.has(BOOST, "0")
+            self.has(NODE.format(0), "0-3")
+            self.has(QUOTA, "max 100000")
+            self.has(PAGES, "[always] madvise never")
 
-        def has(self, path: str, content: str) -> Path:
-            file = tmp_path / path
+        def has(self, path: str, content: str) -> None:
+            file = self.root / path
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(content + "\n")
-            return file
 
         def advice(self, here: Platform = CPU, threads: int = 4, **ask: object) -> list[str]:
-            return advice(here, threads, tmp_path, **ask)
+            return advice(here, threads, self.root, **ask)
 
-    found = Machine()
-    found.has("proc/self/status", "Name:\tpython\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3\n")
-    for cpu in range(4):
-        folder = f"sys/devices/system/cpu/cpu{cpu}"
-        found.has(f"{folder}/cpufreq/scaling_governor", "performance")
-        found.has(f"{folder}/topology/thread_siblings_list", str(cpu))
-    found.has("sys/devices/system/cpu/cpufreq/boost", "0")
-    found.has("sys/devices/system/node/node0/cpulist", "0-3")
-    found.has("sys/fs/cgroup/cpu.max", "max 100000")
-    found.has("sys/kernel/mm/transparent_hugepage/enabled", "[always] madvise never")
-    return found
+    return Machine
 
 
 NODE = "sys/devices/system/node/node{}/cpulist"
@@ -235,77 +211,50 @@ NO_TURBO = "sys/devices/system/cpu/intel_pstate/no_turbo"
 
 
 QUOTA = "sys/fs/cgroup/cpu.max"
+PAIRS = {SIBLINGS.format(cpu): f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(4)}
+NEIGHBOURS = {SIBLINGS.format(cpu): f"{cpu // 2 * 2},{cpu // 2 * 2 + 1}" for cpu in range(4)}
+VIRTUAL = replace(CPU, features=frozenset({"hypervisor"}))
+MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
+    "in order": ({}, CPU, 4),
+    "a governor that saves power": ({GOVERNOR: "powersave"}, CPU, 4),
+    "boost": ({BOOST: "1"}, CPU, 4),
+    "turbo": ({NO_TURBO: "0"}, CPU, 4),
+    "threads that share cores": (PAIRS, CPU, 4),
+    "threads on two nodes": ({NODE.format(0): "0-1", NODE.format(1): "2-3", NODE.format(2): "4-7"}, CPU, 4),
+    "a quota below the threads": ({QUOTA: "150000 100000"}, CPU, 4),
+    "a quota of all threads": ({QUOTA: "400000 100000"}, CPU, 4),
+    "huge pages on request": ({PAGES: "always [madvise] never"}, CPU, 4),
+    "no huge pages": ({PAGES: "always madvise [never]"}, CPU, 4),
+    "other CPUs than ours": (
+        {"proc/self/status": "Cpus_allowed_list:\t0-1", GOVERNOR: "powersave"}
+        | {NODE.format(0): "0-1", NODE.format(1): "2-3"},
+        CPU,
+        2,
+    ),
+    "a core for each thread on one node": (
+        NEIGHBOURS | {NODE.format(0): "0-3", NODE.format(1): "4-7"},
+        CPU,
+        2,
+    ),
+    "a virtual machine": ({}, VIRTUAL, 4),
+}
 
 
-@pytest.mark.parametrize(
-    ("files", "threads", "wanted"),
-    [
-        ({}, 4, ""),
-        (
-            {GOVERNOR: "powersave"},
-            4,
-            "the frequency governor is powersave: clocks drift less under `cpu",
-        ),
-        (
-            {"sys/devices/system/cpu/cpufreq/boost": "1"},
-            4,
-            "`echo 0 > /sys/devices/system/cpu/cpufreq/boost`",
-        ),
-        ({NO_TURBO: "0"}, 4, f"`echo 1 > /{NO_TURBO}`"),
-        (
-            {SIBLINGS.format(cpu): f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(4)},
-            4,
-            "4 threads share 2 cores, unbound: run with --threads 2 at most",
-        ),
-        (
-            {NODE.format(0): "0-1", NODE.format(1): "2-3", NODE.format(2): "4-7"},
-            4,
-            "4 threads span NUMA nodes, and where memory lies changes times: --threads 2 keeps to one node",
-        ),
-        (
-            {QUOTA: "150000 100000"},
-            4,
-            "may use 1.5 CPUs, so 4 threads are stopped in mid-call: raise its quota, or run with",
-        ),
-        ({QUOTA: "400000 100000"}, 4, ""),
-        ({PAGES: "always [madvise] never"}, 4, "huge ones: set GLIBC_TUNABLES=glibc.malloc.hugetlb=1"),
-        ({PAGES: "always madvise [never]"}, 4, f"huge ones: `echo madvise > /{PAGES}`, then set GLIBC_TUN"),
-        # Only our own CPUs count.
-        (
-            {"proc/self/status": "Cpus_allowed_list:\t0-1", GOVERNOR: "powersave"}
-            | {NODE.format(0): "0-1", NODE.format(1): "2-3"},
-            2,
-            "",
-        ),
-        # As a run has them by default: one on each core, on the node with the most.
-        (
-            {SIBLINGS.format(cpu): f"{cpu // 2 * 2},{cpu // 2 * 2 + 1}" for cpu in range(4)}
-            | {NODE.format(0): "0-3", NODE.format(1): "4-7"},
-            2,
-            "",
-        ),
-    ],
-)
-def test_advice_says_what_to_do(machine, files, threads, wanted):
-    for path, content in files.items():
-        machine.has(path, content)
-    lines = machine.advice(threads=threads)
-    if wanted:
-        (line,) = lines
-        assert wanted in line
-    else:
-        assert lines == []
-
-
-def test_advice_of_other_machines(machine, monkeypatch, tmp_path):
-    assert advice(CPU, 4, tmp_path / "nothing") == [], "one that says nothing"
-    (line,) = machine.advice(Platform("cpu", "x86", features=frozenset({"hypervisor"})))
-    assert line.startswith("a virtual machine")
-    machine.has(PAGES, "always [madvise] never")
+def test_advice_says_what_is_committed(golden, monkeypatch, tmp_path, machine):
+    lines = []
+    for name, (files, here, threads) in MACHINES.items():
+        found = machine(name)
+        for path, content in files.items():
+            found.has(path, content)
+        lines += [f"=== {name}", *found.advice(here, threads), ""]
+    golden(Path(__file__).parent / "snapshots" / "advice.txt", "\n".join(lines))
+    assert advice(CPU, 4, tmp_path / "nothing") == [], "of a machine that says nothing"
+    pages = machine("pages that are asked for")
+    pages.has(PAGES, "always [madvise] never")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    assert machine.advice() == [], "huge pages that are asked for are enough"
+    assert pages.advice() == []
     monkeypatch.setattr(advice_module, "unseen", lambda: "NVML: Driver Not Loaded")
-    assert machine.advice() == ["NVML: Driver Not Loaded"], "a GPU that is not seen, with the cause"
+    assert pages.advice() == ["NVML: Driver Not Loaded"], "a GPU that is not seen, with the cause"
 
 
 @pytest.mark.parametrize(("kind", "arch"), [("cuda", "sm_90"), ("rocm", "gfx942")])
@@ -325,17 +274,18 @@ def test_a_torch_without_this_gpu_is_the_first_thing_said_and_nothing_is_timed(m
 )
 def test_a_gpu_that_sleeps_between_calls_is_said_so(machine, monkeypatch, persistence, lines):
     """nvidia-smi answers as driver 550 does with --format=csv,noheader."""
-    machine.has(GOVERNOR, "powersave")  # of no weight there
+    found_here = machine()
+    found_here.has(GOVERNOR, "powersave")  # of no weight there
 
     def smi(*arguments: str) -> tuple[str, str]:
         assert arguments == ("-i", "1", "--query-gpu=persistence_mode", "--format=csv,noheader")
         return persistence, ""
 
     monkeypatch.setattr(advice_module, "smi", smi)
-    found = machine.advice(H200)
+    found = found_here.advice(H200)
     assert len(found) == lines
     assert all("`nvidia-smi -i 1 -pm 1`" in line for line in found)
-    assert machine.advice(replace(H200, uuid="MIG-1111")) == []
+    assert found_here.advice(replace(H200, uuid="MIG-1111")) == []
 
 
 @pytest.mark.parametrize(
@@ -349,13 +299,14 @@ def test_a_gpu_that_sleeps_between_calls_is_said_so(machine, monkeypatch, persis
     ids=["alike", "amdsmi hides them", "torch of another build", "no torch"],
 )
 def test_devices_that_torch_counts_are_those_that_the_driver_shows(machine, monkeypatch, beside, alone, said):
+    found_here = machine()
     gpus = {f"cuda:{i}": Platform("rocm", "gfx942", f"cuda:{i}") for i in range(8)}
     monkeypatch.setattr(advice_module, "devices", lambda: gpus | {"cpu": CPU})
     counts = {
         (sys.executable, "-c", advice_module.WITH_AMDSMI): beside,
         (sys.executable, "-c", advice_module.WITHOUT_AMDSMI): alone,
     }
-    lines = machine.advice(gpus["cuda:0"], ask=lambda *command: counts[command])
+    lines = found_here.advice(gpus["cuda:0"], ask=lambda *command: counts[command])
     assert [line[: len(said)] for line in lines] == ([said] if said else [])
 
 

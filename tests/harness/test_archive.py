@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 import signal
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 from harness import archive
-from harness.cli import main
 from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.results import read as read_module
@@ -44,32 +41,15 @@ FILES = {
 KEPT = {name for name in FILES if "/runs/" not in name and not name.endswith(".gz")}
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-@pytest.fixture
-def run_main(capsys, monkeypatch):
-    """The command, in this process."""
-
-    def run(*arguments: str) -> Done:
-        monkeypatch.setattr(sys, "argv", ["harness", *arguments])
-        try:
-            code = main()
-        except SystemExit as end:
-            code = int(end.code or 0)
-        return Done(code, *capsys.readouterr())
-
-    return run
-
-
 def folder_of(folder: Path) -> Path:
     for name, data in FILES.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
+
+
+def said(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
+    return done.returncode, done.stdout, done.stderr
 
 
 def assert_all_read(folder: Path) -> None:
@@ -100,22 +80,17 @@ def test_packed_files_are_read_as_they_were(tmp_path):
             archive.read_bytes(folder / missing)
 
 
-def test_an_archive_has_the_same_bytes_whenever_it_is_packed(tmp_path):
+def test_an_archive_has_the_same_bytes_whenever_it_is_packed_and_unzips_to_what_was_packed(tmp_path):
     for name in ("one", "two"):
         archive.pack(folder_of(tmp_path / name))
-    one, two = ((tmp_path / name / archive.NAME).read_bytes() for name in ("one", "two"))
-    assert one == two
-    assert archive.pack(tmp_path / "one") == 0 and (tmp_path / "one" / archive.NAME).read_bytes() == one
-
-
-def test_what_unzip_gives_is_what_was_packed(tmp_path):
-    folder = folder_of(tmp_path / "run")
-    archive.pack(folder)
-    with zipfile.ZipFile(folder / archive.NAME) as packed:
-        packed.extractall(folder)
-    assert {name: (folder / name).read_bytes() for name in FILES} == FILES
-    if shutil.which("sha256sum"):
-        subprocess.run(["sha256sum", "--check", "--quiet", archive.SUMS], cwd=folder, check=True)
+    one, two = (tmp_path / name / archive.NAME for name in ("one", "two"))
+    data = one.read_bytes()
+    assert data == two.read_bytes()
+    assert archive.pack(tmp_path / "one") == 0 and one.read_bytes() == data
+    with zipfile.ZipFile(one) as packed:
+        packed.extractall(tmp_path / "one")
+    assert {name: (tmp_path / "one" / name).read_bytes() for name in FILES} == FILES
+    subprocess.run(["sha256sum", "--check", "--quiet", archive.SUMS], cwd=tmp_path / "one", check=True)
 
 
 def test_a_later_file_counts_and_takes_the_members_place(tmp_path):
@@ -135,6 +110,17 @@ def test_an_archive_in_an_archive_is_refused(tmp_path):
     with pytest.raises(UsageError, match=r"run/raw\.zip packs a part of .* by itself"):
         archive.pack(tmp_path / "all")
     assert_all_read(tmp_path / "all/run")
+
+
+def test_a_full_disk_while_packing_leaves_the_files(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    folder = folder_of(tmp_path / "run")
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        archive.pack(folder)
+    assert contents(folder) == FILES
 
 
 KILLED = """
@@ -176,31 +162,20 @@ def test_a_kill_while_packing_loses_nothing(tmp_path):
     assert step > 8
 
 
-def test_a_full_disk_while_packing_leaves_the_files(tmp_path, monkeypatch):
-    def full(descriptor):
-        raise OSError(28, "No space left on device")
-
-    folder = folder_of(tmp_path / "run")
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        archive.pack(folder)
-    assert contents(folder) == FILES
-
-
 # What is damaged or altered
 
 
-def test_an_altered_member_is_told_and_fails_the_ledger(tmp_path, run_main):
+def test_an_altered_member_is_told_and_fails_the_ledger(tmp_path, here):
     conduct(tmp_path, Doubles(tmp_path)).run()
     folder = tmp_path / "out"
     archive.pack(folder)
-    assert run_main("serving", "ledger", str(folder)).code == 0
+    assert here("serving", "ledger", str(folder)).returncode == 0
     name = "stages/linears/pairs.json"
     text = archive.read_bytes(folder / name)
     rewritten(folder, {name: text.replace(b"60.0", b"61.0")})
-    done = run_main("serving", "ledger", str(folder))
+    done = here("serving", "ledger", str(folder))
     line = f"error: {folder / archive.NAME}, {name}: altered since it was packed\n"
-    assert (done.code, done.out, done.err) == (2, "", line)
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", line)
     with pytest.raises(UsageError, match="altered since it was packed"):
         conduct(tmp_path, Doubles(tmp_path), resume=True).run()
 
@@ -220,7 +195,7 @@ def test_a_member_that_rotted_is_told(tmp_path):
 
 
 @pytest.mark.parametrize("keep", [0, 100, 0.5, -30])
-def test_a_broken_archive_is_one_line(tmp_path, run_main, keep):
+def test_a_broken_archive_is_one_line(tmp_path, here, keep):
     conduct(tmp_path, Doubles(tmp_path)).run()
     folder = tmp_path / "out"
     archive.pack(folder)
@@ -235,9 +210,12 @@ def test_a_broken_archive_is_one_line(tmp_path, run_main, keep):
         ["compare", str(folder / "kernels/a"), str(folder / "kernels/b")],
     ]
     for command in commands:
-        done = run_main(*command)
-        assert (done.code, done.out) == (2, ""), command
-        assert done.err.startswith(f"error: cannot read {path}: BadZipFile: ") and done.err.count("\n") == 1
+        done = here(*command)
+        assert (done.returncode, done.stdout) == (2, ""), command
+        assert (
+            done.stderr.startswith(f"error: cannot read {path}: BadZipFile: ")
+            and done.stderr.count("\n") == 1
+        )
     with pytest.raises(archive.BrokenArchive):
         conduct(tmp_path, Doubles(tmp_path), resume=True).run()
 
@@ -257,10 +235,6 @@ def test_a_packed_experiment_is_done_and_resumes(tmp_path):
     assert not again.asked and not again.opened
     conduct(tmp_path, again, resume=True).run()
     assert "look base" not in again.asked and ledger(tmp_path)["tiny linears"].observations
-    archive.pack(folder)
-    last = Doubles(tmp_path)
-    conduct(tmp_path, last, resume=True).run()
-    assert not last.asked
 
 
 def test_runs_of_kernels_are_loaded_from_an_archive(tmp_path):
@@ -277,34 +251,22 @@ def test_runs_of_kernels_are_loaded_from_an_archive(tmp_path):
         read_module.load(f"{tmp_path}/day/x/kernels/four")
 
 
-def test_clients_files_are_loaded_from_an_archive(tmp_path, run_main):
+def test_clients_files_are_loaded_from_an_archive(tmp_path, here):
     folder = tmp_path / "run"
     (folder / "runs").mkdir(parents=True)
     file = folder / "runs" / "one.json"
     shutil.copy(CLIENT, file)
     commands = [["serving", "load", str(file)], ["serving", "audit", str(file)],
                 ["serving", "compare", str(file), str(file)]]  # fmt: skip
-    before = [run_main(*command) for command in commands]
+    before = [said(here(*command)) for command in commands]
     runs, kept = load(file), request_times(file)
     archive.pack(folder)
     assert not file.exists()
-    assert [run_main(*command) for command in commands] == before
+    assert [said(here(*command)) for command in commands] == before
     assert (load(file), request_times(file)) == (runs, kept)
     text = JsonText(file)
     assert text.peek() == "{"
     text.close()
-
-
-def test_the_tool_packs_and_says_what_is_wrong(tmp_path):
-    folder_of(tmp_path / "run")
-    command = [sys.executable, "-m", "tools.pack_results", str(tmp_path / "run")]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == f"{tmp_path / 'run' / archive.NAME}: {len(FILES) - len(KEPT)} files packed\n"
-    (tmp_path / "run" / archive.NAME).write_bytes(b"nothing")
-    (tmp_path / "run" / "more.json").write_text(json.dumps({}))
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.startswith("error: cannot read ")
-    assert (tmp_path / "run" / "more.json").exists()
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)

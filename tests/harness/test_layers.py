@@ -1,4 +1,4 @@
-"""Layers of the tree: who may import whom, no import circles, small folders, one class of a name."""
+"""Layers of the tree: who may import whom, no import circles, one class of a name."""
 
 import ast
 import functools
@@ -40,7 +40,6 @@ BASE = LAYERS.split("\n")[3].split()
 REPORT_USES = {"shapes", "kernels", *BASE, "catalogue", "statistics", "plan", "results", "compile", "report"}
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 NAMED = re.compile(r"((harness|kernels|shapes)(\.\w+)*)(:[\w.]+)?")
-MOST_FILES = 20
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -141,16 +140,6 @@ def test_rows_are_listed_without_torch() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
-def test_folders_are_small() -> None:
-    files = Counter(
-        file.parent
-        for top in ("harness", "kernels", "shapes", "tests", "tools")
-        for file in (ROOT / top).rglob("*.py")
-    )
-    large = {folder: n for folder, n in files.items() if n > MOST_FILES}
-    assert set(large) <= {ROOT / "tests/support"}
-
-
 def test_commands_are_in_cli() -> None:
     assert [file for file in modules(ROOT).values() if file.match("*_command.py")] == []
 
@@ -167,15 +156,10 @@ def test_classes_have_names_of_their_own() -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        "from harness.run import case",
-        "from harness.run.case import Case",
         "import harness.run.case",
         "def later():\n    from harness.run.case import Case",
-        "if TYPE_CHECKING:\n    from harness.run.case import Case",
         "ROLE = 'harness.run.case:Case'",
-        "MODULE = 'harness.run.case'",
         "from harness.machine import provenance",
-        "from harness.cli import main",
         "from ..run.case import Case",
         "from harness.report import table",
     ],
@@ -186,25 +170,17 @@ def test_an_upward_arrow_is_seen(tmp_path: Path, line: str) -> None:
     assert arrow.startswith("harness.timing.rounds -> harness.")
 
 
-def test_arrows_down_are_allowed(tmp_path: Path) -> None:
+def test_arrows_down_are_allowed_and_a_report_measures_nothing(tmp_path: Path) -> None:
     down = "import kernels.op\nfrom harness.paths import ROOT\nfrom harness.statistics import multiple"
-    plant(tmp_path, **{"timing/rounds": down, "cli/run": "from harness.report import table"})
-    assert upward(tmp_path) == []
-
-
-def test_a_report_measures_nothing(tmp_path: Path) -> None:
-    plant(tmp_path, **{"report/table": "from harness.timing.rounds import Rounds"})
+    sideways = {"report/table": "from harness.timing.rounds import Rounds"}
+    plant(tmp_path, **{"timing/rounds": down, "cli/run": "from harness.report import table"}, **sideways)
     assert upward(tmp_path) == ["harness.report.table -> harness.timing.rounds"]
 
 
 def test_a_circle_is_seen(tmp_path: Path) -> None:
-    plant(
-        tmp_path,
-        **{
-            "timing/rounds": "from harness.timing.interleaved import measure",
-            "timing/interleaved": "def measure():\n    from harness.timing.rounds import Rounds",
-        },
-    )
+    later = "def measure():\n    from harness.timing.rounds import Rounds"
+    first = "from harness.timing.interleaved import measure"
+    plant(tmp_path, **{"timing/rounds": first, "timing/interleaved": later})
     assert set(circle(tmp_path)) == {"harness.timing.rounds", "harness.timing.interleaved"}
 
 

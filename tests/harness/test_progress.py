@@ -38,6 +38,12 @@ def test_a_terminal_has_one_line_that_says_where_the_run_is(terminal):
     progress.rounds(12, 8.2, 20.0)
     assert terminal.line.endswith("...  measuring, 12 rounds, 8 of 20 s; about 6 min left")
     assert "\n" not in terminal.getvalue()
+    progress.say("checking again")
+    assert "12 rounds" not in terminal.line, "of another stage"
+    progress.clear()
+    assert terminal.line == "", "before something else is printed"
+    progress.note("a note")
+    assert terminal.line == "a note\n"
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
@@ -48,23 +54,6 @@ def test_the_line_is_never_longer_than_the_terminal(terminal, monkeypatch, colum
     progress.say("preparing and checking")
     assert len(terminal.line) < columns
     assert terminal.line.startswith("[1/3] ")
-
-
-def test_it_is_gone_before_something_else_is_printed(terminal):
-    progress = Progress(False, terminal)
-    progress.case(CASE, 1, 20.0)
-    progress.clear()
-    assert terminal.line == ""
-    progress.note("a note")
-    assert terminal.line == "a note\n"
-
-
-def test_another_stage_forgets_the_rounds(terminal):
-    progress = Progress(False, terminal)
-    progress.case(CASE, 1, 20.0)
-    progress.rounds(12, 8.0, 20.0)
-    progress.say("checking again")
-    assert "12 rounds" not in terminal.line
 
 
 @pytest.mark.parametrize("file", [io.StringIO, Terminal])

@@ -4,9 +4,6 @@ the columns that it computes at a time, and, for those of the variable FAULTS, w
 from __future__ import annotations
 
 import os
-import signal
-import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -24,8 +21,6 @@ class Config:
 
 
 RIGHT = (Config(8), Config(16), Config(32), Config(BLOCK), Config(4 * BLOCK))
-CALLS: Counter[Config] = Counter()
-CHECKED = 2 + 64  # calls: two to check it, and one on each set of operands in the first block
 
 
 class Chunked(Tunable):
@@ -56,14 +51,8 @@ class _Chunked(Prepared):
         self.b = dequantise_weights(operands.b_q, operands.b_scale).T.contiguous()
 
     def call(self) -> None:
-        CALLS[self.config] += 1
-        fault = self.config.fault if CALLS[self.config] > CHECKED else ""
-        if fault == "raise":
+        if self.config.fault == "raise":
             raise RuntimeError("out of luck")
-        if fault == "hang":
-            time.sleep(3600)
-        if fault == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
         a = dequantise_activations(self.operands.a_q, self.operands.a_scale)
         for at in range(0, self.out.shape[1], self.config.columns):
             part = slice(at, at + self.config.columns)

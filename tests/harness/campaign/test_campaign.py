@@ -50,9 +50,7 @@ class Shown:
         self.begun: list[str] = []
         self.cases: list[str] = []
         self.outcome: CampaignOutcome | None = None
-
-    def log(self, line: str) -> None:
-        self.lines.append(line)
+        self.log = self.lines.append
 
     def begin(self, driver: Any, counts: Any) -> None:
         self.counts = dict(counts)
@@ -125,10 +123,6 @@ def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
     assert Counter([*first.cases, *then.cases]).most_common(1)[0][1] == 1
     assert len(first.cases) + len(then.cases) == 1 + 5 + 6 + 8 + 8
     assert load(tmp_path / "here").groupby(["run", "case"]).ngroups == 27
-
-
-def test_another_campaign_in_its_folder_is_refused(campaign):
-    campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=100.0)
     with pytest.raises(UsageError, match="holds a campaign: --resume "):
         campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
 
@@ -144,20 +138,15 @@ def test_types_of_devices_have_folders_of_their_own(campaign, tmp_path):
     assert set(frame[frame["run"].str.contains("smoke")]["op"]) == {"mla_decode", "mha_prefill"}
 
 
-def test_devices_of_a_type_are_calibrated_before_and_after(campaign, tmp_path):
-    campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds))
-    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
-    seen = Counter((c.device, c.when) for c in Journal(folder).calibrations())
-    assert seen == {(device, when): 1 for device in "ab" for when in ("first", "last")}
-    assert all(isinstance(c, Calibration) and c.time_us == 1000.0 for c in Journal(folder).calibrations())
-
-
-def test_a_device_that_joins_late_is_calibrated_too(campaign, tmp_path):
-    pool = SimulatedPool(dict.fromkeys("abc", "cpu"), ten_seconds, joins={"b": 60.0, "c": 90.0})
-    campaign(pool)
-    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mla_decode-r1-tp8-2"]
-    seen = Counter((c.device, c.when) for c in Journal(folder).calibrations())
-    assert seen == {(device, when): 1 for device in "abc" for when in ("first", "last")}
+@pytest.mark.parametrize(("devices", "joins"), [("ab", {}), ("abc", {"b": 60.0, "c": 90.0})])
+def test_devices_of_a_type_are_calibrated_before_and_after(campaign, tmp_path, devices, joins):
+    campaign(SimulatedPool(dict.fromkeys(devices, "cpu"), ten_seconds, joins=joins))
+    name = "mla_decode-r1-tp8-2" if joins else "mha_prefill-smoke"
+    (folder,) = [folder for folder in run_folders(tmp_path / "here") if folder.name == name]
+    made = Journal(folder).calibrations()
+    seen = Counter((c.device, c.when) for c in made)
+    assert seen == {(device, when): 1 for device in devices for when in ("first", "last")}
+    assert all(isinstance(c, Calibration) and c.time_us == 1000.0 for c in made)
 
 
 def test_time_is_kept_for_the_last_calibration(campaign, tmp_path):
@@ -189,7 +178,7 @@ def test_a_step_for_devices_that_are_not_there_says_so(campaign, tmp_path):
     assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
 
 
-def test_its_archive_is_read_as_the_folder_it_was(campaign, tmp_path):
+def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):
     _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
     archive = shown.outcome.archive
     assert archive.file == tmp_path / "here.zip" and archive.left_out == []
@@ -202,22 +191,13 @@ def test_its_archive_is_read_as_the_folder_it_was(campaign, tmp_path):
     assert run_folders(carried / "mla_decode-smoke") == [carried / "mla_decode-smoke"]
     assert len(inputs([str(carried)]).runs) == len(run_folders(tmp_path / "here")) == 4
 
-
-def test_an_archive_too_large_leaves_the_last_steps_out(campaign, tmp_path):
-    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
     names = [step.name for step in shown.outcome.steps]
-    whole = shown.outcome.archive.size
-    small = pack(tmp_path / "here", names, most=int(0.7 * whole))
-    assert small.size <= 0.7 * whole and small.left_out == names[::-1][: len(small.left_out)] != []
-    assert len(load(small.file)) < len(load(tmp_path / "here"))
-
-
-def test_an_altered_archive_is_said(campaign, tmp_path):
-    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=100.0)
-    file = shown.outcome.archive.file
-    file.write_bytes(file.read_bytes()[:-200])
+    small = pack(tmp_path / "here", names, most=int(0.7 * archive.size))
+    assert small.size <= 0.7 * archive.size and small.left_out == names[::-1][: len(small.left_out)] != []
+    assert len(load(small.file)) < len(here)
+    carried.write_bytes(carried.read_bytes()[:-200])
     with pytest.raises(UsageError, match="cannot read "):
-        load(file)
+        load(carried)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
@@ -231,12 +211,6 @@ def test_default_campaigns_are_what_their_commands_take(kind: str):
     assert {step.op for step in made if step.command == "run"} == {
         "block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill",
     }  # fmt: skip
-
-
-def test_default_steps_are_those_of_each_kind():
-    made = steps_of(None, ["cuda", "rocm", "cuda"])
-    assert {step.kind for step in made} == {"cuda", "rocm"}
-    assert [step.is_for("H200", "cuda") for step in made] == [step.kind == "cuda" for step in made]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from fnmatch import fnmatchcase
@@ -16,89 +17,52 @@ from harness.paths import DATA
 from harness.workers.environment import provenance
 from kernels.platform import KINDS, named
 from tests.support import paths
-from tests.support.command_line import error_line
 
 DOCUMENTS = json.loads((paths.DATA / "document_variables.json").read_text())
 SET = {name for _, _, name, _ in DOCUMENTS["variables"]}
 FLAGS = list(catalogue().values())
-WIDE = 120
 
 
-@pytest.fixture(params=FLAGS, ids=lambda flag: flag.name)
-def flag(request):
-    return request.param
+def test_the_documents_settings_are_in_the_catalogue_and_in_recipes_as_they_say():
+    assert {*SET, *DOCUMENTS["brief"]} <= set(catalogue())
+    title = DOCUMENTS["documents"]
+    there = {(title[key], name, value, line) for key, line, name, value in DOCUMENTS["variables"]}
+    kept = {(r.document, v.name, v.value, v.line) for r in recipes.recipes().values() for v in r.variables}
+    assert kept <= there
+    assert {of[:3] for of in kept} == {of[:3] for of in there}
 
 
-# Complete
-
-
-@pytest.mark.parametrize("name", sorted(SET | set(DOCUMENTS["brief"])))
-def test_every_flag_of_the_documents_is_in_the_catalogue(name):
-    assert name in catalogue()
-
-
-def test_every_variable_of_a_recipe_is_in_the_catalogue():
-    assert {v.name for r in recipes.recipes().values() for v in r.variables} == SET
-
-
-@pytest.mark.parametrize("recipe", recipes.recipes().values(), ids=lambda recipe: recipe.name)
-def test_a_recipe_says_what_its_document_says(recipe):
-    (document,) = [key for key, title in DOCUMENTS["documents"].items() if title == recipe.document]
-    there = {(line, name): value for key, line, name, value in DOCUMENTS["variables"] if key == document}
-    for variable in recipe.variables:
-        assert there[variable.line, variable.name] == variable.value
-
-
-def test_each_setting_of_a_document_is_in_a_recipe_of_it():
-    kept = {(r.document, v.name, v.value) for r in recipes.recipes().values() for v in r.variables}
-    for key, _, name, value in DOCUMENTS["variables"]:
-        assert (DOCUMENTS["documents"][key], name, value) in kept
-
-
-def test_an_entry_has_all_that_a_toggle_asks(flag):
-    assert re.fullmatch(r"[A-Z][A-Z0-9_]+", flag.name)
-    assert flag.source and flag.default and flag.effect.endswith(".")
-    assert flag.read in READ
-    assert flag.platforms and set(flag.platforms) <= set(KINDS)
-    assert flag.launch in ("", "eager", "graph")
-    assert flag.values or flag.takes
-    assert flag.takes or flag.default in flag.values
-    assert len(flag.values) != 1 or flag.takes
-    # It changes rows, an engine chooses rows by it, or nothing here can show it.
-    assert sum(map(bool, (flag.touches, flag.chooses, flag.without))) == 1
-    # What only an engine reads changes nothing in a worker.
-    assert not (flag.read in ("server", "never") and flag.touches)
-    assert not (flag.chooses and flag.read != "server")
-
-
-def test_names_are_unique():
+def test_an_entry_has_all_that_a_toggle_asks():
     entries = json.loads((DATA / "flags.json").read_text())["flags"]
-    assert len(entries) == len(catalogue())
+    assert len(entries) == len(FLAGS), "names are unique"
+    for flag in FLAGS:
+        assert re.fullmatch(r"[A-Z][A-Z0-9_]+", flag.name)
+        assert flag.source and flag.default and flag.effect.endswith("."), flag.name
+        assert flag.read in READ and flag.launch in ("", "eager", "graph"), flag.name
+        assert flag.platforms and set(flag.platforms) <= set(KINDS), flag.name
+        assert flag.takes or flag.default in flag.values, flag.name
+        assert len(flag.values) > 1 or flag.takes, flag.name
+        # It changes rows, an engine chooses rows by it, or nothing here can show it.
+        assert sum(map(bool, (flag.touches, flag.chooses, flag.without))) == 1, flag.name
+        # What only an engine reads changes nothing in a worker.
+        assert not (flag.read in ("server", "never") and flag.touches), flag.name
+        assert not (flag.chooses and flag.read != "server"), flag.name
 
 
-# Right about this suite
+ARCHS = {"cuda": ("sm_90", "sm_100"), "rocm": ("gfx942", "gfx950"), "cpu": ("x86-amx",)}
 
 
 @pytest.mark.parametrize("op", list(kernels.OPS))
-def test_what_a_flag_touches_or_chooses_are_implementations(op):
-    names = [implementation.name for implementation in kernels.implementations(op)]
+def test_what_a_flag_touches_or_chooses_are_implementations_that_run_where_it_is_read(op):
+    known = {implementation.name: implementation for implementation in kernels.implementations(op)}
     for flag in FLAGS:
         assert set(flag.ops) <= set(kernels.OPS)
         for pattern in flag.touches.get(op, ()):
-            assert any(fnmatchcase(name, pattern) for name in names), f"{flag.name}: {pattern}"
+            assert any(fnmatchcase(name, pattern) for name in known), f"{flag.name}: {pattern}"
+        platforms = [named(kind, arch) for kind in flag.platforms for arch in flag.archs or ARCHS[kind]]
         for value, rows in flag.chooses.items():
             assert value in flag.values, flag.name
-            assert set(rows.get(op, ())) <= set(names), f"{flag.name}={value}"
-
-
-def test_rows_that_a_choice_stands_for_run_where_the_flag_is_read(flag):
-    """On some architecture of its platforms, each."""
-    archs = {"cuda": ("sm_90", "sm_100"), "rocm": ("gfx942", "gfx950"), "cpu": ("x86-amx",)}
-    platforms = [named(kind, arch) for kind in flag.platforms for arch in flag.archs or archs[kind]]
-    for value, rows in flag.chooses.items():
-        for op, names in rows.items():
-            known = {implementation.name: implementation for implementation in kernels.implementations(op)}
-            for name in names:
+            for name in rows.get(op, ()):
                 assert any(known[name].available(p).ok for p in platforms), f"{flag.name}={value}: {name}"
 
 
@@ -122,12 +86,6 @@ def reason(name, op, kind, arch, launch):
     return support.reason
 
 
-def test_a_flag_that_can_act_gives_no_reason():
-    assert not reason("ONEDNN_MAX_CPU_ISA", "block_scale_gemm", "cpu", "x86-amx", "eager")
-    assert not reason("HIP_FORCE_DEV_KERNARG", "mla_decode", "rocm", "gfx942", "eager")
-    assert not reason("VLLM_ROCM_USE_AITER", "mla_decode", "rocm", "gfx950", "graph")
-
-
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
@@ -146,12 +104,13 @@ def test_why_toggling_would_show_nothing(asked, why):
     assert why in reason(*asked)
 
 
-@pytest.mark.parametrize("op", list(kernels.OPS))
-def test_every_answer_is_one_line(op):
-    for flag in FLAGS:
-        for kind, arch in (("cuda", "sm_90"), ("rocm", "gfx942"), ("cpu", "x86-amx")):
-            for launch in ("eager", "graph"):
-                assert "\n" not in flag.can_touch(op, named(kind, arch), launch).reason
+def test_a_flag_that_can_act_gives_no_reason_and_every_answer_is_one_line():
+    assert not reason("ONEDNN_MAX_CPU_ISA", "block_scale_gemm", "cpu", "x86-amx", "eager")
+    assert not reason("HIP_FORCE_DEV_KERNARG", "mla_decode", "rocm", "gfx942", "eager")
+    assert not reason("VLLM_ROCM_USE_AITER", "mla_decode", "rocm", "gfx950", "graph")
+    asked = itertools.product(FLAGS, kernels.OPS, ARCHS, ("eager", "graph"))
+    for flag, op, kind, launch in asked:
+        assert "\n" not in flag.can_touch(op, named(kind, ARCHS[kind][0]), launch).reason
 
 
 def test_values_have_meanings():
@@ -175,26 +134,21 @@ def test_a_run_records_every_flag_that_was_set(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
+    ("find", "name", "said"),
     [
-        ("ONEDNN_MAX_ISA", "ONEDNN_MAX_CPU_ISA"),
-        ("VLLM_ROCM_USE_AITER_MLP", "VLLM_ROCM_USE_AITER_MLA"),
-        ("hip_force_dev_kernarg", "HIP_FORCE_DEV_KERNARG"),
+        (flags.find, "ONEDNN_MAX_ISA", "unknown flag 'ONEDNN_MAX_ISA'; did you mean .*ONEDNN_MAX_CPU_ISA"),
+        (
+            flags.find,
+            "hip_force_dev_kernarg",
+            "'hip_force_dev_kernarg'; did you mean .*HIP_FORCE_DEV_KERNARG",
+        ),
+        (flags.find, "XYZZY", "unknown flag 'XYZZY'; `list flags` shows all"),
+        (recipes.find, "mi350", "unknown recipe 'mi350'; recipes: mi350x-vllm, .*, moai-decode, "),
     ],
 )
-def test_a_misspelt_flag_gets_a_suggestion(typed, meant):
-    with pytest.raises(UsageError, match=rf"^unknown flag '{typed}'; did you mean .*{meant}"):
-        flags.find(typed)
-
-
-def test_a_name_like_no_other_gets_none():
-    with pytest.raises(UsageError, match="unknown flag 'XYZZY'; `list flags` shows all"):
-        flags.find("XYZZY")
-
-
-def test_an_unknown_recipe_gets_the_known_ones():
-    with pytest.raises(UsageError, match=r"^unknown recipe 'mi350'; recipes: mi350x-vllm, .*, moai-decode, "):
-        recipes.find("mi350")
+def test_a_misspelt_name_gets_a_suggestion(find, name, said):
+    with pytest.raises(UsageError, match=said):
+        find(name)
 
 
 def test_a_recipe_gives_an_environment():
@@ -206,54 +160,9 @@ def test_a_recipe_gives_an_environment():
     assert "VLLM_NIXL_SIDE_CHANNEL_HOST" not in moai.environment
 
 
-# list
-
-
-def test_list_flags_as_text(here):
-    done = here("list", "flags")
-    assert (done.returncode, done.stderr) == (0, "")
-    lines = done.stdout.splitlines()
-    assert max(map(len, lines)) <= WIDE
-    assert lines[0].split() == ["flag", "default", "read", "platforms", "ops"]
-    assert {line.split()[0] for line in lines if line[:1].isupper()} >= set(catalogue())
-    assert re.search(r"^HIP_FORCE_DEV_KERNARG +0 +load +rocm +all$", done.stdout, re.MULTILINE)
-    assert "no effect on a kernel on one device: no op of this suite talks to another device" in done.stdout
-    assert "1 stands for block_scale_gemm by aiter.dispatch or aiter.triton" in done.stdout
-
-
-def test_list_flags_as_json_has_everything(here):
+def test_list_flags_has_everything(here):
     rows = json.loads(here("list", "flags", "--json", "-").stdout)
     entries = json.loads((DATA / "flags.json").read_text())["flags"]
     for row, entry in zip(rows, entries, strict=True):
         assert entry.items() <= row.items()
         assert set(row["ops"]) <= set(kernels.OPS)
-
-
-def listed(here, *arguments):
-    return {row["name"] for row in json.loads(here("list", "flags", *arguments, "--json", "-").stdout)}
-
-
-def test_list_flags_of_a_platform_an_architecture_and_an_op(here):
-    everywhere, cpu = listed(here), listed(here, "--platform", "cpu")
-    cdna3, cdna4 = (listed(here, "--platform", "rocm", "--arch", arch) for arch in ("gfx942", "gfx950"))
-    assert everywhere == set(catalogue())
-    assert "ONEDNN_MAX_CPU_ISA" in cpu
-    assert "HIP_FORCE_DEV_KERNARG" not in cpu
-    assert "AITER_MLA_USE_OPUS" in cdna4 - cdna3
-    moe = listed(here, "--op", "fused_moe")
-    assert "AITER_KSPLIT" in moe
-    assert not moe & {"AITER_MLA_USE_OPUS", "NCCL_MIN_NCHANNELS"}
-
-
-def test_list_recipes(here):
-    done = here("list", "recipes")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "moai-decode  (rocm gfx942)" in done.stdout
-    assert "    HSA_NO_SCRATCH_RECLAIM=1" in done.stdout
-    rows = json.loads(here("list", "recipes", "--platform", "cuda", "--json", "-").stdout)
-    assert [row["name"] for row in rows] == ["h200-sglang", "dstack-h200-sglang",
-                                             "dstack-h200-tensorrt-llm", "dstack-h200-vllm"]  # fmt: skip
-
-
-def test_an_unknown_platform_is_one_line(here):
-    assert "'xpu' is not one of" in error_line(here("list", "flags", "--platform", "xpu"))

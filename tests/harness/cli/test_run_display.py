@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +16,7 @@ from harness.results.schema import CaseDone, Cell, DisturbedRound
 from harness.run.request import Request
 from harness.run.session import Outcome
 from shapes.case import Case
-from tests.support.calibrated import LIGHT, calibrations
+from tests.support.calibrated import calibrations
 from tests.support.paths import ROOT
 
 RECORDED = Journal(ROOT / "results/epyc-zen4-2core/mla_decode-r1-tp8")
@@ -28,76 +30,55 @@ class Terminal(io.StringIO):
         return True
 
 
-def outcome(*cases: tuple[str, float], left_out: list[Case], phases: dict[str, float]) -> Outcome:
+def outcome(*cases: tuple[str, float], left_out: Sequence[Case] = (), **done: Any) -> Outcome:
     """Of cases by key and weight, each of which took 10 s of measuring and 30 s beside."""
+    facts = {
+        "op": "mla_decode", "impl": "torch.sdpa", "platform": "cpu", "arch": "x86", "arm": "plain",
+        "launch": "eager", "cache": "warm", "status": "ok",
+    }  # fmt: skip
+    told = {"measured_s": 10, "setup_s": 30, "rounds": 9, "blocks": 6, "stopped": "tight"} | done
     records = []
     for key, weight in cases:
-        records.append(
-            Cell(
-                op="mla_decode", case=key, boundary=key.split()[-1], impl="torch.sdpa", platform="cpu",
-                arch="x86", arm="plain", launch="eager", cache="warm", status="ok", weight=weight,
-            )
-        )  # fmt: skip
-        records.append(
-            CaseDone(
-                case=key, measured_s=10, setup_s=30, rounds=9, blocks=6, stopped="tight", phases=phases
-            )
-        )  # fmt: skip
-    return Outcome(records, len(cases), left_out, 8.0, 25, Path("results/local/run"))
+        records += [
+            Cell(**facts, case=key, boundary=key.split()[-1], weight=weight),
+            CaseDone(case=key, **told),
+        ]
+    return Outcome(records, len(cases), list(left_out), 8.0, 25, Path("results/local/run"))
 
 
-def test_the_end_says_where_the_time_went_and_what_is_left_out():
-    left_out = [
-        Case("mla_decode", {"batch": i}, boundary, weight=0.25)
-        for boundary in ("core", "with_quant")
-        for i in (1, 2)
-    ]
-    phases = {"reference": 10.0, "preparing": 20.0}
-    ended = outcome(("a core", 0.5), ("a with_quant", 0.5), left_out=left_out, phases=phases)
-    assert end_text(ended).splitlines() == [
-        "2 cases: measuring 20.0 s of 88.0 s (23 %); preparing 40.0 s, reference 20.0 s, "
-        "starting and ceilings 8.0 s",
-        "recorded in results/local/run",
-        "as pictures: python -m harness report results/local/run --open",
-        "left out, the budget of 25 s being spent: 2 cases of core (50 % of its weight), "
-        "2 cases of with_quant (50 % of its weight); more with --resume results/local/run --budget 5m",
-    ]
-
-    alone = end_text(outcome(("a core", 0.5), left_out=[], phases={})).splitlines()
-    assert alone[0] == (
-        "1 case: measuring 10.0 s of 48.0 s (21 %); set-up and checks 30.0 s, starting and ceilings 8.0 s"
-    )
-    assert len(alone) == 3
-
-
-def test_the_last_line_says_what_took_the_machine():
-    took = "other processes took {}% of a CPU"
-    ended = outcome(("a core", 1.0), left_out=[], phases={})
-    (done,) = (record for record in ended.records if isinstance(record, CaseDone))
-    done.disturbed = [
-        DisturbedRound(block=i, round=0, reason=took.format(share), counted=True)
+def disturbed(counted: bool) -> list[DisturbedRound]:
+    return [
+        DisturbedRound(block=i, round=0, reason=f"other processes took {share}% of a CPU", counted=counted)
         for i, share in enumerate((90, 98, 99))
     ]
-    done.conditions = [{"processes": {"python3 4242": 97}}]
-    assert end_text(ended).splitlines()[-1] == (
-        "not quiet: 3 of 9 rounds count though something else used the machine, or slowed it "
-        "(other processes took 98% of a CPU, most of it python3 4242). For narrower intervals, stop what "
-        "runs beside, or give a longer --budget"
-    )
-    done.disturbed = [round.model_copy(update={"counted": False}) for round in done.disturbed]
-    assert "quiet" not in end_text(ended)
 
 
-def test_the_end_says_how_far_devices_lie_apart_and_which_lags():
-    ended = outcome(("a core", 1.0), left_out=[], phases={})
-    alone = end_text(ended).splitlines()
-    several = replace(ended, calibrations=calibrations({"n1/x": 100.0, "n2/y": 106.0, "n2/z": 100.0}))
-    *before, spread, lags = end_text(several).splitlines()
-    assert before == alone
-    assert spread.startswith("3 devices of type H200 lie apart: the slowest takes 1.060x (1.05")
-    assert lags.startswith("n2/y lags: 1.060x (1.05") and lags.endswith(
-        f"the median device's time of {LIGHT}"
-    )
+REST = [
+    Case("mla_decode", {"batch": i}, boundary, weight=0.25)
+    for boundary in ("core", "with_quant")
+    for i in (1, 2)
+]
+BUSY = [{"processes": {"python3 4242": 97}}]
+ENDS = {
+    "cases are left out": outcome(
+        ("a core", 0.5), ("a with_quant", 0.5), left_out=REST, phases={"reference": 10.0, "preparing": 20.0}
+    ),
+    "all were measured": outcome(("a core", 0.5)),
+    "rounds count though something took the machine": outcome(
+        ("a core", 1.0), disturbed=disturbed(True), conditions=BUSY
+    ),
+    "rounds that were disturbed do not count": outcome(
+        ("a core", 1.0), disturbed=disturbed(False), conditions=BUSY
+    ),
+    "devices lie apart": replace(
+        outcome(("a core", 1.0)), calibrations=calibrations({"n1/x": 100.0, "n2/y": 106.0, "n2/z": 100.0})
+    ),
+}
+
+
+def test_the_end_says_what_is_committed(golden):
+    text = "\n\n".join(f"=== {name}\n{end_text(ended)}" for name, ended in ENDS.items())
+    golden(Path(__file__).parent / "snapshots" / "ends.txt", text + "\n")
 
 
 @pytest.fixture
@@ -138,5 +119,5 @@ def test_tables_go_beside_json_on_stdout_and_quiet_prints_nothing(first_case, ca
     with RunDisplay(Request(quiet=True)) as display:
         display.log("a note")
         display.case(RECORDED.run(), *first_case)
-        display.end(RECORDED.run(), outcome(left_out=[], phases={}))
+        display.end(RECORDED.run(), outcome())
     assert capsys.readouterr() == ("", "")

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
+from importlib.util import find_spec
 
 import pytest
 
@@ -17,8 +17,7 @@ from tests.support.command_line import error_line
 from tests.support.paths import ROOT, SUPPORT
 from tests.support.ray_nodes import RayNodes
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")]
 
 TINY = ["--impl", "torch.naive,torch.sdpa", "--case", "batch=1,2,3 ctx=64 heads=2", "--per-case", "1s"]
 SPEC = """
@@ -76,16 +75,21 @@ def test_a_run_on_one_type(command, tmp_path):
     assert "Traceback" not in done.stderr and "raylet" not in done.stderr
 
 
-def test_a_run_must_choose_between_types(command, tmp_path):
-    done = command("run", "--op", "mla_decode", *TINY, "--out", tmp_path / "run")
-    said = error_line(done, code=2)
-    assert "several types of devices: choose --device " in said and "left" in said and "right" in said
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ([], 2, "several types of devices: choose --device "),
+        (["--device", "middle"], 3, "no device can be measured: there is none"),
+        (["--cluster", "127.0.0.1:9"], 2, "no Ray cluster at '127.0.0.1:9': "),
+    ],
+)
+def test_a_mistake_is_one_line(cli, nodes, tmp_path, words, code, said):
+    cluster = ("--cluster", nodes.address, *words)
+    done = cli(
+        "run", "--op", "mla_decode", *TINY, *cluster, "--out", tmp_path / "run", RAY_AUTH_MODE="disabled"
+    )
+    assert said in error_line(done, code)
     assert not (tmp_path / "run").exists()
-
-
-def test_a_type_that_is_not_there(command, tmp_path):
-    done = command("run", "--op", "mla_decode", *TINY, "--device", "middle", "--out", tmp_path / "run")
-    assert error_line(done, code=3) == "no device can be measured: there is none"
 
 
 def test_a_campaign_on_both(command, tmp_path):
@@ -106,17 +110,21 @@ def test_a_campaign_on_both(command, tmp_path):
     assert again.returncode == 0 and "batch=1" not in again.stdout, "nothing was left to do"
 
 
+def test_kernels_are_compiled_on_its_cores(command, tmp_path):
+    done = command("compile", "--op", "mla_decode", "--target", "sm_90", "--json", tmp_path / "compiled.json")
+    assert done.returncode == 0, done.stderr
+    rows = json.loads((tmp_path / "compiled.json").read_text())["compiles"]
+    assert rows and all(row["ok"] for row in rows)
+
+
 def test_configurations_are_raced_on_a_device_and_stored_here(cli, nodes, tmp_path):
-    words = ["tune", "--op", "block_scale_gemm", "--impl", "plugin.chunked", "--device", "left"]
-    cases = ["--case", "m=4 n=512 k=256", "--budget", "6s", "--per-case", "3s"]
     done = cli(
-        *(*words, *cases, "--out", tmp_path / "tuned", "--journal", tmp_path / "run"),
-        *("--json", tmp_path / "rows.json", "--cluster", nodes.address),
-        RAY_AUTH_MODE="disabled",
-        KERNEL_BENCH_PLUGINS=SUPPORT / "chunked_kernels.py",
-        KERNEL_BENCH_TUNED=tmp_path,
-        FAULTS="",
-    )
+        *("tune", "--op", "block_scale_gemm", "--impl", "plugin.chunked", "--device", "left"),
+        *("--case", "m=4 n=512 k=256", "--budget", "5m", "--per-case", "1s", "--cluster", nodes.address),
+        *("--out", tmp_path / "tuned", "--journal", tmp_path / "run", "--json", tmp_path / "rows.json"),
+        RAY_AUTH_MODE="disabled", KERNEL_BENCH_PLUGINS=SUPPORT / "chunked_kernels.py",
+        KERNEL_BENCH_TUNED=tmp_path, FAULTS="",
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     (device,) = Journal(tmp_path / "run").devices()
     assert device.type == "left"
@@ -127,21 +135,8 @@ def test_configurations_are_raced_on_a_device_and_stored_here(cli, nodes, tmp_pa
     assert stored.exists() == (row["config"] is not None), "only with a verdict"
 
 
-def test_kernels_are_compiled_on_its_cores(command, tmp_path):
-    done = command("compile", "--op", "mla_decode", "--target", "sm_90", "--json", tmp_path / "compiled.json")
-    assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "compiled.json").read_text())["compiles"]
-    assert rows and all(row["ok"] for row in rows)
-
-
-def test_an_address_where_nothing_answers(cli, tmp_path):
-    done = cli("run", "--op", "mla_decode", *TINY, "--cluster", "127.0.0.1:9", "--out", tmp_path / "run")
-    assert error_line(done, code=2).startswith("no Ray cluster at '127.0.0.1:9': ")
-
-
 LISTENING = """
 import os
-from pathlib import Path
 from harness.cluster.ray_pool import RayPool
 from tests.support.sockets import listening
 
@@ -154,22 +149,8 @@ pool.close()
 def test_a_ray_that_is_started_here_listens_to_this_machine_alone(nodes):
     environment = {name: value for name, value in nodes.environment.items() if name != "RAY_AUTH_MODE"}
     done = subprocess.run(
-        [sys.executable, "-c", LISTENING],
-        cwd=ROOT,
+        [sys.executable, "-c", LISTENING], cwd=ROOT, capture_output=True, text=True, check=False,
         env=environment | {"KERNEL_BENCH_LOCKS": str(nodes.temporary)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "127.0.0.1"]
-
-
-def test_all_devices_of_this_machine(cli, tmp_path: Path):
-    """A local Ray is started, on this machine's own address only."""
-    done = cli("run", "--op", "mla_decode", *TINY, "--cluster", "--out", tmp_path / "run",
-               RAY_ADDRESS="")  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert load(tmp_path / "run")["status"].eq("ok").all()
-    (device,) = Journal(tmp_path / "run").devices()
-    assert device.type == "cpu"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -20,16 +20,15 @@ from harness.results.schema import CaseDone
 from tests.support.paths import ROOT
 from tests.support.ray_nodes import RayNodes
 
-pytestmark = pytest.mark.slow
-pytest.importorskip("ray")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")]
 
 CASES = 30
-QUICK = ["LOOK_S=0.5", "BEAT_S=0.5", "HANG_S=120", "START_S=120"]
+QUICK = ["LOOK_S=0.5", "BEAT_S=0.5", "HANG_S=600", "START_S=600"]
 
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    """A head without a device, and nodes with one each."""
+    """A head without a device, and a node with one."""
     nodes = RayNodes()
     try:
         nodes.start("head")
@@ -41,23 +40,17 @@ def nodes() -> Iterator[RayNodes]:
 
 @pytest.fixture
 def drive(nodes: RayNodes, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a driver of a made-up run of so many cases; none outlives its test."""
+    """Starts a driver of a made-up run; none outlives its test."""
     drivers: list[subprocess.Popen[str]] = []
 
-    def start(cases: int = CASES, settings: list[str] = QUICK, name: str = "run", limit: int = 0):
+    def start(settings: list[str] = QUICK, name: str = "run", cases: int = CASES):
         command = [sys.executable, "-m", "tests.support.ray_driver", nodes.address, str(tmp_path / name)]
-        if limit:  # bytes of a file
-            command = ["prlimit", f"--fsize={limit}", *command]
         drivers.append(
             subprocess.Popen(
-                [*command, str(cases), *settings],
-                cwd=ROOT,
-                env=nodes.environment,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
+                [*command, str(cases), *settings], cwd=ROOT, env=nodes.environment, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True,
             )
-        )
+        )  # fmt: skip
         return drivers[-1]
 
     yield start
@@ -74,9 +67,9 @@ def finished(folder: Path) -> list[str]:
         return []
 
 
-def ends(driver: subprocess.Popen[str], within_s: float = 400) -> list[str]:
+def ends(driver: subprocess.Popen[str]) -> list[str]:
     """Its lines."""
-    output, errors = driver.communicate(timeout=within_s)
+    output, errors = driver.communicate(timeout=900)
     assert "Traceback" not in errors, errors
     return output.splitlines()
 
@@ -86,10 +79,9 @@ def begun(place: Path) -> int:
     return len(list(place.glob("*.begun")))
 
 
-def until(condition: Callable[[], bool], within_s: float = 400) -> None:
-    end = time.monotonic() + within_s
+def until(condition: Callable[[], bool]) -> None:
+    """pytest's faulthandler_timeout says where, if it never comes true."""
     while not condition():
-        assert time.monotonic() < end
         time.sleep(0.05)
 
 
@@ -97,51 +89,28 @@ def whole(folder: Path, cases: int = CASES) -> None:
     assert Counter(finished(folder)) == Counter(f"case {i}" for i in range(cases))
 
 
-def test_a_node_that_joins_late_helps(nodes, drive, tmp_path):
+def test_a_node_joins_late_is_killed_in_a_case_and_comes_back(nodes, drive, tmp_path):
     """The first test: the second node is not there yet."""
     driver, hold = drive(), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 3)
-    hold.touch()
-    nodes.start("b", "core", 1)
-    until(lambda: begun(tmp_path) == 2)
-    hold.unlink()
-    lines = ends(driver)
-    whole(tmp_path / "run")
-    assert any(line.endswith(" has joined") for line in lines), lines
-
-
-def test_two_nodes_share_a_run(drive, tmp_path):
-    lines = ends(drive())
-    assert lines == ["opened", "left: 0"]
-    whole(tmp_path / "run")
-    assert len(Journal(tmp_path / "run").devices()) == 2
-
-
-def test_a_node_killed_ten_times_loses_no_case(nodes, drive, tmp_path):
-    draw = random.Random(1)
-    cases, hold = 160, tmp_path / "run.hold"
-    driver = drive(cases)
-    until(lambda: bool(finished(tmp_path / "run")))
-    for kill in range(10):
-        if kill < 2:  # in a case, at any rate
-            hold.touch()
-            until(lambda: begun(tmp_path) == 2 + kill)  # noqa: B023 - called at once
-        else:
-            time.sleep(draw.uniform(0, 2))
-        nodes.kill("b")
-        hold.unlink(missing_ok=True)
+    for nodes_begun in (2, 3):
+        hold.touch()
         nodes.start("b", "core", 1)
+        until(lambda: begun(tmp_path) == nodes_begun)  # noqa: B023 - called at once
+        if nodes_begun == 2:
+            nodes.kill("b")
+        hold.unlink()
     lines = ends(driver)
     assert driver.returncode == 0
-    whole(tmp_path / "run", cases)
+    whole(tmp_path / "run")
+    assert len(Journal(tmp_path / "run").devices()) == 2, "the first b finished nothing"
     lost = [line for line in lines if ": its agent is gone" in line]
-    in_a_case = [line for line in lost if not line.startswith("left out: ")]  # the others had only begun
-    assert in_a_case and all(line.endswith(": given to another device") for line in in_a_case), lines
+    assert lost and all(line.endswith(": given to another device") for line in lost), lines
     assert {*lines} - {*lost} == {"opened", "left: 0"} | {x for x in lines if x.endswith(" has joined")}
 
 
 def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
-    driver, hold = drive(settings=[*QUICK, "HANG_S=20"]), tmp_path / "run.hold"
+    driver, hold = drive([*QUICK, "HANG_S=20"]), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 4)
     hold.touch()
     until(lambda: begun(tmp_path) == 2)
@@ -160,12 +129,18 @@ def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
     assert any(": no sign of life for 20 s, in case " in line for line in lines), lines
 
 
-def test_a_driver_that_is_killed_goes_on_where_it_was(drive, tmp_path):
-    driver, hold = drive(), tmp_path / "run.hold"
+def test_a_second_driver_waits_for_no_device_of_another_and_goes_on_where_that_was_killed(drive, tmp_path):
+    first, hold = drive(), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 6)
     hold.touch()
-    driver.kill()
-    driver.wait()
+    until(lambda: begun(tmp_path) == 2)
+    second = drive(["LOOK_S=0.5", "START_S=4"], "second")
+    lines = ends(second)
+    assert second.returncode == 3
+    assert lines[-1].startswith("error: no device can be measured: ")
+    assert "another driver has the device" in lines[-1]
+    first.kill()
+    first.wait()
     hold.unlink()
     before = finished(tmp_path / "run")
     assert 6 < len(before) < CASES
@@ -174,32 +149,9 @@ def test_a_driver_that_is_killed_goes_on_where_it_was(drive, tmp_path):
     assert finished(tmp_path / "run")[: len(before)] == before
 
 
-def test_a_second_driver_waits_for_no_device_of_another(drive, tmp_path):
-    first, hold = drive(), tmp_path / "run.hold"
-    hold.touch()
-    until(lambda: begun(tmp_path) == 2)
-    second = drive(4, ["LOOK_S=0.5", "START_S=4"], name="second")
-    lines = ends(second)
-    hold.unlink()
-    assert second.returncode == 3
-    assert lines[-1].startswith("error: no device can be measured: ")
-    assert "another driver has the device" in lines[-1]
-    ends(first)
-    whole(tmp_path / "run")
-
-
-def test_a_full_disk_ends_it_in_one_line(drive, tmp_path):
-    driver = drive(limit=20_000)
-    lines = ends(driver)
-    assert driver.returncode == 1
-    assert lines[-1].startswith(f"error: cannot write to {tmp_path}/run/cells.jsonl: ")
-    kept = finished(tmp_path / "run")
-    assert 0 < len(kept) == len(set(kept)) < CASES
-
-
 def test_a_head_that_is_gone_ends_it_in_one_line(nodes, drive, tmp_path):
     """The last test: the cluster is gone with it."""
-    driver = drive(200)
+    driver = drive(cases=200)
     until(lambda: len(finished(tmp_path / "run")) > 6)
     nodes.kill("head")
     lines = ends(driver)

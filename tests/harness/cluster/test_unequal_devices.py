@@ -12,12 +12,14 @@ from harness.cli.run_display import RunDisplay
 from harness.cluster.execute import run_on
 from harness.cluster.orders import Answer
 from harness.page.assemble import assemble
+from harness.page.document import PageSection
 from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Record, Run
 from harness.run.request import Request
 from shapes.case import Case
+from tests.support.page_text import page_text
 from tests.support.simulated_pool import SimulatedPool
 
 CASES = tuple(f"m={m} n=512 k=7168" for m in (16, 32, 64, 128))
@@ -95,35 +97,15 @@ def test_a_kill_after_a_device_s_first_case_leaves_its_calibration(run_with, mon
     assert sorted(made) == [(device, when) for device in "abc" for when in ("first", "last")]
 
 
-def test_one_device_alone_is_not_spoken_of(run_with):
-    printed, folder = run_with("a")
-    assert not any(line.startswith("device") or "devices" in line for line in printed.splitlines())
-    assert [device.name for device in Journal(folder).devices()] == ["a"]
-    page = assemble(inputs([str(folder)]))
-    assert not [chart for chart in page.charts() if chart.title == "Devices"]
-    assert "device" not in {label for case in page.sections[0].sections for label, _ in case.notes}
-
-
-def test_the_page_has_the_devices_and_says_that_sizes_are_of_several(run_with):
-    _, folder = run_with("abc")
-    page = assemble(inputs([str(folder)]))
-    (chart,) = [chart for chart in page.charts() if chart.title == "Devices"]
-    cells = [[getattr(cell, "text", cell) for cell in row.cells] for row in chart.table.rows]
-    assert sorted((row[0], row[4], row[5]) for row in cells) == [
-        (device, when, us)
-        for device, us in (("a", "1000"), ("b", "1000"), ("c", "1300"))
-        for when in ("first", "last")
-    ]
-    assert sum(int(row[2]) for row in cells) == 2 * len(CASES), "cases measured, in both passes' rows"
-    assert {row[8].split()[0] for row in cells if row[0] != "a"} == {"the", "1.300x"}
-    time = next(chart for chart in page.charts() if chart.title.startswith("Time over m"))
-    assert (
-        "3 devices measured its cases; those of their type lie apart: the slowest takes 1.300x"
-        in time.reading
-    )
-    notes = [text for label, text in page.sections[-1].notes if label == "devices"]
-    assert len(notes) == 2 and notes[1].startswith("c lags: 1.300x")
-    measured_by = [
-        text for case in page.sections[0].sections for label, text in case.notes if label == "device"
-    ]
-    assert len(measured_by) == len(CASES)
+@pytest.mark.parametrize("devices", ["a", "abc"])
+def test_the_page_has_the_devices_and_says_that_sizes_are_of_several(run_with, golden, devices):
+    """One device alone is not spoken of."""
+    printed, folder = run_with(devices)
+    assert any(line.startswith("device") for line in printed.splitlines()) == (devices == "abc")
+    (op, *machines) = assemble(inputs([str(folder)])).sections
+    sweeps = [chart for chart in op.charts if chart.title.startswith("Time over m")]
+    shown = [chart for section in machines for chart in section.charts if chart.title == "Devices"]
+    notes = [note for section in (*op.sections, *machines) for note in section.notes if "device" in note[0]]
+    assert bool(shown) == (devices == "abc")
+    text = page_text([PageSection("devices", "Devices", charts=[*sweeps, *shown], notes=notes)])
+    golden(Path(__file__).parent / "snapshots" / f"devices-{devices}.txt", text)

@@ -144,19 +144,6 @@ def test_a_link_opens_the_table_and_marks_its_row(opened, file):
         assert view.errors == []
 
 
-def test_nothing_goes_over_the_edge(fresh):
-    page = fresh.page
-    fresh.drawn()
-    page.evaluate("for (const table of document.querySelectorAll('.numbers')) table.open = true")
-    for width in (380, 1600):
-        page.set_viewport_size({"width": width, "height": 900})
-        assert page.evaluate("document.documentElement.scrollWidth") == width
-        right = "all => Math.max(...all.map(e => e.getBoundingClientRect().right))"
-        assert page.locator("body > *, figure > *, .rows").evaluate_all(right) <= width
-        # What is wider is scrolled to within its box.
-        assert page.locator("#wide .picture").evaluate("e => e.scrollWidth > e.clientWidth")
-
-
 def test_themes_are_readable_and_the_choice_is_kept(opened, file):
     texts = ("body", ".subtitle", "nav a", "figcaption", "tbody .link", ".vega-actions a", "svg.marks text")
     with opened(file, color_scheme="dark") as view:
@@ -184,16 +171,6 @@ def test_names_are_there_for_who_cannot_see(shared):
     assert unnamed == []
 
 
-def test_paper_has_every_chart_and_every_table(opened, file):
-    with opened(file) as view:
-        view.page.evaluate("window.requestIdleCallback = () => {}; dispatchEvent(new Event('beforeprint'))")
-        assert view.page.evaluate("new Promise(done => setTimeout(done)).then(() => 0)") == 0
-        assert view.page.locator("svg.marks").count() == 7
-        assert view.page.locator(".numbers:not([open])").count() == 0
-        view.page.evaluate("dispatchEvent(new Event('afterprint'))")
-        assert view.page.locator(".numbers:not([open])").count() == 1
-
-
 def test_a_chart_that_cannot_be_drawn_says_so_in_its_place(opened, tmp_path):
     page = synthetic()
     good = page.sections[0].charts[0]
@@ -207,7 +184,14 @@ def test_a_chart_that_cannot_be_drawn_says_so_in_its_place(opened, tmp_path):
         assert view.marks(good.anchor) == good.marks
 
 
-def test_the_tables_are_there_without_javascript(opened, file):
+def test_paper_has_every_chart_and_table_and_without_javascript_the_tables_are_there(opened, file):
+    with opened(file) as view:
+        view.page.evaluate("window.requestIdleCallback = () => {}; dispatchEvent(new Event('beforeprint'))")
+        assert view.page.evaluate("new Promise(done => setTimeout(done)).then(() => 0)") == 0
+        assert view.page.locator("svg.marks").count() == 7
+        assert view.page.locator(".numbers:not([open])").count() == 0
+        view.page.evaluate("dispatchEvent(new Event('afterprint'))")
+        assert view.page.locator(".numbers:not([open])").count() == 1
     with opened(file, java_script_enabled=False) as view:
         assert "The charts need JavaScript." in view.page.locator("noscript").text_content()
         assert view.page.get_by_role("button", name="Theme").count() == 0

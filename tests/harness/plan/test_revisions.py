@@ -1,4 +1,5 @@
-"""`compare --revisions`: the kernels of two commits in the same rounds, of a history that is made here."""
+"""`compare --revisions`: the kernels of two commits in the same rounds, of a history that is made here. What
+is found of known times is tested in ../results/test_compare.py."""
 
 from __future__ import annotations
 
@@ -11,114 +12,81 @@ import pytest
 from harness.paths import ROOT
 from harness.results.journal import Journal
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone]
+pytestmark = pytest.mark.slow
 
-WAIT = """
-def _waiting(call, seconds):
-    import time
+ADDED = """
 
-    def waiting():
-        call()
-        time.sleep(seconds)  # not held up by who takes the CPU
+class Steady(NaiveMlaDecode):
+    name = "torch.steady"
+"""
+CHANGED = """
 
-    return waiting
-
-
-class Waiting(NaiveMlaDecode):
-    name = "torch.waiting"
+class Changed(NaiveMlaDecode):
+    name = "torch.changed"
 
     def prepare(self, operands, out):
         prepared = super().prepare(operands, out)
-        prepared.call = _waiting(prepared.call, SECONDS)
-        return prepared
-
-
-class Steady(Waiting):
-    name = "torch.steady"
-
-    def prepare(self, operands, out):
-        prepared = NaiveMlaDecode.prepare(self, operands, out)
-        prepared.call = _waiting(prepared.call, 0.01)
+        prepared.picked = lambda: "COMMIT"
         return prepared
 """
+MOVED = "kernels/mla_decode/providers/torch_eager.py"
+"""Until a commit of 2026-11 implementations lay beside their op's own modules."""
+TINY = (
+    *("--op", "mla_decode", "--device", "cpu", "--threads", "1", "--cache", "warm"),
+    *("--case", "batch=1 ctx=5", "--budget", "5m", "--per-case", "1s"),
+)
+
+
+def git(*words: object) -> str:
+    command = ["git", *map(str, words)]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory) -> Path:
-    """Two commits: torch.waiting takes 3 % longer in the second, torch.steady is as it was."""
+    """Two commits beyond ours: in the second torch.changed is another, and torch.steady is added."""
     folder = tmp_path_factory.mktemp("clone") / "suite"
     git("clone", "-q", "--shared", ROOT, folder)
-    file = folder / "kernels" / "mla_decode" / "providers" / "torch_eager.py"
-    source = file.read_text()
-    for seconds in ("0.0100", "0.0103"):
-        file.write_text(source + WAIT.replace("SECONDS", seconds))
-        git("-C", folder, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", f"waits {seconds}")
+    source = (folder / MOVED).read_text()
+    for commit, added in (("first", ""), ("second", ADDED)):
+        (folder / MOVED).write_text(source + CHANGED.replace("COMMIT", commit) + added)
+        git("-C", folder, "-c", "user.name=t", "-c", "user.email=t@t", "commit", "-qam", commit)
     return folder
 
 
-def git(*words: object) -> None:
-    subprocess.run(["git", *map(str, words)], check=True, capture_output=True)
+@pytest.fixture
+def compare(clone, cli, tmp_path):
+    """Cells by implementation and revision, and all records."""
+
+    def of(one: str, other: str, impl: str):
+        command = [sys.executable, "-m", "harness", "compare", "--revisions", one, other, *TINY]
+        done = subprocess.run(
+            [*command, "--impl", impl, "--out", str(tmp_path / "run")], cwd=clone, env=cli.environment(),
+            capture_output=True, text=True, timeout=900, check=False,
+        )  # fmt: skip
+        assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: one was slower, or seemed so
+        (records,) = Journal(tmp_path / "run").finished().values()
+        return {(c.impl, c.arm.split(" ")[0]): c for c in records if c.kind == "cell"}, records
+
+    return of
 
 
-def compare(clone: Path, cli, *arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "harness", "compare", "--revisions", *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=clone, env=cli.environment(), capture_output=True, text=True, timeout=900, check=False
-    )
+def test_each_revision_runs_its_own_kernels_and_what_it_lacks_costs_only_that(compare):
+    cells, records = compare("HEAD~1", "HEAD", "torch.changed,torch.steady")
+    missing = cells.pop(("torch.steady", "HEAD~1"))
+    said = "there is no torch.steady in this arm's source tree"
+    assert (missing.status, missing.reason) == ("unsupported", said)
+    assert {cell.status for cell in cells.values()} == {"ok"}
+    changed = [cells["torch.changed", arm] for arm in ("HEAD~1", "HEAD")]
+    assert [cell.picked for cell in changed] == ["first", "second"]
+    assert changed[0].source != changed[1].source
+    held = [(v.a, v.b) for v in records if v.kind == "verdict" and v.about == "baseline"]
+    assert any(
+        a.startswith("torch.changed @ HEAD ") and b.startswith("torch.changed @ HEAD~1") for a, b in held
+    ), held
 
 
-TINY = (
-    *("--op", "mla_decode", "--device", "cpu", "--threads", "1"),
-    *("--cache", "warm", "--case", "batch=1 ctx=5"),
-)
-
-
-def test_a_planted_regression_of_3_percent(clone, cli, tmp_path):
-    out = tmp_path / "run"
-    done = compare(clone, cli, "HEAD~1", "HEAD", *TINY, "--impl", "torch.waiting,torch.steady",
-                   "--budget", "40s", "--out", out)  # fmt: skip
-    assert done.returncode == 1, done.stdout + done.stderr
-    assert "1 regressed:" in done.stdout and "torch.waiting @ HEAD" in done.stdout
-    (records,) = Journal(out).finished().values()
-    verdicts = {v.a.split(" @")[0]: v for v in records if v.kind == "verdict" and v.about == "baseline"}
-    assert verdicts["torch.waiting"].verdict == "slower"
-    assert 0.9 < verdicts["torch.waiting"].ratio < 0.99
-    assert verdicts["torch.steady"].verdict != "slower"
-    sources = {(c.impl, c.arm.split(" ")[0]): c.source for c in records if c.kind == "cell"}
-    assert sources["torch.waiting", "HEAD~1"] != sources["torch.waiting", "HEAD"]
-
-
-def test_what_a_revision_lacks_costs_only_that(clone, cli, tmp_path):
-    out = tmp_path / "run"
-    done = compare(clone, cli, "HEAD~2", "HEAD", *TINY, "--impl", "torch.steady,torch.naive",
-                   "--budget", "6s", "--out", out)  # fmt: skip
-    (records,) = Journal(out).finished().values()
-    cells = {(c.impl, c.arm.split(" ")[0]): c for c in records if c.kind == "cell"}
-    missing = cells["torch.steady", "HEAD~2"]
-    assert (missing.status, missing.reason) == (
-        "unsupported", "there is no torch.steady in this arm's source tree"
-    )  # fmt: skip
-    assert cells["torch.naive", "HEAD~2"].status == cells["torch.naive", "HEAD"].status == "ok"
-    assert done.returncode in (0, 1)
-
-
-def test_the_same_commit_is_nothing_to_compare(clone, cli):
-    done = compare(clone, cli, "HEAD", "HEAD~0", *TINY)
-    assert done.returncode == 2
-    assert "are the same commit" in done.stderr
-
-
-MOVED = "kernels/mla_decode/providers/torch_eager.py"
-"""Until a commit of 2026-11 implementations lay beside their op's own modules."""
-
-
-def test_a_commit_before_its_files_were_moved(clone, cli, tmp_path):
-    moved = "log", "-1", "--diff-filter=A", "--format=%H^", "--", MOVED
-    before = subprocess.run(["git", "-C", clone, *moved], capture_output=True, text=True, check=True)
-    out = tmp_path / "run"
-    done = compare(clone, cli, before.stdout.strip(), "HEAD~2", *TINY, "--impl", "torch.naive,torch.sdpa",
-                   "--budget", "8s", "--out", out)  # fmt: skip
-    assert done.returncode in (0, 1), done.stdout + done.stderr
-    (records,) = Journal(out).finished().values()
-    cells = {(c.impl, c.arm): c.status for c in records if c.kind == "cell"}
-    assert len(cells) == 4 and set(cells.values()) == {"ok"}
+def test_a_commit_before_its_files_were_moved(compare, clone):
+    before = git("-C", clone, "log", "-1", "--diff-filter=A", "--format=%H^", "--", MOVED)
+    cells, _ = compare(before, "HEAD~2", "torch.naive")
+    assert len(cells) == 2 and {cell.status for cell in cells.values()} == {"ok"}

@@ -17,6 +17,9 @@ def test_streamed_operands_rotate_past_the_last_level_cache():
     assert found.bytes >= ROTATE_CACHES * 10 * TOUCHED + TOUCHED
     assert found.last_level == 10 * TOUCHED
     assert rotation(OP, SIZES, "serving", TOUCHED // 2).copies == 1
+    assert rotation(OP, SIZES, "serving", 0) == rotation(OP, SIZES, "serving", UNKNOWN_LEVEL)
+    warm = rotation(OP, SIZES, "warm", TOUCHED)
+    assert (warm.copies, warm.enough, warm.why) == (1, False, "one set, over and over, as asked")
 
 
 @pytest.mark.parametrize(("reach", "past"), [(12, 12), (20, 20), (30, 20), (0, 20)])
@@ -24,16 +27,6 @@ def test_they_rotate_no_further_than_was_measured_to_be_enough(reach, past):
     found = rotation(OP, SIZES, "serving", 10 * TOUCHED, reach * TOUCHED)
     assert found.enough
     assert past * TOUCHED <= found.bytes - TOUCHED < (past + 2) * TOUCHED
-
-
-def test_an_unknown_last_level_counts_as_a_large_one():
-    assert rotation(OP, SIZES, "serving", 0) == rotation(OP, SIZES, "serving", UNKNOWN_LEVEL)
-
-
-def test_warm_calls_stay_on_one_set_and_say_so():
-    found = rotation(OP, SIZES, "warm", TOUCHED)
-    assert (found.copies, found.enough) == (1, False)
-    assert found.why == "one set, over and over, as asked"
 
 
 def test_what_touches_too_little_says_how_little():
@@ -73,10 +66,8 @@ def test_memory_bounds_the_sets(room):
     assert found.copies == room
     assert not found.enough
     assert found.why == f"memory holds {room} of the {wanted} sets of operands that it takes"
-
-
-def test_where_memory_holds_none_one_set_is_made_for_the_reason_to_be_found():
-    assert rotation(OP, SIZES, "serving", 10 * TOUCHED, fits=lambda copies: False).copies == 1
+    none = rotation(OP, SIZES, "serving", 10 * TOUCHED, fits=lambda copies: False)
+    assert none.copies == 1, "one is made for the reason to be found"
 
 
 def test_moe_rotates_until_other_experts_were_read():

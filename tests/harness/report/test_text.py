@@ -8,48 +8,36 @@ from harness.report import text
 
 
 @pytest.mark.parametrize(
-    ("value", "wanted"),
-    [(None, ""), (0.5, "0.5 us"), (312.44, "312.4 us"), (48100, "48.1 ms"), (2.5e6, "2.5 s")],
-)
-def test_microseconds_are_given_in_the_unit_that_reads_best(value, wanted):
-    assert text.microseconds(value) == wanted
-
-
-@pytest.mark.parametrize(
-    ("half_width", "wanted"),
-    [(40, 0), (6, 0), (3, 0), (2.4, 1), (1.15, 1), (0.645, 1), (0.09, 2), (0.021, 3), (0.0, 3)],
-)
-def test_a_value_has_the_digits_that_are_known(half_width, wanted):
-    assert text.decimals(half_width) == wanted
-
-
-@pytest.mark.parametrize(
-    ("value", "ends", "wanted"),
+    ("function", "values", "wanted"),
     [
-        (33.41, (32.21, 34.61), ("33.4", "± 1.2")),
-        (163.1, (154, 172), ("163", "± 9")),
-        (334.7, (154.2, 726.6), ("335", "(154 to 727)")),
-        (0.4, (0.1, 40.0), ("0.4", "(0.1 to 40.0)")),
-        (12.3456, (None, None), ("12.35", "")),
+        (text.microseconds, (None,), ""),
+        (text.microseconds, (0.5,), "0.5 us"),
+        (text.microseconds, (312.44,), "312.4 us"),
+        (text.microseconds, (48100,), "48.1 ms"),
+        (text.microseconds, (2.5e6,), "2.5 s"),
+        # The digits that are known, by half an interval.
+        *((text.decimals, (half,), n) for half, n in ((40, 0), (6, 0), (3, 0), (2.4, 1), (1.15, 1))),
+        *((text.decimals, (half,), n) for half, n in ((0.645, 1), (0.09, 2), (0.021, 3), (0.0, 3))),
+        (text.uncertain, (33.41, 32.21, 34.61), ("33.4", "± 1.2")),
+        (text.uncertain, (163.1, 154, 172), ("163", "± 9")),
+        (text.uncertain, (334.7, 154.2, 726.6), ("335", "(154 to 727)")),
+        (text.uncertain, (0.4, 0.1, 40.0), ("0.4", "(0.1 to 40.0)")),
+        (text.uncertain, (12.3456, None, None), ("12.35", "")),
+        (text.uncertain_ratio, (None, None, None), ("?", "")),
+        (text.uncertain_ratio, (1.2345, 1.2, None), ("1.23x", "")),
+        (text.uncertain_ratio, (1.2345, 0.0, float("inf")), ("1.23x", "")),
+        (text.uncertain_ratio, (1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
+        (text.uncertain_ratio, (0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
+        (text.uncertain_ratio, (10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),
+        (text.aligned, (["1.5x", "12x", "", "0.25x"],), [" 1.5x ", "12x   ", "", " 0.25x"]),
+        (text.aligned, ([],), []),
+        # One number where all are alike.
+        *((text.extent, (of,), wanted) for of, wanted in (([3, None, 3.0001], "3"), ([12, 48], "12-48"))),
+        (text.extent, ([None],), ""),
     ],
 )
-def test_an_uncertain_value_stands_with_its_interval(value, ends, wanted):
-    assert text.uncertain(value, *ends) == wanted
-
-
-@pytest.mark.parametrize(
-    ("ratio", "wanted"),
-    [
-        ((None, None, None), ("?", "")),
-        ((1.2345, 1.2, None), ("1.23x", "")),
-        ((1.2345, 0.0, float("inf")), ("1.23x", "")),
-        ((1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
-        ((0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
-        ((10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),
-    ],
-)
-def test_a_ratio_stands_with_its_interval(ratio, wanted):
-    assert text.uncertain_ratio(*ratio) == wanted
+def test_numbers_as_text(function, values, wanted):
+    assert function(*values) == wanted
 
 
 def test_times_of_a_column_share_a_unit_where_that_reads_well():
@@ -59,17 +47,6 @@ def test_times_of_a_column_share_a_unit_where_that_reads_well():
     header, cells = text.time_column([(12.0, 11.0, 13.0), (2.5e6, 2.4e6, 2.6e6)])
     assert header == "time"
     assert [cell.split() for cell in cells] == [["12.0", "us", "±", "1.0"], ["2.50", "s", "±", "0.10"]]
-
-
-def test_points_stand_below_each_other():
-    assert text.aligned(["1.5x", "12x", "", "0.25x"]) == [" 1.5x ", "12x   ", "", " 0.25x"]
-    assert text.aligned([]) == []
-
-
-def test_an_extent_is_one_number_where_all_are_alike():
-    assert text.extent([3, None, 3.0001]) == "3"
-    assert text.extent([12, 48]) == "12-48"
-    assert text.extent([None]) == ""
 
 
 def test_columns_without_anything_are_left_out():

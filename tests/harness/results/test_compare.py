@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from harness.results.comparison import UNKNOWN_SPREAD, compared, means
+from harness.results.comparison import compared, means
 from harness.results.export import session
 from harness.results.journal import Journal
 from harness.results.recorded import incompatibilities, read
@@ -84,44 +83,69 @@ def cell(plan: PlannedCase, name: str, seconds: list[float], source: str) -> Cel
     )  # fmt: skip
 
 
-def compare(a: Path, b: Path):
-    return compared(read(str(a)), read(str(b)))
+NEW = {"triton.x": "new"}
+TWO = {"n1/x": 100.0, "n2/y": 106.0}
+OURS = {"faster": {"triton.x": 1 / 1.08}, "sources": NEW, "seed": 1}
+"""8 % slower, which is told where one device measured both."""
+ONE, OTHER, APART = ({"devices": names} for names in (("n1/x", "n1/x"), ("n2/y", "n2/y"), ("n1/x", "n2/y")))
+AFAR = {"devices": ("n3/z", "n3/z"), "calibrated": {"n3/z": 100.0, "n4/u": 100.0}}
+UNNAMED = {"devices": ("n1/x", ""), "machine": {"uuid": "GPU-1"}}
+
+REPORTS: dict[str, tuple[dict, dict]] = {
+    "a session 1.3 times as slow": ({}, {"drift": 1.3, "seed": 1}),
+    "a planted regression": ({}, OURS | {"drift": 0.9}),
+    "unchanged rows moved as far": (
+        {}, {"faster": {"vllm.vec": 1.2, "triton.x": 1 / 1.1}, "sources": NEW, "seed": 1},
+    ),
+    "a baseline that changed is no anchor": (
+        {}, {"faster": {"torch.sdpa": 2.0}, "sources": {"torch.sdpa": "new"}, "seed": 1},
+    ),
+    "what B lacks": (
+        {}, {"faster": {"vllm.vec": 0.8}, "sources": {"vllm.vec": "new"}, "without": "vllm.amx", "seed": 1},
+    ),
+    "one device measured both": (ONE, ONE | OURS | {"calibrated": TWO}),
+    "another device measured the second case": (ONE, APART | OURS | {"calibrated": TWO}),
+    "calibrated in A": (ONE | {"calibrated": TWO}, OTHER | {"seed": 1}),
+    "no run calibrated both devices": (ONE | {"calibrated": TWO}, AFAR | OURS),
+    "a device without a name is not known to be another": (APART | {"calibrated": TWO}, OURS),
+    "another host of the same GPU": (
+        {"machine": {"uuid": "GPU-1", "host": "one"}}, OURS | {"machine": {"uuid": "GPU-1", "host": "two"}},
+    ),
+    "another GPU of the same host": (
+        {"machine": {"uuid": "GPU-1", "host": "one"}}, OURS | {"machine": {"uuid": "GPU-2", "host": "one"}},
+    ),
+    # Resumed on one machine: the GPU that its provenance names is the first that the cluster had.
+    "of a cluster's run": (UNNAMED, {"machine": {"uuid": "GPU-2"}}),
+}  # fmt: skip
 
 
-def rows(a: Path, b: Path):
-    return {(row.case, row.name): row for row in compare(a, b).rows}
+def test_reports_are_as_committed(here, tmp_path, golden):
+    texts = []
+    for name, (a, b) in REPORTS.items():
+        runs = [record(tmp_path / name / run, **given) for run, given in (("a", a), ("b", b))]
+        done = here("compare", *runs, "--markdown", tmp_path / "report.md")
+        assert done.stderr == ""
+        told = f"{done.stdout}[{done.returncode}]\n"
+        texts.append(f"=== {name}\n{told.replace(str(tmp_path / name), 'FOLDER')}")
+    texts.append(f"=== the last one as Markdown\n{(tmp_path / 'report.md').read_text()}")
+    golden(Path(__file__).parent / "snapshots" / "compared.txt", "\n".join(texts).replace(str(tmp_path), ""))
 
 
-def test_a_slower_session_is_no_regression(tmp_path):
-    """All rows take 1.3 times as long: that is the machine, and is said to be."""
-    found = compare(record(tmp_path / "a"), record(tmp_path / "b", drift=1.3, seed=1))
-    assert not found.regressions
-    assert {row.comparison.verdict for row in found.rows if row.anchor} == {"same"}
-    assert all(row.drift for row in found.rows)
+def both(tmp_path: Path, a: dict, b: dict):
+    runs = [read(str(record(tmp_path / name, **given))) for name, given in (("a", a), ("b", b))]
+    return compared(*runs)
 
 
-def test_a_planted_regression_is_found_unless_unchanged_rows_moved_as_far(tmp_path):
-    a, new = record(tmp_path / "a"), {"triton.x": "new"}
-    b = record(tmp_path / "b", drift=0.9, faster={"triton.x": 1 / 1.08}, sources=new, seed=1)
-    found = compare(a, b)
+def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
+    """The reports above are for people; --json and pages read these."""
+    found = both(tmp_path, ONE, OURS)
     assert [row.name for row in found.regressions] == ["triton.x"] * 2
     assert means(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
     assert found.floor == pytest.approx(0.03), "unchanged rows moved by less than the least floor"
-
-    c = record(tmp_path / "c", faster={"vllm.vec": 1.2, "triton.x": 1 / 1.1}, sources=new, seed=1)
-    found = compare(a, c)
-    assert found.floor == pytest.approx(0.2, abs=0.02)
-    assert not found.regressions, "10 % is within what rows without a change moved by"
-    assert {row.name for row in found.rows if row.drift} == {"vllm.vec"}
-
-
-def test_a_baseline_that_changed_is_no_anchor(tmp_path):
-    a = record(tmp_path / "a")
-    b = record(tmp_path / "b", faster={"torch.sdpa": 2.0}, sources={"torch.sdpa": "new"}, seed=1)
-    found = rows(a, b)
-    assert {row.anchor for row in found.values()} - {""} == {"torch.naive"}
-    assert found[CASES[0], "torch.sdpa"].comparison.verdict == "faster"
-    assert found[CASES[0], "vllm.amx"].comparison.verdict == "same"
+    assert {row.spread for row in found.rows} == {0.0} and not any(row.drift for row in found.rows)
+    (spread,) = spreads(calibrations(TWO))
+    told = both(tmp_path / "other", ONE, OTHER | {"calibrated": TWO})
+    assert {row.spread for row in told.rows} == {spread.most} and spread.most > 0.06
 
 
 @pytest.mark.parametrize(
@@ -145,101 +169,9 @@ def test_runs_of_another_seed_are_refused(tmp_path):
     assert incompatibilities(read(str(a)), read(str(b))) == ["seed differs: 0 and 1"]
 
 
-TWO = {"n1/x": 100.0, "n2/y": 106.0}
-OURS = {"faster": {"triton.x": 1 / 1.08}, "sources": {"triton.x": "new"}, "seed": 1}
-"""8 % slower, which is told where one device measured both."""
-
-
-def regressed(a: Path, b: Path) -> set[str]:
-    return {row.case for row in compare(a, b).regressions}
-
-
-def test_the_spread_of_the_devices_is_added_to_the_floor_of_what_another_measured(tmp_path):
-    """The second case was measured on another device, which takes 6 % longer: 8 % more are within that and
-    the floor between sessions."""
-    a = record(tmp_path / "a", devices=("n1/x", "n1/x"))
-    b = record(tmp_path / "b", devices=("n1/x", "n2/y"), calibrated=TWO, **OURS)
-    found = compare(a, b)
-    (spread,) = spreads(calibrations(TWO))
-    assert {row.case for row in found.regressions} == {CASES[0]}
-    assert {row.spread for row in found.rows if row.case == CASES[0]} == {0.0}
-    assert {row.spread for row in found.rows if row.case == CASES[1]} == {spread.most}
-    assert spread.most > 0.06
-    assert regressed(a, record(tmp_path / "c", devices=("n1/x", "n1/x"), calibrated=TWO, **OURS)) == set(
-        CASES
-    )
-
-
-@pytest.mark.parametrize("where", ["a", "b"])
-def test_either_run_s_calibrations_count(tmp_path, where):
-    runs = [
-        record(tmp_path / name, devices=(device,) * 2, calibrated=TWO if name == where else None)
-        for name, device in (("a", "n1/x"), ("b", "n2/y"))
-    ]
-    (spread,) = spreads(calibrations(TWO))
-    found = compare(*runs)
-    assert {row.spread for row in found.rows} == {spread.most}
-    assert found.notes == [
-        f"device differs: n1/x and n2/y at {CASES[0]} and 1 more of the cases",
-        f"the floor of 2 cases has {spread.most:.1%} more: what devices of type H200 may differ by, "
-        f"calibrated in {tmp_path / where}",
-    ]
-
-
-def test_of_devices_that_no_run_calibrated_together_a_spread_is_assumed(tmp_path):
-    a = record(tmp_path / "a", devices=("n1/x", "n1/x"), calibrated=TWO)
-    b = record(tmp_path / "b", devices=("n3/z", "n3/z"), calibrated={"n3/z": 100.0, "n4/u": 100.0}, **OURS)
-    found = compare(a, b)
-    assert {row.spread for row in found.rows} == {UNKNOWN_SPREAD}
-    assert not found.regressions
-    assert found.notes[-1].endswith("8.0% more: assumed, as no run calibrated both devices")
-
-
-def test_machines_whose_drivers_name_the_device_are_known_apart(tmp_path):
-    """The host of a container is called otherwise each time, its GPU is not."""
-    a = record(tmp_path / "a", machine={"uuid": "GPU-1", "host": "one"})
-    same = record(tmp_path / "b", machine={"uuid": "GPU-1", "host": "two"}, **OURS)
-    other = record(tmp_path / "c", machine={"uuid": "GPU-2", "host": "one"}, **OURS)
-    assert regressed(a, same) == set(CASES)
-    assert regressed(a, other) == set()
-    assert {row.spread for row in rows(a, other).values()} == {UNKNOWN_SPREAD}
-    assert incompatibilities(read(str(a)), read(str(other))) == []
-
-
-def test_what_a_cluster_s_run_measured_without_a_name_is_on_no_known_device(tmp_path):
-    """Resumed on one machine: the GPU that its provenance names is the first that the cluster had."""
-    a = record(tmp_path / "a", devices=("n1/x", ""), machine={"uuid": "GPU-1"})
-    b = record(tmp_path / "b", machine={"uuid": "GPU-2"})
-    assert list(read(str(a)).devices) == [CASES[0]]
-    assert {row.case for row in rows(a, b).values() if row.spread} == {CASES[0]}
-
-
-def test_the_table_says_what_another_device_measured(here, tmp_path):
-    a = record(tmp_path / "a", devices=("n1/x", "n1/x"))
-    b = record(tmp_path / "b", devices=("n1/x", "n2/y"), drift=1.2, calibrated=TWO, seed=1)
-    printed = here("compare", a, b, "--markdown", tmp_path / "report.md").stdout
-    assert f"device differs: n1/x and n2/y at {CASES[1]}\n" in printed
-    (spread,) = spreads(calibrations(TWO))
-    table = (tmp_path / "report.md").read_text()
-    first, second = table.split(CASES[1] + "  (")
-    said = f"another device: floor {spread.most:.1%} higher"
-    assert second.count(said) == len(TIMES) and said not in first
-    assert "machine drift" in first and "machine drift" not in second
-
-
-def test_the_command(here, tmp_path):
-    a = record(tmp_path / "a")
-    slow = record(
-        tmp_path / "b", faster={"vllm.vec": 0.8}, sources={"vllm.vec": "new"}, without="vllm.amx", seed=1
-    )
-    done = here("compare", a, slow, "--markdown", tmp_path / "report.md")
-    assert done.returncode == 1
-    assert "2 regressed: vllm.vec at mla_decode batch=1" in done.stdout
-    assert "vllm.amx at mla_decode batch=1 ctx=5 core: not in B" in done.stdout
-    assert re.search(r"- vllm.vec: B is 0\.(79|80)\dx as fast as A", done.stdout)
-    assert "| implementation" in (tmp_path / "report.md").read_text()
+def test_runs_that_cannot_be_compared_are_when_forced(here, tmp_path):
+    a, other = record(tmp_path / "a"), record(tmp_path / "c", machine={"device": "another"})
     assert here("compare", a, a).returncode == 0
-    other = record(tmp_path / "c", machine={"device": "another"})
     assert "--force marks it" in error_line(here("compare", a, other))
     assert "NOT COMPARABLE, device differs" in here("compare", a, other, "--force").stdout
 

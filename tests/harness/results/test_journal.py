@@ -208,19 +208,6 @@ def test_a_newer_schema_is_refused_and_both_are_named(tmp_path):
             reading()
 
 
-def test_missing_files_are_named(tmp_path):
-    journal = filled(tmp_path / "run", "case a")
-    journal.cells.unlink()
-    with pytest.raises(UsageError, match=r"cannot read .*cells\.jsonl: No such file"):
-        journal.finished()
-    (tmp_path / "run" / "run.json").unlink()
-    with pytest.raises(UsageError, match=r"cannot read .*run\.json: No such file"):
-        journal.run()
-    (tmp_path / "run" / "run.json").mkdir()
-    with pytest.raises(UsageError, match=r"cannot read .*run\.json: Is a directory"):
-        journal.run()
-
-
 # results.load
 
 

@@ -156,10 +156,14 @@ def test_nobody_is_blamed_for_a_worker_that_died(linux):
     [
         ("0::/jobs/one\n", "sys/fs/cgroup/jobs/one", "throttled_usec 5", "throttled_usec 200005"),
         ("0::/jobs/one\n", "sys/fs/cgroup/jobs", "throttled_usec 5", "throttled_usec 200005"),
-        ("4:cpuset:/\n3:cpu,cpuacct:/seen/outside\n", "sys/fs/cgroup/cpu,cpuacct",
-         "throttled_time 0", "throttled_time 200000000"),
+        (
+            "4:cpuset:/\n3:cpu,cpuacct:/seen/outside\n",
+            "sys/fs/cgroup/cpu,cpuacct",
+            "throttled_time 0",
+            "throttled_time 200000000",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_quota_that_held_our_group(linux, group, folder, before, after):
     linux.write("proc/self/cgroup", group)
     linux.write(f"{folder}/cpu.stat", f"nr_periods 7\n{before}\n")

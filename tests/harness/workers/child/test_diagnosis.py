@@ -4,6 +4,7 @@ the sentence has to name its place and its kind."""
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -90,106 +91,100 @@ def test_a_right_output_has_no_diagnosis(name):
     assert "diagnosis" not in report
 
 
-def columns(first: int, second: int, width: int, size: int) -> list[int]:
-    """All columns, two blocks of which are swapped."""
-    order = list(range(size))
-    a, b = slice(first, first + width), slice(second, second + width)
-    order[a], order[b] = order[b], order[a]
-    return order
-
-
-def row_order(count: int) -> list[int]:
-    return [{3: 8, 8: 3}.get(row, row) for row in range(count)]
-
-
-def scaled_rows(out: torch.Tensor) -> torch.Tensor:
-    factors = torch.linspace(0.5, 1.5, len(out)).view(-1, *[1] * (out.ndim - 1)).bfloat16()
-    return out * factors
-
-
-def scaled_columns(out: torch.Tensor) -> torch.Tensor:
-    factors = torch.tensor([2.0, 0.5, 4.0, 0.25])[: out.shape[-1] // 128]
-    return out * factors.repeat_interleave(128).bfloat16()
-
-
-def part(where: Any, change: Callable[[torch.Tensor], torch.Tensor | float]) -> Callable[..., torch.Tensor]:
-    """An output of which a part is another, made of the right output."""
+def part(where: Any, change: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An output a part of which is another, made of the right output."""
 
     def of(right: torch.Tensor) -> torch.Tensor:
         out = right.clone()
-        made = change(right)
-        out[where] = made[where] if isinstance(made, torch.Tensor) and made.shape == out.shape else made
+        out[where] = change(right)
         return out
 
     return of
 
 
-def zero(right: torch.Tensor) -> float:
-    return 0.0
+def zero(where: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return part(where, lambda right: 0.0)
 
 
-NEVER = "are NaN (never written, or computed from NaN), in {row 4}, columns 64..127 (tile 1 of 64)"
-ERRORS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], str, str]] = {
-    "a row": (part(3, lambda out: 2 * out), "factor", ", in {row 3}: doubled: 2 times the reference"),
-    "rows": (part(slice(4, 8), lambda out: 2 * out), "factor", ", in {row 4..7}: doubled: 2 times"),
-    "a tile of 64": (
-        part(np.s_[4:7, ..., 64:128], zero), "", "{row 4..6}, columns 64..127 (tile 1 of 64): all zero"),
-    "a tile of 32": (
-        part(np.s_[4:7, ..., 64:96], zero), "", "{row 4..6}, columns 64..95 (tile 2 of 32): all zero"),
-    "columns": (part(np.s_[4:7, ..., 5:21], zero), "", "{row 4..6}, columns 5..20: all zero"),
-    "a column": (part(np.s_[4:7, ..., 33:34], zero), "", "{row 4..6}, column 33: all zero"),
-    "every 16th": (part(np.s_[4:7, ..., 3::16], zero), "", "{row 4..6}, every 16th column from 3: all zero"),
-    "never written": (part(np.s_[4, ..., 64:128], lambda out: torch.nan), "NaN", NEVER),
-    "infinite": (part(np.s_[4, ..., 7], lambda out: torch.inf), "infinite", "column 7"),
-    "constant": (lambda out: torch.full_like(out, 50.0), "constant", "all 50, as if never written"),
-    "doubled": (lambda out: out * 2.0, "factor", "doubled"),
-    "half": (lambda out: out * 0.5, "factor", "half"),
-    "sign": (lambda out: -out, "factor", "sign flipped"),
-    "1.75": (lambda out: out * 1.75, "factor", ": 1.75 times"),
-    "1.03": (lambda out: out * 1.03125, "factor", ": 1.031 times"),
-    "of rows": (scaled_rows, "factors", "a factor of its own for each row, 0.5 to 1.5 times"),
-    "of columns": (scaled_columns, "factors", "a factor of its own for each 128 columns, 0.25 to 4 times"),
-    "offset": (lambda out: out + 4 * out.abs().mean(), "offset", "more than the reference"),
-    "the next row": (lambda out: out.roll(-1, 0), "moved", "{name} i holds the answer of {name} i+1"),
-    "two rows": (lambda out: out[row_order(len(out))], "swapped", "{name}s 3 and 8 are swapped"),
-    "another row": (part(5, lambda out: out[2]), "moved", "{name} 5 holds the answer of {name} 2"),
-    "one row": (lambda out: out[:1].expand_as(out).clone(), "moved", "they hold the answer of {name} 0"),
-    "8 on": (lambda out: out.roll(-8, -1), "shifted columns", "column c holds the answer of column c+8"),
-    "1 back": (lambda out: out.roll(1, -1), "shifted columns", "column c holds the answer of column c-1"),
-    "neighbours": (
-        lambda out: out[..., torch.arange(out.shape[-1]) ^ 1], "swapped columns",
-        "neighbouring columns are swapped"),
-    "blocks": (
-        lambda out: out[..., columns(64, 96, 32, out.shape[-1])], "swapped columns",
-        "neighbouring blocks of 32 columns are swapped"),
-    "two blocks": (
-        lambda out: out[..., columns(32, 64, 32, out.shape[-1])], "swapped columns",
-        "columns 32..63 and 64..95 are swapped"),
-    "halves": (
-        lambda out: out[..., torch.arange(out.shape[-1]).view(2, -1).T.flatten()], "interleaved columns",
-        "two halves of the columns are interleaved"),
-    "other columns": (
-        part(np.s_[..., 32:64], lambda out: out[..., 64:96]), "shifted columns",
-        "they hold the answer of columns 64..95"),
-}  # fmt: skip
+def order(columns: Callable[[int], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda right: right[..., columns(right.shape[-1])]
+
+
+def swapped(first: int, second: int, size: int) -> list[int]:
+    """All columns, two blocks of 32 of which are in each other's place."""
+    blocks = [list(range(begin, begin + 32)) for begin in range(0, size, 32)]
+    blocks[first], blocks[second] = blocks[second], blocks[first]
+    return [column for block in blocks for column in block]
+
+
+def scaled_rows(right: torch.Tensor) -> torch.Tensor:
+    return right * torch.linspace(0.5, 1.5, len(right)).view(-1, *[1] * (right.ndim - 1)).bfloat16()
+
+
+def scaled_columns(right: torch.Tensor) -> torch.Tensor:
+    factors = torch.tensor([2.0, 0.5, 4.0, 0.25])[: right.shape[-1] // 128]
+    return right * factors.repeat_interleave(128).bfloat16()
+
+
+ERRORS = [
+    (part(3, lambda right: 2 * right[3]), "factor", ", in {row 3}: doubled: 2 times the reference"),
+    (part(np.s_[4:8], lambda right: 2 * right[4:8]), "factor", ", in {row 4..7}: doubled: 2 times"),
+    (zero(np.s_[4:7, ..., 64:128]), "zero", "{row 4..6}, columns 64..127 (tile 1 of 64): all zero"),
+    (zero(np.s_[4:7, ..., 64:96]), "zero", "{row 4..6}, columns 64..95 (tile 2 of 32): all zero"),
+    (zero(np.s_[4:7, ..., 5:21]), "zero", "{row 4..6}, columns 5..20: all zero"),
+    (zero(np.s_[4:7, ..., 33]), "zero", "{row 4..6}, column 33: all zero"),
+    (zero(np.s_[4:7, ..., 3::16]), "zero", "{row 4..6}, every 16th column from 3: all zero"),
+    (
+        part(np.s_[4, ..., 64:128], lambda right: np.nan),
+        "NaN",
+        "are NaN (never written, or computed from NaN)",
+    ),
+    (part(np.s_[4, ..., 64:128], lambda right: np.nan), "NaN", "in {row 4}, columns 64..127 (tile 1 of 64)"),
+    (part(np.s_[4, ..., 7], lambda right: np.inf), "infinite", "column 7"),
+    (part(..., lambda right: 50.0), "constant", "all 50, as if never written"),
+    (lambda right: right * 0.5, "factor", "half"),
+    (lambda right: -right, "factor", "sign flipped"),
+    (lambda right: right * 1.75, "factor", ": 1.75 times"),
+    (lambda right: right * 1.03125, "factor", ": 1.031 times"),
+    (scaled_rows, "factors", "a factor of its own for each row, 0.5 to 1.5 times"),
+    (scaled_columns, "factors", "a factor of its own for each 128 columns, 0.25 to 4 times"),
+    (lambda right: right + 4 * right.abs().mean(), "offset", "more than the reference"),
+    (lambda right: right.roll(-1, 0), "moved", "{name} i holds the answer of {name} i+1"),
+    (part([3, 8], lambda right: right[[8, 3]]), "swapped", "{name}s 3 and 8 are swapped"),
+    (part(5, lambda right: right[2]), "moved", "{name} 5 holds the answer of {name} 2"),
+    (lambda right: right[:1].expand_as(right).clone(), "moved", "they hold the answer of {name} 0"),
+    (lambda right: right.roll(-8, -1), "shifted columns", "column c holds the answer of column c+8"),
+    (lambda right: right.roll(1, -1), "shifted columns", "column c holds the answer of column c-1"),
+    (order(lambda size: np.arange(size) ^ 1), "swapped columns", "neighbouring columns are swapped"),
+    (
+        order(lambda size: swapped(2, 3, size)),
+        "swapped columns",
+        "neighbouring blocks of 32 columns are swapped",
+    ),
+    (order(lambda size: swapped(1, 2, size)), "swapped columns", "columns 32..63 and 64..95 are swapped"),
+    (
+        order(lambda size: np.arange(size).reshape(2, -1).T.flatten()),
+        "interleaved columns",
+        "two halves of the columns are interleaved",
+    ),
+    (
+        part(np.s_[..., 32:64], lambda right: right[..., 64:96]),
+        "shifted columns",
+        "they hold the answer of columns 64..95",
+    ),
+]
 
 
 @each_op
-@pytest.mark.parametrize("error", ERRORS)
-def test_an_error_is_named_with_its_place(name, error):
+@pytest.mark.parametrize(("make", "kind", "text"), ERRORS, ids=[text for *_, text in ERRORS])
+def test_an_error_is_named_with_its_place(name, make, kind, text):
     of = problem(name)
-    make, kind, text = ERRORS[error]
-    if error == "of columns" and of.right.shape[-1] == 128:
+    if make is scaled_columns and of.right.shape[-1] == 128:
         pytest.skip("one block")
     report = of.report(make(of.right))
-    wanted = text.replace("{name}", ROW[name])
-    if "{row " in wanted:
-        before, _, rest = wanted.partition("{row ")
-        numbers, _, after = rest.partition("}")
-        wanted = f"{before}{rows(name, numbers)}{after}"
+    wanted = re.sub(r"\{row (.*?)\}", lambda found: rows(name, found[1]), text.replace("{name}", ROW[name]))
     assert not report["ok"]
-    assert kind in ("", report["diagnosis"]["kind"]), report["reason"]
-    assert wanted in report["reason"], report["reason"]
+    assert (report["diagnosis"]["kind"], wanted in report["reason"]) == (kind, True), report["reason"]
 
 
 @each_op

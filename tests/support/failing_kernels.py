@@ -114,26 +114,27 @@ class WritesOperands(_Failing):
     """Clears the slots that hold no token."""
 
     name = "failing.writes_operands"
-    before = 0
 
     def run(self, prepared):
         prepared.compute()
-        if self.calls > self.before:
-            prepared.operands.kv.nan_to_num_()
+        prepared.operands.kv.nan_to_num_()
 
 
 class WritesOperandsWhenTimed(WritesOperands):
     name = "failing.writes_operands_when_timed"
     runtime = "writer"
-    before = CHECKED
+
+    def run(self, prepared):
+        if self.calls > CHECKED:
+            super().run(prepared)
+        else:
+            prepared.compute()
 
 
 class SharesWithTheWriter(NaiveMlaDecode):
     """Right, in the worker of the one above."""
 
-    name = "failing.shares_with_the_writer"
-    op = "mla_decode"
-    runtime = "writer"
+    op, name, runtime = "mla_decode", "failing.shares_with_the_writer", "writer"
 
 
 class FirstSetOnly(_Failing):
@@ -159,16 +160,6 @@ class NinthSequence(_Failing):
     def run(self, prepared):
         prepared.compute()
         prepared.out[8:] = 0.0
-
-
-class In32Bits(_Failing):
-    """Counts the values of the cache in 32 bits."""
-
-    name = "failing.in_32_bits"
-    batches = (11,)
-
-    def given(self, operands):
-        return operands.replaced(page_table=operands.page_table % ((1 << 32) // operands.kv[0].numel()))
 
 
 class RaisesInPrepare(_Failing):
@@ -211,9 +202,7 @@ class Hangs(RaisesInACall):
 class Beside(NaiveMlaDecode):
     """Right, in the worker of those above, and says what it runs."""
 
-    name = "failing.beside"
-    op = "mla_decode"
-    runtime = "faulty"
+    op, name, runtime = "mla_decode", "failing.beside", "faulty"
 
     def prepare(self, operands, out):
         prepared = super().prepare(operands, out)

@@ -1,5 +1,4 @@
-"""NVML without a GPU: the functions and errors of pynvml.py in nvidia-ml-py 13.615.71 that the monitor
-uses, with its argument checks. What the real one would not take raises here too."""
+"""NVML without a GPU: the functions and errors of pynvml.py in nvidia-ml-py 13.615.71 that the suite uses."""
 
 from __future__ import annotations
 
@@ -31,9 +30,7 @@ class Handle:
     """As c_nvmlDevice_t: to be handed back, and nothing else."""
 
     def __init__(self, uuid: str, name: str = "NVIDIA H100 80GB HBM3", mebibytes: int = 81559) -> None:
-        self.uuid = uuid
-        self.name = name
-        self.mebibytes = mebibytes
+        self.uuid, self.name, self.mebibytes = uuid, name, mebibytes
         self.slices: list[Handle | None] = []
         self.place = (0, 0)
         self.refusal = 0
@@ -56,11 +53,7 @@ class FakeNvml:
         self.asked: set[str] = set()
         self.refused: dict[str, int] = {}
         self.clocks = {1: 1980, 2: 2619}
-        self.reasons = 0
-        self.milliwatts = 512_345
-        self.celsius = 61
-        self.mode = 0
-        self.utilisation = 0
+        self.reasons, self.milliwatts, self.celsius, self.mode, self.utilisation = 0, 512_345, 61, 0, 0
         self.violations = {0: 0, 1: 0}
         self.processes: dict[int, int | None] = {}
         self.samples: list[tuple[int, int, int]] = []
@@ -70,20 +63,39 @@ class FakeNvml:
             if name in self.absent:
                 raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
             if name in self.refused:
-                return self._refuse(name)
+                return lambda *arguments: self._fail(self.refused[name])
         return super().__getattribute__(name)
 
-    def _refuse(self, name: str) -> Any:
-        def refuse(*arguments: Any) -> None:
-            raise NVMLError(self.refused[name])
+    def __getattr__(self, name: str) -> Any:
+        """What a device says of itself now."""
+        said = {
+            "nvmlDeviceGetClockInfo": lambda type: self.clocks[type],
+            "nvmlDeviceGetCurrentClocksEventReasons": lambda: self.reasons,
+            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda: self.reasons,
+            "nvmlDeviceGetTemperature": lambda sensor: self.celsius,
+            "nvmlDeviceGetTemperatureV": lambda sensor: self.celsius,
+            "nvmlDeviceGetPowerUsage": lambda: self.milliwatts,
+            "nvmlDeviceGetComputeMode": lambda: self.mode,
+            "nvmlDeviceGetUtilizationRates": lambda: SimpleNamespace(gpu=self.utilisation, memory=0),
+            "nvmlDeviceGetViolationStatus": lambda policy: SimpleNamespace(
+                referenceTime=0, violationTime=self.violations[policy]
+            ),
+            "nvmlDeviceGetComputeRunningProcesses": lambda: [
+                SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in self.processes.items()
+            ],
+        }
+        if name not in said or name in self.absent:
+            raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
 
-        return refuse
+        def ask(handle: Handle, *arguments: Any) -> Any:
+            assert self.started
+            self.asked.add(handle.uuid)
+            return said[name](*arguments)
 
-    def _device(self, handle: Handle) -> None:
-        assert self.started
-        if not isinstance(handle, Handle):
-            raise TypeError("expected LP_struct_c_nvmlDevice_t")
-        self.asked.add(handle.uuid)
+        return ask
+
+    def _fail(self, code: int) -> Any:
+        raise NVMLError(code)
 
     def nvmlInit(self) -> None:
         self.started = True
@@ -97,10 +109,7 @@ class FakeNvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
         known = [each for handle in self.handles for each in (handle, *handle.slices)]
-        return next((each for each in known if each and each.uuid == uuid), None) or self._absent()
-
-    def _absent(self) -> Handle:
-        raise NVMLError(6)
+        return next((each for each in known if each and each.uuid == uuid), None) or self._fail(6)
 
     def nvmlDeviceGetUUID(self, handle: Handle) -> str:
         return handle.uuid
@@ -109,20 +118,21 @@ class FakeNvml:
         return handle.name
 
     def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> list[int]:
-        if handle.refusal:
-            raise NVMLError(handle.refusal)
-        return [9, 0]
+        return self._fail(handle.refusal) if handle.refusal else [9, 0]
 
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> SimpleNamespace:
         if not handle.mebibytes:
-            raise NVMLError(3)
+            self._fail(3)
         return SimpleNamespace(total=handle.mebibytes << 20, free=(handle.mebibytes - 1000) << 20)
+
+    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
+        return [1, 1] if device.slices else self._fail(3)
 
     def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
         return 7
 
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
-        return (device.slices[index] if index < len(device.slices) else None) or self._absent()
+        return (device.slices[index] if index < len(device.slices) else None) or self._fail(6)
 
     def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int:
         return device.place[0]
@@ -135,62 +145,12 @@ class FakeNvml:
             computeInstanceSliceCount=1, gpuInstanceSliceCount=3, memorySizeMB=device.mebibytes
         )
 
-    def nvmlDeviceGetClockInfo(self, handle: Handle, type: int) -> int:
-        self._device(handle)
-        return self.clocks[type]
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
-        self._device(handle)
-        return self.reasons
-
-    nvmlDeviceGetCurrentClocksThrottleReasons = nvmlDeviceGetCurrentClocksEventReasons
-
-    def nvmlDeviceGetTemperatureV(self, handle: Handle, sensor: int, version: int = 0x100000C) -> int:
-        self._device(handle)
-        assert sensor == self.NVML_TEMPERATURE_GPU
-        return self.celsius
-
-    def nvmlDeviceGetTemperature(self, handle: Handle, sensor: int) -> int:
-        return FakeNvml.nvmlDeviceGetTemperatureV(self, handle, sensor)
-
-    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
-        self._device(handle)
-        return self.milliwatts
-
-    def nvmlDeviceGetComputeMode(self, handle: Handle) -> int:
-        self._device(handle)
-        return self.mode
-
-    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
-        if not device.slices:
-            raise NVMLError(3)
-        return [1, 1]
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> SimpleNamespace:
-        self._device(handle)
-        return SimpleNamespace(gpu=self.utilisation, memory=0)
-
-    def nvmlDeviceGetViolationStatus(self, device: Handle, perfPolicyType: int) -> SimpleNamespace:
-        self._device(device)
-        return SimpleNamespace(referenceTime=0, violationTime=self.violations[perfPolicyType])
-
-    def nvmlDeviceGetComputeRunningProcesses(self, handle: Handle) -> list[SimpleNamespace]:
-        self._device(handle)
-        return [SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in self.processes.items()]
-
     def nvmlSystemGetProcessName(self, pid: int) -> str:
-        if not isinstance(pid, int):
-            raise TypeError("an integer is required")
-        if pid > 100_000:
-            raise NVMLError(6)
-        return "/usr/bin/python3"
+        return "/usr/bin/python3" if pid <= 100_000 else self._fail(6)
 
     def nvmlDeviceGetProcessUtilization(self, handle: Handle, timeStamp: int) -> list[SimpleNamespace]:
         """samples: (pid, microseconds since 1970, per cent of the SMs' time)"""
-        self._device(handle)
         if not isinstance(timeStamp, int):
             raise TypeError("an integer is required")  # c_ulonglong takes no float
-        later = [s for s in self.samples if s[1] > timeStamp]
-        if not later:
-            raise NVMLError(6)
+        later = [s for s in self.samples if s[1] > timeStamp] or self._fail(6)
         return [SimpleNamespace(pid=p, timeStamp=t, smUtil=u, memUtil=0) for p, t, u in later]

@@ -186,9 +186,6 @@ def test_a_device_is_found_by_words_of_its_name(platform, names):
     assert [entry["name"] for entry in datasheets(platform)] == names
 
 
-ENTRY = ("name", "arch", "tflops", "tbps", "memory_gib", "source")
-
-
 @pytest.mark.parametrize(
     ("platform", "tflops", "tbps"),
     [
@@ -214,17 +211,9 @@ def test_a_slice_of_unknown_size_is_held_to_nothing_and_has_ceilings_of_its_own(
     unknown = gpu("NVIDIA H100 80GB HBM3 MIG-aaaa")
     whole = replace(unknown, name="NVIDIA H100 80GB HBM3")
     assert peaks(unknown) is None
-    assert last_level(unknown) == last_level(whole) == 50 * MIB
     keep(whole, 1, Ceilings({"bf16": 9e14}, read=3e12))
     assert stored(whole, 1) is not None
     assert stored(unknown, 1) is stored(replace(whole, memory=9 << 30), 1) is None
-
-
-def test_every_entry_is_whole():
-    for arch in ("sm_90", "sm_100", "sm_103", "gfx942", "gfx950"):
-        for entry in datasheets(Platform("?", arch)):
-            assert set(entry) | {"last_level_mb"} == {*ENTRY, "last_level_mb"}
-            assert entry["tflops"]["fp8"] == pytest.approx(2 * entry["tflops"]["bf16"], rel=2e-3)
 
 
 def test_the_gate_is_as_permissive_as_the_devices_that_it_may_be():
@@ -236,12 +225,18 @@ def test_the_gate_is_as_permissive_as_the_devices_that_it_may_be():
     assert peaks(CPU) is None
 
 
-def test_the_last_level_is_the_larger_of_what_system_and_datasheet_say():
-    unnamed = gpu("ip discovery", "gfx942")
-    assert last_level(unnamed) == 256 * MIB
-    assert last_level(Platform("cuda", "sm_90", name="NVIDIA H200", last_level=99 * MIB)) == 99 * MIB
-    assert last_level(CPU) == 0
-    assert last_level(gpu("NVIDIA B300 SXM6 AC", "sm_103")) == 0, "no source gives it"
+@pytest.mark.parametrize(
+    ("platform", "mebibytes"),
+    [
+        (gpu("ip discovery", "gfx942"), 256),
+        (Platform("cuda", "sm_90", name="NVIDIA H200", last_level=99 * MIB), 99),
+        (gpu("NVIDIA H100 80GB HBM3 MIG-aaaa"), 50),
+        (gpu("NVIDIA B300 SXM6 AC", "sm_103"), 0),  # no source gives it
+        (CPU, 0),
+    ],
+)
+def test_the_last_level_is_the_larger_of_what_system_and_datasheet_say(platform, mebibytes):
+    assert last_level(platform) == mebibytes * MIB
 
 
 @pytest.mark.parametrize(
@@ -266,9 +261,13 @@ def test_a_type_is_the_longest_name_that_fits(name, type):
 def test_a_cache_that_is_claimed_counts_as_far_as_it_reaches():
     host = Platform("cpu", "x86-amx", last_level=480 * MIB)
     known = Ceilings({"bf16": 1e12}, read=1e10, reach=128 * MIB)
-    assert last_level(host) == last_level(host, replace(known, reach=0)) == 480 * MIB
-    assert last_level(host, known) == 128 * MIB
-    assert last_level(replace(host, last_level=32 * MIB), known) == 32 * MIB
+    for platform, ceilings_, reached in (
+        (host, None, 480),
+        (host, replace(known, reach=0), 480),
+        (host, known, 128),
+        (replace(host, last_level=32 * MIB), known, 32),
+    ):
+        assert last_level(platform, ceilings_) == reached * MIB
     assert replace(known, reach=64 * MIB).or_better(known).reach == 128 * MIB
 
 
@@ -464,17 +463,10 @@ def test_products_multiply_what_they_count(small):
         assert small._mm(16, 48, 32, dtype)().shape == (16, 48)
         with contextlib.suppress(RuntimeError, AttributeError):  # oneDNN packs no bf16 for AVX2, say
             assert small._prepacked(16, 48, 32, dtype)().shape == (16, 48)
-    values = small._random(5, 7, dtype="bf16")
-    assert values.shape == (5, 7)
-    assert values.dtype is torch.bfloat16
+    values = small._random(3, MIB // 2, dtype="bf16")
+    assert (values.shape, values.dtype) == ((3, MIB // 2), torch.bfloat16)
     assert values.float().std() > 0.3, "zeros would be faster"
-
-
-def test_random_values_repeat_beyond_a_million(small):
-    values = small._random(3 * MIB // 2, dtype="fp32")
-    assert values.numel() == 3 * MIB // 2
-    assert values[MIB:].equal(values[: MIB // 2])
-    assert values.isfinite().all()
+    assert values.flatten()[MIB:].equal(values.flatten()[: MIB // 2]), "a million, over and over"
 
 
 def test_every_reader_reads_the_whole_buffer_and_every_copy_writes_it(small):
@@ -538,7 +530,6 @@ def test_who_cannot_run_or_would_take_too_long_is_left_out(small):
 @pytest.mark.parametrize(
     ("kind", "share", "last_level", "reach", "mebibytes"),
     [
-        ("cpu", math.inf, 0, 0, 256),
         ("cpu", math.inf, 32 * MIB, 0, 256),
         ("cpu", math.inf, 384 * MIB, 0, 1536),
         ("cpu", math.inf, 384 * MIB, 256 * MIB, 512),

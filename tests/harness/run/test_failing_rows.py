@@ -31,7 +31,6 @@ FAILS = {
         "failing.writes_operands_when_timed changed the operands that it was ",
     ),
     "ninth_sequence": ("wrong", RAGGED),
-    "in_32_bits": ("wrong", f"{RAGGED}with addresses of more than 32 bits: "),
     "raises_in_prepare": ("error", "RuntimeError: no such luck"),
     "unsupported": ("unsupported", "this build has no such kernel"),
     "raises_in_a_call": ("error", "RuntimeError: out of luck"),

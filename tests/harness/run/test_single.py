@@ -62,23 +62,19 @@ def benchmark(monkeypatch, tmp_path, reasons):
     return made, monitor
 
 
-def test_a_disturbed_turn_is_made_again_and_counted(monkeypatch, tmp_path):
-    made, monitor = benchmark(monkeypatch, tmp_path, ["", WHO, WHO, "", ""])
-    assert [made.turn() for _ in range(3)] == [1, 4, 5]
-    assert monitor.log == ["begin", "sample", "end"] * 5
-    assert made.facts(None)["disturbed"] == f"2 of 5 turns: {WHO}"
-
-
-def test_where_most_turns_are_disturbed_they_count(monkeypatch, tmp_path):
-    made, _ = benchmark(monkeypatch, tmp_path, itertools.repeat(WHO))
-    assert made.turn() == ENOUGH_ROUNDS
-    assert made.turn() == ENOUGH_ROUNDS + 1
-
-
-def test_nothing_is_said_of_a_quiet_machine(monkeypatch, tmp_path):
-    made, _ = benchmark(monkeypatch, tmp_path, itertools.repeat(""))
-    made.turn()
-    assert "disturbed" not in made.facts(None)
+@pytest.mark.parametrize(
+    ("reasons", "turns", "said"),
+    [
+        (["", WHO, WHO, "", ""], [1, 4, 5], f"2 of 5 turns: {WHO}"),  # made again
+        ([""] * 3, [1, 2, 3], None),
+        ([WHO] * 99, [ENOUGH_ROUNDS, ENOUGH_ROUNDS + 1], f"31 of 31 turns: {WHO}"),  # they count
+    ],
+)
+def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, reasons, turns, said):
+    made, monitor = benchmark(monkeypatch, tmp_path, reasons)
+    assert [made.turn() for _ in turns] == turns
+    assert monitor.log == ["begin", "sample", "end"] * turns[-1]
+    assert made.facts(None).get("disturbed") == said
 
 
 class Refused(Implementation):

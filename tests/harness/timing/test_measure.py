@@ -277,13 +277,18 @@ def test_who_is_slow_has_its_turn_in_a_round_that_counts():
         ({"a": 1.0, "b": 2.0}, 0.0, {}, SHORT, "tight"),
         ({"a": 1.0, "b": 1.5}, 0.03, {}, SHORT, "clear"),  # though the interval is wide
         ({"a": 1.0, "b": 1.0}, 0.1, {}, SHORT | dict.fromkeys(range(6, 14), 20), "complete"),
-        ({"a": 1.0, "b": 2.0}, 0.0, {"half_width": 0, "blocks": 8, "max_rounds": 3},
-         dict.fromkeys(range(8), 3), "complete"),
+        (
+            {"a": 1.0, "b": 2.0},
+            0.0,
+            {"half_width": 0, "blocks": 8, "max_rounds": 3},
+            dict.fromkeys(range(8), 3),
+            "complete",
+        ),
         # Who is slow is not waited for.
         ({"a": 1.0, "slow": 50.0, "b": 2.0}, 0.03, {"slow": 4.0}, SHORT, "clear"),
     ],
     ids=["tight", "clear", "never", "to the end", "slow"],
-)  # fmt: skip
+)
 def test_measuring_ends(true, own, policy, rounds, stopped):
     found = Machine(true, Noise(own=own)).measured(**policy)
     assert (Counter(found.blocks), found.stopped) == (rounds, stopped)

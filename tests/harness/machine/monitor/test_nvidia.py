@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 
 import pytest
 
 from harness.machine.monitor import gpu, monitor_for
-from harness.machine.monitor.base import Blind, Monitor
-from harness.machine.monitor.nvidia import POLICIES, NvidiaMonitor, open_nvidia
+from harness.machine.monitor.nvidia import NvidiaMonitor, open_nvidia
 from kernels.platform import Platform
-from tests.support.fake_nvml import TEXTS, FakeNvml, Handle
+from tests.harness.machine.monitor.blind import still_works
+from tests.support.fake_nvml import FakeNvml, Handle
 
 H100 = Platform("cuda", "sm_90", "cuda:0", "H100", uuid="GPU-aa")
 MICRO = 1_000_000
@@ -53,7 +52,7 @@ def bench() -> Bench:
     return Bench(FakeNvml())
 
 
-def test_a_quiet_round_and_what_is_recorded_of_it(bench: Bench) -> None:
+def test_a_quiet_round_and_what_is_recorded_of_it(bench):
     assert bench.round({"sm": 1980}, {"sm": 1755}, {"sm": 1830}) == ""
     assert bench.monitor.conditions() == {
         "memory_clock_mhz": {"min": 2619, "median": 2619, "max": 2619},
@@ -68,7 +67,7 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench: Bench) -> None:
     assert bench.monitor.conditions() == {}
 
 
-def test_a_turn_is_read_while_its_calls_run(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_is_read_while_its_calls_run(bench, monkeypatch):
     """After it the device is idle already; a turn too short for that is read then."""
     looked = threading.Event()
     look = bench.monitor._look
@@ -94,14 +93,29 @@ def test_a_clock_that_the_power_cap_held_down_a_moment_before_is_no_fallen_one(b
     assert bench.round({"sm": 1200}) == ""
 
 
-def test_a_clock_below_three_quarters_of_the_highest(bench: Bench) -> None:
-    assert bench.round({"sm": 1980}) == ""
-    assert bench.round({"sm": 1485}) == ""
-    assert bench.round({"sm": 1484}) == "SM clock 1484 MHz, 75% of the 1980 MHz before"
-    assert bench.round({"sm": 1980}) == ""
+@pytest.mark.parametrize(
+    ("turn", "said"),
+    [
+        ({"sm": 1485}, ""),
+        ({"sm": 1484}, "SM clock 1484 MHz, 75% of the 1980 MHz before"),
+        ({"sm": 345, "reasons": IDLE | HW}, ""),  # the clock of a resting device means nothing
+        ({"reasons": HW}, "hardware slowdown seen"),
+        ({"reasons": SW_THERMAL | POWER}, "software thermal slowdown seen"),
+        ({"reasons": HW_THERMAL}, "hardware thermal slowdown seen"),
+        ({"reasons": BRAKE}, "hardware power brake seen"),
+    ],
+)
+def test_one_sample_shows_what_slowed_it(bench, turn, said):
+    quiet = {"sm": 1980, "reasons": 0}
+    assert bench.round(quiet) == ""
+    assert bench.round(quiet, turn, quiet) == said
+    read = bench.monitor.conditions()
+    assert read.get("idle_samples", 0) == ("sm" in turn and turn["sm"] == 345)
+    assert read["sm_clock_mhz"]["min"] == (1980 if turn.get("sm") in (345, None) else turn["sm"])
+    assert bench.round(quiet) == ""
 
 
-def test_a_clock_is_not_held_against_other_work(bench: Bench) -> None:
+def test_a_clock_is_not_held_against_other_work(bench):
     bench.round({"sm": 1980})
     bench.monitor.begin()
     bench.nvml.clocks[1] = 1200
@@ -109,69 +123,38 @@ def test_a_clock_is_not_held_against_other_work(bench: Bench) -> None:
     assert bench.monitor.end() == ""
 
 
-def test_the_clock_of_a_resting_device_means_nothing(bench: Bench) -> None:
-    bench.round({"sm": 1980})
-    assert bench.round({"sm": 345, "reasons": IDLE | HW}) == ""
-    read = bench.monitor.conditions()
-    assert read["sm_clock_mhz"]["min"] == 1980
-    assert (read["samples"], read["idle_samples"]) == (1, 1)
-
-
-def test_a_power_cap_is_recorded_and_no_disturbance(bench: Bench) -> None:
-    bench.round({"sm": 1980})
-    bench.nvml.violations[0] = 0
-
+def counted(bench: Bench, nanoseconds: int, policy: int = 1) -> str:
+    """A second in which a counter of NVML went on by so much."""
     bench.monitor.begin()
     bench.now += 1.0
-    bench.nvml.violations[0] += 900_000_000
-    bench.nvml.reasons, bench.nvml.clocks[1] = POWER, 1200
+    bench.nvml.violations[policy] += nanoseconds
     bench.monitor.sample("product")
-    assert bench.monitor.end() == ""
+    return bench.monitor.end()
+
+
+@pytest.mark.parametrize(
+    ("nanoseconds", "said"),
+    [(9_000_000, ""), (300_000_000, "thermal slowdown for 30% of the round"), (0, "")],
+)
+def test_a_slowdown_between_the_samples_is_in_the_counter(bench, nanoseconds, said):
+    assert counted(bench, nanoseconds) == said
+
+
+def test_a_power_cap_is_recorded_and_no_disturbance(bench):
+    bench.round({"sm": 1980})
+    bench.nvml.reasons, bench.nvml.clocks[1] = POWER, 1200
+    assert counted(bench, 900_000_000, policy=0) == ""
     read = bench.monitor.conditions()
     assert read["slowed_by"] == {"software power cap": 0.5}
     assert read["software_power_cap_percent"]["max"] == pytest.approx(90)
     assert read["sm_clock_mhz"]["min"] == 1200
 
 
-@pytest.mark.parametrize(
-    ("bit", "said"),
-    [
-        (HW, "hardware slowdown seen"),
-        (SW_THERMAL, "software thermal slowdown seen"),
-        (HW_THERMAL, "hardware thermal slowdown seen"),
-        (BRAKE, "hardware power brake seen"),
-    ],
-)
-def test_slowdowns_seen_in_one_sample(bench: Bench, bit: int, said: str) -> None:
-    assert bench.round({"reasons": 0}, {"reasons": bit | POWER}, {"reasons": 0}) == said
-    assert bench.round({"reasons": 0}) == ""
-
-
-def test_a_slowdown_between_the_samples_is_in_the_counter(bench: Bench) -> None:
-    for nanoseconds, said in (
-        (9_000_000, ""),
-        (300_000_000, "thermal slowdown for 30% of the round"),
-        (0, ""),
-    ):
-        bench.monitor.begin()
-        bench.now += 1.0
-        bench.nvml.violations[1] += nanoseconds
-        bench.monitor.sample("product")
-        assert bench.monitor.end() == said
-
-
 def test_what_cannot_be_read_is_said_and_the_rest_is_judged() -> None:
     """As on a MIG device."""
     nvml = FakeNvml()
-    nvml.refused |= dict.fromkeys(
-        (
-            "nvmlDeviceGetClockInfo",
-            "nvmlDeviceGetViolationStatus",
-            "nvmlDeviceGetProcessUtilization",
-            "nvmlDeviceGetUtilizationRates",
-        ),
-        3,
-    )
+    for what in ("ClockInfo", "ViolationStatus", "ProcessUtilization", "UtilizationRates"):
+        nvml.refused[f"nvmlDeviceGet{what}"] = 3
     bench = Bench(nvml)
     assert bench.round({"reasons": HW_THERMAL}) == "hardware thermal slowdown seen"
     unread = bench.monitor.conditions()["not_read"]
@@ -183,7 +166,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_judged() -> None:
     assert shown["slowed by"] == "hardware thermal slowdown"
 
 
-def test_where_idleness_is_not_told_a_clock_is_not_judged() -> None:
+def test_where_idleness_is_not_told_a_clock_is_not_judged():
     nvml = FakeNvml(absent=("nvmlDeviceGetCurrentClocksThrottleReasons",))
     nvml.refused["nvmlDeviceGetCurrentClocksEventReasons"] = 3
     bench = Bench(nvml)
@@ -193,39 +176,59 @@ def test_where_idleness_is_not_told_a_clock_is_not_judged() -> None:
     assert "samples" not in read
 
 
-def test_an_older_driver_has_only_the_older_functions() -> None:
-    nvml = FakeNvml()
+def test_older_drivers_and_libraries_have_fewer_functions():
+    nvml = FakeNvml(absent=("nvmlDeviceGetViolationStatus",))
     newer = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV")
     nvml.refused |= dict.fromkeys(newer, 13)
     bench = Bench(nvml)
-    assert bench.round({"reasons": HW_THERMAL}) == "hardware thermal slowdown seen"
+    assert bench.round({"reasons": SW_THERMAL}) == "software thermal slowdown seen"
     read = bench.monitor.conditions()
     assert read["temperature_c"]["max"] == 61
-    assert "not_read" not in read
+    assert read["not_read"]["thermal slowdown counter"] == "nvidia-ml-py has no nvmlDeviceGetViolationStatus"
 
 
-def test_a_library_without_counters_still_has_the_samples() -> None:
-    bench = Bench(FakeNvml(absent=("nvmlDeviceGetViolationStatus",)))
-    assert bench.round({"reasons": SW_THERMAL}) == "software thermal slowdown seen"
-    why = bench.monitor.conditions()["not_read"]["thermal slowdown counter"]
-    assert why == "nvidia-ml-py has no nvmlDeviceGetViolationStatus"
-
-
-def test_a_foreign_process_that_ran_in_the_round() -> None:
+@pytest.mark.parametrize(
+    ("before", "present", "ran", "said"),
+    [
+        (
+            [900],
+            [11, 12],
+            {11: 70, 12: 60, 900: 34},
+            "process 900, not ours, ran on cuda:0 (34 % of the SMs' time)",
+        ),
+        ([], [11, 901], {901: 50}, "process 901, not ours, ran on cuda:0 (50 % of the SMs' time)"),
+        # In a container our 11 and 12 are the host's 5011 and 5012; 900 was there before us.
+        ([900], [5011, 5012], {5011: 40, 5012: 40}, ""),
+        (
+            [900],
+            [5011, 5012],
+            {5011: 40, 900: 40},
+            "process 900, not ours, ran on cuda:0 (40 % of the SMs' time)",
+        ),
+        (
+            [900],
+            [5011, 5012],
+            {5011: 40, 5012: 40, 5013: 40},
+            "3 processes ran on cuda:0: 1 more than we have",
+        ),
+    ],
+)
+def test_a_foreign_process_that_ran_in_the_round(before, present, ran, said):
     nvml = FakeNvml()
-    nvml.processes = {900: 2 << 30}
+    nvml.processes = dict.fromkeys(before, 2 << 30)
     bench = Bench(nvml)
     bench.ran(900, 80)  # before the round: no matter
     bench.now += 1.0
-    bench.nvml.processes = {900: 2 << 30, 11: 1 << 30, 12: 1 << 30}
+    nvml.processes |= dict.fromkeys(present, 1)
     bench.monitor.begin()
     bench.now += 1.0
-    for pid, percent in ((11, 70), (12, 60), (900, 5), (900, 34)):
+    for pid, percent in ran.items():
+        bench.ran(pid, 5)
         bench.ran(pid, percent)
-    assert bench.monitor.end() == "process 900, not ours, ran on cuda:0 (34 % of the SMs' time)"
+    assert bench.monitor.end() == said
 
 
-def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance() -> None:
+def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance():
     nvml = FakeNvml()
     nvml.processes = {900: 3 << 29, 200_000: None}
     nvml.utilisation = 37
@@ -243,33 +246,7 @@ def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance() -> Non
     assert bench.monitor.end() == ""
 
 
-def test_a_newcomer_is_foreign_where_the_driver_numbers_as_we_do(bench: Bench) -> None:
-    bench.nvml.processes = {11: 1, 901: 1}
-    bench.monitor.begin()
-    bench.now += 1.0
-    bench.ran(901, 50)
-    assert bench.monitor.end() == "process 901, not ours, ran on cuda:0 (50 % of the SMs' time)"
-
-
-def test_in_a_container_ours_go_by_other_numbers() -> None:
-    """Our 11 and 12 are the host's 5011 and 5012; 900 was there before us."""
-    nvml = FakeNvml()
-    nvml.processes = {900: 1 << 30}
-    bench = Bench(nvml)
-    nvml.processes = {900: 1 << 30, 5011: 1, 5012: 1}
-    for ran, said in (
-        ((5011, 5012), ""),
-        ((5011, 900), "process 900, not ours, ran on cuda:0 (40 % of the SMs' time)"),
-        ((5011, 5012, 5013), "3 processes ran on cuda:0: 1 more than we have"),
-    ):
-        bench.monitor.begin()
-        bench.now += 1.0
-        for pid in ran:
-            bench.ran(pid, 40)
-        assert bench.monitor.end() == said
-
-
-def test_a_worker_that_died_in_the_round_was_ours(bench: Bench) -> None:
+def test_a_worker_that_died_in_the_round_was_ours(bench):
     bench.nvml.processes = {11: 1, 12: 1}
     bench.monitor.begin()
     bench.now += 1.0
@@ -303,48 +280,15 @@ def test_a_device_is_watched_by_its_uuid_whatever_its_number(uuid: str) -> None:
 )
 def test_a_device_that_nvml_does_not_know(uuid: str, reason: str) -> None:
     monitor = open_nvidia(Platform("cuda", "sm_90", "cuda:1", uuid=uuid), list, FakeNvml())
-    assert isinstance(monitor, Blind)
-    assert monitor.reason == reason
+    still_works(monitor, reason)
 
 
-def still_works(monitor: Monitor, reason: str) -> None:
-    monitor.begin()
-    monitor.sample("anything")
-    assert monitor.end() == ""
-    assert monitor.blocked() == ""
-    assert monitor.before() == [f"clocks not read: {reason}"]
-    assert monitor.conditions() == {"not_read": {"clocks": reason}}
-    assert monitor.readable() == {"clocks": f"not readable: {reason}"}
-
-
-def test_without_the_library_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_run_goes_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     still_works(monitor_for(H100, list), "nvidia-ml-py is not installed")
 
 
-def test_without_a_driver_the_run_goes_on() -> None:
+def test_without_a_driver_the_run_goes_on():
     nvml = FakeNvml()
     nvml.refused["nvmlInit"] = 9
     still_works(open_nvidia(H100, list, nvml), "NVML: Driver Not Loaded")
-
-
-def test_the_fake_takes_what_the_real_library_takes() -> None:
-    pynvml = pytest.importorskip("pynvml")
-    for name in dir(FakeNvml):
-        if name.startswith("NVML_"):
-            assert getattr(FakeNvml, name) == getattr(pynvml, name)
-        # Those that go with CUDA 14 may be gone.
-        elif name.startswith("nvml") and hasattr(pynvml, name):
-            real = inspect.signature(getattr(pynvml, name)).parameters
-            assert list(inspect.signature(getattr(FakeNvml, name)).parameters)[1:] == list(real), name
-    assert {pynvml.NVML_PERF_POLICY_POWER, pynvml.NVML_PERF_POLICY_THERMAL} == set(POLICIES)
-    assert pynvml.nvmlClocksEventReasonGpuIdle == IDLE
-    for bit, name in (
-        (POWER, "SwPowerCap"),
-        (HW, "HwSlowdown"),
-        (SW_THERMAL, "SwThermalSlowdown"),
-        (HW_THERMAL, "HwThermalSlowdown"),
-        (BRAKE, "HwPowerBrakeSlowdown"),
-    ):
-        assert getattr(pynvml, f"nvmlClocksEventReason{name}") == bit
-    assert set(TEXTS.items()) <= set(pynvml.NVMLError._errcode_to_string.items())

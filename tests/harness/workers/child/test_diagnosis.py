@@ -4,10 +4,12 @@ the sentence has to name its place and its kind."""
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -89,37 +91,107 @@ def test_a_right_output_has_no_diagnosis(name):
     assert "diagnosis" not in report
 
 
-# Where
+def part(where: Any, change: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """An output a part of which is another, made of the right output."""
+
+    def of(right: torch.Tensor) -> torch.Tensor:
+        out = right.clone()
+        out[where] = change(right)
+        return out
+
+    return of
+
+
+def zero(where: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    return part(where, lambda right: 0.0)
+
+
+def order(columns: Callable[[int], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda right: right[..., columns(right.shape[-1])]
+
+
+def swapped(first: int, second: int, size: int) -> list[int]:
+    """All columns, two blocks of 32 of which are in each other's place."""
+    blocks = [list(range(begin, begin + 32)) for begin in range(0, size, 32)]
+    blocks[first], blocks[second] = blocks[second], blocks[first]
+    return [column for block in blocks for column in block]
+
+
+def scaled_rows(right: torch.Tensor) -> torch.Tensor:
+    return right * torch.linspace(0.5, 1.5, len(right)).view(-1, *[1] * (right.ndim - 1)).bfloat16()
+
+
+def scaled_columns(right: torch.Tensor) -> torch.Tensor:
+    factors = torch.tensor([2.0, 0.5, 4.0, 0.25])[: right.shape[-1] // 128]
+    return right * factors.repeat_interleave(128).bfloat16()
+
+
+ERRORS = [
+    (part(3, lambda right: 2 * right[3]), "factor", ", in {row 3}: doubled: 2 times the reference"),
+    (part(np.s_[4:8], lambda right: 2 * right[4:8]), "factor", ", in {row 4..7}: doubled: 2 times"),
+    (zero(np.s_[4:7, ..., 64:128]), "zero", "{row 4..6}, columns 64..127 (tile 1 of 64): all zero"),
+    (zero(np.s_[4:7, ..., 64:96]), "zero", "{row 4..6}, columns 64..95 (tile 2 of 32): all zero"),
+    (zero(np.s_[4:7, ..., 5:21]), "zero", "{row 4..6}, columns 5..20: all zero"),
+    (zero(np.s_[4:7, ..., 33]), "zero", "{row 4..6}, column 33: all zero"),
+    (zero(np.s_[4:7, ..., 3::16]), "zero", "{row 4..6}, every 16th column from 3: all zero"),
+    (
+        part(np.s_[4, ..., 64:128], lambda right: np.nan),
+        "NaN",
+        "are NaN (never written, or computed from NaN)",
+    ),
+    (part(np.s_[4, ..., 64:128], lambda right: np.nan), "NaN", "in {row 4}, columns 64..127 (tile 1 of 64)"),
+    (part(np.s_[4, ..., 7], lambda right: np.inf), "infinite", "column 7"),
+    (part(..., lambda right: 50.0), "constant", "all 50, as if never written"),
+    (lambda right: right * 0.5, "factor", "half"),
+    (lambda right: -right, "factor", "sign flipped"),
+    (lambda right: right * 1.75, "factor", ": 1.75 times"),
+    (lambda right: right * 1.03125, "factor", ": 1.031 times"),
+    (scaled_rows, "factors", "a factor of its own for each row, 0.5 to 1.5 times"),
+    (scaled_columns, "factors", "a factor of its own for each 128 columns, 0.25 to 4 times"),
+    (lambda right: right + 4 * right.abs().mean(), "offset", "more than the reference"),
+    (lambda right: right.roll(-1, 0), "moved", "{name} i holds the answer of {name} i+1"),
+    (part([3, 8], lambda right: right[[8, 3]]), "swapped", "{name}s 3 and 8 are swapped"),
+    (part(5, lambda right: right[2]), "moved", "{name} 5 holds the answer of {name} 2"),
+    (lambda right: right[:1].expand_as(right).clone(), "moved", "they hold the answer of {name} 0"),
+    (lambda right: right.roll(-8, -1), "shifted columns", "column c holds the answer of column c+8"),
+    (lambda right: right.roll(1, -1), "shifted columns", "column c holds the answer of column c-1"),
+    (order(lambda size: np.arange(size) ^ 1), "swapped columns", "neighbouring columns are swapped"),
+    (
+        order(lambda size: swapped(2, 3, size)),
+        "swapped columns",
+        "neighbouring blocks of 32 columns are swapped",
+    ),
+    (order(lambda size: swapped(1, 2, size)), "swapped columns", "columns 32..63 and 64..95 are swapped"),
+    (
+        order(lambda size: np.arange(size).reshape(2, -1).T.flatten()),
+        "interleaved columns",
+        "two halves of the columns are interleaved",
+    ),
+    (
+        part(np.s_[..., 32:64], lambda right: right[..., 64:96]),
+        "shifted columns",
+        "they hold the answer of columns 64..95",
+    ),
+]
 
 
 @each_op
-@pytest.mark.parametrize(
-    ("first", "last", "text"),
-    [(3, 3, "3"), (4, 7, "4..7")],
-)
-def test_rows_are_named(name, first, last, text):
+@pytest.mark.parametrize(("make", "kind", "text"), ERRORS, ids=[text for *_, text in ERRORS])
+def test_an_error_is_named_with_its_place(name, make, kind, text):
     of = problem(name)
-    kind, said = of.said(changed(of, lambda out: out[first : last + 1].mul_(2)))
-    assert kind == "factor"
-    assert f"rows are off, in {rows(name, text)}: doubled: 2 times the reference" in said
+    if make is scaled_columns and of.right.shape[-1] == 128:
+        pytest.skip("one block")
+    report = of.report(make(of.right))
+    wanted = re.sub(r"\{row (.*?)\}", lambda found: rows(name, found[1]), text.replace("{name}", ROW[name]))
+    assert not report["ok"]
+    assert (report["diagnosis"]["kind"], wanted in report["reason"]) == (kind, True), report["reason"]
 
 
 @each_op
-@pytest.mark.parametrize(
-    ("columns", "text"),
-    [
-        (slice(64, 128), "columns 64..127 (tile 1 of 64)"),
-        (slice(64, 96), "columns 64..95 (tile 2 of 32)"),
-        (slice(5, 21), "columns 5..20"),
-        (slice(33, 34), "column 33"),
-        (slice(3, None, 16), "every 16th column from 3"),
-    ],
-)
-def test_columns_and_tiles_are_named(name, columns, text):
+@pytest.mark.parametrize("factor", [2.0, 1.03125])
+def test_a_factor_is_told(name, factor):
     of = problem(name)
-    out = changed(of, lambda out: out[4:7, ..., columns].zero_())
-    _, said = of.said(out)
-    assert f"{rows(name, '4..6')}, {text}: all zero" in said, said
+    assert of.report(of.right * factor)["diagnosis"]["factor"] == pytest.approx(factor, rel=2e-3)
 
 
 @pytest.mark.parametrize("name", ["mla_decode", "mha_prefill"])
@@ -201,84 +273,6 @@ def test_the_worst_element_has_its_place_and_both_values():
 # How
 
 
-@each_op
-def test_what_was_never_written_is_named(name):
-    of = problem(name)
-    kind, said = of.said(changed(of, lambda out: out[4, ..., 64:128].fill_(torch.nan)))
-    assert kind == "NaN"
-    assert said.endswith(f"are NaN (never written, or computed from NaN), in {rows(name, '4')}, "
-                         "columns 64..127 (tile 1 of 64)")  # fmt: skip
-    kind, said = of.said(changed(of, lambda out: out[4, ..., 7].fill_(torch.inf)))
-    assert (kind, "infinite" in said, "column 7" in said) == ("infinite", True, True)
-    kind, said = of.said(torch.full_like(of.right, 50.0))
-    assert (kind, "all 50, as if never written" in said) == ("constant", True)
-
-
-@each_op
-@pytest.mark.parametrize(
-    ("factor", "text"),
-    [
-        (2.0, "doubled"),
-        (0.5, "half"),
-        (-1.0, "sign flipped"),
-        (1.75, ": 1.75 times"),
-        (1.03125, ": 1.031 times"),
-    ],
-)
-def test_a_factor_is_named(name, factor, text):
-    of = problem(name)
-    kind, said = of.said(changed(of, lambda out: out.mul_(factor)))
-    assert kind == "factor"
-    assert text in said
-    assert of.report(of.right * factor)["diagnosis"]["factor"] == pytest.approx(factor, rel=2e-3)
-
-
-@each_op
-def test_factors_of_rows_are_told_from_one(name):
-    of = problem(name)
-    scale = torch.linspace(0.5, 1.5, len(of.right)).view(-1, *[1] * (of.right.ndim - 1)).bfloat16()
-    kind, said = of.said(of.right * scale)
-    assert kind == "factors"
-    assert "a factor of its own for each row, 0.5 to 1.5 times" in said
-
-
-@each_op
-def test_factors_of_blocks_of_columns_are_told_from_one(name):
-    of = problem(name)
-    blocks = of.right.shape[-1] // 128
-    if blocks == 1:
-        pytest.skip("one block")
-    scale = torch.tensor([2.0, 0.5, 4.0, 0.25])[:blocks].repeat_interleave(128).bfloat16()
-    kind, said = of.said(of.right * scale)
-    assert kind == "factors"
-    assert "a factor of its own for each 128 columns, 0.25 to 4 times" in said
-
-
-@each_op
-def test_an_offset_is_named(name):
-    of = problem(name)
-    offset = 4 * float(of.reference.value.abs().mean())
-    kind, said = of.said((of.reference.value + offset).bfloat16())
-    assert kind == "offset"
-    assert "more than the reference" in said
-
-
-@each_op
-def test_rows_in_each_others_place_are_named(name):
-    of = problem(name)
-    row = ROW[name]
-    kind, said = of.said(of.right.roll(-1, 0))
-    assert (kind, f"{row} i holds the answer of {row} i+1" in said) == ("moved", True), said
-    order = list(range(len(of.right)))
-    order[3], order[8] = 8, 3
-    kind, said = of.said(of.right[order])
-    assert (kind, f"{row}s 3 and 8 are swapped" in said) == ("swapped", True), said
-    kind, said = of.said(changed(of, lambda out: out[5].copy_(of.right[2])))
-    assert (kind, f"{row} 5 holds the answer of {row} 2" in said) == ("moved", True), said
-    kind, said = of.said(of.right[:1].expand_as(of.right).clone())
-    assert (kind, f"they hold the answer of {row} 0" in said) == ("moved", True), said
-
-
 def test_of_equal_rows_the_nearest_is_named():
     """All heads give the same where a sequence has one token."""
     value = torch.randn(4, 1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -297,35 +291,6 @@ def test_heads_in_each_others_place_are_named(name):
     order[1], order[3] = 3, 1
     kind, said = of.said(of.right[:, order])
     assert (kind, "in heads 1 and 3: heads 1 and 3 are swapped" in said) == ("swapped", True)
-
-
-def swapped(first: int, second: int, width: int, columns: int) -> list[int]:
-    order = list(range(columns))
-    a, b = slice(first, first + width), slice(second, second + width)
-    order[a], order[b] = order[b], order[a]
-    return order
-
-
-@each_op
-def test_columns_in_each_others_place_are_named(name):
-    of = problem(name)
-    size = of.right.shape[-1]
-    kind, said = of.said(of.right.roll(-8, -1))
-    assert (kind, "column c holds the answer of column c+8" in said) == ("shifted columns", True)
-    kind, said = of.said(of.right.roll(1, -1))
-    assert (kind, "column c holds the answer of column c-1" in said) == ("shifted columns", True)
-    kind, said = of.said(of.right[..., torch.arange(size) ^ 1])
-    assert (kind, "neighbouring columns are swapped" in said) == ("swapped columns", True)
-    kind, said = of.said(of.right[..., swapped(64, 96, 32, size)])
-    assert (kind, "neighbouring blocks of 32 columns are swapped" in said) == ("swapped columns", True)
-    kind, said = of.said(of.right[..., swapped(32, 64, 32, size)])
-    assert (kind, "columns 32..63 and 64..95 are swapped" in said) == ("swapped columns", True), said
-    halves = torch.arange(size).view(2, -1).T.flatten()
-    kind, said = of.said(of.right[..., halves])
-    assert (kind, "two halves of the columns are interleaved" in said) == ("interleaved columns", True)
-    out = changed(of, lambda out: out[..., 32:64].copy_(of.right[..., 64:96]))
-    kind, said = of.said(out)
-    assert (kind, "they hold the answer of columns 64..95" in said) == ("shifted columns", True), said
 
 
 @each_op
@@ -394,19 +359,16 @@ def test_coarse_rounding_is_named(name, format, bits):
 
 
 @each_op
-@pytest.mark.parametrize("sigmas", [2.5, 5, 50, 5000])
+@pytest.mark.parametrize("sigmas", [5, 50, 5000])
 @pytest.mark.parametrize("where", ["everywhere", "row", "tile"])
-@pytest.mark.parametrize("seed", range(2))
-def test_noise_has_no_kind(name, sigmas, where, seed):
+def test_noise_has_no_kind(name, sigmas, where):
     of = problem(name)
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     noise = torch.randn(of.right.shape, generator=generator, dtype=torch.float64)
     part = {"everywhere": ..., "row": (4,), "tile": (slice(4, 8), ..., slice(64, 128))}[where]
     out = of.reference.value.double().clone()
     out[part] += (sigmas * of.reference.sigma * noise)[part]
     report = of.report(out.bfloat16())
-    if report["ok"]:
-        pytest.skip("within the limits")
     assert report["diagnosis"]["kind"] in ("noise", "irregular", "element"), report["reason"]
     if where == "tile" and sigmas >= 20:
         assert "columns 64..127 (tile 1 of 64)" in report["reason"]

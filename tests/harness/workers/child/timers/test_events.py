@@ -40,33 +40,22 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize(("device_s", "host_s"), LAUNCHERS.values(), ids=LAUNCHERS)
-def test_the_time_is_the_device_s_and_the_host_s_is_told_apart(cuda, timer, device_s, host_s):
+def test_the_time_is_the_device_s_the_host_s_is_told_apart_and_sleeps_are_bounded(
+    cuda, timer, device_s, host_s
+):
+    """By twice the time asked for and one launch; so a slow launcher gets fewer calls."""
     program = prepared(timer, Contender(cuda, device_s, host_s))
     assert not program.synchronises
     for _ in range(3):
+        before, started = cuda.slept_s, cuda.now
         turn = timer.turn(program, TURN_S)
         assert turn.seconds == pytest.approx(device_s, rel=1e-9)
         assert turn.host_seconds == pytest.approx(host_s, rel=1e-9)
-
-
-@pytest.mark.parametrize(("device_s", "host_s"), [(5e-6, 5e-6), (40e-6, 10e-6), (2e-3, 10e-6)])
-def test_a_turn_fills_the_time_asked_for_and_little_more(cuda, timer, device_s, host_s):
-    program = prepared(timer, Contender(cuda, device_s, host_s))
-    for _ in range(2):
-        turn = timer.turn(program, TURN_S)
-        assert TURN_S * (1 - 1e-9) <= turn.seconds * turn.calls <= 1.05 * TURN_S + device_s
-
-
-@pytest.mark.parametrize(("device_s", "host_s"), LAUNCHERS.values(), ids=LAUNCHERS)
-def test_a_turn_s_sleeps_are_bounded(cuda, timer, device_s, host_s):
-    """By twice the time asked for and one launch; so a slow launcher gets fewer calls."""
-    program = prepared(timer, Contender(cuda, device_s, host_s))
-    for _ in range(3):
-        before, started = cuda.slept_s, cuda.now
-        turn = timer.turn(program, TURN_S)
         slept = cuda.slept_s - before
         assert slept <= 1.02 * (SLEEPING * TURN_S + MARGIN * host_s)
         assert cuda.now - started <= 1.2 * (slept + turn.seconds * (turn.calls + 1) + host_s) + 0.01
+        if host_s < device_s * 3:  # it fills the time asked for and little more
+            assert TURN_S * (1 - 1e-9) <= turn.seconds * turn.calls <= 1.05 * TURN_S + device_s
 
 
 def test_one_untimed_call_comes_first_and_calls_rotate_on_from_turn_to_turn(cuda, timer):
@@ -100,9 +89,8 @@ def test_who_synchronises_is_found_and_timed_with_its_host_time(cuda, timer, dev
     assert turn.host_seconds == pytest.approx(device_s + host_s, rel=0.1)
 
 
-@pytest.mark.parametrize("host_s", [10e-6, 1e-3, 30e-3, 0.5])
-def test_who_is_only_slow_to_launch_is_not_taken_for_one_who_waits(cuda, timer, host_s):
-    assert not prepared(timer, Contender(cuda, 5e-6, host_s)).synchronises
+def test_who_is_only_slow_to_launch_is_not_taken_for_one_who_waits(cuda, timer):
+    assert not prepared(timer, Contender(cuda, 5e-6, 0.5)).synchronises
 
 
 def test_who_is_slow_at_the_wrong_moment_is_not_taken_for_one_who_waits(cuda, timer):
@@ -168,8 +156,7 @@ def test_a_host_that_became_slower_gets_longer_sleeps(cuda, timer):
     program = prepared(timer, call)
     call.host_s = 100e-6
     turn = timer.turn(program, TURN_S)
-    assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
-    assert turn.host_seconds == pytest.approx(100e-6, rel=1e-9)
+    assert (turn.seconds, turn.host_seconds) == pytest.approx((5e-6, 100e-6), rel=1e-9)
 
 
 @pytest.mark.parametrize("cycles_per_s", [1e8, 1.7e9])
@@ -224,29 +211,24 @@ def test_a_pause_of_the_host_after_a_sample_is_no_work_that_was_left(cuda, pause
     assert next(left, None) is None
 
 
-def test_a_call_that_launches_nothing_on_its_stream_is_told(cuda, timer):
-    aside = cuda.Stream()
-    work = Contender(cuda, 1e-6, 5e-6)
-
-    def call() -> None:
-        with cuda.stream(aside):
-            work()
-
-    with pytest.raises(RuntimeError, match="it launches nothing on its stream"):
-        timer.turn(timer.program([call]), TURN_S)
-
-
-def test_work_on_a_stream_of_its_own_that_nobody_waits_for_is_no_time(cuda, timer):
+@pytest.mark.parametrize(
+    ("here", "reason"),
+    [
+        (False, "it launches nothing on its stream"),
+        (True, "its work went on for .* ms after its calls had ended"),
+    ],
+)
+def test_work_on_a_stream_of_its_own_that_nobody_waits_for_is_no_time(cuda, timer, here, reason):
     """Events on the current stream end before it."""
     aside = cuda.Stream()
     little, much = Contender(cuda, 5e-6, 5e-6), Contender(cuda, 1e-3, 5e-6)
 
     def call() -> None:
-        little()
+        if here:
+            little()
         with cuda.stream(aside):
             much()
 
     call()
-    program = timer.program([call])
-    with pytest.raises(RuntimeError, match=r"its work went on for .* ms after its calls had ended"):
-        timer.turn(program, TURN_S)
+    with pytest.raises(RuntimeError, match=reason):
+        timer.turn(timer.program([call]), TURN_S)

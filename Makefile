@@ -25,7 +25,7 @@ SOURCES = $(wildcard kernels harness shapes tools tests)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help pictures run test test-all lint format set-up set-up-test wheels other-triton clean
+.PHONY: help pictures run test test-all lint format set-up set-up-test set-up-tilelang wheels other-triton clean
 
 help: ## what there is (this list)
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -41,7 +41,7 @@ test: lint ## set up, lint, then the quick tests
 	$(BESIDE) -m "not slow and not alone"
 	$(ALONE) -m "not slow and alone"
 
-test-all: lint other-triton ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
+test-all: lint other-triton set-up-tilelang ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
 	$(BESIDE) -m "$(if $(MARK),($(MARK)) and) not alone"
 	$(ALONE) -m "$(if $(MARK),($(MARK)) and) alone"
 
@@ -63,6 +63,9 @@ wheels: ## what a node without a registry needs: make wheels FOR=3.12, then ther
 
 set-up-test:
 	$(SET_UP) --extra test
+
+set-up-tilelang: set-up-test
+	$(SET_UP) --extra tilelang
 
 other-triton: set-up-test
 	@test -d .other-triton/triton || $(VENV)/bin/python -m pip install -q --no-deps --target .other-triton triton==3.6.0

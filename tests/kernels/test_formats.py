@@ -24,8 +24,6 @@ from kernels.formats import (
 
 np = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
-hypothesis = pytest.importorskip("hypothesis")
-st = hypothesis.strategies
 
 
 def decode(code: int, name: str) -> Fraction | None:
@@ -87,22 +85,24 @@ def random(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
 
 
-def outliers() -> torch.Tensor:
+def with_outliers() -> torch.Tensor:
     x = random(3, 300)
     x[:, ::50] *= 1e4
     return x
 
 
-def zero_blocks() -> torch.Tensor:
+def with_zero_blocks() -> torch.Tensor:
     x = random(4, 384)
     x[:, 128:256] = 0
     x[1] = -0.0
     return x
 
 
-def tiny() -> torch.Tensor:
-    """Blocks whose scale would be subnormal, or zero, and values of x that are subnormal themselves."""
-    return random(6, 256) * 2.0 ** torch.tensor([-110, -117, -120, -126, -133, -149]).unsqueeze(1).double()
+def of_all_sizes() -> torch.Tensor:
+    """Finite fp32 values of any bits, also subnormal ones."""
+    bits = torch.randint(-(2**31), 2**31, (6, 200), generator=torch.Generator().manual_seed(0))
+    x = bits.int().view(torch.float32)
+    return torch.where(x.isfinite(), x, 0.0)
 
 
 def ties(fmt: Fp8Format) -> torch.Tensor:
@@ -122,14 +122,16 @@ def near_largest(fmt: Fp8Format) -> torch.Tensor:
     return x
 
 
+# Blocks whose scale would be subnormal, or zero, and values of x that are subnormal themselves.
+TINY = 2.0 ** torch.tensor([-110, -117, -120, -126, -133, -149]).unsqueeze(1).double()
 INPUTS = {
-    "random": lambda fmt: random(3, 256),
-    "partial": lambda fmt: random(2, 300),
+    "random": lambda fmt: random(2, 300),
     "one": lambda fmt: random(2, 1),
-    "outliers": lambda fmt: outliers(),
-    "zero blocks": lambda fmt: zero_blocks(),
-    "tiny": lambda fmt: tiny().float(),
+    "outliers": lambda fmt: with_outliers(),
+    "zero blocks": lambda fmt: with_zero_blocks(),
+    "tiny": lambda fmt: (random(6, 256) * TINY).float(),
     "large": lambda fmt: random(2, 128).clamp(-3, 3) * 1e38,
+    "all sizes": lambda fmt: of_all_sizes(),
     "ties": ties,
     "near largest": near_largest,
 }
@@ -145,20 +147,22 @@ def same(q: torch.Tensor, scale: torch.Tensor, codes, steps) -> None:
 
 @pytest.mark.parametrize(("name", "scales"), KINDS)
 @pytest.mark.parametrize("text", INPUTS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_activations(text: str, name: str, scales: str, dtype: torch.dtype) -> None:
-    x = INPUTS[text](FORMATS[name]).to(dtype)
-    kept = x.clone()
-    same(*quantise_activations(x, FORMATS[name], scales), *slow_quantise(x.float().numpy(), name, scales, 1))
-    assert torch.equal(x, kept), "changed its input"
+def test_activations(text: str, name: str, scales: str) -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        x = INPUTS[text](FORMATS[name]).to(dtype)
+        kept = x.clone()
+        q, scale = quantise_activations(x, FORMATS[name], scales)
+        same(q, scale, *slow_quantise(x.float().numpy(), name, scales, 1))
+        assert torch.equal(x, kept), "changed its input"
+        assert dequantise_activations(q, scale, torch.float64).isfinite().all()
 
 
 @pytest.mark.parametrize(("name", "scales"), KINDS)
-@pytest.mark.parametrize("shape", [(256, 128), (192, 256), (64, 300), (130, 140)])
+@pytest.mark.parametrize("shape", [(128, 128), (64, 300), (130, 140)])
 def test_weights(shape: tuple[int, int], name: str, scales: str) -> None:
     w = random(*shape)
     w[:, 128:140] *= 1e-4
-    w[100:, 0] *= 1e4
+    w[60:, 0] *= 1e4
     same(*quantise_weights(w, FORMATS[name], scales), *slow_quantise(w.numpy(), name, scales, 128))
 
 
@@ -171,19 +175,6 @@ def test_leading_dimensions(name: str) -> None:
             one_q, one_scale = quantise(w[index], fmt)
             assert torch.equal(q[index].view(torch.uint8), one_q.view(torch.uint8))
             assert torch.equal(scale[index], one_scale)
-
-
-@hypothesis.settings(max_examples=50, deadline=None)
-@hypothesis.given(
-    st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), min_size=1, max_size=140),
-    st.sampled_from(KINDS),
-)
-def test_any_values(values: list[float], kind: tuple[str, str]) -> None:
-    name, scales = kind
-    x = torch.tensor([values])
-    q, scale = quantise_activations(x, FORMATS[name], scales)
-    same(q, scale, *slow_quantise(x.numpy(), name, scales, 1))
-    assert dequantise_activations(q, scale, torch.float64).isfinite().all()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -206,14 +197,6 @@ def test_format_figures() -> None:
         assert (fmt.max, fmt.smallest_subnormal, fmt.smallest_normal) == (values[-1], values[1], values[8])
         info = torch.finfo(fmt.dtype)
         assert (fmt.max, fmt.smallest_normal) == (info.max, info.smallest_normal)
-
-
-def test_fnuz_largest_is_no_nan() -> None:
-    """0x7F and 0xFF are +-240 in e4m3fnuz, NaN in e4m3fn; every block has one."""
-    x = torch.tensor([[240.0, -240.0, 0.0, -0.0]])
-    q, scale = quantise_activations(x, FORMATS["e4m3fnuz"])
-    assert q.view(torch.uint8).tolist() == [[0x7F, 0xFF, 0, 0]]
-    assert torch.equal(dequantise_activations(q, scale), x)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -80,64 +80,47 @@ def source(request, tmp_path_factory) -> LibrarySource:
     return LibrarySource.of(wheel)
 
 
-@pytest.mark.parametrize(
-    ("place", "text"),
-    [
-        ("lib.ops.attention.decode", "(q, kv, *, scale=1.0, **rest)"),
-        ("lib.decode", "(q, kv, *, scale=1.0, **rest)"),
-        ("lib.attend", "(q, kv, *, scale=1.0, **rest)"),
-        ("lib.alias", "(q, kv, *, scale=1.0, **rest)"),
-        ("lib.Wrapper", "(workspace, backend='auto')"),
-        ("lib.ops.attention.Wrapper.run", "(q, out=None)"),
-        ("lib.ops.attention.Wrapper.plan", "(lengths, page=64)"),
-        ("lib.ops.attention.Wrapper.size", "(batch)"),
-        ("lib.ops.attention.Config", "(experts, inplace=...)"),
-        ("lib.ops.attention.Picks", "(weights, ids)"),
-        ("lib.wrapper", "(a, b=1)"),
-        ("lib.again", "(a, b)"),
-        ("lib.fast", "(q, kv, *, page=None)"),
-        ("lib._C.listed", "(a)"),
-    ],
-)
-def test_a_signature_is_read(source, place, text):
-    assert signatures.text(source.signature(place)) == text
+DECODE = "(q, kv, *, scale=1.0, **rest)"
+TOLD = {
+    "lib.ops.attention.decode": DECODE,
+    "lib.decode": DECODE,
+    "lib.attend": DECODE,
+    "lib.alias": DECODE,
+    "lib.Wrapper": "(workspace, backend='auto')",
+    "lib.ops.attention.Wrapper.run": "(q, out=None)",
+    "lib.ops.attention.Wrapper.plan": "(lengths, page=64)",
+    "lib.ops.attention.Wrapper.size": "(batch)",
+    "lib.ops.attention.Config": "(experts, inplace=...)",
+    "lib.ops.attention.Picks": "(weights, ids)",
+    "lib.wrapper": "(a, b=1)",
+    "lib.again": "(a, b)",
+    "lib.fast": "(q, kv, *, page=None)",
+    "lib._C.listed": "(a)",
+    # What is there and does not tell.
+    **dict.fromkeys(
+        ("lib.constant", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.unlisted")
+    ),
+    # What is not there.
+    "lib.missing": NotThere("lib has no missing"),
+    "lib.ops.attention.missing": NotThere("lib.ops.attention has no missing"),
+    "lib.ops.attention.Base.run": NotThere("lib.ops.attention.Base has no run"),
+    "other.missing": NotThere("no module other"),
+}
 
 
-@pytest.mark.parametrize(
-    "place", ["lib.constant", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.unlisted"]
-)
-def test_what_is_there_and_does_not_tell(source, place):
-    assert source.signature(place) is None
+def told(source: LibrarySource, place: str) -> object:
+    """A signature's text; None, or the NotThere that was raised."""
+    try:
+        signature = source.signature(place)
+    except NotThere as gone:
+        return gone
+    return signature and signatures.text(signature)
 
 
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        ("lib.missing", "lib has no missing"),
-        ("lib.ops.attention.missing", "lib.ops.attention has no missing"),
-        ("lib.ops.attention.Base.run", "lib.ops.attention.Base has no run"),
-        ("other.missing", "no module other"),
-    ],
-)
-def test_what_is_not_there(source, place, reason):
-    with pytest.raises(NotThere) as raised:
-        source.signature(place)
-    assert str(raised.value) == reason
-
-
-def test_which_libraries_it_has(source):
+def test_what_a_source_tells(source):
+    found = {place: told(source, place) for place in TOLD}
+    assert {place: repr(what) for place, what in found.items()} == {p: repr(what) for p, what in TOLD.items()}
     assert source.has("lib") and source.has("lib.ops.attention") and not source.has("other")
-
-
-def test_a_part_of_a_namespace_is_not_the_whole(tmp_path):
-    """flash-attn-4 lives in `flash_attn`, which it does not bring."""
-    (tmp_path / "space" / "part").mkdir(parents=True)
-    (tmp_path / "space" / "part" / "__init__.py").write_text("def f(a): ...")
-    source = LibrarySource.of(tmp_path)
-    assert source.has("space.part") and not source.has("space")
-    assert signatures.text(source.signature("space.part.f")) == "(a)"
-    with pytest.raises(NotThere):
-        source.signature("space.other.f")
 
 
 def test_schemas_of_a_compiled_file():
@@ -178,28 +161,37 @@ def read(tmp_path: Path, text: str, **more: str) -> LibrarySource:
     return LibrarySource.of(tmp_path)
 
 
-BRANCHES = """
-    if NEW:
-        def f({new}): {body}
-    else:
-        def f({old}): {body}
-"""
+def branches(new: str, old: str) -> str:
+    return f"if NEW:\n    def f({new}): ...\nelse:\n    def f({old}): ..."
+
+
+def lazy(table: str) -> str:
+    return (
+        f"import importlib\nTABLE = {table}\ndef __getattr__(name):\n    if name not in TABLE:\n"
+        "        raise AttributeError(name)\n    return getattr(importlib.import_module(TABLE[name]), name)"
+    )
+
+
+BOUND = "def bind(*names):\n    globals().update({n: ops[n] for n in names})\n"
+TAKEN = "for name in %s:\n    globals()[name] = getattr(_C, name)"
+KERNELS, GONE = "(q, k=1)", "NotThere"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "wanted"),
     [
-        (BRANCHES.format(new="a", old="b", body="..."), None),
-        (BRANCHES.format(new="a, b=1", old="a, b=1", body="..."), "(a, b=1)"),
-        (BRANCHES.format(new="a", old="*args, **kwargs", body="..."), "(a)"),
+        # A definition among several.
+        (branches("a", "b"), None),
+        (branches("a, b=1", "a, b=1"), "(a, b=1)"),
+        (branches("a", "*args, **kwargs"), "(a)"),
         ("def f(a): ...\nif NEW:\n    def f(a, b): ...", None),
         ("if NEW:\n    def f(a, b): ...\nelse:\n    def f():\n        raise RuntimeError", "(a, b)"),
         ("try:\n    from gone import f\nexcept ImportError:\n    f = None", None),
-        ("try:\n    from .kernels import f\nexcept ImportError:\n    f = None", "(q, k=1)"),
+        ("try:\n    from .kernels import f\nexcept ImportError:\n    f = None", KERNELS),
         ("if HIP:\n    from .kernels import f\nelse:\n    from .others import f", None),
-        ("if HIP:\n    from .kernels import f\nelse:\n    from .kernels import f", "(q, k=1)"),
+        ("if HIP:\n    from .kernels import f\nelse:\n    from .kernels import f", KERNELS),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .others import f\nelse:\n"
-         "    from .kernels import f", "(q, k=1)"),
+         "    from .kernels import f", KERNELS),
         ("@overload\ndef f(a): ...\n@overload\ndef f(b): ...", None),
         ("f = lambda a, b=1: a", "(a, b=1)"),
         ("from functools import partial\nfrom . import kernels\nf = partial(kernels.f, 1, k=2)", "(*, k=2)"),
@@ -208,90 +200,42 @@ BRANCHES = """
         ("f = decorator(lambda a: a)", None),
         ("f = max", None),
         ("f, g = make()", None),
-        ("from . import kernels\nf = kernels.f", "(q, k=1)"),
+        ("from . import kernels\nf = kernels.f", KERNELS),
         ("@compile_ops('module', fc_name='g')\nasync def f(a, /, b): ...", "(a, /, b)"),
         ("def f(a):\n    def f(b): ...", "(a)"),
         ("class f:\n    def __new__(cls, a): ...", None),
         ("class f(Base):\n    def __init__(self, a, *b): ...", "(a, *b)"),
-    ],
-)  # fmt: skip
-def test_a_definition_among_several(tmp_path, text, told):
-    source = read(tmp_path, text, kernels="def f(q, k=1): ...", others="def f(other): ...")
-    signature = source.signature("lib.f")
-    assert (signature and signatures.text(signature)) == told
-
-
-LAZY = """
-    import importlib
-    TABLE = {table}
-    def __getattr__(name):
-        if name not in TABLE:
-            raise AttributeError(name)
-        return getattr(importlib.import_module(TABLE[name]), name)
-"""
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        (LAZY.format(table="{'f': 'lib.kernels'}"), "(q, k=1)"),
-        (LAZY.format(table="{'f': '.kernels:f'}"), "(q, k=1)"),
-        (LAZY.format(table="{'f': ('kernels', 'f')}"), "(q, k=1)"),
-        (LAZY.format(table="{'kernels': ['f', 'g']}"), "(q, k=1)"),
-        (LAZY.format(table="{'f', 'g'}"), None),
+        # A name that is made when it is asked for.
+        (lazy("{'f': 'lib.kernels'}"), KERNELS),
+        (lazy("{'f': '.kernels:f'}"), KERNELS),
+        (lazy("{'f': ('kernels', 'f')}"), KERNELS),
+        (lazy("{'kernels': ['f', 'g']}"), KERNELS),
+        (lazy("{'f', 'g'}"), None),
         ("def __getattr__(name):\n    if name == 'f':\n        from .kernels import f\n        return f\n"
-         "    raise AttributeError", "(q, k=1)"),
+         "    raise AttributeError", KERNELS),
         ("def __getattr__(name):\n    return getattr(inner, name)", None),
-        ("def bind(*names):\n    globals().update({n: ops[n] for n in names})\nbind('f', 'g')", None),
-        ("for name in _C.names:\n    globals()[name] = getattr(_C, name)", None),
-        ("from . import _C\nfor name in dir(_C):\n    globals()[name] = getattr(_C, name)", "(q, k=1)"),
+        (f"{BOUND}bind('f', 'g')", None),
+        (TAKEN % "_C.names", None),
+        (f"from . import _C\n{TAKEN % 'dir(_C)'}", KERNELS),
+        # A name that is gone.
+        (lazy("{'g': 'lib.kernels'}"), GONE),
+        ("def __getattr__(name):\n    raise AttributeError(name)", GONE),
+        ("from .without import *", GONE),
+        ("from .without import f", GONE),
+        ("names = ['f']", GONE),
+        (f"{BOUND}bind('g')", GONE),
+        ("if False:\n    def g(): ...", GONE),
+        ("class g:\n    def f(self): ...", GONE),
     ],
 )  # fmt: skip
-def test_a_name_that_is_made_when_it_is_asked_for(tmp_path, text, told):
-    source = read(tmp_path, text, kernels="def f(q, k=1): ...", _C="def f(q, k=1): ...")
-    signature = source.signature("lib.f")
-    assert (signature and signatures.text(signature)) == told
+def test_a_name_of_a_module(tmp_path, text, wanted):
+    modules = {"kernels": "def f(q, k=1): ...", "_C": "def f(q, k=1): ...", "others": "def f(other): ..."}
+    found = told(read(tmp_path, text, **modules, without="def _f(q): ...\ndef g(q): ..."), "lib.f")
+    assert (GONE if isinstance(found, NotThere) else found) == wanted
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        LAZY.format(table="{'g': 'lib.kernels'}"),
-        "def __getattr__(name):\n    raise AttributeError(name)",
-        "from .kernels import *",
-        "from .kernels import f",
-        "names = ['f']",
-        "def bind(*names):\n    globals().update({n: ops[n] for n in names})\nbind('g')",
-        "if False:\n    def g(): ...",
-        "class g:\n    def f(self): ...",
-    ],
-)
-def test_a_name_that_is_gone(tmp_path, text):
-    source = read(tmp_path, text, kernels="def _f(q): ...\ndef g(q): ...")
-    with pytest.raises(NotThere):
-        source.signature("lib.f")
-
-
-def test_a_star_brings_what_a_module_exports(tmp_path):
-    kernels = "def f(a): ...\ndef _g(b): ...\ndef h(c): ...\n__all__ = ['f']\n__all__ += ['_g']"
-    source = read(tmp_path, "from .kernels import *", kernels=kernels)
-    assert signatures.text(source.signature("lib._g")) == "(b)"
-    plain = read(tmp_path / "plain", "from .kernels import *", kernels="def _g(b): ...\ndef h(c): ...")
-    assert signatures.text(plain.signature("lib.h")) == "(c)"
-    with pytest.raises(NotThere):
-        plain.signature("lib._g")
-
-
-def test_a_module_under_an_older_name(tmp_path):
-    """AITER keeps names of modules that it moved in a table."""
-    source = read(tmp_path, LAZY.format(table="{'older': 'kernels'}"), kernels="def f(q): ...")
-    assert signatures.text(source.signature("lib.older.f")) == "(q)"
-    with pytest.raises(NotThere):
-        source.signature("lib.oldest.f")
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "wanted"),
     [
         ("class C(P):\n    b: int = 1", "(a, b=...)"),
         ("class C(P):\n    a: int = 1", "(a=...)"),
@@ -305,61 +249,72 @@ def test_a_module_under_an_older_name(tmp_path):
         ("class C:\n    a: int\n    def __init__(self, other): ...", "(other)"),
     ],
 )
-def test_the_fields_of_a_dataclass(tmp_path, text, told):
+def test_the_fields_of_a_dataclass(tmp_path, text, wanted):
     parent = "@dataclass\nclass P:\n    a: int\n"
-    signature = read(tmp_path, f"{parent}@dataclasses.dataclass(frozen=True)\n{text}").signature("lib.C")
-    assert (signature and signatures.text(signature)) == told
+    source = read(tmp_path, f"{parent}@dataclasses.dataclass(frozen=True)\n{text}")
+    assert told(source, "lib.C") == wanted
 
 
-def test_fields_by_name_alone(tmp_path):
-    text = (
-        "@dataclass(kw_only=True)\nclass C:\n    a: int = 1\n    b: int\nclass M(BaseModel):\n    c: int = 1"
-    )
-    source = read(tmp_path, text)
-    assert signatures.text(source.signature("lib.C")) == "(*, a=..., b)"
-    assert signatures.text(source.signature("lib.M")) == "(*, c=...)"
+EXPORTS = "def f(a): ...\ndef _g(b): ...\ndef h(c): ...\n__all__ = ['f']\n__all__ += ['_g']"
+CPP = """TORCH_LIBRARY(_C, ops) {
+  ops.def(
+      "scaled(Tensor! out, Tensor a,"
+      "       int[] sizes=[1, 2], *, float? s=None) -> ()");
+  ops.impl("scaled", &scaled);
+}"""
 
 
-def test_members_that_a_module_gives_its_class(tmp_path):
-    """cudnn's front end makes methods of a table."""
-    text = "class C: ...\nfor op, names in {'sdpa': ('q',)}.items():\n    setattr(C, op, make(op, names))"
-    source = read(tmp_path, text)
-    assert source.signature("lib.C.sdpa") is None
-    with pytest.raises(NotThere):
-        source.signature("lib.C.gone")
-
-
-def test_operators_of_torch_by_their_cpp_source(tmp_path):
-    (tmp_path / "csrc").mkdir()
-    (tmp_path / "csrc" / "ops.cpp").write_text(
-        'TORCH_LIBRARY(_C, ops) {\n  ops.def(\n      "scaled(Tensor! out, Tensor a,"\n'
-        '      "       int[] sizes=[1, 2], *, float? s=None) -> ()");\n  ops.impl("scaled", &scaled);\n}'
-    )
-    source = read(tmp_path, "")
-    assert signatures.text(source.signature("lib._C.scaled")) == "(out, a, sizes=[1, 2], *, s=None)"
-    for place in ("lib._C.gone", "lib.scaled"):
-        with pytest.raises(NotThere):
-            source.signature(place)
-
-
-def test_sources_beside_the_folder_of_packages(tmp_path):
-    """`sgl-kernel/csrc` and `sgl-kernel/python/sgl_kernel`."""
-    (tmp_path / "python" / "lib").mkdir(parents=True)
-    (tmp_path / "python" / "lib" / "__init__.py").write_text("f = torch.ops.lib.f")
-    (tmp_path / "csrc").mkdir()
-    (tmp_path / "csrc" / "ops.cc").write_text('m.def("f(Tensor a) -> Tensor");')
+@pytest.mark.parametrize(
+    ("files", "wanted"),
+    [
+        ({"lib/__init__.py": "from .kernels import *", "lib/kernels.py": EXPORTS}, {"lib._g": "(b)"}),
+        (
+            {"lib/__init__.py": "from .kernels import *", "lib/kernels.py": "def _g(b): ...\ndef h(c): ..."},
+            {"lib._g": GONE, "lib.h": "(c)"},
+        ),
+        # AITER keeps names of modules that it moved in a table.
+        (
+            {"lib/__init__.py": lazy("{'older': 'kernels'}"), "lib/kernels.py": "def f(q): ..."},
+            {"lib.older.f": "(q)", "lib.oldest.f": GONE},
+        ),
+        (
+            {"lib/__init__.py": "@dataclass(kw_only=True)\nclass C:\n    a: int = 1\n    b: int\n"
+             "class M(BaseModel):\n    c: int = 1"},
+            {"lib.C": "(*, a=..., b)", "lib.M": "(*, c=...)"},
+        ),
+        # cudnn's front end makes methods of a table.
+        (
+            {"lib/__init__.py": "class C: ...\nfor op, names in {'sdpa': ('q',)}.items():\n"
+             "    setattr(C, op, make(op, names))"},
+            {"lib.C.sdpa": None, "lib.C.gone": GONE},
+        ),
+        (
+            {"lib/__init__.py": "", "csrc/ops.cpp": CPP},
+            {"lib._C.scaled": "(out, a, sizes=[1, 2], *, s=None)", "lib._C.gone": GONE, "lib.scaled": GONE},
+        ),
+        # As `sgl-kernel/csrc` beside `sgl-kernel/python/sgl_kernel`.
+        (
+            {"python/lib/__init__.py": "f = torch.ops.lib.f", "csrc/a.cc": 'm.def("f(Tensor a) -> Tensor");'},
+            {"lib.f": "(a)"},
+        ),
+        # FlashAttention 3 lies in `hopper`, which is a package to Python too.
+        (
+            {"hopper/__init__.py": "", "hopper/setup.py": "", "hopper/attention.py": "def f(a): ..."},
+            {"attention.f": "(a)"},
+        ),
+        ({"__init__.py": "", "setup.py": "", "attention.py": "def f(a): ..."}, {"attention.f": "(a)"}),
+        # flash-attn-4 lives in `flash_attn`, which it does not bring.
+        ({"space/part/__init__.py": "def f(a): ..."}, {"space.part.f": "(a)", "space.other.f": GONE}),
+    ],
+)  # fmt: skip
+def test_a_layout_of_files(tmp_path, files, wanted):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
     source = LibrarySource.of(tmp_path)
-    assert signatures.text(source.signature("lib.f")) == "(a)"
-
-
-def test_a_project_within_a_project(tmp_path):
-    """FlashAttention 3 lies in `hopper`, which is a package to Python too."""
-    hopper = tmp_path / "hopper"
-    hopper.mkdir()
-    for name, text in {"__init__": "", "setup": "", "flash_attn_interface": "def f(a): ..."}.items():
-        (hopper / f"{name}.py").write_text(text)
-    assert signatures.text(LibrarySource.of(tmp_path).signature("flash_attn_interface.f")) == "(a)"
-    assert signatures.text(LibrarySource.of(hopper).signature("flash_attn_interface.f")) == "(a)"
+    found = {place: told(source, place) for place in wanted}
+    assert {place: GONE if isinstance(what, NotThere) else what for place, what in found.items()} == wanted
+    assert not source.has("space")
 
 
 @pytest.mark.parametrize("inside", ["library-1.0/", "library-1.0/python/", "library-1.0.data/purelib/"])
@@ -367,7 +322,7 @@ def test_an_archive_of_a_source(tmp_path, inside):
     with zipfile.ZipFile(tmp_path / "source.zip", "w") as archive:
         archive.writestr(f"{inside}lib/__init__.py", "from .ops import f")
         archive.writestr(f"{inside}lib/ops.py", "def f(a): ...")
-    assert signatures.text(LibrarySource.of(tmp_path / "source.zip").signature("lib.f")) == "(a)"
+    assert told(LibrarySource.of(tmp_path / "source.zip"), "lib.f") == "(a)"
 
 
 def test_a_source_that_cannot_be_read_tells_nothing(tmp_path, recwarn):

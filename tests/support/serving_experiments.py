@@ -91,22 +91,11 @@ class Doubles:
             {"block": b, "round": r, "base": 0.1, name: 0.1 + (change + 0.01 * (b + r % 2)) / 1e3}
             for b, r in itertools.product(range(2), range(3))
         )
-        arms = {
-            "base": ReplayArm(chosen=dict(base), classes={OP[name]: 5.0, "copy": 1.0}),
-            name: ReplayArm(
-                chosen=dict(chosen), cold=change, warm=3 * change, classes={OP[name]: 5.0 + change}
-            ),
-        }
-        return Replay(
-            created="",
-            command=(),
-            step={},
-            launch="eager",
-            threads=1,
-            base="base",
-            arms=arms,
-            samples=samples,
-        )
+        took = {OP[name]: 5.0 + change}
+        swapped = ReplayArm(chosen=dict(chosen), cold=change, warm=3 * change, classes=took)
+        arms = {"base": ReplayArm(chosen=dict(base), classes={OP[name]: 5.0, "copy": 1.0}), name: swapped}
+        return Replay(created="", command=(), step={}, launch="eager", threads=1, base="base", arms=arms,
+                      samples=samples)  # fmt: skip
 
     def serving(self, step, base, chosen, budget_s, folder):
         self._ask("serving")
@@ -114,9 +103,7 @@ class Doubles:
 
     def look(self):
         self._ask("look base")
-        return ObservedArm(
-            runs=tuple(self._run("base", n, pattern) for n, pattern in enumerate(self.patterns))
-        )
+        return ObservedArm(runs=tuple(self._run("base", n, each) for n, each in enumerate(self.patterns)))
 
     def trace(self, swap, name):
         """The base's when a decode step took twice as long as in the swapped arm's."""

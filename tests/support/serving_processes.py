@@ -1,25 +1,10 @@
-"""Real serving processes: where vLLM can serve, and which processes a test has left, told by a mark."""
+"""Which processes a test has left, told by a mark."""
 
-import importlib.util
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from harness.serving.live.checkpoint.shape import ModelShape
-from kernels.platform import detect
-
-TINY = ModelShape(
-    hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4,
-    groups_picked=2, vocabulary=512, longest=1024,
-)  # fmt: skip
 MARK = "KERNEL_BENCH_TEST"
-
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None or "avx512_bf16" not in detect("cpu").features,
-    reason="vllm is not installed, or serves no FP8 model here: it needs AVX-512 with bf16",
-)
 
 
 def marked(mark: str) -> list[int]:

@@ -33,19 +33,9 @@ def launch(correlation: int, ts: float, *, name: str = "cudaLaunchKernel", tid: 
 
 
 def op(name: str, ts: float, dur: float, *, tid: int = 1, external: int = -1, dims: Any = None) -> Event:
-    args: dict[str, Any] = {"External id": external}
-    if dims is not None:
-        args["Input Dims"] = dims
-    return {
-        "ph": "X",
-        "cat": "cpu_op",
-        "name": name,
-        "pid": 9,
-        "tid": tid,
-        "ts": ts,
-        "dur": dur,
-        "args": args,
-    }
+    args = {"External id": external} | ({} if dims is None else {"Input Dims": dims})
+    return {"ph": "X", "cat": "cpu_op", "name": name, "pid": 9, "tid": tid, "ts": ts, "dur": dur,
+            "args": args}  # fmt: skip
 
 
 def span(name: str, ts: float, dur: float, *, tid: int = 1) -> Event:

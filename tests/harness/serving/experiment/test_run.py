@@ -288,7 +288,7 @@ def test_files_that_come_with_the_harness_are_right(name):
     ('op = "mla_decode"', 'op = "mla"', r"tiny\.toml: swaps\.1\.op: takes one of block_scale_gemm"),
     ('swap = ["mla_decode=torch.naive"]', "", r"tiny\.toml: swaps\.1: says nothing that differs"),
     ('"mla_decode=torch.naive"', '"mla=torch"', r"swaps\.mla\.swap: no 'mla=torch'; swaps: "),
-    ('replay = {mla_decode = "vllm.amx"}', "glue = 7", r"swaps\.1\.glue"),
+    ('replay = { mla_decode = "vllm.amx" }', "glue = 7", r"swaps\.1\.glue"),
     ('"vllm.onednn"', '"vllm.oneapi"', r"replay\.block_scale_gemm: no implementation 'vllm.oneapi'"),
     ('name = "mla"', 'name = "linears"', "two swaps are called linears"),
     ('name = "mla"', 'name = "base"', r"tiny\.toml: swaps\.1\.name: takes letters"),

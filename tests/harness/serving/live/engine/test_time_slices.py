@@ -94,11 +94,14 @@ def test_steps_after_the_first_run_was_over_are_not_steady():
 # --- pairs of runs ---
 
 
-def command(model, out, *more, mode="ok", client="fake_dated_client.py {url} {result} {output_len}"):
+CLIENT = "fake_client.py {url} {result} {seed} {concurrency} {output_len} dated"
+
+
+def command(model, out, *more):
     return [
         *(sys.executable, "-m", "harness", "serving", "run", "--model", str(model), "--out", str(out)),
-        *("--engine", f"{sys.executable} {DOUBLES}/fake_engine.py {mode} {{port}} {{name}}"),
-        *("--client", f"{sys.executable} {DOUBLES}/{client}", "--arm", "a", "--arm", "b:X=1"),
+        *("--engine", f"{sys.executable} {DOUBLES}/fake_engine.py ok {{port}} {{name}}"),
+        *("--client", f"{sys.executable} {DOUBLES}/{CLIENT}", "--arm", "a", "--arm", "b:X=1"),
         *("--isl", "16", "--osl", "100", "--concurrency", "1", "--prompts", "1", "--keep-disturbed"),
         *("--slice", "0.05", "--pairs", "2", *more),
     ]

@@ -13,9 +13,18 @@ import pytest
 from harness.paths import ROOT
 from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model, default_model
+from harness.serving.live.checkpoint.shape import ModelShape
 from kernels.formats import dequantise_weights
-from tests.support.serving_processes import TINY, needs_vllm
+from kernels.platform import detect
 
+TINY = ModelShape(
+    hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4,
+    groups_picked=2, vocabulary=512, longest=1024,
+)  # fmt: skip
+needs_vllm = pytest.mark.skipif(
+    importlib.util.find_spec("vllm") is None or "avx512_bf16" not in detect("cpu").features,
+    reason="vllm is not installed, or serves no FP8 model here: it needs AVX-512 with bf16",
+)
 needs_safetensors = pytest.mark.skipif(
     importlib.util.find_spec("safetensors") is None or importlib.util.find_spec("tokenizers") is None,
     reason="safetensors and tokenizers are not installed",

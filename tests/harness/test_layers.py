@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import pytest
-
 from harness.__main__ import DRAWING
 from tests.support.paths import ROOT
 
@@ -153,46 +151,29 @@ def test_classes_have_names_of_their_own() -> None:
     assert [name for name, n in names.items() if n > 1] == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import harness.run.case",
-        "def later():\n    from harness.run.case import Case",
-        "ROLE = 'harness.run.case:Case'",
-        "from harness.machine import provenance",
-        "from ..run.case import Case",
-        "from harness.report import table",
-    ],
-)
-def test_an_upward_arrow_is_seen(tmp_path: Path, line: str) -> None:
-    plant(tmp_path, **{"timing/rounds": line, "run/case": "from harness.timing import rounds"})
-    (arrow,) = upward(tmp_path)
-    assert arrow.startswith("harness.timing.rounds -> harness.")
-
-
-def test_arrows_down_are_allowed_and_a_report_measures_nothing(tmp_path: Path) -> None:
-    down = "import kernels.op\nfrom harness.paths import ROOT\nfrom harness.statistics import multiple"
-    sideways = {"report/table": "from harness.timing.rounds import Rounds"}
-    plant(tmp_path, **{"timing/rounds": down, "cli/run": "from harness.report import table"}, **sideways)
-    assert upward(tmp_path) == ["harness.report.table -> harness.timing.rounds"]
-
-
-def test_a_circle_is_seen(tmp_path: Path) -> None:
-    later = "def measure():\n    from harness.timing.rounds import Rounds"
-    first = "from harness.timing.interleaved import measure"
-    plant(tmp_path, **{"timing/rounds": first, "timing/interleaved": later})
-    assert set(circle(tmp_path)) == {"harness.timing.rounds", "harness.timing.interleaved"}
-
-
-def plant(root: Path, **files: str) -> None:
-    """A harness of a few modules, those in `files` with the lines given."""
-    empty = ["statistics/multiple", "timing/rounds", "timing/interleaved", "machine/provenance"]
-    empty += ["run/case", "report/table", "cli/main", "paths"]
-    for name in {*empty, *files}:
-        file = root / "harness" / f"{name}.py"
+def test_arrows_up_and_circles_are_seen(tmp_path: Path) -> None:
+    planted = {
+        "paths": "",
+        "statistics/multiple": "",
+        "run/case": "",
+        "machine/provenance": "from harness.paths import ROOT\nfrom harness.statistics import multiple",
+        "timing/rounds": "def later():\n    from harness.run.case import Case",
+        "timing/interleaved": "ROLE = 'harness.run.case:Case'\nfrom harness.machine import provenance",
+        "timing/halves": "from ..report.table import show",
+        "report/table": "from harness.timing.halves import Half\nimport harness.paths",
+        "cli/main": "from harness.report import table",
+    }
+    for name, text in planted.items():
+        file = tmp_path / "harness" / f"{name}.py"
         file.parent.mkdir(parents=True, exist_ok=True)
-        for package in (file.parent / "__init__.py", root / "harness" / "__init__.py"):
+        for package in (file.parent / "__init__.py", tmp_path / "harness" / "__init__.py"):
             package.touch()
-        file.write_text(files.get(name, ""))
-    (root / "kernels").mkdir()
-    (root / "kernels" / "op.py").touch()
+        file.write_text(text)
+    assert upward(tmp_path) == [
+        "harness.report.table -> harness.timing.halves",
+        "harness.timing.halves -> harness.report.table",
+        "harness.timing.interleaved -> harness.machine.provenance",
+        "harness.timing.interleaved -> harness.run.case",
+        "harness.timing.rounds -> harness.run.case",
+    ]
+    assert set(circle(tmp_path)) == {"harness.timing.halves", "harness.report.table"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -9,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster.dispatch import MOST_FAILURES
-from harness.cluster.driver import NO_DEVICE_S, Driver
+from harness.cluster.driver import Driver
 from harness.cluster.jobs import RunJob
 from harness.errors import NothingRan
 from harness.results.journal import Journal
@@ -68,126 +68,90 @@ def failing(fault: str, *which: tuple[str, str]) -> Callable[[str, str], float |
     return lambda device, case: fault if (device, case) in which else 10.0
 
 
-def test_devices_share_the_cases_and_the_first_are_begun_first(drive):
-    four = pool("abcd")
-    driven = drive(four, 40)
-    assert sorted(driven.recorded) == sorted(keys(40))
-    assert [case for _, case in four.measured] == keys(40)
-    assert Counter(device for device, _ in four.measured) == dict.fromkeys("abcd", 10)
-    assert four.now < 5 + 10 * 10 + 5 and four.closed
-    assert {device.name for device in driven.journal.devices()} == set("abcd")
-    assert {r.device for r in driven.journal.lines.records() if isinstance(r, CaseDone)} == set("abcd")
-
-
-@pytest.mark.parametrize("fault", ["dies", "hangs", "fails"])
-def test_what_fails_on_one_device_is_measured_on_another(drive, fault: str):
-    two = pool("ab", failing(fault, ("a", "case 0")))
-    driven = drive(two, 6)
-    assert sorted(driven.recorded) == keys(6)
-    assert ("b", "case 0") in two.measured
-    (line,) = [line for line in driven.lines if "case 0" in line]
-    assert line.startswith("a: ") and line.endswith(", in case 0: given to another device")
-
-
-def test_a_device_that_fails_twice_in_a_row_is_left_out(drive):
-    two = pool("ab", lambda d, c: "fails" if d == "a" else 10.0)
-    driven = drive(two, 8)
-    assert sorted(driven.recorded) == keys(8)
-    assert {device for device, _ in two.measured} == {"b"}
-    (line,) = [line for line in driven.lines if "left out" in line]
-    assert line.endswith("a is left out, as it failed 2 times in a row")
-
-
-def test_a_device_that_did_something_in_between_has_not_failed_in_a_row(drive):
-    driven = drive(pool("ab", failing("fails", ("a", "case 0"), ("a", "case 3"))), 12)
-    assert sorted(driven.recorded) == sorted(keys(12))
-    assert sum("out of luck" in line for line in driven.lines) == 2
-    assert not any("left out" in line for line in driven.lines)
-
-
-def test_a_case_that_kills_every_device_is_given_up_and_costs_nobody(drive):
-    """Devices that finish something in between are sound."""
-    driven = drive(pool("abc", lambda d, c: "dies" if c == "case 2" else 10.0), 12)
-    assert sorted(driven.recorded) == sorted(set(keys(12)) - {"case 2"})
-    assert [task.key for task in driven.driver.dispatcher.given_up] == ["case 2"]
-    assert any("case 2: given up, as " in line for line in driven.lines)
-    assert not any("left out" in line for line in driven.lines)
-    assert [case.key for case in driven.job.left_out] != []
-
-
-def test_the_only_device_tries_again_after_the_others(drive):
+def first_time(fault: str, key: str) -> Callable[[str, str], float | str]:
     tries: Counter[str] = Counter()
 
-    def once(device: str, case: str) -> float | str:
+    def takes(device: str, case: str) -> float | str:
         tries[case] += 1
-        return "dies" if case == "case 0" and tries[case] == 1 else 10.0
+        return fault if case == key and tries[case] == 1 else 10.0
 
-    assert drive(pool("a", once), 4).recorded == ["case 1", "case 2", "case 3", "case 0"]
-
-
-def test_the_only_device_that_always_fails_ends_it_in_one_line(drive):
-    driven = drive(pool("a", lambda d, c: "dies"), 4)
-    assert driven.recorded == []
-    assert sum("left out" in line for line in driven.lines) == 1
-    assert len(driven.lines) == 2 * MOST_FAILURES and "a is back" in driven.lines
-    assert driven.lines[-1] == "no device is left for 4 of what waits"
+    return takes
 
 
-def test_a_device_that_joins_late_helps_and_one_that_leaves_costs_the_case_it_was_on(drive):
-    three = pool("abc", joins={"b": 50.0}, leaves={"c": 32.0})
-    driven = drive(three, 20)
-    assert Counter(driven.recorded) == Counter(keys(20))
-    assert Counter(device for device, _ in three.measured)["b"] >= 3
-    assert "b has joined" in driven.lines
+def of_device(fault: str, name: str) -> Callable[[str, str], float | str]:
+    return lambda device, case: fault if device == name else 10.0
 
 
-def test_when_all_have_left_it_waits_a_while_and_ends(drive):
-    one = pool("a", leaves={"a": 32.0})
-    driven = drive(one, 20)
-    assert len(driven.recorded) == 2 and driven.driver.failed
-    assert driven.lines[-1] == "no device is left for 18 of what waits"
-    assert 32 + NO_DEVICE_S <= one.now <= 32 + NO_DEVICE_S + 10
+OLD = "2.11.0"
+"""A torch that is another's."""
 
 
-def test_one_that_comes_while_it_waits_goes_on(drive):
-    assert sorted(drive(pool("ab", leaves={"a": 32.0}, joins={"b": 50.0}), 6).recorded) == keys(6)
+def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
+    """Pools, cases, and when the time is up."""
+    return {
+        "devices share the cases, the first first": (pool("abcd"), 40, math.inf),
+        "a device dies in a case": (pool("ab", failing("dies", ("a", "case 0"))), 6, math.inf),
+        "a device hangs in a case": (pool("ab", failing("hangs", ("a", "case 0"))), 6, math.inf),
+        "a device fails in a case": (pool("ab", failing("fails", ("a", "case 0"))), 6, math.inf),
+        "one that fails twice in a row is left out": (pool("ab", of_device("fails", "a")), 8, math.inf),
+        "one that did something in between has not failed in a row": (
+            pool("ab", failing("fails", ("a", "case 0"), ("a", "case 3"))), 12, math.inf,
+        ),
+        "a case that kills every device is given up": (
+            pool("abc", lambda device, case: "dies" if case == "case 2" else 10.0), 12, math.inf,
+        ),
+        "the only device tries again": (pool("a", first_time("dies", "case 0")), 4, math.inf),
+        "the only device always fails": (pool("a", of_device("dies", "a")), 4, math.inf),
+        "one joins late": (pool("ab", joins={"b": 50.0}), 20, math.inf),
+        "one leaves": (pool("ab", leaves={"b": 32.0}), 20, math.inf),
+        "all have left: it waits a while": (pool("a", leaves={"a": 32.0}), 20, math.inf),
+        "one comes while it waits": (pool("ab", leaves={"a": 32.0}, joins={"b": 50.0}), 6, math.inf),
+        "another torch": (pool("abc", versions={"c": OLD}), 4, math.inf),
+        "most decide what is another": (pool("abc", versions={"a": OLD}), 4, math.inf),
+        "another torch joins late": (pool("ab", joins={"b": 30.0}, versions={"b": OLD}), 8, math.inf),
+        "a node dies while its agent starts": (pool("ab", leaves={"b": 3.0}), 4, math.inf),
+        "a pool that does not grow is not waited for": (
+            pool("a", of_device("dies", "a"), grows=False), 4, math.inf,
+        ),
+        # 20 s are expected of a case that nothing is known of; what was seen tells of the others.
+        "time is kept by not beginning and by cutting off": (
+            pool("a", lambda device, case: 500.0 if case == "case 6" else 10.0), 30, 100.0,
+        ),
+        "there was no time for the last": (pool("b"), 6, 60.0),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("other", "joins", "said"),
-    [("c", {}, "c differs from a"), ("a", {}, "a differs from b"), ("c", {"c": 30.0}, "c differs from a")],
-)
-def test_a_device_with_another_torch_than_most_is_left_out(drive, other, joins, said):
-    three = pool("abc", versions={other: "2.11.0"}, joins=joins)
-    assert drive(three, 8).lines[0] == f"left out: {said}: torch 2.11.0 for 2.13.0"
-    assert {device for device, _ in three.measured} == {*"abc"} - {other}
+def test_what_becomes_of_devices_and_cases_is_as_committed(golden, tmp_path):
+    texts = []
+    for name, (devices, cases, ends) in drives().items():
+        driven = Driven(tmp_path / name, devices, cases, ends)
+        by: dict[str, list[str]] = {}
+        for device, case in devices.measured:
+            by.setdefault(device, []).append(case.removeprefix("case "))
+        given_up = [task.key for task in driven.driver.dispatcher.given_up]
+        left_out = [f"case {case.sizes['batch']}" for case in driven.job.left_out]
+        assert devices.closed and max(Counter(driven.recorded).values(), default=1) == 1
+        assert {*driven.recorded} | {*given_up} | {*left_out} == {*keys(cases)}, name
+        texts += [
+            f"=== {name}",
+            *driven.lines,
+            *(f"{device} measured {' '.join(cases)}" for device, cases in by.items()),
+            f"{len(driven.recorded)} of {cases} recorded in {devices.now:g} s",
+            f"left out: {', '.join(left_out)}; given up: {', '.join(given_up)}; failed: {driven.driver.failed}",
+            "",
+        ]
+    golden(Path(__file__).parent / "snapshots" / "drives.txt", "\n".join(texts))
 
 
-def test_a_node_that_dies_while_its_agent_starts_delays_nobody(drive):
-    two = pool("ab", leaves={"b": 3.0})
-    driven = drive(two, 4)
-    assert sorted(driven.recorded) == keys(4) and two.now < 70
-    assert not driven.driver.failed
-
-
-def test_a_pool_that_does_not_grow_is_not_waited_for(drive):
-    one = pool("a", lambda d, c: "dies", grows=False)
-    assert drive(one, 4).driver.failed and one.now < 30
+def test_a_device_is_recorded_with_what_it_measured(drive):
+    driven = drive(pool("abcd"), 40)
+    assert {device.name for device in driven.journal.devices()} == set("abcd")
+    assert {r.device for r in driven.journal.lines.records() if isinstance(r, CaseDone)} == set("abcd")
 
 
 def test_no_device_at_all_is_one_line(drive):
     with pytest.raises(NothingRan, match="no device can be measured: there is none"):
         drive(pool(""), 4)
-
-
-def test_time_is_kept_by_not_beginning_and_by_cutting_off(drive):
-    """20 s are expected of a case that nothing is known of; what was seen tells of the others."""
-    one = pool("a", lambda d, c: {"case 6": 500.0}.get(c, 10.0))
-    driven = drive(one, 30, ends=100.0)
-    assert driven.recorded == keys(6) and not driven.driver.failed
-    assert "the time is up: case 6 was not finished on a" in driven.lines
-    assert one.now == 100.0
-    assert driven.job.left_out[0].sizes["batch"] == 7
 
 
 def test_a_driver_that_goes_on_measures_only_what_is_missing(drive):

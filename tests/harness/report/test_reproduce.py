@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 from harness.cli import cli
 from harness.report.reproduce import reproductions
@@ -31,47 +30,34 @@ def commands(*cells: Cell, **of_run: Any) -> list[str]:
     return [text for _, text in reproductions(cells, run(**of_run))]
 
 
-def test_a_row_by_default():
-    case = '--case "tokens=64 routing=zipf:0.8"'
-    (text,) = commands(cell())
-    assert text == f"python -m harness check --op fused_moe --impl aiter.moe {case} --save wrong"
+REASON = "at tokens=37 experts=16 routing=zipf:0.8: 3 of 37 rows are off, in token 3: all zero"
+QUANT = {"boundary": "with_quant", "case": "fused_moe tokens=64 routing=zipf:0.8 with_quant"}
+ROWS: dict[str, tuple[dict, dict]] = {
+    "by default": ({}, {}),
+    "another boundary": (QUANT, {}),
+    "another cache": ({"cache": "cold"}, {}),
+    "on a CPU": ({"platform": "cpu", "launch": "eager"}, {}),
+    "eager on a GPU": ({"launch": "eager"}, {}),
+    "a configuration": ({"config": {"block_m": 16, "stages": 2}}, {}),
+    "another seed": ({}, {"seed": 7}),
+    "threads that were asked for": ({}, {"command": ["run", "--threads", "8"]}),
+    "an arm": ({"arm": "A=b c"}, {"arms": {"A=b c": {"A": "b c"}}}),
+    "an arm that takes a variable away": ({"arm": "A unset"}, {"arms": {"A unset": {"A": None}}}),
+    "the case that showed it was another": ({"reason": REASON}, {}),
+    "crashed: none": ({"status": "crashed"}, {}),
+    "right: none": ({"status": "ok"}, {}),
+    "unsupported: none": ({"status": "unsupported"}, {}),
+    "of another tree: none": ({"arm": "HEAD"}, {"trees": {"HEAD": "/somewhere"}}),
+}
 
 
-@pytest.mark.parametrize(
-    ("facts", "of_run", "words"),
-    [
-        ({"boundary": "with_quant", "case": "fused_moe tokens=64 routing=zipf:0.8 with_quant"}, {},
-         ["--boundary", "with_quant"]),
-        ({"cache": "cold"}, {}, ["--cache", "cold"]),
-        ({"platform": "cpu", "launch": "eager"}, {}, ["--device", "cpu"]),
-        ({"launch": "eager"}, {}, ["--launch", "eager"]),
-        ({"config": {"block_m": 16, "stages": 2}}, {}, ["--config", "block_m=16 stages=2"]),
-        ({}, {"seed": 7}, ["--seed", "7"]),
-        ({}, {"command": ["run", "--threads", "8"]}, ["--threads", "8"]),
-        ({"arm": "A=b c"}, {"arms": {"A=b c": {"A": "b c"}}}, ["--set", "A=b c"]),
-    ],
-)  # fmt: skip
-def test_what_is_not_the_rule_is_said(facts, of_run, words):
-    (text,) = commands(cell(**facts), **of_run)
-    said = shlex.split(text)
-    assert said[3:9] == ["check", "--op", "fused_moe", "--impl", "aiter.moe", "--case"]
-    assert said[9] == "tokens=64 routing=zipf:0.8"
-    assert said[10:-2] == words
-    context = cli.get_command(None, "check").make_context("check", said[4:])
-    assert context.params["impl"] == "aiter.moe"
-
-
-def test_a_variable_that_the_arm_takes_away():
-    (text,) = commands(cell(arm="A unset"), arms={"A unset": {"A": None}})
-    assert text.startswith("env -u A python -m harness check ")
-
-
-def test_the_case_that_showed_it_is_named_where_it_was_another():
-    reason = "at tokens=37 experts=16 routing=zipf:0.8: 3 of 37 rows are off, in token 3: all zero"
-    (text,) = commands(cell(reason=reason))
-    assert '--case "tokens=37 experts=16 routing=zipf:0.8" ' in text
-
-
-def test_other_rows_and_other_trees_have_none():
-    assert commands(cell(status="crashed"), cell(status="ok"), cell(status="unsupported")) == []
-    assert commands(cell(arm="HEAD"), trees={"HEAD": "/somewhere"}) == []
+def test_what_is_not_the_rule_is_said(golden):
+    lines = []
+    for name, (facts, of_run) in ROWS.items():
+        found = commands(cell(**facts), **of_run)
+        for text in found:
+            said = shlex.split(text)
+            context = cli.get_command(None, "check").make_context("check", said[said.index("check") + 1 :])
+            assert context.params["impl"] == "aiter.moe"
+        lines += [f"=== {name}", *found]
+    golden(Path(__file__).parent / "snapshots" / "reproduce.txt", "\n".join(lines) + "\n")

@@ -43,8 +43,6 @@ class FakeCuda:
         )
         self.released: list[tuple[int, int]] = []
 
-    # What stands for the host and for kernels
-
     def clock(self) -> float:
         return self.now
 
@@ -110,10 +108,7 @@ class FakeCuda:
         return self.debug_mode
 
     def set_sync_debug_mode(self, debug_mode: int | str) -> None:
-        names = {"default": 0, "warn": 1, "error": 2}
-        if isinstance(debug_mode, str):
-            debug_mode = names[debug_mode]
-        self.debug_mode = debug_mode
+        self.debug_mode = {"default": 0, "warn": 1, "error": 2}.get(debug_mode, debug_mode)
 
     def graph_pool_handle(self) -> tuple[int, int]:
         return (0, next(self.pools))

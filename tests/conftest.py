@@ -33,6 +33,21 @@ with contextlib.suppress(ImportError):
     hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
     hypothesis.settings.load_profile("suite")
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--golden",
+        default="compare",
+        choices=["compare", "write"],
+        help="write: records of tests/kernels/recorded are written anew, not compared",
+    )
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--golden")
+
+
 # Stored from the start, so that no run has to measure them; lower than those of any machine.
 LEAST = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="never")
 

@@ -1,0 +1,316 @@
+"""What rows give their libraries, written down: a record that a reviewer reads as a diff.
+
+A row is prepared and called on stand-ins (tests/support/stand_ins.py); every call of the library is written
+down as it is made, with each argument by name: dtype, shape, strides, where it lies and what it holds.
+Operands hold small whole numbers and eighths, which all formats hold and all arithmetic on the way keeps, so
+that what tensors hold does not depend on the CPU.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+
+import kernels
+from kernels.compose import bind
+from kernels.op import Implementation, Prepared
+from kernels.operands import Operands, Seeds
+from kernels.platform import Platform
+from shapes.case import parse
+from tests.support.answers import ALSO, ANSWERS, VALUES
+from tests.support.stand_ins import Arguments, Libraries, Made, StandIn, lent
+
+RECORDS = Path(__file__).parent.parent / "kernels" / "recorded"
+
+SHOWN = 12
+"""Elements up to which a tensor's values are written, instead of a digest."""
+
+LARGE = 1 << 24
+"""Elements from which only the beginning of a tensor is looked at: a workspace."""
+
+BEGINNING = 1024
+
+SHORT = {
+    torch.bfloat16: "bf16", torch.float32: "fp32", torch.float16: "fp16", torch.float8_e4m3fn: "e4m3fn",
+    torch.float8_e4m3fnuz: "e4m3fnuz",
+}  # fmt: skip
+
+
+class Wrong(Exception):
+    """What no row may do, whatever it gives its library."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row on an architecture, with the libraries that stand in (`NAME`, or `NAME VERSION`)."""
+
+    op: str
+    name: str
+    arch: str
+    libraries: tuple[str, ...]
+    text: str
+    boundary: str = "core"
+
+    def __str__(self) -> str:
+        apart = [self.boundary] * (self.boundary != "core")
+        older = [f"({library})" for library in self.libraries if " " in library]
+        return f"{' '.join([self.arch, *apart, *older])}: {self.text}"
+
+    @property
+    def implementation(self) -> Implementation:
+        return next(i for i in kernels.implementations(self.op) if i.name == self.name)
+
+    @contextmanager
+    def lent(self, **how: Any) -> Iterator[tuple[Platform, Libraries]]:
+        kind = "rocm" if self.arch.startswith("gfx") else "cuda"
+        how = {"also": ALSO, "answers": ANSWERS, "values": VALUES} | how
+        with lent(kind, self.arch, *self.libraries, **how) as found:
+            yield found
+
+
+def record(case: Case) -> str:
+    """All calls of preparing, of the call, and of the call after other live operands were loaded, where these
+    differ. Raises Wrong; AssertionError for what is not supported."""
+    op, row = kernels.OPS[case.op], case.implementation
+    heard = Recorder()
+    with case.lent(heard=heard.call, returned=heard.returned) as (here, _), poisoned():
+        sizes_of = {**op.defaults(case.arch), **parse(case.text)[0]}
+        of_case = op.case(sizes_of, boundary=case.boundary)
+        support = row.supports(of_case, here)
+        assert support.ok, support.reason
+        sizes = op.sizes(of_case.sizes)
+        operands = op.operands(sizes, Seeds(0, 0), "cpu", case.boundary)
+        exact(operands, 0)
+        out = None if row.allocates else op.empty_output(sizes, "cpu").fill_(torch.nan)
+        for name, tensor in [*operands.tensors().items(), *([] if out is None else [("out", out)])]:
+            heard.name(tensor, name)
+        prepared = bind(op, row, operands, out)
+        if op.turns:
+            operands = operands.turned(1)
+            prepared = bind(op, row, operands, out, prepared)
+        kept(prepared, prepared.reads)
+        heard.begin("call")
+        called(operands, prepared)
+        heard.result = heard.described(prepared.result())
+        further = op.operands(sizes, Seeds(0, 1), "cpu", case.boundary)
+        exact(further, 1)
+        kept(prepared, lambda: prepared.load(further.live_tensors()))
+        for name, tensor in further.live_tensors().items():
+            getattr(operands, name).copy_(tensor)
+        if out is not None:
+            out.fill_(torch.nan)
+        heard.begin("call after load")
+        called(operands, prepared)
+    return heard.text()
+
+
+def exact(operands: Operands, live: int) -> None:
+    """Numbers in place of those that were drawn, but for NaN, which stays. Scales in fp32 stay, which plain
+    divisions make."""
+    for name, tensor in operands.tensors().items():
+        if tensor.is_floating_point() and tensor.element_size() < 4:
+            drawn = random.Random(f"{name} {live}").randbytes(tensor.numel())
+            eighths = torch.frombuffer(bytearray(drawn), dtype=torch.uint8) % 31
+            values = eighths.to(torch.bfloat16).sub_(15).div_(8).view(tensor.shape)
+            wide = tensor if tensor.element_size() > 1 else tensor.bfloat16()
+            tensor.copy_(values.masked_fill_(wide.isnan(), torch.nan))
+
+
+def called(operands: Operands, prepared: Prepared) -> None:
+    before = operands.digest()
+    prepared.call()
+    if operands.digest() != before:
+        raise Wrong("the call changed its operands")
+
+
+def kept(prepared: Prepared, step: Any) -> None:
+    """A recorded graph reads and writes where it did when it was recorded."""
+    before = pointers(prepared)
+    step()
+    if pointers(prepared) != before:
+        raise Wrong("a recorded graph would not see what was loaded")
+
+
+def pointers(prepared: Prepared) -> list[int]:
+    """Where the library reads and writes, by the calls that are bound."""
+    inner = getattr(prepared, "inner", prepared)
+    calls = [value for value in vars(inner).values() if hasattr(value, "keywords")]
+    given = itertools.chain.from_iterable([*call.args, *call.keywords.values()] for call in calls)
+    return [part.data_ptr() for _, part in flat("", list(given)) if isinstance(part, torch.Tensor)]
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The parts of a value, each by its name: of a list or tuple that holds more than plain numbers, of a
+    dict; of an object what was set on it."""
+    if isinstance(value, tuple | list) and any(not isinstance(v, int | float) for v in value):
+        for i, part in enumerate(value):
+            yield from flat(f"{name}[{i}]", part)
+    elif isinstance(value, dict):
+        for key, part in value.items():
+            yield from flat(f"{name}[{key}]", part)
+    elif isinstance(value, SimpleNamespace):
+        yield name, type(value)
+        for key, part in vars(value).items():
+            yield from flat(f"{name}.{key}", part)
+    else:
+        yield name, value
+
+
+POISON = {1: 0x5A, 2: 0x5A5A, 4: 0x5A5A5A5A, 8: 0x5A5A5A5A5A5A5A5A}
+"""By element size, what an empty tensor of whole numbers holds."""
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """What is allocated and not written is seen to be: NaN, or POISON."""
+
+    def poison(tensor: torch.Tensor) -> torch.Tensor:
+        beginning = tensor.flatten()[:BEGINNING] if tensor.numel() >= LARGE else tensor
+        beginning.fill_(torch.nan if tensor.is_floating_point() else POISON[tensor.element_size()])
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((torch, "empty"), (torch, "empty_like"), (torch.Tensor, "new_empty")):
+            right = getattr(owner, name)
+            patch.setattr(owner, name, lambda *a, _right=right, **k: poison(_right(*a, **k)))
+        zeros = torch.zeros
+
+        def as_zeros(size: Any, *more: Any, **how: Any) -> torch.Tensor:
+            if isinstance(size, int) and size >= LARGE:  # a workspace, for which no memory is taken
+                return torch.from_numpy(numpy.zeros(size, "b")).view(how["dtype"])
+            return zeros(size, *more, **how)
+
+        patch.setattr(torch, "zeros", as_zeros)
+        yield
+
+
+class Recorder:
+    """Calls of libraries as text, one line for each argument."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[tuple[str, dict[str, str]]]] = {}
+        self.names: dict[int, tuple[str, torch.Tensor]] = {}
+        self.objects: dict[str, list[Made]] = {}
+        self.result = ""
+        self.begin("prepare")
+
+    def begin(self, part: str) -> None:
+        self.calls = self.parts.setdefault(part, [])
+
+    def call(self, place: str, given: Arguments, owner: object = None) -> None:
+        lines: dict[str, str] = {"of": self.described(owner)} if owner else {}
+        self.calls.append((place, lines))
+        for argument, value in given.items():
+            for name, part in flat(argument, value):
+                if isinstance(part, torch.Tensor):
+                    self.name(part, f"{place.rpartition('.')[2]}.{name}")
+                lines[name] = self.described(part, f"{place.rpartition('.')[2]}.{name}")
+
+    def returned(self, place: str, result: Any) -> None:
+        for name, part in flat("", result):
+            if isinstance(part, torch.Tensor):
+                self.name(part, f"{place.rpartition('.')[2]}(){name}")
+
+    def name(self, tensor: torch.Tensor, name: str) -> None:
+        """Where a storage was first met: later arguments in it say so. It is kept, so that no other takes its
+        place."""
+        self.names.setdefault(tensor.untyped_storage().data_ptr(), (name, tensor))
+
+    def described(self, value: Any, name: str = "") -> str:
+        if isinstance(value, torch.Tensor):
+            return " ".join(filter(None, [shaped(value), self.place(value, name), content(value)]))
+        if isinstance(value, float):
+            return plain(value)
+        if isinstance(value, Made):
+            same = self.objects.setdefault(value.place, [])
+            if all(value is not other for other in same):
+                same.append(value)
+            return f"{value.place} {next(i for i, other in enumerate(same, 1) if other is value)}"
+        if isinstance(value, int | str | torch.dtype | torch.device | StandIn | tuple | list | None):
+            return repr(value)
+        if isinstance(value, type):
+            return f"a {value.__name__}"
+        return f"a {type(value).__name__}"
+
+    def place(self, tensor: torch.Tensor, own: str) -> str:
+        """Nothing for a storage that was first met as this very argument."""
+        name, first = self.names.get(tensor.untyped_storage().data_ptr(), (own, tensor))
+        offset = (tensor.data_ptr() - first.data_ptr()) // tensor.element_size()
+        return f"in {name}" + (f"{offset:+}" if offset else "") if (name, offset) != (own, 0) else ""
+
+    def text(self) -> str:
+        lines = []
+        for part, calls in self.parts.items():
+            lines.append(f"{part}:")
+            before = self.parts["call"] if part == "call after load" else []
+            for (place, given), (_, others) in itertools.zip_longest(calls, before, fillvalue=("", {})):
+                changed = {name: text for name, text in given.items() if others.get(name) != text}
+                lines.append(f"  {place}")
+                lines += [f"    {name} {text}" for name, text in changed.items()]
+        return "\n".join([*lines, f"result {self.result}", ""])
+
+
+def plain(number: float) -> str:
+    """Nine digits, which libraries of mathematics agree on; a whole one is not taken for an int."""
+    text = f"{number:.9g}"
+    return f"{text}.0" if text.lstrip("-").isdigit() else text
+
+
+def shaped(tensor: torch.Tensor) -> str:
+    dtype = SHORT.get(tensor.dtype, str(tensor.dtype).removeprefix("torch."))
+    strides = "" if tensor.is_contiguous() else f" strides {list(tensor.stride())}"
+    return f"{dtype} {list(tensor.shape)}{strides}"
+
+
+def content(tensor: torch.Tensor) -> str:
+    """Values of a few, a digest of more; `empty`: what nobody wrote."""
+    if not tensor.numel():
+        return ""
+    large = tensor.numel() >= LARGE
+    seen = tensor.detach().flatten()[:BEGINNING] if large else tensor.detach().contiguous()
+    begins = "begins with " if large else ""
+    if is_empty(seen):
+        return "empty"
+    if not seen.view(torch.uint8).any() if seen.ndim else not seen.item():
+        return f"{begins}zeros"
+    if seen.numel() <= SHOWN:
+        return "= " + " ".join(f"{v:.9g}" for v in seen.double().flatten().tolist())
+    size = seen.element_size()
+    bits = seen.flatten().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    if seen.is_floating_point():  # of NaN there are many, and CPUs make different ones
+        wide = seen.flatten() if size > 1 else seen.flatten().bfloat16()
+        bits = bits.masked_fill(wide.isnan(), -1 if size > 1 else 255)
+    return begins + hashlib.sha1(bits.numpy().tobytes()).hexdigest()[:10]
+
+
+def is_empty(tensor: torch.Tensor) -> bool:
+    if tensor.is_floating_point():
+        wide = tensor if tensor.element_size() > 1 else tensor.bfloat16()
+        return bool(wide.isnan().all())
+    if tensor.dtype == torch.bool:
+        return False
+    return bool((tensor == POISON[tensor.element_size()]).all())
+
+
+def rendered(cases: list[Case]) -> str:
+    """The records of a row; equal ones once, under the names of all their cases."""
+    texts: dict[str, list[Case]] = {}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # which do not wait for each other where other processes run
+    try:
+        for case in cases:
+            texts.setdefault(record(case), []).append(case)
+    finally:
+        torch.set_num_threads(threads)
+    return "\n".join("".join(f"# {case}\n" for case in named) + text for text, named in texts.items())

@@ -9,11 +9,13 @@ that what tensors hold does not depend on the CPU.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -84,7 +86,11 @@ def record(case: Case) -> str:
     differ. Raises Wrong; AssertionError for what is not supported."""
     op, row = kernels.OPS[case.op], case.implementation
     heard = Recorder()
-    with case.lent(heard=heard.call, returned=heard.returned) as (here, _), poisoned():
+    with (
+        case.lent(heard=heard.call, returned=heard.returned) as (here, libraries),
+        launched(libraries),
+        poisoned(),
+    ):
         sizes_of = {**op.defaults(case.arch), **parse(case.text)[0]}
         of_case = op.case(sizes_of, boundary=case.boundary)
         support = row.supports(of_case, here)
@@ -98,6 +104,7 @@ def record(case: Case) -> str:
         prepared = bind(op, row, operands, out)
         if op.turns:
             operands = operands.turned(1)
+            exact(operands, 0)
             prepared = bind(op, row, operands, out, prepared)
         kept(prepared, prepared.reads)
         heard.begin("call")
@@ -105,6 +112,7 @@ def record(case: Case) -> str:
         heard.result = heard.described(prepared.result())
         further = op.operands(sizes, Seeds(0, 1), "cpu", case.boundary)
         exact(further, 1)
+        heard.begin("load")
         kept(prepared, lambda: prepared.load(further.live_tensors()))
         for name, tensor in further.live_tensors().items():
             getattr(operands, name).copy_(tensor)
@@ -115,16 +123,68 @@ def record(case: Case) -> str:
     return heard.text()
 
 
+@contextmanager
+def launched(libraries: Libraries) -> Iterator[None]:
+    """The suite's own Triton kernels, around a library's, are told like calls of it, with their grid."""
+    with pytest.MonkeyPatch.context() as patch:
+        if importlib.util.find_spec("triton"):
+            from triton.runtime.jit import JITFunction
+
+            from kernels.fused_moe.providers import aiter_triton, deep_gemm
+
+            def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
+                place = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
+                return partial(StandIn(place, libraries), grid=grid)
+
+            patch.setattr(JITFunction, "__getitem__", launcher)
+            for provider in (aiter_triton, deep_gemm):
+                patch.setattr(provider, "require_interpreter", lambda device: None)
+        yield
+
+
 def exact(operands: Operands, live: int) -> None:
-    """Numbers in place of those that were drawn, but for NaN, which stays. Scales in fp32 stay, which plain
-    divisions make."""
+    """Numbers in place of those that were drawn, but for NaN, which stays. Scales in fp32 of attention stay,
+    which plain divisions make."""
     for name, tensor in operands.tensors().items():
+        drawn = random.Random(f"{name} {live}")
         if tensor.is_floating_point() and tensor.element_size() < 4:
-            drawn = random.Random(f"{name} {live}").randbytes(tensor.numel())
-            eighths = torch.frombuffer(bytearray(drawn), dtype=torch.uint8) % 31
-            values = eighths.to(torch.bfloat16).sub_(15).div_(8).view(tensor.shape)
-            wide = tensor if tensor.element_size() > 1 else tensor.bfloat16()
-            tensor.copy_(values.masked_fill_(wide.isnan(), torch.nan))
+            eighths = torch.frombuffer(bytearray(drawn.randbytes(tensor.numel())), dtype=torch.uint8) % 31
+            values = eighths.to(torch.bfloat16).sub_(15).div_(8)
+            if name in ("a", "x"):  # blocks of which each gets a scale of its own when it is quantised
+                blocks = values.view(-1, 128)
+                blocks *= torch.tensor(powers_of_two(drawn, len(blocks)))[:, None].bfloat16()
+            tensor.copy_(values.view(tensor.shape).masked_fill_(is_nan(tensor), torch.nan))
+        elif name == "logits":
+            sure_of_picks(operands, tensor)
+        elif name in IN_FP32:
+            values = torch.tensor(IN_FP32[name](drawn, tensor.numel()))
+            tensor.copy_(values.view(tensor.shape))
+
+
+def powers_of_two(drawn: random.Random, count: int) -> list[float]:
+    return [2.0 ** (byte % 7 - 3) for byte in drawn.randbytes(count)]
+
+
+IN_FP32: dict[str, Callable[[random.Random, int], list[float]]] = {
+    **dict.fromkeys(("a_scale", "b_scale", "x_scale", "w13_scale", "w2_scale"), powers_of_two),
+    "topk_weights": lambda drawn, count: [byte % 31 / 16 for byte in drawn.randbytes(count)],
+    "bias": lambda drawn, count: [place / 256 for place in drawn.sample(range(count), count)],
+}
+"""Numbers for operands in fp32 that are drawn, by their names."""
+
+
+def sure_of_picks(operands: Any, logits: torch.Tensor) -> None:
+    """Of a pick every sigmoid makes 1, of another expert 0. Biases decide their order."""
+    picks = operands.sizes.routed.global_picks(operands.seeds.live, operands.seeds.turn)
+    logits.fill_(-200.0).scatter_(1, torch.tensor(picks), 200.0)
+
+
+def is_nan(tensor: torch.Tensor) -> torch.Tensor:
+    """FP8 by its codes: torch would convert it value by value."""
+    if tensor.element_size() > 1:
+        return tensor.isnan()
+    codes = tensor.view(torch.uint8)
+    return codes == 0x80 if tensor.dtype == torch.float8_e4m3fnuz else codes & 0x7F == 0x7F
 
 
 def called(operands: Operands, prepared: Prepared) -> None:
@@ -252,6 +312,8 @@ class Recorder:
     def text(self) -> str:
         lines = []
         for part, calls in self.parts.items():
+            if part == "load" and not calls:
+                continue
             lines.append(f"{part}:")
             before = self.parts["call"] if part == "call after load" else []
             for (place, given), (_, others) in itertools.zip_longest(calls, before, fillvalue=("", {})):
@@ -278,26 +340,24 @@ def content(tensor: torch.Tensor) -> str:
     if not tensor.numel():
         return ""
     large = tensor.numel() >= LARGE
-    seen = tensor.detach().flatten()[:BEGINNING] if large else tensor.detach().contiguous()
+    seen = tensor.detach().flatten()[: BEGINNING if large else None]
     begins = "begins with " if large else ""
     if is_empty(seen):
         return "empty"
-    if not seen.view(torch.uint8).any() if seen.ndim else not seen.item():
+    if not seen.view(torch.uint8).any():
         return f"{begins}zeros"
     if seen.numel() <= SHOWN:
-        return "= " + " ".join(f"{v:.9g}" for v in seen.double().flatten().tolist())
+        return "= " + " ".join(f"{v:.9g}" for v in seen.double().tolist())
     size = seen.element_size()
-    bits = seen.flatten().view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    bits = seen.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
     if seen.is_floating_point():  # of NaN there are many, and CPUs make different ones
-        wide = seen.flatten() if size > 1 else seen.flatten().bfloat16()
-        bits = bits.masked_fill(wide.isnan(), -1 if size > 1 else 255)
+        bits = bits.masked_fill(is_nan(seen), -1 if size > 1 else 255)
     return begins + hashlib.sha1(bits.numpy().tobytes()).hexdigest()[:10]
 
 
 def is_empty(tensor: torch.Tensor) -> bool:
     if tensor.is_floating_point():
-        wide = tensor if tensor.element_size() > 1 else tensor.bfloat16()
-        return bool(wide.isnan().all())
+        return bool(is_nan(tensor).all())
     if tensor.dtype == torch.bool:
         return False
     return bool((tensor == POISON[tensor.element_size()]).all())

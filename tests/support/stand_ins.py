@@ -8,8 +8,10 @@ what it writes are numbers in a row (`numbered`), so that a test sees what a row
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -204,4 +206,8 @@ def lent(
         patch.setattr(platform, "devices", lambda: {"cpu": here})
         properties = SimpleNamespace(multi_processor_count=UNITS)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        scaled_mm = StandIn("torch.nn.functional.scaled_mm", libraries)
+        vars(scaled_mm)["__signature__"] = inspect.signature(torch.nn.functional.scaled_mm)
+        patch.setattr(torch.nn.functional, "scaled_mm", scaled_mm)
+        patch.setattr(tempfile, "mkdtemp", lambda: "/new/folder")
         yield here, libraries

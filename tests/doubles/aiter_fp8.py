@@ -74,14 +74,14 @@ class Aiter:
         return silu(gate) * up
 
     def one_stage(self, **given: Any) -> None:
-        """Adds to `out`, which sorting has zeroed. Scales of x are read column by column."""
+        """`out`, which sorting has zeroed, gets the sum. Scales of x are read column by column."""
         g = SimpleNamespace(**given)
         (tokens, hidden), inter = g.out.shape, g.down.shape[2]
         need(hidden % BLOCK == 0 and inter % BLOCK == 0 and g.input.shape == g.out.shape, "sizes of 128")
         w13, w2 = self.unshuffled(g.gate, 2 * inter, hidden), self.unshuffled(g.down, hidden, inter)
         s13, s2 = of_experts(g.fc1_scale, w13), of_experts(g.fc2_scale, w2)
         x = activations(self.own(g.input), read(g.input_scale, hidden // BLOCK, tokens).T)
-        total = g.out.float()
+        total = torch.zeros(tokens, hidden)
         for expert, token, _, share in blocks(g, 32, tokens, len(w13)):
             h = rounded(self.gate_up(x[token], w13[expert], s13[expert]), self.fp8)
             total.index_add_(0, token, h @ weights(w2[expert], s2[expert]).T * share)
@@ -101,7 +101,7 @@ class Aiter:
             h[token, pick] = (self.gate_up(x[token], w13[expert], s13[expert]) * share).bfloat16()
 
     def second_stage(self, **given: Any) -> None:
-        """Adds to `out`, which sorting has zeroed."""
+        """`out`, which sorting has zeroed, gets the sum."""
         g = SimpleNamespace(**given)
         (tokens, hidden), inter = g.out.shape, g.inter_states.shape[-1]
         self.checked(g, g.a2_scale, inter)
@@ -109,7 +109,7 @@ class Aiter:
         s2 = of_experts(g.w2_scale, w2)
         h_q = read(self.own(g.inter_states), tokens, g.topk, inter)
         h = activations(h_q, read(g.a2_scale, tokens, g.topk, inter // BLOCK))
-        total = g.out.float()
+        total = torch.zeros(tokens, hidden)
         for expert, token, pick, share in blocks(g, g.block_m, tokens, len(w2)):
             total.index_add_(0, token, h[token, pick] @ weights(w2[expert], s2[expert]).T * share)
         g.out.copy_(total)

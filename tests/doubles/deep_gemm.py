@@ -1,9 +1,9 @@
 """DeepGEMM's FP8 products, dense and grouped, with the scale layouts that its kernels read.
 
-From DeepGEMM 2.6.1 (csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels/impls/smxx_layout.hpp,
-heuristics/) and sgl-deep-gemm 0.2.5. On sm_90 scales of a are fp32, rows side by side and columns at multiples
-of 16 bytes; those of b are fp32 per 128x128. On sm_100 and sm_103 both are exponents (UE8M0) of every row,
-four of K in an int32. What has another layout the host brings into it, in the call.
+From DeepGEMM 2.6.1 (csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels/impls/
+smxx_layout.hpp, heuristics/) and sgl-deep-gemm 0.2.5. On sm_90 scales of a are fp32, rows side by side and
+columns at multiples of 16 bytes; those of b are fp32 per 128x128. On sm_100 and sm_103 both are exponents
+(UE8M0) of every row, four of K in an int32. What has another layout the host brings into it, in the call.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class DeepGemm:
     def __init__(self, arch: str) -> None:
         self.hopper = arch == "sm_90"
         self.alignment = 128  # heuristics/runtime.hpp
+        self.transformed = 0  # scales that a product brought into their layout
 
     def functions(self) -> dict[str, Callable[..., Any]]:
         """By library and name; vLLM's wrappers hand on what they are given."""
@@ -79,7 +80,7 @@ class DeepGemm:
         return sf
 
     def operands(self, a: Pair, b: Pair, grouped: bool, d: torch.Tensor) -> Pair:
-        """fp32 [..., M, K] and [..., N, K], by the scales as the kernels' descriptors and pointers read them."""
+        """fp32 [..., M, K] and [..., N, K], scales as the kernels' descriptors and pointers read them."""
         (a_q, sfa), (b_q, sfb) = a, b
         for t in (a_q, b_q):
             need(t.dtype == torch.float8_e4m3fn, "ab.scalar_type() == torch::kFloat8_e4m3fn")
@@ -94,10 +95,12 @@ class DeepGemm:
         need(b_q.shape[-1] == k and tuple(d.shape[-2:]) == (m, n), "m == m_ and n == n_ and k == k_")
         need(d.dtype == torch.bfloat16 and d.stride(-1) == 1 and n % 8 == 0, "d is bf16, of whole tiles")
         groups_a = len(a_q) if a_q.dim() == 3 else None
+        given = (sfa, sfb)
         sfa = self.transform(sfa, m, k, (1, BLOCK, BLOCK), groups_a, True)
         of_every_row = sfb.dtype == torch.int32
         recipe = (1, 1 if of_every_row else BLOCK, BLOCK)  # get_default_recipe
         sfb = self.transform(sfb, n, k, recipe, len(b_q) if grouped else None, False)
+        self.transformed += (sfa is not given[0]) + (sfb is not given[1])
         if not self.hopper:
             return activations(a_q, values(sfa)), activations(b_q, values(sfb))
         # sm90_fp8_gemm_1d2d.cuh: SFB by pointer, by the strides of its major.
@@ -155,7 +158,7 @@ def up(x: int, y: int) -> int:
 
 def mn_major(sf: torch.Tensor) -> torch.Tensor:
     """smxx_layout.hpp get_mn_major_tma_aligned_tensor: [..., mn, columns] with strides (1, mn rounded up to
-    four); given back as it is where it is so. Padding is never written: here it is NaN, to read it is wrong."""
+    four); given back as it is where it is so. Padding is never written: here it is NaN."""
     *groups, mn, columns = sf.shape
     aligned = up(mn, 4) * 4
     at_home = not groups or sf.stride(0) == aligned * columns
@@ -166,8 +169,8 @@ def mn_major(sf: torch.Tensor) -> torch.Tensor:
 
 
 def exponents(sf: torch.Tensor) -> torch.Tensor:
-    """smxx_layout.cuh transpose_and_pack_fp32_into_ue8m0: four columns in an int32, the first in its low byte.
-    The kernel traps at what is no power of two."""
+    """smxx_layout.cuh transpose_and_pack_fp32_into_ue8m0: four columns in an int32, the first lowest. The
+    kernel traps at what is no power of two."""
     bits = sf.contiguous().view(torch.int32)
     need(bool((bits & -0x7F800001 == 0).all()), "(values[j] & 0x807fffffu) == 0: scales are powers of two")
     packed = torch.zeros(*sf.shape[:-1], up(sf.shape[-1], 4) * 4, dtype=torch.uint8)

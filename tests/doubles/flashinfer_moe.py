@@ -1,6 +1,6 @@
 """FlashInfer's fused MoE of TensorRT-LLM's generated kernels, with the layouts of weights that these read.
 
-From FlashInfer 0.6.18: flashinfer/fused_moe/core.py, flashinfer/utils.py and fp4_quantization.py (the order of
+From FlashInfer 0.6.18: flashinfer/fused_moe/core.py, flashinfer/utils.py and fp4_quantization.py (order of
 rows), csrc/trtllm_fused_moe_kernel_launcher.cu (Fp8BlockScaleLauncher), csrc/fused_moe/trtllm_backend
 (routing), tests/moe/. Up rows of w13 stand before gate rows.
 """

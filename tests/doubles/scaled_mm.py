@@ -31,8 +31,8 @@ class ScaledMm:
         scale_recipe_b: ScalingType,
         output_dtype: torch.dtype,
     ) -> torch.Tensor:
-        """a row-major, b column-major. Scales of a [M, K/128] and of b [K/128 rounded up to four, N/128], both
-        with strides (1, rows)."""
+        """a row-major, b column-major. Scales of a [M, K/128] and of b [K/128 rounded up to four, N/128],
+        both with strides (1, rows)."""
         need(self.hopper, "DeepSeek style (1x128, 128x128) scaling only supported in CUDA for SM90")
         recipes = (scale_recipe_a, scale_recipe_b)
         need(recipes == (ScalingType.BlockWise1x128, ScalingType.BlockWise128x128), f"{recipes}")

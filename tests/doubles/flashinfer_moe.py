@@ -82,6 +82,7 @@ class FlashInfer:
     ) -> torch.Tensor:
         """fp32 [local, rows, K] of either layout."""
         blocked = g.weight_layout == BLOCK_MAJOR_K
+        need(blocked or g.weight_layout == MAJOR_K, f"Unsupported weight_layout {g.weight_layout}")
         need(
             blocked == g.use_shuffled_weight, "kernels are for rows as they are, or for shuffled blocks of K"
         )

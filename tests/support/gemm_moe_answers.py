@@ -108,6 +108,7 @@ BLOCK_SCALE_GEMM: Mapping[str, Answer] = {
     "vllm.per_token_group_quant_fp8": quantised_by_vllm,
     "vllm.per_token_group_quant_fp8_packed_for_deepgemm": lambda a: quantised(a["x"], packed=True),
     "vllm.cutlass_scaled_mm": of_transposed,
+    "vllm.w8a8_triton_block_scaled_mm": product("A", "B"),
     "sglang.sglang_per_token_group_quant_fp8": lambda a: quantised(a["x"], a["scale_ue8m0"]),
     "sglang.fp8_blockwise_scaled_mm": of_transposed,
     "sglang.w8a8_block_fp8_matmul_triton": product("A", "B"),

@@ -34,6 +34,8 @@ def block_scale_gemm() -> Iterator[Case]:
         ("flashinfer.sm90", "sm_90", "flashinfer", PART),
         ("flashinfer.groupwise", "sm_100 sm_103", "flashinfer", PART, "m=301 n=384 k=640"),
         ("flashinfer.trtllm", "sm_100 sm_103", "flashinfer", PART),
+        ("flashinfer.cutile", "sm_100 sm_103 sm_120", "flashinfer", PART),
+        ("vllm.triton", "sm_90 gfx942", "vllm"),
         ("sglang.triton", "sm_90 gfx942", "sglang"),
         ("sglang.triton", "sm_90", "sglang 0.5.9"),
         *((name, "gfx942 gfx950", "aiter") for name in aiter),

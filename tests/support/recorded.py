@@ -13,7 +13,7 @@ import importlib.util
 import itertools
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -76,7 +76,7 @@ class Case:
     @contextmanager
     def lent(self, **how: Any) -> Iterator[tuple[Platform, Libraries]]:
         kind = "rocm" if self.arch.startswith("gfx") else "cuda"
-        how = {"also": ALSO, "answers": ANSWERS, "values": VALUES} | how
+        how = {"also": ALSO, "answers": ANSWERS, "values": VALUES, "besides": self.implementation.also} | how
         with lent(kind, self.arch, *self.libraries, **how) as found:
             yield found
 
@@ -130,6 +130,7 @@ def launched(libraries: Libraries) -> Iterator[None]:
         if importlib.util.find_spec("triton"):
             from triton.runtime.jit import JITFunction
 
+            from kernels.block_scale_gemm.providers import vllm_triton
             from kernels.fused_moe.providers import aiter_triton, deep_gemm
 
             def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
@@ -137,8 +138,9 @@ def launched(libraries: Libraries) -> Iterator[None]:
                 return partial(StandIn(place, libraries), grid=grid)
 
             patch.setattr(JITFunction, "__getitem__", launcher)
-            for provider in (aiter_triton, deep_gemm):
+            for provider in (aiter_triton, deep_gemm, vllm_triton):
                 patch.setattr(provider, "require_interpreter", lambda device: None)
+            patch.setattr(vllm_triton, "_triton_let_in", nullcontext)
         yield
 
 

@@ -20,7 +20,7 @@ from kernels.operands import Seeds
 from kernels.platform import named
 from shapes.case import parse
 from tests.support.answers import ANSWERS
-from tests.support.recorded import Case, record
+from tests.support.recorded import Case
 from tests.support.stand_ins import Answer
 
 OP = kernels.OPS["block_scale_gemm"]
@@ -112,17 +112,6 @@ def test_deepgemm_1_has_other_names():
         bind(OP, case.implementation, operands, out).call()
     assert given["lhs"][0] is operands.a_q and given["lhs"][1].stride() == (1, 36)
     assert given["rhs"] == (operands.b_q, operands.b_scale) and given["out"] is out
-
-
-def test_cutile_takes_every_layout_as_it_is(monkeypatch):
-    monkeypatch.setattr(flashinfer.CuTile, "also", {})  # NVIDIA's compiler of tiles
-    text = record(Case(OP.name, "flashinfer.cutile", "sm_100", ("flashinfer",), "m=5 n=192 k=640"))
-    for line in (
-        "a e4m3fn [5, 640] in a_q", "b e4m3fn [192, 640] in b_q", "a_scale fp32 [5, 5] in a_scale",
-        "b_scale fp32 [2, 5] in b_scale", "scale_major_mode 'K'", "scale_granularity_mnk (1, 128, 128)",
-        "out bf16 [5, 192] in out", "backend 'cutile'",
-    ):  # fmt: skip
-        assert f"\n    {line}" in text
 
 
 def test_before_0_2_9_flashinfer_has_no_backend_to_name():

@@ -123,8 +123,8 @@ class Aiter:
         need(scale.dtype == torch.float32, "scales are fp32")
 
     def layer(self, **given: Any) -> torch.Tensor:
-        """aiter/fused_moe.py without a tuned configuration: x is quantised, then all in one stage. The mark
-        that `shuffle_weight` leaves says which kernels run: those for plain rows misread shuffled ones."""
+        """aiter/fused_moe.py without a tuned configuration: x is quantised, then all in one stage. A mark
+        on the weights says which kernels run: those for plain rows misread shuffled ones."""
         g = SimpleNamespace(**given)
         need(getattr(g.w1, "is_shuffled", False), "kernels for plain rows run")
         need(is_called(g.quant_type, "per_128x128") and is_called(g.activation, "Silu"), "another layer")
@@ -141,14 +141,13 @@ class Aiter:
 
 
 def shuffle_weight(x: torch.Tensor, layout: tuple[int, int]) -> torch.Tensor:
-    """Rows in tiles of 16, K in tiles of 32 bytes: [N/16, K/32, 2, 16 rows, 16 bytes]; the shape stays."""
+    """Rows in tiles of 16, K in tiles of 32 bytes: [N/16, K/32, 2, 16 rows, 16 bytes]; the shape stays. Releases
+    before 0.1.13 leave it to the caller to mark the result."""
     rows, depth = layout[0], 2 * layout[1]
     *_, n, k = x.shape
     need(n % rows == 0 and k % depth == 0, f"{x.shape} % {rows}, {depth}")
     tiles = x.view(torch.uint8).reshape(-1, n // rows, rows, k // depth, depth // 16, 16)
-    shuffled = tiles.permute(0, 1, 3, 4, 2, 5).reshape(x.shape).view(x.dtype)
-    shuffled.is_shuffled = True  # type: ignore[attr-defined]
-    return shuffled
+    return tiles.permute(0, 1, 3, 4, 2, 5).reshape(x.shape).view(x.dtype)
 
 
 def is_called(member: object, name: str) -> bool:

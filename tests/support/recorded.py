@@ -291,7 +291,8 @@ class Recorder:
 
     def described(self, value: Any, name: str = "") -> str:
         if isinstance(value, torch.Tensor):
-            return " ".join(filter(None, [shaped(value), self.place(value, name), content(value)]))
+            marks = [mark for mark, holds in vars(value).items() if holds is True]  # as AITER's is_shuffled
+            return " ".join(filter(None, [shaped(value), self.place(value, name), content(value), *marks]))
         if isinstance(value, float):
             return plain(value)
         if isinstance(value, Made):

@@ -42,7 +42,11 @@ CASES = [
     *rows(MOE, "with_routing", "aiter.asm", "gfx942", "aiter", EP),
     *(
         case
-        for kind, boundary in (("", "with_routing"), ("@sglang", "with_routing"), ("_routed@sglang", "with_quant"))
+        for kind, boundary in (
+            ("", "with_routing"),
+            ("@sglang", "with_routing"),
+            ("_routed@sglang", "with_quant"),
+        )
         for case in rows(
             MOE, boundary, f"flashinfer.trtllm{kind}", "sm_100", "flashinfer",
             ROUTED, f"{ROUTED} ep=2 routing=uniform",
@@ -56,6 +60,7 @@ INTERPRETED = [
     *rows(MOE, "core", "deepgemm.masked", "sm_100", "deep_gemm", DEEP),
     *rows(MOE, "with_routing", "deepgemm.masked", "sm_100", "deep_gemm", EP),
 ]
+OF_TORCH = [*rows(GEMM, "core", "hipblaslt.dequantised", "gfx942", "", RAGGED)]
 DOUBLES = {"cublaslt": ScaledMm, "deepgemm": DeepGemm, "aiter": Aiter, "flashinfer": FlashInfer}
 
 
@@ -76,6 +81,11 @@ def test_a_row_computes_the_references_answer(case: Case) -> None:
     double = computed(case)
     if isinstance(double, DeepGemm) and case.boundary == "core":
         assert not double.transformed, "DeepGEMM brings scales into its layout in the call"
+
+
+@pytest.mark.parametrize("case", OF_TORCH, ids=name)
+def test_a_row_of_torchs_own_product_does(case: Case) -> None:
+    keep(case, {})
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,10 @@ import difflib
 
 import pytest
 
-from tests.support.recorded import RECORDS, Case, rendered
+import kernels
+from kernels.vendor import Vendor
+from tests.support.broken_calls import survivors
+from tests.support.recorded import RECORDS, Case, record, rendered
 from tests.support.recorded_rows import CASES
 
 ROWS: dict[tuple[str, str], list[Case]] = {}
@@ -30,13 +33,33 @@ def test_a_row_gives_its_library_what_is_recorded(row: tuple[str, str], golden: 
     changed = difflib.unified_diff(
         before.splitlines(), text.splitlines(), "recorded", "now", n=6, lineterm=""
     )
-    assert text == before, "\n".join(
-        [
-            *changed,
-            f"if that is right: pytest {file.parent.parent.parent}/test_recorded_calls.py --golden=write",
-        ]
-    )
+    how = "if that is right: python -m pytest tests/kernels/test_recorded_calls.py --golden=write"
+    assert text == before, "\n".join([*changed, how])
 
 
-def test_every_record_is_of_a_row() -> None:
-    assert {(f.parent.name, f.stem) for f in RECORDS.glob("*/*.txt")} == set(ROWS)
+def test_every_row_of_a_gpu_is_recorded() -> None:
+    """But for those whose kernels are the suite's own, which TileLang compiles (test_tilelang.py), and for
+    torch's own product."""
+    ops = {op for op, _ in ROWS}
+    rows = [i for op in ops for i in kernels.implementations(op) if isinstance(i, Vendor)]
+    of_gpus = {(i.op, i.name) for i in rows if set(i.kinds) - {"cpu"} and i.library != "tilelang"}
+    of_gpus.remove(("block_scale_gemm", "hipblaslt.dequantised"))
+    recorded = {(file.parent.name, file.stem) for file in RECORDS.glob("*/*.txt")}
+    assert recorded == set(ROWS) == of_gpus
+
+
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        ("block_scale_gemm", "deepgemm"),
+        ("fused_moe", "aiter.ck"),
+        ("mla_decode", "flashmla@vllm"),
+        ("mla_decode", "flashinfer.auto"),
+        ("mha_prefill", "flashinfer.cutlass"),
+        ("mha_prefill", "cudnn"),
+    ],
+)
+def test_a_broken_argument_changes_the_record(op: str, name: str) -> None:
+    """Each argument of each call in every way that a mistake would give."""
+    *_, case = ROWS[op, name]
+    assert survivors(lambda: record(case)) == []

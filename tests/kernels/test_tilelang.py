@@ -13,9 +13,10 @@ from kernels.block_scale_gemm.providers import tilelang as gemm
 from kernels.formats import BLOCK, native
 from kernels.mla_decode.providers import tilelang as mla
 from kernels.mla_decode.sizes import WIDTH
-from tests.support.broken_calls import is_known, survivors
-from tests.support.contract_rows import TILELANG
-from tests.support.contracts import Contract
+from tests.support.broken_calls import survivors
+from tests.support.judging import keep
+from tests.support.recorded import Case
+from tests.support.recorded_rows import RAGGED, TILELANG
 from tests.support.tilelang_on_cpu import on_cpu
 
 needs_tilelang = pytest.mark.skipif(
@@ -23,30 +24,32 @@ needs_tilelang = pytest.mark.skipif(
     reason="tilelang is not installed: pip install '.[tilelang]'",
 )
 
-CASES = [(contract, text) for contract in TILELANG for text in contract.texts]
-PATHS = [(contract, text) for contract in TILELANG if contract.arch == "sm_90" for text in contract.texts[:2]]
-"""Each way through the programs once: rows that fill no tile; pages that are steps, and others."""
+ONCE = [
+    case
+    for case in TILELANG
+    if case.arch == "sm_90" and case.text in ("m=33 n=384 k=640", f"{RAGGED} page=16")
+]
+"""Each program once: rows that fill no tile, pages that are no steps."""
 
 
-def name(case: tuple[Contract, str]) -> str:
-    return f"{case[0]}: {case[1]}"
-
-
-@needs_tilelang
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES, ids=name)
-def test_a_row_keeps_its_contract(case: tuple[Contract, str]) -> None:
-    with on_cpu():
-        case[0].keep(case[1])
+def name(case: Case) -> str:
+    return f"{case.name} {case}"
 
 
 @needs_tilelang
 @pytest.mark.slow
-@pytest.mark.parametrize("case", PATHS, ids=name)
-def test_a_broken_argument_is_noticed(case: tuple[Contract, str]) -> None:
+@pytest.mark.parametrize("case", TILELANG, ids=name)
+def test_a_row_computes_the_references_answer(case: Case) -> None:
     with on_cpu():
-        unnoticed = survivors(*case)
-    assert [text for text in unnoticed if not is_known(f"{case[0]}: {case[1]} {text}")] == []
+        keep(case, {})
+
+
+@needs_tilelang
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ONCE, ids=name)
+def test_a_broken_argument_is_noticed(case: Case) -> None:
+    with on_cpu():
+        assert survivors(lambda: keep(case, {})) == []
 
 
 DEVICES = {

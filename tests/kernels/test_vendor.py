@@ -9,26 +9,19 @@ from kernels import platform
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect, named
 from kernels.vendor import Vendor, either, last_read, onednn_may_use
-from shapes.case import parse
-from tests.support.contract_rows import CONTRACTS
+from tests.support.recorded_rows import CASES, TILELANG
 
 ROWS = [i for op in kernels.OPS for i in kernels.implementations(op) if isinstance(i, Vendor)]
 
 
-@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
-def test_a_row_runs_where_its_contract_is(contract):
-    support = contract.implementation.available(named(contract.kind, contract.arch))
-    assert support.ok, support.reason
-
-
-@pytest.mark.parametrize("contract", CONTRACTS, ids=str)
-def test_the_memory_plan_counts_what_a_row_needs(contract):
-    op, row = kernels.OPS[contract.op], contract.implementation
-    for text in contract.texts:
-        given = {**op.defaults(contract.arch), **parse(text)[0]}
-        sizes = op.sizes(op.case(given, boundary=contract.boundary).sizes)
+@pytest.mark.parametrize("op", kernels.OPS)
+def test_rows_run_where_they_are_tried_and_plan_their_memory(op):
+    for case in [case for case in (*CASES, *TILELANG) if case.op == op]:
+        row, there = case.implementation, named(case.kind, case.arch)
+        assert row.available(there).ok, case
+        sizes = case.sizes(there)
         planned = row.layout(sizes), row.workspace(sizes), row.scratch(sizes)
-        assert all(isinstance(b, int) and b >= 0 for b in planned)
+        assert all(isinstance(b, int) and b >= 0 for b in planned), case
 
 
 @pytest.mark.parametrize("op", kernels.OPS)

@@ -123,6 +123,7 @@ MHA_PREFILL: Mapping[str, Answer] = {
     "cudnn.tensor": lambda a: a["self"].libraries.made("cudnn.Tensor"),
     **{f"cudnn.set_{what}": is_itself
        for what in ("uid", "output", "dim", "stride", "data_type", "ragged_offset")},
+    "cudnn.backend_version": lambda a: 92000,
     "cudnn.get_workspace_size": lambda a: 64,
     "cudnn.execute": executed,
     "cudnn.create_handle": lambda a: 7,

@@ -12,7 +12,7 @@ import hashlib
 import importlib.util
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -31,7 +31,7 @@ from kernels.operands import Operands, Seeds
 from kernels.platform import Platform
 from shapes.case import parse
 from tests.support.answers import ALSO, ANSWERS, VALUES
-from tests.support.stand_ins import Arguments, Libraries, Made, StandIn, lent
+from tests.support.stand_ins import Answer, Arguments, Libraries, Made, StandIn, lent
 
 RECORDS = Path(__file__).parent.parent / "kernels" / "recorded"
 
@@ -70,32 +70,42 @@ class Case:
         return f"{' '.join([self.arch, *apart, *older])}: {self.text}"
 
     @property
+    def kind(self) -> str:
+        return "rocm" if self.arch.startswith("gfx") else "cuda"
+
+    @property
     def implementation(self) -> Implementation:
         return next(i for i in kernels.implementations(self.op) if i.name == self.name)
 
     @contextmanager
     def lent(self, **how: Any) -> Iterator[tuple[Platform, Libraries]]:
-        kind = "rocm" if self.arch.startswith("gfx") else "cuda"
-        how = {"also": ALSO, "answers": ANSWERS, "values": VALUES, "besides": self.implementation.also} | how
-        with lent(kind, self.arch, *self.libraries, **how) as found:
-            yield found
+        besides = self.implementation.also  # type: ignore[attr-defined]  # of a vendor
+        how = {"also": ALSO, "answers": ANSWERS, "values": VALUES, "besides": besides} | how
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # several wait for each other where other processes run
+        try:
+            with lent(self.kind, self.arch, *self.libraries, **how) as found:
+                yield found
+        finally:
+            torch.set_num_threads(threads)
+
+    def sizes(self, here: Platform) -> Any:  # of its op
+        """AssertionError for what the row does not support."""
+        op = kernels.OPS[self.op]
+        given = {**op.defaults(self.arch), **parse(self.text)[0]}
+        support = self.implementation.supports(op.case(given, boundary=self.boundary), here)
+        assert support.ok, support.reason
+        return op.sizes(given)
 
 
-def record(case: Case) -> str:
+def record(case: Case, answers: Mapping[str, Answer] = ANSWERS) -> str:
     """All calls of preparing, of the call, and of the call after other live operands were loaded, where these
     differ. Raises Wrong; AssertionError for what is not supported."""
     op, row = kernels.OPS[case.op], case.implementation
     heard = Recorder()
-    with (
-        case.lent(heard=heard.call, returned=heard.returned) as (here, libraries),
-        launched(libraries),
-        poisoned(),
-    ):
-        sizes_of = {**op.defaults(case.arch), **parse(case.text)[0]}
-        of_case = op.case(sizes_of, boundary=case.boundary)
-        support = row.supports(of_case, here)
-        assert support.ok, support.reason
-        sizes = op.sizes(of_case.sizes)
+    how = {"heard": heard.call, "returned": heard.returned, "answers": answers}
+    with case.lent(**how) as (here, libraries), launched(libraries), poisoned():
+        sizes = case.sizes(here)
         operands = op.operands(sizes, Seeds(0, 0), "cpu", case.boundary)
         exact(operands, 0)
         out = None if row.allocates else op.empty_output(sizes, "cpu").fill_(torch.nan)
@@ -106,16 +116,14 @@ def record(case: Case) -> str:
             operands = operands.turned(1)
             exact(operands, 0)
             prepared = bind(op, row, operands, out, prepared)
-        kept(prepared, prepared.reads)
+        unmoved(prepared, prepared.reads)
         heard.begin("call")
         called(operands, prepared)
         heard.result = heard.described(prepared.result())
         further = op.operands(sizes, Seeds(0, 1), "cpu", case.boundary)
         exact(further, 1)
         heard.begin("load")
-        kept(prepared, lambda: prepared.load(further.live_tensors()))
-        for name, tensor in further.live_tensors().items():
-            getattr(operands, name).copy_(tensor)
+        load(prepared, operands, further)
         if out is not None:
             out.fill_(torch.nan)
         heard.begin("call after load")
@@ -155,7 +163,7 @@ def exact(operands: Operands, live: int) -> None:
             if name in ("a", "x"):  # blocks of which each gets a scale of its own when it is quantised
                 blocks = values.view(-1, 128)
                 blocks *= torch.tensor(powers_of_two(drawn, len(blocks)))[:, None].bfloat16()
-            tensor.copy_(values.view(tensor.shape).masked_fill_(is_nan(tensor), torch.nan))
+            tensor.copy_(values.view(tensor.shape).masked_fill_(nans(tensor), torch.nan))
         elif name == "logits":
             sure_of_picks(operands, tensor)
         elif name in IN_FP32:
@@ -181,14 +189,6 @@ def sure_of_picks(operands: Any, logits: torch.Tensor) -> None:
     logits.fill_(-200.0).scatter_(1, torch.tensor(picks), 200.0)
 
 
-def is_nan(tensor: torch.Tensor) -> torch.Tensor:
-    """FP8 by its codes: torch would convert it value by value."""
-    if tensor.element_size() > 1:
-        return tensor.isnan()
-    codes = tensor.view(torch.uint8)
-    return codes == 0x80 if tensor.dtype == torch.float8_e4m3fnuz else codes & 0x7F == 0x7F
-
-
 def called(operands: Operands, prepared: Prepared) -> None:
     before = operands.digest()
     prepared.call()
@@ -196,7 +196,14 @@ def called(operands: Operands, prepared: Prepared) -> None:
         raise Wrong("the call changed its operands")
 
 
-def kept(prepared: Prepared, step: Any) -> None:
+def load(prepared: Prepared, operands: Operands, further: Operands) -> None:
+    """Other live operands, into what was prepared and into what it was prepared on."""
+    unmoved(prepared, lambda: prepared.load(further.live_tensors()))
+    for name, tensor in further.live_tensors().items():
+        getattr(operands, name).copy_(tensor)
+
+
+def unmoved(prepared: Prepared, step: Callable[[], object]) -> None:
     """A recorded graph reads and writes where it did when it was recorded."""
     before = pointers(prepared)
     step()
@@ -320,7 +327,8 @@ class Recorder:
             lines.append(f"{part}:")
             before = self.parts["call"] if part == "call after load" else []
             for (place, given), (_, others) in itertools.zip_longest(calls, before, fillvalue=("", {})):
-                changed = {name: text for name, text in given.items() if others.get(name) != text}
+                same = others.items() if others.keys() == given.keys() else ()
+                changed = {name: text for name, text in given.items() if (name, text) not in same}
                 lines.append(f"  {place}")
                 lines += [f"    {name} {text}" for name, text in changed.items()]
         return "\n".join([*lines, f"result {self.result}", ""])
@@ -339,41 +347,43 @@ def shaped(tensor: torch.Tensor) -> str:
 
 
 def content(tensor: torch.Tensor) -> str:
-    """Values of a few, a digest of more; `empty`: what nobody wrote."""
+    """Values of a few, a digest of more, and whether NaN is among them; `empty`: what nobody wrote."""
     if not tensor.numel():
         return ""
     large = tensor.numel() >= LARGE
-    seen = tensor.detach().flatten()[: BEGINNING if large else None]
+    seen = tensor.detach().flatten()[:BEGINNING] if large else tensor.detach().flatten()
     begins = "begins with " if large else ""
     if is_empty(seen):
         return "empty"
     if not seen.view(torch.uint8).any():
         return f"{begins}zeros"
     if seen.numel() <= SHOWN:
-        return "= " + " ".join(f"{v:.9g}" for v in seen.double().tolist())
-    size = seen.element_size()
-    bits = seen.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
-    if seen.is_floating_point():  # of NaN there are many, and CPUs make different ones
-        bits = bits.masked_fill(is_nan(seen), -1 if size > 1 else 255)
+        return "= " + " ".join(f"{value:.9g}" for value in seen.double().tolist())
+    bits = seen.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[seen.element_size()])
+    if seen.is_floating_point() and (nan := nans(seen)).any():
+        begins += "NaN and "
+        bits = bits.masked_fill(nan, 127)  # of NaN there are many, and CPUs make different ones
     return begins + hashlib.sha1(bits.numpy().tobytes()).hexdigest()[:10]
 
 
+def nans(tensor: torch.Tensor) -> torch.Tensor:
+    """Of FP8 by its codes: torch would convert it value by value."""
+    if tensor.element_size() > 1:
+        return tensor.isnan()
+    codes = tensor.view(torch.uint8)
+    return codes == 0x80 if tensor.dtype == torch.float8_e4m3fnuz else codes & 0x7F == 0x7F
+
+
 def is_empty(tensor: torch.Tensor) -> bool:
+    """What nobody wrote: see `poisoned`."""
     if tensor.is_floating_point():
-        return bool(is_nan(tensor).all())
-    if tensor.dtype == torch.bool:
-        return False
-    return bool((tensor == POISON[tensor.element_size()]).all())
+        return bool(nans(tensor).all())
+    return tensor.dtype != torch.bool and bool((tensor == POISON[tensor.element_size()]).all())
 
 
 def rendered(cases: list[Case]) -> str:
     """The records of a row; equal ones once, under the names of all their cases."""
     texts: dict[str, list[Case]] = {}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # which do not wait for each other where other processes run
-    try:
-        for case in cases:
-            texts.setdefault(record(case), []).append(case)
-    finally:
-        torch.set_num_threads(threads)
+    for case in cases:
+        texts.setdefault(record(case), []).append(case)
     return "\n".join("".join(f"# {case}\n" for case in named) + text for text, named in texts.items())

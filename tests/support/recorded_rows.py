@@ -20,7 +20,7 @@ def rows(
     for arch in archs.split():
         for text in texts:
             given = text.replace("{fp8}", FP8.get(arch, "e4m3fn"))
-            yield Case(op, name, arch, tuple(libraries.split(", ")), given, boundary)
+            yield Case(op, name, arch, tuple(filter(None, libraries.split(", "))), given, boundary)
 
 
 RAGGED = "batch=3 ctx=1..130"
@@ -31,9 +31,10 @@ ZERO_SPARE = "batch=1 ctx=2112..2432 page=64"
 def mla_decode() -> Iterator[Case]:
     page_1, page_16, page_64 = (f"{RAGGED} page={page}" for page in (1, 16, 64))
     many, fp8 = f"{RAGGED} heads=128 page=64", f"{RAGGED} page=64 kv=fp8 fp8={{fp8}}"
+    short = "batch=2 ctx=1..130 page=64 model_len=1000"
     for name, archs, libraries, *texts in (
         ("aiter.asm", "gfx942 gfx950", "aiter", page_1, page_16, many, fp8),
-        ("aiter.asm", "gfx942", "aiter 0.1.9.post1", page_16, fp8),
+        ("aiter.asm", "gfx942", "aiter 0.1.9.post1", short, fp8),
         ("aiter.asm_persistent", "gfx942 gfx950", "aiter", page_16, fp8, ZERO_SPARE,
          f"{RAGGED} heads=8 page=16", f"{RAGGED} heads=12 page=16 kv=fp8 fp8={{fp8}}"),
         ("aiter.asm_persistent", "gfx950", "aiter", f"{RAGGED} heads=64 page=64 kv=fp8"),
@@ -52,19 +53,19 @@ def mla_decode() -> Iterator[Case]:
         ("flashinfer.cutlass", "sm_100", "flashinfer", many, f"{RAGGED} heads=128 page=16"),
         *((name, "sm_100 sm_103", "flashinfer", page_64, f"{RAGGED} heads=128 page=32", fp8)
           for name in ("flashinfer.trtllm", "flashinfer.cute_dsl", "flashinfer.auto")),
-        ("flashinfer.trtllm", "sm_100", "flashinfer 0.6.14", page_64),
+        ("flashinfer.trtllm", "sm_100", "flashinfer 0.6.14", short),
         ("flashinfer.auto", "sm_100", "flashinfer", f"{RAGGED} heads=24 page=32"),
         ("flash_attn.fa3", "sm_90", "flash_attn_interface", page_1, page_16, many),
         ("flash_attn.fa3@vllm", "sm_90", "vllm", page_16, many),
-        ("flash_attn.fa3@sglang", "sm_90", "sgl_kernel", page_16, many),
+        ("flash_attn.fa3@sglang", "sm_90", "sgl_kernel", page_16, many, short),
         ("flash_attn.fa4", "sm_100 sm_103", "flash_attn.cute", page_16, many),
         ("flash_attn.fa4", "sm_100", "flash_attn.cute 4.0.0b35", page_16),
-        ("vllm.cutlass_mla", "sm_100", "vllm", page_16, f"{RAGGED} heads=128 page=128"),
-        ("vllm.triton", "sm_90 gfx942", "vllm", page_16, fp8),
+        ("vllm.cutlass_mla", "sm_100", "vllm", page_16, f"{RAGGED} heads=128 page=128", short),
+        ("vllm.triton", "sm_90 gfx942", "vllm", page_16, fp8, short),
         ("tokenspeed_mla", "sm_100 sm_103", "tokenspeed_mla",
-         f"{RAGGED} page=32 kv=fp8", f"{RAGGED} heads=128 page=64 kv=fp8"),
+         f"{RAGGED} page=32 kv=fp8", f"{RAGGED} heads=128 page=64 kv=fp8", f"{short} kv=fp8"),
         ("sglang.triton", "sm_90 gfx942", "sglang", page_1, many, fp8, "batch=3 ctx=130 page=16"),
-        ("sglang.triton", "sm_90", "sglang 0.5.9", page_16),
+        ("sglang.triton", "sm_90", "sglang 0.5.9", short),
     ):  # fmt: skip
         yield from rows("mla_decode", name, archs, libraries, *texts)
 
@@ -108,4 +109,18 @@ def mha_prefill() -> Iterator[Case]:
         yield from rows("mha_prefill", name, archs, libraries, *given)
 
 
+def tilelang() -> Iterator[Case]:
+    """On TileLang itself, for which tests/support/tilelang_on_cpu.py stands in for the devices: pages that
+    are steps and others, few heads and many, sequences of one part and of several."""
+    gemm = ("m=1 n=128 k=128", "m=33 n=384 k=640", "m=130 n=192 k=256")
+    mla = (
+        *(f"{RAGGED} {more}" for more in ("page=64", "page=16", "heads=128 page=64", "page=1")),
+        ZERO_SPARE,
+    )
+    for archs in ("sm_90 sm_100", "gfx942 gfx950"):
+        yield from rows("block_scale_gemm", "tilelang.tiled", archs, "", *gemm)
+        yield from rows("mla_decode", "tilelang.split", archs, "", *mla)
+
+
+TILELANG = [*tilelang()]
 CASES = [*mla_decode(), *mha_prefill(), *block_scale_gemm(), *fused_moe()]

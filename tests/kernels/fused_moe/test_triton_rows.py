@@ -1,5 +1,5 @@
 """The Triton kernels around DeepGEMM's products compile for its GPUs, and the memory plan holds what they
-need. What they compute is checked with the library's double (tests/kernels/contracts)."""
+need. What they compute is checked in tests/kernels/test_computed_products.py."""
 
 from __future__ import annotations
 

@@ -1,1 +1,0 @@
-from .prefill import cudnn_batch_prefill_with_kv_cache as cudnn_batch_prefill_with_kv_cache

@@ -141,8 +141,8 @@ class Aiter:
 
 
 def shuffle_weight(x: torch.Tensor, layout: tuple[int, int]) -> torch.Tensor:
-    """Rows in tiles of 16, K in tiles of 32 bytes: [N/16, K/32, 2, 16 rows, 16 bytes]; the shape stays. To mark
-    the result as shuffled is left to the caller, as older releases do."""
+    """Rows in tiles of 16, K in tiles of 32 bytes: [N/16, K/32, 2, 16 rows, 16 bytes]; the shape stays. The
+    caller marks the result, as older releases do not."""
     rows, depth = layout[0], 2 * layout[1]
     *_, n, k = x.shape
     need(n % rows == 0 and k % depth == 0, f"{x.shape} % {rows}, {depth}")

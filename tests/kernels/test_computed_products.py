@@ -61,7 +61,7 @@ INTERPRETED = [
     *rows(MOE, "with_routing", "deepgemm.masked", "sm_100", "deep_gemm", EP),
 ]
 OF_TORCH = [*rows(GEMM, "core", "hipblaslt.dequantised", "gfx942", "", RAGGED)]
-DOUBLES = {"cublaslt": ScaledMm, "deepgemm": DeepGemm, "aiter": Aiter, "flashinfer": FlashInfer}
+DOUBLES: dict[str, Any] = {"cublaslt": ScaledMm, "deepgemm": DeepGemm, "aiter": Aiter, "flashinfer": FlashInfer}
 
 
 def computed(case: Case) -> Any:

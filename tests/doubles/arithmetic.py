@@ -23,20 +23,21 @@ def read(tensor: torch.Tensor, *shape: int, strides: tuple[int, ...] = ()) -> to
     return tensor.as_strided(shape, strides)
 
 
-def spread(scale: torch.Tensor, rows: int, columns: int, per_row: bool = False) -> torch.Tensor:
-    """[..., rows, columns] of scales per block of 128 columns, and of 128 rows or of one."""
+def spread(scale: torch.Tensor, shape: torch.Size, per_row: bool = False) -> torch.Tensor:
+    """[..., rows, columns] of that shape, of scales per block of 128 columns, and of 128 rows or of one."""
+    *_, rows, columns = shape
     scale = scale if per_row else scale.repeat_interleave(BLOCK, -2)
     return scale.repeat_interleave(BLOCK, -1)[..., :rows, :columns]
 
 
 def activations(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """fp32 [..., M, K] of FP8 and scales per row and block."""
-    return values.float() * spread(scale, *values.shape[-2:], per_row=True)
+    return values.float() * spread(scale, values.shape, per_row=True)
 
 
 def weights(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """fp32 [..., N, K] of FP8 and scales per block of 128x128."""
-    return values.float() * spread(scale, *values.shape[-2:])
+    return values.float() * spread(scale, values.shape)
 
 
 def quantised(x: torch.Tensor, fp8: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:

@@ -104,11 +104,12 @@ class DeepGemm:
         if not self.hopper:
             return activations(a_q, values(sfa)), activations(b_q, values(sfb))
         # sm90_fp8_gemm_1d2d.cuh: SFB by pointer, by the strides of its major.
-        shape = (up(n, BLOCK), up(k, BLOCK))
-        strides = (shape[1], 1) if sfb.stride(-1) == 1 else (1, shape[0])
-        if grouped:
-            shape, strides = (len(b_q), *shape), (shape[0] * shape[1], *strides)
-        return activations(a_q, sfa), weights(b_q, read(sfb, *shape, strides=strides))
+        rows, columns = up(n, BLOCK), up(k, BLOCK)
+        strides = (columns, 1) if sfb.stride(-1) == 1 else (1, rows)
+        by_pointer = read(
+            sfb, *b_q.shape[:-2], rows, columns, strides=(rows * columns, *strides)[-sfb.dim() :]
+        )
+        return activations(a_q, sfa), weights(b_q, by_pointer)
 
     def dense(self, a: Pair, b: Pair, d: torch.Tensor) -> None:
         left, right = self.operands(a, b, False, d)

@@ -8,6 +8,7 @@ of their own, this file as a script.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from tests.support.gemm_moe_rows import DEEP, EP, MANY, PART, RAGGED, ROUTED, SM
 from tests.support.interpreting import found_interpreted
 from tests.support.judging import keep
 from tests.support.recorded import Case
+from tests.support.stand_ins import Answer
 
 GEMM, MOE = "block_scale_gemm", "fused_moe"
 ONE = "m=1 n=128 k=128"
@@ -61,15 +63,23 @@ INTERPRETED = [
     *rows(MOE, "with_routing", "deepgemm.masked", "sm_100", "deep_gemm", EP),
 ]
 OF_TORCH = [*rows(GEMM, "core", "hipblaslt.dequantised", "gfx942", "", RAGGED)]
-DOUBLES: dict[str, Any] = {"cublaslt": ScaledMm, "deepgemm": DeepGemm, "aiter": Aiter, "flashinfer": FlashInfer}
+DOUBLES: dict[str, Any] = {
+    "cublaslt": ScaledMm,
+    "deepgemm": DeepGemm,
+    "aiter": Aiter,
+    "flashinfer": FlashInfer,
+}
 
 
 def computed(case: Case) -> Any:
     """The double by which it computed the reference's answer. Raises what `keep` does."""
     double = DOUBLES[case.name.replace("@", ".").partition(".")[0]](case.arch)
-    functions = double.functions().items()
-    keep(case, {**ANSWERS, **{name: lambda a, f=f: f(**a) for name, f in functions}})
+    keep(case, {**ANSWERS, **{name: by_name(f) for name, f in double.functions().items()}})
     return double
+
+
+def by_name(function: Callable[..., Any]) -> Answer:
+    return lambda arguments: function(**arguments)
 
 
 def name(case: Case) -> str:

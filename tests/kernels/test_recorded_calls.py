@@ -7,13 +7,17 @@ reviewer reads.
 from __future__ import annotations
 
 import difflib
+import functools
+from collections.abc import Mapping
 
 import pytest
+import torch
 
 import kernels
+from kernels.mla_decode.providers.flashinfer import _Planned as FlashInferDecode
 from kernels.vendor import Vendor
 from tests.support.broken_calls import survivors
-from tests.support.recorded import RECORDS, Case, record, rendered
+from tests.support.recorded import RECORDS, Case, Wrong, record, rendered
 from tests.support.recorded_rows import CASES
 
 ROWS: dict[tuple[str, str], list[Case]] = {}
@@ -63,3 +67,24 @@ def test_a_broken_argument_changes_the_record(op: str, name: str) -> None:
     """Each argument of each call in every way that a mistake would give."""
     *_, case = ROWS[op, name]
     assert survivors(lambda: record(case)) == []
+
+
+def spoils(self: FlashInferDecode) -> None:
+    self.operands.q.zero_()
+
+
+def moves(self: FlashInferDecode, live: Mapping[str, torch.Tensor]) -> None:
+    self.run = functools.partial(self.run, q_nope=self.run.keywords["q_nope"].clone())
+
+
+@pytest.mark.parametrize(
+    ("step", "instead", "reason"),
+    [
+        ("call", spoils, "the call changed its operands"),
+        ("load", moves, "a recorded graph would not see what was loaded"),
+    ],
+)
+def test_what_no_row_may_do(step: str, instead: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FlashInferDecode, step, instead)
+    with pytest.raises(Wrong, match=reason):
+        record(ROWS["mla_decode", "flashinfer.fa2"][0])

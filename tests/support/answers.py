@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from tests.support.gemm_moe_answers import BLOCK_SCALE_GEMM, FUSED_MOE
 from tests.support.stand_ins import UNITS, Answer, Arguments, numbered, write
 
 LATENT = 512
@@ -128,7 +129,7 @@ MHA_PREFILL: Mapping[str, Answer] = {
     "cudnn.create_handle": lambda a: 7,
 }  # fmt: skip
 
-ANSWERS = {**MLA_DECODE, **MHA_PREFILL}
+ANSWERS = {**MLA_DECODE, **MHA_PREFILL, **BLOCK_SCALE_GEMM, **FUSED_MOE}
 
 VALUES: Mapping[str, object] = {
     "cudnn.cudnnGraphNotSupportedError": type("cudnnGraphNotSupportedError", (Exception,), {}),

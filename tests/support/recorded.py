@@ -9,11 +9,13 @@ that what tensors hold does not depend on the CPU.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import itertools
 import random
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -77,7 +79,8 @@ class Case:
 
     @contextmanager
     def lent(self, **how: Any) -> Iterator[tuple[Platform, Libraries]]:
-        how = {"also": ALSO, "answers": ANSWERS, "values": VALUES} | how
+        besides = self.implementation.also  # type: ignore[attr-defined]  # of a vendor
+        how = {"also": ALSO, "answers": ANSWERS, "values": VALUES, "besides": besides} | how
         threads = torch.get_num_threads()
         torch.set_num_threads(1)  # several wait for each other where other processes run
         try:
@@ -100,7 +103,8 @@ def record(case: Case, answers: Mapping[str, Answer] = ANSWERS) -> str:
     differ. Raises Wrong; AssertionError for what is not supported."""
     op, row = kernels.OPS[case.op], case.implementation
     heard = Recorder()
-    with case.lent(heard=heard.call, returned=heard.returned, answers=answers) as (here, _), poisoned():
+    how = {"heard": heard.call, "returned": heard.returned, "answers": answers}
+    with case.lent(**how) as (here, libraries), launched(libraries), poisoned():
         sizes = case.sizes(here)
         operands = op.operands(sizes, Seeds(0, 0), "cpu", case.boundary)
         exact(operands, 0)
@@ -110,6 +114,7 @@ def record(case: Case, answers: Mapping[str, Answer] = ANSWERS) -> str:
         prepared = bind(op, row, operands, out)
         if op.turns:
             operands = operands.turned(1)
+            exact(operands, 0)
             prepared = bind(op, row, operands, out, prepared)
         unmoved(prepared, prepared.reads)
         heard.begin("call")
@@ -117,6 +122,7 @@ def record(case: Case, answers: Mapping[str, Answer] = ANSWERS) -> str:
         heard.result = heard.described(prepared.result())
         further = op.operands(sizes, Seeds(0, 1), "cpu", case.boundary)
         exact(further, 1)
+        heard.begin("load")
         load(prepared, operands, further)
         if out is not None:
             out.fill_(torch.nan)
@@ -125,15 +131,62 @@ def record(case: Case, answers: Mapping[str, Answer] = ANSWERS) -> str:
     return heard.text()
 
 
+@contextmanager
+def launched(libraries: Libraries) -> Iterator[None]:
+    """The suite's own Triton kernels, around a library's, are told like calls of it, with their grid."""
+    with pytest.MonkeyPatch.context() as patch:
+        if importlib.util.find_spec("triton"):
+            from triton.runtime.jit import JITFunction
+
+            from kernels.block_scale_gemm.providers import vllm_triton
+            from kernels.fused_moe.providers import aiter_triton, deep_gemm
+
+            def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
+                place = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
+                return partial(StandIn(place, libraries), grid=grid)
+
+            patch.setattr(JITFunction, "__getitem__", launcher)
+            for provider in (aiter_triton, deep_gemm, vllm_triton):
+                patch.setattr(provider, "require_interpreter", lambda device: None)
+            patch.setattr(vllm_triton, "_triton_let_in", nullcontext)
+        yield
+
+
 def exact(operands: Operands, live: int) -> None:
-    """Numbers in place of those that were drawn, but for NaN, which stays. Scales in fp32 stay, which plain
-    divisions make."""
+    """Numbers in place of those that were drawn, but for NaN, which stays. Scales in fp32 of attention stay,
+    which plain divisions make."""
     for name, tensor in operands.tensors().items():
+        drawn = random.Random(f"{name} {live}")
         if tensor.is_floating_point() and tensor.element_size() < 4:
-            drawn = random.Random(f"{name} {live}").randbytes(tensor.numel())
-            eighths = torch.frombuffer(bytearray(drawn), dtype=torch.uint8) % 31
-            values = eighths.to(torch.bfloat16).sub_(15).div_(8).view(tensor.shape)
-            tensor.copy_(values.masked_fill_(nans(tensor), torch.nan))
+            eighths = torch.frombuffer(bytearray(drawn.randbytes(tensor.numel())), dtype=torch.uint8) % 31
+            values = eighths.to(torch.bfloat16).sub_(15).div_(8)
+            if name in ("a", "x"):  # blocks of which each gets a scale of its own when it is quantised
+                blocks = values.view(-1, 128)
+                blocks *= torch.tensor(powers_of_two(drawn, len(blocks)))[:, None].bfloat16()
+            tensor.copy_(values.view(tensor.shape).masked_fill_(nans(tensor), torch.nan))
+        elif name == "logits":
+            sure_of_picks(operands, tensor)
+        elif name in IN_FP32:
+            values = torch.tensor(IN_FP32[name](drawn, tensor.numel()))
+            tensor.copy_(values.view(tensor.shape))
+
+
+def powers_of_two(drawn: random.Random, count: int) -> list[float]:
+    return [2.0 ** (byte % 7 - 3) for byte in drawn.randbytes(count)]
+
+
+IN_FP32: dict[str, Callable[[random.Random, int], list[float]]] = {
+    **dict.fromkeys(("a_scale", "b_scale", "x_scale", "w13_scale", "w2_scale"), powers_of_two),
+    "topk_weights": lambda drawn, count: [byte % 31 / 16 for byte in drawn.randbytes(count)],
+    "bias": lambda drawn, count: [place / 256 for place in drawn.sample(range(count), count)],
+}
+"""Numbers for operands in fp32 that are drawn, by their names."""
+
+
+def sure_of_picks(operands: Any, logits: torch.Tensor) -> None:
+    """Of a pick every sigmoid makes 1, of another expert 0. Biases decide their order."""
+    picks = operands.sizes.routed.global_picks(operands.seeds.live, operands.seeds.turn)
+    logits.fill_(-200.0).scatter_(1, torch.tensor(picks), 200.0)
 
 
 def called(operands: Operands, prepared: Prepared) -> None:
@@ -245,7 +298,8 @@ class Recorder:
 
     def described(self, value: Any, name: str = "") -> str:
         if isinstance(value, torch.Tensor):
-            return " ".join(filter(None, [shaped(value), self.place(value, name), content(value)]))
+            marks = [mark for mark, holds in vars(value).items() if holds is True]  # as AITER's is_shuffled
+            return " ".join(filter(None, [shaped(value), self.place(value, name), content(value), *marks]))
         if isinstance(value, float):
             return plain(value)
         if isinstance(value, Made):
@@ -268,6 +322,8 @@ class Recorder:
     def text(self) -> str:
         lines = []
         for part, calls in self.parts.items():
+            if part == "load" and not calls:
+                continue
             lines.append(f"{part}:")
             before = self.parts["call"] if part == "call after load" else []
             for (place, given), (_, others) in itertools.zip_longest(calls, before, fillvalue=("", {})):
@@ -311,7 +367,11 @@ def content(tensor: torch.Tensor) -> str:
 
 
 def nans(tensor: torch.Tensor) -> torch.Tensor:
-    return (tensor if tensor.element_size() > 1 else tensor.bfloat16()).isnan()
+    """Of FP8 by its codes: torch would convert it value by value."""
+    if tensor.element_size() > 1:
+        return tensor.isnan()
+    codes = tensor.view(torch.uint8)
+    return codes == 0x80 if tensor.dtype == torch.float8_e4m3fnuz else codes & 0x7F == 0x7F
 
 
 def is_empty(tensor: torch.Tensor) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import kernels
+from tests.support.gemm_moe_rows import block_scale_gemm, fused_moe
 from tests.support.recorded import Case
 
 FP8 = {arch: dict(kernels.OPS["mla_decode"].defaults(arch))["fp8"] for arch in ("gfx942", "gfx950")}
@@ -122,4 +123,4 @@ def tilelang() -> Iterator[Case]:
 
 
 TILELANG = [*tilelang()]
-CASES = [*mla_decode(), *mha_prefill()]
+CASES = [*mla_decode(), *mha_prefill(), *block_scale_gemm(), *fused_moe()]

@@ -8,9 +8,11 @@ what it writes are numbers in a row (`numbered`), so that a test sees what a row
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,12 +175,18 @@ def modules(libraries: Libraries) -> dict[str, ModuleType]:
 
 @contextmanager
 def lent(
-    kind: str, arch: str, *names: str, also: Mapping[str, Mapping[str, str]] | None = None, **how: Any
+    kind: str,
+    arch: str,
+    *names: str,
+    also: Mapping[str, Mapping[str, str]] | None = None,
+    besides: Collection[str] = (),
+    **how: Any,
 ) -> Iterator[tuple[Platform, Libraries]]:
     """A platform whose device is this CPU, with stand-ins of the named libraries (see `release`) in the place
     of what is installed.
 
     also: signatures that were not recorded, by release and place
+    besides: modules that count as installed
     how:  as Libraries has it
     """
     here = Platform(kind, arch, "cpu", f"a stand-in for {arch}", memory=8 << 30)
@@ -191,7 +199,9 @@ def lent(
     mine = {name: m for name, m in sys.modules.items() if name.partition(".")[0] in roots}
 
     def version(module: str) -> str | None:
-        return versions.get(module) or (None if module.partition(".")[0] in roots else real(module))
+        if module in versions or module.partition(".")[0] in roots:
+            return versions.get(module)
+        return real(module) or ("1.0" if module in besides else None)
 
     with pytest.MonkeyPatch.context() as patch:
         for name in mine:
@@ -204,4 +214,8 @@ def lent(
         patch.setattr(platform, "devices", lambda: {"cpu": here})
         properties = SimpleNamespace(multi_processor_count=UNITS)
         patch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+        scaled_mm = StandIn("torch.nn.functional.scaled_mm", libraries)
+        vars(scaled_mm)["__signature__"] = inspect.signature(torch.nn.functional.scaled_mm)
+        patch.setattr(torch.nn.functional, "scaled_mm", scaled_mm)
+        patch.setattr(tempfile, "mkdtemp", lambda: "/new/folder")
         yield here, libraries

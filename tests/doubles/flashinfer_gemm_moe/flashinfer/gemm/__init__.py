@@ -1,2 +1,0 @@
-from .gemm_base import fp8_blockscale_gemm_sm90 as fp8_blockscale_gemm_sm90
-from .gemm_base import gemm_fp8_nt_groupwise as gemm_fp8_nt_groupwise

@@ -1,1 +1,0 @@
-from .entrypoint import *  # noqa: F403

@@ -43,7 +43,7 @@ class StepTable(_Table):
     options:  the command's own, by their long names; {out} is the step's folder, {budget} 0.8 of its share
     devices:  types of them; default: all there are
     repeats:  how often it is made anew
-    share:    of the campaign's time, at most; expected: seconds, where there is no share (not of CASEWISE commands)
+    share:    of the campaign's time, at most, but for CASEWISE commands; expected: seconds, without a share
     """
 
     command: Literal["run", "toggle", "tune", "doctor", "serving replay"]

@@ -105,9 +105,7 @@ def _row(
 ) -> LedgerRow:
     linked = predictions.get(change.row(point)) if change.link else None
     if change.link and (linked is None or linked.command != change.command(point)):
-        raise UsageError(
-            f"no prediction of {change.row(point)} by its command; {REMAKE}"
-        )
+        raise UsageError(f"no prediction of {change.row(point)} by its command; {REMAKE}")
     [row] = rows(list(_lines(change, point, linked)), change.source)
     return row.model_copy(update={"published": True, "lacks": change.lacks})
 

@@ -4,7 +4,7 @@ OP ?= mla_decode
 ARGS ?= --op $(OP) --suite r1-tp8 --budget 30s --per-case 15s
 # Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
 MARK ?=
-# How many processes tests run in, but for those that measure; on 2 cores a third fills their pauses.
+# How many processes tests run in; on 2 cores a third fills their pauses.
 WORKERS ?= 3
 
 # A folder of wheels that set-up takes instead of an index; `make wheels` makes it, for the Python that FOR names.
@@ -17,8 +17,7 @@ SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV) $(if $(WHEELS),--wheels "$(WH
 IN_VENV = @$(VENV)/bin/python -m
 # Files in the order of their names: with those of most tests first, few long ones would end the suite alone.
 # A process that dies ends the suite: with another in its place, xdist waits for ever.
-BESIDE = $(IN_VENV) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
-ALONE = $(IN_VENV) pytest
+PYTEST = $(IN_VENV) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 SOURCES = $(wildcard kernels harness shapes tools tests)
 
 # What Python compiles is kept: tests start hundreds of processes, and each would compile all that it imports.
@@ -38,12 +37,10 @@ pictures: set-up ## the chart of the README, from a committed run
 	$(IN_VENV) harness report results/h200/mla_decode-b64 --svg docs/pictures --chart 'ranking-*'
 
 test: lint ## set up, lint, then the quick tests
-	$(BESIDE) -m "not slow and not alone"
-	$(ALONE) -m "not slow and alone"
+	$(PYTEST) -m "not slow"
 
 test-all: lint other-triton set-up-tilelang ## set up, lint, then all tests, the slow ones too (MARK=slow: those alone)
-	$(BESIDE) -m "$(if $(MARK),($(MARK)) and) not alone"
-	$(ALONE) -m "$(if $(MARK),($(MARK)) and) alone"
+	$(PYTEST) -m "$(MARK)"
 
 lint: set-up-test ## what ruff and mypy find, and whether the format is ruff's
 	$(IN_VENV) ruff check $(SOURCES)

@@ -10,8 +10,6 @@ import math
 import re
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.serving import load
 from harness.serving.clients import FORMATS
@@ -192,28 +190,6 @@ def test_lines_of_several_clients_in_one_file(tmp_path):
         file.write('{"something": "else"}\n')
     with pytest.raises(UnreadableError, match="line 5: of no known client"):
         load(tmp_path / "a.jsonl")
-
-
-JUNK = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=10,
-)
-KEYS = sorted({key for name in JSON if isinstance(content_of(name), dict) for key in content_of(name)})
-
-
-@settings(max_examples=30)
-@given(st.dictionaries(st.sampled_from(KEYS), JUNK, min_size=3, max_size=40))
-def test_any_value_under_a_clients_keys_gives_runs_or_one_line(tmp_path_factory, row):
-    path = tmp_path_factory.mktemp("junk") / "junk.json"
-    path.write_text(json.dumps(row))
-    try:
-        runs = load(path)
-    except UnreadableError as error:
-        assert "\n" not in str(error)
-        return
-    for run in runs:
-        run.model_dump_json()
 
 
 # Fields of files from outside: what counts as a number, what is left out, what stands in nested objects

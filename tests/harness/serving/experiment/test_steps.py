@@ -23,43 +23,15 @@ from harness.workers.environment import ALLOCATOR
 from tests.support.serving_experiments import RANK, experiment
 
 
-def simulated(pattern, prompts, concurrency, outputs, prefill_s, decode_s):
-    """TTFT and TPOT means of an engine that is played through in seconds, for numbers of its own."""
-    clock, sent, tokens, groups = 0.0, [], {}, list(pattern)
-    while True:
-        busy = sum(len(tokens.get(i, ())) < outputs for i in range(len(sent)))
-        while busy < concurrency and len(sent) < prompts:
-            sent.append(clock)
-            busy += 1
-        waiting = [i for i in range(len(sent)) if i not in tokens]
-        running = [i for i, times in tokens.items() if len(times) < outputs]
-        new = waiting[: groups[0]] if groups and len(waiting) >= groups[0] else []
-        if not new and not running:
-            break
-        clock += prefill_s[len(new)] if new else decode_s
-        if new:
-            groups.pop(0)
-        for i in running:
-            tokens[i].append(clock)
-        for i in new:
-            tokens[i] = [clock]
-    assert len(tokens) == prompts
-    ttft = sum(times[0] - sent[i] for i, times in tokens.items()) / prompts
-    tpot = sum((times[-1] - times[0]) / (outputs - 1) for times in tokens.values()) / prompts
-    return ttft, tpot
-
-
-@pytest.mark.parametrize(("pattern", "prompts", "concurrency", "outputs"), [
-    ((1, 3), 4, 4, 96), ((4,), 4, 4, 20), ((2, 2), 4, 4, 7), ((1, 1, 1, 1), 4, 4, 5),
-    ((1, 3, 1, 3), 8, 4, 9), ((1,), 1, 1, 2),
-])  # fmt: skip
-def test_weights_give_what_a_simulated_engine_shows(pattern, prompts, concurrency, outputs):
-    weights = schedule(pattern, prompts, concurrency, outputs)
-    prefill_s, decode_s = {n: 0.31 * n + 0.17 * n**2 for n in range(1, 9)}, 0.0613
-    times = {DECODE: decode_s, **prefill_s}
-    ttft, tpot = simulated(pattern, prompts, concurrency, outputs, prefill_s, decode_s)
-    assert sum(w * times[k] for k, w in weights.ttft.items()) == pytest.approx(ttft)
-    assert sum(w * times[k] for k, w in weights.tpot.items()) == pytest.approx(tpot)
+def test_what_of_its_steps_a_client_sees():
+    """Played through by hand: four at once, one prefilled alone, then three together, 96 tokens each."""
+    weights = schedule((1, 3), 4, 4, 96)
+    assert weights.ttft == pytest.approx({1: 1.0, 3: 3 / 4})
+    assert weights.tpot == pytest.approx({DECODE: 1 - 1 / (4 * 95), 3: 1 / (4 * 95)})
+    assert weights.of("itl") == {DECODE: 1.0}
+    assert schedule((4,), 4, 4, 20).ttft == pytest.approx({4: 1.0})
+    # Two waves: all of the first wait for its prefill of one, and one of the second.
+    assert schedule((1, 3, 1, 3), 8, 4, 9).ttft == pytest.approx({1: 5 / 8, 3: 6 / 8})
 
 
 @pytest.mark.parametrize("pattern", [(1, 2), (), (0, 4), (5,)])

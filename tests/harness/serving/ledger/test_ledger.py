@@ -145,16 +145,6 @@ def test_a_change_is_after_less_before():
         Observation(quantity="tpot", unit="ms", before=10.0, after=8.0, change=-3.0)
 
 
-@pytest.mark.parametrize("text", ['{"a": 1}', '{"a": 1}\n', "[\n]\n", "tpot,ttft\n1,2\n", "\n"])
-def test_another_kind_of_file_is_no_empty_ledger_and_nothing_is_added_to_it(tmp_path, text):
-    path = tmp_path / "results.json"
-    path.write_text(text)
-    for what in (read, seal, lambda path: append(path, ExplanationEntry(row="a", text="..."))):
-        with pytest.raises(UsageError, match=r"results\.json is no ledger"):
-            what(path)
-    assert path.read_text() == text
-
-
 def _timed(entries):
     """With times apart: written within a millisecond they may be equal."""
     return [entry.model_copy(update={"at": f"2026-01-01T00:00:0{i}"}) for i, entry in enumerate(entries)]

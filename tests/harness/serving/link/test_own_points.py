@@ -2,33 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from harness.errors import UsageError
 from harness.serving.link.calibration import (
-    ASSUMED_DEVIATION,
-    ASSUMED_KAPPA,
-    PRIOR_SCATTER,
     MeasuredPoint,
     measured,
 )
 from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.model import Link, link
-from harness.serving.link.predictions import Value
-from harness.serving.link.times.tables import read_tables
-from harness.serving.link.uncertainty import World
+from harness.serving.link.model import link
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
-from tests.support.serving_link_tables import written
 
 SERIES = {series.name: series for series in measured("h200", "sglang")}
-HELD_OUT = [p for s in ("inferencex-0.5.9-1k8k", "inferencex-0.5.9-8k1k") for p in SERIES[s].points]
 
 
 def row(point: MeasuredPoint) -> dict[str, object]:
@@ -62,48 +52,6 @@ def test_a_file_calibrates_as_what_is_known_does(files):
     assert own.calibration == known
     assert "calibrated on 5 own points: 1024 in, 1024 out, [4, 8, 16, 32, 64] in flight" in own.notes
     assert any(note.startswith("the points do not say their hardware, GPUs, ") for note in own.notes)
-
-
-def test_other_lengths_from_few_points(files):
-    """Of SGLang on H200: calibrated at 1024 in and out, predicted at 8192 in or out."""
-    errors, covered = [], []
-    for some in itertools.islice(itertools.combinations(files, 3), 3):
-        model = link(own=some, prefill_tokens=32768)
-        for point in HELD_OUT:
-            times, _ = model.serving(point.load)
-            predicted = [Value.of(times.tpot), Value.of(times.ttft_mean)]
-            measured_ms = (point.tpot_ms, point.ttft_ms)
-            errors.append([abs(p.value / ms - 1) for p, ms in zip(predicted, measured_ms, strict=True)])
-            covered.append([p.covers(ms) for p, ms in zip(predicted, measured_ms, strict=True)])
-    assert (np.mean(errors, axis=0) <= (0.06, 0.2)).all() and (np.mean(covered, axis=0) >= 0.85).all()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory) -> Link:
-    return link(tables=read_tables(written(tmp_path_factory.mktemp("tables"))))
-
-
-def test_intervals_hold_what_they_say(tiny, count=1):
-    """Systems drawn from the prior, with points that scatter as points do: 90 % of new ones are inside."""
-    rng = np.random.default_rng(count)
-    load = ClosedLoop(1024, 1024, 16, waves=10)
-    steps, world = tiny.steps(load), World(count=100)
-    plain = replace(world.draws(steps), host_ms=np.full(100, 60.0), cold_ms=np.full(100, 900.0))
-    inside, widths = [], []
-    for _ in range(30):
-        kappa = ASSUMED_KAPPA * np.exp(ASSUMED_DEVIATION * rng.standard_normal())
-        truth = steps.serving(replace(plain, kappa=np.full(100, kappa)))
-        tpots = float(truth.tpot[0]) * np.exp(PRIOR_SCATTER * rng.standard_normal(count + 1))
-        points = tuple(
-            MeasuredPoint(load, tpot, float(truth.ttft_mean[0]), 1.0, float(truth.ttft[0]))
-            for tpot in tpots[1:]
-        )
-        model = replace(tiny, calibration=points, kept={})
-        predicted = Value.of(model.serving(load, world=world)[0].tpot)
-        inside.append(predicted.covers(float(tpots[0])))
-        widths.append(predicted.high / predicted.low)
-    assert np.mean(inside) >= 0.8  # of 30, three deviations below 0.9 would be 0.74
-    assert np.mean(widths) < 1.5
 
 
 @pytest.mark.parametrize(("changes", "says"), [

@@ -251,16 +251,6 @@ def test_times_of_another_version_are_taken_where_the_set_says_so(tmp_path):
     assert tables.moe(8, 8, 1, "balanced").us == pytest.approx(US["moe"])
 
 
-def test_the_last_all_reduce_of_an_engine_stands_for_other_versions(tmp_path):
-    by_op(tmp_path, "sglang", "9.0", us=US | {"reduce": 7.0})
-    by_op(tmp_path, "sglang", "10.0", us=US | {"reduce": 9.0})
-    where = by_op(tmp_path, "sglang", "11.0")
-    shutil.rmtree(tmp_path / "comm" / "sglang" / "11.0")
-    tables = read_tables(where)
-    assert tables.all_reduce(7168, 8).us == pytest.approx(9.0)
-    assert any("custom_allreduce_perf" in note and "10.0" in note for note in tables.notes)
-
-
 def test_a_module_is_what_it_holds_and_attention(tmp_path):
     times = decode_us(read_tables(written(tmp_path, us=MODULES, framework="VLLM")))
     held = 3 * US["fp8_block"] + 2 * US["bmm"] + glue_us(LOAD.tokens, *ATTENTION_GLUE)

@@ -13,6 +13,7 @@ import pytest
 from harness.catalogue import published, recipes
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
+from harness.serving import load
 from harness.serving.ledger.published import NOTED, published_rows
 from harness.serving.published.documents import PublishedDocument, configurations, documents
 from harness.serving.published.shell import commands_of, flags_of
@@ -27,25 +28,12 @@ MOAI = [run for run in RUNS.values() if run.client == "moai.console"]
 
 def test_the_runs_of_moai_are_its_console_blocks():
     """Every number of the seven blocks, as they stand in the document, and none beside them."""
-    text = (SERVING_DATA / "moai_console.txt").read_text()
-    blocks = [dict(re.findall(r"^(.+?):\s+([\d.]+)$", block, re.M)) for block in text.split("Result")[1:]]
-    assert len(blocks) == len(MOAI)
-    for block, run in zip(blocks, MOAI, strict=True):
-        totals, asked = run.totals, run.workload
-        held = {
-            "Number of worker processes": run.extra["Number of worker processes"],
-            "Successful requests": totals.completed,
-            "Maximum request concurrency": asked.concurrency,
-            "Request rate configured (RPS)": asked.request_rate,
-            "Warm-up Time": asked.warmup_s,
-            "Cool-down Time": asked.cooldown_s,
-            "Benchmark duration (s)": totals.duration_s,
-            "Total input tokens": totals.input_tokens,
-            "Total generated tokens": totals.output_tokens,
-        }
-        held |= {metric.label or f"{metric.statistic} {metric.name}": metric.value for metric in run.metrics}
-        names = {re.sub(r"^(\w+) (TTFT|ITL) \(ms\)$", lambda m: m[0][:-5].lower(), k): k for k in block}
-        assert {name: float(block[key]) for name, key in names.items()} == held, run.id
+    for run, block in zip(MOAI, load(SERVING_DATA / "console_moai.txt"), strict=True):
+        assert run.totals.model_dump() == block.totals.model_dump() | {"failed": run.totals.failed}
+        asked = ("concurrency", "request_rate", "warmup_s", "cooldown_s")
+        assert all(getattr(run.workload, name) == getattr(block.workload, name) for name in asked)
+        named = {(m.name, m.statistic, m.tokens): m.value for m in run.metrics}
+        assert named == {(m.name, m.statistic, m.tokens): m.value for m in block.metrics}
 
 
 def test_a_run_has_what_its_configuration_says():

@@ -299,21 +299,15 @@ def test_a_step_that_is_none(wrong):
 
 
 def test_a_model_is_read_from_its_folder(tmp_path):
-    config = {
-        name: getattr(TINY, name)
-        for name in TINY.__dataclass_fields__
-        if name not in ("name", "source", "rope_scaling", "weight_block_size")
-    }
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    found = read_model(tmp_path)
-    assert (found.hidden_size, found.weight_block_size) == (256, (128, 128))
+    path, left_out = tmp_path / "config.json", ("name", "source", "rope_scaling", "weight_block_size")
+    config = {name: value for name, value in vars(TINY).items() if name not in left_out}
+    path.write_text(json.dumps(config))
+    assert (read_model(tmp_path).hidden_size, read_model(tmp_path).weight_block_size) == (256, (128, 128))
     del config["kv_lora_rank"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="'kv_lora_rank'"):
-        read_model(tmp_path)
-    (tmp_path / "config.json").write_text("[1")
-    with pytest.raises(ValueError, match="cannot read"):
-        read_model(tmp_path)
+    for text, says in ((json.dumps(config), "'kv_lora_rank'"), ("[1", "cannot read")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=says):
+            read_model(tmp_path)
 
 
 def test_a_step_is_read():

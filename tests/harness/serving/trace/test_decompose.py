@@ -251,23 +251,6 @@ def _covered(events: list[Event]) -> int:
     return 250 * len(quarters)
 
 
-nested = st.lists(
-    st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 80)), min_size=1, max_size=25
-)
-
-
-@settings(max_examples=80, deadline=None)
-@given(nested)
-def test_operators_own_times_cover_each_thread_once(
-    tmp_path_factory: pytest.TempPathFactory, found: list
-) -> None:
-    events = [op("aten::mm", start / 4, length / 4, tid=tid) for tid, start, length in found]
-    trace = of(tmp_path_factory.mktemp("any"), events)
-    covered = sum(_covered([e for e in events if e["tid"] == tid]) for tid in range(3))
-    assert trace.time_ns() == covered
-    assert sum(kernel.calls for kernel in trace.kernels) == len(found)
-
-
 # Published and recorded traces (tests/data/serving/traces/README.md), and rocprofv3's formats
 
 

@@ -195,16 +195,6 @@ def test_a_full_disk_is_one_line_and_keeps_what_was_written(tmp_path, monkeypatc
     assert journal.path.read_bytes() == before
 
 
-def test_runs_begun_under_a_swap_s_name_of_old_go_on(tmp_path):
-    def plan(swap):
-        return {"pairs": 1, "arms": [{"name": "x", "swaps": [swap]}]}
-
-    LiveJournal.create(tmp_path / "out", plan("experts=bf16_vec"))
-    LiveJournal.resume(tmp_path / "out", plan("fused_moe=vllm.vec"))
-    with pytest.raises(UsageError, match="begun with another arms"):
-        LiveJournal.resume(tmp_path / "out", plan("fused_moe=torch.bf16"))
-
-
 def _full(descriptor):
     raise OSError(28, "No space left on device")
 

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import threading
 
 import pytest
 
@@ -101,21 +100,6 @@ def test_the_program_that_stays_may_die_during_a_run(client, mark):
     run(client, "ok", 3)
 
 
-def test_vllm_that_cannot_be_imported_is_one_line(client, monkeypatch):
-    client.close()
-    client.processes = Client("vllm", "vllm", client.folder, client.folder).processes
-    for how, said in (
-        ("fails", r"forked from ended with exit code 1; it said: 'ImportError: libcuda.*client\.log"),
-        ("threads", r"exit code 1; it said: 'Error: vLLM started 1 threads .*--client a command"),
-    ):
-        monkeypatch.setenv("DOUBLE_IMPORT", how)
-        with (
-            Client("vllm", "vllm", client.folder, client.folder) as broken,
-            pytest.raises(ClientFailed, match=said),
-        ):
-            run(broken, "ok")
-
-
 def test_a_run_that_takes_too_long_ends_alone(client, mark):
     stays = run(client, "ok", 1)["parent"]
     with pytest.raises(ClientFailed, match=r"over 0\.05 s \(longer: --run-timeout\)"):
@@ -132,22 +116,6 @@ def test_a_program_that_does_not_end_its_run_is_ended(client, mark, monkeypatch)
         run(client, "hangs", 2, deadline_s=0.05, watch=lambda: os.kill(stays, signal.SIGSTOP))
     assert client.pids() == marked(mark) == []
     assert run(client, "ok", 3)["parent"] != stays
-
-
-def test_two_runs_at_once(client):
-    found = {}
-
-    def one(seed):
-        found[seed] = run(client, "meets", seed)
-
-    threads = [threading.Thread(target=one, args=(seed,)) for seed in (1, 2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found[1]["parent"] == found[2]["parent"]
-    assert found[1]["pid"] != found[2]["pid"]
-    assert notes(client).count("import") == 1
 
 
 def test_what_an_ended_run_used_is_ours(client):

@@ -115,6 +115,15 @@ def test_it_ends_in_time_whatever_cases_take(campaign):
     assert 0 < sum(step.done for step in shown.outcome.steps) < 10
 
 
+def test_time_is_kept_for_the_last_calibration_and_a_step_without_devices_says_so(campaign, tmp_path):
+    (tmp_path / "spec.toml").write_text(SPEC + 'devices = ["H300"]\n')
+    _, shown = campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds), budget_s=100.0)
+    assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
+    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
+    assert {c.when for c in Journal(folder).calibrations()} == {"first", "last"}
+    assert any(step.done < step.cases for step in shown.outcome.steps)
+
+
 def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
     _, first = campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=200.0)
     assert 3 < len(first.cases) < 20
@@ -149,13 +158,6 @@ def test_devices_of_a_type_are_calibrated_before_and_after(campaign, tmp_path, d
     assert all(isinstance(c, Calibration) and c.time_us == 1000.0 for c in made)
 
 
-def test_time_is_kept_for_the_last_calibration(campaign, tmp_path):
-    _, shown = campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds), budget_s=120.0)
-    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
-    assert {c.when for c in Journal(folder).calibrations()} == {"first", "last"}
-    assert any(step.done < step.cases for step in shown.outcome.steps)
-
-
 def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):
     """A resume that reaches none of it takes nothing away."""
     crash = {"status": "crashed", "time_us": None}
@@ -170,12 +172,6 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     assert code == 1 and (before["status"] == "crashed").sum() == 27
     campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=30.0, resume=True)
     assert len(load(tmp_path / "here")) == len(before)
-
-
-def test_a_step_for_devices_that_are_not_there_says_so(campaign, tmp_path):
-    (tmp_path / "spec.toml").write_text(SPEC + 'devices = ["H300"]\n')
-    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
-    assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):

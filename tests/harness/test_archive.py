@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,17 +15,13 @@ from harness import archive
 from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.results import read as read_module
-from harness.serving import load
 from harness.serving.experiment.report import stages_table
 from harness.serving.experiment.run import LEDGER
 from harness.serving.ledger.ledger import read, rows
-from harness.serving.live.client.request_times import request_times
-from harness.serving.trace.json_stream import JsonText
 from tests.harness.results.test_journal import filled
 from tests.support.command_line import contents
 from tests.support.serving_experiments import Doubles, conduct, experiment, ledger
 
-CLIENT = ROOT / "tests/data/serving/vllm_serve_0.32_detailed.json"
 RECORDED = sorted((ROOT / "results").glob("*/serving/*/ledger.jsonl"))
 WHOLE = ("cpu-decode-3", "cpu-long-2")  # with all of their raw files
 FILES = {
@@ -46,10 +41,6 @@ def folder_of(folder: Path) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
     return folder
-
-
-def said(done: subprocess.CompletedProcess[str]) -> tuple[int, str, str]:
-    return done.returncode, done.stdout, done.stderr
 
 
 def assert_all_read(folder: Path) -> None:
@@ -243,24 +234,6 @@ def test_runs_of_kernels_are_loaded_from_an_archive(tmp_path):
         assert found.to_csv() == table.to_csv(), where
     with pytest.raises(UsageError, match="no run at"):
         read_module.load(f"{tmp_path}/day/x/kernels/four")
-
-
-def test_clients_files_are_loaded_from_an_archive(tmp_path, here):
-    folder = tmp_path / "run"
-    (folder / "runs").mkdir(parents=True)
-    file = folder / "runs" / "one.json"
-    shutil.copy(CLIENT, file)
-    commands = [["serving", "load", str(file)], ["serving", "audit", str(file)],
-                ["serving", "compare", str(file), str(file)]]  # fmt: skip
-    before = [said(here(*command)) for command in commands]
-    runs, kept = load(file), request_times(file)
-    archive.pack(folder)
-    assert not file.exists()
-    assert [said(here(*command)) for command in commands] == before
-    assert (load(file), request_times(file)) == (runs, kept)
-    text = JsonText(file)
-    assert text.peek() == "{"
-    text.close()
 
 
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.parent.name)

@@ -115,15 +115,6 @@ def test_it_ends_in_time_whatever_cases_take(campaign):
     assert 0 < sum(step.done for step in shown.outcome.steps) < 10
 
 
-def test_time_is_kept_for_the_last_calibration_and_a_step_without_devices_says_so(campaign, tmp_path):
-    (tmp_path / "spec.toml").write_text(SPEC + 'devices = ["H300"]\n')
-    _, shown = campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds), budget_s=100.0)
-    assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
-    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
-    assert {c.when for c in Journal(folder).calibrations()} == {"first", "last"}
-    assert any(step.done < step.cases for step in shown.outcome.steps)
-
-
 def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
     _, first = campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=200.0)
     assert 3 < len(first.cases) < 20
@@ -145,6 +136,19 @@ def test_types_of_devices_have_folders_of_their_own(campaign, tmp_path):
     assert set(frame["device"]) == {"a", "b", "c"}
     assert Counter(frame.groupby(["run", "case", "impl", "device"]).size()) == {1: len(frame)}
     assert set(frame[frame["run"].str.contains("smoke")]["op"]) == {"mla_decode", "mha_prefill"}
+
+
+def test_time_is_kept_for_the_last_calibration(campaign, tmp_path):
+    _, shown = campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds), budget_s=120.0)
+    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
+    assert {c.when for c in Journal(folder).calibrations()} == {"first", "last"}
+    assert any(step.done < step.cases for step in shown.outcome.steps)
+
+
+def test_a_step_for_devices_that_are_not_there_says_so(campaign, tmp_path):
+    (tmp_path / "spec.toml").write_text(SPEC + 'devices = ["H300"]\n')
+    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
+    assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
 
 
 @pytest.mark.parametrize(("devices", "joins"), [("ab", {}), ("abc", {"b": 60.0, "c": 90.0})])

@@ -13,6 +13,16 @@ from shapes.case import Case, Size
 MACHINE = {"platform": "cpu", "arch": "x86-avx512", "device": "A machine", "threads": 2, "driver": ""}
 
 
+def a_cell(**facts: Any) -> Cell:
+    """Of made-up facts beside those given."""
+    told = {
+        "op": "mla_decode", "case": "mla_decode batch=1 ctx=64 core", "boundary": "core",
+        "impl": "torch.sdpa", "platform": "cpu", "arch": "x86", "arm": "plain", "launch": "eager",
+        "cache": "warm", "status": "ok",
+    }  # fmt: skip
+    return Cell(**told | facts)
+
+
 def case(batch: int = 4, boundary: str = "core", op: str = "mla_decode", **sizes: Size) -> Case:
     return Case(op, {"batch": batch, "ctx": 100, **sizes}, boundary, "ad hoc", 0.5)
 

@@ -138,6 +138,19 @@ def test_types_of_devices_have_folders_of_their_own(campaign, tmp_path):
     assert set(frame[frame["run"].str.contains("smoke")]["op"]) == {"mla_decode", "mha_prefill"}
 
 
+def test_time_is_kept_for_the_last_calibration(campaign, tmp_path):
+    _, shown = campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds), budget_s=120.0)
+    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
+    assert {c.when for c in Journal(folder).calibrations()} == {"first", "last"}
+    assert any(step.done < step.cases for step in shown.outcome.steps)
+
+
+def test_a_step_for_devices_that_are_not_there_says_so(campaign, tmp_path):
+    (tmp_path / "spec.toml").write_text(SPEC + 'devices = ["H300"]\n')
+    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
+    assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
+
+
 @pytest.mark.parametrize(("devices", "joins"), [("ab", {}), ("abc", {"b": 60.0, "c": 90.0})])
 def test_devices_of_a_type_are_calibrated_before_and_after(campaign, tmp_path, devices, joins):
     campaign(SimulatedPool(dict.fromkeys(devices, "cpu"), ten_seconds, joins=joins))
@@ -147,13 +160,6 @@ def test_devices_of_a_type_are_calibrated_before_and_after(campaign, tmp_path, d
     seen = Counter((c.device, c.when) for c in made)
     assert seen == {(device, when): 1 for device in devices for when in ("first", "last")}
     assert all(isinstance(c, Calibration) and c.time_us == 1000.0 for c in made)
-
-
-def test_time_is_kept_for_the_last_calibration(campaign, tmp_path):
-    _, shown = campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds), budget_s=120.0)
-    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
-    assert {c.when for c in Journal(folder).calibrations()} == {"first", "last"}
-    assert any(step.done < step.cases for step in shown.outcome.steps)
 
 
 def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):
@@ -170,12 +176,6 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     assert code == 1 and (before["status"] == "crashed").sum() == 27
     campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=30.0, resume=True)
     assert len(load(tmp_path / "here")) == len(before)
-
-
-def test_a_step_for_devices_that_are_not_there_says_so(campaign, tmp_path):
-    (tmp_path / "spec.toml").write_text(SPEC + 'devices = ["H300"]\n')
-    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
-    assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):

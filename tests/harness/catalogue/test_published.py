@@ -18,6 +18,7 @@ from harness.results.claims import Ratio, examine, ratios, verdict
 from harness.results.schema import Cell, Samples
 from kernels.platform import Platform
 from shapes.case import Case
+from tests.support.written_runs import a_cell
 
 CPU = Platform("cpu", "x86", name="a CPU")
 
@@ -60,12 +61,9 @@ def cell(impl: str, seconds: float, case: str = "m=1", arch: str = "gfx942", **o
     samples = Samples(
         block=[b for b, _ in places], round=[i for _, i in places], seconds=[seconds * w for w in wobble]
     )
-    facts = {
-        "op": "mla_decode", "case": f"mla_decode {case} core", "boundary": "core", "impl": impl,
-        "platform": "rocm", "arch": arch, "arm": "plain", "launch": "graph", "cache": "serving",
-        "status": "ok", "time_us": seconds * 1e6, "samples": samples,
-    }  # fmt: skip
-    return Cell(**facts | other)
+    case = f"mla_decode {case} core"
+    facts = {"platform": "rocm", "launch": "graph", "time_us": seconds * 1e6, "samples": samples}
+    return a_cell(impl=impl, case=case, arch=arch, **facts | other)
 
 
 def run_of(*cells: Cell, run: str = "a run"):

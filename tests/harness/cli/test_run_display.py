@@ -12,12 +12,13 @@ import pytest
 
 from harness.cli.run_display import RunDisplay, end_text
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, DisturbedRound
+from harness.results.schema import CaseDone, DisturbedRound
 from harness.run.request import Request
 from harness.run.session import Outcome
 from shapes.case import Case
 from tests.support.calibrated import calibrations
 from tests.support.paths import ROOT
+from tests.support.written_runs import a_cell
 
 RECORDED = Journal(ROOT / "results/epyc-zen4-2core/mla_decode-r1-tp8")
 LINE_GONE = "\r\x1b[K"
@@ -32,15 +33,11 @@ class Terminal(io.StringIO):
 
 def outcome(*cases: tuple[str, float], left_out: Sequence[Case] = (), **done: Any) -> Outcome:
     """Of cases by key and weight, each of which took 10 s of measuring and 30 s beside."""
-    facts = {
-        "op": "mla_decode", "impl": "torch.sdpa", "platform": "cpu", "arch": "x86", "arm": "plain",
-        "launch": "eager", "cache": "warm", "status": "ok",
-    }  # fmt: skip
     told = {"measured_s": 10, "setup_s": 30, "rounds": 9, "blocks": 6, "stopped": "tight"} | done
     records = []
     for key, weight in cases:
         records += [
-            Cell(**facts, case=key, boundary=key.split()[-1], weight=weight),
+            a_cell(case=key, boundary=key.split()[-1], weight=weight),
             CaseDone(case=key, **told),
         ]
     return Outcome(records, len(cases), list(left_out), 8.0, 25, Path("results/local/run"))

@@ -137,7 +137,7 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(golden, tmp_path):
             *driven.lines,
             *(f"{device} measured {' '.join(cases)}" for device, cases in by.items()),
             f"{len(driven.recorded)} of {cases} recorded in {devices.now:g} s",
-            f"left out: {', '.join(left_out)}; given up: {', '.join(given_up)}; "
+            f"left out: {', '.join(left_out)}; given up: {', '.join(given_up)}",
             f"failed: {driven.driver.failed}",
             "",
         ]

@@ -16,9 +16,8 @@ from harness.page.document import PageSection
 from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, Record, Run
+from harness.results.schema import CaseDone, Cell
 from harness.run.request import Request
-from shapes.case import Case
 from tests.support.page_text import page_text
 from tests.support.simulated_pool import SimulatedPool
 
@@ -77,24 +76,6 @@ def test_the_device_of_each_case_is_noted_and_the_one_that_lags_named(run_with):
     assert set(zip(table["case"], table["device"], table["host"], strict=True)) == {
         (case, device, device) for case, device in by.items()
     }
-
-
-def test_a_kill_after_a_device_s_first_case_leaves_its_calibration(run_with, monkeypatch):
-    seen: list[tuple[set[str], list[tuple[str, str]]]] = []
-
-    def look(display: RunDisplay, run: Run, case: Case, records: Sequence[Record]) -> None:
-        journal = Journal(folder)
-        made = [(c.device, c.when) for c in journal.calibrations()]
-        seen.append(({device.name for device in journal.devices()}, made))
-
-    folder = run_with.folder
-    monkeypatch.setattr(RunDisplay, "case", look)
-    run_with("abc")
-    assert len(seen[0][0]) == 1 and len(seen[-1][0]) == 3
-    for devices, made in seen:
-        assert sorted(made) == [(device, "first") for device in sorted(devices)]
-    made = [(c.device, c.when) for c in Journal(folder).calibrations()]
-    assert sorted(made) == [(device, when) for device in "abc" for when in ("first", "last")]
 
 
 @pytest.mark.parametrize("devices", ["a", "abc"])

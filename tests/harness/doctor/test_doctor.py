@@ -310,24 +310,6 @@ def test_devices_that_torch_counts_are_those_that_the_driver_shows(machine, monk
     assert [line[: len(said)] for line in lines] == ([said] if said else [])
 
 
-def test_torch_is_asked_without_amdsmi_too(tmp_path, monkeypatch):
-    """A torch that counts as ROCm's does: through amdsmi where that can be imported."""
-    (tmp_path / "amdsmi.py").touch()
-    (tmp_path / "torch.py").write_text(
-        "class cuda:\n"
-        "    @staticmethod\n"
-        "    def device_count():\n"
-        "        try:\n"
-        "            import amdsmi\n"
-        "        except ModuleNotFoundError:\n"
-        "            return 8\n"
-        "        return 0\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    codes = advice_module.WITH_AMDSMI, advice_module.WITHOUT_AMDSMI
-    assert [platform.run(sys.executable, "-c", code) for code in codes] == ["0", "8"]
-
-
 def test_missing_libraries_are_said_once_each(monkeypatch):
     """On a GPU nothing of this machine's libraries can be looked at: the reasons are the platform's."""
     here = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H200")

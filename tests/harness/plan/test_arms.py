@@ -8,12 +8,7 @@ import pytest
 
 from harness.errors import UsageError
 from harness.plan import arms
-from harness.plan.arms import Arm
 from harness.workers.environment import cache_environment, worker_environment
-
-
-def names(found: list[Arm]) -> list[str]:
-    return [arm.name for arm in found]
 
 
 def test_values_of_a_flag():
@@ -39,24 +34,30 @@ def test_mistakes_are_one_line(texts, said):
     assert "\n" not in str(failure.value)
 
 
-def test_all_combinations_and_the_plain_arm_first_and_again():
-    found = arms.factorial(arms.parse_flags(["A=1,2", "B=x,unset"]), {})
-    assert names(found) == [
-        *("plain", "A=1, B=x", "A=1, B unset", "A=2, B=x", "A=2, B unset", "plain (again)"),
-    ]
+AB = arms.parse_flags(["A=1,2", "B=x,unset"])
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted"),
+    [
+        (
+            arms.factorial(AB, {}),
+            ["plain", "A=1, B=x", "A=1, B unset", "A=2, B=x", "A=2, B unset", "plain (again)"],
+        ),
+        (
+            arms.one_at_a_time(AB, {"C": "3"}),
+            ["C=3", "C=3, A=1", "C=3, A=2", "C=3, B=x", "C=3, B unset", "C=3 (again)"],
+        ),
+        # Of a recipe, the whole of which the others are compared with.
+        (
+            arms.leave_one_out({"A": "1", "B": "2"}, {}),
+            ["A=1, B=2", "A unset, B=2", "A=1, B unset", "A unset, B unset", "A=1, B=2 (again)"],
+        ),
+    ],
+)
+def test_arms_of_flags_the_first_again_at_the_end(found, wanted):
+    assert [arm.name for arm in found] == wanted
     assert found[-1].variables == found[0].variables
-
-
-def test_one_at_a_time():
-    found = arms.one_at_a_time(arms.parse_flags(["A=1,2", "B=x"]), {"C": "3"})
-    assert names(found) == ["C=3", "C=3, A=1", "C=3, A=2", "C=3, B=x", "C=3 (again)"]
-
-
-def test_leave_one_out_compares_with_the_whole_recipe():
-    found = arms.leave_one_out({"A": "1", "B": "2"}, {})
-    assert names(found) == [
-        *("A=1, B=2", "A unset, B=2", "A=1, B unset", "A unset, B unset", "A=1, B=2 (again)"),
-    ]
 
 
 def test_too_many_arms_say_what_to_do():

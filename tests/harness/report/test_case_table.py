@@ -11,6 +11,7 @@ from harness.report.case_table import case_table
 from harness.report.terminal import WIDTH, plain
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Verdict
 from shapes.case import Case
+from tests.support.written_runs import a_cell
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "case-tables.txt"
 CASE = "mla_decode batch=1 ctx=64 core"
@@ -18,11 +19,7 @@ DONE = CaseDone(case=CASE, measured_s=1, setup_s=1, rounds=30, blocks=6, stopped
 
 
 def cell(impl: str, **facts: object) -> Cell:
-    told = {"status": "ok", "time_us": 1.0, "place": "ad hoc"} | facts
-    return Cell(
-        op="mla_decode", case=CASE, boundary="core", impl=impl, platform="cpu", arch="x86", arm="plain",
-        launch="eager", cache="warm", **told,
-    )  # fmt: skip
+    return a_cell(impl=impl, **{"time_us": 1.0, "place": "ad hoc", **facts})
 
 
 def timed(impl: str, us: float, half: float, **facts: object) -> Cell:

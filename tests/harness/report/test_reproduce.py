@@ -10,15 +10,16 @@ from typing import Any
 from harness.cli import cli
 from harness.report.reproduce import reproductions
 from harness.results.schema import Cell
+from tests.support.written_runs import a_cell
 
 
 def cell(**facts: Any) -> Cell:
     told = {
-        "op": "fused_moe", "case": "fused_moe tokens=64 routing=zipf:0.8 core", "boundary": "core",
-        "impl": "aiter.moe", "platform": "rocm", "arch": "gfx942", "arm": "plain", "launch": "graph",
-        "cache": "serving", "status": "wrong", "reason": "3 of 64 rows are off",
-    } | facts  # fmt: skip
-    return Cell(**told)
+        "op": "fused_moe", "case": "fused_moe tokens=64 routing=zipf:0.8 core", "impl": "aiter.moe",
+        "platform": "rocm", "arch": "gfx942", "launch": "graph", "cache": "serving", "status": "wrong",
+        "reason": "3 of 64 rows are off",
+    }  # fmt: skip
+    return a_cell(**told | facts)
 
 
 def run(**facts: Any) -> Any:

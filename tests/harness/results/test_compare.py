@@ -106,6 +106,9 @@ REPORTS: dict[str, tuple[dict, dict]] = {
     "one device measured both": (ONE, ONE | OURS | {"calibrated": TWO}),
     "another device measured the second case": (ONE, APART | OURS | {"calibrated": TWO}),
     "calibrated in A": (ONE | {"calibrated": TWO}, OTHER | {"seed": 1}),
+    "calibrated in both, the wider counts": (
+        ONE | {"calibrated": TWO}, OTHER | {"seed": 1, "calibrated": {"n1/x": 100.0, "n2/y": 112.0}},
+    ),
     "no run calibrated both devices": (ONE | {"calibrated": TWO}, AFAR | OURS),
     "a device without a name is not known to be another": (APART | {"calibrated": TWO}, OURS),
     "another host of the same GPU": (

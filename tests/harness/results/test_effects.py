@@ -10,6 +10,7 @@ import pytest
 
 from harness.results.effects import changes, effects, same_kernels
 from harness.results.schema import Cell, Samples
+from tests.support.written_runs import a_cell
 
 BLOCKS, ROUNDS = 8, 5
 
@@ -18,10 +19,7 @@ def cell(arm: str, seconds: list[float], **facts) -> Cell:
     block = [b for b in range(BLOCKS) for _ in range(ROUNDS)]
     rounds = list(range(ROUNDS)) * BLOCKS
     samples = Samples(block=block, round=rounds, seconds=seconds)
-    return Cell(
-        op="mla_decode", case="c", boundary="core", impl="torch.sdpa", platform="cpu", arch="x86", arm=arm,
-        launch="eager", cache="warm", status="ok", samples=samples, **facts,
-    )  # fmt: skip
+    return a_cell(arm=arm, samples=samples, **facts)
 
 
 def factorial(a: float, b: float, both: float, noise: float = 0.01):

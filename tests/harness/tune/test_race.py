@@ -23,7 +23,7 @@ from kernels.tuning import Choice, Target
 from tests.support.paths import SUPPORT
 from tests.support.recorded_verdicts import redo
 from tests.support.workers_here import run_here
-from tests.support.written_runs import a_run
+from tests.support.written_runs import a_cell, a_run
 
 CHUNKED = SUPPORT / "chunked_kernels.py"
 HERE = ("--op", "block_scale_gemm", "--impl", "plugin.chunked", "--device", "cpu")
@@ -197,12 +197,9 @@ def test_the_best_by_the_estimate_enter_where_it_knows_the_device():
 
 def records(*verdicts: tuple[str, str, float | None]) -> list:
     """Of contenders of which each was held against the anchor: (columns, verdict, floor)."""
-    facts = {
-        "op": CASE.op, "case": CASE.key, "boundary": "core", "impl": "plugin.chunked", "platform": "cpu",
-        "arch": "x", "arm": "plain", "launch": "eager", "cache": "warm", "status": "ok", "time_us": 10.0,
-    }  # fmt: skip
+    facts = {"op": CASE.op, "case": CASE.key, "impl": "plugin.chunked", "time_us": 10.0}
     names = ["16", *(columns for columns, _, _ in verdicts)]
-    found: list = [Cell(**facts, config={"columns": int(n), "fault": ""}) for n in names]
+    found: list = [a_cell(**facts, config={"columns": int(n), "fault": ""}) for n in names]
     ratios = {"faster": (1.25, 1.2, 1.3), "slower": (0.8, 0.75, 0.85), "unclear": (1.0, 0.5, 2.0)}
     for cell, (_, word, floor) in zip(found[1:], verdicts, strict=True):
         ratio, low, high = ratios[word]

@@ -85,7 +85,7 @@ def test_a_twin_gives_the_floor():
     ("apart", "half_width", "reason"), [(0.01, 0.005, "clear"), (0.02, 0.005, ""), (0.02, 0.05, "tight")]
 )
 def test_a_look_before_the_end_wants_more_confidence_than_the_end(apart, half_width, reason):
-    """Six blocks whose ratios are 4 % from 1 and so far from each other: Student's t is 2.57 at 95 % and 4.77 at
+    """Of six blocks, 4 % from 1 and so far from each other: Student's t is 2.57 at 95 % and 4.77 at
     99.5 %, and 1.2 times that for the looks."""
     blocks = [block for block in range(6) for _ in range(5)]
     series = {"anchor": [1.0] * 30, "a": [math.exp(0.04 + (-apart if b % 2 else apart)) for b in blocks]}

@@ -15,7 +15,7 @@ from harness.results import read
 from harness.results.schema import CaseDone, Cell, Record
 from harness.run.case import Measured
 from harness.run.cells import Yardsticks, build_cells, build_records
-from harness.statistics.multiple import JointVerdict, joint_verdicts
+from harness.statistics.multiple import JointVerdict, joint_verdicts, stopping_reason
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Rounds
 from kernels.platform import Platform
@@ -79,6 +79,20 @@ def test_a_twin_gives_the_floor():
     for true, expected in ((1.8, "unclear"), (3.0, "slower")):
         (found, _) = judged(session({"anchor": 1.0, "again": 2.0, "a": true}), "anchor", "a", twin="again")
         assert found.comparison.verdict == expected
+
+
+@pytest.mark.parametrize(
+    ("apart", "half_width", "reason"), [(0.01, 0.005, "clear"), (0.02, 0.005, ""), (0.02, 0.05, "tight")]
+)
+def test_a_look_before_the_end_wants_more_confidence_than_the_end(apart, half_width, reason):
+    """Of six blocks, 4 % from 1 and so far from each other: Student's t is 2.57 at 95 % and 4.77 at
+    99.5 %, and 1.2 times that for the looks."""
+    blocks = [block for block in range(6) for _ in range(5)]
+    series = {"anchor": [1.0] * 30, "a": [math.exp(0.04 + (-apart if b % 2 else apart)) for b in blocks]}
+    given = {"twin": None, "confidence": 0.95, "half_width": half_width}
+    assert stopping_reason(series, blocks, ["anchor", "a"], "anchor", **given) == reason
+    (found, _) = joint_verdicts(series, blocks, ["anchor", "a"], "anchor")
+    assert found.comparison.verdict == "slower"
 
 
 def test_five_equal_contenders_are_seldom_told_apart():

@@ -128,18 +128,6 @@ def test_a_small_reference_is_whole_whatever_its_share(cheap, whole, monkeypatch
     assert (asked.references["live"][0].rows is None) is whole
 
 
-def test_each_sample_is_another(monkeypatch):
-    """A worker that could tell which rows are compared might compute those alone."""
-    monkeypatch.setitem(MAX_FLOPS, "cpu", 1e6)
-    asked = Judge()
-    asked.hello("cpu", "cpu", 1)
-    samples = set()
-    for name in map(str, range(8)):
-        asked.reference(name, "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {})
-        samples.add(tuple(asked.references[name][0].rows))
-    assert len(samples) > 1
-
-
 @pytest.mark.parametrize(("free", "sampled"), [(1 << 40, False), (1 << 18, True)])
 def test_references_of_a_gpus_case_fit_into_its_hosts_memory(monkeypatch, free, sampled):
     """Nothing is left on the device when one was computed, and what torch keeps of it is given back."""

@@ -143,7 +143,7 @@ def test_what_cheats_on_turns_or_on_the_boundary_is_wrong(tmp_path, source, op, 
     right, wrong = sorted(json.loads(done.stdout)["cells"], key=lambda cell: cell["status"])
     assert (right["impl"], right["status"], wrong["status"]) == ("torch.naive", "ok", "wrong")
     assert wrong["reason"].startswith(reason)
-    assert right["rotation"]["copies"] > 1
+    assert right["rotation"]["copies"] > 1 or not kernels.OPS[op].turns
     composed = "core call after the suite's own quantise" if boundary == "with_quant" else ""
     assert undisturbed(right["reason"]) == composed
 

@@ -20,46 +20,30 @@ def test_r1_has_the_published_sizes():
     assert r1.source.startswith("https://")
 
 
-def test_v3_is_r1_by_another_name():
+def test_models_are_listed_and_v3_is_r1_by_another_name():
+    assert models() == ["deepseek-r1", "deepseek-v3"] and len({model(name) for name in models()}) == 2
     v3, r1 = model("deepseek-v3"), model("deepseek-r1")
     assert v3.name == "deepseek-v3"
     assert replace(v3, name=r1.name, source=r1.source) == r1
-
-
-def test_models_can_be_hashed_and_are_listed():
-    assert models() == ["deepseek-r1", "deepseek-v3"]
-    assert len({model(name) for name in models()}) == 2
-
-
-def test_an_unknown_model_is_one_line_that_names_the_models():
     with pytest.raises(ValueError, match=r"^unknown model 'r1'; models: deepseek-r1, deepseek-v3$"):
         model("r1")
 
 
 @pytest.mark.parametrize(
-    ("parallel", "heads"),
-    [(Parallel(), 128), (Parallel(tp=8), 16), (Parallel(tp=4), 32), (Parallel(dp=8, ep=8), 128)],
-)
-def test_heads_of_a_rank(parallel, heads):
-    assert parallel.heads(model("deepseek-r1")) == heads
-
-
-@pytest.mark.parametrize(
-    ("parallel", "requests", "batch"),
+    ("parallel", "text", "heads", "requests", "batch"),
     [
-        (Parallel(tp=8), 128, 128),
-        (Parallel(dp=8), 128, 16),
-        (Parallel(dp=8), 1, 1),
-        (Parallel(dp=8), 9, 2),
-        (Parallel(dp=24), 10_800, 450),
+        (Parallel(), "tp1", 128, 7, 7),
+        (Parallel(tp=8), "tp8", 16, 128, 128),
+        (Parallel(tp=4), "tp4", 32, 1, 1),
+        (Parallel(dp=8, ep=8), "dp8 ep8", 128, 128, 16),
+        (Parallel(dp=8), "dp8", 128, 1, 1),
+        (Parallel(dp=8), "dp8", 128, 9, 2),
+        (Parallel(dp=24), "dp24", 128, 10_800, 450),
     ],
 )
-def test_requests_of_a_rank(parallel, requests, batch):
+def test_what_a_rank_has(parallel, text, heads, requests, batch):
+    assert (parallel.text, parallel.heads(model("deepseek-r1"))) == (text, heads)
     assert parallel.share(requests) == batch
-
-
-def test_parallel_text():
-    assert [Parallel().text, Parallel(tp=8).text, Parallel(dp=8, ep=8).text] == ["tp1", "tp8", "dp8 ep8"]
 
 
 def test_parallel_that_does_not_fit_is_one_clear_line():

@@ -30,52 +30,71 @@ def test_the_suites_by_name():
     assert list(suites()) == ["smoke", "r1-tp8", "r1-tp4", "r1-dp-ep8", *served]
 
 
-@pytest.mark.parametrize("name", suites())
-def test_a_suite_has_weighted_cases_that_the_op_reads_unchanged(name):
-    chosen = suite(name)
-    assert chosen.name == name
-    assert "\n" not in chosen.description
-    cases = chosen.cases("mla_decode")
-    assert 1 <= len(cases) <= 8
-    assert sum(case.weight for case in cases) == pytest.approx(1)
-    assert len({case.key for case in cases}) == len(cases)
-    for case in cases:
-        # Of an FP8 cache the op adds the format, which a suite leaves to the architecture.
-        fp8 = {"fp8": "e4m3fn"} if case.sizes["kv"] == "fp8" else {}
-        assert OPS["mla_decode"].case(case.sizes).sizes == {**case.sizes, **fp8}
+SIZES = {
+    "block_scale_gemm": ("m", "n", "k"),
+    "fused_moe": ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing"),
+    "mla_decode": ("batch", "ctx", "heads", "page", "kv"),
+    "mha_prefill": ("batch", "new", "prefix", "heads"),
+}
+TP8, R1 = Parallel(tp=8), model("deepseek-r1")
 
 
-def test_an_op_without_cases_has_none():
-    assert suite("r1-tp8").cases("layer_norm") == []
+@pytest.mark.parametrize("op", SIZES)
+def test_cases_are_weighted_named_different_and_read_unchanged(op):
+    assert sorted(CASES) == sorted(SIZES) and suite("r1-tp8").cases("layer_norm") == []
+    for name in suites():
+        chosen = suite(name)
+        assert chosen.name == name and "\n" not in chosen.description
+        cases = chosen.cases(op)
+        if op == "mha_prefill" and name.endswith("c10800"):
+            assert cases == [], "its prompts are prefilled on other ranks"
+            continue
+        assert 1 <= len(cases) <= (8 if op == "mla_decode" else 80)
+        assert sum(case.weight for case in cases) == pytest.approx(1)
+        assert len({case.key for case in cases}) == len(cases)
+        for case in cases:
+            assert (case.op, case.boundary) == (op, "core")
+            assert tuple(name for name in case.sizes if name != "dtype") == SIZES[op]
+            assert case.place == "smoke" or case.place.startswith("deepseek-r1 ")
+            # The op adds formats, which a suite leaves to the architecture.
+            assert case.sizes.items() <= OPS[op].case(case.sizes).sizes.items()
 
 
 def test_smoke_is_small():
-    for case in suite("smoke").cases("mla_decode"):
-        lengths = spread(parse_span(case.sizes["ctx"]), case.sizes["batch"], 0)
-        assert sum(lengths) * 576 < 200_000
-    assert {case.sizes["page"] for case in suite("smoke").cases("mla_decode")} == {1, 16, 64}
+    smoke = {op: [case.sizes for case in suite("smoke").cases(op)] for op in SIZES}
+    for sizes in smoke["mla_decode"]:
+        assert sum(spread(parse_span(sizes["ctx"]), sizes["batch"], 0)) * 576 < 200_000
+    assert {sizes["page"] for sizes in smoke["mla_decode"]} == {1, 16, 64}
+    gemms = smoke["block_scale_gemm"]
+    assert all(s["m"] * s["n"] * s["k"] < 4e6 and s["k"] % 128 == 0 for s in gemms)
+    assert any(s["n"] % 128 for s in gemms)
+    moes = smoke["fused_moe"]
+    assert all(s["tokens"] * s["topk"] * s["hidden"] * s["inter"] * 3 < 4e7 for s in moes)
+    assert {s["ep"] for s in moes} == {1, 2} and {s["shared"] for s in moes} == {0, 1}
+    for sizes in moes:
+        names = ("tokens", "experts", "topk", "ep", "shared")
+        routing = Routing(**{name: sizes[name] for name in names}, pattern=sizes["routing"])
+        assert all(routing.picks(seed) != routing.picks(seed + 1) for seed in range(10))
+    assert [sizes.get("dtype") for sizes in smoke["mha_prefill"]].count("fp8") == 1
+    for sizes in smoke["mha_prefill"]:
+        new, prefix = (parse_span(sizes[name], least=0) for name in ("new", "prefix"))
+        assert 1 <= new[0] and new[1] + prefix[1] <= 150
 
 
 @pytest.mark.parametrize(("name", "heads"), [("r1-tp8", 16), ("r1-tp4", 32)])
 def test_the_sweep_has_each_concurrency_once_the_most_served_first(name, heads):
-    cases = suite(name).cases("mla_decode")
+    cases, parallel = suite(name).cases("mla_decode"), Parallel(tp=int(name[-1]))
     assert [case.sizes["batch"] for case in cases] == [64, 128, 32, 16, 8, 4, 2, 1]
-    assert {case.weight for case in cases} == {1 / 8}
-    assert {case.place for case in cases} == {f"deepseek-r1 {name[3:]} decode"}
-    r1 = model("deepseek-r1")
     for case in cases:
-        parallel = Parallel(tp=int(name[-1]))
-        assert case.sizes == mla_decode_sizes(r1, parallel, case.sizes["batch"], "3201..3999")
+        assert (case.weight, case.place) == (1 / 8, f"deepseek-r1 {name[3:]} decode")
+        assert case.sizes == mla_decode_sizes(R1, parallel, case.sizes["batch"], "3201..3999")
         assert case.sizes["heads"] == heads
 
 
-def test_dp_attention_has_all_heads_and_a_share_of_the_requests():
-    cases = suite("r1-dp-ep8").cases("mla_decode")
-    assert {case.sizes["heads"] for case in cases} == {128}
-    assert {case.sizes["batch"] for case in cases} == {128, 64, 32, 16}
-
-
-def test_pages_and_cache_formats():
+def test_heads_batches_pages_and_cache_formats():
+    cases = [case.sizes for case in suite("r1-dp-ep8").cases("mla_decode")]
+    assert {sizes["heads"] for sizes in cases} == {128}, "DP attention has all heads"
+    assert {sizes["batch"] for sizes in cases} == {128, 64, 32, 16}, "and a share of the requests"
     for name, chosen in suites().items():
         if name != "smoke":
             formats = {(case.sizes["page"], case.sizes["kv"]) for case in chosen.cases("mla_decode")}
@@ -100,37 +119,6 @@ def test_listing_suites_imports_no_library_and_simulates_nothing():
     assert found.stdout.strip() == "[] False"
 
 
-# The other ops
-
-SIZES = {
-    "block_scale_gemm": ("m", "n", "k"),
-    "fused_moe": ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing"),
-    "mla_decode": ("batch", "ctx", "heads", "page", "kv"),
-    "mha_prefill": ("batch", "new", "prefix", "heads"),
-}
-TP8 = Parallel(tp=8)
-
-
-@pytest.mark.parametrize("op", SIZES)
-@pytest.mark.parametrize("name", suites())
-def test_cases_of_every_op_are_weighted_named_and_different(name, op):
-    cases = suite(name).cases(op)
-    if op == "mha_prefill" and name.endswith("c10800"):
-        assert cases == [], "its prompts are prefilled on other ranks"
-        return
-    assert 1 <= len(cases) <= 80
-    assert sum(case.weight for case in cases) == pytest.approx(1)
-    assert len({case.key for case in cases}) == len(cases)
-    for case in cases:
-        assert (case.op, case.boundary) == (op, "core")
-        assert tuple(name for name in case.sizes if name != "dtype") == SIZES[op]
-        assert case.place == "smoke" or case.place.startswith("deepseek-r1 ")
-
-
-def test_every_op_has_its_cases():
-    assert sorted(CASES) == sorted(SIZES)
-
-
 def test_the_most_important_case_of_each_op_is_first():
     first = {op: suite("r1-tp8").cases(op)[0] for op in SIZES}
     assert {op: case.text for op, case in first.items()} == {
@@ -140,29 +128,6 @@ def test_the_most_important_case_of_each_op_is_first():
         "mha_prefill": "batch=1 new=3200 prefix=0 heads=16",
     }
     assert first["block_scale_gemm"].place == "deepseek-r1 tp8 decode qkv_a"
-
-
-def test_smoke_of_the_other_ops_is_small():
-    smoke = suite("smoke")
-    gemms = [case.sizes for case in smoke.cases("block_scale_gemm")]
-    assert all(s["m"] * s["n"] * s["k"] < 4e6 and s["k"] % 128 == 0 for s in gemms)
-    assert any(s["n"] % 128 for s in gemms)
-    moes = [case.sizes for case in smoke.cases("fused_moe")]
-    assert all(s["tokens"] * s["topk"] * s["hidden"] * s["inter"] * 3 < 4e7 for s in moes)
-    assert {s["ep"] for s in moes} == {1, 2}
-    assert {s["shared"] for s in moes} == {0, 1}
-    assert [case.sizes.get("dtype") for case in smoke.cases("mha_prefill")].count("fp8") == 1
-    for case in smoke.cases("mha_prefill"):
-        new, prefix = (parse_span(case.sizes[name], least=0) for name in ("new", "prefix"))
-        assert 1 <= new[0]
-        assert new[1] + prefix[1] <= 150
-
-
-@pytest.mark.parametrize("case", suite("smoke").cases("fused_moe"), ids=lambda case: case.text)
-def test_smoke_routings_exist_and_differ_between_neighbouring_seeds(case):
-    names = ("tokens", "experts", "topk", "ep", "shared")
-    routing = Routing(**{name: case.sizes[name] for name in names}, pattern=case.sizes["routing"])
-    assert all(routing.picks(seed) != routing.picks(seed + 1) for seed in range(10))
 
 
 def test_gemms_weigh_the_calls_of_their_layers():
@@ -203,29 +168,23 @@ def test_expert_ranks_get_whole_experts_and_half_of_all_tokens():
     sizes = [case.sizes for case in suite("r1-dp-ep8").cases("fused_moe")]
     assert {(s["inter"], s["ep"]) for s in sizes} == {(2048, 8)}
     assert sizes[0]["tokens"] == pytest.approx(128 * 8 / 2, abs=2)
-    tp4 = fused_moe_sizes(model("deepseek-r1"), Parallel(tp=4), 64)
-    assert (tp4["inter"], tp4["ep"]) == (512, 1)
-    assert rows(model("deepseek-r1"), TP8, 64) == 64
+    tp4 = fused_moe_sizes(R1, Parallel(tp=4), 64)
+    assert (tp4["inter"], tp4["ep"], rows(R1, TP8, 64)) == (512, 1, 64)
     with pytest.raises(ValueError, match=r"^tp=3 must divide the 2048 expert columns of deepseek-r1$"):
-        fused_moe_sizes(model("deepseek-r1"), Parallel(tp=3), 64)
+        fused_moe_sizes(R1, Parallel(tp=3), 64)
 
 
-def test_a_skewed_case_says_how_skewed_it_is():
-    cases = [case for case in suite("r1-tp8").cases("fused_moe") if "zipf" in case.sizes["routing"]]
-    assert cases
-    for case in cases:
+def test_cases_of_the_sweep_say_what_is_special():
+    cases = suite("r1-tp8").cases("fused_moe")
+    skewed = [case for case in cases if "zipf" in case.sizes["routing"]]
+    assert skewed
+    for case in skewed:
         skew = Routing(case.sizes["tokens"], 256, 8, pattern=case.sizes["routing"]).skew
         assert case.place.endswith(f", {case.sizes['routing']}, busiest expert {skew:.1f}x the mean")
-
-
-def test_the_sweep_fuses_the_shared_expert_in_cases_of_their_own():
-    cases = [case for case in suite("r1-tp8").cases("fused_moe") if case.sizes["shared"]]
-    assert {case.sizes["tokens"] for case in cases} == {64, 16, 1, 3200}
-    assert all(case.place.endswith(", shared expert fused") for case in cases)
-
-
-def test_the_sweep_s_prompts_fill_sglang_s_chunk_budget():
-    batches = [case.sizes["batch"] * int(case.sizes["new"]) for case in suite("r1-tp8").cases("mha_prefill")]
-    assert max(batches) <= 131_072 < max(batches) + 3200 + 1
-    chunks = [(case.sizes["new"], case.sizes["prefix"]) for case in suite("r1-tp8").cases("mha_prefill")]
-    assert chunks[-2:] == [("2048", "0"), ("1152", "2048")]
+    shared = [case for case in cases if case.sizes["shared"]]
+    assert {case.sizes["tokens"] for case in shared} == {64, 16, 1, 3200}
+    assert all(case.place.endswith(", shared expert fused") for case in shared)
+    prompts = [case.sizes for case in suite("r1-tp8").cases("mha_prefill")]
+    most = max(sizes["batch"] * int(sizes["new"]) for sizes in prompts)
+    assert most <= 131_072 < most + 3200 + 1, "they fill SGLang's chunk budget"
+    assert [(sizes["new"], sizes["prefix"]) for sizes in prompts[-2:]] == [("2048", "0"), ("1152", "2048")]

@@ -8,13 +8,18 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from harness.paths import ROOT
+from kernels.op import Implementation, Op, Prepared
 from kernels.triton_runtime import INTERPRETER, interpreter_fits
+
+if TYPE_CHECKING:
+    import torch
 
 # Threads of torch's that wait spin: with two, the cases of prefill took 36 s of processor time for 28, and
 # several times as long where other processes run.
@@ -38,6 +43,51 @@ def found_interpreted(script: str, *arguments: str) -> list[Any]:
     done = run_interpreted(script, *arguments)
     assert "RuntimeWarning" not in done.stderr, "computes what it should not:\n" + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def print_found(interpret: Callable[..., list[str]], cases: Sequence[Any], more: Sequence[Any]) -> None:
+    """What a test file does as a script: what is wrong with each of its cases, a line each. It is given
+    `more` for the slow ones, `few` for the first two."""
+    which = sys.argv[1:]
+    for case in more if which == ["more"] else cases[:2] if which == ["few"] else cases:
+        print(json.dumps(interpret(*case)), flush=True)
+
+
+def wrong(
+    op: Op,
+    row: Implementation,
+    prepared: Prepared,
+    operands: Any,
+    poisoned: Iterable[torch.Tensor],
+    extreme: Callable[[Any], None] | None = None,
+    fp8: bool | None = None,
+) -> list[str]:
+    """What is wrong with calls, empty where nothing is: the first, one on the same, which must give the same
+    bits, one after other live operands were loaded, and one on these made extreme.
+
+    poisoned: buffers that a call may not read before it has written them
+    fp8:      whether it is judged as one that rounds activations to FP8 (default: what the row says)
+    """
+    import torch
+
+    from harness.workers.child.judge import judge
+    from kernels.operands import Seeds
+    from tests.support.judging import given_to
+
+    sizes, fp8, found, bits = operands.sizes, row.activations == "fp8" if fp8 is None else fp8, [], []
+    for live in (0, 0, 1, *([2] if extreme else [])):
+        fresh = op.operands(sizes, Seeds(live=live), "cpu", operands.boundary)
+        if live == 2:
+            extreme(operands)
+            extreme(fresh)
+        prepared.load(fresh.live_tensors())
+        for buffer in poisoned:
+            buffer.copy_(torch.tensor(torch.nan))
+        prepared.call()
+        bits.append(prepared.result().clone())
+        reference, shape = op.reference(given_to(op, row, fresh)), tuple(bits[-1].shape)
+        found.append(judge(bits[-1], reference, op.tolerance(sizes), shape, fp8)["reason"])
+    return [*found, "" if torch.equal(bits[0], bits[1]) else "other bits at the second call"]
 
 
 def patch_once_a_launch() -> None:

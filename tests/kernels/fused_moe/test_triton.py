@@ -20,7 +20,7 @@ from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import align, grouped_configs
 from kernels.operands import Seeds
 from shapes.case import parse
-from tests.support.interpreting import found_interpreted
+from tests.support.interpreting import found_interpreted, print_found, wrong
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -38,8 +38,8 @@ BY_TOKEN = PAIRWISE | {"by_token": True, "down": 128}
 CASES: list[tuple[str, str, dict[str, Any] | None]] = [
     (f"tokens=1 {SMALL}", "core", None),
     (f"tokens=2 {SMALL} fp8=e4m3fnuz shared=1", "with_routing", None),
-    (f"tokens=40 {SMALL} routing=one scales=ue8m0", "with_quant", None),
-    ("tokens=4 experts=20 topk=3 hidden=384 inter=128 shared=1", "with_routing", None),
+    (f"tokens=20 {SMALL} routing=one scales=ue8m0", "with_quant", None),
+    ("tokens=3 experts=20 topk=3 hidden=384 inter=128 shared=1", "with_routing", None),
     # One pair a tile, K split, a token's picks added up by the down product or after it; some elsewhere.
     (f"tokens=1 {DEEP}", "core", PAIRWISE | {"columns": 64, "swap": True}),
     (f"tokens=1 {DEEP} scales=ue8m0", "core", BY_TOKEN),
@@ -49,16 +49,16 @@ CASES: list[tuple[str, str, dict[str, Any] | None]] = [
         BY_TOKEN | {"down": 64, "swap": True},
     ),
     ("tokens=1 experts=1 topk=1 hidden=128 inter=128", "core", PAIRWISE),
-    # Sorted: transposed, several tiles an expert that go side by side, chiplets, SiLU apart.
+    # Sorted: transposed, several tiles an expert that go side by side, chiplets; SiLU apart.
     (f"tokens=20 {SMALL} routing=one", "core", {"rows": 16, "swap": True, "chiplets": 8}),
-    (f"tokens=2 {DEEP} shared=1", "core", {"rows": 16, "fuse": False, "per_unit": 4, "chiplets": 8}),
+    ("tokens=9 experts=4 topk=2 hidden=256 inter=128 routing=zipf:1.2", "core", {"rows": 16, "fuse": False}),
 ]
 # Slow: further pairings of what the cases above have.
 MORE: list[tuple[str, str, dict[str, Any] | None]] = [
+    (f"tokens=2 {DEEP} shared=1", "core", {"rows": 16, "fuse": False, "per_unit": 4, "chiplets": 8}),
     (f"tokens=40 {SMALL} ep=4 routing=uniform", "with_routing", None),
     ("tokens=70 experts=4 topk=2 hidden=1024 inter=128 routing=zipf:1.2", "core", None),
     (f"tokens=3 {SMALL} ep=2 routing=uniform fp8=e4m3fnuz", "core", PAIRWISE | {"down": 64}),
-    ("tokens=40 experts=4 topk=2 hidden=256 inter=128 routing=zipf:1.2", "core", {"rows": 16, "fuse": False}),
 ]
 MANY = 100  # blocks of h, of one and of several of which a program of SiLU is tested
 
@@ -71,28 +71,14 @@ def sizes_of(text: str) -> FusedMoeSizes:
 
 
 def interpret(text: str, boundary: str, config: dict[str, Any] | None) -> list[str]:
-    """What is wrong with the output of a first call, of a second on the same, which must give the same bits,
-    and of one after other live operands were loaded."""
-    from harness.workers.child.judge import judge
-
     sizes = sizes_of(text)
-    operands, out = OP.operands(sizes, Seeds(1, 1), "cpu", boundary), OP.empty_output(sizes, "cpu")
-    implementation = IMPLEMENTATION.configured(config) if config else IMPLEMENTATION
-    prepared = bind(OP, implementation, operands, out)
+    operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
+    prepared = bind(OP, IMPLEMENTATION.configured(config) if config else IMPLEMENTATION, operands, out)
     inner = prepared
     while hasattr(inner, "inner"):
         inner = inner.inner
-    found, bits = [], []
-    for live in (2, 2, 3):
-        other = OP.operands(sizes, Seeds(1, live), "cpu", boundary)
-        prepared.load(other.live_tensors())
-        for poisoned in (out, inner.gate_up, inner.h_scale, inner.h_written, inner.given, inner.written):
-            poisoned.fill_(math.nan)
-        prepared.call()
-        bits.append(prepared.result().clone())
-        report = judge(prepared.result(), OP.reference(other), OP.tolerance(sizes), None, fp8=True)
-        found.append(report["reason"])
-    return [*found, "" if torch.equal(bits[0], bits[1]) else "other bits"]
+    poisoned = (out, inner.gate_up, inner.h_scale, inner.h_written, inner.given, inner.written)
+    return wrong(OP, IMPLEMENTATION, prepared, operands, poisoned)
 
 
 def aligned(launches_for: int, rows: int) -> str:
@@ -136,22 +122,19 @@ def interpreted() -> list[list[str]]:
 
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
 def test_interpreted(interpreted: list[list[str]], index: int) -> None:
-    assert interpreted[index] == ["", "", "", ""]
+    assert not any(interpreted[index]), interpreted[index]
 
 
 @pytest.mark.slow
 def test_more_interpreted() -> None:
     for case, found in zip(MORE, found_interpreted(__file__, "more"), strict=True):
-        assert found == ["", "", "", ""], case
+        assert not any(found), (case, found)
 
 
-@pytest.mark.parametrize("index", range(len(ALIGNED)), ids=map(str, ALIGNED))
-def test_pairs_stand_in_the_order_of_experts(interpreted: list[str], index: int) -> None:
-    assert interpreted[len(CASES) + index] == ""
-
-
-def test_of_equal_scores_the_first_are_chosen(interpreted: list[str]) -> None:
-    assert interpreted[-1] == ""
+def test_pairs_stand_in_the_order_of_experts_and_of_equal_scores_the_first_are_chosen(
+    interpreted: list[list[str]],
+) -> None:
+    assert interpreted[len(CASES) :] == [[""]] * (len(ALIGNED) + 1)
 
 
 @pytest.mark.parametrize("rows", [16, 64, 128])
@@ -172,9 +155,8 @@ def test_no_split_is_without_a_block() -> None:
 
 if __name__ == "__main__":
     grouped_configs.MANY = MANY
-    for case in MORE if sys.argv[1:] else CASES:
-        print(json.dumps(interpret(*case)))
+    print_found(interpret, CASES, MORE)
     if not sys.argv[1:]:
         for one in ALIGNED:
-            print(json.dumps(aligned(*one)))
-        print(json.dumps(equal_scores()))
+            print(json.dumps([aligned(*one)]))
+        print(json.dumps([equal_scores()]))

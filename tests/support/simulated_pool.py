@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from harness.cluster.orders import Answer, CaseOrder, CommandDone, Opened, Opening, Order
 from harness.cluster.pool import Offer
-from harness.results.schema import CaseDone, Cell, DeviceUsed, PlannedCase, Record, Run, Samples
+from harness.results.schema import CaseDone, DeviceUsed, PlannedCase, Record, Run, Samples
 from harness.run.device import DeviceFacts
 from kernels.platform import named
 from kernels.triton_runtime import CPU
-from tests.support.written_runs import a_run
+from tests.support.written_runs import a_cell, a_run
 
 START_S = 5.0
 PROVENANCE = {
@@ -31,6 +31,7 @@ class SimulatedPool:
     takes_s:   of a case on a device, or a fault: `dies`, `hangs` or `fails`
     hang_s:    until a hanging agent is noticed
     versions:  of torch, of a device that has another
+    slower:    by what factor, of a device on which all takes longer
     """
 
     devices: dict[str, str]
@@ -38,6 +39,7 @@ class SimulatedPool:
     joins: dict[str, float] = field(default_factory=dict)
     leaves: dict[str, float] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
+    slower: dict[str, float] = field(default_factory=dict)
     hang_s: float = 60.0
     grows: bool = True
     rounds: int = 3
@@ -78,7 +80,11 @@ class SimulatedPool:
             else:
                 assert isinstance(takes, float)
                 self.measured.append((device, order.case))
-                self._answer(device, takes, Answer(device, records(order, device, self.rounds)))
+                self._answer(
+                    device,
+                    takes,
+                    Answer(device, records(order, device, self.rounds, self.slower.get(device, 1.0))),
+                )
         else:
             self._answer(device, 1.0, Answer(device, CommandDone(0, "done", {"out.txt": b"1"})))
 
@@ -107,7 +113,7 @@ class SimulatedPool:
         self.closed = True
 
 
-def records(order: CaseOrder, device: str, rounds: int) -> list[Record]:
+def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> list[Record]:
     """Of a case as an agent gives them, with made-up times."""
     draw = random.Random(order.case)
     samples = Samples(
@@ -115,16 +121,13 @@ def records(order: CaseOrder, device: str, rounds: int) -> list[Record]:
         round=list(range(rounds)),
         seconds=[1e-3 * (1 + 0.01 * draw.random()) for _ in range(rounds)],
     )
-    facts = {
-        "op": order.run.op, "case": order.case, "boundary": "core", "platform": "cpu", "arch": "x86-amx",
-        "arm": "plain", "launch": "eager", "cache": "serving", "status": "ok", "time_us": 1000.0,
-        "low_us": 990.0, "high_us": 1010.0, "samples": samples,
-    }  # fmt: skip
+    times = {"time_us": 1000.0 * slower, "low_us": 990.0 * slower, "high_us": 1010.0 * slower}
+    facts = {"op": order.run.op, "case": order.case, "arch": "x86-amx", "cache": "serving", **times}
     done = CaseDone(
         case=order.case, device=device, measured_s=order.budget_s, setup_s=5.0, rounds=rounds, blocks=1,
         stopped="budget",
     )  # fmt: skip
-    return [*(Cell(impl=name, **facts) for name in order.run.implementations), done]
+    return [*(a_cell(impl=name, samples=samples, **facts) for name in order.run.implementations), done]
 
 
 def made_up_run(cases: int, implementations: Sequence[str] = ("torch.sdpa", "torch.naive")) -> Run:

@@ -166,8 +166,8 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     """A resume that reaches none of it takes nothing away."""
     crash = {"status": "crashed", "time_us": None}
 
-    def crashing(order: Any, device: str, rounds: int) -> list[Any]:
-        made = records(order, device, rounds)
+    def crashing(*given: Any) -> list[Any]:
+        made = records(*given)
         return [made[0].model_copy(update=crash), *made[1:]]
 
     monkeypatch.setattr("tests.support.simulated_pool.records", crashing)

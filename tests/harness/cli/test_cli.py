@@ -10,7 +10,6 @@ import pytest
 
 import kernels
 from harness.report.terminal import WIDTH
-from tests.support.command_line import PLUGIN
 
 HEAVY = {"torch", "pandas", "numpy", "scipy", "pydantic", "vllm", "triton", "transformers"}
 
@@ -79,12 +78,3 @@ def test_list_gives_a_reason_for_each_that_does_not_run_on_an_architecture(here,
     rows = json.loads(here("list", "impls", "--arch", arch, "--json", "-").stdout)
     assert {row["op"] for row in rows} == set(kernels.OPS)
     assert all(row["runs"] or row["why not"] for row in rows)
-
-
-def test_list_says_which_library_is_missing(cli, tmp_path):
-    plugin = tmp_path / "plugin.py"
-    plugin.write_text(PLUGIN)
-    rows = json.loads(cli("list", "impls", "--json", "-", KERNEL_BENCH_PLUGINS=plugin).stdout)
-    (row,) = [row for row in rows if row["implementation"] == "elsewhere.kernel"]
-    assert not row["runs"]
-    assert row["why not"] == "no_such_library is not installed; there is none"

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.cli.run_display import RunDisplay
 from harness.cluster.execute import run_on
-from harness.cluster.orders import Answer
 from harness.page.assemble import assemble
 from harness.page.document import PageSection
 from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell
+from harness.results.schema import CaseDone
 from harness.run.request import Request
 from tests.support.page_text import page_text
 from tests.support.simulated_pool import SimulatedPool
 
 CASES = tuple(f"m={m} n=512 k=7168" for m in (16, 32, 64, 128))
-
-
-class UnequalPool(SimulatedPool):
-    """Whatever c measures takes 1.3 times as long."""
-
-    def wait(self, timeout_s: float) -> Sequence[Answer]:
-        return [
-            replace(a, result=_slower(a.result)) if a.device == "c" else a for a in super().wait(timeout_s)
-        ]
-
-
-def _slower(result: object) -> object:
-    if not isinstance(result, list):
-        return result
-    times = ("time_us", "low_us", "high_us")
-    return [
-        r.model_copy(update={name: 1.3 * getattr(r, name) for name in times}) if isinstance(r, Cell) else r
-        for r in result
-    ]
 
 
 @pytest.fixture
@@ -51,11 +29,10 @@ def run_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
             budget="10m", boundary="core",
         )  # fmt: skip
         with RunDisplay(request) as display:
-            pool = UnequalPool(dict.fromkeys(devices, "cpu"), lambda device, case: 10.0)
+            pool = SimulatedPool(dict.fromkeys(devices, "cpu"), lambda device, case: 10.0, slower={"c": 1.3})
             assert run_on(pool, request, lambda platform: request, display) == 0
         return capsys.readouterr().out, tmp_path / "run"
 
-    run.folder = tmp_path / "run"
     return run
 
 

@@ -193,6 +193,14 @@ def test_no_case_of_production_is_refused_on_80_gb(monkeypatch, name):
         assert not too_large, (case, [c.reason for c in too_large])
 
 
+def test_of_a_cpu_s_memory_others_have_their_share(monkeypatch):
+    monkeypatch.setattr(memory, "free_memory", lambda platform: 64 * GIB)
+    sizes = OP.sizes({"batch": 4, "ctx": 512})
+    for kind, part in (("cpu", 0.5), ("cuda", 1)):
+        whole, half = (Memory(OP, sizes, Platform(kind, "x"), "", "warm", share).limit for share in (1, 0.5))
+        assert half == part * whole
+
+
 @pytest.mark.parametrize(("share", "fits"), [(1.1, False), (1.6, True)])
 def test_memory_counts_the_baseline_twice(monkeypatch, share, fits):
     sizes = {"batch": 64, "ctx": 4096}

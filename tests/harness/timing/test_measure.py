@@ -118,19 +118,12 @@ def test_table_has_nan_where_a_contender_gave_no_time():
 # Budget
 
 
-def test_preparing_a_block_is_not_on_the_budget():
-    race = Race(a=1, b=2)
-    found = race.measure(blocks=5, max_rounds=2, budget_s=100)
-    assert race.now == 5 * 1000 + 5 * 2 * 3
-    assert (found.spent_s, found.stopped) == (30, "complete")
-
-
 @pytest.mark.parametrize("budget_s", [0.001, 3, 10, 16, 59, 60, 61, 200, 1000])
 def test_the_budget_holds_and_is_shared_by_the_blocks(budget_s):
     race = Race(a=1, b=2)
     found = race.measure(blocks=5, max_rounds=20, budget_s=budget_s)
     one_round = 3
-    assert found.spent_s == one_round * len(found.rounds)
+    assert found.spent_s == one_round * len(found.rounds) == race.now % 1000, "preparing is not on it"
     assert found.spent_s <= max(budget_s, one_round), "one round at any rate, and then none that does not fit"
     assert found.stopped == ("complete" if budget_s >= 5 * 20 * one_round else "budget")
     rounds = Counter(found.blocks)
@@ -214,9 +207,7 @@ def test_one_that_fails_later_keeps_its_earlier_times_and_gets_no_other_turn():
 def test_what_a_failure_wasted_is_not_the_others_budget():
     race = Race(a=1, b=1)
     race.contenders["slow and wrong"] = race.turn("slow and wrong", 1000.0, value=-1.0)
-    found = race.measure(blocks=5, max_rounds=4, budget_s=40)
-    assert "slow and wrong" in found.dropped
-    assert (len(found.rounds), found.spent_s) == (20, 40)
+    assert race.measure(blocks=5, max_rounds=4, budget_s=40).spent_s == 40
 
 
 @pytest.mark.parametrize("names", ["", "ab"])

@@ -17,7 +17,7 @@ CONFIDENCE = 0.95
 # Nothing is widening at before so many blocks are there: fewer leave Student's t too wide to be of use.
 MIN_BLOCKS = 6
 # With so many blocks, looking may have decided how many, which wants an interval so much wider
-# (results/statistics: without it 7 % false verdicts where preparations differ).
+# (results/statistics/README.md: without it 7 % false verdicts where preparations differ).
 LOOK_WIDENING = 1.2
 
 

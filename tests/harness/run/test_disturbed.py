@@ -11,44 +11,14 @@ import pytest
 
 from harness.cli.run_display import RunDisplay
 from harness.errors import NothingRan, UsageError
-from harness.machine.monitor.base import Monitor
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Verdict
 from harness.run import device
 from harness.run.execute import run
 from harness.run.request import Request
 from tests.support.recorded_verdicts import redo
+from tests.support.scripted_monitor import WHO, Scripted
 from tests.support.workers_here import captured_here
-
-WHO = "process 7 (cc1plus) took 80% of a CPU"
-
-
-class Scripted(Monitor):
-    """Every round's disturbance is what `says` gives next."""
-
-    def __init__(self, says, busy=(), blocked=""):
-        super().__init__()
-        self.says, self.busy, self.why = iter(says), list(busy), blocked
-        self.sampled = set()
-
-    def begin(self):
-        pass
-
-    def sample(self, work=""):
-        self.sampled.add(work)
-        self.notes.add("frequency_mhz", 2400)
-
-    def end(self):
-        return next(self.says)
-
-    def before(self):
-        return self.busy
-
-    def readable(self):
-        return {}
-
-    def blocked(self):
-        return self.why
 
 
 def measure(out: Path, monitor: Scripted, **options):

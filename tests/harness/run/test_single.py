@@ -7,37 +7,11 @@ import itertools
 import pytest
 
 from harness.machine.device import choose_device
-from harness.machine.monitor.base import Monitor
 from harness.run import single
 from harness.run.single import KernelBenchmarks
 from harness.timing.rounds import ENOUGH_ROUNDS
 from kernels.op import Implementation, Prepared, Support
-
-WHO = "process 7 (cc1plus) took 80% of a CPU"
-
-
-class Scripted(Monitor):
-    """Every turn's disturbance is what `reasons` gives next."""
-
-    def __init__(self, reasons):
-        super().__init__()
-        self.reasons, self.log = iter(reasons), []
-
-    def begin(self):
-        self.log.append("begin")
-
-    def sample(self, work=""):
-        self.log.append("sample")
-
-    def end(self):
-        self.log.append("end")
-        return next(self.reasons)
-
-    def before(self):
-        return []
-
-    def readable(self):
-        return {}
+from tests.support.scripted_monitor import WHO, Scripted
 
 
 class Station:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.statistics.intervals import MIN_BLOCKS
+from harness.statistics.paired import compare
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Round, Rounds
 from tests.support.simulated_machine import Machine, Noise
@@ -118,19 +119,12 @@ def test_table_has_nan_where_a_contender_gave_no_time():
 # Budget
 
 
-def test_preparing_a_block_is_not_on_the_budget():
-    race = Race(a=1, b=2)
-    found = race.measure(blocks=5, max_rounds=2, budget_s=100)
-    assert race.now == 5 * 1000 + 5 * 2 * 3
-    assert (found.spent_s, found.stopped) == (30, "complete")
-
-
 @pytest.mark.parametrize("budget_s", [0.001, 3, 10, 16, 59, 60, 61, 200, 1000])
 def test_the_budget_holds_and_is_shared_by_the_blocks(budget_s):
     race = Race(a=1, b=2)
     found = race.measure(blocks=5, max_rounds=20, budget_s=budget_s)
     one_round = 3
-    assert found.spent_s == one_round * len(found.rounds)
+    assert found.spent_s == one_round * len(found.rounds) == race.now % 1000, "preparing is not on it"
     assert found.spent_s <= max(budget_s, one_round), "one round at any rate, and then none that does not fit"
     assert found.stopped == ("complete" if budget_s >= 5 * 20 * one_round else "budget")
     rounds = Counter(found.blocks)
@@ -214,9 +208,7 @@ def test_one_that_fails_later_keeps_its_earlier_times_and_gets_no_other_turn():
 def test_what_a_failure_wasted_is_not_the_others_budget():
     race = Race(a=1, b=1)
     race.contenders["slow and wrong"] = race.turn("slow and wrong", 1000.0, value=-1.0)
-    found = race.measure(blocks=5, max_rounds=4, budget_s=40)
-    assert "slow and wrong" in found.dropped
-    assert (len(found.rounds), found.spent_s) == (20, 40)
+    assert race.measure(blocks=5, max_rounds=4, budget_s=40).spent_s == 40
 
 
 @pytest.mark.parametrize("names", ["", "ab"])
@@ -380,3 +372,30 @@ def test_who_has_no_quiet_time_makes_all_rounds_count():
     rounds.dropped["b"] = "gone"
     assert not rounds.choose(6)
     assert (len(rounds.rounds), len(rounds.disturbed)) == (6, 6)
+
+
+class Neighbours(Machine):
+    """Others come and go every thirty turns or so, are seen, and double a turn's time, give or take 30 %."""
+
+    here = seen = False
+
+    def turn(self, name: str) -> float:
+        self.here ^= self.random.random() < 1 / 30
+        self.seen |= self.here
+        return super().turn(name) * (2 * math.exp(self.random.gauss(0, 0.3)) if self.here else 1)
+
+    def end_round(self) -> str:
+        seen, self.seen = self.seen, False
+        return "neighbours" if seen else ""
+
+
+@pytest.mark.parametrize(("b", "verdicts"), [(1.0, {"same", "unclear"}), (1.5, {"faster"})])
+def test_verdicts_beside_neighbours_that_come_and_go(b, verdicts):
+    """Who is as fast is not called otherwise, who takes half as long again is found; 5 % may be wrong."""
+    wrong = 0
+    for seed in range(40):
+        machine = Neighbours({"a": 1.0, "b": b}, seed=seed)
+        found = machine.measured(end_round=machine.end_round)
+        compared = compare(found.series("a"), found.series("b"), blocks=found.blocks)
+        wrong += compared.verdict not in verdicts
+    assert wrong <= 3

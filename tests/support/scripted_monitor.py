@@ -1,0 +1,40 @@
+"""A monitor that sees what a test says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from harness.machine.monitor.base import Monitor
+
+WHO = "process 7 (cc1plus) took 80% of a CPU"
+
+
+class Scripted(Monitor):
+    """Each disturbance is what `says` gives next; `log` has what it was asked, `sampled` the work."""
+
+    def __init__(self, says: Iterable[str], busy: Iterable[str] = (), blocked: str = "") -> None:
+        super().__init__()
+        self.says, self.busy, self.why = iter(says), list(busy), blocked
+        self.sampled: set[str] = set()
+        self.log: list[str] = []
+
+    def begin(self) -> None:
+        self.log.append("begin")
+
+    def sample(self, work: str = "") -> None:
+        self.log.append("sample")
+        self.sampled.add(work)
+        self.notes.add("frequency_mhz", 2400)
+
+    def end(self) -> str:
+        self.log.append("end")
+        return next(self.says)
+
+    def before(self) -> list[str]:
+        return self.busy
+
+    def readable(self) -> dict[str, str]:
+        return {}
+
+    def blocked(self) -> str:
+        return self.why

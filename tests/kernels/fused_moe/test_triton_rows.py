@@ -1,5 +1,5 @@
 """The Triton kernels around DeepGEMM's products compile for its GPUs, and the memory plan holds what they
-need. What they compute is checked in tests/kernels/test_computed_products.py."""
+need. What they compute is checked in tests/kernels/test_computed_calls.py."""
 
 from __future__ import annotations
 

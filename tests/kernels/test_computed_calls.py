@@ -20,11 +20,10 @@ from tests.doubles.deep_gemm import DeepGemm
 from tests.doubles.flashinfer_moe import FlashInfer
 from tests.doubles.scaled_mm import ScaledMm
 from tests.support.answers import ANSWERS
-from tests.support.gemm_moe_rows import DEEP, EP, MANY, PART, RAGGED, ROUTED, SMALL, rows
+from tests.support.gemm_moe_rows import DEEP, EP, MANY, PART, RAGGED, ROUTED, SMALL
 from tests.support.interpreting import found_interpreted
 from tests.support.judging import keep
-from tests.support.recorded import Case
-from tests.support.recorded_rows import rows as given
+from tests.support.recorded import Case, rows
 from tests.support.stand_ins import Answer
 
 SEQUENCES = "batch=3 ctx=1..130"
@@ -32,10 +31,11 @@ CACHED = "batch=3 new=1..40 prefix=0..30 heads=4"
 LONG = "batch=3 new=1..40 prefix=100..300 heads=4"
 
 ATTENTION = [
-    *given("mla_decode", "flashmla", "sm_90", "flash_mla 1.0.0+20250428", f"{SEQUENCES} page=64"),
-    *given("mla_decode", "flashmla", "sm_90", "flash_mla 1.0.0+sgl", f"{SEQUENCES} page=128 kv=fp8"),
-    *given("mla_decode", "aiter.asm", "gfx942", "aiter", f"{SEQUENCES} page=1", f"{SEQUENCES} heads=128 page=64"),
-    *given("mla_decode", "aiter.asm_persistent", "gfx942", "aiter", f"{SEQUENCES} heads=12 page=16",
+    *rows("mla_decode", "flashmla", "sm_90", "flash_mla 1.0.0+20250428", f"{SEQUENCES} page=64"),
+    *rows("mla_decode", "flashmla", "sm_90", "flash_mla 1.0.0+sgl", f"{SEQUENCES} page=128 kv=fp8"),
+    *rows("mla_decode", "aiter.asm", "gfx942", "aiter", f"{SEQUENCES} page=1",
+          f"{SEQUENCES} heads=128 page=64"),
+    *rows("mla_decode", "aiter.asm_persistent", "gfx942", "aiter", f"{SEQUENCES} heads=12 page=16",
           f"{SEQUENCES} page=16 kv=fp8 fp8={{fp8}}"),
     *(case for name, arch, library, *dtypes in (
         ("flash_attn.fa2", "sm_90", "flash_attn", "bf16"),
@@ -44,26 +44,26 @@ ATTENTION = [
         ("aiter.fp8", "gfx942", "aiter", "fp8"),
         ("cudnn", "sm_100", "cudnn", "bf16", "fp8"),
     ) for dtype in dtypes for text in (CACHED, LONG)
-      for case in given("mha_prefill", name, arch, library, f"{text} dtype={dtype}")),
+      for case in rows("mha_prefill", name, arch, library, f"{text} dtype={dtype}")),
 ]  # fmt: skip
 
 GEMM, MOE = "block_scale_gemm", "fused_moe"
 ONE = "m=1 n=128 k=128"
 
 PRODUCTS = [
-    *rows(GEMM, "core", "cublaslt", "sm_90", "", ONE, RAGGED, PART),
-    *rows(GEMM, "core", "deepgemm", "sm_90 sm_100 sm_103", "deep_gemm", ONE, RAGGED, PART),
-    *rows(GEMM, "with_quant", "deepgemm", "sm_90 sm_100", "deep_gemm", RAGGED),
-    *rows(GEMM, "core", "deepgemm@vllm", "sm_90 sm_100", "vllm", RAGGED, PART),
-    *rows(GEMM, "core", "deepgemm@sglang", "sm_90 sm_100", "deep_gemm, sglang", RAGGED),
-    *rows(GEMM, "core", "aiter.asm", "gfx942 gfx950", "aiter", ONE, RAGGED),
-    *rows(GEMM, "with_quant", "aiter.asm", "gfx942", "aiter", RAGGED),
+    *rows(GEMM, "cublaslt", "sm_90", "", ONE, RAGGED, PART),
+    *rows(GEMM, "deepgemm", "sm_90 sm_100 sm_103", "deep_gemm", ONE, RAGGED, PART),
+    *rows(GEMM, "deepgemm", "sm_90 sm_100", "deep_gemm", RAGGED, boundary="with_quant"),
+    *rows(GEMM, "deepgemm@vllm", "sm_90 sm_100", "vllm", RAGGED, PART),
+    *rows(GEMM, "deepgemm@sglang", "sm_90 sm_100", "deep_gemm, sglang", RAGGED),
+    *rows(GEMM, "aiter.asm", "gfx942 gfx950", "aiter", ONE, RAGGED),
+    *rows(GEMM, "aiter.asm", "gfx942", "aiter", RAGGED, boundary="with_quant"),
     *(
         case
         for name, boundary in (("asm", "core"), ("ck", "core"), ("dispatch", "with_quant"))
-        for case in rows(MOE, boundary, f"aiter.{name}", "gfx942 gfx950", "aiter", SMALL, MANY, EP)
+        for case in rows(MOE, f"aiter.{name}", "gfx942 gfx950", "aiter", SMALL, MANY, EP, boundary=boundary)
     ),
-    *rows(MOE, "with_routing", "aiter.asm", "gfx942", "aiter", EP),
+    *rows(MOE, "aiter.asm", "gfx942", "aiter", EP, boundary="with_routing"),
     *(
         case
         for kind, boundary in (
@@ -72,19 +72,19 @@ PRODUCTS = [
             ("_routed@sglang", "with_quant"),
         )
         for case in rows(
-            MOE, boundary, f"flashinfer.trtllm{kind}", "sm_100", "flashinfer",
-            ROUTED, f"{ROUTED} ep=2 routing=uniform",
+            MOE, f"flashinfer.trtllm{kind}", "sm_100", "flashinfer",
+            ROUTED, f"{ROUTED} ep=2 routing=uniform", boundary=boundary,
         )
     ),
 ]  # fmt: skip
 INTERPRETED = [
-    *rows(MOE, "core", "deepgemm.contiguous", "sm_90 sm_100", "deep_gemm", DEEP),
-    *rows(MOE, "with_routing", "deepgemm.contiguous", "sm_90", "deep_gemm", EP),
-    *rows(MOE, "core", "deepgemm.masked", "sm_90", "deep_gemm", SMALL),
-    *rows(MOE, "core", "deepgemm.masked", "sm_100", "deep_gemm", DEEP),
-    *rows(MOE, "with_routing", "deepgemm.masked", "sm_100", "deep_gemm", EP),
+    *rows(MOE, "deepgemm.contiguous", "sm_90 sm_100", "deep_gemm", DEEP),
+    *rows(MOE, "deepgemm.contiguous", "sm_90", "deep_gemm", EP, boundary="with_routing"),
+    *rows(MOE, "deepgemm.masked", "sm_90", "deep_gemm", SMALL),
+    *rows(MOE, "deepgemm.masked", "sm_100", "deep_gemm", DEEP),
+    *rows(MOE, "deepgemm.masked", "sm_100", "deep_gemm", EP, boundary="with_routing"),
 ]
-OF_TORCH = [*rows(GEMM, "core", "hipblaslt.dequantised", "gfx942", "", RAGGED)]
+OF_TORCH = [*rows(GEMM, "hipblaslt.dequantised", "gfx942", "", RAGGED)]
 """Its product is torch's own."""
 DOUBLES: dict[str, Any] = {
     "cublaslt": ScaledMm,

@@ -5,19 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import kernels
-from tests.support.recorded import Case
+from tests.support.recorded import Case, rows
 
 RAGGED = "m=33 n=384 k=640"
 """Rows that fill neither tiles nor 16 bytes of scales; K not in fours of blocks."""
 
 PART = "m=5 n=192 k=640"
 """N not in blocks either."""
-
-
-def rows(op: str, boundary: str, name: str, archs: str, libraries: str, *texts: str) -> Iterator[Case]:
-    for arch in archs.split():
-        for text in texts:
-            yield Case(op, name, arch, tuple(libraries.split(", ")) if libraries else (), text, boundary)
 
 
 def block_scale_gemm() -> Iterator[Case]:
@@ -42,10 +36,12 @@ def block_scale_gemm() -> Iterator[Case]:
         ("aiter.triton", "gfx942", "aiter 0.1.5"),
         ("aiter.triton_preshuffled", "gfx942", "aiter 0.1.10.post3"),
     ):
-        yield from rows("block_scale_gemm", "core", name, archs, libraries, RAGGED, *further)
-        yield from rows("block_scale_gemm", "with_quant", name, archs, libraries, RAGGED)
+        yield from rows("block_scale_gemm", name, archs, libraries, RAGGED, *further)
+        yield from rows("block_scale_gemm", name, archs, libraries, RAGGED, boundary="with_quant")
     few = "m=5 n=4096 k=1024"
-    yield from rows("block_scale_gemm", "with_quant", "sglang.small_m", "gfx950", "sglang, aiter", few)
+    yield from rows(
+        "block_scale_gemm", "sglang.small_m", "gfx950", "sglang, aiter", few, boundary="with_quant"
+    )
 
 
 SMALL = "tokens=5 experts=8 topk=2 hidden=256 inter=128"
@@ -103,4 +99,4 @@ def fused_moe() -> Iterator[Case]:
         ("sglang.triton", "sglang", "gfx942", "with_routing", EP),
         ("sglang.triton", "sglang 0.5.12", "sm_90", "with_quant", MANY),
     ):  # fmt: skip
-        yield from rows("fused_moe", boundary, name, archs, libraries, *texts)
+        yield from rows("fused_moe", name, archs, libraries, *texts, boundary=boundary)

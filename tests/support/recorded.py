@@ -98,6 +98,20 @@ class Case:
         return op.sizes(given)
 
 
+FP8 = {arch: dict(kernels.OPS["mla_decode"].defaults(arch))["fp8"] for arch in ("gfx942", "gfx950")}
+
+
+def rows(
+    op: str, name: str, archs: str, libraries: str, *texts: str, boundary: str = "core"
+) -> Iterator[Case]:
+    """Of a row on some architectures, with libraries between commas. `{fp8}` in a text: the architecture's
+    format."""
+    for arch in archs.split():
+        for text in texts:
+            given = text.replace("{fp8}", FP8.get(arch, "e4m3fn"))
+            yield Case(op, name, arch, tuple(filter(None, libraries.split(", "))), given, boundary)
+
+
 def record(case: Case, answers: Mapping[str, Answer] = ANSWERS) -> str:
     """All calls of preparing, of the call, and of the call after other live operands were loaded, where these
     differ. Raises Wrong; AssertionError for what is not supported."""

@@ -5,23 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import kernels
 from tests.support.gemm_moe_rows import block_scale_gemm, fused_moe
-from tests.support.recorded import Case
-
-FP8 = {arch: dict(kernels.OPS["mla_decode"].defaults(arch))["fp8"] for arch in ("gfx942", "gfx950")}
-
-
-def rows(
-    op: str, name: str, archs: str, libraries: str, *texts: str, boundary: str = "core"
-) -> Iterator[Case]:
-    """Of a row on some architectures, with libraries between commas. `{fp8}` in a text: the architecture's
-    format."""
-    for arch in archs.split():
-        for text in texts:
-            given = text.replace("{fp8}", FP8.get(arch, "e4m3fn"))
-            yield Case(op, name, arch, tuple(filter(None, libraries.split(", "))), given, boundary)
-
+from tests.support.recorded import Case, rows
 
 RAGGED = "batch=3 ctx=1..130"
 ZERO_SPARE = "batch=1 ctx=2112..2432 page=64"

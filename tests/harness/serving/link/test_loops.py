@@ -74,6 +74,7 @@ def test_who_is_looked_for_seldom_waits_half_as_many_steps():
       for concurrency in (1, 4, 48) for osl in (150, 600)],
     (ClosedLoop(512, 300, 32, 0.5, prefill_tokens=4096, waves=30), 8),  # the others wait
     (ClosedLoop(512, 200, 16, 1.0, prefill_tokens=4096, waves=25), np.inf),  # one length stays in step
+    (ClosedLoop(1000, 1000, 8, waves=40, recv_interval=31), np.inf),
 ])  # fmt: skip
 def test_it_is_what_requests_one_by_one_come_to(load, most):
     found, run = closed(load, most), simulated(load, most=most)

@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
-import torch
 
 import kernels
 from harness.cli.serving.replay import show
@@ -90,11 +89,15 @@ def _norm(x):
 
 
 def _gated(x):
+    import torch
+
     gate, up = x.chunk(2, -1)
     return torch.nn.functional.silu(gate) * up
 
 
 def _experts(rank, place, x):
+    import torch
+
     o = rank.operands[place]
     out = torch.zeros_like(x)
     for token, (ids, weights) in enumerate(zip(o.topk_ids.tolist(), o.topk_weights.tolist(), strict=True)):
@@ -107,6 +110,8 @@ def _experts(rank, place, x):
 
 def _attend(rank, layer, q, latent, k_rope, scale):
     """Attention in the model's own form, not absorbed: of each request's cache, or of its new tokens."""
+    import torch
+
     flow, given = rank.flow, rank.step
     heads, nope, value = given.heads, TINY.qk_nope_head_dim, TINY.v_head_dim
     if given.phase == "prefill":
@@ -135,6 +140,8 @@ def _attend(rank, layer, q, latent, k_rope, scale):
 
 def expected_logits(rank):
     """The step in fp64 by the model's definition, from the rank's own weights."""
+    import torch
+
     flow, given = rank.flow, rank.step
     ids = torch.arange(given.tokens) * 7919 % TINY.vocab_size
     residual = flow.weights[0, "embedding"][ids].double()

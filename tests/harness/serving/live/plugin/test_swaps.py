@@ -13,7 +13,6 @@ import kernels
 from harness.paths import RESULTS
 from harness.serving.experiment.spec import Experiment
 from harness.serving.live.engine.plugin_path import broken_modules, stage, stage_suite
-from harness.serving.live.plugin import block_scale_gemm, fused_moe, mha_prefill, mla_decode
 from harness.serving.live.plugin.places import LINEARS
 from harness.serving.live.plugin.suite import swapped
 from harness.serving.live.swaps import ABSORBED, RENAMED, current_names, implementations, is_swap, known_swaps
@@ -66,6 +65,8 @@ def of_the_suite(swap):
 def test_a_linear_is_the_suite_s_product(vllm, swap):
     import torch
 
+    from harness.serving.live.plugin import block_scale_gemm
+
     operands, product = of_the_suite(swap)
     linear = block_scale_gemm.SwappedLinear(swapped(swap), operands.b_q, operands.b_scale)
     assert torch.equal(linear(operands.a), product)
@@ -76,6 +77,8 @@ def test_a_linear_is_the_suite_s_product(vllm, swap):
 @pytest.mark.parametrize("swap", swaps_of("fused_moe"))
 def test_experts_are_the_suite_s(vllm, swap):
     import torch
+
+    from harness.serving.live.plugin import fused_moe
 
     o, result = of_the_suite(swap)
     experts = fused_moe.Experts(swapped(swap), o.w13, o.w13_scale, o.w2, o.w2_scale, topk=4)
@@ -88,6 +91,8 @@ def test_experts_are_the_suite_s(vllm, swap):
 @pytest.mark.parametrize("swap", swaps_of("mla_decode"))
 def test_decode_is_the_suite_s_in_every_layer_with_tables_made_once(vllm, swap, monkeypatch):
     import torch
+
+    from harness.serving.live.plugin import mla_decode
 
     o, result = of_the_suite(swap)
     made = []
@@ -112,6 +117,8 @@ def test_decode_is_the_suite_s_in_every_layer_with_tables_made_once(vllm, swap, 
 @pytest.mark.parametrize("swap", swaps_of("mha_prefill"))
 def test_prefill_is_the_suite_s(vllm, swap):
     import torch
+
+    from harness.serving.live.plugin import mha_prefill
 
     o, result = of_the_suite(swap)
     v = torch.cat([o.v, o.v], -1)[..., :128]  # as the engine splits it off

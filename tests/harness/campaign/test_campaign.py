@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -118,18 +117,12 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, golden):
     for name, (devices, budget_s) in campaigns().items():
         code, shown = campaign(devices, budget_s, name=name)
         assert devices.now <= budget_s
-        lines += [
-            f"=== {name}",
-            f"{dict(shown.counts)}: exit code {code} after {devices.now:g} s",
-            *shown.lines,
-        ]
-        lines += [f"{len(list(group))} x {lane}" for lane, group in itertools.groupby(shown.begun)]
+        told = f"{dict(shown.counts)}: exit code {code} after {devices.now:g} s"
+        lines += [f"=== {name}", told, *shown.lines, f"begun: {', '.join(shown.begun)}"]
         lines += [f"{step.name}: {step.done} of {step.cases}" for step in shown.outcome.steps]
         for folder in run_folders(tmp_path / name):
-            made = sorted((c.device, c.when) for c in Journal(folder).calibrations())
-            lines.append(
-                f"{folder.relative_to(tmp_path / name)}: {', '.join(map(' '.join, made)) or 'no calibration'}"
-            )
+            made = sorted(f"{c.device} {c.when}" for c in Journal(folder).calibrations())
+            lines.append(f"{folder.relative_to(tmp_path / name)} calibrated: {', '.join(made)}")
             frame = load(folder)
             assert not frame.duplicated(["case", "impl"]).any()
         lines.append("")

@@ -20,7 +20,6 @@ from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders
-from harness.results.schema import Calibration
 from tests.support.simulated_pool import SimulatedPool, records
 
 SPEC = """
@@ -75,11 +74,11 @@ Campaign = Callable[..., tuple[int, Shown]]
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
     (tmp_path / "spec.toml").write_text(SPEC)
 
-    def run(pool: SimulatedPool, budget_s: float = 1e5, resume: bool = False, file: str = "spec.toml"):
+    def run(pool: SimulatedPool, budget_s: float = 1e5, resume: bool = False, name: str = "here"):
         shown = Shown()
         monkeypatch.setattr(execute, "Driver", lambda *a, **k: Driver(*a, **k, clock=pool.clock))
         monkeypatch.setattr(execute.time, "monotonic", pool.clock)
-        request = CampaignRequest(str(tmp_path / file), budget_s, tmp_path / "here", resume, pool.now)
+        request = CampaignRequest(str(tmp_path / "spec.toml"), budget_s, tmp_path / name, resume, pool.now)
         return run_campaign(pool, request, StepCommands(), shown), shown
 
     Driver = execute.Driver
@@ -90,29 +89,46 @@ def ten_seconds(device: str, case: str) -> float:
     return 10.0
 
 
-def test_the_most_valuable_first_and_ops_in_turn(campaign, tmp_path):
-    code, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
-    assert code == 0 and shown.counts == {"cpu": 1}
-    assert shown.begun[0] == "doctor"
-    smoke = shown.begun[1:12]
-    assert Counter(smoke) == {"mla_decode-smoke": 5, "mha_prefill-smoke": 6}
-    assert smoke[:4] == ["mla_decode-smoke", "mha_prefill-smoke"] * 2
-    assert Counter(shown.begun[12:]) == {"mla_decode-r1-tp8-1": 8, "mla_decode-r1-tp8-2": 8}
-    assert [(step.name, step.done) for step in shown.outcome.steps] == [
-        ("doctor", 1), ("mla_decode-smoke", 5), ("mha_prefill-smoke", 6),
-        ("mla_decode-r1-tp8-1", 8), ("mla_decode-r1-tp8-2", 8),
-    ]  # fmt: skip
-    names = {path.name for path in (tmp_path / "here").iterdir()}
-    assert names == {"campaign.json", *(step.name for step in shown.outcome.steps)}
-    assert json.loads((tmp_path / "here/doctor/done.json").read_text())["code"] == 0
+def pool(names: str, takes_s: float = 10.0, **more: Any) -> SimulatedPool:
+    return SimulatedPool(dict.fromkeys(names, "cpu"), lambda device, case: takes_s, **more)
 
 
-def test_it_ends_in_time_whatever_cases_take(campaign):
-    """Longer than expected, that is; what is running then is cut off."""
-    pool = SimulatedPool({"a": "cpu"}, lambda d, c: 47.0)
-    code, shown = campaign(pool, budget_s=300.0)
-    assert code == 0 and pool.now <= 300.0
-    assert 0 < sum(step.done for step in shown.outcome.steps) < 10
+def campaigns() -> dict[str, tuple[SimulatedPool, float]]:
+    """Devices, and the time that there is, seconds."""
+    return {
+        "the most valuable first, ops in turn": (pool("a"), 1e5),
+        # What is running then is cut off.
+        "cases take longer than expected": (pool("a", 47.0), 300.0),
+        "two devices, calibrated before and after": (pool("ab"), 1e5),
+        "two join late and are calibrated, too": (pool("abc", joins={"b": 60.0, "c": 90.0}), 1e5),
+        "time is kept for the last calibration": (pool("ab"), 120.0),
+        "types have folders of their own": (
+            SimulatedPool({"a": "epyc", "b": "xeon", "c": "xeon"}, ten_seconds),
+            1e5,
+        ),
+    }
+
+
+def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, golden):
+    (tmp_path / "spec.toml").write_text(
+        SPEC + '[[step]]\nname = "elsewhere"\ncommand = "run"\nops = ["mla_decode"]\ndevices = ["H300"]\n'
+    )
+    lines = []
+    for name, (devices, budget_s) in campaigns().items():
+        code, shown = campaign(devices, budget_s, name=name)
+        assert devices.now <= budget_s
+        told = f"{dict(shown.counts)}: exit code {code} after {devices.now:g} s"
+        lines += [f"=== {name}", told, *shown.lines, f"begun: {', '.join(shown.begun)}"]
+        lines += [f"{step.name}: {step.done} of {step.cases}" for step in shown.outcome.steps]
+        for folder in run_folders(tmp_path / name):
+            made = sorted(f"{c.device} {c.when}" for c in Journal(folder).calibrations())
+            lines.append(f"{folder.relative_to(tmp_path / name)} calibrated: {', '.join(made)}")
+            frame = load(folder)
+            assert not frame.duplicated(["case", "impl"]).any()
+        lines.append("")
+    golden(Path(__file__).parent / "snapshots" / "campaigns.txt", "\n".join(lines))
+    (done,) = (tmp_path / "the most valuable first, ops in turn").glob("doctor/done.json")
+    assert json.loads(done.read_text())["code"] == 0
 
 
 def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
@@ -125,41 +141,6 @@ def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
     assert load(tmp_path / "here").groupby(["run", "case"]).ngroups == 27
     with pytest.raises(UsageError, match="holds a campaign: --resume "):
         campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
-
-
-def test_types_of_devices_have_folders_of_their_own(campaign, tmp_path):
-    pool = SimulatedPool({"a": "epyc", "b": "xeon", "c": "xeon"}, ten_seconds)
-    code, shown = campaign(pool)
-    assert code == 0 and shown.counts == {"epyc": 1, "xeon": 2}
-    assert {path.name for path in (tmp_path / "here").iterdir()} == {"campaign.json", "epyc", "xeon"}
-    frame = load(tmp_path / "here")
-    assert set(frame["device"]) == {"a", "b", "c"}
-    assert Counter(frame.groupby(["run", "case", "impl", "device"]).size()) == {1: len(frame)}
-    assert set(frame[frame["run"].str.contains("smoke")]["op"]) == {"mla_decode", "mha_prefill"}
-
-
-def test_time_is_kept_for_the_last_calibration(campaign, tmp_path):
-    _, shown = campaign(SimulatedPool(dict.fromkeys("ab", "cpu"), ten_seconds), budget_s=120.0)
-    (folder,) = [f for f in run_folders(tmp_path / "here") if f.name == "mha_prefill-smoke"]
-    assert {c.when for c in Journal(folder).calibrations()} == {"first", "last"}
-    assert any(step.done < step.cases for step in shown.outcome.steps)
-
-
-def test_a_step_for_devices_that_are_not_there_says_so(campaign, tmp_path):
-    (tmp_path / "spec.toml").write_text(SPEC + 'devices = ["H300"]\n')
-    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
-    assert "left out: mla_decode-r1-tp8-1: of H300 there is none, but cpu" in shown.lines
-
-
-@pytest.mark.parametrize(("devices", "joins"), [("ab", {}), ("abc", {"b": 60.0, "c": 90.0})])
-def test_devices_of_a_type_are_calibrated_before_and_after(campaign, tmp_path, devices, joins):
-    campaign(SimulatedPool(dict.fromkeys(devices, "cpu"), ten_seconds, joins=joins))
-    name = "mla_decode-r1-tp8-2" if joins else "mha_prefill-smoke"
-    (folder,) = [folder for folder in run_folders(tmp_path / "here") if folder.name == name]
-    made = Journal(folder).calibrations()
-    seen = Counter((c.device, c.when) for c in made)
-    assert seen == {(device, when): 1 for device in devices for when in ("first", "last")}
-    assert all(isinstance(c, Calibration) and c.time_us == 1000.0 for c in made)
 
 
 def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):

@@ -82,11 +82,11 @@ def test_what_ran_has_times_and_a_missing_library_is_a_reason(finished):
     assert set(cells) == {"torch.sdpa", "torch.naive"}
     for cell in cells.values():
         assert (cell["status"], undisturbed(cell["reason"])) == ("ok", "")
-        assert 0 < cell["low_us"] <= cell["time_us"] <= cell["high_us"]
         assert all(cell[name] > 0 for name in ("tflops", "gbps", "percent_of_ceiling", "setup_s"))
         assert cell["check"]["ok"] and cell["kernels"]
         blocks = set(cell["samples"]["block"])  # how many fit into the budget is the machine's affair
         assert blocks == set(range(len(blocks))), "every preparation"
+        assert len(blocks) == 1 or 0 < cell["low_us"] <= cell["time_us"] <= cell["high_us"]
         assert (cell["platform"], cell["arm"], cell["launch"]) == ("cpu", "plain", "eager")
         assert (cell["op"], cell["boundary"], cell["cache"]) == ("mla_decode", "core", "warm")
 

@@ -80,8 +80,10 @@ def begun(place: Path) -> int:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """pytest's faulthandler_timeout says where, if it never comes true."""
+    """Half an hour is longer than any machine takes."""
+    ends_s = time.monotonic() + 1800
     while not condition():
+        assert time.monotonic() < ends_s, "it never came true"
         time.sleep(0.05)
 
 

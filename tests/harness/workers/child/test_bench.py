@@ -43,7 +43,7 @@ def opened(
 ) -> Bench:
     """A bench with operands, in so many fresh buffers; a guest is prepared as `it`."""
     subject = Bench(*guests)
-    subject.hello("cpu", "cpu", torch.get_num_threads())
+    subject.hello("cpu", "cpu", 1)
     subject.open(op, sizes, boundary, SEEDS)
     if sets:
         subject.fresh("serving", sets)

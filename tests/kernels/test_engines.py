@@ -120,29 +120,9 @@ def test_the_first_that_applies_holds_and_flags_are_not_set():
     assert engines.default("vllm", "block_scale_gemm", "sm_90", large).row == "deepgemm@vllm"
     assert engines.default("vllm", "block_scale_gemm", "gfx942", large).row == "vllm.triton"
     assert engines.default("vllm", "block_scale_gemm", "x86", large) is None
-
-
-@pytest.mark.parametrize(
-    ("engine", "op", "arch", "sizes", "row"),
-    [
-        ("sglang", "fused_moe", "sm_100", {"ep": 1, "shared": 0}, "flashinfer.trtllm@sglang"),
-        ("sglang", "fused_moe", "sm_103", {"ep": 8, "shared": 0}, "flashinfer.trtllm_routed@sglang"),
-        ("sglang", "mla_decode", "gfx942", {"kv": "bf16", "heads": 32}, "sglang.triton"),
-    ],
-)
-def test_what_runs_by_default(engine, op, arch, sizes, row):
-    assert engines.default(engine, op, arch, sizes).row == row
-
-
-@pytest.mark.parametrize(
-    ("engine", "arch", "sizes", "rows"),
-    [
-        ("vllm", "gfx950", {"kv": "bf16", "heads": 8}, ["aiter.gluon", "aiter.asm_persistent"]),
-        ("vllm", "gfx950", {"kv": "bf16", "heads": 12}, ["aiter.asm_persistent"]),
-        ("vllm", "gfx950", {"kv": "fp8", "heads": 8}, ["aiter.asm_persistent"]),
-        ("sglang", "gfx950", {"kv": "bf16", "heads": 64}, ["aiter.asm_persistent"]),  # DP attention
-    ],
-)
-def test_what_runs_where_flags_are_set(engine, arch, sizes, rows):
-    entries = engines.entries(engine, "mla_decode", arch)
-    assert [entry.row for entry in entries if entry.flags and entry.holds(sizes)] == rows
+    # Some entries are of flags, here of AITER's kernels: what is asked for without flags has none of them.
+    entries = [each for each in engines.entries("vllm", "mla_decode", "gfx950") if each.flags]
+    rows = [each.row for each in entries if each.holds({"kv": "bf16", "heads": 8})]
+    assert rows == ["aiter.gluon", "aiter.asm_persistent"]
+    default = engines.default("vllm", "mla_decode", "gfx950", {"kv": "bf16", "heads": 8})
+    assert not default.flags and default not in entries

@@ -59,7 +59,7 @@ def test_lengths_have_a_seed_of_their_own(op, text):
 
 
 @each_boundary
-def test_the_digest_sees_one_changed_bit_in_any_tensor_and_the_order_of_rows(op, text, boundary):
+def test_the_digest_sees_one_changed_bit_in_any_tensor_and_the_order_of_parts(op, text, boundary):
     operands = made(op, text, boundary)
     before = operands.digest()
     assert operands.copy().digest() == before
@@ -67,10 +67,14 @@ def test_the_digest_sees_one_changed_bit_in_any_tensor_and_the_order_of_rows(op,
         changed = operands.copy([name])
         changed.tensors()[name].view(torch.uint8).view(-1)[-1] ^= 1
         assert changed.digest() != before, name
-    for name, tensor in operands.live_tensors().items():
+    for name in operands.tensors():
         changed = operands.copy([name])
-        changed.tensors()[name].view(torch.uint8).copy_(tensor.view(torch.uint8).roll(1, 0))
-        assert changed.digest() != before or bits(tensor) == bits(tensor.roll(1, 0)), name
+        flat = changed.tensors()[name].view(torch.uint8).view(-1)
+        for part in (1024, 4096):  # within a row of the table that is summed, and whole rows
+            if flat.numel() >= 2 * part and not torch.equal(flat[:part], flat[part : 2 * part]):
+                flat[: 2 * part] = flat[: 2 * part].view(2, part).flip(0).flatten()
+                assert changed.digest() != before, (name, part)
+                flat[: 2 * part] = flat[: 2 * part].view(2, part).flip(0).flatten()
 
 
 @each_boundary

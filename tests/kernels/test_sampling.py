@@ -6,6 +6,7 @@ import itertools
 import math
 
 import pytest
+import torch
 
 import kernels
 from kernels.op import MOST_ELEMENTS, affordable, spread
@@ -64,5 +65,6 @@ def test_samples_of_any_size_agree_with_the_whole_and_follow_the_offset(op, text
         chosen.setdefault(share, set()).add(tuple(sample.rows))
         off = (sample.value - whole.value[sample.rows]).abs()
         assert bool((off <= 0.05 * whole.sigma[sample.rows]).all())
+        torch.testing.assert_close(sample.sigma, whole.sigma[sample.rows], rtol=1e-3, atol=0)
     assert {len(rows) for rows in chosen[0.0]} == {1}
     assert max(len(samples) for samples in chosen.values()) == 2

@@ -73,19 +73,6 @@ def test_some_tokens_need_the_limit_of_groups_and_the_bias():
     assert (kept != ids).any(-1).float().mean() > 0.9
 
 
-def test_core_has_the_picks_and_weights_of_the_router():
-    sizes = sizes_of(f"tokens=9 {SMALL} ep=2 shared=1")
-    core = OP.operands(sizes, Seeds(1, 4), "cpu")
-    wide = OP.operands(sizes, Seeds(1, 4), "cpu", "with_routing")
-    ids, weights = routing(wide)
-    for t in range(9):
-        pairs = [
-            sorted(zip(i[t].tolist(), w[t].tolist(), strict=True)) for i, w in (routing(core), (ids, weights))
-        ]
-        assert [p[0] for p in pairs[0]] == [p[0] for p in pairs[1]]
-        assert torch.allclose(core.topk_weights[t].double().sort().values, weights[t].sort().values)
-
-
 @pytest.mark.parametrize("text", [*ROUTED, f"tokens=5 {SMALL} routing=one fp8=e4m3fnuz scales=ue8m0"])
 def test_work_counts_what_is_there(text):
     sizes = sizes_of(text)
@@ -98,25 +85,19 @@ def test_work_counts_what_is_there(text):
         one = sum(getattr(o, name)[0].nbytes for name in o.streamed)
         live = sum(t.nbytes for name, t in o.tensors().items() if name not in o.streamed)
         assert work.bytes == len(counts) * one + live + OP.output_bytes(sizes)
-        assert (
-            OP.operand_bytes(sizes)
-            >= sum(t.nbytes for t in o.tensors().values()) - (o.bias is not None) * 4096
-        )
+        bias = 0 if o.bias is None else 4096
+        assert OP.operand_bytes(sizes) >= sum(t.nbytes for t in o.tensors().values()) - bias
         touched = {e for turn in range(3) for e in routing(o.turned(turn))[0].unique().tolist()} - {-1}
         assert OP.streamed_bytes(sizes, 3) == len(touched) * one
 
 
 @pytest.mark.parametrize("scales", ["fp32", "ue8m0"])
 def test_neighbouring_scales_differ_and_experts_do(scales):
-    o = OP.operands(
-        sizes_of(f"tokens=1 experts=6 topk=1 hidden=512 inter=256 scales={scales}"), Seeds(), "cpu"
-    )
+    text = f"tokens=1 experts=6 topk=1 hidden=512 inter=256 scales={scales}"
+    o = OP.operands(sizes_of(text), Seeds(), "cpu")
     for q, scale in ((o.w13, o.w13_scale), (o.w2, o.w2_scale)):
         for dim in range(3):
-            ratio = (
-                scale.narrow(dim, 1, scale.shape[dim] - 1) / scale.narrow(dim, 0, scale.shape[dim] - 1)
-            ).log2()
-            assert ratio.abs().min() >= 1
+            assert scale.log2().diff(dim=dim).abs().min() >= 1
         if scales == "ue8m0":
             assert torch.equal(scale.log2(), scale.log2().round())
         else:
@@ -145,8 +126,6 @@ def test_turns_share_what_they_stream_and_touch_other_experts():
     other = o.turned(1)
     assert other.w13 is o.w13 and other.x_q is o.x_q
     assert not set(o.topk_ids.flatten().tolist()) & set(other.topk_ids.flatten().tolist())
-    made = OP.make(o.sizes, Seeds(turn=1), "cpu")
-    assert made.digest() == other.digest()
     assert o.turned(1, cold=True).w13 is not o.w13
 
 

@@ -161,7 +161,8 @@ def test_weights_that_vanish_together_pass():
     reference = OP.reference(o)
     for summed in (False, True):
         found = report(o, reference, with_weights_in_fp8(o, summed), fp8=True)
-        assert found["ok"] and found["row_error"] < 0.9 * found["row_limit"], found["reason"]
+        # It is 0.3 of the limit, and 0.7 where the reference does not know that they vanish together.
+        assert found["ok"] and found["row_error"] < 0.5 * found["row_limit"], found["reason"]
 
 
 def test_calls_in_fp8_are_wrong_by_the_measure_of_bf16():

@@ -173,8 +173,10 @@ def test_a_step_is_replayed_as_long_as_the_file_says(tmp_path, monkeypatch, phas
 def test_blocks_of_several_replays_are_so_many_more(tmp_path):
     def one(change):
         samples = tuple(
-            {"block": b, "round": r, "base": 0.1, "x": 0.1 + change / 1e3} for b in (0, 1) for r in (0, 1)
-        )
+            {"block": b, "round": r, "base": 0.099, "base again": 0.101, "x": 0.1 + change / 1e3}
+            for b in (0, 1)
+            for r in (0, 1)
+        )  # both replays of the base are one
         return Replay(created="", command=(), step={}, launch="eager", threads=1, base="base", arms={},
                       samples=samples)  # fmt: skip
 

@@ -223,7 +223,7 @@ intervals = st.tuples(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40)
 @given(st.lists(intervals, min_size=1, max_size=30))
 def test_sums_hold_for_any_trace(tmp_path_factory: pytest.TempPathFactory, found: list) -> None:
     events = [kernel(n, t / 4, d / 4, stream=s, device=v) for n, t, d, s, v in found]
@@ -249,6 +249,21 @@ def test_sums_hold_for_any_trace(tmp_path_factory: pytest.TempPathFactory, found
 def _covered(events: list[Event]) -> int:
     quarters = {q for e in events for q in range(int(e["ts"] * 4), int((e["ts"] + e["dur"]) * 4))}
     return 250 * len(quarters)
+
+
+nested = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(0, 300), st.integers(0, 80)), min_size=1, max_size=25
+)
+
+
+@settings(max_examples=40)
+@given(nested)
+def test_operators_own_times_cover_each_thread_once(tmp_path_factory, found: list) -> None:
+    events = [op("aten::mm", start / 4, length / 4, tid=tid) for tid, start, length in found]
+    trace = of(tmp_path_factory.mktemp("any"), events)
+    covered = sum(_covered([e for e in events if e["tid"] == tid]) for tid in range(3))
+    assert trace.time_ns() == covered
+    assert sum(kernel.calls for kernel in trace.kernels) == len(found)
 
 
 # Published and recorded traces (tests/data/serving/traces/README.md), and rocprofv3's formats

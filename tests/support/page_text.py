@@ -7,13 +7,16 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.page.document import Chart, PageSection, TableRow, TableValue
+from harness.page.document import Chart, PageSection, TableRow, TableValue, anchor
+from harness.paths import ROOT
 
 MOST = 16
 
 
 def page_text(sections: Sequence[PageSection]) -> str:
-    return "\n".join(line for section in sections for line in _of_section(section, "=")) + "\n"
+    """Wherever the checkout is: its folder is left out of paths and anchors."""
+    text = "\n".join(line for section in sections for line in _of_section(section, "=")) + "\n"
+    return text.replace(f"{ROOT}/", "").replace(anchor(str(ROOT)), "checkout")
 
 
 def _of_section(section: PageSection, level: str) -> Iterator[str]:

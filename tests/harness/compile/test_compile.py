@@ -191,8 +191,9 @@ def test_a_compiler_that_dies_costs_one_configuration(monkeypatch, tmp_path: Pat
     sys.modules.pop("deadly", None)
 
 
+@pytest.mark.slow
 def test_a_planted_configuration_fails_the_command(here, monkeypatch, tmp_path: Path):
-    """With one case, in this process; the next test plants it from outside, and compiles in processes."""
+    """With one case, in this process."""
     from harness.compile import launches
 
     def compiled(todo):

@@ -99,12 +99,13 @@ def test_a_page_says_and_draws_what_is_committed(golden, tmp_path, name):
     require_valid(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "names",
     [
         ["mla_decode-smoke", "block_scale_gemm-smoke", "fused_moe-smoke", "mha_prefill-smoke"],
         ["serving/cpu-default", "serving/cpu-long"],
-        pytest.param(["engine"], marks=pytest.mark.slow),
+        ["engine"],
     ],
 )
 def test_a_page_of_committed_results_can_be_drawn(names):

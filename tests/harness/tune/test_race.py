@@ -179,6 +179,7 @@ def test_what_would_be_used_is_the_anchor_and_enters_once(chunked):
     assert "all configurations are raced" in field.unpruned
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles")
 def test_the_best_by_the_estimate_enter_where_it_knows_the_device():
     pytest.importorskip("triton")

@@ -40,7 +40,7 @@ CASES = [
     ("batch=1 new=1 heads=1", "cpu", FlashConfig(128, 128)),
     (RAGGED, "sm_90", FlashConfig(64, 32)),
     ("batch=3 new=63..65 heads=2", "cpu", FlashConfig(32, 32)),
-    ("batch=2 new=1 prefix=64..95 heads=2", "cpu", FlashConfig(32, 32)),
+    ("batch=2 new=2 prefix=94..95 heads=2", "cpu", FlashConfig(32, 32)),
     (f"{SHORT} {FP8['e4m3fn']}", "sm_90", FlashConfig(64, 32, turned=True)),
     (f"batch=2 new=1..5 prefix=120..160 heads=1 {FP8['e4m3fn']}", "sm_90", FlashConfig(32, 128, turned=True)),
     (f"{SHORT} {FP8['e4m3fnuz']}", "gfx942", FlashConfig(32, 32, instruction=16, turned=True)),

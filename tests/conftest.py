@@ -65,7 +65,8 @@ def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
         lines = before.splitlines(), text.splitlines()
         changed = difflib.unified_diff(*lines, "recorded", "now", n=6, lineterm="")
         how = f"if this is right: python -m pytest --golden=write '{request.node.nodeid}'"
-        assert text == before, "\n".join([*changed, how])
+        if text != before:
+            pytest.fail("\n".join([*changed, how]), pytrace=False)
 
     return compare
 

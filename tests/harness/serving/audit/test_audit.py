@@ -19,7 +19,7 @@ from harness.serving.clients.load import load
 from harness.serving.published.documents import Claim, Configuration
 from harness.serving.published.index import published_corpus, published_documents, raw_files
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
-from tests.support.serving_files import DATA, FILES
+from tests.support.serving_files import DATA, FILES, VLLM_ROW
 
 ALL = {one.id: of_document(one) for one in published_documents()}
 RAW = {name: Audited(name, runs=tuple(runs)) for name, runs in raw_files().items()}
@@ -249,14 +249,15 @@ def test_files_of_one_point_each_are_one_sweep(tmp_path):
     """As vllm bench serve writes them."""
     names = []
     for limit, out in ((32, 900.0), (64, 1500.0), (128, 800.0)):
-        tokens = round(out * 100)
-        whole = {
-            "date": "20260101-000000", "endpoint_type": "vllm", "backend": "vllm", "label": None,
-            "model_id": "deepseek-ai/DeepSeek-R1", "tokenizer_id": "x", "num_prompts": 2000,
-            "request_rate": "inf", "max_concurrency": limit, "duration": 100.0, "completed": 2000,
-            "total_input_tokens": 2000000, "total_output_tokens": tokens, "request_throughput": 20.0,
-            "output_throughput": out, "total_token_throughput": out + 20000.0,
-        }  # fmt: skip
+        tokens = {"total_input_tokens": 2000000, "total_output_tokens": round(out * 100)}
+        rates = {
+            "output_throughput": out,
+            "total_token_throughput": out + 20000.0,
+            "request_throughput": 20.0,
+        }
+        counts = {"max_concurrency": limit, "num_prompts": 2000, "completed": 2000, "duration": 100.0}
+        no_latencies = {key: value for key, value in VLLM_ROW.items() if not key.endswith("_ms")}
+        whole = no_latencies | tokens | rates | counts
         names.append(str(tmp_path / f"c{limit}.json"))
         (tmp_path / f"c{limit}.json").write_text(json.dumps(whole))
     result = command(*names)

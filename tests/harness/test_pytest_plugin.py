@@ -35,7 +35,7 @@ def raises(o, out):
 @pytest.mark.parametrize("kernel", [attend, "torch.sdpa", half, raises, "flashmla", "torch.sdp", 7])
 def test_mine(kernel_benchmark, kernel):
     facts = kernel_benchmark("mla_decode", kernel, case=CASE, cache="warm", rounds=5)
-    assert facts["check"]["ok"] and facts["tflops"] > 0 and facts["gbps"] > 0
+    assert facts["check"]["ok"]
 
 def test_two_cases(kernel_benchmark):
     kernel_benchmark("mla_decode", half, case="batch=1,2 ctx=5")

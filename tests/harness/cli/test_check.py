@@ -10,10 +10,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 import kernels
-from harness.workers.child.judge import judge
 from kernels.op import Reference
 from kernels.operands import Seeds
 from tests.support.paths import SUPPORT
@@ -59,6 +57,10 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(cli, plugin, tmp_path):
+    import torch
+
+    from harness.workers.child.judge import judge
+
     folder = tmp_path / "new" / "folder"
     done = cli("check", *MINE, "--impl", "mine.doubled", "--save", folder, KERNEL_BENCH_PLUGINS=plugin)
     assert done.returncode == 1, done.stderr
@@ -87,6 +89,8 @@ def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(cli
 
 
 def test_a_right_one_writes_the_same_files_when_asked_and_of_other_operands_by_seed(tmp_path, monkeypatch):
+    import torch
+
     monkeypatch.chdir(tmp_path)
     done = check_here(*MINE, "--impl", "torch.sdpa")
     assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)

@@ -12,7 +12,6 @@ from harness.errors import UsageError
 from harness.page.assemble import assemble
 from harness.page.inputs import inputs
 from harness.page.measured.op_section import MOST_CASES
-from harness.page.pictures import pictures
 from harness.paths import RESULTS
 from tests.support.written_runs import altered, case, cell, finished, ranked, write
 
@@ -44,6 +43,8 @@ def test_anchors_are_there_once_whatever_is_called_alike(tmp_path):
     for folder, op in (("a/run", of), ("b/run", of), ("c/run", other)):
         batches = [replace(op, sizes=op.sizes | {"batch": batch}) for batch in (1, 2)]
         write(tmp_path / folder, [r for b in batches for r in ranked(b, TWO)], batches)
+    from harness.page.pictures import pictures
+
     page = page_of(tmp_path)
     anchors = [chart.anchor for chart in page.charts()]
     assert len(anchors) == len(set(anchors))
@@ -97,6 +98,8 @@ def test_what_cannot_be_read_is_one_line(tmp_path, file, text, said):
 
 
 def test_pictures_are_files_named_by_their_anchors(tmp_path):
+    from harness.page.pictures import pictures
+
     page = page_of(COMMITTED / "mla_decode-smoke")
     files = pictures(page, tmp_path / "svg")
     assert [file.stem for file in files] == [chart.anchor for chart in page.charts() if chart.picture]

@@ -187,6 +187,7 @@ def test_a_device_is_found_by_words_of_its_name(platform, names):
         (gpu("NVIDIA H200 MIG 7g.141gb"), 1979, 4.8),
         (gpu("AMD Instinct MI300X CPX/NPS4", "gfx942"), 2614.9 / 8, 5.3 / 4),
         (gpu("AMD Instinct MI300A TPX", "gfx942"), 1961.2 / 3, 5.3),
+        (gpu("AMD Instinct MI300A CPX", "gfx942"), 1961.2 / 6, 5.3),
         (gpu("AMD Instinct MI350X VF DPX/NPS2", "gfx950"), 4614 / 2, 4),
         (gpu("AMD Instinct MI325X VF", "gfx942"), 2614.9, 6),
     ],

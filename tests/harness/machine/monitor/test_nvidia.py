@@ -239,6 +239,8 @@ def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance():
         "process 200000 is on cuda:0",
         "cuda:0 is 37 % busy",
     ]
+    nvml.utilisation = gpu.BUSY
+    assert len(bench.monitor.before()) == 2
     bench.workers = [11]
     bench.monitor.begin()
     bench.now += 1.0

@@ -140,7 +140,7 @@ ERRORS = [
     (part(..., lambda right: 50.0), "constant", "all 50, as if never written"),
     (lambda right: right * 0.5, "factor", "half"),
     (lambda right: -right, "factor", "sign flipped"),
-    (lambda right: right * 1.75, "factor", ": 1.75 times"),
+    (lambda right: right * 1.9375, "factor", ": 1.94 times"),
     (lambda right: right * 1.03125, "factor", ": 1.031 times"),
     (scaled_rows, "factors", "a factor of its own for each row, 0.5 to 1.5 times"),
     (lambda right: right + 4 * right.abs().mean(), "offset", "more than the reference"),

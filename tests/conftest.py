@@ -49,16 +49,25 @@ with contextlib.suppress(ImportError):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    told = "write: tests record anew what they compare with committed files; `git diff` shows what changed"
-    parser.addoption("--golden", choices=["write"], help=told)
+    parser.addoption(
+        "--golden",
+        default="compare",
+        choices=["compare", "write"],
+        help="write: records of tests/kernels/recorded are written anew, not compared; so are snapshots",
+    )
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+def golden(request: pytest.FixtureRequest) -> str:
+    return request.config.getoption("--golden")
+
+
+@pytest.fixture
+def snapshot(request: pytest.FixtureRequest, golden: str) -> Callable[[Path, str], None]:
     """Compares a text with a committed file, which `--golden=write` writes instead."""
 
     def compare(file: Path, text: str) -> None:
-        if request.config.getoption("golden") == "write":
+        if golden == "write":
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         before = file.read_text() if file.exists() else ""

@@ -109,7 +109,7 @@ def campaigns() -> dict[str, tuple[SimulatedPool, float]]:
     }
 
 
-def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, golden):
+def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot):
     (tmp_path / "spec.toml").write_text(
         SPEC + '[[step]]\nname = "elsewhere"\ncommand = "run"\nops = ["mla_decode"]\ndevices = ["H300"]\n'
     )
@@ -126,7 +126,7 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, golden):
             frame = load(folder)
             assert not frame.duplicated(["case", "impl"]).any()
         lines.append("")
-    golden(Path(__file__).parent / "snapshots" / "campaigns.txt", "\n".join(lines))
+    snapshot(Path(__file__).parent / "snapshots" / "campaigns.txt", "\n".join(lines))
     (done,) = (tmp_path / "the most valuable first, ops in turn").glob("doctor/done.json")
     assert json.loads(done.read_text())["code"] == 0
 

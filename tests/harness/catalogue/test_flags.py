@@ -81,7 +81,7 @@ def test_an_engine_is_asked_for_the_rows_of_a_value():
 # Whether toggling can show anything
 
 
-def test_why_toggling_would_show_nothing_is_as_committed(golden):
+def test_why_toggling_would_show_nothing_is_as_committed(snapshot):
     lines = []
     for flag in FLAGS:
         asked: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ def test_why_toggling_would_show_nothing_is_as_committed(golden):
                 assert support.ok != bool(support.reason) and "\n" not in support.reason
                 asked.setdefault(support.reason or "can act", []).append(f"{op} {arch} {launch}")
         lines += [flag.name, *(f"  {reason}: {len(of)}, first {of[0]}" for reason, of in asked.items())]
-    golden(Path(__file__).parent / "snapshots" / "why-not.txt", "\n".join(lines) + "\n")
+    snapshot(Path(__file__).parent / "snapshots" / "why-not.txt", "\n".join(lines) + "\n")
 
 
 def test_values_have_meanings():

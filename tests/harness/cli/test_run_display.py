@@ -73,9 +73,9 @@ ENDS = {
 }
 
 
-def test_the_end_says_what_is_committed(golden):
+def test_the_end_says_what_is_committed(snapshot):
     text = "\n\n".join(f"=== {name}\n{end_text(ended)}" for name, ended in ENDS.items())
-    golden(Path(__file__).parent / "snapshots" / "ends.txt", text + "\n")
+    snapshot(Path(__file__).parent / "snapshots" / "ends.txt", text + "\n")
 
 
 @pytest.fixture

@@ -19,14 +19,14 @@ BEFORE = {
 
 
 @pytest.mark.parametrize("file", TRANSCRIPTS, ids=lambda file: file.stem)
-def test_a_command_prints_what_is_committed(golden, here, tmp_path, monkeypatch, file):
+def test_a_command_prints_what_is_committed(snapshot, here, tmp_path, monkeypatch, file):
     for name, text in BEFORE.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     before = contents(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     text = replayed(file.read_text(), tmp_path, here)
-    golden(file, text)
+    snapshot(file, text)
     assert contents(tmp_path) == before
     of_mistakes = [answer for answer in text.split("\n$ ") if "\n[2]\n" in answer]
     assert all(answer.count("\n! error: ") == answer.count("\n! ") == 1 for answer in of_mistakes)

@@ -121,7 +121,7 @@ def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
     }  # fmt: skip
 
 
-def test_what_becomes_of_devices_and_cases_is_as_committed(golden, tmp_path):
+def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
     texts = []
     for name, (devices, cases, ends) in drives().items():
         driven = Driven(tmp_path / name, devices, cases, ends)
@@ -141,7 +141,7 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(golden, tmp_path):
             f"failed: {driven.driver.failed}",
             "",
         ]
-    golden(Path(__file__).parent / "snapshots" / "drives.txt", "\n".join(texts))
+    snapshot(Path(__file__).parent / "snapshots" / "drives.txt", "\n".join(texts))
 
 
 def test_a_device_is_recorded_with_what_it_measured(drive):

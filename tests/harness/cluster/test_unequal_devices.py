@@ -56,7 +56,7 @@ def test_the_device_of_each_case_is_noted_and_the_one_that_lags_named(run_with):
 
 
 @pytest.mark.parametrize("devices", ["a", "abc"])
-def test_the_page_has_the_devices_and_says_that_sizes_are_of_several(run_with, golden, devices):
+def test_the_page_has_the_devices_and_says_that_sizes_are_of_several(run_with, snapshot, devices):
     """One device alone is not spoken of."""
     printed, folder = run_with(devices)
     assert any(line.startswith("device") for line in printed.splitlines()) == (devices == "abc")
@@ -66,4 +66,4 @@ def test_the_page_has_the_devices_and_says_that_sizes_are_of_several(run_with, g
     notes = [note for section in (*op.sections, *machines) for note in section.notes if "device" in note[0]]
     assert bool(shown) == (devices == "abc")
     text = page_text([PageSection("devices", "Devices", charts=[*sweeps, *shown], notes=notes)])
-    golden(Path(__file__).parent / "snapshots" / f"devices-{devices}.txt", text)
+    snapshot(Path(__file__).parent / "snapshots" / f"devices-{devices}.txt", text)

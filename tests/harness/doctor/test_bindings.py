@@ -68,7 +68,7 @@ TREES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-def test_what_binds_and_what_breaks_is_as_committed(here, tmp_path, golden):
+def test_what_binds_and_what_breaks_is_as_committed(here, tmp_path, snapshot):
     texts = []
     for name, files in TREES.items():
         for file, text in files.items():
@@ -80,7 +80,7 @@ def test_what_binds_and_what_breaks_is_as_committed(here, tmp_path, golden):
         facts = [] if done.returncode == 3 else json.loads(rows)["bindings"]
         without = [f"{row['implementation']} without {row['without']}\n" for row in facts if row["without"]]
         texts.append(f"=== {name}\n{told}{''.join(without)}[{done.returncode}]\n")
-    golden(Path(__file__).parent / "snapshots" / "bindings.txt", "\n".join(texts))
+    snapshot(Path(__file__).parent / "snapshots" / "bindings.txt", "\n".join(texts))
 
 
 def test_what_is_recorded_is_what_rows_take_and_was_read_and_is_listed():

@@ -89,7 +89,7 @@ MACHINE = {
 }  # fmt: skip
 
 
-def test_text_says_what_was_found(examined, golden):
+def test_text_says_what_was_found(examined, snapshot):
     """Of what cannot be measured: why; of what was: all, in its columns."""
     assert set(examined) == KEYS
     pair = {"ratio": 1.003, "low": 0.996, "high": 1.009, "floor": 0.0}
@@ -109,7 +109,7 @@ def test_text_says_what_was_found(examined, golden):
     broken = {name: examined[name] for name in unmeasured}
     texts = (doctor_text(known), doctor_text(known | broken), doctor_text(known | {"conditions": {}}))
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
-    golden(Path(__file__).parent / "snapshots" / "doctor.txt", "\n\n=====\n\n".join(texts) + "\n")
+    snapshot(Path(__file__).parent / "snapshots" / "doctor.txt", "\n\n=====\n\n".join(texts) + "\n")
 
 
 # Noise
@@ -240,14 +240,14 @@ MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
 }
 
 
-def test_advice_says_what_is_committed(golden, monkeypatch, tmp_path, machine):
+def test_advice_says_what_is_committed(snapshot, monkeypatch, tmp_path, machine):
     lines = []
     for name, (files, here, threads) in MACHINES.items():
         found = machine(name)
         for path, content in files.items():
             found.has(path, content)
         lines += [f"=== {name}", *found.advice(here, threads), ""]
-    golden(Path(__file__).parent / "snapshots" / "advice.txt", "\n".join(lines))
+    snapshot(Path(__file__).parent / "snapshots" / "advice.txt", "\n".join(lines))
     assert advice(CPU, 4, tmp_path / "nothing") == [], "of a machine that says nothing"
     pages = machine("pages that are asked for")
     pages.has(PAGES, "always [madvise] never")

@@ -51,12 +51,12 @@ def tables(rows: int, drawn: bool) -> Page:
     return Page("P", sections=[PageSection("s", "S", charts=[chart])])
 
 
-def test_what_stands_on_a_page_is_as_committed(golden):
+def test_what_stands_on_a_page_is_as_committed(snapshot):
     """Of text that looks like HTML; without styles and scripts."""
     text = html(page(HOSTILE), HOSTILE)
     shown = re.sub(r"<(style|script)\b.*?</\1>", r"<\1 />", text, flags=re.DOTALL)
     shown += html(tables(2, drawn=False), "").partition("<main")[2]
-    golden(Path(__file__).parent / "snapshots" / "html.txt", "\n".join(shown.splitlines()) + "\n")
+    snapshot(Path(__file__).parent / "snapshots" / "html.txt", "\n".join(shown.splitlines()) + "\n")
 
 
 def test_data_of_charts_comes_back_as_it_was():

@@ -93,9 +93,9 @@ PAGES: dict[str, Callable[[Path], Page]] = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_says_and_draws_what_is_committed(golden, tmp_path, name):
+def test_a_page_says_and_draws_what_is_committed(snapshot, tmp_path, name):
     page = PAGES[name](tmp_path)
-    golden(SNAPSHOTS / f"{name.replace(' ', '-')}.txt", page_text(page.sections))
+    snapshot(SNAPSHOTS / f"{name.replace(' ', '-')}.txt", page_text(page.sections))
     require_valid(page)
 
 

@@ -37,11 +37,11 @@ def found() -> Iterator[tuple[str, Rotation]]:
     yield "experts of one token", rotation(MOE, MOE.sizes({"tokens": 1}), "serving", 32 << 20)
 
 
-def test_rotations_are_as_committed(golden):
+def test_rotations_are_as_committed(snapshot):
     lines = [
         f"{name}: {of.mode}, {of.copies} sets of {of.bytes} bytes, last level {of.last_level}, "
         f"{'enough' if of.enough else 'not enough'}{f': {of.why}' if of.why else ''}"
         for name, of in found()
     ]
-    golden(Path(__file__).parent / "snapshots" / "rotations.txt", "\n".join(lines) + "\n")
+    snapshot(Path(__file__).parent / "snapshots" / "rotations.txt", "\n".join(lines) + "\n")
     assert rotation(OP, SIZES, "serving", 0) == rotation(OP, SIZES, "serving", UNKNOWN_LEVEL)

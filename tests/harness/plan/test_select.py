@@ -29,7 +29,7 @@ OTHERS = {
 """Formats, heads and pages that are not the rule: those of the timed case are kept."""
 
 
-def test_they_are_those_committed_and_of_the_timed_case_s_formats(golden):
+def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
     """Uneven whatever the case is: lengths of 1, of whole pages and of neither, experts without rows, odd
     rows below a tile and beyond one."""
     lines = []
@@ -43,7 +43,7 @@ def test_they_are_those_committed_and_of_the_timed_case_s_formats(golden):
                 assert all(kept_sizes(each) == kept_sizes(case) for each in ragged)
                 texts["\n".join(each.key for each in ragged)] = None
             lines += [f"=== {op}, {name}", *texts]
-    golden(Path(__file__).parent / "snapshots" / "ragged.txt", "\n".join(lines) + "\n")
+    snapshot(Path(__file__).parent / "snapshots" / "ragged.txt", "\n".join(lines) + "\n")
 
 
 def test_the_case_itself_is_left_out():

@@ -15,11 +15,11 @@ SNAPSHOTS = Path(__file__).parent / "snapshots"
 
 
 @pytest.mark.parametrize(("name", "columns"), [("onednn", None), ("threads", 80), ("threads", 120)])
-def test_a_case_and_what_to_take_are_as_committed(golden, name, columns):
+def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
     journal = Journal(ROOT / "results/epyc-zen4-2core/toggle" / name)
     first, *others = journal.finished().values()
     text = plain(case_table(first, journal.run()), columns)
     assert max(map(len, text.splitlines())) <= (columns or 100)
     records = [record for case in (first, *others) for record in case]
     text += "\n" + plain(conclusion(records, journal.run()), columns) + "\n"
-    golden(SNAPSHOTS / f"arms-{name}-{columns or 'piped'}.txt", text)
+    snapshot(SNAPSHOTS / f"arms-{name}-{columns or 'piped'}.txt", text)

@@ -104,8 +104,8 @@ TABLES: dict[str, list[Cell | Verdict | CaseDone]] = {
 }
 
 
-def test_tables_say_what_is_committed(golden):
-    golden(SNAPSHOT, "\n".join(f"=== {name}\n{table(*records)}\n" for name, records in TABLES.items()))
+def test_tables_say_what_is_committed(snapshot):
+    snapshot(SNAPSHOT, "\n".join(f"=== {name}\n{table(*records)}\n" for name, records in TABLES.items()))
 
 
 @pytest.mark.parametrize(

@@ -52,7 +52,7 @@ ROWS: dict[str, tuple[dict, dict]] = {
 }
 
 
-def test_what_is_not_the_rule_is_said(golden):
+def test_what_is_not_the_rule_is_said(snapshot):
     lines = []
     for name, (facts, of_run) in ROWS.items():
         found = commands(cell(**facts), **of_run)
@@ -61,4 +61,4 @@ def test_what_is_not_the_rule_is_said(golden):
             context = cli.get_command(None, "check").make_context("check", said[said.index("check") + 1 :])
             assert context.params["impl"] == "aiter.moe"
         lines += [f"=== {name}", *found]
-    golden(Path(__file__).parent / "snapshots" / "reproduce.txt", "\n".join(lines) + "\n")
+    snapshot(Path(__file__).parent / "snapshots" / "reproduce.txt", "\n".join(lines) + "\n")

@@ -122,7 +122,7 @@ REPORTS: dict[str, tuple[dict, dict]] = {
 }  # fmt: skip
 
 
-def test_reports_are_as_committed(here, tmp_path, golden):
+def test_reports_are_as_committed(here, tmp_path, snapshot):
     texts = []
     for name, (a, b) in REPORTS.items():
         runs = [record(tmp_path / name / run, **given) for run, given in (("a", a), ("b", b))]
@@ -131,7 +131,9 @@ def test_reports_are_as_committed(here, tmp_path, golden):
         told = f"{done.stdout}[{done.returncode}]\n"
         texts.append(f"=== {name}\n{told.replace(str(tmp_path / name), 'FOLDER')}")
     texts.append(f"=== the last one as Markdown\n{(tmp_path / 'report.md').read_text()}")
-    golden(Path(__file__).parent / "snapshots" / "compared.txt", "\n".join(texts).replace(str(tmp_path), ""))
+    snapshot(
+        Path(__file__).parent / "snapshots" / "compared.txt", "\n".join(texts).replace(str(tmp_path), "")
+    )
 
 
 def both(tmp_path: Path, a: dict, b: dict):

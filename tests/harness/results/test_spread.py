@@ -64,12 +64,12 @@ def facts(found: Spread) -> str:
     )
 
 
-def test_spreads_are_as_committed(golden):
+def test_spreads_are_as_committed(snapshot):
     lines = []
     for name, made in MADE.items():
         found = spreads(made)
         lines += [f"=== {name}", *map(facts, found), *spread_lines(found), ""]
-    golden(Path(__file__).parent / "snapshots" / "spreads.txt", "\n".join(lines))
+    snapshot(Path(__file__).parent / "snapshots" / "spreads.txt", "\n".join(lines))
 
 
 def test_an_interval_is_the_quotient_s():

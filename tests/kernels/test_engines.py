@@ -120,9 +120,11 @@ def test_the_first_that_applies_holds_and_flags_are_not_set():
     assert engines.default("vllm", "block_scale_gemm", "sm_90", large).row == "deepgemm@vllm"
     assert engines.default("vllm", "block_scale_gemm", "gfx942", large).row == "vllm.triton"
     assert engines.default("vllm", "block_scale_gemm", "x86", large) is None
-    # Some entries are of flags, here of AITER's kernels: what is asked for without flags has none of them.
-    entries = [each for each in engines.entries("vllm", "mla_decode", "gfx950") if each.flags]
-    rows = [each.row for each in entries if each.holds({"kv": "bf16", "heads": 8})]
-    assert rows == ["aiter.gluon", "aiter.asm_persistent"]
-    default = engines.default("vllm", "mla_decode", "gfx950", {"kv": "bf16", "heads": 8})
-    assert not default.flags and default not in entries
+    # Of two that fit, the first is of flags.
+    heads = {"kv": "bf16", "heads": 32}
+    entries = [each for each in engines.entries("sglang", "mla_decode", "gfx942") if each.holds(heads)]
+    assert [(each.row, bool(each.flags)) for each in entries][:2] == [
+        ("aiter.asm_persistent", True),
+        ("sglang.triton", False),
+    ]
+    assert engines.default("sglang", "mla_decode", "gfx942", heads).row == "sglang.triton"

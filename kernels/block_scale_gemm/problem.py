@@ -113,7 +113,7 @@ class BlockScaleGemm(Op):
         A kernel with exactly the roundings of `reference` has a row error of 1 sigma or less. The worst
         segments of 60 random cases: 0.9 for exact operands, 1.2 for both rounded to bf16, 1.7 where one
         product makes a whole row, whose rounding all its columns share; the fewer columns, the more varies
-        their root mean square, hence 8/sqrt(columns) below 16 (tests/kernels/right_arithmetic.py). 2
+        their root mean square, hence 8/sqrt(columns) below 16 (its right_arithmetic.py). 2
         passes those and little more: one lost of 56 blocks of K reaches 3 times the limit at least, one of
         144 (k = 18432) 1.9 times, sums in bf16 over 2048 products 6 times.
 

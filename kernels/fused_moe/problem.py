@@ -147,7 +147,7 @@ class FusedMoe(Op):
     def tolerance(self, sizes: FusedMoeSizes) -> Tolerance:
         """A segment is as wide as a weight block, so that one block is not diluted by the others. The
         worst of 60 random cases, with outliers, zero blocks and extreme scales: 1.1 sigma in bf16, 1.7 of
-        sigma_fp8 (tests/kernels/right_arithmetic.py); 1.2 and 0.7 at R1's sizes, where maxima are of more.
+        sigma_fp8 (its right_arithmetic.py); 1.2 and 0.7 at R1's sizes, where maxima are of more.
         Over the whole output right calls in FP8 err by 0.54 to 0.81 sigma, weights in e5m2 by 1.1 or more
         (mistakes.py)."""
         return Tolerance(row=2.0, element=10.0, segment=BLOCK, noise=1.0)

@@ -123,13 +123,13 @@ class MhaPrefill(Op):
     def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
         """The worst rows of random cases, in sigma: 1.3 for a kernel with exactly the two roundings of
         `reference`, 1.9 where weights are rounded after they were normalised, 2.0 where cached and new keys'
-        results are rounded to bf16 and then merged (tests/kernels/right_arithmetic.py). 2.5 passes those; a
+        results are rounded to bf16 and then merged (its right_arithmetic.py). 2.5 passes those; a
         row of zeros counted as a key reaches 4 times that, weights in fp8 6 times.
 
         FP8 operands: 1.2 for operands made bf16, in sigma; 1.2 for weights in FP8, scaled up or not, summed
         before or after rounding, in sigma_fp8. That is about 15 times as large: a wrong descale reaches 8
         times the limit, one key lost or let in 5 times, the scale of the 128 alone 3 times; a row of zeros
-        counted as a key, or a scale 5 percent off, does not reach it (its test_fp8.py). Over all even rows
+        counted as a key, or a scale 5 percent off, does not reach it (mistakes.py). Over all even rows
         right calls err by 0.8 at most and are 0.4 percent off, e5m2 in place of e4m3 by 1.5, and truncated
         weights make the output 3 percent low (mistakes.py)."""
         return Tolerance(row=2.5, element=10.0, bias=0.01, noise=1.1)

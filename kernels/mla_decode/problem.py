@@ -103,7 +103,7 @@ class MlaDecode(Op):
         """A kernel with exactly the two roundings of `reference` has a row error of 1 sigma or less. The
         worst rows of 200 random cases: 1.2 for fp32 weights, 1.45 for bf16 ones, 1.6 with bf16 partial
         results too, 1.75 where weights are rounded after they were normalised
-        (tests/kernels/right_arithmetic.py). 2 passes those and nothing coarser: weights in fp8 reach 5 times
+        (its right_arithmetic.py). 2 passes those and nothing coarser: weights in fp8 reach 5 times
         the limit, scores in bf16 exceed it where softmax is peaked. Single elements of millions reach 4
         to 5 times their row's error.
 

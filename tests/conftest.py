@@ -49,25 +49,16 @@ with contextlib.suppress(ImportError):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--golden",
-        default="compare",
-        choices=["compare", "write"],
-        help="write: records of tests/kernels/recorded are written anew, not compared; so are snapshots",
-    )
+    told = "write: tests record anew what they compare with committed files; `git diff` shows what changed"
+    parser.addoption("--golden", choices=["write"], help=told)
 
 
 @pytest.fixture
-def golden(request: pytest.FixtureRequest) -> str:
-    return request.config.getoption("--golden")
-
-
-@pytest.fixture
-def snapshot(request: pytest.FixtureRequest, golden: str) -> Callable[[Path, str], None]:
+def snapshot(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
     """Compares a text with a committed file, which `--golden=write` writes instead."""
 
     def compare(file: Path, text: str) -> None:
-        if golden == "write":
+        if request.config.getoption("golden") == "write":
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
         before = file.read_text() if file.exists() else ""

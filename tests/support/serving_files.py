@@ -87,7 +87,8 @@ def look(run: ServingRun, what: str) -> Any:
         return "\n".join(getattr(one, "message", one) for one in getattr(run, what))
     head, *more = what.split()
     if head == "scope":
-        return run.metric(more[0], tokens=more[1]).scope
+        metric = run.metric(more[0], tokens=more[1])
+        return metric and metric.scope
     if more or ("." not in what and what not in ServingRun.model_fields):
         return run.value(head, *more)
     found: Any = run

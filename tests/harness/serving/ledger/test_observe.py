@@ -89,7 +89,17 @@ def test_throughput_a_gpu_is_observed_of_the_instance(tmp_path, ledger):
 
 def test_a_row_is_opened_once(ledger):
     with pytest.raises(UsageError, match="has a row 'moe' already"):
-        link("--what-if", "fused_moe=1.3x", "--ledger", ledger, "--row", "moe")
+        link(
+            "--hardware",
+            "mi300x",
+            "--assumed",
+            "--what-if",
+            "fused_moe=1.3x",
+            "--ledger",
+            ledger,
+            "--row",
+            "moe",
+        )
     with pytest.raises(UsageError, match="--what-if"):
         link("--ledger", ledger, "--row", "x")
 

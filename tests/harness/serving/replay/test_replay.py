@@ -215,12 +215,12 @@ def rank_here(monkeypatch):
 def test_measured_by_the_engine_and_told_apart(rank_here):
     plan = ReplayPlan(
         step(), {BASE: CHOSEN, "slow": CHOSEN | {"block_scale_gemm": "torch.naive"}},
-        "eager", 1, 60.0, blocks=2, rounds=6, turn_s=0.02,
+        "eager", 1, 60.0, blocks=2, rounds=3, turn_s=0.01,
     )  # fmt: skip
     found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
     base, slow = found.arms[BASE], found.arms["slow"]
     assert base.change is None and slow.change.low <= slow.change.ms <= slow.change.high
-    assert found.rounds == len(found.samples) == 12
+    assert found.rounds == len(found.samples) == 6
 
     def mean(of):
         return pytest.approx(interval((each["block"], 1e3 * of(each)) for each in found.samples).mean)
@@ -228,7 +228,6 @@ def test_measured_by_the_engine_and_told_apart(rank_here):
     assert (base.step.ms, slow.step.ms) == (mean(lambda r: r[BASE]), mean(lambda r: r["slow"]))
     assert slow.change.ms == mean(lambda r: r["slow"] - r[BASE])
     assert set(slow.difference) == {p.name for p in places(plan.step) if p.op == "block_scale_gemm"}
-    assert slow.whole.ms == pytest.approx(slow.change.ms * 21 / 12, rel=0.5)
     assert found.twin is not None and found.samples and "slow" in table(found)
     assert json.loads(found.model_dump_json())["arms"]["slow"]["own"] is not None
 

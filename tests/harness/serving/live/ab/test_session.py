@@ -19,6 +19,7 @@ from harness.serving.live import live_engine as module
 from harness.serving.live.ab.journal import LiveJournal
 from harness.serving.live.checkpoint.directory import check_model
 from harness.serving.live.client.load import ClientLoad
+from harness.serving.live.engine.launch import _room
 from harness.serving.live.engine.servers import Servers
 from harness.serving.live.live_engine import LiveSetup, live_engine
 from tests.support.serving_experiments import Doubles
@@ -208,6 +209,14 @@ def test_a_model_directory_with_a_shard_missing_is_refused(model_folder):
     (model_folder / "config.json").write_text("{")
     with pytest.raises(UsageError, match=r"config\.json: Expecting"):
         check_model(model_folder)
+
+
+def test_a_request_is_no_longer_than_the_model_reaches(model_folder):
+    config = {"architectures": ["DeepseekV3ForCausalLM"], "max_position_embeddings": 64}
+    (model_folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UsageError, match=r"70 tokens in a request; .* reaches 64: smaller --isl or --osl"):
+        _room(model_folder, ClientLoad(60, 10, 4, 4))
+    assert _room(model_folder, ClientLoad(54, 10, 4, 4))[:2] == ["--max-model-len", "64"]
 
 
 # Servers and client of a live engine: entered before they are used, ended however it ends

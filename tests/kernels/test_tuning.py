@@ -92,6 +92,10 @@ BOTH = {MEASURED: [(64, 64)], ON_H100: [(64, 16)]}
         (NEAR, 64, H200, 64, "measured on NVIDIA H200, for the nearest case, m=96"),
         (NEAR, 96, H200, 64, "measured on NVIDIA H200, for this case"),
         (NEAR, 4096, H200, 32, f"{OFFLINE} this case"),
+        # So does what another device gave, within a factor of two.
+        ({COMPILED: [(64, 32)], ON_H100: [(120, 16)]}, 64, H200, 16, "measured on NVIDIA H100, for the "
+         "nearest case, m=120"),
+        ({COMPILED: [(64, 32)], ON_H100: [(140, 16)]}, 64, H200, 32, f"{OFFLINE} this case"),
         # This device goes before another of its architecture, and that before another architecture.
         (BOTH, 64, H200, 64, "measured on NVIDIA H200, for this case"),
         (BOTH, 64, replace(H200, device="NVIDIA H100"), 16, "measured on NVIDIA H100, for this case"),

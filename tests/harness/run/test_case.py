@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 import kernels
+from harness.machine.monitor.base import Blind
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
-from harness.run.case import NO_KERNELS, STALE, CaseRun
+from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules
+from harness.timing.rounds import Policy, Rounds, Turn
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
 from kernels.vendor import Vendor
@@ -198,3 +200,30 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op, sizes):
     run = driven(kernels.OPS[op].case(sizes), answering(0), stations=[station])
     run._check_ragged([station], run.case, "ragged-0")
     assert prepared == ["torch.naive", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("call_s", "budget_s", "max_s", "given_s"),
+    [
+        (0.01, 5.0, 10.0, 5.0),
+        # A turn of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
+        # in each of six blocks; and a fifth more.
+        (0.01, 0.5, 10.0, 0.864),
+        (0.1, 1.0, 10.0, 2.88),
+        (1.0, 1.0, 30.0, 14.4),
+        (1.0, 1.0, 10.0, 10.0),
+    ],
+)
+def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s, max_s, given_s):
+    row = contender(call_s=call_s)
+    given: list[float] = []
+
+    def make_rounds(turns: dict[str, Turn], policy: Policy) -> Rounds:
+        given.append(policy.budget_s)
+        return Rounds()
+
+    station = answering(None)
+    station.living = station.contenders = [row]
+    run = driven(stations=[station], monitor=Blind("a test"), rules=TimingRules(make_rounds=make_rounds))
+    run._measure(Measured(MLA, [row], Rotation("warm", 1, 0, 0, False)), budget_s, max_s, row.impl.name)
+    assert given == [pytest.approx(given_s)]

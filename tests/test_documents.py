@@ -128,7 +128,14 @@ def runs_here(words: tuple[str, ...]) -> bool:
     return not set(words) & set(WRITES) and all((ROOT / file).exists() for file in files)
 
 
-@pytest.mark.parametrize("words", [words for words in COMMANDS if runs_here(words)], ids=" ".join)
+def run_cheaply(words: tuple[str, ...]) -> object:
+    """Predictions of a served system take seconds; tests of `serving link` run the like."""
+    return pytest.param(words, marks=pytest.mark.slow if words[:2] == ("serving", "link") else ())
+
+
+@pytest.mark.parametrize(
+    "words", [run_cheaply(words) for words in COMMANDS if runs_here(words)], ids=" ".join
+)
 def test_a_command_that_measures_nothing_runs(words, here, monkeypatch):
     monkeypatch.chdir(ROOT)
     done = here(*words)

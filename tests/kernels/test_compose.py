@@ -95,7 +95,9 @@ def digests() -> list[int]:
     ]
 
 
+@pytest.mark.slow
 def test_processes_make_the_same_operands():
+    """Of a run's own workers each run asks that."""
     code = "from tests.kernels.test_compose import digests; print(*digests())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=True)

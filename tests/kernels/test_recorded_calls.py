@@ -49,11 +49,11 @@ def test_every_row_of_a_gpu_is_recorded() -> None:
     ("op", "name"),
     [
         ("block_scale_gemm", "deepgemm"),
-        ("fused_moe", "aiter.ck"),
         ("mla_decode", "flashmla@vllm"),
-        ("mla_decode", "flashinfer.auto"),
-        ("mha_prefill", "flashinfer.cutlass"),
-        ("mha_prefill", "cudnn"),
+        pytest.param("fused_moe", "aiter.ck", marks=pytest.mark.slow),
+        pytest.param("mla_decode", "flashinfer.auto", marks=pytest.mark.slow),
+        pytest.param("mha_prefill", "flashinfer.cutlass", marks=pytest.mark.slow),
+        pytest.param("mha_prefill", "cudnn", marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_argument_changes_the_record(op: str, name: str) -> None:

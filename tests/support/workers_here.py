@@ -4,6 +4,7 @@ torch. For tests of what a run makes of answers, not of processes that die or ha
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import io
 import os
@@ -20,6 +21,7 @@ import kernels
 from harness.cli import main
 from harness.errors import one_line
 from harness.run import case
+from harness.timing.rounds import Policy
 from harness.workers.process import WorkerFailure
 from kernels.op import Unsupported
 from kernels.platform import Platform
@@ -68,13 +70,15 @@ class WorkerHere:
 
 
 def use_workers_here(patch: pytest.MonkeyPatch, turn_s: float = 0.002) -> None:
-    """Runs of this process start no other. Their turns are shorter, and calls rotate over few sets of
-    operands, as for a small cache: nobody looks at the times."""
+    """Runs of this process start no other. Their turns are shorter, their rounds few, and calls rotate over
+    few sets of operands, as for a small cache: nobody looks at the times. One call is profiled, not ten."""
     patch.setattr("harness.workers.station.Worker", WorkerHere)
     patch.setattr("harness.workers.judge.Worker", WorkerHere)
     patch.setattr("harness.run.measurer.last_level", lambda *_: 1 << 18)
     patch.setattr("harness.run.check.last_level", lambda *_: 1 << 18)
     patch.setattr(case, "TURN_S", turn_s)
+    patch.setattr(case, "Policy", functools.partial(Policy, blocks=8, max_rounds=5))
+    patch.setattr("harness.workers.child.profile.CALLS", 1)
 
 
 @contextlib.contextmanager

@@ -338,6 +338,6 @@ def test_what_is_shipped_is_the_best_by_the_criterion(path: Path):
     records = CompileRecords.read(records_file(TUNED, implementation.name, place))
     compiling = Compiling(implementation, architecture)
     cases = cases_tuned(implementation.op)
-    searches = compiling.searches(cases[:: max(1, len(cases) // 5)])
+    searches = compiling.searches(cases[:: max(1, len(cases) // 2)])
     run(searches, lambda batch: records.judge(compiling.on, architecture, batch))
     assert not offline.differences(implementation, place, searches, file["choices"])

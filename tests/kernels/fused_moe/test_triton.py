@@ -37,9 +37,8 @@ BY_TOKEN = PAIRWISE | {"by_token": True, "down": 128}
 # Sizes, boundary, and the configuration, or None for the interpreter's own.
 CASES: list[tuple[str, str, dict[str, Any] | None]] = [
     (f"tokens=1 {SMALL}", "core", None),
-    (f"tokens=2 {SMALL} fp8=e4m3fnuz shared=1", "with_routing", None),
     (f"tokens=20 {SMALL} routing=one scales=ue8m0", "with_quant", None),
-    ("tokens=3 experts=20 topk=3 hidden=384 inter=128 shared=1", "with_routing", None),
+    ("tokens=3 experts=20 topk=3 hidden=384 inter=128 fp8=e4m3fnuz shared=1", "with_routing", None),
     # One pair a tile, K split, a token's picks added up by the down product or after it; some elsewhere.
     (f"tokens=1 {DEEP}", "core", PAIRWISE | {"columns": 64, "swap": True}),
     (f"tokens=1 {DEEP} scales=ue8m0", "core", BY_TOKEN),

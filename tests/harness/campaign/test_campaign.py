@@ -13,7 +13,8 @@ import pytest
 from harness.campaign import execute
 from harness.campaign.archive import pack
 from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
-from harness.campaign.spec import DEFAULTS, load_spec, steps, steps_of
+from harness.campaign.jobs import share_s
+from harness.campaign.spec import DEFAULTS, Step, load_spec, steps, steps_of
 from harness.cli.campaign import StepCommands
 from harness.errors import UsageError
 from harness.page.inputs import inputs
@@ -157,6 +158,13 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     assert code == 1 and (before["status"] == "crashed").sum() == 27
     campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=30.0, resume=True)
     assert len(load(tmp_path / "here")) == len(before)
+
+
+@pytest.mark.parametrize(
+    ("share", "budget_s", "given_s"), [(None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)]
+)
+def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(share, budget_s, given_s):
+    assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):

@@ -160,6 +160,17 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     assert len(load(tmp_path / "here")) == len(before)
 
 
+def test_a_case_that_its_device_could_not_do_fails_it(campaign):
+    """It has no row that says so, and the others are right."""
+
+    def takes(device: str, case: str) -> float | str:
+        return "fails" if "batch=128" in case else 10.0
+
+    code, shown = campaign(SimulatedPool({"a": "cpu"}, takes))
+    assert code == 1
+    assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.steps)
+
+
 @pytest.mark.parametrize(
     ("share", "budget_s", "given_s"), [(None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)]
 )

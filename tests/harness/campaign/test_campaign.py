@@ -13,7 +13,8 @@ import pytest
 from harness.campaign import execute
 from harness.campaign.archive import pack
 from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
-from harness.campaign.spec import DEFAULTS, load_spec, steps, steps_of
+from harness.campaign.jobs import share_s
+from harness.campaign.spec import DEFAULTS, Step, load_spec, steps, steps_of
 from harness.cli.campaign import StepCommands
 from harness.errors import UsageError
 from harness.page.inputs import inputs
@@ -157,6 +158,24 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     assert code == 1 and (before["status"] == "crashed").sum() == 27
     campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=30.0, resume=True)
     assert len(load(tmp_path / "here")) == len(before)
+
+
+def test_a_case_that_its_device_could_not_do_fails_it(campaign):
+    """It has no row that says so, and the others are right."""
+
+    def takes(device: str, case: str) -> float | str:
+        return "fails" if "batch=128" in case else 10.0
+
+    code, shown = campaign(SimulatedPool({"a": "cpu"}, takes))
+    assert code == 1
+    assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.steps)
+
+
+@pytest.mark.parametrize(
+    ("share", "budget_s", "given_s"), [(None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)]
+)
+def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(share, budget_s, given_s):
+    assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import struct
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,7 +16,7 @@ from harness.catalogue.architectures import architectures, select_architectures
 from harness.compile import compiler, limits
 from harness.compile.launches import KernelLaunch, implementations, launches, shipped
 from harness.compile.limits import violations
-from harness.compile.resources import Product, Resources
+from harness.compile.resources import Product, Resources, resources_of
 from kernels.mha_prefill.triton.flash_configs import HEURISTIC
 from kernels.operands import Seeds
 from kernels.platform import version
@@ -115,6 +117,53 @@ def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):
     assert not violations(launch(), spilling, architectures()["sm_90"])
     assert violations(launch(arch="sm_100"), spilling, architectures()["sm_100"])
     limits._measured.cache_clear()
+
+
+TTIR = "%3 = tt.dot %0, %1, %2 : tensor<16x64xbf16> * tensor<64x128xbf16> -> tensor<16x128xf32>"
+PTX = ".reqntid 128, 1, 1\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%f1}"
+PTXAS = """ptxas info    : Function properties for k
+    48 bytes stack frame, 40 bytes spill stores, 44 bytes spill loads
+ptxas info    : Used 168 registers, used 1 barriers"""
+AMDGCN = """v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], 0
+; codeLenInByte = 300
+; TotalNumVgprs: 168
+    .max_flat_workgroup_size: 128
+    .private_segment_fixed_size: 48
+    .vgpr_spill_count: 10"""
+
+
+def elf(*sections: tuple[int, int]) -> bytes:
+    """Of sections (flags, bytes): the header, and their headers after it."""
+    header = bytearray(64)
+    struct.pack_into("<Q", header, 40, 64)
+    struct.pack_into("<HH", header, 58, 64, len(sections))
+    return bytes(header) + b"".join(
+        struct.pack("<IIQQQQ24x", 0, 0, flags, 0, 0, size) for flags, size in sections
+    )
+
+
+@pytest.mark.parametrize(
+    ("asm", "log", "instruction"),
+    [
+        # Sections of code, of two functions, beside one of data.
+        ({"ptx": PTX, "cubin": elf((6, 200), (3, 5000), (6, 100))}, PTXAS, PTX.split()[-2]),
+        ({"amdgcn": AMDGCN}, "", "v_mfma_f32_16x16x16_bf16"),
+    ],
+    ids=["ptxas", "LLVM"],
+)
+def test_resources_are_read_from_what_compilers_write(asm, log, instruction):
+    """Spills count registers of four bytes, which ptxas tells as bytes."""
+    compiled = SimpleNamespace(asm={"ttir": TTIR} | asm, metadata=SimpleNamespace(shared=4096))
+    assert resources_of(compiled, log) == Resources(
+        registers=168,
+        spills=10,
+        scratch_bytes=48,
+        shared_bytes=4096,
+        threads=128,
+        code_bytes=300,
+        instructions=[instruction],
+        products=[Product(16, 128, 64, "bf16")],
+    )
 
 
 def test_each_architecture_and_each_op_has_something_to_compile():

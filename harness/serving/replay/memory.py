@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -51,10 +52,8 @@ def fitted(
 def needed(step: ReplayStep, arms: Mapping[str, Mapping[str, str]]) -> float:
     """Bytes of operands, outputs and every arm's layouts; workspaces are shared and small beside them."""
     total = 2.0 * 2 * step.linear("lm_head").n * step.model.hidden_size
-    for place in places(step):
-        if place.op:
-            total += _bytes(step, place, arms)
-    return total
+    alike = Counter(replace(place, layer=0) for place in places(step) if place.op)
+    return total + sum(count * _bytes(step, place, arms) for place, count in alike.items())
 
 
 def _bytes(step: ReplayStep, place: StepPlace, arms: Mapping[str, Mapping[str, str]]) -> float:

@@ -73,6 +73,8 @@ CHANGES = [
      {"extra.something_new": None, "extra.short": [1, 2], "notes": "something_new (65 entries)"}),
     (VLLM, {"completed": 0, "failed": 32, "latencies": [0.0] * 32},
      {"ttft mean": None, "notes": "no request completed"}),
+    # Failures are counted from errors where answers were not kept.
+    (VLLM, {"failed": GONE, "latencies": GONE, "errors": ["", "reset"] * 16}, {"totals.failed": 16}),
     # A number that is none, and one that nothing depends on
     (VLLM, {"mean_ttft_ms": "12.5"},
      {"ttft mean": None, "findings": "'mean_ttft_ms'", "rules": ["unreadable"]}),
@@ -86,6 +88,8 @@ CHANGES = [
       for unit in ("fortnights", None, "tokens/sec", "")],
     (AIPERF, {"total_usage_completion_tokens/avg": 1109.0, "total_usage_prompt_tokens/avg": 640.0,
               "input_config/datasets/0/prompts/osl/mean": 111}, {"rules": []}),
+    (AIPERF, {"total_usage_completion_tokens/avg": 1150.0, "total_usage_prompt_tokens/avg": 640.0,
+              "input_config/datasets/0/prompts/osl/mean": 111}, {"rules": ["tokens_counted"]}),
     (AIPERF, {"input_config": OLD_CONFIG},
      {"model": "a/b", "workload.input_len": 550, "workload.output_len": 100, "workload.concurrency": 8,
       "workload.request_rate": 3.5, "workload.num_prompts": 80}),

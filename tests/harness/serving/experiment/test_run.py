@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import shutil
 import sys
 from datetime import datetime, timedelta, timezone
@@ -26,7 +27,8 @@ from harness.serving.experiment.stages import PLAN, Stages
 from harness.serving.ledger.ledger import ExplanationEntry, ObservationEntry, PredictionEntry, read
 from harness.serving.ledger.residuals import residuals
 from harness.serving.live.live_engine import LiveEngine
-from harness.serving.replay.schema import Replay, ReplayArm
+from harness.serving.replay.schema import CONFIDENCE, Replay, ReplayArm
+from harness.statistics.intervals import mean_half_width
 from tests.support.paths import SERVING_DATA
 from tests.support.serving_experiments import TEXT, Doubles, Killed, conduct, experiment, ledger
 
@@ -47,7 +49,10 @@ def test_predictions_stand_before_the_runs_and_follow_from_the_steps(tmp_path):
     assert by["isolated-warm", "itl"].change == pytest.approx(24.0)
     assert by["serving-mode", "ttft"].change == pytest.approx(1.75 * 7)
     assert by["replay", "itl"].before == pytest.approx(60.075)
-    assert by["replay", "ttft"].low < by["replay", "ttft"].change < by["replay", "ttft"].high
+    half = mean_half_width([0.0, 0.01], CONFIDENCE)  # of two blocks; one prefill and 3/4 of another
+    for quantity, times in (("itl", 1.0), ("ttft", math.hypot(1, 0.75))):
+        one = by["replay", quantity]
+        assert [one.change - one.low, one.high - one.change] == pytest.approx([times * half] * 2)
     assert sum(part.value for part in by["replay", "tpot"].parts) == by["replay", "tpot"].change
     entries = read(tmp_path / "out" / LEDGER)
     for name in ("tiny linears", "tiny mla"):
@@ -91,7 +96,7 @@ def test_runs_before_their_prediction_are_refused(tmp_path):
 def test_the_order_is_of_times_and_not_of_texts():
     require_earlier(["2026-01-01T12:00:00.000+00:00"], "2026-01-01T11:00:00.001-02:00")
     with pytest.raises(HarnessError, match="refused"):
-        require_earlier(["2026-01-01T12:00:00.000+00:00"], "2026-01-01T13:00:00.000+02:00")
+        require_earlier(["2026-01-01T12:00:00.000+00:00"], "2026-01-01T13:00:00.000+01:00")
     with pytest.raises(HarnessError, match="refused: runs without a prediction"):
         require_earlier([], "2026-01-01T13:00:00.000+02:00")
 

@@ -160,6 +160,7 @@ def test_a_step_is_replayed_as_long_as_the_file_says(tmp_path, monkeypatch, phas
         step = prefill_step(made, RANK, ObservedArm(), tmp_path, 3)
     else:
         [step] = decode_steps(made, RANK, ObservedArm(), tmp_path)
+        assert step.contexts == (32 + 11 // 2,) * 4  # as no run was seen
     told = {"device": "cpu", "budget_s": 7.0, "blocks": 5, "rounds": 11}
     bench = benches.LocalBench(made.replay.model_copy(update=told), "keep", lambda line: None, {"KMP_X": "1"})
     bench.replay(step, "linears", *choices(made, made.swap("linears"), step))

@@ -138,6 +138,8 @@ def test_only_what_was_predicted_before_is_blind_and_counts(tmp_path):
     append(tmp_path / "a", PredictionEntry(row="a", prediction=prediction(change=-8.2)))
     [one] = residuals(rows(_timed(read(tmp_path / "a")))[0])
     assert one.blind and one.predicted == -8.0 and one.residual == pytest.approx(-0.2)
+    at_once = [entry.model_copy(update={"at": "2026-01-01"}) for entry in read(tmp_path / "b")]
+    assert not residuals(rows(at_once)[0])[0].blind
 
 
 def test_a_change_is_after_less_before():
@@ -225,14 +227,14 @@ def test_each_publication_says_what_it_lacks():
     assert {change.row(p) for change in changes if change.link for p in change.points} == set(stored())
 
 
-def test_the_model_still_predicts_what_is_stored(request, cli):
+def test_the_model_still_predicts_what_is_stored(request, here):
     """--golden=write stores what it predicts of all points."""
     anew, kept = request.config.getoption("golden") == "write", stored()
     made = []
     for change, point in [(c, p) for c in published_changes() if c.link for p in c.points]:
         row, command = change.row(point), change.command(point)
         if anew or row in ("sglang-5432", "aiter-1930 c=4"):
-            done = cli(*shlex.split(command)[3:])
+            done = here(*shlex.split(command)[3:])
             found = of_document(json.loads(done.stdout), point.quantity, relative=point.unit == "1")
             made.append(StoredPrediction(row=row, command=command, prediction=found))
     if anew:

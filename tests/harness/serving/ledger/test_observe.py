@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from harness.serving.ledger.identity import FIELDS, NEEDED, differences
 from harness.serving.ledger.ledger import Setting, read, rows
 from harness.serving.ledger.observe import observe, t_interval
 from harness.serving.ledger.residuals import residuals
+from harness.serving.link.closed_loop import ClosedLoop
+from harness.serving.link.forecast import record
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
 
@@ -89,17 +92,7 @@ def test_throughput_a_gpu_is_observed_of_the_instance(tmp_path, ledger):
 
 def test_a_row_is_opened_once(ledger):
     with pytest.raises(UsageError, match="has a row 'moe' already"):
-        link(
-            "--hardware",
-            "mi300x",
-            "--assumed",
-            "--what-if",
-            "fused_moe=1.3x",
-            "--ledger",
-            ledger,
-            "--row",
-            "moe",
-        )
+        record(ledger, "moe", None, (), [SimpleNamespace(load=ClosedLoop(1024, 1024, 16))])
     with pytest.raises(UsageError, match="--what-if"):
         link("--ledger", ledger, "--row", "x")
 

@@ -8,12 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from harness.cli.serving import serving
 from harness.errors import UsageError
-from harness.serving.link.calibration import (
-    MeasuredPoint,
-    measured,
-)
+from harness.serving.link.calibration import MeasuredPoint, measured
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.model import link
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
@@ -131,26 +130,21 @@ def test_a_range_that_is_none_is_refused(tmp_path):
 # A calibration that was stored is taken again for its own system, and for no other
 
 
-POINTS = next(s for s in measured("h200", "sglang") if s.name == "inferencex-0.5.9-1k1k").points
 NAN = {"load": {"isl": 1, "osl": 2, "concurrency": 1}, "tpot_ms": float("nan")}
 SHORT = ("link", "--concurrency", "16")
 
 
-@pytest.fixture
-def results(tmp_path) -> list[str]:
-    paths = []
-    for number, point in enumerate(POINTS[:2]):
-        paths.append(str(tmp_path / f"{number}.jsonl"))
-        (tmp_path / f"{number}.jsonl").write_text(json.dumps(row(point)))
-    return paths
+@pytest.fixture(scope="module")
+def results(files) -> list[str]:
+    return files[:2]
 
 
-@pytest.fixture
-def kept(results, tmp_path, here) -> str:
-    file = str(tmp_path / "h200.json")
+@pytest.fixture(scope="module")
+def kept(results, tmp_path_factory) -> str:
+    file = str(tmp_path_factory.mktemp("kept") / "h200.json")
     given = [word for path in results for word in ("--calibrate", path)]
-    done = here("serving", *SHORT, *given, "--store-calibration", file)
-    assert (done.returncode, done.stderr) == (0, "")
+    done = CliRunner().invoke(serving, [*SHORT, *given, "--store-calibration", file])
+    assert (done.exit_code, done.stderr) == (0, "")
     return file
 
 
@@ -178,10 +172,10 @@ def test_it_is_of_its_own_system_alone(kept, here, options):
     ({"more": 1}, "more: no such key"),
     ({"points": [NAN]}, "h200.json"),
 ])  # fmt: skip
-def test_a_broken_one_is_one_line(kept, here, change, says):
-    document = json.loads(Path(kept).read_text())
-    Path(kept).write_text(json.dumps(document | change))
-    done = here("serving", *SHORT, "--calibrate", kept)
+def test_a_broken_one_is_one_line(kept, here, tmp_path, change, says):
+    broken = tmp_path / "h200.json"
+    broken.write_text(json.dumps(json.loads(Path(kept).read_text()) | change))
+    done = here("serving", *SHORT, "--calibrate", broken)
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
 

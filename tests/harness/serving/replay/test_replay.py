@@ -18,7 +18,7 @@ from harness.run.device import OwnDevice
 from harness.serving.replay import glue
 from harness.serving.replay.child import Rank
 from harness.serving.replay.memory import fitted, needed
-from harness.serving.replay.replay import BASE, ReplayPlan, replay, require_known
+from harness.serving.replay.replay import ALIKE, BASE, ReplayPlan, left_out, replay, require_known
 from harness.serving.replay.report import table
 from harness.serving.replay.request import ReplayRequest, read_arms
 from harness.serving.replay.step import ReplayStep, calls, places
@@ -64,6 +64,7 @@ def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
     for linear in linears(R1, parallel):
         assert names.count(linear.name) == linear.decode_calls, linear.name
     assert names.count("mla_decode") == 61 and names.count("fused_moe") == 58
+    assert left_out(whole)[0] == "122 all-reduces of TP8"
     prefill = replace(whole, phase="prefill", new=(4096,) * 4)
     names = [place.name for place in places(prefill)]
     for linear in linears(R1, parallel):
@@ -203,19 +204,20 @@ def test_a_wrong_kernel_shows_in_the_difference(rank):
     wrong = rank._bound(next(p for p in rank.places if p.name == "mla_decode"), other)
     right = wrong.call
     wrong.call = lambda: (right(), wrong.result().mul_(1.1))
-    assert rank.difference("mla_decode", CHOSEN, other)["mla_decode"] > 0.05
+    assert rank.difference("mla_decode", CHOSEN, other)["mla_decode"] > ALIKE
 
 
 @pytest.fixture
 def rank_here(monkeypatch):
     """Replays of a test that start no process."""
     monkeypatch.setattr("harness.serving.replay.replay.Worker", WorkerHere)
+    monkeypatch.setattr("harness.serving.replay.replay.ISOLATED_S", 1e-3)
 
 
 def test_measured_by_the_engine_and_told_apart(rank_here):
     plan = ReplayPlan(
         step(), {BASE: CHOSEN, "slow": CHOSEN | {"block_scale_gemm": "torch.naive"}},
-        "eager", 1, 60.0, blocks=2, rounds=3, turn_s=0.01,
+        "eager", 1, 60.0, blocks=2, rounds=3, turn_s=0.01, decomposed=2,
     )  # fmt: skip
     found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
     base, slow = found.arms[BASE], found.arms["slow"]
@@ -229,20 +231,20 @@ def test_measured_by_the_engine_and_told_apart(rank_here):
     assert slow.change.ms == mean(lambda r: r["slow"] - r[BASE])
     assert set(slow.difference) == {p.name for p in places(plan.step) if p.op == "block_scale_gemm"}
     assert found.twin is not None and found.samples and "slow" in table(found)
-    assert json.loads(found.model_dump_json())["arms"]["slow"]["own"] is not None
+    assert slow.own == pytest.approx(sum(slow.places[name] - base.places[name] for name in slow.difference))
 
 
 def test_an_arm_whose_outputs_differ_has_no_time(rank_here, monkeypatch):
     monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
     arms = {BASE: CHOSEN, "other": CHOSEN | {"mla_decode": "torch.naive"}}
-    plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
+    plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, rounds=1, turn_s=0.01, decomposed=1)
     other = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None).arms["other"]
     assert other.failed.startswith("wrong") and other.step is None and other.change is None
 
 
 def test_an_arm_that_cannot_run_costs_itself_only(rank_here):
     arms = {BASE: CHOSEN, "gpu": CHOSEN | {"mla_decode": "flashmla"}}
-    plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, turn_s=0.01)
+    plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, rounds=1, turn_s=0.01, decomposed=1)
     found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
     assert found.arms["gpu"].failed and found.arms["gpu"].step is None
     assert found.arms[BASE].step is not None

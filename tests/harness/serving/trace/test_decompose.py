@@ -201,7 +201,8 @@ def test_of_operators_that_begin_at_once_the_longer_is_outside(tmp_path: Path, t
 
 
 def test_per_step_has_medians_and_host_the_idle_time(tmp_path: Path) -> None:
-    events = []
+    events = [launch(6, -40), launch(7, -39), kernel(NORM, -30, 4, correlation=6),
+              kernel(NORM, -20, 4, correlation=7)]  # fmt: skip
     for i in range(3):
         at = 100 * i
         events += [span("step[DECODE bs=1]", at, 90), launch(2 * i, at + 1), launch(2 * i + 1, at + 2),
@@ -212,6 +213,7 @@ def test_per_step_has_medians_and_host_the_idle_time(tmp_path: Path) -> None:
     assert found and (found.steps, found.calls, found.time_us, found.each_time_us) == (3, 1, 11, (10, 11, 12))
     host = trace.per_step("host", "decode")
     assert host and host.each_time_us == (15, 14, 13)
+    assert trace.devices[0].idle_between_ns == 1000 * (6 + 21 + 71 + 71)
     assert trace.per_step("bf16_gemm", "prefill") is None
     for step in trace.steps:
         exposed = sum(step.times(c).exposed_ns for c in {*step.classes, "host"})

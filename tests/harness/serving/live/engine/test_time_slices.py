@@ -107,15 +107,9 @@ def command(model, out, *more):
     ]
 
 
-def run(*arguments, **named):
-    return subprocess.run(
-        command(*arguments, **named), cwd=ROOT, capture_output=True, text=True, timeout=600, check=False
-    )
-
-
-def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path):
+def test_both_runs_of_a_pair_share_its_time(model_folder, tmp_path, here):
     out = tmp_path / "out"
-    done = run(model_folder, out)
+    done = here(*command(model_folder, out)[3:])
     assert done.returncode == 0, done.stderr
     runs = LiveJournal(out).of("run")
     assert [(r["pair"], r["arm"], r["status"]) for r in runs] == [

@@ -153,6 +153,7 @@ def test_it_is_listed_run_and_checked(cli, rmsnorm: Path, tmp_path: Path):
     assert status == {"torch.naive": ("ok", "")}, (done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 def test_serving_leaves_it_alone(cli, here, rmsnorm: Path):
     (experiment,) = ROOT.glob("harness/serving/**/cpu-decode.toml")
     plain = here("serving", "experiment", experiment, "--dry-run")

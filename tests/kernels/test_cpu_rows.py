@@ -217,6 +217,7 @@ def test_torch_compile_is_right(index):
     assert not wrong(CASES[index], ["torch.compile"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("op", kernels.OPS)
 def test_vllm_is_right(op, vllms_process):
     taken = {case: names for case in CASES if case.op == op and (names := rows(case, "vllm."))}

@@ -56,13 +56,16 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(cli, plugin, tmp_path):
+@pytest.mark.parametrize("apart", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(apart, cli, plugin, tmp_path):
+    """In this process, and in processes of its own."""
     import torch
 
     from harness.workers.child.judge import judge
 
     folder = tmp_path / "new" / "folder"
-    done = cli("check", *MINE, "--impl", "mine.doubled", "--save", folder, KERNEL_BENCH_PLUGINS=plugin)
+    asked = (*MINE, "--impl", "mine.doubled", "--save", folder)
+    done = cli("check", *asked, KERNEL_BENCH_PLUGINS=plugin) if apart else check_here(*asked, plugin=plugin)
     assert done.returncode == 1, done.stderr
     verdict, reason, saved = done.stdout.splitlines()
     assert verdict == f"mla_decode {CASE} heads=16 page=64 kv=bf16 core: mine.doubled is wrong"

@@ -170,7 +170,7 @@ def test_each_architecture_and_each_op_has_something_to_compile():
     for op in kernels.OPS:
         assert implementations(op)
         for architecture in architectures().values():
-            found = launches(op, architecture, shipped(op)[:5])
+            found = launches(op, architecture, shipped(op)[:2])
             assert found, f"{op} {architecture.arch}"
             assert len({(one.kernel, one.data) for one in found}) == len(found)
 
@@ -179,7 +179,7 @@ def test_each_architecture_and_each_op_has_something_to_compile():
 def test_empty_operands_are_as_those_with_values(op: str):
     """Shapes, strides and types, of each boundary; on a GPU's compiler they decide what is compiled."""
     it = kernels.OPS[op]
-    for case in shipped(op)[:5]:
+    for case in shipped(op)[:2]:
         sizes = it.sizes(case.sizes)
         empty = it.empty_operands(sizes, "meta")
         for boundary in reversed(it.boundaries):

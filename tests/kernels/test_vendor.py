@@ -9,19 +9,23 @@ from kernels import platform
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect, named
 from kernels.vendor import Vendor, either, last_read, onednn_may_use
+from tests.support.recorded import RECORDS
 from tests.support.recorded_rows import CASES, TILELANG
 
 ROWS = [i for op in kernels.OPS for i in kernels.implementations(op) if isinstance(i, Vendor)]
 
 
-@pytest.mark.parametrize("op", kernels.OPS)
-def test_rows_run_where_they_are_tried_and_plan_their_memory(op):
-    for case in [case for case in (*CASES, *TILELANG) if case.op == op]:
+def test_rows_run_where_they_are_tried_and_plan_the_memory_that_is_recorded(snapshot):
+    """Of the first case of each row: whole bytes of its layout, its workspace and its scratch."""
+    planned: dict[tuple[str, str], str] = {}
+    for case in (*CASES, *TILELANG):
         row, there = case.implementation, named(case.kind, case.arch)
         assert row.available(there).ok, case
         sizes = case.sizes(there)
-        planned = row.layout(sizes), row.workspace(sizes), row.scratch(sizes)
-        assert all(isinstance(b, int) and b >= 0 for b in planned), case
+        bytes_ = (row.layout(sizes), row.workspace(sizes), row.scratch(sizes))
+        assert all(isinstance(b, int) and b >= 0 for b in bytes_), case
+        planned.setdefault((case.op, row.name), f"{case.op} {row.name} {case}: {' '.join(map(str, bytes_))}")
+    snapshot(RECORDS / "planned_memory.txt", "".join(f"{line}\n" for line in planned.values()))
 
 
 @pytest.mark.parametrize("op", kernels.OPS)

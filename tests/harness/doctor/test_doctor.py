@@ -222,6 +222,7 @@ MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
     "threads that share cores": (PAIRS, CPU, 4),
     "threads on two nodes": ({NODE.format(0): "0-1", NODE.format(1): "2-3", NODE.format(2): "4-7"}, CPU, 4),
     "a quota below the threads": ({QUOTA: "150000 100000"}, CPU, 4),
+    "a quota below one CPU": ({QUOTA: "50000 100000"}, CPU, 4),
     "a quota of all threads": ({QUOTA: "400000 100000"}, CPU, 4),
     "huge pages on request": ({PAGES: "always [madvise] never"}, CPU, 4),
     "no huge pages": ({PAGES: "always madvise [never]"}, CPU, 4),

@@ -29,7 +29,6 @@ from tests.support.serving_files import (
 )
 
 JSON = [path.name for path in FILES if path.suffix in (".json", ".jsonl")]
-SERVING = [name for name in JSON if name.startswith(("sglang_bench_serving", "vllm_serve"))]
 
 
 def test_every_value_of_every_file():
@@ -41,21 +40,6 @@ def test_every_value_of_every_file():
 def test_a_file_is_its_clients_and_no_others(path):
     names = [one.NAME for one in FORMATS if one.recognises(read(path))]
     assert len(names) == 1 or names == ["tensorrt_llm.serve", "vllm.serve"]  # its client began as a copy
-
-
-@pytest.mark.parametrize("name", SERVING)
-def test_the_units_hold_against_one_another(name):
-    for run in of(name):
-        total, took = run.totals, run.totals.duration_s
-        assert run.value("throughput", tokens="output") == pytest.approx(total.output_tokens / took)
-        assert run.value("request_throughput") == pytest.approx(total.completed / took)
-        if e2e := run.value("e2e", "mean"):
-            steps = (total.output_tokens / total.completed - 1) * run.value("tpot", "mean")
-            assert e2e == pytest.approx(run.value("ttft", "mean") + steps, rel=1e-9)
-        if run.samples.ttfts_ms:
-            assert math.fsum(run.samples.ttfts_ms) / len(run.samples.ttfts_ms) == pytest.approx(
-                run.value("ttft", "mean")
-            )
 
 
 def test_secrets_and_answers_are_not_kept(tmp_path):

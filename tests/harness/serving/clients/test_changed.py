@@ -294,13 +294,6 @@ def test_a_table_of_a_spreadsheet(tmp_path, delimiter):
 PRINTED, OVERVIEW = ((DATA / f"trtllm_bench_{name}.txt").read_text() for name in ("console", "overview"))
 
 
-def test_a_printed_report_is_the_json_of_its_run():
-    (printed,), (run,) = of("trtllm_bench_console.txt"), of(BENCH)
-    assert printed.metrics and {
-        (m.name, m.statistic, m.tokens, m.scope, m.unit) for m in printed.metrics
-    } == {(m.name, m.statistic, m.tokens, m.scope, m.unit) for m in run.metrics}
-
-
 def test_reports_and_blocks_in_one_log(tmp_path):
     other = PRINTED.replace("11076.7700", "5000.0000")
     first, second = written(tmp_path, "INFO [TRT-LLM] start\n" + PRINTED + "\n> ".join(other.splitlines()))

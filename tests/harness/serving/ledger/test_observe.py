@@ -252,10 +252,7 @@ RAMP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps":
 IN_FILES = [
     (VLLM_ROW, {"model_id": "deepseek-ai/DeepSeek-V2-Lite"}, "model"),
     (VLLM_ROW, {"backend": "vllm", "endpoint_type": "vllm"}, "engine"),
-    (VLLM_ROW, {"completed": 150, "failed": 10}, "failed requests"),
     (VLLM_ROW, RAMP, "ramp-up linear from 1 to 9 requests a second"),
-    (SGLANG_ROW, {"max_concurrency": 64}, "concurrency"),
-    (SGLANG_ROW, {"random_range_ratio": 0.0}, "range of lengths"),
     (SGLANG_ROW, {"total_input_tokens": 160 * 64}, "input length"),
     (SGLANG_ROW, {"completed": 150}, "failed requests"),
 ]

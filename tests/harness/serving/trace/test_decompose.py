@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.serving.clients.files import UnreadableError
-from harness.serving.op_classes import OP_CLASSES
 from harness.serving.trace import Trace, decompose
 from tests.support.command_line import error_line
 from tests.support.paths import SERVING_DATA
@@ -275,27 +273,6 @@ FOLDER = SERVING_DATA / "traces"
 FILES = sorted(path.name for path in FOLDER.glob("*.gz"))
 
 Here = Callable[..., subprocess.CompletedProcess]
-
-
-@cache
-def recorded(name: str) -> Trace:
-    return decompose(FOLDER / name)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_classes_and_kernels_sum_to_the_devices_and_nothing_is_unknown(name: str) -> None:
-    trace = recorded(name)
-    total = trace.time_ns()
-    assert total == sum(device.sum_ns for device in trace.devices)
-    assert total == sum(kernel.time_ns for kernel in trace.kernels)
-    assert total == sum(trace.time_ns(phase) for phase in trace.phases())
-    assert sum(trace.shares().values()) == pytest.approx(1)
-    assert set(trace.by_class()) <= set(OP_CLASSES)
-    assert not trace.unknown()
-    assert all(0 <= w <= 1 for w in trace.exposure().values())
-    busy = sum(device.busy_ns for device in trace.devices)
-    assert sum(row.exposed_ns for row in trace.classes) == pytest.approx(busy)
-    assert not trace.findings
 
 
 def test_what_is_printed_of_every_trace(here: Here) -> None:

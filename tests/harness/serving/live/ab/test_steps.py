@@ -4,11 +4,10 @@ import json
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.serving import load
+from harness.serving.live.ab.agreement import Agreement, agreement
 from harness.serving.live.ab.arms import parse_arm, parse_arms
 from harness.serving.live.ab.effect import effect
 from harness.serving.live.ab.rejection import RejectionRules
@@ -48,6 +47,7 @@ def test_the_step_is_seen_without_prefills_and_ramp():
     assert seen.batch == pytest.approx(4 * 39 / 40)
     together = steps(lockstep([(i, 2.0) for i in range(4)]), 4)
     assert together.pattern == (4,) and together.batch == pytest.approx(4.0)
+    assert together.steady == 4 * (39 - 2)  # of 40 tokens, but at either end
     never_full = steps(lockstep()[:3], 4)
     assert (never_full.steady, never_full.itl_ms, never_full.itl_median_ms) == (0, None, None)
     assert steps([], 4).pattern == ()
@@ -64,14 +64,6 @@ def test_steps_during_another_requests_prefill_do_not_count():
     new = TimedRequest(ended.tokens[-1], tuple(1.0 + step * n + slow for n in range(21, 60)))
     seen = steps([*old, ended, new], 4)
     assert seen.itl_ms == pytest.approx(50, rel=1e-6)
-
-
-@given(st.floats(0.001, 1.0), st.integers(2, 8), st.integers(30, 80))
-def test_the_step_comes_back_for_any_batch(step, batch, length):
-    found = lockstep([(i, 5.0) for i in range(batch)], step, length)
-    seen = steps(found, batch)
-    assert seen.itl_ms == pytest.approx(1e3 * step, rel=1e-6)
-    assert seen.steady == batch * (length - 1 - 2)
 
 
 def content(**changes):
@@ -93,6 +85,17 @@ def test_means_are_of_each_requests_own_times(tmp_path):
     assert means["mean_tpot_ms"] == pytest.approx(100)
     assert means["mean_e2e_ms"] == pytest.approx(700)
     assert means["duration_s"] == pytest.approx(0.7)
+
+
+def test_answers_agree_up_to_their_first_word_that_differs(tmp_path):
+    said = {"base": ["a b c", "x y"], "near": ["a b d", "x z"], "far": ["a c", "z y"], "none": []}
+    files = {name: tmp_path / name for name in said}
+    for name, texts in said.items():
+        files[name].write_text(json.dumps(content(generated_texts=texts)))
+    near, far = (agreement([(files["base"], files[arm])]) for arm in ("near", "far"))
+    assert near == Agreement(2, prefix=1.5, first=1.0, second=0.5) and not near.suspect
+    assert far == Agreement(2, prefix=0.5, first=0.5, second=0.0) and far.suspect
+    assert agreement([(files["base"], files["none"])]) is None
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import time
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.errors import UsageError
 from harness.paths import ROOT
@@ -29,14 +27,6 @@ def test_it_stands_still_with_its_engine():
     clock = OwnClock(((10.0, 12.0), (20.0, 25.0)))
     assert [clock(at) for at in (5, 10, 11, 12, 13, 22, 30)] == [5, 10, 10, 10, 11, 18, 23]
     assert OwnClock()(7.25) == 7.25
-
-
-@given(st.lists(st.floats(0, 1000), min_size=2, max_size=20, unique=True), st.floats(0, 1000))
-def test_it_counts_the_time_that_is_in_no_stop(moments, at):
-    moments = sorted(moments)
-    stops = tuple(zip(moments[::2], moments[1::2], strict=False))
-    awake = at - sum(max(0.0, min(at, end) - start) for start, end in stops if start < at)
-    assert OwnClock(stops)(at) == pytest.approx(awake, abs=1e-9)
 
 
 # --- turns ---

@@ -27,12 +27,12 @@ for case in CASES:
 
 @pytest.mark.parametrize("row", ROWS, ids=" ".join)
 def test_a_row_gives_its_library_what_is_recorded(
-    row: tuple[str, str], golden: Callable[[Path, str], None]
+    row: tuple[str, str], snapshot: Callable[[Path, str], None]
 ) -> None:
     op, name = row
     if "triton" in getattr(ROWS[row][0].implementation, "also", ()):
         pytest.importorskip("triton")
-    golden(RECORDS / op / f"{name}.txt", rendered(ROWS[row]))
+    snapshot(RECORDS / op / f"{name}.txt", rendered(ROWS[row]))
 
 
 def test_every_row_of_a_gpu_is_recorded() -> None:

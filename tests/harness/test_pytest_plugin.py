@@ -44,8 +44,11 @@ def test_two_cases(kernel_benchmark):
 
 def session(cli, folder, *arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-p", "harness.pytest_plugin", "-p", "no:cacheprovider"]
+    # Where it is told of xdist, pytest-benchmark measures nothing.
+    variables = cli.environment(PYTHONPATH=ROOT).items()
+    variables = {name: value for name, value in variables if not name.startswith("PYTEST_XDIST")}
     return subprocess.run(
-        [*command, *map(str, arguments)], cwd=folder, env=cli.environment(PYTHONPATH=ROOT),
+        [*command, *map(str, arguments)], cwd=folder, env=variables,
         capture_output=True, text=True, timeout=900, check=False,
     )  # fmt: skip
 

@@ -146,7 +146,8 @@ def test_it_is_listed_run_and_checked(cli, rmsnorm: Path, tmp_path: Path):
     options = ("--op", "rmsnorm", "--device", "cpu", "--threads", "1", "--cache", "warm", "--budget", "1s")
     done = subprocess.run(
         [sys.executable, "-c", IN_ONE_PROCESS, *options, "--out", tmp_path / "run"],
-        env=cli.environment(KERNEL_BENCH_PLUGINS=rmsnorm), cwd=ROOT, capture_output=True, text=True, check=False,
+        env=cli.environment(KERNEL_BENCH_PLUGINS=rmsnorm),
+        cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     (records,) = Journal(tmp_path / "run").finished().values()
     status = {r.impl: (r.status, undisturbed(r.reason)) for r in records if r.kind == "cell"}

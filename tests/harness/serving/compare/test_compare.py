@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.compare.alike import compare
-from harness.serving.compare.quantity import Quantity, quantity_of_run
+from harness.serving.compare.quantity import Quantity, option, quantity_of_run
 from harness.serving.compare.select import find
 from harness.serving.published.index import known_by_id
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, Totals
@@ -198,6 +198,13 @@ def test_precision_from_flags():
     assert quantity_of_run(moai, moai.metrics[0]).weights == "ds_fp8_per_token, fp8_e4m3 cache"
     assert figure(precision="fp8", flags=("--tp 8",)).weights == "fp8 block-scale"
     assert figure(precision="", flags=("--tp 8",), engine="tensorrt-llm").weights == ""
+    flags = ("--enforce-eager", "--tp=8", "decode: --dp 4")
+    assert [option(flags, name) for name in ("--enforce-eager", "--tp", "--dp", "--ep")] == [
+        "1",
+        "8",
+        "4",
+        "",
+    ]
 
 
 # The command

@@ -224,6 +224,9 @@ SECONDS = each(*(times(1e-3, name, "mean", "std", "median", "p90", "p99")
     (UNSAMPLED, also("goodput", 0.5, "req/s"), "goodput", None),
     (UNSAMPLED, also("max_concurrent_requests", 9.0, "1", "max"), "peak", None),
     (UNSAMPLED, also("max_output_tokens_per_s", 90.0, "tok/s", "max"), "peak", None),
+    # Pieces of a stream that are more than a token say nothing of tokens a second.
+    (UNSAMPLED, each(also("max_output_tokens_per_s", 9.0, "tok/s", "max"), times(2.0, "itl", "mean")), "peak",
+     None),
     (GOOD, times(1.0, "ttft", "p90"), "samples", None),
 ])  # fmt: skip
 def test_what_may_be(run, change, rule, severity):
@@ -266,6 +269,14 @@ def test_a_client_at_its_end_or_with_failures_has_fewer_in_flight():
         (Totals(duration_s=1e3, completed=8, failed=400), None),
     ):
         assert rules(run.model_copy(update={"totals": totals})).get("concurrency_not_reached") == severity
+
+
+@pytest.mark.parametrize(("sent", "severity"), [(2, None), (80, "suspect")])
+def test_no_more_are_in_flight_than_are_sent(sent, severity):
+    metrics = (_metric("e2e", 5000.0, "ms", "request", "mean"), _metric("request_throughput", 0.4, "req/s"))
+    load = OfferedLoad(concurrency=8, request_rate=0.0, num_prompts=sent)
+    run = ServingRun(id="x", client="c", source="x", workload=load, metrics=metrics)
+    assert rules(run).get("concurrency_not_reached") == severity
 
 
 @pytest.mark.parametrize(("deviation", "severity"), [(150.0, "wrong"), (99.0, None)])

@@ -134,8 +134,8 @@ def test_a_file_that_is_no_json_and_a_folder_with_none(tmp_path):
 
 
 def test_flags_are_those_of_the_last_command():
-    assert flags_of("pip install x --pre\nserve m --a 1 --b \\\n  --c '{\"d\": 1}' & # --e") == (
-        "--a 1",
+    assert flags_of("pip install x --pre\nserve m --a -1 --b \\\n  --c '{\"d\": 1}' & # --e") == (
+        "--a -1",
         "--b",
         '--c {"d": 1}',
     )

@@ -137,7 +137,9 @@ class RayPool:
         seat.task = seat.actor.obey.remote(order)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
-        self.head.answers()
+        if not self.head.answers():  # a call of Ray's would wait for it, and might end this process
+            time.sleep(min(timeout_s, 0.2))
+            return []
         working = {seat.task: id for id, seat in self.seats.items() if seat.task is not None}
         if not working:
             time.sleep(min(timeout_s, 0.2))
@@ -176,8 +178,9 @@ class RayPool:
 
     def stop(self, device: str) -> None:
         if (seat := self.seats.pop(device, None)) is not None:
-            with contextlib.suppress(Exception):  # of an actor that is gone already
-                self.ray.kill(seat.actor)
+            with contextlib.suppress(Exception):  # of an actor, or a head, that is gone already
+                if self.head.answers():
+                    self.ray.kill(seat.actor)
 
     def close(self) -> None:
         if not self.head.gone:

@@ -1,0 +1,74 @@
+"""What ops, implementations and configurations say of a case before it runs, in `figures/<op>.txt`: work, bytes,
+limits, reasons, and what the suite's own kernels choose. One wrong factor in a plan shows in a line."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import kernels
+from harness.catalogue.architectures import architectures
+from kernels.platform import version
+from kernels.tuning import Tunable, words
+from shapes.suites import suite
+
+pytestmark = pytest.mark.skipif(
+    not version("torch") or not version("triton"), reason="needs torch and Triton"
+)
+ARCHITECTURES = ("sm_90", "sm_100", "gfx942", "gfx950")
+
+
+def cases(op: str) -> list[dict]:
+    """Small and ragged ones, and every ninth, third or all of those of two deployments."""
+    smoke, tp8, ep8 = (suite(name).cases(op) for name in ("smoke", "r1-tp8", "r1-dp-ep8"))
+    return [c.sizes for c in [*smoke, *tp8[:: len(tp8) // 5], *ep8[:: max(1, len(ep8) // 3)]]]
+
+
+def of_op(op: kernels.Op, sizes: object) -> list[str]:
+    work = [op.work(sizes, boundary) for boundary in op.boundaries]
+    taken = {name: getattr(op, f"{name}_bytes")(sizes) for name in
+             ("operand", "narrowed", "output", "reference", "streamed", "turn")}  # fmt: skip
+    return [
+        *(f"{b}: {w.flops:.6g} flops, {w.bytes:.9g} bytes, {w.dtype}" for b, w in zip(op.boundaries, work)),
+        "bytes: " + " ".join(f"{name}={value:.9g}" for name, value in taken.items()),
+        f"in 3 turns: {op.streamed_bytes(sizes, 3):.9g} bytes",
+        str(op.tolerance(sizes)),
+    ]
+
+
+def of_row(row: kernels.Implementation, sizes: object) -> str:
+    fits = row.fits(sizes)
+    if not fits.ok:
+        return f"{row.name}: {fits.reason}"
+    names = ("layout", "workspace", "scratch", "interpreted_s")
+    figures = {name: getattr(row, name)(sizes) for name in names}
+    return f"{row.name}: " + (" ".join(f"{n}={v:.9g}" for n, v in figures.items() if v) or "fits")
+
+
+def of_choice(row: Tunable, sizes: object) -> list[str]:
+    """By each architecture: how many configurations have which value, the choice by rule, and its demands."""
+    lines = []
+    for arch in ARCHITECTURES:
+        target = architectures()[arch].target
+        all = list(row.configurations(target, sizes))
+        values = Counter(word for config in all for word in words(config).split())
+        chosen = row.heuristic(target, sizes)
+        lines += [f"{row.name} {arch} {len(all)}: " + " ".join(f"{w}:{n}" for w, n in sorted(values.items()))]
+        lines += [f"  {words(chosen)}", *(f"  {d}" for d in row.demands(chosen, target, sizes))]
+    return lines
+
+
+@pytest.mark.parametrize("name", kernels.OPS)
+def test_what_is_said_of_a_case(snapshot, name):
+    op, lines = kernels.OPS[name], []
+    for given in cases(name):
+        sizes = op.sizes(given)
+        lines += ["", " ".join(f"{n}={v}" for n, v in op.said(sizes).items()), *of_op(op, sizes)]
+        rows = kernels.implementations(name)
+        lines += map(of_row, rows, [sizes] * len(rows))
+        for row in rows:
+            if isinstance(row, Tunable) and row.fits(sizes).ok:
+                lines += of_choice(row, sizes)
+    snapshot(Path(__file__).parent / "figures" / f"{name}.txt", "\n".join(lines[1:]) + "\n")

@@ -1,5 +1,5 @@
-"""What ops, implementations and configurations say of a case before it runs, in `figures/<op>.txt`: work, bytes,
-limits, reasons, and what the suite's own kernels choose. One wrong factor in a plan shows in a line."""
+"""What ops, implementations and configurations say of a case before it runs, in `figures/<op>.txt`: work,
+bytes, limits, reasons, and what the suite's own kernels choose. A wrong factor in a plan shows in a line."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def cases(op: str) -> list[dict]:
 
 
 def of_op(op: kernels.Op, sizes: object) -> list[str]:
-    work = [op.work(sizes, boundary) for boundary in op.boundaries]
+    work = {boundary: op.work(sizes, boundary) for boundary in op.boundaries}
     taken = {name: getattr(op, f"{name}_bytes")(sizes) for name in
              ("operand", "narrowed", "output", "reference", "streamed", "turn")}  # fmt: skip
     return [
-        *(f"{b}: {w.flops:.6g} flops, {w.bytes:.9g} bytes, {w.dtype}" for b, w in zip(op.boundaries, work)),
+        *(f"{b}: {w.flops:.6g} flops, {w.bytes:.9g} bytes, {w.dtype}" for b, w in work.items()),
         "bytes: " + " ".join(f"{name}={value:.9g}" for name, value in taken.items()),
         f"in 3 turns: {op.streamed_bytes(sizes, 3):.9g} bytes",
         str(op.tolerance(sizes)),

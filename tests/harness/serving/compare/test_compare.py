@@ -12,7 +12,8 @@ from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import Quantity, option, quantity_of_run
-from harness.serving.compare.select import find
+from harness.serving.compare.select import find, quantity_of
+from harness.serving.compare.sourced import prints, same_engine, same_hardware
 from harness.serving.published.index import known_by_id
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, Totals
 from tests.support.serving_files import SGLANG_ROW
@@ -205,6 +206,30 @@ def test_precision_from_flags():
         "4",
         "",
     ]
+
+
+@pytest.mark.parametrize(("value", "refers_to", "tokens", "scope"), [
+    (6311.0, ("dstack.offline:18",), "total", "node"),
+    (6311.0, (), "total", "node"),  # the number finds the row of that GPU and engine
+    (1262.2, (), "output", "node"),
+    (2200.0, (), "unknown", "unknown"),  # within its last digit of a dozen rows
+])  # fmt: skip
+def test_a_claims_number_is_what_its_row_says(value, refers_to, tokens, scope):
+    claim = KNOWN["mi350x-cmp-h200-sglang"]
+    stated = claim.metric.model_copy(update={"value": value})
+    says = claim.model_copy(update={"metric": stated, "refers_to": refers_to})
+    found = quantity_of(says, claim.id, "throughput")
+    assert (found.id, found.metric.value) == (claim.id, value)
+    assert (found.metric.tokens, found.metric.scope) == (tokens, scope)
+
+
+def test_names_of_machines_and_engines_and_printed_numbers():
+    assert same_hardware("8x AMD Instinct MI300X", "mi300") and not same_hardware("MI300X", "MI350X")
+    assert not same_hardware("H200", "H100") and not same_hardware("", "H200")
+    assert same_engine("TensorRT-LLM", "trt-llm")
+    assert not same_engine("vllm", "sglang") and not same_engine("", "vllm")
+    assert prints(2656, 2655.89) and prints(83.82, 83.822)
+    assert not prints(2656, 2658) and not prints(17000, 16964.2)
 
 
 # The command

@@ -9,8 +9,6 @@ import pytest
 
 from harness.errors import HarnessError, UsageError
 from harness.serving.link.closed_loop import ClosedLoop, closed_loop
-from harness.serving.link.model import link
-from harness.serving.link.predictions import open_outlook, outlook
 from harness.serving.link.simulation import OpenLoop, simulate
 
 HOST_MS = 12.0
@@ -40,14 +38,6 @@ def one_length(osl=101, **more):
     return ClosedLoop(isl=1000, osl=osl, **{"concurrency": 2, "range_ratio": 1.0, "waves": 1} | more)
 
 
-def test_one_request_by_hand():
-    found = simulated(one_length(concurrency=1))
-    assert found.ttft == pytest.approx([HOST_MS + prefill_ms(1)])
-    assert found.tpot == pytest.approx([decode_ms(1)])
-    assert found.duration == pytest.approx(HOST_MS + prefill_ms(1) + 100 * decode_ms(1))
-    assert found.tokens == 101 and found.batch == 1
-
-
 @pytest.mark.parametrize(("load", "how", "ttft"), [
     (one_length(), {}, [HOST_MS + prefill_ms(2)] * 2),  # they share a prefill
     (one_length(prefill_tokens=1500), {}, [HOST_MS + prefill_ms(1), HOST_MS + 2 * prefill_ms(1)]),
@@ -58,6 +48,13 @@ def test_one_request_by_hand():
 ])  # fmt: skip
 def test_times_to_the_first_token(load, how, ttft):
     assert simulated(load, **how).ttft == pytest.approx(ttft)
+
+
+def test_one_request_by_hand():
+    found = simulated(one_length(concurrency=1))
+    assert found.tpot == pytest.approx([decode_ms(1)])
+    assert found.duration == pytest.approx(HOST_MS + prefill_ms(1) + 100 * decode_ms(1))
+    assert found.tokens == 101 and found.batch == 1
 
 
 def test_who_is_looked_for_seldom_waits_half_as_many_steps():
@@ -84,20 +81,6 @@ def test_it_is_what_requests_one_by_one_come_to(load, most):
     assert float(found.output[0]) == pytest.approx(1e3 * run.tokens / run.duration, rel=0.1)
 
 
-def test_it_is_that_of_a_linked_machine_too():
-    h200 = link()
-    load = ClosedLoop(8192, 1024, 16, waves=30)
-    world = h200.world(1)
-    steps, draws = h200.steps(load), h200.draws(load, world, h200.fitted(world))
-    (run,), form = steps.simulated(draws), steps.serving(draws)
-    steady = slice(2 * load.concurrency, -load.concurrency)
-    assert run.tpot[steady].mean() == pytest.approx(float(form.tpot[0]), rel=0.03)
-    assert np.median(run.ttft[steady]) == pytest.approx(float(form.ttft[0]), rel=0.1)
-    late = replace(draws, ttft_mean=draws.ttft_mean * 1.5)  # what a mean scatters by its first wave does
-    more = float(steps.serving(late).ttft_mean[0] - form.ttft_mean[0])
-    assert steps.simulated(late)[0].ttft.mean() - run.ttft.mean() == pytest.approx(more, rel=0.1)
-
-
 def test_stall_is_the_batch_over_the_output_times_a_prefill():
     """TPOT = t_dec + (B / OSL) T_pf, but for the request's own prefill and its first token."""
     found = closed(ClosedLoop(1000, 2000, 10, range_ratio=0.999999, prefill_tokens=1000))
@@ -106,15 +89,6 @@ def test_stall_is_the_batch_over_the_output_times_a_prefill():
     assert float(found.tpot[0] - found.stall[0]) == pytest.approx(decode_ms(batch), rel=1e-6)
     alone = closed(ClosedLoop(isl=100, osl=101, concurrency=1, recv_interval=30))
     assert float(alone.stall[0]) == 0.0 and float(alone.ttft[0]) == pytest.approx(HOST_MS + prefill_ms(1))
-
-
-def test_throughput_and_batch_follow_littles_law():
-    load = ClosedLoop(isl=512, osl=300, concurrency=24, range_ratio=0.8, prefill_tokens=8192)
-    found = closed(load)
-    n = load.mean_osl - 1
-    life = float(found.ttft[0] + n * found.tpot[0])
-    assert float(found.output[0]) == pytest.approx(24 * load.mean_osl / life * 1e3, rel=1e-4)
-    assert float(found.batch[0]) == pytest.approx(24 * n * float(found.tpot[0]) / life, rel=1e-4)
 
 
 def test_the_first_wave_waits_for_its_own_prefills():
@@ -148,17 +122,10 @@ def test_what_does_not_settle_is_said_in_one_line():
 # At a rate of their own
 
 
-def test_few_requests_are_alone_and_more_than_is_served_fall_behind():
+def test_few_requests_are_alone_and_bursts_make_a_longer_tail_and_a_ramp_a_longer_run():
     found = simulated(OpenLoop(1000, 101, 64, range_ratio=1.0, rate=0.01, requests=50))
     assert np.median(found.ttft) == pytest.approx(HOST_MS + prefill_ms(1))
     assert not found.falls_behind and found.batch == pytest.approx(1.0, abs=0.05)
-    h200 = link()
-    most = outlook(h200, ClosedLoop(1024, 1024, 64)).output.value
-    look = open_outlook(h200, OpenLoop(1024, 1024, 64, rate=2 * most / 922, requests=1000))
-    assert look.falls_behind == 1 and look.output.value == pytest.approx(most, rel=0.1)
-
-
-def test_bursts_make_a_longer_tail_and_a_ramp_a_longer_run():
     load = OpenLoop(1000, 101, 64, rate=8.0, requests=1000)
     even, poisson, bursts = (
         np.percentile(simulated(replace(load, burstiness=shape)).ttft, 99) for shape in (50.0, 1.0, 0.2)

@@ -16,7 +16,6 @@ from harness.serving.link.inverse import INFINITE, needs, tpot
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook, predict
 from harness.serving.link.step_times import BESIDE_GB
-from harness.serving.link.structure import STEP_GAP_US
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World, interval, sources
 from tests.support.serving_link_tables import US, written
@@ -61,28 +60,11 @@ def test_constants_are_found_again(h200):
     assert found["host_ms"] == pytest.approx(50.0, rel=0.1)
     assert found["cold_ms"] == pytest.approx(700.0, rel=0.25) and 1.8 < found["cold_prefill"] < 2.5
     assert fitted.scatter < PRIOR_SCATTER
-
-
-def test_a_slope_over_the_batch_is_found_again(h200):
     fitted, found = planted(h200, kappa=0.97, slope=0.1, host_ms=60.0)
     assert found["slope"] == pytest.approx(0.1, abs=0.035) and max(map(abs, fitted.residuals)) < 0.025
 
 
 # Predictions
-
-
-def test_tpot_of_one_request_by_hand(tiny):
-    load = ClosedLoop(isl=100, osl=100, concurrency=1)
-    world = World(count=1)
-    steps = tiny.steps(load)
-    drawn = world.draws(steps)
-    us = sum(t.calls for t in tiny.structure.decode if t.op == "mla_decode") * US["decode"]
-    assert us == 61 * 20.0
-    row = next(i for i, t in enumerate(steps.decode.terms) if t.op == "mla_decode")
-    assert steps.decode.us[row, 0] == pytest.approx(us)
-    whole = steps.decode.us[:, 0].sum()
-    found = steps.serving(replace(drawn, host_ms=np.array([10.0])))
-    assert float(found.tpot[0]) == pytest.approx(whole / 1e3 + STEP_GAP_US / 1e3)
 
 
 ONE = ClosedLoop(isl=100, osl=1000, concurrency=1)
@@ -109,9 +91,8 @@ def test_a_predicted_difference_is_the_difference_of_predictions(h200):
     change = parse_change("fused_moe=1.3x")
 
     def faster(term):
-        if term.op != change.op:
-            return term
-        return replace(term, time=lambda load, t=term.time: t(load).times(1 / change.factor))
+        time = term.time if term.op != change.op else lambda load: term.time(load).times(1 / change.factor)
+        return replace(term, time=time)
 
     whole = h200.structure
     other = replace(whole, **{p: tuple(map(faster, getattr(whole, p))) for p in ("decode", "prefill")})
@@ -129,26 +110,19 @@ def test_a_predicted_difference_is_the_difference_of_predictions(h200):
         assert one.low <= one.change <= one.high
 
 
-def test_parts_sum_to_the_change_and_shares_to_one(h200):
+def test_parts_sum_to_the_change_and_its_uncertainty_to_the_interval(h200):
     changes = [parse_change("fused_moe=1.3x(1.2..1.4)"), parse_change("mla_decode=2x")]
     one = predict(h200, LOAD, changes)[0]
     assert sum(part.value for part in one.parts) == pytest.approx(one.change, rel=1e-9)
     assert sum(s.share.value for s in outlook(h200, LOAD).shares) == pytest.approx(1.0)
-
-
-def test_each_source_of_uncertainty_stands_alone_within_the_whole(h200):
-    one = predict(h200, LOAD, [parse_change("fused_moe=1.3x(1.2..1.4)")])[0]
     named = {part.what: part for part in one.uncertainty}
-    assert {"kernel change", "kappa", "routing", "kernel in the server"} <= set(named)
-    widest = one.uncertainty[0]
-    assert widest.what == "kernel change"
-    assert widest.high - widest.low <= one.high - one.low
+    assert set(named) <= set(sources(h200.steps(LOAD)))
+    origins = {"MoE table": "table", "kappa": "calibration", "glue": "assumed"}
+    assert {what: named[what].origin for what in origins} == origins
+    assert one.uncertainty[0].what == "kernel change"  # the widest
+    assert named["kernel change"].high - named["kernel change"].low <= one.high - one.low
     root = math.sqrt(sum((part.high - part.low) ** 2 for part in one.uncertainty))
     assert one.high - one.low == pytest.approx(root, rel=0.35)
-    assert set(named) <= set(sources(h200.steps(LOAD)))
-    assert named["MoE table"].origin == "table"
-    assert named["kappa"].origin == "calibration"
-    assert named["glue"].origin == "assumed"
 
 
 def test_an_interval_comes_out_as_it_went_in(tiny):
@@ -205,16 +179,10 @@ def test_exposure_of_a_trace_scales_an_op(tiny):
     assert hidden == pytest.approx(calibration.ASSUMED_KAPPA * 0.75 * 122 * US["reduce"] / 1e3, rel=1e-6)
 
 
-@pytest.mark.parametrize("text", [
-    "mla_decode", "mla_decode=2", "mla_decode=0x", "mla=2x", "mla_decode=2x(3..4)", "fused_moe=saved:-1us",
-    "=2x",
-])  # fmt: skip
-def test_a_change_of_no_sense_is_refused(text):
-    with pytest.raises(UsageError):
-        parse_change(text)
-
-
 def test_changes_as_they_are_written(h200):
+    for text in ("mla_decode=2", "mla_decode=0x", "mla_decode=2x(3..4)", "fused_moe=saved:-1us", "=2x"):
+        with pytest.raises(UsageError):
+            parse_change(text)
     assert parse_change("fused_moe=1.3x(1.2..1.4)") == KernelChange(
         op="fused_moe", factor=1.3, low=1.2, high=1.4
     )

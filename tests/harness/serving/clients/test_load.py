@@ -16,7 +16,7 @@ from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.serving import load
 from harness.serving.clients.report import as_text
-from harness.serving.schema import Metric, ServingRun
+from harness.serving.schema import Metric, OfferedLoad, ServingRun
 from tests.support.serving_files import DATA, FILES
 
 GOOD = DATA / "sglang_bench_serving_0.5.23.jsonl"
@@ -91,3 +91,5 @@ def test_what_has_no_column_is_shown_with_its_bound():
     }.items():
         run = ServingRun(id="made", client="test", source="made", metrics=(metric,))
         assert said in as_text([run], files=1, unread=0)
+    longest = OfferedLoad(longest_input_len=1024, longest_output_len=512)
+    assert "<=1024/<=512" in as_text([run.model_copy(update={"workload": longest})], files=1, unread=0)

@@ -1,9 +1,12 @@
-"""Tables, interpolation and structure of the serving link: numbers by hand."""
+"""Times of kernels for the serving link: tables, data sheets, whose they are; numbers by hand."""
 
 import csv
 import itertools
+import json
 import math
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,11 @@ from pyarrow import parquet
 from pyarrow.csv import read_csv
 
 from harness.errors import UsageError
+from harness.paths import PUBLISHED
+from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.experts import experts_hit, routed, shared_expert_factor
 from harness.serving.link.model import link
+from harness.serving.link.predictions import outlook
 from harness.serving.link.structure import (
     ATTENTION_GLUE,
     GLUE_BYTES,
@@ -25,14 +31,20 @@ from harness.serving.link.structure import (
     plain_prefill,
     structure,
 )
-from harness.serving.link.times.interpolation import Curve, Surface, isotonic
-from harness.serving.link.times.tables import FILES, TABLES, MissingTable, read_tables
+from harness.serving.link.times.assumed_times import DEVIATION, SOURCE, AssumedTables
+from harness.serving.link.times.interpolation import Curve, Surface, TimeEstimate, isotonic
+from harness.serving.link.times.kernel_identity import words
+from harness.serving.link.times.measured_times import MeasuredTimes
+from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables
+from harness.serving.link.validation import validated
+from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
 from shapes.models import model
 from tests.support.serving_link_tables import US, written
 
 R1 = model("deepseek-r1")
-H200 = TABLES / "h200-sglang-0.5.9"
+FOLDER = TABLES / "h200-sglang-0.5.9"
+H200 = read_tables(FOLDER)
 TP8 = Parallel(tp=8)
 LOAD = StepLoad(tokens=8, batch=8, context=1024)
 
@@ -92,7 +104,7 @@ def test_a_decode_step_by_hand(tmp_path):
 
 
 def test_what_a_rank_holds_and_calls(tmp_path):
-    found = structure(read_tables(H200), TP8)
+    found = structure(H200, TP8)
     assert found.weights_gb == pytest.approx(85.1, rel=0.01) and found.kv_bytes == 61 * 576 * 2
     prefill = terms(found.prefill)
     calls = {name.removeprefix("block_scale_gemm:"): term.calls for name, term in prefill.items()}
@@ -108,37 +120,27 @@ def test_what_a_rank_holds_and_calls(tmp_path):
 def test_tokens_hit_experts_and_balanced_ones_are_read_where_they_hit_as_many():
     assert experts_hit(R1, 1) == pytest.approx(8)
     assert experts_hit(R1, 32) == pytest.approx(256 * (1 - (31 / 32) ** 32))
-    tables = read_tables(H200)
     hit = experts_hit(R1, 16)
-    assert routed(tables, R1, 16, 8, 1).us == pytest.approx(tables.moe(hit / 8, 8, 1, "balanced").us)
+    assert routed(H200, R1, 16, 8, 1).us == pytest.approx(H200.moe(hit / 8, 8, 1, "balanced").us)
     # Tokens by tokens the balanced ones read more experts, and from far on none.
-    assert routed(tables, R1, 32, 8, 1).us < 0.8 * tables.moe(32, 8, 1, "balanced").us
-    assert routed(tables, R1, 4096, 8, 1).us == pytest.approx(tables.moe(4096, 8, 1, "balanced").us, rel=1e-3)
+    assert routed(H200, R1, 32, 8, 1).us < 0.8 * H200.moe(32, 8, 1, "balanced").us
+    assert routed(H200, R1, 4096, 8, 1).us == pytest.approx(H200.moe(4096, 8, 1, "balanced").us, rel=1e-3)
     # The shared expert is one tile at few tokens and a ninth of the work at many.
     factors = [shared_expert_factor(R1, tokens) for tokens in (1, 64, 64 * 1024)]
     assert factors == pytest.approx([9 / 8, 1 + 1 / experts_hit(R1, 64), 9 / 8])
 
 
 def test_prefill_attention_is_scaled_from_absorbed_to_plain_where_it_was_timed_absorbed(tmp_path):
-    tables = read_tables(H200)
-    timed, least = (tables.mla_prefill(1, n, 16, "bfloat16").us for n in (8192, 1))
-    plain = plain_prefill(tables, R1, StepLoad(8192, 1, 8192), 16).us
+    timed, least = (H200.mla_prefill(1, n, 16, "bfloat16").us for n in (8192, 1))
+    plain = plain_prefill(H200, R1, StepLoad(8192, 1, 8192), 16).us
     assert plain == pytest.approx(least + (timed - least) * 320 / 1088)
     other = read_tables(written(tmp_path, framework="TRTLLM"))
     assert plain_prefill(other, R1, StepLoad(8192, 1, 8192), 16).us == pytest.approx(US["prefill"])
 
 
-def test_expert_parallelism_has_shared_linears_and_its_slowest_rank():
-    tables = read_tables(H200)
-    found = structure(tables, Parallel(tp=8, ep=8))
-    assert terms(found.decode)["block_scale_gemm:shared_gate_up"].calls == 58
-    mean = tables.moe(experts_hit(R1, 8) / 8, 1, 8, "balanced").us
-    assert routed(tables, R1, 8, 1, 8).us > 1.2 * mean
-
-
 def test_all_reduce_takes_elements():
     """Were its sizes bytes, 8 GPUs would reduce at half of what NVLink gives."""
-    us = read_tables(H200).all_reduce(2**29, 8).us
+    us = H200.all_reduce(2**29, 8).us
     gbps = 2 * 2**29 * 2 * 7 / 8 / us / 1e3
     assert 380 < gbps < 480
 
@@ -146,7 +148,7 @@ def test_all_reduce_takes_elements():
 @pytest.mark.parametrize("scale", [1e3, 1e-3])
 def test_tables_in_another_unit_are_refused(tmp_path, scale):
     folder = tmp_path / "tables"
-    shutil.copytree(H200, folder)
+    shutil.copytree(FOLDER, folder)
     changed(folder / "gemm_perf.csv", latency=lambda row: float(row["latency"]) * scale)
     with pytest.raises(UsageError, match="TFLOPS; latency is to be in milliseconds"):
         read_tables(folder)
@@ -296,3 +298,165 @@ def test_parquet_is_as_csv(tmp_path):
         if (path := tmp_path / "csv" / f"{stem}.csv").exists():
             parquet.write_table(read_csv(path), tmp_path / "parquet" / f"{stem}.parquet")
     assert read_tables(tmp_path / "parquet").rows == read_tables(tmp_path / "csv").rows
+
+
+# Times from data sheets: against AITER's own, and against serving that nobody fitted anything to
+
+
+SIXTEEN = ClosedLoop(1024, 1024, 16)
+
+
+def test_aiters_own_times_lie_where_they_should():
+    inside = []
+    for figure in json.loads((PUBLISHED / "aiter-tuned.json").read_text())["figures"]:
+        # Tuned kernels of AITER's, not those that SGLang 0.5.9 runs.
+        tables, sizes = AssumedTables.of(figure["device"].lower(), "vllm", H200), figure["sizes"]
+        if figure["op"] == "block_scale_gemm":
+            assumed = tables.gemm("fp8_block", sizes["m"], sizes["n"], sizes["k"]).us
+        elif figure["op"] == "fused_moe" and sizes["experts"] == 256:
+            assumed = tables.moe(sizes["tokens"], 2048 // sizes["inter"], 1, "balanced").us
+        else:
+            continue
+        inside.append(abs(math.log(figure["time_us"] / assumed)) <= 1.645 * DEVIATION)
+    assert len(inside) == 31 and sum(inside) >= 0.85 * len(inside)
+
+
+def test_what_bounds_a_kernel_scales_it():
+    """H200: 989.5 and 1979 TFLOPS, 4.8 TB/s; MI355X: 2516.6 and 5033.2, 8.0."""
+    tables = AssumedTables.of("mi355x", "sglang", H200)
+
+    def factor(of_tables: Callable[[Tables], TimeEstimate]) -> float:
+        return of_tables(tables).us / of_tables(H200).us
+
+    # 3 us of launching; the cache is 302 MB, 8 experts of 256 are 44 MB.
+    computes = factor(lambda t: t.gemm("bfloat16", 65536, 7168, 2048))
+    assert computes == pytest.approx(989.5 / 2516.6, rel=0.01)
+    moves = factor(lambda t: t.mla_decode(64, 4096, 16, "bfloat16"))
+    assert moves == pytest.approx((3 + 302 / 8.0) / (3 + 302 / 4.8), rel=0.01)
+    few = factor(lambda t: t.moe(1, 8, 1, "balanced"))
+    assert few == pytest.approx((3 + 44 / 8.0) / (3 + 44 / 4.8), rel=0.01)
+
+
+@pytest.mark.parametrize("hardware, points", [("MI355X", 13), ("B200", 11)])
+def test_public_points_lie_in_their_intervals(hardware, points):
+    """InferenceX with SGLang 0.5.9. MI325X's points set two constants of AMD's, the others none."""
+    validations = [
+        summary
+        for summary, _ in validated(link(hardware, "sglang", assumed=True, kv="fp8"))
+        if summary.series.startswith("inferencex")
+    ]
+    assert len(validations) == 3 and sum(summary.points for summary in validations) == points
+    assert sum(summary.tpot.covered for summary in validations) == points
+    assert all(summary.tpot.mean <= 0.15 for summary in validations)
+
+
+def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
+    assumed = link("mi300x", assumed=True)
+    assert any("assumed: times of block_scale_gemm, absorbed_bmm, " in note for note in assumed.notes)
+    assert {term.origin for term in assumed.structure.decode} == {"assumed"}
+    measured, slow = (
+        link("mi300x", assumed=True, measured_times=MeasuredTimes(
+            "AMD Instinct MI300X", "runs", {("mla_decode", (16, "bf16")): attention(us)}))
+        for us in (40.0, 80.0)
+    )  # fmt: skip
+    origins = {term.op: term.origin for term in measured.structure.decode}
+    assert origins["mla_decode"] == "measured" and origins["absorbed_bmm"] == "assumed"
+    assert outlook(slow, SIXTEEN).tpot.value > outlook(measured, SIXTEEN).tpot.value
+
+
+def attention(us: float) -> Surface:
+    return Surface([((1.0, b, c), us) for b in (1.0, 64.0) for c in (512.0, 4096.0)])
+
+
+@pytest.mark.parametrize(
+    "lacks", [["mla_bmm_perf"], ["custom_allreduce_perf", "mla_bmm_perf"], ["gemm_perf"]]
+)
+def test_what_tables_lack_is_filled_beside_skewed_routing(lacks):
+    rows = {name: many for name, many in H200.rows.items() if name not in lacks}
+    part = replace(H200, where=f"without {lacks}", rows=rows)
+    with pytest.raises(UsageError, match="--assumed takes what is missing"):
+        link(tables=part)
+    filled = link(tables=part, assumed=True)
+    assert filled.skewed is not None
+    assert {t.name for t in filled.structure.decode} == {t.name for t in link().structure.decode}
+    assumed = {term.op for term in filled.structure.decode if term.source == SOURCE}
+    assert assumed and "fused_moe" not in assumed and "mla_decode" not in assumed
+
+
+# Whose times they are: of which machine, which engine, which kernel. What is another's is refused
+
+
+TRITON, TRTLLM = "sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    """The H200's tables, as a user might have them."""
+    folder = tmp_path_factory.mktemp("tables") / "mine"
+    shutil.copytree(FOLDER, folder)
+    return read_tables(folder)
+
+
+@pytest.mark.parametrize(("hardware", "engine", "says"), [
+    *[(part, None, "are of NVIDIA H200, not ") for part in ("h20", "200", "gh200", "h20-3e", "h100")],
+    *[("h200", engine, f"are of kernels as SGLang calls them, {says}: give --engine sglang")
+      for engine, says in (("vllm", "not vllm"), ("TensorRT-LLM", "not trtllm"))],
+])  # fmt: skip
+def test_tables_of_another_machine_or_engine_are_refused(mine, hardware, engine, says):
+    with pytest.raises(UsageError, match=says):
+        link(hardware, engine, tables=mine)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA H200", None])
+def test_the_same_machine_keeps_its_calibration(mine, name):
+    assert link(name, tables=mine).calibration == link().calibration != ()
+
+
+def test_spellings():
+    assert {hardware_name(t) for t in ("NVIDIA-H200", "nvidia h200 SXM", "h200")} == {"h200"}
+    assert hardware_name("AMD-Instinct-MI300X-OAM") == "mi300x" and hardware_name("AMD EPYC") == "epyc"
+    assert {engine_name(t) for t in ("TensorRT-LLM", "tensorrt_llm", "trtllm", "TRT-LLM")} == {"trtllm"}
+    assert words("sglang_flashinfer_trtllm_moe") == words("flashinfer.trtllm@sglang") == {"trtllm"}
+    assert words("flash_attention") == words("flash_attn.fa3@sglang") and not words("default")
+
+
+def b200(tmp_path, *moe, **how):
+    return link(tables=read_tables(written(tmp_path, device="NVIDIA B200", moe=moe)), **how)
+
+
+def test_times_of_another_kernel_are_refused_or_wide(tmp_path):
+    with pytest.raises(
+        UsageError,
+        match=f"fused_moe is timed as {TRITON}, the engine runs flashinfer.trtllm_routed@sglang or "
+        "flashinfer.trtllm@sglang: .* off by 54%; "
+        "give .* or --any-kernel",
+    ):
+        b200(tmp_path / "refused", TRITON)
+    right = outlook(b200(tmp_path / "right", TRTLLM), SIXTEEN).tpot
+    other = b200(tmp_path / "wide", TRITON, any_kernel=True)
+    wide = outlook(other, SIXTEEN).tpot
+    assert wide.value == pytest.approx(right.value)  # the same times
+    assert wide.high / wide.low > 1.4 * right.high / right.low
+    assert wide.low < right.value / 1.3 and right.value * 1.5 < wide.high
+    assert any(TRITON in note for note in other.notes)
+
+
+def test_of_several_kernels_the_engines_own_is_read(tmp_path):
+    alone, first, second = (
+        outlook(b200(tmp_path / "-".join(moe), *moe), SIXTEEN).tpot
+        for moe in ((TRTLLM,), (TRTLLM, TRITON), (TRITON, TRTLLM))
+    )
+    assert first == alone and second.value > alone.value  # the second is the slower one there
+    mixed = b200(tmp_path / "-".join((TRTLLM, TRITON)), TRTLLM, TRITON)
+    assert any(f"are of {TRITON}, which sglang does not run: left out" in note for note in mixed.notes)
+
+
+def test_tables_say_whose_they_are_and_what_they_cannot_tell(tmp_path):
+    """One row without a telling name does not vouch for the others."""
+    with pytest.raises(UsageError, match="fused_moe is timed as"):
+        b200(tmp_path / "untold", TRITON, "default")
+    tables = read_tables(written(tmp_path / "trt", device="NVIDIA B200", framework="TRTLLM", moe=["moe_x"]))
+    found = link(tables=tables)
+    assert (found.hardware, found.engine) == ("b200", "trtllm") and not found.calibration
+    for said in ("no serving of b200 with trtllm", "which kernel trtllm runs of fused_moe is not known"):
+        assert any(said in note for note in found.notes)

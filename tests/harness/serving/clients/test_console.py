@@ -19,17 +19,11 @@ def prefixed(prefix):
     return lambda text: "".join(f"{prefix}{line}\n" for line in text.splitlines())
 
 
-PASTED = {
-    "quoted": prefixed("> "),
-    "kubernetes": prefixed("2026-11-02T10:11:12.123456Z "),
-    "python": prefixed("INFO 11-02 10:11:12 [serve.py:123] "),
-    "worker": prefixed("(APIServer pid=4711) "),
-    "mpi": prefixed("[1,0]<stdout>:"),
-    "syslog": prefixed("Nov 02 10:11:12 host bench[77]: "),
-    "bracketed": prefixed("[2026-11-02 10:11:12] "),
-    "pod": prefixed("bench-0 client "),
-    "comment": prefixed("# "),
-    "colour": prefixed("\x1b[32m"),
+PREFIXES = ("> ", "# ", "\x1b[32m", "2026-11-02T10:11:12.123456Z ", "INFO 11-02 10:11:12 [serve.py:123] ",
+            "(APIServer pid=4711) ", "[1,0]<stdout>:", "Nov 02 10:11:12 host bench[77]: ",
+            "[2026-11-02 10:11:12] ", "bench-0 client ")  # fmt: skip
+ACCESS = '\nINFO:     127.0.0.1:5 - "POST /v1 HTTP/1.1" 200 OK\nMean ITL'
+PASTED = {prefix: prefixed(prefix) for prefix in PREFIXES} | {
     "crlf": lambda text: text.replace("\n", "\r\n"),
     "string": lambda text: "'" + text.replace("\n", " \\\n") + "'",
     "bold": lambda text: text.replace("274.44", "\x1b[1m274.44\x1b[0m"),
@@ -37,9 +31,7 @@ PASTED = {
     "prose": lambda text: "Results\n\n| x | y |\n" + text + "\nAs one sees: 12 of 13 are well.\n",
     "no-break space": lambda text: text.replace(":  ", ":\u00a0 "),
     "bar": lambda text: text.replace("Mean TPOT", "100%|█████| 960/960 [04:34<00:00]\rMean TPOT"),
-    "log": lambda text: text.replace(
-        "\nMean ITL", '\nINFO:     127.0.0.1:5 - "POST /v1 HTTP/1.1" 200 OK\nMean ITL'
-    ),
+    "log": lambda text: text.replace("\nMean ITL", ACCESS),
     "remark": lambda text: text.replace("233.84    ", "233.84    (bad)"),
     "json": lambda text: "[INFO] the server is up\n{not json\n" + text,
 }
@@ -52,20 +44,16 @@ def test_what_pasting_does(tmp_path, change):
     assert run.findings == ()
 
 
-@pytest.mark.parametrize("between", ["\n", "", "\n\nand now\n"])
-def test_two_blocks_glued_together(tmp_path, between):
-    first, second = written(tmp_path, BLOCK + between + BLOCK.replace("1049.39", "999.99"))
-    assert [run.value("throughput", tokens="output") for run in (first, second)] == [1049.39, 999.99]
-    assert (rules(first), rules(second)) == ([], ["throughput"])  # 999.99, which its own totals contradict
-
-
-def test_two_blocks_whose_border_is_lost(tmp_path):
-    """One header, every line twice: neither value is taken."""
+def test_two_blocks_glued_together_or_without_a_border(tmp_path):
+    for between in ("\n", "", "\n\nand now\n"):
+        first, second = written(tmp_path, BLOCK + between + BLOCK.replace("1049.39", "999.99"))
+        assert [run.value("throughput", tokens="output") for run in (first, second)] == [1049.39, 999.99]
+        assert (rules(first), rules(second)) == ([], ["throughput"])  # which its own totals contradict
+    # One header, every line twice: neither value is taken, but what is the same in both.
     header, body = BLOCK.split("\n", 1)
     first = body[: body.rindex("====" * 10)].rstrip("=")
     (run,) = written(tmp_path, header + "\n" + first + body.replace("1049.39", "999.99"))
-    assert run.value("throughput", tokens="output") is None
-    assert run.value("ttft", "mean") == 233.84  # the same in both
+    assert (run.value("throughput", tokens="output"), run.value("ttft", "mean")) == (None, 233.84)
     (finding,) = run.findings
     assert finding.rule == "unreadable" and "1049.39" in finding.message and "999.99" in finding.message
 

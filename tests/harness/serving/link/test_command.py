@@ -103,6 +103,7 @@ def test_json_holds_every_number_with_its_interval():
     ("--tp 7", "tp=7 must divide"),
     ("--concurrency many", "--concurrency"),
     ("--concurrency 0", "concurrency=0"),
+    ("--isl 2000000 --osl 2 --concurrency 1", "no request of"),
     ("--target-tpot soon", "write 20ms"),
     ("--what-if mla_decode", "cannot read change"),
     ("--what-if norm=2x", "no kernel 'norm'"),

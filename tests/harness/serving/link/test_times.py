@@ -147,8 +147,7 @@ def test_all_reduce_takes_elements():
 
 @pytest.mark.parametrize("scale", [1e3, 1e-3])
 def test_tables_in_another_unit_are_refused(tmp_path, scale):
-    folder = tmp_path / "tables"
-    shutil.copytree(FOLDER, folder)
+    folder = shutil.copytree(FOLDER, tmp_path / "tables")
     changed(folder / "gemm_perf.csv", latency=lambda row: float(row["latency"]) * scale)
     with pytest.raises(UsageError, match="TFLOPS; latency is to be in milliseconds"):
         read_tables(folder)
@@ -216,9 +215,9 @@ def test_times_of_another_version_are_taken_where_the_set_says_so(tmp_path):
     with pytest.raises(MissingTable, match="fused_moe"):
         structure(read_tables(where), TP8)
     read_tables.cache_clear()
-    home = tmp_path / "moe" / "sglang" / "10"
-    home.mkdir()
-    (home / "reuse.yaml").write_text("schema_version: 1\nreuse:\n- table: moe_perf\n  from_version: '9'\n")
+    (tmp_path / "moe" / "sglang" / "10").mkdir()
+    reuse = tmp_path / "moe" / "sglang" / "10" / "reuse.yaml"
+    reuse.write_text("schema_version: 1\nreuse:\n- table: moe_perf\n  from_version: '9'\n")
     tables = read_tables(where)
     assert tables.version == "10" and any("moe_perf" in n and "SGLang 9" in n for n in tables.notes)
     assert tables.moe(8, 8, 1, "balanced").us == pytest.approx(US["moe"])
@@ -240,11 +239,9 @@ def test_a_module_is_what_it_holds_and_attention(tmp_path):
 def test_products_without_a_time_of_their_own_stay_in_attention(tmp_path, us, attention):
     """vLLM's layer was timed with them, and a module has them."""
     without = {name: value for name, value in us.items() if name != "bmm"}
-    tables = read_tables(written(tmp_path, us=without, framework="VLLM"))
-    times = decode_us(tables)
+    times = decode_us(read_tables(written(tmp_path, us=without, framework="VLLM")))
     assert times["mla_decode"] == pytest.approx(attention)
     assert not any(name.startswith("absorbed_bmm") for name in times)
-    assert any("w_uk and w_uv have none" in note for note in link("x1", "vllm", tables=tables).notes)
 
 
 def test_the_shared_expert_is_sglangs_to_fuse(tmp_path):
@@ -267,14 +264,27 @@ def test_more_gpus_behind_one_switch(tmp_path):
     tables = read_tables(written(tmp_path / "gb", device="NVIDIA GB200", gpus=4))
     four, eight = tables.all_reduce(7168, 4), tables.all_reduce(7168, 8)
     assert eight.us == pytest.approx(four.us * 2**0.25) and eight.distance > four.distance
-    assert any("over 8 GPUs was timed" in note for note in link("gb200", tables=tables).notes)
     with pytest.raises(MissingTable, match="all_reduce"):
         structure(read_tables(written(tmp_path / "b", device="NVIDIA B200", gpus=4)), TP8)
 
 
-def test_weights_that_do_not_fit_are_said_first(tmp_path):
-    model = link("h100", tables=read_tables(written(tmp_path, device="NVIDIA H100 80GB HBM3")))
-    assert model.notes[0].startswith("this does not fit: weights take 85.4 GB of each h100's 85.9")
+TRITON, TRTLLM = "sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"
+WITHOUT_BMM = {name: us for name, us in US.items() if name != "bmm"}
+OTHERS = {"device": "NVIDIA B200", "framework": "TRTLLM", "moe": ["moe_x"]}
+
+
+@pytest.mark.parametrize(("how", "said"), [
+    ({"device": "NVIDIA H100 80GB HBM3"}, "this does not fit: weights take 85.4 GB of each h100's 85.9"),
+    ({"device": "NVIDIA GB200", "gpus": 4}, "over 8 GPUs was timed"),
+    ({"framework": "VLLM", "us": WITHOUT_BMM}, "w_uk and w_uv have none"),
+    ({"device": "NVIDIA B200", "moe": [TRTLLM, TRITON]},
+     f"are of {TRITON}, which sglang does not run: left out"),
+    (OTHERS, "no serving of b200 with trtllm"),
+    (OTHERS, "which kernel trtllm runs of fused_moe is not known"),
+])  # fmt: skip
+def test_what_tables_lack_or_cannot_tell_is_said(tmp_path, how, said):
+    found = link(tables=read_tables(written(tmp_path, **how)))
+    assert any(said in note for note in found.notes) and not found.calibration
 
 
 def test_a_neighbours_all_reduce_and_chip(tmp_path):
@@ -386,15 +396,10 @@ def test_what_tables_lack_is_filled_beside_skewed_routing(lacks):
 # Whose times they are: of which machine, which engine, which kernel. What is another's is refused
 
 
-TRITON, TRTLLM = "sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"
-
-
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory):
     """The H200's tables, as a user might have them."""
-    folder = tmp_path_factory.mktemp("tables") / "mine"
-    shutil.copytree(FOLDER, folder)
-    return read_tables(folder)
+    return read_tables(shutil.copytree(FOLDER, tmp_path_factory.mktemp("tables") / "mine"))
 
 
 @pytest.mark.parametrize(("hardware", "engine", "says"), [
@@ -425,12 +430,11 @@ def b200(tmp_path, *moe, **how):
 
 
 def test_times_of_another_kernel_are_refused_or_wide(tmp_path):
-    with pytest.raises(
-        UsageError,
-        match=f"fused_moe is timed as {TRITON}, the engine runs flashinfer.trtllm_routed@sglang or "
-        "flashinfer.trtllm@sglang: .* off by 54%; "
-        "give .* or --any-kernel",
-    ):
+    says = (
+        f"fused_moe is timed as {TRITON}, the engine runs flashinfer.trtllm_routed@sglang or "
+        "flashinfer.trtllm@sglang: .* off by 54%; give .* or --any-kernel"
+    )
+    with pytest.raises(UsageError, match=says):
         b200(tmp_path / "refused", TRITON)
     right = outlook(b200(tmp_path / "right", TRTLLM), SIXTEEN).tpot
     other = b200(tmp_path / "wide", TRITON, any_kernel=True)
@@ -447,16 +451,5 @@ def test_of_several_kernels_the_engines_own_is_read(tmp_path):
         for moe in ((TRTLLM,), (TRTLLM, TRITON), (TRITON, TRTLLM))
     )
     assert first == alone and second.value > alone.value  # the second is the slower one there
-    mixed = b200(tmp_path / "-".join((TRTLLM, TRITON)), TRTLLM, TRITON)
-    assert any(f"are of {TRITON}, which sglang does not run: left out" in note for note in mixed.notes)
-
-
-def test_tables_say_whose_they_are_and_what_they_cannot_tell(tmp_path):
-    """One row without a telling name does not vouch for the others."""
-    with pytest.raises(UsageError, match="fused_moe is timed as"):
+    with pytest.raises(UsageError, match="fused_moe is timed as"):  # one untold row vouches for no other
         b200(tmp_path / "untold", TRITON, "default")
-    tables = read_tables(written(tmp_path / "trt", device="NVIDIA B200", framework="TRTLLM", moe=["moe_x"]))
-    found = link(tables=tables)
-    assert (found.hardware, found.engine) == ("b200", "trtllm") and not found.calibration
-    for said in ("no serving of b200 with trtllm", "which kernel trtllm runs of fused_moe is not known"):
-        assert any(said in note for note in found.notes)

@@ -59,23 +59,6 @@ def test_the_files_of_a_cluster_are_written_with_its_own_names(here, tmp_path):
     assert pod["metadata"]["name"] == pod["spec"]["nodeName"] == "worker-0"
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if configurations()[name].task_file])
-def test_tasks_are_yaml_with_the_documents_commands(here, tmp_path, name):
-    yaml = pytest.importorskip("yaml")
-    text = here("serving", "recipe", name, "--part", "task").stdout
-    subprocess.run(["bash", "-e"], input=text, cwd=tmp_path, text=True, check=True)
-    (path,) = tmp_path.iterdir()
-    task = yaml.safe_load(path.read_text())
-    assert task["image"] == configurations()[name].image
-    server = next(s.text for s in sections(configurations()[name]) if s.part == "server")
-    joined = [" ".join(command.split()) for command in server.replace("\\\n", " ").splitlines()]
-    assert joined == [" ".join(command.split()) for command in task["commands"]]
-    exported = here("serving", "recipe", name, "--part", "server").stdout
-    for setting in task.get("env", ()):
-        variable, _, value = setting.partition("=")
-        assert f"export {variable}={shlex.quote(value)}\n" in exported
-
-
 @pytest.mark.parametrize(("arguments", "told"), [
     (("mi350",), "near: mi350x-vllm"),
     (("H200-SGLang2",), "near: h200-sglang"),

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from harness.cli.serving import serving
-from harness.errors import UsageError
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import Quantity, option, quantity_of_run
-from harness.serving.compare.select import find, quantity_of
+from harness.serving.compare.select import quantity_of
 from harness.serving.compare.sourced import prints, same_engine, same_hardware
 from harness.serving.published.index import known_by_id
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, Totals
@@ -217,38 +213,12 @@ def test_names_of_machines_and_engines_and_printed_numbers():
     assert not prints(2656, 2658) and not prints(17000, 16964.2)
 
 
-# The command
-
-
-def run(*arguments: str):
-    return CliRunner().invoke(serving, ["compare", *arguments])
-
-
-SHOWN = Path(__file__).with_name("compare.txt").read_text().split("$ serving compare ")[1:]
-
-
-@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.partition("\n")[0])
-def test_what_is_printed(shown):
-    """Two rows of dstack; its cited total beside MoAI's cluster: refused, with output tokens a GPU over all
-    GPUs for either. After a change that is meant, write what the commands print into compare.txt."""
-    words, _, text = shown.partition("\n")
-    done = run(*words.split())
-    assert done.stdout.strip() == text.strip()
-    assert done.exit_code == (1 if "not compared:" in text else 0)
-
-
-def test_files_and_rows(tmp_path):
+def test_rows_of_a_file_that_does_not_say_its_machine(here, tmp_path):
     row = SGLANG_ROW | {"random_range_ratio": 1.0, "total_output_tokens": 160 * 1024}
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(json.dumps({**row, "output_throughput": v}) for v in (320.0, 160.0)))
-    result = run(f"{path}:1", f"{path}:2")
-    assert result.exit_code == 1 and "hardware: unknown against unknown" in result.stdout
-    result = run(f"{path}:1", f"{path}:2", "--assume", "hardware", "--assume", "model")
-    assert result.exit_code == 0 and "A / B = 2" in result.stdout
-    for name, told in (
-        (path, "name one"),
-        (f"{path}:7", "no row '7'"),
-        ("what", "neither a file nor the id"),
-    ):
-        with pytest.raises(UsageError, match=told):
-            find(str(name))
+    rows = (f"{path}:1", f"{path}:2")
+    done = here("serving", "compare", *rows)
+    assert done.returncode == 1 and "hardware: unknown against unknown" in done.stdout
+    done = here("serving", "compare", *rows, "--assume", "hardware", "--assume", "model")
+    assert done.returncode == 0 and "A / B = 2" in done.stdout

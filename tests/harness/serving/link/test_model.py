@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.errors import HarnessError, UsageError
+from harness.errors import HarnessError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration
 from harness.serving.link.calibration import PRIOR_SCATTER
@@ -109,18 +109,13 @@ def test_an_interval_comes_out_as_it_went_in(tiny):
     assert interval(after.tpot - before.tpot) == pytest.approx(expected, rel=0.05)
 
 
-def test_changes_as_they_are_written(h200):
-    for text in ("mla_decode=2", "mla_decode=0x", "mla_decode=2x(3..4)", "fused_moe=saved:-1us", "=2x"):
-        with pytest.raises(UsageError):
-            parse_change(text)
+def test_changes_as_they_are_written():
     assert parse_change("fused_moe=1.3x(1.2..1.4)") == KernelChange(
         op="fused_moe", factor=1.3, low=1.2, high=1.4
     )
     assert parse_change("block_scale_gemm:qkv_a@decode=saved:100us(90..110us)") == KernelChange(
         op="block_scale_gemm", part="qkv_a", phase="decode", saved_us=100, low=90, high=110
     )
-    with pytest.raises(UsageError, match=r"no kernel 'mla_decode' in a step of prefill"):
-        central(h200, LOAD, [parse_change("mla_decode@prefill=2x")])
 
 
 # A closed loop's steady state and requests one by one: by hand, and each against the other
@@ -190,14 +185,3 @@ def test_few_requests_are_alone_and_bursts_make_a_longer_tail_and_a_ramp_a_longe
     tails = [np.percentile(simulated(replace(load, burstiness=b)).ttft, 99) for b in (50.0, 0.2)]
     assert tails[0] < tails[1]
     assert simulated(replace(load, ramp_from=1.0)).duration > 1.5 * simulated(load).duration
-
-
-@pytest.mark.parametrize(("kind", "wrong"), [
-    *[(ClosedLoop, one) for one in ({"isl": 0}, {"osl": 1}, {"concurrency": 0}, {"range_ratio": -0.1},
-                                    {"range_ratio": 1.5}, {"waves": -1})],
-    *[(OpenLoop, one) for one in ({"rate": 0.0}, {"burstiness": -1.0}, {"requests": 0}, {"requests": 10_001},
-                                  {"ramp_from": -1.0})],
-])  # fmt: skip
-def test_a_workload_of_no_sense_is_refused(kind, wrong):
-    with pytest.raises(UsageError):
-        kind(**{"isl": 10, "osl": 10, "concurrency": 1} | wrong)

@@ -41,8 +41,8 @@ def place(content: Any, path: tuple[Any, ...], value: Any) -> None:
 
 
 def changed(tmp_path: Path, of: str | dict[str, Any], changes: dict[str, Any]) -> list[ServingRun]:
-    """The runs of a JSON file, or of its content, with other values at places, whose keys are joined by `/`; a
-    value that is called gives the new one for the old."""
+    """The runs of a JSON file, or of its content, with other values at places (keys joined by `/`); a value
+    that is called gives the new one for the old."""
     content = content_of(of) if isinstance(of, str) else dict(of)
     for where, value in changes.items():
         path = tuple(int(key) if key.isdigit() else key for key in where.split("/"))

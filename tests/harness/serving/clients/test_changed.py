@@ -77,7 +77,7 @@ CHANGES = [
       "input_lens": [100] * 5, "output_lens": [10, 0, 10, 10, 0], "ttfts": [2.0, 0.0, 2.4, 2.6, 0.0],
       "itls": [[0.1] * 9, [], [0.1] * 9, [0.1] * 9, []], "generated_texts": ["a"] * 5, "errors": [""] * 5,
       "mean_ttft_ms": 1400.0},
-     {"findings": "counts 2 of 5 requests that returned nothing as 0: of those that answered it is 2333.33 ms"}),
+     {"findings": "counts 2 of 5 requests that returned nothing as 0: of those that answered it is 2333.33"}),
     # InferenceX's copy of vLLM's client writes seconds, without a suffix.
     (VLLM_ROW, {"mean_ttft_ms": GONE, "mean_tpot_ms": GONE, "median_ttft": 0.2, "p99_tpot": 0.0131},
      {"ttft median": 200.0, "tpot p99": 13.1}),

@@ -1,4 +1,4 @@
-"""What a kernel is worth in a serving run: results loaded and audited, traces, the model, the ledger.
+"""What a kernel is worth in a serving run: results loaded and compared, traces, the model, the ledger.
 
 Nothing here imports torch.
 """

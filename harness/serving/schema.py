@@ -34,18 +34,16 @@ class StrictRecord(BaseModel):
 class Finding(StrictRecord):
     """What a rule found in one row, or between several.
 
-    rule:     its name, as in harness/serving/integrity/__init__.py or harness/serving/audit, or `unreadable`
+    rule:     its name, as in harness/serving/integrity/__init__.py, or `unreadable`
     severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
     message:  one line: what, where, with the numbers
     numbers:  those that the rule compared
-    subjects: ids of the runs or claims it is about, where more than the row it stands at
     """
 
     rule: str
     severity: Severity
     message: str
     numbers: dict[str, float] = Field(default_factory=dict)
-    subjects: tuple[str, ...] = ()
 
 
 class Metric(StrictRecord):

@@ -1,29 +1,22 @@
-"""Files of serving clients: reading them, changed ones too, and what was read as lines of text.
-
-`python -m tests.support.serving_files` writes AS_READ anew.
-"""
+"""Files of serving clients: reading them, changed ones too, and what a test looks at in a run."""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from harness.paths import ROOT
 from harness.serving import ServingRun, load
 from harness.serving.clients.files import read
 from tests.support.paths import SERVING_DATA
 
 DATA = SERVING_DATA
-AS_READ = ROOT / "tests/harness/serving/clients/as_read.txt"
 GONE = object()
-NOT_A_CLIENTS = ("moai_console.txt",)  # as a document shows it
 FILES = sorted(
-    p
-    for p in DATA.iterdir()
-    if p.suffix in (".json", ".jsonl", ".csv", ".txt") and p.name not in NOT_A_CLIENTS
+    path
+    for path in DATA.iterdir()
+    if path.suffix in (".json", ".jsonl", ".csv", ".txt") and path.name != "moai_console.txt"  # a document's
 )
 
 
@@ -47,24 +40,21 @@ def place(content: Any, path: tuple[Any, ...], value: Any) -> None:
         content[path[-1]] = value
 
 
-def changed(tmp_path: Path, name: str, changes: dict[str, Any]) -> list[ServingRun]:
-    """The runs of a JSON file with other values at places, whose keys are joined by `/`; a value that is
-    called gives the new one for the old."""
-    content = content_of(name)
+def changed(tmp_path: Path, of: str | dict[str, Any], changes: dict[str, Any]) -> list[ServingRun]:
+    """The runs of a JSON file, or of its content, with other values at places (keys joined by `/`); a value
+    that is called gives the new one for the old."""
+    content = content_of(of) if isinstance(of, str) else dict(of)
     for where, value in changes.items():
         path = tuple(int(key) if key.isdigit() else key for key in where.split("/"))
         if callable(value):
-            old = content
-            for key in path:
-                old = old[key]
-            value = value(old)
+            value = value(functools.reduce(lambda part, key: part[key], path, content))
         place(content, path, value)
     return written(tmp_path, json.dumps(content), "changed.json")
 
 
-def written(tmp_path: Path, text: str, name: str = "log.txt", encoding: str = "utf-8") -> list[ServingRun]:
+def written(tmp_path: Path, text: str, name: str = "log.txt") -> list[ServingRun]:
     path = tmp_path / name
-    path.write_bytes(text.encode(encoding))
+    path.write_bytes(text.encode())
     return load(path)
 
 
@@ -97,38 +87,6 @@ def look(run: ServingRun, what: str) -> Any:
     return found
 
 
-def as_lines(run: ServingRun) -> Iterator[str]:
-    """All that was read, but what is not said; numbers with nine digits."""
-    document = run.model_dump(exclude_defaults=True)
-    groups = defaultdict(list)
-    for one in run.metrics:
-        kind = " ".join(filter(None, (one.name, one.unit, one.scope, one.tokens, one.label, one.derived)))
-        groups[kind].append(f"{one.statistic} {one.value:.9g}")
-    samples = {k: f"{len(v)} from {v[0]} to {v[-1]}" for k, v in document.pop("samples", {}).items()}
-    findings = [f"{one.severity} {one.rule}: {one.message}" for one in run.findings]
-    extra = list(document.pop("extra", ()))
-    yield run.id
-    for key, value in document.items():
-        if key not in ("id", "source", "metrics", "findings", "notes", "totals", "workload", "parallelism"):
-            yield f"  {key}: {value if isinstance(value, str) else json.dumps(value)}"
-    for key in ("parallelism", "workload", "totals"):
-        if key in document:
-            yield f"  {key}: " + ", ".join(
-                f"{k} {v:.9g}" if isinstance(v, float) else f"{k} {v}" for k, v in document[key].items()
-            )
-    yield from (f"  {kind}: {', '.join(values)}" for kind, values in groups.items())
-    yield from (f"  each request's {key}: {value}" for key, value in samples.items())
-    if extra:
-        yield f"  extra: {', '.join(extra)}"
-    yield from (f"  note: {note}" for note in run.notes)
-    yield from (f"  finding: {finding}" for finding in findings)
-
-
-def as_read() -> str:
-    lines = [line for path in FILES for run in load(path) for line in as_lines(run)]
-    return "\n".join(lines).replace(f"{DATA}/", "") + "\n"
-
-
 # Runs of 160 prompts of 819 to 1024 tokens in and out, 16 in flight, as two clients write them
 
 SGLANG_ROW: dict[str, Any] = {
@@ -146,6 +104,3 @@ VLLM_ROW: dict[str, Any] = {
     "output_throughput": 2456.0, "total_token_throughput": 4915.0, "mean_tpot_ms": 12.0,
     "mean_ttft_ms": 300.0,
 }  # fmt: skip
-
-if __name__ == "__main__":
-    AS_READ.write_text(as_read())

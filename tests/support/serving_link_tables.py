@@ -36,20 +36,17 @@ def written(
         add("moe_perf", us["moe"] * 1.5**nth, moe_dtype="fp8_block", num_tokens=tokens, hidden_size=7168,
             inter_size=2048, topk=8, num_experts=256, moe_tp_size=8, moe_ep_size=1,
             distribution=distribution, kernel_source=kernel)  # fmt: skip
-    module = "decode module" in us
-    layer = {"gemm_type": "fp8_block", "mla_dtype": "bfloat16"} if module else {}
-    decode, prefill = (
-        ("mla_generation_module_perf", "mla_context_module_perf")
-        if module
-        else ("generation_mla_perf", "context_mla_perf")
-    )
-    more = " module" if module else ""
+    if "decode module" in us:
+        decode, prefill, more = "mla_generation_module_perf", "mla_context_module_perf", " module"
+        layer = {"gemm_type": "fp8_block", "mla_dtype": "bfloat16"}
+        cached = layer | {"kv_cache_dtype": "bfloat16", "step": 0}
+    else:
+        decode, prefill, more, layer, cached = "generation_mla_perf", "context_mla_perf", "", {}, {}
     for batch, step in itertools.product((1, 1024), (1, 65535)):
         add(decode, us["decode" + more], kv_cache_dtype="bfloat16", num_heads=16, batch_size=batch, isl=1,
             step=step, **layer)  # fmt: skip
     for isl in (1, 32768):
-        sizes = {"kv_cache_dtype": "bfloat16", "step": 0} if module else {}
-        add(prefill, us["prefill" + more], num_heads=16, batch_size=1, isl=isl, **sizes, **layer)
+        add(prefill, us["prefill" + more], num_heads=16, batch_size=1, isl=isl, **cached)
     for op, tokens in itertools.product(("mla_gen_pre", "mla_gen_post") if "bmm" in us else (), (1, 20480)):
         add("mla_bmm_perf", us["bmm"], op_name=op, bmm_dtype="bfloat16", num_tokens=tokens, num_heads=16)
     for size in (128, 536870912):
@@ -57,8 +54,8 @@ def written(
         add("custom_allreduce_perf", us["reduce"], num_gpus=gpus, message_size=size, **graph)
     shared = {"framework": framework, "version": version, "device": device}
     for name, many in ((name, many) for name, many in rows.items() if many):
+        columns = [key for key in many[0] if key != "us" and (key != "kernel_source" or moe != ("",))]
         with (folder / f"{name}.csv").open("w", newline="") as file:
-            columns = [key for key in many[0] if key != "us" and (key != "kernel_source" or moe != ("",))]
             out = csv.DictWriter(file, [*COMMON[:-1], *columns, "latency"], extrasaction="ignore")
             out.writeheader()
             out.writerows([shared | row | {"latency": row["us"] / 1e3} for row in many])

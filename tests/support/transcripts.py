@@ -21,6 +21,7 @@ VOLATILE = {
     r"devices here: .*": "devices here: DEVICES",
     r"this is cpu \S+": "this is cpu ARCH",
     r"the same commit, \w+": "the same commit, HASH",
+    r"https://wheels\S+": "URL",
 }
 
 

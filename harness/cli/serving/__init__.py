@@ -6,7 +6,7 @@ import click
 
 from harness.cli.lazy import LazyGroup
 
-COMMANDS = ("audit", "compare", "ledger", "link", "load", "observe", "recipe", "trace")
+COMMANDS = ("compare", "ledger", "link", "load", "observe", "recipe", "trace")
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS}
 MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("experiment", "replay", "run")}
 
@@ -18,7 +18,6 @@ def serving() -> None:
     \b
     python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
     python -m harness serving compare A B        two results, if they are alike
-    python -m harness serving audit [FILE...]    what does not hold in published documents, or in your results
     python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
     python -m harness serving trace FILE         where a step's time goes, and what of it is exposed
     python -m harness serving link --what-if mla_decode=2.0x

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from harness import archive
 from harness.errors import UsageError
-from harness.serving.audit.rows import sourced
 from harness.serving.clients.load import load
 from harness.serving.compare.quantity import Quantity, quantity_of_run
+from harness.serving.compare.sourced import sourced
 from harness.serving.published.documents import Claim
-from harness.serving.published.index import known_by_id, published_configurations, published_corpus
+from harness.serving.published.index import known_by_id, published_configurations
 from harness.serving.schema import Metric, ServingRun
 
 PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
@@ -97,7 +97,9 @@ def _of_claim(claim: Claim, name: str, wanted: str) -> Quantity:
     if claim.metric is None or claim.metric.name != metric:
         has = claim.metric.name if claim.metric else "no number"
         raise UsageError(f"{name} has no metric {wanted!r}; it has: {has}")
-    quantity = sourced(claim, published_corpus(), published_configurations().get(claim.configuration))
+    quantity = sourced(
+        claim, claim.metric, known_by_id(), published_configurations().get(claim.configuration)
+    )
     if which not in ("", quantity.metric.statistic, quantity.metric.tokens):
         has = f"{quantity.metric.statistic}, {quantity.metric.tokens} tokens"
         raise UsageError(f"{name} is no {wanted!r}: its {metric} is {has}")

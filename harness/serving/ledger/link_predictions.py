@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from pydantic import ValidationError
 
@@ -20,11 +18,6 @@ from harness.serving.ledger.prediction import Prediction
 from harness.serving.schema import StrictRecord
 
 STORED = PUBLISHED / "changes" / "link_predictions.json"
-DIGITS = 6
-ABOUT = (
-    "What `serving link` predicts of the published changes whose setting and kernel factor are known. "
-    "Each command made it; the model was neither fitted to these points nor changed for them."
-)
 REMAKE = "`pytest tests/harness/serving/ledger --golden=write` makes it again"
 
 
@@ -51,28 +44,3 @@ def command(options: str, concurrency: float) -> str:
     """Of one setting, for a shell."""
     words = ["python", "-m", "harness", "serving", "link", *shlex.split(options)]
     return shlex.join([*words, "--concurrency", f"{concurrency:g}", "--json", "-"])
-
-
-def of_document(document: Mapping[str, Any], quantity: str, relative: bool) -> Prediction:
-    """A quantity's prediction in what `serving link --json` wrote for one concurrency.
-
-    relative: as a part of the link's own value before, with the unit 1. Raises UsageError where the link has
-    none.
-    """
-    [workload] = document["workloads"]
-    found = [change for change in workload["changes"] if change["quantity"] == quantity]
-    if not found:
-        names = ", ".join(change["quantity"] for change in workload["changes"])
-        raise UsageError(f"the link predicts no {quantity}; it does: {names}")
-    made = Prediction(**found[0] | {"parts": (), "uncertainty": ()})
-    whole = made.before if relative else 1.0
-    values = {
-        name: _rounded(value / whole)
-        for name in ("change", "low", "high", "before", "after")
-        if (value := getattr(made, name)) is not None and whole
-    }
-    return made.model_copy(update=values | ({"unit": "1"} if relative else {}))
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-from harness.serving.audit.corpus import Corpus, corpus
 from harness.serving.clients.load import load
 from harness.serving.published.documents import FOLDER, Claim, Configuration, PublishedDocument, documents
 from harness.serving.schema import ServingRun
@@ -48,11 +47,6 @@ def _named(run: ServingRun, setups: Iterable[Configuration]) -> ServingRun:
         update |= {name: getattr(alike[0], name) for name in ("image", "flags", "environment", "parallelism")}
         update["configuration"] = alike[0].name
     return run.model_copy(update=update)
-
-
-def published_corpus() -> Corpus:
-    """All of it, for rules and comparisons to look numbers up in."""
-    return corpus(published_documents(), [run for runs in raw_files().values() for run in runs])
 
 
 def known_by_id() -> dict[str, ServingRun | Claim]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.paths import ROOT
 from tests.support.command_line import contents
 from tests.support.transcripts import replayed
 
@@ -25,6 +26,7 @@ def test_a_command_prints_what_is_committed(snapshot, here, tmp_path, monkeypatc
         (tmp_path / name).write_text(text)
     before = contents(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.chdir(ROOT)
     text = replayed(file.read_text(), tmp_path, here)
     snapshot(file, text)
     assert contents(tmp_path) == before

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import kernels
-from harness.serving.audit.setups import named_ops
 from harness.serving.experiment.spec import FILES, read_experiment
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import needs
@@ -66,13 +65,3 @@ def test_a_step_of_a_trace_may_begin_with_it():
                 process=zeros, graph=np.zeros(4, bool))  # fmt: skip
     of, names, _ = _by_sampling(rows)
     assert of.tolist() == [0, 0, 1, 1] and len(names) == 2
-
-
-@pytest.mark.parametrize(("text", "ops"), [
-    ("the log says that the RMS norm is Triton's", ["rms_norm"]),
-    ("MLA uses Triton", ["mla_decode"]),
-    ("AITER fused MoE and block-scale GEMM", ["block_scale_gemm", "fused_moe"]),
-    ("fused and scaled", []),
-])  # fmt: skip
-def test_a_text_speaks_of_ops_by_their_names(text, ops):
-    assert named_ops(text) == ops

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 from click.testing import CliRunner
 
 from harness.cli import cli
@@ -17,7 +16,7 @@ from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.serving import load
 from harness.serving.clients.report import as_text
-from harness.serving.schema import Metric, ServingRun
+from harness.serving.schema import Metric, OfferedLoad, ServingRun
 from tests.support.serving_files import DATA, FILES
 
 GOOD = DATA / "sglang_bench_serving_0.5.23.jsonl"
@@ -28,47 +27,30 @@ def run(*arguments: object):
     return CliRunner().invoke(cli, ["serving", "load", *map(str, arguments)])
 
 
-def test_what_is_printed():
-    """After a change that is meant, write `done.stdout` into the file."""
-    done = run(GOOD, DATA / "dstack_offline.csv", SHIFTED)
-    assert done.exit_code == 1
-    assert done.stdout.replace(f"{DATA}/", "") == Path(__file__).with_name("load.txt").read_text()
-
-
-def test_a_file_that_holds():
-    assert run(GOOD).exit_code == 0
-
-
 def test_every_run_of_every_client_shows_a_number():
-    runs = [one for path in FILES for one in load(path)]
     lines = run(*FILES).stdout.splitlines()
-    for one in runs:
+    for one in (one for path in FILES for one in load(path)):
         row = next(line for line in lines if line.startswith(Path(one.id).name))
         numbers = [cell for cell in row.split()[1:] if cell.lstrip("-").replace(".", "").isdigit()]
         assert numbers or not one.metrics, row  # a configuration has none
 
 
 def test_a_file_that_cannot_be_read_costs_itself_only(tmp_path):
+    assert run(GOOD).exit_code == 0
     broken = tmp_path / "broken.json"
     broken.write_text('{"a": 1')
     done = run(broken, GOOD, tmp_path)
     assert done.exit_code == 2
-    lines = done.stderr.splitlines()
-    assert [line.startswith(f"error: cannot read {tmp_path}") for line in lines] == [True, True]
-    assert "directory" in lines[1]
+    first, second = done.stderr.splitlines()
+    assert first.startswith(f"error: cannot read {broken}") and "directory" in second
     assert "1 run in 1 file" in done.stdout and "2 files not read" in done.stdout
 
 
-@pytest.mark.parametrize("option", ["--json", "--csv"])
-def test_an_unwritable_target_is_found_before_reading(tmp_path, option):
-    done = run(tmp_path / "missing", option, tmp_path / "no" / "such")
-    assert isinstance(done.exception, UsageError) and "cannot write" in str(done.exception)
-    assert "missing" not in done.stderr
-
-
-def test_an_input_is_not_overwritten(tmp_path):
+def test_a_target_that_cannot_be_written_or_is_an_input_is_found_before_reading(tmp_path):
     copy = tmp_path / "copy.jsonl"
     copy.write_bytes(GOOD.read_bytes())
+    done = run(tmp_path / "missing", "--csv", tmp_path / "no" / "such")
+    assert isinstance(done.exception, UsageError) and "missing" not in done.stderr
     assert isinstance(run(copy, "--json", copy).exception, UsageError)
     assert copy.read_bytes() == GOOD.read_bytes()
 
@@ -93,13 +75,12 @@ def test_reading_needs_no_torch():
 
 
 def test_what_has_no_column_is_shown_with_its_bound():
-    metrics = {
+    for said, metric in {
         "speedup up to 17": Metric(name="speedup", value=17, unit="1", statistic="max"),
         "28.76 median": Metric(name="tpot", value=28.76, unit="ms", statistic="median"),
         "12.8 of ? / ?": Metric(name="throughput", value=12.8, unit="tok/s", tokens="unknown"),
-    }
-    runs = [
-        ServingRun(id=said, client="test", source="made", metrics=(one,)) for said, one in metrics.items()
-    ]
-    text = as_text(runs, files=1, unread=0)
-    assert all(text.count(said) == 2 for said in metrics)  # as the run's name, and as its number
+    }.items():
+        run = ServingRun(id="made", client="test", source="made", metrics=(metric,))
+        assert said in as_text([run], files=1, unread=0)
+    longest = OfferedLoad(longest_input_len=1024, longest_output_len=512)
+    assert "<=1024/<=512" in as_text([run.model_copy(update={"workload": longest})], files=1, unread=0)

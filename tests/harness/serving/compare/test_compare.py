@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from harness.cli.serving import serving
-from harness.errors import UsageError
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import Quantity, option, quantity_of_run
-from harness.serving.compare.select import find
+from harness.serving.compare.select import quantity_of
+from harness.serving.compare.sourced import prints, same_engine, same_hardware
 from harness.serving.published.index import known_by_id
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, Totals
 from tests.support.serving_files import SGLANG_ROW
@@ -47,12 +44,9 @@ def test_alike_but_for_the_hardware():
     found = compare(figure(), figure("b", hardware="MI300X", metric=metric(value=400.0)))
     assert (found.verdict, found.ratio, found.reasons) == ("alike", 2.0, ())
     assert found.confounders == () and found.uncertain == ()
-
-
-@pytest.mark.parametrize(("first", "second"), [(0.0, 800.0), (800.0, 0.0), (0.0, 0.0)])
-def test_a_zero_has_no_ratio(first, second):
-    found = compare(figure(metric=metric(value=first)), figure("b", metric=metric(value=second)))
-    assert (found.verdict, found.ratio, aspects(found)) == ("refused", None, ["value"])
+    for first, second in ((0.0, 800.0), (800.0, 0.0)):
+        found = compare(figure(metric=metric(value=first)), figure("b", metric=metric(value=second)))
+        assert (found.verdict, found.ratio, aspects(found)) == ("refused", None, ["value"])
 
 
 def test_a_gpu_that_decodes_is_a_share_of_all():
@@ -69,28 +63,22 @@ def test_a_gpu_that_decodes_is_a_share_of_all():
 
 
 @pytest.mark.parametrize(("aspect", "changes"), [
-    ("metric", {"metric": metric(name="goodput")}),
-    ("statistic", {"metric": metric(statistic="max")}),
-    ("unit", {"metric": metric(unit="req/s")}),
-    ("tokens", {"metric": metric(tokens="unknown")}),
-    ("scope", {"metric": metric(scope="unknown")}),
-    ("scope", {"metric": metric(scope="request")}),
+    ("metric", {"metric": metric(name="goodput")}), ("statistic", {"metric": metric(statistic="max")}),
+    ("unit", {"metric": metric(unit="req/s")}), ("tokens", {"metric": metric(tokens="unknown")}),
+    ("scope", {"metric": metric(scope="unknown")}), ("scope", {"metric": metric(scope="request")}),
     ("scope", {"metric": metric(scope="cluster"), "gpus": None}),
     ("scope", {"metric": metric(scope="decode_node"), "gpus": 40}),
-    ("mode", {"mode": "offline"}),
-    ("mode", {"mode": "unknown"}),
+    ("mode", {"mode": "offline"}), ("mode", {"mode": "unknown"}),
     ("input length", {"workload": workload(input_len=1024)}),
     ("output length", {"workload": workload(output_len=1024)}),
     ("output length", {"workload": workload(output_len=None)}),
-    ("load", {"workload": workload(concurrency=64)}),
-    ("load", {"workload": workload(request_rate=4.0)}),
+    ("load", {"workload": workload(concurrency=64)}), ("load", {"workload": workload(request_rate=4.0)}),
     ("load", {"workload": workload(concurrency=None)}),
     ("load", {"workload": workload(ramp_up="linear from 1 to 9 requests a second")}),
     ("dataset", {"workload": workload(dataset="sharegpt")}),
     ("prefix caching", {"workload": workload(prefix_cached=True)}),
-    ("precision", {"precision": "ds_fp8_per_token"}),
+    ("precision", {"precision": "ds_fp8_per_token"}), ("model", {"model": "Llama-3-70B"}),
     ("accounting window", {"workload": workload(warmup_s=120.0)}),
-    ("model", {"model": "Llama-3-70B"}),
 ])  # fmt: skip
 def test_each_unlikeness_refuses_by_its_name(aspect, changes):
     for found in (compare(figure(), figure("b", **changes)), compare(figure("b", **changes), figure())):
@@ -129,13 +117,12 @@ def test_numbers_are_brought_to_one_kind(a, b, verdict, first, ratio):
     assert found.ratio == pytest.approx(ratio)
 
 
-@pytest.mark.parametrize("what", ["hardware", "engine", "model"])
-def test_what_a_result_is_of_has_to_be_known_or_assumed(what):
-    unsaid = figure(**{what: ""})
-    assert what in aspects(compare(unsaid, figure("b")))
-    assert what in aspects(compare(unsaid, figure("b", **{what: ""})))
-    assert compare(unsaid, figure("b"), [what]).verdict == "alike"
-    assert compare(unsaid, figure("b"), ["all"]).verdict == "alike"
+def test_what_a_result_is_of_has_to_be_known_or_assumed():
+    for what in ("hardware", "engine", "model"):
+        unsaid = figure(**{what: ""})
+        assert what in aspects(compare(unsaid, figure("b")))
+        assert what in aspects(compare(unsaid, figure("b", **{what: ""})))
+        assert [compare(unsaid, figure("b"), [one]).verdict for one in (what, "all")] == ["alike", "alike"]
 
 
 def test_gpus_are_divided_out_and_named():
@@ -146,12 +133,13 @@ def test_gpus_are_divided_out_and_named():
     assert any("16 a GPU against 8" in line for line in found.uncertain)  # 128 in flight on each
 
 
+SPLIT = Parallelism(prefill_gpus=16, decode_gpus=24)
+
+
 @pytest.mark.parametrize("scope, value, gpus, nodes, split, per_gpu", [
-    ("gpu", 100.0, None, None, Parallelism(), 100.0),
-    ("node", 800.0, 16, 2, Parallelism(), 100.0),
-    ("cluster", 66194.8, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
-    ("cluster", 66194.8, None, None, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
-    ("decode_node", 66194.8 / 3, 40, 5, Parallelism(prefill_gpus=16, decode_gpus=24), 1654.87),
+    ("gpu", 100.0, None, None, Parallelism(), 100.0), ("node", 800.0, 16, 2, Parallelism(), 100.0),
+    ("cluster", 66194.8, 40, 5, SPLIT, 1654.87), ("cluster", 66194.8, None, None, SPLIT, 1654.87),
+    ("decode_node", 66194.8 / 3, 40, 5, SPLIT, 1654.87),
 ])  # fmt: skip
 def test_per_gpu_is_over_all_gpus_those_of_prefill_too(scope, value, gpus, nodes, split, per_gpu):
     b = figure("b", metric=metric(scope=scope, value=value), gpus=gpus, nodes=nodes, parallelism=split)
@@ -179,16 +167,15 @@ def test_what_was_served_counts_not_what_was_asked():
 
 
 def test_confounders_are_listed():
+    a = figure(flags=("--tp 8", "--port 2"), environment={"X_Y": "0"})
     b = figure(
         "b", engine="vllm", version="0.11.2", flags=("--enforce-eager", "--port 1"), environment={"X_Y": "1"},
         parallelism=Parallelism(tp=8), model="deepseek-ai/DeepSeek-R1-0528",
     )  # fmt: skip
-    a = figure(flags=("--tp 8", "--port 2"), environment={"X_Y": "0"})
     text = "\n".join(compare(a, b).confounders)
     for part in ("engine: sglang against vllm", "version", "parallelism", "--enforce-eager", "X_Y 0/1"):
         assert part in text
-    assert "weights" in text
-    assert "--port" not in text
+    assert "weights" in text and "--port" not in text
 
 
 def test_precision_from_flags():
@@ -199,45 +186,39 @@ def test_precision_from_flags():
     assert figure(precision="fp8", flags=("--tp 8",)).weights == "fp8 block-scale"
     assert figure(precision="", flags=("--tp 8",), engine="tensorrt-llm").weights == ""
     flags = ("--enforce-eager", "--tp=8", "decode: --dp 4")
-    assert [option(flags, name) for name in ("--enforce-eager", "--tp", "--dp", "--ep")] == [
-        "1",
-        "8",
-        "4",
-        "",
-    ]
+    assert [option(flags, f"--{name}") for name in ("enforce-eager", "tp", "dp", "ep")] == ["1", "8", "4", ""]
 
 
-# The command
+@pytest.mark.parametrize(("value", "refers_to", "tokens", "scope"), [
+    (6311.0, ("dstack.offline:18",), "total", "node"),
+    (6311.0, (), "total", "node"),  # the number finds the row of that GPU and engine
+    (1262.2, (), "output", "node"),
+    (2200.0, (), "unknown", "unknown"),  # within its last digit of a dozen rows
+])  # fmt: skip
+def test_a_claims_number_is_what_its_row_says(value, refers_to, tokens, scope):
+    claim = KNOWN["mi350x-cmp-h200-sglang"]
+    stated = claim.metric.model_copy(update={"value": value})
+    says = claim.model_copy(update={"metric": stated, "refers_to": refers_to})
+    found = quantity_of(says, claim.id, "throughput")
+    assert (found.id, found.metric.value) == (claim.id, value)
+    assert (found.metric.tokens, found.metric.scope) == (tokens, scope)
 
 
-def run(*arguments: str):
-    return CliRunner().invoke(serving, ["compare", *arguments])
+def test_names_of_machines_and_engines_and_printed_numbers():
+    assert same_hardware("8x AMD Instinct MI300X", "mi300") and not same_hardware("MI300X", "MI350X")
+    assert not same_hardware("H200", "H100") and not same_hardware("", "H200")
+    assert same_engine("TensorRT-LLM", "trt-llm")
+    assert not same_engine("vllm", "sglang") and not same_engine("", "vllm")
+    assert prints(2656, 2655.89) and prints(83.82, 83.822)
+    assert not prints(2656, 2658) and not prints(17000, 16964.2)
 
 
-SHOWN = Path(__file__).with_name("compare.txt").read_text().split("$ serving compare ")[1:]
-
-
-@pytest.mark.parametrize("shown", SHOWN, ids=lambda shown: shown.partition("\n")[0])
-def test_what_is_printed(shown):
-    """Two rows of dstack; its cited total beside MoAI's cluster: refused, with output tokens a GPU over all
-    GPUs for either. After a change that is meant, write what the commands print into compare.txt."""
-    words, _, text = shown.partition("\n")
-    done = run(*words.split())
-    assert done.stdout.strip() == text.strip()
-    assert done.exit_code == (1 if "not compared:" in text else 0)
-
-
-def test_files_and_rows(tmp_path):
+def test_rows_of_a_file_that_does_not_say_its_machine(here, tmp_path):
     row = SGLANG_ROW | {"random_range_ratio": 1.0, "total_output_tokens": 160 * 1024}
     path = tmp_path / "mine.jsonl"
     path.write_text("\n".join(json.dumps({**row, "output_throughput": v}) for v in (320.0, 160.0)))
-    result = run(f"{path}:1", f"{path}:2")
-    assert result.exit_code == 1 and "hardware: unknown against unknown" in result.stdout
-    result = run(f"{path}:1", f"{path}:2", "--assume", "hardware", "--assume", "model")
-    assert result.exit_code == 0 and "A / B = 2" in result.stdout
-    with pytest.raises(UsageError, match="name one"):
-        find(str(path))
-    with pytest.raises(UsageError, match="no row '7'"):
-        find(f"{path}:7")
-    with pytest.raises(UsageError, match="neither a file nor the id"):
-        find("what")
+    rows = (f"{path}:1", f"{path}:2")
+    done = here("serving", "compare", *rows)
+    assert done.returncode == 1 and "hardware: unknown against unknown" in done.stdout
+    done = here("serving", "compare", *rows, "--assume", "hardware", "--assume", "model")
+    assert done.returncode == 0 and "A / B = 2" in done.stdout

@@ -41,15 +41,15 @@ def ledger(tmp_path, predicted):
     return path
 
 
-def result(tmp_path, name, **changed):
-    path = tmp_path / f"{name}.json"
-    path.write_text(json.dumps(VLLM_ROW | changed))
+def written(path: Path, row: dict[str, Any] = VLLM_ROW, **changes: Any) -> str:
+    path.write_text(json.dumps(row | changes))
+    assert load(str(path)), "not read"
     return str(path)
 
 
 def test_predicted_then_observed(tmp_path, ledger, capsys):
-    before = [result(tmp_path, f"a{i}", mean_tpot_ms=17.3 + i / 10) for i in range(4)]
-    after = [result(tmp_path, f"b{i}", mean_tpot_ms=14.7 + i / 9) for i in range(4)]
+    before = [written(tmp_path / f"a{i}.json", mean_tpot_ms=17.3 + i / 10) for i in range(4)]
+    after = [written(tmp_path / f"b{i}.json", mean_tpot_ms=14.7 + i / 9) for i in range(4)]
     files = [f"--{side}={name}" for side, names in (("before", before), ("after", after)) for name in names]
     serving(["observe", str(ledger), "moe", "--assume=all", *files], standalone_mode=False)
     [row] = rows(read(ledger))
@@ -59,42 +59,39 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     assert tpot.blind and tpot.verdict == "explained" and tpot.observed == pytest.approx(-2.583, abs=0.001)
     assert tpot.observed_low < -2.583 < tpot.observed_high < -2.5
     assert found["ttft"].verdict in ("missed", "not resolved")
-    printed = capsys.readouterr().out
     assert not row.explanations
-    assert "tpot" in printed and "taken as alike without being said: hardware, GPUs, precision" in printed
+    assumed = "taken as alike without being said: hardware, GPUs, precision"
+    assert assumed in capsys.readouterr().out
 
 
 def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     text = ledger.read_text()
-    before = result(tmp_path, "a")
-    with pytest.raises(UsageError, match="1 runs before and 2 after"):
-        observe(ledger, "moe", [before], [before, before], assumed=["all"])
-    with pytest.raises(UsageError, match="no row 'mla'; rows: moe"):
-        observe(ledger, "mla", [before], [before])
+    a, b = written(tmp_path / "a.json"), written(tmp_path / "b.json", mean_tpot_ms=9.0)
+    copy = written(tmp_path / "c.json")
+    for row, before, after, assumed, says in (
+        ("moe", [a], [a, a], ["all"], "1 runs before and 2 after"),
+        ("mla", [a], [a], ["all"], "no row 'mla'; rows: moe"),
+        ("moe", [a, copy], [b, b], ["all"], r"c.json is .*a.json again, by every number"),  # it counts once
+        ("moe", [a], [b], ["weather"], f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"),
+        ("moe", [a], [b], [], r"no run of this row: the run does not say its hardware .*--assume"),
+    ):
+        with pytest.raises(UsageError, match=says):
+            observe(ledger, row, before, after, assumed=assumed)
+    with pytest.raises(UsageError, match="has a row 'moe' already"):
+        record(ledger, "moe", None, (), [SimpleNamespace(load=ClosedLoop(1024, 1024, 16))])
+    with pytest.raises(UsageError, match="--what-if"):
+        link("--ledger", ledger, "--row", "x")
     assert ledger.read_text() == text
 
 
 def test_throughput_a_gpu_is_observed_of_the_instance(tmp_path, ledger):
     """InferenceX's files are per GPU; what was predicted is not."""
     row = json.loads((DATA / "inferencex_agg.json").read_text()) | {"conc": 16}
-    files = []
-    for name, factor in (("a", 1.0), ("b", 1.1)):
-        files.append(str(tmp_path / f"{name}.json"))
-        (tmp_path / f"{name}.json").write_text(json.dumps(row | {"output_tput_per_gpu": 100.0 * factor}))
-    observe(ledger, "moe", files[:1], files[1:], assumed=["all"])
-    [of_output] = [
-        entry.observation
-        for entry in rows(read(ledger))[0].observations
-        if entry.observation.quantity == "output_throughput"
-    ]
-    assert (of_output.before, of_output.after) == pytest.approx((800.0, 880.0))
-
-
-def test_a_row_is_opened_once(ledger):
-    with pytest.raises(UsageError, match="has a row 'moe' already"):
-        record(ledger, "moe", None, (), [SimpleNamespace(load=ClosedLoop(1024, 1024, 16))])
-    with pytest.raises(UsageError, match="--what-if"):
-        link("--ledger", ledger, "--row", "x")
+    a, b = (written(tmp_path / f"{us}.json", row, output_tput_per_gpu=us) for us in (100.0, 110.0))
+    observe(ledger, "moe", [a], [b], assumed=["all"])
+    seen = {one.observation.quantity: one.observation for one in rows(read(ledger))[0].observations}
+    found = seen["output_throughput"]
+    assert (found.before, found.after) == pytest.approx((800.0, 880.0))
 
 
 def test_students_interval():
@@ -124,10 +121,6 @@ RUN = ServingRun(
 )  # fmt: skip
 
 
-def test_another_spelling_is_alike():
-    assert differences(SETTING, RUN) == []
-
-
 def offered(**changes: Any) -> dict[str, Any]:
     return {"workload": LOAD.model_copy(update=changes)}
 
@@ -140,57 +133,41 @@ def over(**changes: Any) -> dict[str, Any]:
     return {"parallelism": RUN.parallelism.model_copy(update=changes)}
 
 
+ACCEPTED = Metric(name="accept_length", value=2.6, unit="1", statistic="mean")
 WRONG: list[tuple[str, dict[str, Any]]] = [
-    ("hardware", {"hardware": "H20"}),
-    ("GPUs", {"gpus": 16}),
-    ("engine", {"engine": "vllm"}),
-    ("version", {"version": "0.5.23"}),
-    ("model", {"model": "DeepSeek-V3.2"}),
-    ("model", {"model": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}),
-    ("precision", {"precision": "nvfp4"}),
-    ("KV cache", {"flags": ("--kv-cache-dtype fp8_e4m3",)}),
-    ("tensor parallelism", over(tp=4)),
-    ("expert parallelism", over(ep=8)),
-    ("data parallelism", over(dp=8)),
+    ("hardware", {"hardware": "H20"}), ("GPUs", {"gpus": 16}), ("engine", {"engine": "vllm"}),
+    ("version", {"version": "0.5.23"}), ("version", {"version": "", "image": "lmsysorg/sglang:v0.4.3-cu124"}),
+    ("model", {"model": "DeepSeek-V3.2"}), ("model", {"model": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}),
+    ("precision", {"precision": "nvfp4"}), ("KV cache", {"flags": ("--kv-cache-dtype fp8_e4m3",)}),
+    ("tensor parallelism", over(tp=4)), ("expert parallelism", over(ep=8)),
+    ("data parallelism", over(dp=8)), ("DP attention", over(dp_attention=True)),
+    ("pipeline parallelism", over(pp=2)), ("context parallelism", {"extra": {"dcp_size": 2}}),
+    ("disaggregation", over(prefill_gpus=8, decode_gpus=8)), ("disaggregation", {"extra": {"disagg": True}}),
     ("speculative decoding", {"flags": ("--speculative-algorithm=EAGLE",)}),
     ("speculative decoding", {"extra": {"spec_decoding": "mtp"}}),
-    (
-        "speculative decoding",
-        {"metrics": (Metric(name="accept_length", value=2.6, unit="1", statistic="mean"),)},
-    ),
-    ("DP attention", over(dp_attention=True)),
-    ("disaggregation", over(prefill_gpus=8, decode_gpus=8)),
-    ("disaggregation", {"extra": {"disagg": True}}),
+    ("speculative decoding", {"metrics": (ACCEPTED,)}),
     ("launch of decode steps", {"flags": ("--disable-cuda-graph",)}),
     ("steps between looks", {"flags": ("--scheduler-recv-interval=30",)}),
-    ("input length", counted(input_tokens=160 * 64)),
-    ("output length", counted(output_tokens=160 * 32)),
+    ("tokens of a prefill step", {"flags": ("--chunked-prefill-size=2048",)}),
+    ("mode", {"mode": "offline"}), ("concurrency", offered(concurrency=15)),
+    ("input length", counted(input_tokens=160 * 64)), ("output length", counted(output_tokens=160 * 32)),
     ("input length", {"totals": Totals()} | offered(input_len=None, longest_input_len=8192)),
     ("output length", {"totals": Totals()} | offered(output_len=None, longest_output_len=512)),
     ("range of lengths", offered(range_ratio=1.0)),
-    ("concurrency", offered(concurrency=15)),
-    ("request rate", offered(request_rate=4.0)),
+    ("range of lengths", offered(range_ratio=None, dataset="sharegpt")),
+    ("request rate", offered(request_rate=4.0)), ("accounting window", offered(warmup_s=30.0)),
     ("ramp-up", offered(ramp_up="linear from 1 to 9 requests a second")),
     ("failed requests", counted(failed=3, completed=157)),
     ("failed requests", counted(failed=None, completed=150, input_tokens=138_375, output_tokens=138_375)),
-    ("accounting window", offered(warmup_s=30.0)),
-    ("pipeline parallelism", over(pp=2)),
-    ("context parallelism", {"extra": {"dcp_size": 2}}),
-    ("tokens of a prefill step", {"flags": ("--chunked-prefill-size=2048",)}),
-    ("mode", {"mode": "offline"}),
-    ("range of lengths", offered(range_ratio=None, dataset="sharegpt")),
-    (
-        "prompts for each place",
-        offered(num_prompts=32) | counted(completed=32, input_tokens=29_520, output_tokens=29_500),
-    ),
-    ("version", {"version": "", "image": "lmsysorg/sglang:v0.4.3-cu124"}),
+    ("prompts for each place",
+     offered(num_prompts=32) | counted(completed=32, input_tokens=29_520, output_tokens=29_500)),
     # As vLLM's --metadata has a client write it down
     ("hardware", {"hardware": "", "extra": {"gpu": "MI300X"}}),
     ("KV cache", {"flags": (), "extra": {"kv_cache_dtype": "fp8"}}),
     ("launch of decode steps", {"flags": (), "extra": {"enforce_eager": "True"}}),
     ("speculative decoding", {"flags": (), "extra": {"speculative_config": '{"method": "mtp"}'}}),
     ("expert parallelism", over(ep=None) | {"extra": {"enable_expert_parallel": "True"}}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("field", "changes"), WRONG)
@@ -200,33 +177,25 @@ def test_one_field_that_differs_refuses_whatever_is_assumed(field, changes):
 
 
 UNSAID: list[tuple[str, dict[str, Any]]] = [
-    ("hardware", {"hardware": ""}),
-    ("GPUs", {"gpus": None}),
-    ("engine", {"engine": ""}),
-    ("version", {"version": ""}),
-    ("model", {"model": ""}),
-    ("tensor parallelism", over(tp=None)),
-    ("expert parallelism", over(ep=None)),
-    ("data parallelism", over(dp=None)),
-    ("range of lengths", offered(range_ratio=None)),
-    ("concurrency", offered(concurrency=None)),
+    ("hardware", {"hardware": ""}), ("GPUs", {"gpus": None}), ("engine", {"engine": ""}),
+    ("version", {"version": ""}), ("model", {"model": ""}), ("mode", {"mode": "unknown"}),
+    ("tensor parallelism", over(tp=None)), ("expert parallelism", over(ep=None)),
+    ("data parallelism", over(dp=None)), ("pipeline parallelism", over(pp=None)),
+    ("range of lengths", offered(range_ratio=None)), ("concurrency", offered(concurrency=None)),
     ("request rate", offered(request_rate=None)),
-    ("pipeline parallelism", over(pp=None)),
     ("failed requests", offered(num_prompts=None) | counted(failed=None)),
     ("prompts for each place", offered(num_prompts=None) | counted(completed=None)),
-    ("mode", {"mode": "unknown"}),
     # Without its server's flags
-    ("speculative decoding", {"flags": ()}),
+    *[(field, {"flags": ()}) for field in ("speculative decoding", "disaggregation", "launch of decode steps",
+                                           "steps between looks", "tokens of a prefill step")],
     ("DP attention", {"flags": ()} | over(dp=None)),
-    ("disaggregation", {"flags": ()}),
-    ("launch of decode steps", {"flags": ()}),
-    ("steps between looks", {"flags": ()}),
-    ("tokens of a prefill step", {"flags": ()}),
-]
+]  # fmt: skip
 
 
 def test_what_a_run_says_by_other_means_need_not_be_assumed():
-    """Without flags: InferenceX's keys, one rank of data parallelism, an engine without such a scheduler."""
+    """Another spelling; without flags InferenceX's keys, one rank of data parallelism, an engine without such
+    a scheduler."""
+    assert differences(SETTING, RUN) == []
     says = {"spec_decoding": "none", "disagg": False, "enforce_eager": "False"}
     run = RUN.model_copy(update={"flags": (), "extra": says, "engine": "vllm"})
     unsaid = [each.name for each in differences(SETTING, run) if not each.is_known]
@@ -258,17 +227,9 @@ IN_FILES = [
 ]
 
 
-def written(path: Path, row: dict[str, Any], **changes: Any) -> str:
-    path.write_text(json.dumps(row | changes))
-    assert load(str(path)), "not read"
-    return str(path)
-
-
 @pytest.mark.parametrize("row", [VLLM_ROW, SGLANG_ROW], ids=["vllm", "sglang"])
 def test_what_was_assumed_is_written_down(tmp_path, ledger, row):
     before, after = written(tmp_path / "a.json", row), written(tmp_path / "b.json", row, mean_tpot_ms=9.0)
-    with pytest.raises(UsageError, match=r"no run of this row: the run does not say its hardware .*--assume"):
-        observe(ledger, "moe", [before], [after])
     observe(ledger, "moe", [before], [after], assumed=["all"])
     [seen] = rows(read(ledger))
     assumed = seen.observations[0].observation.assumed
@@ -295,16 +256,3 @@ def test_two_releases_differ_in_more_than_the_change(tmp_path, ledger):
     with pytest.raises(UsageError, match=r"is of sglang 0.5.8, .* of 0.5.9: between two releases"):
         observe(ledger, "moe", [old], [new], assumed=["all"])
     observe(ledger, "moe", [new], [built], assumed=["all"])
-
-
-def test_a_run_counts_once(tmp_path, ledger):
-    a, b = written(tmp_path / "a.json", VLLM_ROW), written(tmp_path / "b.json", VLLM_ROW, mean_tpot_ms=9.0)
-    copy = written(tmp_path / "c.json", VLLM_ROW)
-    with pytest.raises(UsageError, match=r"c.json is .*a.json again, by every number"):
-        observe(ledger, "moe", [a, copy], [b, b], assumed=["all"])
-
-
-def test_a_name_of_no_field_is_refused(tmp_path, ledger):
-    same = written(tmp_path / "a.json", VLLM_ROW)
-    with pytest.raises(UsageError, match=f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"):
-        observe(ledger, "moe", [same], [same], assumed=["weather"])

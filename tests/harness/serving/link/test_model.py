@@ -1,4 +1,4 @@
-"""The serving link as a whole: calibration, predictions of changes, the inverse question, bounds."""
+"""The serving link as a whole: calibration, changes, the inverse question, requests in a loop."""
 
 import math
 from dataclasses import replace
@@ -6,17 +6,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.errors import UsageError
+from harness.errors import HarnessError
 from harness.serving.ledger.prediction import KernelChange
 from harness.serving.link import calibration
 from harness.serving.link.calibration import PRIOR_SCATTER
 from harness.serving.link.changes import parse_change
-from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.inverse import INFINITE, needs, tpot
+from harness.serving.link.closed_loop import ClosedLoop, closed_loop
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook, predict
-from harness.serving.link.step_times import BESIDE_GB
-from harness.serving.link.structure import STEP_GAP_US
+from harness.serving.link.simulation import OpenLoop, simulate
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.uncertainty import World, interval, sources
 from tests.support.serving_link_tables import US, written
@@ -61,28 +59,11 @@ def test_constants_are_found_again(h200):
     assert found["host_ms"] == pytest.approx(50.0, rel=0.1)
     assert found["cold_ms"] == pytest.approx(700.0, rel=0.25) and 1.8 < found["cold_prefill"] < 2.5
     assert fitted.scatter < PRIOR_SCATTER
-
-
-def test_a_slope_over_the_batch_is_found_again(h200):
     fitted, found = planted(h200, kappa=0.97, slope=0.1, host_ms=60.0)
     assert found["slope"] == pytest.approx(0.1, abs=0.035) and max(map(abs, fitted.residuals)) < 0.025
 
 
 # Predictions
-
-
-def test_tpot_of_one_request_by_hand(tiny):
-    load = ClosedLoop(isl=100, osl=100, concurrency=1)
-    world = World(count=1)
-    steps = tiny.steps(load)
-    drawn = world.draws(steps)
-    us = sum(t.calls for t in tiny.structure.decode if t.op == "mla_decode") * US["decode"]
-    assert us == 61 * 20.0
-    row = next(i for i, t in enumerate(steps.decode.terms) if t.op == "mla_decode")
-    assert steps.decode.us[row, 0] == pytest.approx(us)
-    whole = steps.decode.us[:, 0].sum()
-    found = steps.serving(replace(drawn, host_ms=np.array([10.0])))
-    assert float(found.tpot[0]) == pytest.approx(whole / 1e3 + STEP_GAP_US / 1e3)
 
 
 ONE = ClosedLoop(isl=100, osl=1000, concurrency=1)
@@ -104,51 +85,19 @@ def test_a_change_is_what_its_calls_save_times_kappa(tiny, text, saved_us):
     assert slower == ("100us" in text)
 
 
-def test_a_predicted_difference_is_the_difference_of_predictions(h200):
-    """Of the model with the changed kernel's times written into its structure."""
-    change = parse_change("fused_moe=1.3x")
-
-    def faster(term):
-        if term.op != change.op:
-            return term
-        return replace(term, time=lambda load, t=term.time: t(load).times(1 / change.factor))
-
-    whole = h200.structure
-    other = replace(whole, **{p: tuple(map(faster, getattr(whole, p))) for p in ("decode", "prefill")})
-    constants = h200.fitted(World(count=1)).named
-    steps = replace(h200, structure=other, skewed=None, kept={}).steps(LOAD)
-    drawn = World(count=1).draws(steps)
-    drawn = replace(drawn, **{name: constants[name] for name in ("kappa", "slope", "host_ms")},
-                    gap_us=drawn.gap_us + 1e3 * constants["step_ms"])  # fmt: skip
-    found = steps.serving(drawn)
-    names = {"output_throughput": "output", "decode_step": "decode"}
-    for one in predict(h200, LOAD, [change]):
-        expected = getattr(found, names.get(one.quantity, one.quantity))
-        assert one.after == pytest.approx(float(expected[0]), rel=1e-5)
-        assert one.change == pytest.approx(one.after - one.before, rel=1e-9)
-        assert one.low <= one.change <= one.high
-
-
-def test_parts_sum_to_the_change_and_shares_to_one(h200):
+def test_parts_sum_to_the_change_and_its_uncertainty_to_the_interval(h200):
     changes = [parse_change("fused_moe=1.3x(1.2..1.4)"), parse_change("mla_decode=2x")]
     one = predict(h200, LOAD, changes)[0]
     assert sum(part.value for part in one.parts) == pytest.approx(one.change, rel=1e-9)
     assert sum(s.share.value for s in outlook(h200, LOAD).shares) == pytest.approx(1.0)
-
-
-def test_each_source_of_uncertainty_stands_alone_within_the_whole(h200):
-    one = predict(h200, LOAD, [parse_change("fused_moe=1.3x(1.2..1.4)")])[0]
     named = {part.what: part for part in one.uncertainty}
-    assert {"kernel change", "kappa", "routing", "kernel in the server"} <= set(named)
-    widest = one.uncertainty[0]
-    assert widest.what == "kernel change"
-    assert widest.high - widest.low <= one.high - one.low
+    assert set(named) <= set(sources(h200.steps(LOAD)))
+    origins = {"MoE table": "table", "kappa": "calibration", "glue": "assumed"}
+    assert {what: named[what].origin for what in origins} == origins
+    assert one.uncertainty[0].what == "kernel change"  # the widest
+    assert named["kernel change"].high - named["kernel change"].low <= one.high - one.low
     root = math.sqrt(sum((part.high - part.low) ** 2 for part in one.uncertainty))
     assert one.high - one.low == pytest.approx(root, rel=0.35)
-    assert set(named) <= set(sources(h200.steps(LOAD)))
-    assert named["MoE table"].origin == "table"
-    assert named["kappa"].origin == "calibration"
-    assert named["glue"].origin == "assumed"
 
 
 def test_an_interval_comes_out_as_it_went_in(tiny):
@@ -160,66 +109,79 @@ def test_an_interval_comes_out_as_it_went_in(tiny):
     assert interval(after.tpot - before.tpot) == pytest.approx(expected, rel=0.05)
 
 
-def test_a_prompt_in_chunks_calls_all_but_its_attention_once_a_chunk(tiny):
-    loads = [ClosedLoop(8000, 100, 1, range_ratio=1.0, prefill_tokens=budget) for budget in (8000, 2000)]
-    whole, chunked = (
-        dict(zip([t.op for t in steps.prefill.terms], steps.prefill.us[:, 0], strict=True))
-        for steps in map(tiny.steps, loads)
-    )
-    for op, times in (("mha_prefill", 1.0), ("block_scale_gemm", 4.0), ("all_reduce", 4.0)):
-        assert chunked[op] / whole[op] == pytest.approx(times)
-
-
-def test_the_cache_holds_no_more_than_memory_has(h200):
-    load = ClosedLoop(isl=8192, osl=8192, concurrency=256)
-    look = outlook(h200, load)
-    room = 140 * 2**30 / 1e9 * 0.82 - h200.structure.weights_gb - BESIDE_GB
-    assert look.capacity == pytest.approx(room * 1e9 / 70272 / load.mean_context)
-    assert look.batch == pytest.approx(look.capacity, rel=1e-3)
-    with pytest.raises(UsageError, match="no request of"):
-        h200.steps(ClosedLoop(isl=2_000_000, osl=2, concurrency=1))
-
-
-# The inverse question and bounds.
-
-
-def test_the_factor_that_a_target_needs_reaches_it(h200):
-    target = 20.0
-    for need in needs(h200, LOAD, target):
-        if need.factor is None:
-            assert need.limit_ms > target
-        else:
-            assert tpot(h200, LOAD, need.ops, need.factor) == pytest.approx(target, rel=1e-4)
-        assert need.limit_ms == pytest.approx(tpot(h200, LOAD, need.ops, INFINITE))
-    by_ops = {need.ops: need for need in needs(h200, LOAD, target)}
-    assert by_ops[("mha_prefill",)].factor is None
-    together = by_ops[("block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill")]
-    assert 1 < together.factor < by_ops[("fused_moe",)].factor
-    assert all(need.factor == 1.0 for need in needs(h200, LOAD, 1000.0))  # which is met already
-
-
-def test_exposure_of_a_trace_scales_an_op(tiny):
-    seen = replace(tiny, exposure={("decode", "all_reduce"): 0.25}, kept={})
-    world = seen.world(count=1)
-    hidden = central(tiny, ONE)[0] - float(seen.serving(ONE, (), world)[0].tpot[0])
-    assert hidden == pytest.approx(calibration.ASSUMED_KAPPA * 0.75 * 122 * US["reduce"] / 1e3, rel=1e-6)
-
-
-@pytest.mark.parametrize("text", [
-    "mla_decode", "mla_decode=2", "mla_decode=0x", "mla=2x", "mla_decode=2x(3..4)", "fused_moe=saved:-1us",
-    "=2x",
-])  # fmt: skip
-def test_a_change_of_no_sense_is_refused(text):
-    with pytest.raises(UsageError):
-        parse_change(text)
-
-
-def test_changes_as_they_are_written(h200):
+def test_changes_as_they_are_written():
     assert parse_change("fused_moe=1.3x(1.2..1.4)") == KernelChange(
         op="fused_moe", factor=1.3, low=1.2, high=1.4
     )
     assert parse_change("block_scale_gemm:qkv_a@decode=saved:100us(90..110us)") == KernelChange(
         op="block_scale_gemm", part="qkv_a", phase="decode", saved_us=100, low=90, high=110
     )
-    with pytest.raises(UsageError, match=r"no kernel 'mla_decode' in a step of prefill"):
-        central(h200, LOAD, [parse_change("mla_decode@prefill=2x")])
+
+
+# A closed loop's steady state and requests one by one: by hand, and each against the other
+
+
+HOST_MS = 12.0
+TOGETHER = np.arange(1, 65)
+
+
+def decode_ms(batch):
+    return 5.0 + 0.2 * batch
+
+
+def prefill_ms(together):
+    return 15.0 + 10.0 * together
+
+
+def closed(load, decode=decode_ms, most=np.inf):
+    return closed_loop(load, decode, prefill_ms, np.array([HOST_MS]), most)
+
+
+def simulated(load, **how):
+    return simulate(load, list(decode_ms(TOGETHER)), np.log(TOGETHER), prefill_ms(TOGETHER), HOST_MS, **how)
+
+
+def one_length(osl=101, **more):
+    return ClosedLoop(isl=1000, osl=osl, **{"concurrency": 2, "range_ratio": 1.0, "waves": 1} | more)
+
+
+@pytest.mark.parametrize(("load", "how", "ttft"), [
+    (one_length(), {}, [HOST_MS + prefill_ms(2)] * 2),  # they share a prefill
+    (one_length(prefill_tokens=1500), {}, [HOST_MS + prefill_ms(1), HOST_MS + 2 * prefill_ms(1)]),
+    *[(one_length(), {"most": most},  # memory holds one, the other waits
+       [HOST_MS + prefill_ms(1), HOST_MS + 2 * prefill_ms(1) + 100 * decode_ms(1)]) for most in (1, 1.5)],
+    (one_length(concurrency=1, waves=2), {"cold_ms": 900.0, "cold_prefill": 2.0},
+     [HOST_MS + 900 + 2 * prefill_ms(1), HOST_MS + prefill_ms(1)]),
+])  # fmt: skip
+def test_times_to_the_first_token(load, how, ttft):
+    assert simulated(load, **how).ttft == pytest.approx(ttft)
+
+
+@pytest.mark.parametrize(("load", "most"), [
+    *[(ClosedLoop(512, osl, concurrency, 0.5, prefill_tokens=4096, waves=40), np.inf)
+      for concurrency in (1, 4, 48) for osl in (150, 600)],
+    (ClosedLoop(512, 300, 32, 0.5, prefill_tokens=4096, waves=30), 8),  # the others wait
+    (ClosedLoop(512, 200, 16, 1.0, prefill_tokens=4096, waves=25), np.inf),  # one length stays in step
+    (ClosedLoop(1000, 1000, 8, waves=40, recv_interval=31), np.inf),
+])  # fmt: skip
+def test_it_is_what_requests_one_by_one_come_to(load, most):
+    found, run = closed(load, most=most), simulated(load, most=most)
+    steady = slice(2 * load.concurrency, -2 * load.concurrency)
+    assert float(found.tpot[0]) == pytest.approx(run.tpot[steady].mean(), rel=0.05)
+    assert float(found.ttft[0]) == pytest.approx(run.ttft[steady].mean(), rel=0.15)
+    assert float(found.output[0]) == pytest.approx(1e3 * run.tokens / run.duration, rel=0.1)
+
+
+def test_what_does_not_settle_is_said_in_one_line():
+    turn = iter(range(10**6))
+    with pytest.raises(HarnessError, match=r"^[^\n]*concurrency 64 does not settle: after \d+ iterations"):
+        closed(ClosedLoop(512, 300, 64), decode=lambda b: 5.0 + 4 * (next(turn) % 2) + 0 * b)
+
+
+def test_few_requests_are_alone_and_bursts_make_a_longer_tail_and_a_ramp_a_longer_run():
+    found = simulated(OpenLoop(1000, 101, 64, range_ratio=1.0, rate=0.01, requests=50))
+    assert found.tpot == pytest.approx(np.full(50, decode_ms(1))) and not found.falls_behind
+    load = OpenLoop(1000, 101, 64, rate=8.0, requests=1000)
+    tails = [np.percentile(simulated(replace(load, burstiness=b)).ttft, 99) for b in (50.0, 0.2)]
+    assert tails[0] < tails[1]
+    assert simulated(replace(load, ramp_from=1.0)).duration > 1.5 * simulated(load).duration

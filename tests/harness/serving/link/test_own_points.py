@@ -74,18 +74,6 @@ def test_a_run_that_does_not_calibrate_is_refused(tmp_path, changes, says):
         link(own=[str(path)])
 
 
-def test_the_same_layers_by_another_name(tmp_path):
-    path = tmp_path / "run.json"
-    for name in (
-        "deepseek-ai/DeepSeek-V3-0324",
-        "deepseek-ai/DeepSeek-V3.1",
-        "/models/DeepSeek-R1-0528",
-        "dsr1",
-    ):
-        path.write_text(json.dumps(VLLM_ROW | {"model_id": name}))
-        assert len(link(own=[str(path)]).calibration) == 1
-
-
 FIRST = SERIES["inferencex-0.5.9-1k1k"].points[0]
 AGG = json.loads((DATA / "inferencex_agg.json").read_text())
 
@@ -107,6 +95,8 @@ AGG = json.loads((DATA / "inferencex_agg.json").read_text())
     *[(row(replace(FIRST, load=ClosedLoop(1024, 1024, 16, range_ratio=ratio, waves=10)))
        | {"random_range_ratio": ratio}, {}, {"isl": isl, "range_ratio": ratio}, "")
       for ratio, isl in ((0.0, 1025), (0.5, 1024), (1.0, 1024))],
+    *[(VLLM_ROW | {"model_id": name}, {}, {"concurrency": 16}, "")  # the same layers by another name
+      for name in ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1", "dsr1")],
     (VLLM_ROW | {"num_prompts": 64, "completed": 64, "total_input_tokens": 64 * 922,
                  "total_output_tokens": 64 * 922}, {}, {"waves": 4, "isl": 1024, "concurrency": 16}, ""),
 ])  # fmt: skip
@@ -131,36 +121,39 @@ def test_a_range_that_is_none_is_refused(tmp_path):
 
 
 NAN = {"load": {"isl": 1, "osl": 2, "concurrency": 1}, "tpot_ms": float("nan")}
-SHORT = ("link", "--concurrency", "16")
 
 
 @pytest.fixture(scope="module")
-def results(files) -> list[str]:
-    return files[:2]
-
-
-@pytest.fixture(scope="module")
-def kept(results, tmp_path_factory) -> str:
+def kept(files, tmp_path_factory) -> str:
+    """Of the first two results."""
     file = str(tmp_path_factory.mktemp("kept") / "h200.json")
-    given = [word for path in results for word in ("--calibrate", path)]
-    done = CliRunner().invoke(serving, [*SHORT, *given, "--store-calibration", file])
+    done = CliRunner().invoke(serving, [*calibrate(*files[:2]), "--store-calibration", file])
     assert (done.exit_code, done.stderr) == (0, "")
     return file
 
 
-def test_it_calibrates_as_the_results_do(results, kept):
-    assert link(own=[kept]).calibration == link(own=results).calibration
-    assert link(own=[kept]).calibrated_versions == link(own=results).calibrated_versions
-    # A point that is in both counts once.
-    assert link(own=[kept, *results[:1]]).calibration == link(own=results).calibration
+def calibrate(*paths: object) -> list[str]:
+    given = [word for path in paths for word in ("--calibrate", str(path))]
+    return ["link", "--concurrency", "16", *given]
+
+
+def test_it_calibrates_as_the_results_do_and_says_what_they_leave_out(files, kept, here, tmp_path):
+    stored, results = link(own=[kept]), link(own=files[:2])
+    assert stored.calibration == results.calibration
+    assert stored.calibrated_versions == results.calibrated_versions
+    assert link(own=[kept, files[0]]).calibration == results.calibration  # what is in both counts once
+    again = tmp_path / "again.json"
+    done = here("serving", *calibrate(kept), "--store-calibration", str(again))
+    assert "the points do not say their hardware, GPUs, " in done.stdout
+    assert again.read_text() == Path(kept).read_text()
+    assert json.loads(again.read_text())["runs"] == files[:2]
 
 
 @pytest.mark.parametrize(
-    "options",
-    [("--kv-dtype", "fp8"), ("--ep", "8"), ("--hardware", "h100", "--assumed")],
-)  # fmt: skip
+    "options", [("--kv-dtype", "fp8"), ("--ep", "8"), ("--hardware", "h100", "--assumed")]
+)
 def test_it_is_of_its_own_system_alone(kept, here, options):
-    done = here("serving", *SHORT, "--calibrate", kept, *options)
+    done = here("serving", *calibrate(kept), *options)
     assert done.returncode == 2
     assert f"{kept} is a calibration of h200 with sglang" in done.stderr
 
@@ -175,32 +168,18 @@ def test_it_is_of_its_own_system_alone(kept, here, options):
 def test_a_broken_one_is_one_line(kept, here, tmp_path, change, says):
     broken = tmp_path / "h200.json"
     broken.write_text(json.dumps(json.loads(Path(kept).read_text()) | change))
-    done = here("serving", *SHORT, "--calibrate", broken)
+    done = here("serving", *calibrate(broken))
     assert done.returncode == 2
     assert says in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-def test_it_takes_the_place_of_nothing_else(results, here):
-    given = Path(results[0]).read_text()
-    done = here("serving", *SHORT, "--calibrate", results[0], "--store-calibration", results[0])
+def test_it_takes_the_place_of_nothing_else_and_is_of_one_version(files, here, tmp_path):
+    given = Path(files[0]).read_text()
+    done = here("serving", *calibrate(files[0]), "--store-calibration", files[0])
     assert done.returncode == 2 and "no stored calibration" in done.stderr
-    assert Path(results[0]).read_text() == given
-
-
-def test_what_was_taken_for_granted_is_said_again(results, kept, here, tmp_path):
-    again = str(tmp_path / "again.json")
-    done = here("serving", *SHORT, "--calibrate", kept, "--store-calibration", again)
-    assert "the points do not say their hardware, GPUs, " in done.stdout
-    first, second = (json.loads(Path(path).read_text()) for path in (kept, again))
-    assert second == first and first["runs"] == results
-
-
-def test_points_of_two_versions_are_not_stored(results, tmp_path, here, monkeypatch):
-    other = tmp_path / "other.jsonl"
-    other.write_text(
-        json.dumps(json.loads(Path(results[0]).read_text()) | {"server_info": {"version": "0.5.7"}})
-    )
-    given = [word for path in (*results, str(other)) for word in ("--calibrate", path)]
-    done = here("serving", *SHORT, *given, "--store-calibration", str(tmp_path / "kept.json"))
+    assert Path(files[0]).read_text() == given
+    other, target = tmp_path / "other.jsonl", tmp_path / "kept.json"
+    other.write_text(json.dumps(json.loads(given) | {"server_info": {"version": "0.5.7"}}))
+    done = here("serving", *calibrate(*files[:2], other), "--store-calibration", str(target))
     assert done.returncode == 2 and "a calibration is of one version" in done.stderr
-    assert not (tmp_path / "kept.json").exists()
+    assert not target.exists()

@@ -15,9 +15,8 @@ from harness.errors import UsageError
 from harness.paths import PUBLISHED
 from harness.serving import load
 from harness.serving.ledger.published import NOTED, published_rows
-from harness.serving.published.documents import PublishedDocument, configurations, documents
+from harness.serving.published.documents import configurations, documents
 from harness.serving.published.shell import commands_of, flags_of
-from harness.serving.schema import Metric
 from tests.support.paths import SERVING_DATA
 
 DOCUMENTS = {one.id: one for one in documents()}
@@ -64,9 +63,9 @@ def test_environments_and_options_are_those_of_the_texts(name):
 
 def test_claims_for_aiter_have_no_second_copy_of_their_factors():
     factors = {c["op"]: c["factor"] for c in published.read(PUBLISHED / "claims.json")["claims"]}
-    named = {claim.id: claim for claim in CLAIMS.values() if claim.id.startswith("amd-aiter-")}
+    named = [claim for name, claim in CLAIMS.items() if name.startswith("amd-aiter-")]
     assert len(named) == 8
-    for claim in named.values():
+    for claim in named:
         (op,) = (one.removeprefix("claims:") for one in claim.refers_to)
         assert claim.metric.value == factors[op]
         assert re.search(rf"\b{factors[op]}X", claim.quote, re.IGNORECASE)
@@ -89,13 +88,6 @@ SMALL = {
 def kept(folder, **changes):
     (folder / "small.json").write_text(json.dumps(SMALL | changes))
     return folder
-
-
-def test_a_small_document_is_read(tmp_path):
-    (small,) = documents(kept(tmp_path))
-    assert small.runs[0].flags == ("--tp 8",)
-    assert small.runs[0].hardware == "H200"
-    assert small.claims[0].document == small.configurations[0].document == "small"
 
 
 RUN, CONFIGURATION, CLAIM = (SMALL[part][0] for part in ("runs", "configurations", "claims"))
@@ -125,50 +117,38 @@ def test_a_broken_document_ends_with_one_line(tmp_path, changes, told):
 def test_a_file_that_is_no_json_and_a_folder_with_none(tmp_path):
     with pytest.raises(UsageError, match="no published document"):
         documents(tmp_path)
-    (tmp_path / "a.json").write_text("{")
-    with pytest.raises(UsageError, match=r"cannot read .*a\.json"):
-        documents(tmp_path)
-    (tmp_path / "a.json").write_text("[]")
-    with pytest.raises(UsageError, match="an object is wanted"):
-        documents(tmp_path)
+    for text, told in (("{", r"cannot read .*a\.json"), ("[]", "an object is wanted")):
+        (tmp_path / "a.json").write_text(text)
+        with pytest.raises(UsageError, match=told):
+            documents(tmp_path)
 
 
-def test_flags_are_those_of_the_last_command():
-    assert flags_of("pip install x --pre\nserve m --a -1 --b \\\n  --c '{\"d\": 1}' & # --e") == (
-        "--a -1",
-        "--b",
-        '--c {"d": 1}',
-    )
-    assert flags_of("") == ()
-
-
-def test_commands_of_a_task_join_what_yaml_folds():
+def test_flags_are_those_of_the_last_command_and_a_tasks_commands_join_what_yaml_folds():
+    text = "pip install x --pre\nserve m --a -1 --b \\\n  --c '{\"d\": 1}' & # --e"
+    assert flags_of(text) == ("--a -1", "--b", '--c {"d": 1}')
     task = "type: task\ncommands:\n  - cd a\n  - build \n        --x 1\n\nresources:\n  gpu: 8\n"
     assert commands_of(task) == "cd a\nbuild \\\n    --x 1"
-    assert commands_of("type: task") == ""
+    assert (flags_of(""), commands_of("type: task")) == ((), "")
 
 
 def test_the_check_against_texts_finds_what_is_not_there(tmp_path):
     (small,) = documents(kept(tmp_path, runs=[SMALL["runs"][0] | {"totals": {"output_tokens": 4096}}]))
+    assert (small.runs[0].flags, small.runs[0].hardware) == (("--tp 8",), "H200")
+    assert small.claims[0].document == small.configurations[0].document == "small"
     held = "vllm serve m \\\n  --tp 8 &\nit has\n9 tok/s with 4,096 tokens"
     assert list(check_documents.wrong(small, held)) == []
-    assert list(check_documents.wrong(small, held.replace("9 tok", "8 tok"))) == [
-        "k: no such sentence: 9 tok/s"
-    ]
-    assert list(check_documents.wrong(small, held.replace("tp 8", "tp 4"))) == ["c: no such line: --tp 8 &"]
-    assert list(check_documents.wrong(small, held.replace("4,096", "4,095"))) == ["r: no such number: 4096"]
+    for old, new, told in (
+        ("9 tok", "8 tok", "k: no such sentence: 9 tok/s"),
+        ("tp 8", "tp 4", "c: no such line: --tp 8 &"),
+        ("4,096", "4,095", "r: no such number: 4096"),
+    ):
+        assert list(check_documents.wrong(small, held.replace(old, new))) == [told]
 
 
 # Readers' notes of published numbers: the data that commands read agrees with them
 
 
 NOTES = PUBLISHED / "notes"
-SECONDS = {"s": 1e3}  # of the notes; the schema has latencies in ms
-
-
-def metrics_by_id(document: PublishedDocument) -> Iterator[tuple[str, tuple[Metric, ...]]]:
-    yield from ((run.id, run.metrics) for run in document.runs)
-    yield from ((claim.id, (claim.metric,)) for claim in document.claims if claim.metric)
 
 
 def numbers(entry: object) -> Iterator[float]:
@@ -181,16 +161,14 @@ def numbers(entry: object) -> Iterator[float]:
 
 def test_what_was_noted_of_a_run_is_what_its_document_holds():
     rows = json.loads((NOTES / "document_runs.json").read_text())["runs"]
-    assert len(rows) == 51
-    known = dict(pair for document in documents() for pair in metrics_by_id(document))
-    shared = [row for row in rows if row["id"] in known]
-    assert len(shared) == 29
+    metrics = {name: run.metrics for name, run in RUNS.items()}
+    metrics |= {name: (claim.metric,) for name, claim in CLAIMS.items() if claim.metric}
+    shared = [row for row in rows if row["id"] in metrics]
+    assert (len(rows), len(shared)) == (51, 29)
     for row in shared:
-        values = {
-            metric.value / (SECONDS.get(row["unit"], 1.0) if metric.unit == "ms" else 1.0)
-            for metric in known[row["id"]]
-        }
-        assert row["value"] in values, row["id"]
+        scale = 1e3 if row["unit"] == "s" else 1.0  # the documents' data has latencies in ms
+        found = {one.value / (scale if one.unit == "ms" else 1.0) for one in metrics[row["id"]]}
+        assert row["value"] in found, row["id"]
 
 
 def test_every_published_point_was_noted():

@@ -40,108 +40,84 @@ def test_a_pattern_that_no_run_can_have_is_said(pattern):
         schedule(pattern, 4, 4, 8)
 
 
-def log(path, batch=4, layers=2, steps=6, experts=8, topk=2):
+@pytest.fixture
+def routing(tmp_path):
+    """A log of 6 steps of 2 layers, the first of 64 tokens: (its file, ids of each entry, counts [layer,
+    expert] of a prefill)."""
     rng = numpy.random.default_rng(0)
-    entries = [(s, layer, 64 if s == 0 else batch) for s in range(steps) for layer in range(layers)]
-    ids = [rng.permuted(numpy.tile(numpy.arange(experts), (n, 1)), axis=1)[:, :topk] for _, _, n in entries]
-    counts = numpy.zeros((layers, experts), int)
-    for layer in range(layers):
-        rows = rng.permuted(numpy.tile(numpy.arange(experts), (97, 1)), axis=1)[:, :topk]
-        counts[layer] = numpy.bincount(rows.ravel(), minlength=experts)
-    numpy.savez(
-        path,
-        step=[e[0] for e in entries],
-        layer=[e[1] for e in entries],
-        tokens=[e[2] for e in entries],
-        ids=numpy.concatenate(ids),
-        prefill_step=[99] * layers,
-        prefill_layer=list(range(layers)),
-        prefill_counts=counts,
-    )
-    return ids, counts
+
+    def picks(tokens):
+        return rng.permuted(numpy.tile(numpy.arange(8), (tokens, 1)), axis=1)[:, :2]
+
+    entries = [(step, layer, 4 if step else 64) for step in range(6) for layer in range(2)]
+    ids = [picks(tokens) for _, _, tokens in entries]
+    counts = numpy.array([numpy.bincount(picks(97).ravel(), minlength=8) for _ in range(2)])
+    step, layer, tokens = zip(*entries, strict=True)
+    numpy.savez(tmp_path / "r.npz", step=step, layer=layer, tokens=tokens, ids=numpy.concatenate(ids),
+                prefill_step=[99, 99], prefill_layer=[0, 1], prefill_counts=counts)  # fmt: skip
+    return tmp_path / "r.npz", ids, counts
 
 
-def test_recorded_picks_are_those_of_the_steps_with_the_batch(tmp_path):
-    ids, _ = log(tmp_path / "r.npz")
-    found = decode_picks(tmp_path / "r.npz", 4, 2)
-    assert len(found) == 2 and found[0] != found[1]
+def test_recorded_picks_are_those_of_the_steps_with_the_batch(routing):
+    file, ids, _ = routing
     logged = [
         tuple(tuple(map(tuple, ids[2 * s + layer].tolist())) for layer in range(2)) for s in range(1, 6)
     ]
-    assert all(one in logged for one in found)
-    assert sorted(decode_picks(tmp_path / "r.npz", 4, 50)) == sorted(logged)
+    found = decode_picks(file, 4, 2)
+    assert len(set(found)) == 2 and set(found) < set(logged)
+    assert sorted(decode_picks(file, 4, 50)) == sorted(logged)
     with pytest.raises(UsageError, match="no decode step of 3 tokens"):
-        decode_picks(tmp_path / "r.npz", 3, 1)
+        decode_picks(file, 3, 1)
     with pytest.raises(UsageError, match="cannot read routing log"):
-        decode_picks(tmp_path / "none.npz", 3, 1)
+        decode_picks(file.with_name("none.npz"), 3, 1)
 
 
-def test_a_prefill_loads_the_experts_as_the_logged_one_did(tmp_path):
-    _, counts = log(tmp_path / "r.npz")
-    found = prefill_picks(tmp_path / "r.npz", 96, slack=1)
+def test_a_prefill_loads_the_experts_as_the_logged_one_did(routing):
+    file, _, counts = routing
+    found = prefill_picks(file, 96, slack=1)
     assert len(found) == 2
     for picks, wanted in zip(found, counts, strict=True):
         assert len(picks) == 96 and all(len(set(row)) == 2 for row in picks)
         loads = numpy.bincount(numpy.array(picks).ravel(), minlength=8)
         assert loads.sum() == 192 and numpy.abs(loads - wanted).sum() == 2
-    assert prefill_picks(tmp_path / "r.npz", 96, slack=0) == ()
-    assert prefill_picks(tmp_path / "r.npz", 500, slack=3) == ()
+    assert prefill_picks(file, 96, slack=0) == prefill_picks(file, 500, slack=3) == ()
 
 
-@pytest.fixture
-def benched(tmp_path, monkeypatch):
-    """What the suite's own runs make of a swap of the linears in a prefill, their cells as told: n-th
-    implementation (from 0) -> what its cell says. Gives (served, what was asked, the calls changed)."""
+@pytest.mark.parametrize(("cell", "missing"), [
+    ({}, ""),
+    ({"low_us": None, "high_us": None},
+     ": ok, one block gives no interval: a larger predict.serving_budget_s"),
+    ({"status": "wrong", "reason": "far off", "time_us": None, "low_us": None, "high_us": None},
+     ": wrong, far off"),
+])  # fmt: skip
+def test_the_suite_s_own_runs_are_summed_over_the_swapped_calls(tmp_path, monkeypatch, cell, missing):
+    """Of a swap of the linears in a prefill; a kernel that was not timed leaves no prediction."""
+    made, asked = experiment(tmp_path), []
 
-    def bench(said):
-        made = experiment(tmp_path)
-        step = prefill_step(made, RANK, ObservedArm(), tmp_path, 1)
-        asked = []
+    def ran(self, op, names, cases, budget_s, out):
+        asked.append((op, names, len(cases)))
+        cells = [
+            {"case": f"{op} {case} fp8=e4m3fn", "impl": name, "status": "ok", "reason": "",
+             "time_us": us, "low_us": us - 10, "high_us": us + 10} | cell
+            for case in cases for name, us in (("vllm.amx", 1000.0), ("vllm.onednn", 2000.0))
+        ]  # fmt: skip
+        out.parent.mkdir(parents=True)
+        out.write_text(json.dumps({"cells": cells}))
 
-        def ran(self, op, names, cases, budget_s, out):
-            asked.append((op, names, cases))
-            cells = [
-                {"case": f"{op} {case} fp8=e4m3fn", "impl": name, "status": "ok", "reason": ""} | said(i)
-                for case in cases
-                for i, name in enumerate(sorted(names))
-            ]
-            out.parent.mkdir(parents=True, exist_ok=True)
-            out.write_text(json.dumps({"cells": cells}))
-
-        monkeypatch.setattr(benches.LocalBench, "_run", ran)
-        chosen = choices(made, made.swap("linears"), step)
-        local = benches.LocalBench(made.replay, "refuse", lambda line: None)
-        served = local.serving(step, *chosen, 1.0, tmp_path / "k")
-        return served, asked, len(changed_places(step, *chosen))
-
-    return bench
-
-
-def test_the_suite_s_own_runs_are_summed_over_the_swapped_calls(benched):
-    def said(i):
-        time_us = 1000.0 * (1 + i)
-        return {"time_us": time_us, "low_us": time_us - 10, "high_us": time_us + 10}
-
-    found, [(op, names, cases)], calls = benched(said)
-    assert op == "block_scale_gemm" and names == {"vllm.amx", "vllm.onednn"}
-    assert calls == 10 and len(cases) == 7
-    assert found.change.ms == pytest.approx(1.0 * calls)  # onednn is 2 ms, amx 1 ms
-    assert 0 < found.change.high - found.change.ms < 0.014 * calls
-
-
-def test_a_kernel_of_one_block_leaves_no_prediction(benched):
-    found, _, _ = benched(lambda i: {"time_us": 1000.0 * (1 + i), "low_us": None, "high_us": None})
-    assert found.change is None
-    assert found.missing[0].endswith(": ok, one block gives no interval: a larger predict.serving_budget_s")
-
-
-def test_a_kernel_that_was_not_timed_leaves_no_prediction(tmp_path, benched):
-    untimed = dict.fromkeys(("time_us", "low_us", "high_us"))
-    found, _, _ = benched(lambda i: {"status": "wrong", "reason": "far off", **untimed})
-    assert found.change is None and found.missing[0].endswith(": wrong, far off")
-    changes, weights = {DECODE: found.change}, schedule((1, 3), 4, 4, 8)
-    swap = experiment(tmp_path).swap("linears")
-    assert prediction("serving-mode", "itl", swap, changes, weights=weights, before=[]) is None
+    monkeypatch.setattr(benches.LocalBench, "_run", ran)
+    step, swap = prefill_step(made, RANK, ObservedArm(), tmp_path, 1), made.swap("linears")
+    chosen = choices(made, swap, step)
+    bench = benches.LocalBench(made.replay, "refuse", lambda line: None)
+    found = bench.serving(step, *chosen, 1.0, tmp_path / "k")
+    calls = len(changed_places(step, *chosen))
+    assert (calls, asked) == (10, [("block_scale_gemm", {"vllm.amx", "vllm.onednn"}, 7)])
+    if missing:
+        assert found.change is None and found.missing[0].endswith(missing)
+        weights = schedule((1, 3), 4, 4, 8)
+        assert prediction("serving-mode", "itl", swap, {DECODE: None}, weights=weights, before=[]) is None
+    else:
+        assert found.change.ms == pytest.approx(1.0 * calls)
+        assert 0 < found.change.high - found.change.ms < 0.014 * calls
 
 
 @pytest.mark.parametrize(("phase", "wanted"), [("prefill", (math.inf, 3, 1)), ("decode", (7.0, 5, 11))])

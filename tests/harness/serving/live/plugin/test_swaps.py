@@ -42,87 +42,59 @@ def vllm():
                 sys.modules.pop(name, None)
 
 
-def swaps_of(op):
-    return [name for name in known_swaps() if name.startswith(f"{op}=")]
-
-
-def of_the_suite(swap):
-    """Operands of the op, and what the suite's own call makes of them."""
-    op = kernels.OPS[swap.partition("=")[0]]
-    implementation = swapped(swap).implementation
+@pytest.fixture(params=[name for name in known_swaps() if not name.startswith("absorbed")])
+def swap(vllm, request):
+    """(what the plug-in calls, operands, what the suite's own call makes of them)."""
+    op = kernels.OPS[request.param.partition("=")[0]]
+    implementation = swapped(request.param).implementation
     sizes = op.sizes(SIZES[op.name])
     operands = op.operands(sizes, Seeds(), "cpu", BOUNDARY.get(op.name, "core"))
     out = None if implementation.allocates else op.empty_output(sizes, "cpu")
     if not (support := implementation.available(detect("cpu"))).ok:
-        pytest.skip(f"{swap}: {support.reason}")
+        pytest.skip(f"{request.param}: {support.reason}")
     prepared = implementation.prepare(operands, out)
     prepared.call()
-    return operands, prepared.result()
+    return swapped(request.param), operands, prepared.result()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("swap", swaps_of("block_scale_gemm"))
-def test_a_linear_is_the_suite_s_product(vllm, swap):
+def test_what_the_engine_calls_is_the_suite_s_to_the_bit(swap, monkeypatch):
     import torch
 
-    from harness.serving.live.plugin import block_scale_gemm
+    implementation, o, result = swap
+    match implementation.implementation.op:
+        case "block_scale_gemm":
+            from harness.serving.live.plugin.block_scale_gemm import SwappedLinear
 
-    operands, product = of_the_suite(swap)
-    linear = block_scale_gemm.SwappedLinear(swapped(swap), operands.b_q, operands.b_scale)
-    assert torch.equal(linear(operands.a), product)
-    assert torch.equal(linear(operands.a[None, :2]), linear(operands.a[:2])[None])
+            linear = SwappedLinear(implementation, o.b_q, o.b_scale)
+            assert torch.equal(linear(o.a), result)
+            assert torch.equal(linear(o.a[None, :2]), linear(o.a[:2])[None])
+        case "fused_moe":
+            from harness.serving.live.plugin.fused_moe import Experts
 
+            experts = Experts(implementation, o.w13, o.w13_scale, o.w2, o.w2_scale, topk=4)
+            out = torch.full_like(o.x, float("nan"))
+            experts(out, o.x, o.topk_weights, o.topk_ids.long())
+            assert torch.equal(out, result)
+        case "mha_prefill":
+            from harness.serving.live.plugin.mha_prefill import prefill
 
-@pytest.mark.slow
-@pytest.mark.parametrize("swap", swaps_of("fused_moe"))
-def test_experts_are_the_suite_s(vllm, swap):
-    import torch
+            v = torch.cat([o.v, o.v], -1)[..., :128]  # as the engine splits it off
+            assert torch.equal(prefill(implementation, o.q, o.k, v, o.cu_q, o.scale), result)
+        case "mla_decode":
+            from harness.serving.live.plugin.mla_decode import decode
 
-    from harness.serving.live.plugin import fused_moe
-
-    o, result = of_the_suite(swap)
-    experts = fused_moe.Experts(swapped(swap), o.w13, o.w13_scale, o.w2, o.w2_scale, topk=4)
-    out = torch.full_like(o.x, float("nan"))
-    experts(out, o.x, o.topk_weights, o.topk_ids.long())
-    assert torch.equal(out, result)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("swap", swaps_of("mla_decode"))
-def test_decode_is_the_suite_s_in_every_layer_with_tables_made_once(vllm, swap, monkeypatch):
-    import torch
-
-    from harness.serving.live.plugin import mla_decode
-
-    o, result = of_the_suite(swap)
-    made = []
-    for table in ("split_pages", "token_slots"):
-        method = getattr(MlaDecodeOperands, table)
-        monkeypatch.setattr(
-            MlaDecodeOperands, table, lambda self, n, method=method: made.append(n) or method(self, n)
-        )
-    step = SimpleNamespace(block_table=o.page_table, seq_lens=o.lengths)
-    implementation = swapped(swap)
-    first = mla_decode.decode(implementation, o.q, o.kv, step, o.scale)
-    once = len(made)
-    other = o.kv.flip(-1)
-    second = mla_decode.decode(implementation, o.q, other, step, o.scale)
-    assert torch.equal(first, result) and len(made) == once
-    fresh = SimpleNamespace(block_table=o.page_table, seq_lens=o.lengths)
-    assert torch.equal(second, mla_decode.decode(implementation, o.q, other, fresh, o.scale))
-    assert not torch.equal(second, first) and len(made) == 2 * once
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("swap", swaps_of("mha_prefill"))
-def test_prefill_is_the_suite_s(vllm, swap):
-    import torch
-
-    from harness.serving.live.plugin import mha_prefill
-
-    o, result = of_the_suite(swap)
-    v = torch.cat([o.v, o.v], -1)[..., :128]  # as the engine splits it off
-    assert torch.equal(mha_prefill.prefill(swapped(swap), o.q, o.k, v, o.cu_q, o.scale), result)
+            made = []
+            for table in ("split_pages", "token_slots"):
+                method = getattr(MlaDecodeOperands, table)
+                noted = lambda self, n, method=method: made.append(n) or method(self, n)  # noqa: E731
+                monkeypatch.setattr(MlaDecodeOperands, table, noted)
+            step, fresh = (SimpleNamespace(block_table=o.page_table, seq_lens=o.lengths) for _ in range(2))
+            assert torch.equal(decode(implementation, o.q, o.kv, step, o.scale), result)
+            once, other = len(made), o.kv.flip(-1)  # another layer's cache: tables are made once in a step
+            second = decode(implementation, o.q, other, step, o.scale)
+            assert len(made) == once and not torch.equal(second, result)
+            assert torch.equal(second, decode(implementation, o.q, other, fresh, o.scale))
 
 
 def test_every_op_has_swaps_and_every_site_a_module():
@@ -133,12 +105,8 @@ def test_every_op_has_swaps_and_every_site_a_module():
     assert not is_swap("mla_decode")
     with pytest.raises(LookupError):
         swapped("mla_decode=torch.none")
-
-
-def test_names_of_old_mean_the_same_kernels():
     new = current_names([*RENAMED, "mla_decode=vllm.vec", ABSORBED])
     assert all(map(is_swap, new)) and not any(name in RENAMED for name in new)
-    assert len(current_names(["linears.attention=bf16"])) == 3
 
 
 def test_recorded_experiments_name_the_kernels_that_their_replays_ran():
@@ -151,47 +119,28 @@ def test_recorded_experiments_name_the_kernels_that_their_replays_ran():
             assert swap.replay.items() >= implementations(swap.swap).items(), (path, swap)
 
 
-def python(code, tmp_path, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "site")} | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def test_the_staged_plug_in_is_found_and_hides_what_is_broken(tmp_path):
+def test_the_staged_plug_in_hides_what_is_broken_and_the_suite_is_ours_whoever_has_the_name(tmp_path):
+    """As where transformers has imported Hugging Face's `kernels` before the plug-in is loaded."""
     stage(tmp_path / "site", ("a_broken_package",))
-    python(
-        "import importlib.util, sys\n"
-        "from importlib.metadata import entry_points\n"
-        "[entry] = [e for e in entry_points(group='vllm.general_plugins') if 'kernel_bench' in e.name]\n"
-        "entry.load()\n"
-        "assert importlib.util.find_spec('a_broken_package') is None\n"
-        "assert sys.modules['a_broken_package'] is None\n"
-        "assert not {'harness', 'kernels', 'torch'} & set(sys.modules)\n",
-        tmp_path,
-    )
-
-
-def test_the_staged_suite_is_ours_whoever_else_has_the_name(tmp_path):
-    """As where transformers has imported Hugging Face's package before the plug-in is loaded."""
-    stage(tmp_path / "site", ())
     stage_suite(tmp_path / "suite")
     theirs = tmp_path / "site" / "kernels"
     (theirs / "layer").mkdir(parents=True)
     (theirs / "__init__.py").write_text("get_kernel = 'theirs'\n")
     (theirs / "layer" / "__init__.py").write_text("")
-    python(
-        "import sys, kernels.layer\n"
-        "from deepseek_kernel_bench_plugin.suite import swapped\n"
-        "implementation = swapped('mla_decode=vllm.vec').implementation\n"
-        f"import kernels\nassert kernels.__file__.startswith({str(tmp_path / 'suite')!r})\n"
-        "assert implementation.name == 'vllm.vec' and kernels.get_kernel == 'theirs'\n"
-        "assert not {'harness', 'torch'} & set(sys.modules)\n",
-        tmp_path,
-        KERNEL_BENCH_SUITE=str(tmp_path / "suite"),
-    )
+    code = f"""if True:
+        import importlib.util, sys, kernels.layer
+        from importlib.metadata import entry_points
+        [entry] = [e for e in entry_points(group="vllm.general_plugins") if "kernel_bench" in e.name]
+        entry.load()
+        assert importlib.util.find_spec("a_broken_package") is None
+        from deepseek_kernel_bench_plugin.suite import swapped
+        implementation = swapped("mla_decode=vllm.vec").implementation
+        import kernels
+        assert kernels.__file__.startswith({str(tmp_path / "suite")!r})
+        assert implementation.name == "vllm.vec" and kernels.get_kernel == "theirs"
+        assert not {{"harness", "torch"}} & set(sys.modules)
+    """
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "KERNEL_BENCH_SUITE": str(tmp_path / "suite")}
+    program = [sys.executable, "-c", code]
+    done = subprocess.run(program, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -62,7 +62,7 @@ class Doubles:
     """Bench and engine that know what each swap does, count what they are asked, and may be killed."""
 
     def __init__(self, folder, off=0.0, clock=None, kill_at=None):
-        self.folder, self.off, self.asked, self.kill_at = folder, off, [], kill_at
+        self.folder, self.off, self.asked, self.kill_at, self.opened = folder, off, [], kill_at, 0
         self.clock = clock or (lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
 
     def _ask(self, what):
@@ -72,6 +72,7 @@ class Doubles:
 
     @contextlib.contextmanager
     def live(self):
+        self.opened += 1
         yield self
 
     def replay(self, step, name, base, chosen):
@@ -94,9 +95,8 @@ class Doubles:
 
     def look(self):
         self._ask("look base")
-        return ObservedArm(
-            runs=tuple(self._run("base", n, p) for n, p in enumerate([(2, 2), (1, 3), (1, 3)]))
-        )
+        patterns = (2, 2), (1, 3), (1, 3)
+        return ObservedArm(runs=tuple(self._run("base", n, each) for n, each in enumerate(patterns)))
 
     def trace(self, swap, name):
         """The base's when a decode step took twice as long as in the swapped arm's."""

@@ -12,7 +12,7 @@ from harness.serving.clients.files import UnreadableError
 from harness.serving.trace import decompose
 from tests.support.command_line import error_line
 from tests.support.paths import SERVING_DATA
-from tests.support.traces import MM, NORM, REDUCE, kernel, launch, of, op, span
+from tests.support.traces import MM, NORM, REDUCE, kernel, launch, of, op, small, span
 
 MLA = "void flash_fwd_splitkv_mla_kernel<x>(x)"
 FLASH = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>(x)"
@@ -197,16 +197,15 @@ def test_sums_hold_for_any_trace(tmp_path):
         ]  # fmt: skip
         trace = of(tmp_path, events)
         total = sum(int(event["dur"] * 1000) for event in events)
-        assert trace.time_ns() == total == sum(kernel.time_ns for kernel in trace.kernels)
-        assert total == sum(t.time_ns for t in trace.by_class().values())
-        assert total == sum(device.sum_ns for device in trace.devices)
-        assert len(events) == sum(kernel.calls for kernel in trace.kernels)
+        for parts in (trace.kernels, trace.classes, trace.by_class().values()):
+            assert (sum(p.time_ns for p in parts), sum(p.calls for p in parts)) == (total, len(events))
         for device in trace.devices:
             mine = [event for event in events if str(event["pid"]) == device.name]
             computing = [event for event in mine if event["name"] not in COMMUNICATING]
             communicating = [event for event in mine if event["name"] in COMMUNICATING]
             assert (device.busy_ns, device.communication_ns) == (covered(mine), covered(communicating))
             assert device.exposed_communication_ns == covered(mine) - covered(computing)
+            assert device.sum_ns == sum(int(event["dur"] * 1000) for event in mine)
         busy = sum(device.busy_ns for device in trace.devices)
         assert sum(row.exposed_ns for row in trace.classes) == pytest.approx(busy)
         for row in trace.classes:
@@ -229,30 +228,25 @@ def test_operators_own_times_cover_each_thread_once(tmp_path):
 
 
 def test_kernel_numbers_are_of_their_process_and_may_come_before_their_names(tmp_path):
-    def process(pid, symbols, *dispatches):
-        found = [
-            {"start_timestamp": start, "end_timestamp": end,
-             "dispatch_info": {"agent_id": {"handle": 4}, "queue_id": {"handle": 1}, "kernel_id": kernel}}
-            for kernel, start, end in dispatches
-        ]  # fmt: skip
-        names = [
-            {"kernel_id": i, "formatted_kernel_name": name, "kernel_name": "x.kd"}
-            for i, name in symbols.items()
+    def process(pid, name, *dispatches):
+        where = {"agent_id": {"handle": 4}, "queue_id": {"handle": 1}}
+        records = [
+            {"start_timestamp": start, "end_timestamp": end, "dispatch_info": where | {"kernel_id": number}}
+            for number, start, end in dispatches
         ]
-        return {"metadata": {"pid": pid}, "buffer_records": {"kernel_dispatch": found},
-                "kernel_symbols": names, "agents": [{"id": {"handle": 4}, "type": 2}]}  # fmt: skip
+        symbol = {"kernel_id": 3, "formatted_kernel_name": name, "kernel_name": "x.kd"}
+        return {"metadata": {"pid": pid}, "buffer_records": {"kernel_dispatch": records},
+                "kernel_symbols": [symbol], "agents": [{"id": {"handle": 4}, "type": 2}]}  # fmt: skip
 
-    path = tmp_path / "results.json"
-    first = process(1, {3: MM + ".kd"}, (3, 100, 150), (9, 150, 151), (3, 200, 190))
-    tools = [first, process(2, {3: REDUCE}, (3, 100, 140))]
-    path.write_text(json.dumps({"rocprofiler-sdk-tool": tools}))
-    trace = decompose(path)
+    first = process(1, MM + ".kd", (3, 100, 150), (9, 150, 151), (3, 200, 190))
+    tools = [first, process(2, REDUCE, (3, 100, 140))]
+    trace = decompose(small(tmp_path, json.dumps({"rocprofiler-sdk-tool": tools})))
     assert by_class(trace, "time_ns") == {"bf16_gemm": (50,), "all_reduce": (40,), "unknown": (1,)}
     assert len(trace.devices) == 2
     assert {kernel.name for kernel in trace.kernels} == {MM, REDUCE, "kernel_id 9"}
-    said = " | ".join(finding.message for finding in trace.findings)
-    assert "1 records have no start and end" in said
-    assert "1 kernels are not among kernel_symbols" in said
+    lost, nameless = (finding.message for finding in trace.findings)
+    assert "1 records have no start and end" in lost
+    assert "1 kernels are not among kernel_symbols" in nameless
 
 
 CSV = (
@@ -263,12 +257,11 @@ CSV = (
 
 
 def test_rocprofv3s_kernel_trace_as_csv(tmp_path):
-    path = tmp_path / "1_kernel_trace.csv"
-    path.write_text(CSV)
-    assert by_class(decompose(path), "exposed_ns") == {"bf16_gemm": (500,), "all_reduce": (100,)}
-    path.write_text(CSV[:-12])
+    assert by_class(decompose(small(tmp_path, CSV)), "exposed_ns") == {
+        "bf16_gemm": (500,), "all_reduce": (100,),
+    }  # fmt: skip
     with pytest.raises(UnreadableError, match="line 3: no kernel with start and end"):
-        decompose(path)
+        decompose(small(tmp_path, CSV[:-12]))
 
 
 # Published and recorded traces (tests/data/serving/traces/README.md)

@@ -6,14 +6,7 @@ import re
 
 import pytest
 
-from harness.serving.trace.classify import (
-    DECODE_ATTENTION,
-    annotated_phase,
-    attention_class,
-    kernel_rules,
-    marks_step,
-    rule_of,
-)
+from harness.serving.trace import classify
 from tests.support.paths import SERVING_DATA
 from tests.support.traces import MM
 
@@ -24,15 +17,18 @@ NAMES = {one.splitlines()[0]: one.splitlines()[1:] for one in re.split(r"^(?=\w)
 @pytest.mark.parametrize("op_class", NAMES)
 def test_names_of_a_class(op_class):
     names = [name.strip() for name in NAMES[op_class]]
-    of = {name: rule_of(name, name if "::" in name and "(" not in name else "").op_class for name in names}
+    of = {
+        name: classify.rule_of(name, name if "::" in name and "(" not in name else "").op_class
+        for name in names
+    }
     assert of == dict.fromkeys(names, op_class)
-    assert rule_of("", "").op_class == "unknown"
+    assert classify.rule_of("", "").op_class == "unknown"
 
 
 def test_no_rule_fits_anything_and_a_product_that_bmm_launched_is_the_absorbed_one():
-    assert not [rule for rule in kernel_rules() if rule.pattern.search("") or not rule.library]
-    assert rule_of(MM, "aten::bmm").op_class == "absorbed_bmm"
-    assert rule_of(MM, "aten::mm").op_class == "bf16_gemm"
+    assert not [rule for rule in classify.kernel_rules() if rule.pattern.search("") or not rule.library]
+    assert classify.rule_of(MM, "aten::bmm").op_class == "absorbed_bmm"
+    assert classify.rule_of(MM, "aten::mm").op_class == "bf16_gemm"
 
 
 @pytest.mark.parametrize(("annotation", "phase"), [
@@ -54,18 +50,16 @@ def test_no_rule_fits_anything_and_a_product_that_bmm_launched_is_the_absorbed_o
     ("ProfilerStep#3", None),
 ])  # fmt: skip
 def test_annotations(annotation, phase):
-    assert marks_step(annotation)
-    assert annotated_phase(annotation) == phase
+    assert classify.marks_step(annotation)
+    assert classify.annotated_phase(annotation) == phase
+    other = ("attn(F)", "nccl:all_reduce", "gpu_model_runner: forward", "## Call x ##")
+    assert not any(map(classify.marks_step, other))
 
 
-def test_other_annotations_mark_no_step():
-    assert not any(map(marks_step, ("attn(F)", "nccl:all_reduce", "gpu_model_runner: forward", "## Call x")))
-
-
-def test_attention_for_both_is_told_by_the_step_and_the_model():
-    assert attention_class("attention", "decode", latent=False) == "mha_decode"
-    assert attention_class("attention", "decode", latent=True) == "mla_decode"
-    assert attention_class("attention", "prefill", latent=True) == "mha_prefill"
-    assert attention_class("attention", "mixed", latent=True) == "attention"
-    assert attention_class(DECODE_ATTENTION, "mixed", latent=True) == "mla_decode"
-    assert attention_class("norm", "decode", latent=True) == "norm"
+@pytest.mark.parametrize(("op_class", "phase", "latent", "found"), [
+    ("attention", "decode", False, "mha_decode"), ("attention", "decode", True, "mla_decode"),
+    ("attention", "prefill", True, "mha_prefill"), ("attention", "mixed", True, "attention"),
+    (classify.DECODE_ATTENTION, "mixed", True, "mla_decode"), ("norm", "decode", True, "norm"),
+])  # fmt: skip
+def test_attention_for_both_is_told_by_the_step_and_the_model(op_class, phase, latent, found):
+    assert classify.attention_class(op_class, phase, latent) == found

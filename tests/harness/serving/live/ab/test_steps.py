@@ -6,7 +6,6 @@ import math
 import pytest
 
 from harness.errors import UsageError
-from harness.serving import load
 from harness.serving.live.ab.agreement import Agreement, agreement
 from harness.serving.live.ab.arms import parse_arm, parse_arms
 from harness.serving.live.ab.effect import effect
@@ -15,7 +14,6 @@ from harness.serving.live.ab.schedule import mirrored_runs
 from harness.serving.live.ab.steps import steps
 from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.client.request_times import NoDetail, TimedRequest, request_times
-from tests.support.paths import SERVING_DATA
 
 
 def lockstep(groups=((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)), step=0.05, length=40):
@@ -94,18 +92,6 @@ def test_a_result_without_details_is_one_line(tmp_path, text):
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(NoDetail, match="no request's times in"):
         request_times(tmp_path / "r.json")
-
-
-@pytest.mark.parametrize("name", [
-    "vllm_serve_0.32_detailed.json", "sglang_bench_serving_0.5.9_details.jsonl",
-])  # fmt: skip
-def test_each_requests_times_are_those_that_the_loader_has(name):
-    samples, found = load(SERVING_DATA / name)[-1].samples, request_times(SERVING_DATA / name)
-    assert len(found.requests) == len(found.texts) == 7
-    assert found.dated == name.startswith("vllm")
-    for request, ttft, gaps in zip(found.requests, samples.ttfts_ms, samples.itls_ms, strict=True):
-        assert 1e3 * (request.tokens[0] - request.sent) == pytest.approx(ttft)
-        assert 1e3 * (request.tokens[-1] - request.tokens[0]) == pytest.approx(sum(gaps))
 
 
 LOAD = ClientLoad(16, 40, 4, 4)

@@ -60,8 +60,8 @@ def test_the_model_is_made_once_always_the_same_and_keeps_the_scale_of_what_it_m
 def test_a_swap_is_served_timed_logged_and_left_no_process(tmp_path, cli):
     """Of each server most of the time is what its processes import: two servers, without a worker apart."""
     alike = "VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 --distributed-executor-backend uni"
-    swaps = ("mla_decode=torch.naive fused_moe=torch.bf16 'block_scale_gemm:o_proj=vllm.onednn' "
-             "'block_scale_gemm:shared down=vllm.brgemm_bf16'")  # fmt: skip
+    swaps = "mla_decode=torch.naive mha_prefill=torch.naive fused_moe=torch.bf16"
+    swaps += " block_scale_gemm:o_proj=vllm.onednn 'block_scale_gemm:shared down=vllm.brgemm_bf16'"
     model, out = default_model(TINY), tmp_path / "out"
     (tmp_path / "tmp").mkdir()
     done = cli(

@@ -27,14 +27,13 @@ if mode == "dated":
         times.append(time.perf_counter())
     ttfts, itls = [times[0] - start], [[b - a for a, b in pairwise(times)]]
 else:
-    step = (float(mode) if mode.replace(".", "").isdigit() else 10.0) / 1e3
-    step *= 1 + random.Random(seed).gauss(0, 0.02)
+    step = (float(mode) if mode.isdigit() else 10.0) / 1e3 * (1 + random.Random(seed).gauss(0, 0.02))
     # The first request is prefilled alone, then the others together; or all at once.
     together = mode == "race-once" and result.name == "pair-000-0-b.json"
     ttfts = [0.3 if i and not together else 0.1 for i in range(concurrency)]
     itls = [[step] * (length - 1) for _ in range(concurrency)]
     if not together:
         itls[0][0] += 0.2 - step
-whole = {"completed": len(itls), "start_times": [start] * len(itls), "ttfts": ttfts, "itls": itls}
-whole |= {"input_lens": [16] * len(itls), "output_lens": [length] * len(itls), "errors": [""] * len(itls)}
-result.write_text(json.dumps(whole))
+alike = {"start_times": start, "input_lens": 16, "output_lens": length, "errors": ""}
+whole = {key: [value] * len(itls) for key, value in alike.items()}
+result.write_text(json.dumps(whole | {"completed": len(itls), "ttfts": ttfts, "itls": itls}))

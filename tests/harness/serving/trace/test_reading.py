@@ -101,11 +101,8 @@ def test_a_file_cut_short_is_refused_or_taken_as_far_as_it_goes(tmp_path, packed
 
 @pytest.mark.parametrize(("raw", "why"), [
     ("", "it is empty"),
-    ("  \n", "it is empty"),
-    ("{}", "neither kernels nor operators"),
     ('{"traceEvents": []}', "neither kernels nor operators"),
     ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "broken JSON"),
-    ('{"traceEvents": [{"ph": X}]}', "broken JSON"),
     ('{"traceEvents": [{"ph": "X"}]} more', "more after the end"),
     ('{"traceEvents" [', "broken JSON"),
     ("{1: 2}", "a key is wanted"),

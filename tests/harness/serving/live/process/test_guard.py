@@ -16,7 +16,6 @@ from harness.serving.live.client.client import Client, ClientFailed
 from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.engine.engine import Engine
 from harness.serving.live.engine.launch import EngineLaunch, kind_for
-from harness.serving.live.process.guarded import Guarded
 from harness.serving.live.process.launching import free_port
 from tests.support.serving_processes import DOUBLES, client_command, comes, gone, marked
 
@@ -87,12 +86,6 @@ def test_nothing_outlives_a_killed_harness(tmp_path, mark, how):
     harness.send_signal(how)
     harness.wait(timeout=120)
     assert gone(mark)
-
-
-def test_an_exit_code_and_a_signal_are_told_apart(tmp_path):
-    for code, told in (("exit(7)", 7), ("import os; os.kill(os.getpid(), 11)", -signal.SIGSEGV)):
-        with Guarded([sys.executable, "-c", code], dict(os.environ), tmp_path / "log", tmp_path) as one:
-            assert one.wait(120) == told
 
 
 def test_a_taken_port_is_refused():

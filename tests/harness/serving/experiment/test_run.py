@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import shutil
 from datetime import datetime, timedelta, timezone
@@ -34,13 +33,12 @@ def test_predictions_stand_before_the_runs_and_follow_from_the_steps(tmp_path, c
     conduct(tmp_path, doubles).run()
     row = ledger(tmp_path)["tiny linears"]
     by = {(p.prediction.method, p.prediction.quantity): p.prediction for p in row.predictions}
-    methods = ["replay", "isolated-cold", "isolated-warm", "serving-mode"]
-    assert set(by) == set(itertools.product(methods, ["itl", "ttft", "tpot"]))
-    assert by["replay", "itl"].change == pytest.approx(8.0, abs=0.03)
-    assert by["replay", "ttft"].change == pytest.approx(40 + 0.75 * 100, abs=0.05)
-    assert by["replay", "tpot"].change == pytest.approx(8 + (100 - 8) / 40, abs=0.05)
-    assert by["isolated-warm", "itl"].change == pytest.approx(24.0)
-    assert by["serving-mode", "ttft"].change == pytest.approx(1.75 * 7)
+    assert len(by) == 4 * 3 and ("isolated-cold", "tpot") in by
+    for key, change in {
+        ("replay", "itl"): 8.0, ("replay", "ttft"): 40 + 0.75 * 100, ("replay", "tpot"): 8 + (100 - 8) / 40,
+        ("isolated-warm", "itl"): 24.0, ("serving-mode", "ttft"): 1.75 * 7,
+    }.items():  # fmt: skip
+        assert by[key].change == pytest.approx(change, abs=0.05), key
     assert by["replay", "itl"].before == pytest.approx(60.075)
     half = mean_half_width([0.0, 0.01], CONFIDENCE)  # of two blocks; one prefill and 3/4 of another
     for quantity, times in (("itl", 1.0), ("ttft", math.hypot(1, 0.75))):

@@ -49,30 +49,26 @@ def beside(model_folder, tmp_path, monkeypatch):
     return begun
 
 
-def test_pairs_are_mirrored_recorded_and_reported(model_folder, tmp_path, run):
+def test_pairs_are_mirrored_recorded_and_reported_and_a_rejected_run_alone_is_made_again(
+    model_folder, tmp_path, run
+):
     out, summary = tmp_path / "out", tmp_path / "summary.json"
-    done = run(model_folder, out, "--json", str(summary))
+    done = run(model_folder, out, "--json", str(summary), client_mode="race-once")
     assert done.returncode == 0, done.stderr
-    assert [(line["kind"], line.get("pair"), line.get("arm")) for line in LiveJournal(out).lines()] == [
-        ("plan", None, None), ("calibration", -1, "a"), ("run", 0, "a"), ("run", 0, "b"), ("pair", 0, None),
-        ("run", 1, "b"), ("run", 1, "a"), ("pair", 1, None),
+    lines = LiveJournal(out).lines()
+    assert [(line["kind"], line.get("pair"), line.get("arm"), line.get("status")) for line in lines] == [
+        ("plan", None, None, None), ("calibration", -1, "a", "ok"), ("run", 0, "a", "ok"),
+        ("run", 0, "b", "rejected"), ("run", 0, "b", "ok"), ("pair", 0, None, None),
+        ("run", 1, "b", "ok"), ("run", 1, "a", "ok"), ("pair", 1, None, None),
     ]  # fmt: skip
-    runs = LiveJournal(out).of("run")
-    assert [(run["status"], run["seed"]) for run in runs] == [("ok", 1), ("ok", 1), ("ok", 2), ("ok", 2)]
-    assert runs[0]["prefill_pattern"] == [1, 3] and (out / runs[0]["result"]).exists()
-    assert 9 < runs[0]["steady_itl_ms"] < 11
-    assert runs[0]["decoding_batch"] == pytest.approx(4, rel=0.05)
+    first, *_ = runs = LiveJournal(out).of("run")
+    assert [run["seed"] for run in runs] == [1, 1, 1, 2, 2]
+    assert first["prefill_pattern"] == [1, 3] and (out / first["result"]).exists()
+    assert 9 < first["steady_itl_ms"] < 11
+    assert first["decoding_batch"] == pytest.approx(4, rel=0.05)
     # The same seed gives the fake client the same step: nothing between the arms.
     effect = json.loads(summary.read_text())["effects"]["b"]["steady_itl_ms"]
     assert effect["change"] == pytest.approx(0, abs=1e-6) and effect["resolved"] is False
-    assert "2 of 2 pairs, 4 runs" in done.stdout
-
-
-def test_a_rejected_run_alone_is_made_again_at_once(model_folder, tmp_path, run):
-    done = run(model_folder, tmp_path / "out", client_mode="race-once")
-    assert done.returncode == 0, done.stderr
-    runs = [(line["pair"], line["arm"], line["status"]) for line in LiveJournal(tmp_path / "out").of("run")]
-    assert runs == [(0, "a", "ok"), (0, "b", "rejected"), (0, "b", "ok"), (1, "b", "ok"), (1, "a", "ok")]
     assert "2 of 2 pairs, 5 runs" in done.stdout
     assert "1 not counted: prefilled 4, not 1+3" in done.stdout
 

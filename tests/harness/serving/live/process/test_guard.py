@@ -1,4 +1,4 @@
-"""Engines and clients as guarded processes: whatever happens, one line and no process left behind."""
+"""Engines as guarded processes: whatever happens, one line and no process left behind."""
 
 import os
 import signal
@@ -12,12 +12,11 @@ import pytest
 
 from harness.errors import NothingRan, UsageError
 from harness.paths import ROOT
-from harness.serving.live.client.client import Client, ClientFailed
-from harness.serving.live.client.load import ClientLoad
+from harness.serving.live.client.client import Client
 from harness.serving.live.engine.engine import Engine
 from harness.serving.live.engine.launch import EngineLaunch, kind_for
 from harness.serving.live.process.launching import free_port
-from tests.support.serving_processes import DOUBLES, client_command, comes, gone, marked
+from tests.support.serving_processes import DOUBLES, comes, gone, marked
 
 ENGINE = DOUBLES / "fake_engine.py"
 
@@ -53,21 +52,6 @@ def test_grandchildren_in_sessions_of_their_own_end_too(engine, mark):
     assert not marked(mark)
 
 
-def test_a_paused_tree_stands_still_and_can_be_ended(engine, mark):
-    def states():
-        pids = [pid for pid in marked(mark) if pid != one.process.guard.pid]
-        return {Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids}
-
-    with engine("spawns") as one:
-        one.wait_healthy(120)
-        one.pause()
-        assert comes(lambda: states() == {"T"})
-        one.resume()
-        one.wait_healthy(120)
-        one.pause()
-    assert not marked(mark)
-
-
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_outlives_a_killed_harness(tmp_path, mark, how):
     code = f"""
@@ -96,23 +80,6 @@ def test_a_taken_port_is_refused():
         with pytest.raises(UsageError, match=f"port {port} of 127.0.0.1 is taken"):
             free_port(port)
     assert free_port() > 0
-
-
-def test_a_client_that_fails_or_hangs_is_one_line(tmp_path, engine):
-    def run(mode="10", deadline_s=120):
-        result = tmp_path / "result.json"
-        client = Client(client_command(mode), "command", tmp_path, tmp_path)
-        load = ClientLoad(16, 32, 4, 4)
-        client.run(one.url, "model", load, seed=1, result=result, deadline_s=deadline_s)
-        return result.exists()
-
-    with engine("ok") as one:
-        one.wait_healthy(120)
-        assert run()
-        with pytest.raises(ClientFailed, match=r"exit code 1; it said: \"KeyError: 'choices'\""):
-            run("fails")
-        with pytest.raises(ClientFailed, match=r"over 0\.05 s"):
-            run("hangs", 0.05)
 
 
 @pytest.mark.parametrize(("ask", "what"), [

@@ -6,11 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 MODE, PORT, NAME = sys.argv[1], int(sys.argv[2]), (*sys.argv[3:], "model")[0]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
-TOKEN_S = 0.004  # CPU time that a token takes: none passes while the process stands still
 
 clients = 0
 
@@ -19,10 +17,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         global clients
         clients += "client" in self.path
-        if "token" in self.path:
-            until = time.thread_time() + TOKEN_S
-            while time.thread_time() < until:
-                pass
         if MODE == "dies-mid-run" and clients == 2:  # the first one warms it up
             print("ValueError: the KV cache is gone", flush=True)
             os._exit(9)

@@ -15,7 +15,7 @@ def engine_command(mode: str = "ok") -> str:
     return f"{sys.executable} {DOUBLES}/fake_engine.py {mode} {{port}} {{name}}"
 
 
-def client_command(mode: str = "10") -> str:
+def client_command(mode: str = "ok") -> str:
     parts = "{url} {result} {seed} {concurrency} {output_len}"
     return f"{sys.executable} {DOUBLES}/fake_client.py {parts} {mode}"
 

@@ -20,7 +20,7 @@ from harness.serving.live.engine.servers import Servers
 from tests.support.serving_processes import MARK, client_command, comes, engine_command, gone
 
 
-def command(model, out, *more, mode="ok", client_mode="10", pairs=2):
+def command(model, out, *more, mode="ok", client_mode="ok", pairs=2):
     """`serving run` with doubles, in the modes that they have."""
     return [
         *("serving", "run", "--model", str(model), "--out", str(out), "--engine", engine_command(mode)),

@@ -14,6 +14,8 @@ from harness.serving.live.ab.schedule import mirrored_runs
 from harness.serving.live.ab.steps import steps
 from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.client.request_times import NoDetail, TimedRequest, request_times
+from harness.serving.live.engine.time_slices import OwnClock, require_cpu
+from kernels.platform import Platform
 
 
 def lockstep(groups=((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)), step=0.05, length=40):
@@ -48,6 +50,13 @@ def test_the_step_is_seen_without_prefills_and_ramp():
     # After another run is over, with which its engine took turns, no step is steady.
     alone = TimedRequest(0.0, tuple(1.0 + 0.1 * i for i in range(50)))
     assert (steps([alone], 1).steady, steps([alone], 1, until=3.05).steady) == (47, 18)
+
+
+def test_the_clock_of_an_engine_in_turns_stands_still_with_it():
+    clock = OwnClock(((10.0, 12.0), (20.0, 25.0)))
+    assert [clock(at) for at in (5, 10, 11, 12, 13, 22, 30)] == [5, 10, 10, 10, 11, 18, 23]
+    with pytest.raises(UsageError, match="slices need engines on the CPU, this is cuda sm_90"):
+        require_cpu(Platform("cuda", "sm_90"))
 
 
 def test_steps_during_another_requests_prefill_do_not_count():

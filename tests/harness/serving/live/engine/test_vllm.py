@@ -21,20 +21,13 @@ TINY = ModelShape(
     hidden=1024, q_lora=512, heads=4, layers=2, dense_width=512, experts=8, picks=4, groups=4,
     groups_picked=2, vocabulary=512, longest=1024,
 )  # fmt: skip
-needs_vllm = pytest.mark.skipif(
-    importlib.util.find_spec("vllm") is None or "avx512_bf16" not in detect("cpu").features,
-    reason="vllm is not installed, or serves no FP8 model here: it needs AVX-512 with bf16",
-)
-needs_safetensors = pytest.mark.skipif(
-    importlib.util.find_spec("safetensors") is None or importlib.util.find_spec("tokenizers") is None,
-    reason="safetensors and tokenizers are not installed",
-)
 
 
-@needs_safetensors
 def test_the_model_is_made_once_always_the_same_and_keeps_the_scale_of_what_it_multiplies(
     tmp_path, monkeypatch
 ):
+    pytest.importorskip("safetensors")
+    pytest.importorskip("tokenizers")
     import torch
 
     from harness.serving.live.checkpoint.weights import tensors
@@ -55,10 +48,11 @@ def test_the_model_is_made_once_always_the_same_and_keeps_the_scale_of_what_it_m
     assert (x @ weight.T).std().item() == pytest.approx(1.0, rel=0.1)
 
 
-@needs_vllm
 @pytest.mark.slow
 def test_a_swap_is_served_timed_logged_and_left_no_process(tmp_path, cli):
     """Of each server most of the time is what its processes import: two servers, without a worker apart."""
+    if importlib.util.find_spec("vllm") is None or "avx512_bf16" not in detect("cpu").features:
+        pytest.skip("vllm is not installed, or serves no FP8 model here: it needs AVX-512 with bf16")
     alike = "VLLM_ENABLE_V1_MULTIPROCESSING=0 OMP_NUM_THREADS=1 --distributed-executor-backend uni"
     swaps = "mla_decode=torch.naive mha_prefill=torch.naive fused_moe=torch.bf16"
     swaps += " block_scale_gemm:o_proj=vllm.onednn 'block_scale_gemm:shared down=vllm.brgemm_bf16'"

@@ -104,30 +104,27 @@ def _attend(rank, layer, q, latent, k_rope, scale):
     """Attention in the model's own form, not absorbed: of each request's cache, or of its new tokens."""
     import torch
 
-    flow, given = rank.flow, rank.step
-    heads, nope, value = given.heads, TINY.qk_nope_head_dim, TINY.v_head_dim
+    given, out, start = rank.step, [], 0
     if given.phase == "prefill":
-        kv = _linear(rank, f"{layer}.kv_b", latent).view(-1, heads, nope + value)
-        k = torch.cat((kv[..., :nope], k_rope[:, None].expand(-1, heads, -1)), -1)
-        out, start = [], 0
-        for new in given.new:
-            rows = slice(start, start + new)
-            scores = torch.einsum("thd,shd->hts", q[rows], k[rows]) * scale
-            scores += torch.full((new, new), -torch.inf).triu(1)
-            out.append(torch.einsum("hts,shd->thd", scores.softmax(-1), kv[rows, :, nope:]))
-            start += new
-        return torch.cat(out)
-    o = rank.operands[f"{layer}.mla_decode"]
-    w_uk, w_uv = (flow.weights[layer, name].double() for name in ("w_uk", "w_uv"))
-    rows = []
-    for request in range(len(given.contexts)):
-        cached = o.kv.view(-1, o.kv.shape[-1])[o.token_slots(request)].double()
-        cached[-1] = torch.cat((latent[request], k_rope[request]))
-        k = torch.einsum("hnl,sl->shn", w_uk, cached[:, :512])
-        k = torch.cat((k, cached[:, None, 512:].expand(-1, heads, -1)), -1)
-        weights = (torch.einsum("hd,shd->hs", q[request], k) * scale).softmax(-1)
-        rows.append(torch.einsum("hs,hlv,sl->hv", weights, w_uv, cached[:, :512]))
-    return torch.stack(rows)
+        k, v = _linear(rank, f"{layer}.kv_b", latent).view(-1, given.heads, 256).split([128, 128], -1)
+    for request, new in enumerate(given.new or (1,) * given.tokens):
+        rows = slice(start, start + new)
+        start += new
+        if given.phase == "prefill":
+            keys, values, turned = k[rows], v[rows], k_rope[rows]
+        else:
+            o = rank.operands[f"{layer}.mla_decode"]
+            cached = o.kv.view(-1, o.kv.shape[-1])[o.token_slots(request)].double()
+            cached[-1] = torch.cat((latent[request], k_rope[request]))
+            latents, turned = cached.split([512, 64], -1)
+            w_uk, w_uv = (rank.flow.weights[layer, name].double() for name in ("w_uk", "w_uv"))
+            keys = torch.einsum("hnl,sl->shn", w_uk, latents)
+            values = torch.einsum("hlv,sl->shv", w_uv, latents)
+        keys = torch.cat((keys, turned[:, None].expand(-1, given.heads, -1)), -1)
+        scores = torch.einsum("thd,shd->hts", q[rows], keys) * scale
+        scores += torch.full((new, len(keys)), -torch.inf).triu(1 + len(keys) - new)
+        out.append(torch.einsum("hts,shv->thv", scores.softmax(-1), values))
+    return torch.cat(out)
 
 
 def expected_logits(rank):

@@ -68,5 +68,5 @@ other-triton: set-up-test
 	@test -d .other-triton/triton || $(VENV)/bin/python -m pip install -q --no-deps --target .other-triton triton==3.6.0
 
 clean: ## remove .venv and caches; recorded runs stay
-	rm -rf $(VENV) .other-triton build .pytest_cache .ruff_cache .mypy_cache .hypothesis .benchmarks *.egg-info
+	rm -rf $(VENV) .other-triton build .pytest_cache .ruff_cache .mypy_cache .benchmarks *.egg-info
 	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

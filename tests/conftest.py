@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import gc
 import multiprocessing
@@ -38,14 +37,6 @@ gc.disable()
 def pytest_collection_finish() -> None:
     gc.enable()
     gc.freeze()
-
-
-with contextlib.suppress(ImportError):
-    import hypothesis
-
-    # The same examples each time, however long one takes: a test fails for what was changed.
-    hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, database=None)
-    hypothesis.settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -1,7 +1,6 @@
 """A client that writes what vLLM's would: python fake_client.py URL RESULT SEED CONCURRENCY LENGTH [MODE].
 
-MODE: how long a decode step took in ms (10 by default), or `fails`, `hangs`, `race-once`, or `dated`: one
-request, whose tokens come from the fake engine and have the monotonic clock's times.
+MODE: `fails`, `hangs` or `race-once`.
 """
 
 import json
@@ -9,32 +8,22 @@ import random
 import sys
 import time
 import urllib.request
-from itertools import pairwise
 from pathlib import Path
 
 url, result, seed, concurrency, length = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:6])
-mode = sys.argv[6] if len(sys.argv) > 6 else "10"
+mode = sys.argv[6] if len(sys.argv) > 6 else ""
 urllib.request.urlopen(f"{url}/health?client", timeout=60).read()
 if mode == "fails":
     sys.exit("KeyError: 'choices'")
 if mode == "hangs":
     time.sleep(600)
-start, times = 5.0, []
-if mode == "dated":
-    start = time.perf_counter()
-    for _ in range(length):
-        urllib.request.urlopen(f"{url}/token", timeout=60).read()
-        times.append(time.perf_counter())
-    ttfts, itls = [times[0] - start], [[b - a for a, b in pairwise(times)]]
-else:
-    step = (float(mode) if mode.replace(".", "").isdigit() else 10.0) / 1e3
-    step *= 1 + random.Random(seed).gauss(0, 0.02)
-    # The first request is prefilled alone, then the others together; or all at once.
-    together = mode == "race-once" and result.name == "pair-000-0-b.json"
-    ttfts = [0.3 if i and not together else 0.1 for i in range(concurrency)]
-    itls = [[step] * (length - 1) for _ in range(concurrency)]
-    if not together:
-        itls[0][0] += 0.2 - step
-whole = {"completed": len(itls), "start_times": [start] * len(itls), "ttfts": ttfts, "itls": itls}
-whole |= {"input_lens": [16] * len(itls), "output_lens": [length] * len(itls), "errors": [""] * len(itls)}
-result.write_text(json.dumps(whole))
+step = 0.01 * (1 + random.Random(seed).gauss(0, 0.02))
+# The first request is prefilled alone, then the others together; or all at once.
+together = mode == "race-once" and result.name == "pair-000-0-b.json"
+itls = [[step] * (length - 1) for _ in range(concurrency)]
+alike = {"start_times": 5.0, "input_lens": 16, "output_lens": length, "errors": "", "ttfts": 0.1}
+whole = {key: [value] * concurrency for key, value in alike.items()}
+if not together:
+    whole["ttfts"][1:] = [0.3] * (concurrency - 1)
+    itls[0][0] += 0.2 - step
+result.write_text(json.dumps(whole | {"completed": concurrency, "itls": itls}))

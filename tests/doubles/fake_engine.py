@@ -6,59 +6,41 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
-MODE, PORT = sys.argv[1], int(sys.argv[2])
-NAME = sys.argv[3] if len(sys.argv) > 3 else "model"
+MODE, PORT, NAME = sys.argv[1], int(sys.argv[2]), (*sys.argv[3:], "model")[0]
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
-TOKEN_S = 0.004  # CPU time that a token takes: none passes while the process stands still
 
 clients = 0
-
-
-def die(*_):
-    print("ValueError: the KV cache is gone", flush=True)
-    os._exit(9)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         global clients
         clients += "client" in self.path
-        if "token" in self.path:
-            until = time.thread_time() + TOKEN_S
-            while time.thread_time() < until:
-                pass
         if MODE == "dies-mid-run" and clients == 2:  # the first one warms it up
-            die()
+            print("ValueError: the KV cache is gone", flush=True)
+            os._exit(9)
         if MODE == "never-healthy":
             self.send_error(503)
             return
-        body = json.dumps({"data": [{"id": NAME}]}).encode()
         self.send_response(200)
         self.end_headers()
-        self.wfile.write(body)
+        self.wfile.write(json.dumps({"data": [{"id": NAME}]}).encode())
 
     def log_message(self, *_):
         pass
 
 
-def main():
-    print("loading weights", flush=True)
-    if MODE == "dies-at-start":
-        print("RuntimeError: no such layer", flush=True)
-        sys.exit(3)
-    if MODE == "ignores-sigterm":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    if MODE in ("spawns", "ignores-sigterm"):
-        subprocess.Popen(SLEEP)
-        subprocess.Popen(SLEEP, start_new_session=True)
-        # An orphan: its parent ends at once.
-        code = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
-        subprocess.run([sys.executable, "-c", code], check=True)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler)
-    server.serve_forever()
-    time.sleep(600)
-
-
-main()
+print("loading weights", flush=True)
+if MODE == "dies-at-start":
+    print("RuntimeError: no such layer", flush=True)
+    sys.exit(3)
+if MODE == "ignores-sigterm":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+if MODE in ("spawns", "ignores-sigterm"):
+    subprocess.Popen(SLEEP)
+    subprocess.Popen(SLEEP, start_new_session=True)
+    # An orphan: its parent ends at once.
+    code = f"import subprocess; subprocess.Popen({SLEEP!r}, start_new_session=True)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()

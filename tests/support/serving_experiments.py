@@ -20,29 +20,24 @@ R1 = model("deepseek-r1")
 RANK = replace(R1, name="small", num_hidden_layers=2, first_k_dense_replace=1, n_routed_experts=8, n_group=8)
 TEXT = """\
 name = "tiny"
-
 [load]
 input_len = 32
 output_len = 11
 prompts = 4
 concurrency = 4
 pairs = 3
-
 [replay]
 routings = 1
-
 [replay.base]
 block_scale_gemm = "vllm.amx"
 fused_moe = "vllm.amx"
 mla_decode = "vllm.vec"
 mha_prefill = "torch.naive"
-
 [[swaps]]
 name = "linears"
 op = "block_scale_gemm"
 swap = ["block_scale_gemm=vllm.onednn"]
 replay = { block_scale_gemm = "vllm.onednn", "block_scale_gemm:kv_b" = "vllm.amx" }
-
 [[swaps]]
 name = "mla"
 op = "mla_decode"
@@ -66,11 +61,8 @@ class Killed(BaseException):
 class Doubles:
     """Bench and engine that know what each swap does, count what they are asked, and may be killed."""
 
-    patterns = ([2, 2], [1, 3], [1, 3])
-
     def __init__(self, folder, off=0.0, clock=None, kill_at=None):
-        self.folder, self.off, self.asked, self.kill_at = folder, off, [], kill_at
-        self.opened = 0
+        self.folder, self.off, self.asked, self.kill_at, self.opened = folder, off, [], kill_at, 0
         self.clock = clock or (lambda: datetime.now(timezone.utc) + timedelta(seconds=1))
 
     def _ask(self, what):
@@ -103,15 +95,15 @@ class Doubles:
 
     def look(self):
         self._ask("look base")
-        return ObservedArm(runs=tuple(self._run("base", n, each) for n, each in enumerate(self.patterns)))
+        patterns = (2, 2), (1, 3), (1, 3)
+        return ObservedArm(runs=tuple(self._run("base", n, each) for n, each in enumerate(patterns)))
 
     def trace(self, swap, name):
         """The base's when a decode step took twice as long as in the swapped arm's."""
         self._ask(f"trace {name}")
-        if swap:
-            classes = {"block_scale_gemm": 5.0, "copy": 4.0, "mla_decode": 5.0, "fused_moe": 3.0}
-            prefill = {"block_scale_gemm": 64.0, "fused_moe": 77.0}
-        else:
+        classes = {"block_scale_gemm": 5.0, "copy": 4.0, "mla_decode": 5.0, "fused_moe": 3.0}
+        prefill = {"block_scale_gemm": 64.0, "fused_moe": 77.0}
+        if swap is None:
             classes = {"block_scale_gemm": 8.0, "copy": 2.0, "mla_decode": 10.0, "fused_moe": 6.0}
             prefill = {"block_scale_gemm": 40.0, "fused_moe": 70.0}
         return ObservedArm(trace=f"{name}.gz", classes=classes, prefill=prefill)
@@ -128,19 +120,16 @@ class Doubles:
     def _run(self, arm, number, pattern):
         step = STEP_MS.get(arm, {})
         decode = 60.0 + step.get(DECODE, 0.0) + 0.05 * number + (0.01 * number**2 if arm != "base" else 0.0)
-        prefills = [1000.0 * size + step.get(size, 0.0) for size in pattern]
-        ttft = prefills[0] + 0.75 * prefills[1]
+        first, second = (1000.0 * size + step.get(size, 0.0) for size in pattern)
         return LiveRun(
-            started="", itl=decode, ttft=ttft, tpot=decode + (prefills[1] - decode) / 40,
-            pattern=tuple(pattern), prefills=tuple(prefills), kv_len=37.0,
+            started="", itl=decode, ttft=first + 0.75 * second, tpot=decode + (second - decode) / 40,
+            pattern=tuple(pattern), prefills=(first, second), kv_len=37.0,
         )  # fmt: skip
 
 
 def conduct(tmp_path, doubles, text=TEXT, resume=False):
-    made = experiment(tmp_path, text)
-    folder = tmp_path / "out"
-    stages = Stages.begin(folder, made, resume)
-    return Conduct(made, RANK, folder, stages, doubles, doubles.live)
+    made, folder = experiment(tmp_path, text), tmp_path / "out"
+    return Conduct(made, RANK, folder, Stages.begin(folder, made, resume), doubles, doubles.live)
 
 
 def ledger(tmp_path):

@@ -1,10 +1,23 @@
-"""Which processes a test has left, told by a mark."""
+"""Fake engines and clients as commands, and which processes a test has left, told by a mark."""
 
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from harness.paths import ROOT
+
 MARK = "KERNEL_BENCH_TEST"
+DOUBLES = ROOT / "tests" / "doubles"
+
+
+def engine_command(mode: str = "ok") -> str:
+    return f"{sys.executable} {DOUBLES}/fake_engine.py {mode} {{port}} {{name}}"
+
+
+def client_command(mode: str = "ok") -> str:
+    parts = "{url} {result} {seed} {concurrency} {output_len}"
+    return f"{sys.executable} {DOUBLES}/fake_client.py {parts} {mode}"
 
 
 def marked(mark: str) -> list[int]:

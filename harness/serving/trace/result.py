@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from harness.serving.op_classes import COMMUNICATION
 from harness.serving.schema import Finding
 from harness.serving.trace.classify import PHASES, Phase
 
@@ -138,9 +137,10 @@ class Device:
 
 @dataclass(frozen=True)
 class PerStep:
-    """One class in the steps of a phase; each list has one entry a step.
+    """One class in the steps of a phase.
 
     calls, time_us, exposed_us: medians over the steps
+    each_time_us: of each step
     """
 
     steps: int
@@ -148,7 +148,6 @@ class PerStep:
     time_us: float
     exposed_us: float
     each_time_us: tuple[float, ...] = ()
-    each_exposed_us: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -210,18 +209,13 @@ class Trace:
         if not times_of_steps:
             return None
         times = tuple(times_.time_us for times_ in times_of_steps)
-        exposed = tuple(times_.exposed_us for times_ in times_of_steps)
+        exposed = statistics.median(times_.exposed_us for times_ in times_of_steps)
         calls = statistics.median(times_.calls for times_ in times_of_steps)
-        return PerStep(
-            len(times_of_steps), calls, statistics.median(times), statistics.median(exposed), times, exposed
-        )
+        return PerStep(len(times), calls, statistics.median(times), exposed, times)
 
     def unknown(self) -> tuple[KernelTime, ...]:
         """Kernels that no rule knows."""
         return tuple(kernel for kernel in self.kernels if kernel.op_class == "unknown")
-
-    def communication_ns(self) -> int:
-        return sum(row.time_ns for row in self.classes if row.op_class in COMMUNICATION)
 
     def evidence(self) -> Iterator[tuple[Phase, str, int]]:
         """(phase, evidence, how many steps)."""

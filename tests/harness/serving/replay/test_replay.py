@@ -21,6 +21,7 @@ from harness.serving.replay.memory import fitted, needed
 from harness.serving.replay.replay import ALIKE, BASE, ReplayPlan, left_out, replay, require_known
 from harness.serving.replay.report import table
 from harness.serving.replay.request import ReplayRequest, read_arms
+from harness.serving.replay.schema import Replay
 from harness.serving.replay.step import ReplayStep, calls, places
 from harness.statistics.intervals import interval
 from kernels.formats import dequantise_weights
@@ -36,12 +37,8 @@ TINY = replace(
     n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1, num_attention_heads=2,
     num_hidden_layers=3, first_k_dense_replace=1, vocab_size=64,
 )  # fmt: skip
-CHOSEN = {
-    "block_scale_gemm": "torch.bf16",
-    "fused_moe": "torch.bf16",
-    "mla_decode": "torch.sdpa",
-    "mha_prefill": "torch.sdpa",
-}
+CHOSEN = {"block_scale_gemm": "torch.bf16", "fused_moe": "torch.bf16", "mla_decode": "torch.sdpa",
+          "mha_prefill": "torch.sdpa"}  # fmt: skip
 
 
 def step(phase="decode", **more):
@@ -59,25 +56,19 @@ def rank():
 
 def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
     parallel = Parallel(tp=8)
-    whole = ReplayStep(R1, parallel, "decode", (4096,) * 4, dense=3, moe=58)
-    names = [place.name for place in places(whole)]
-    for linear in linears(R1, parallel):
-        assert names.count(linear.name) == linear.decode_calls, linear.name
-    assert names.count("mla_decode") == 61 and names.count("fused_moe") == 58
-    assert left_out(whole)[0] == "122 all-reduces of TP8"
-    prefill = replace(whole, phase="prefill", new=(4096,) * 4)
-    names = [place.name for place in places(prefill)]
-    for linear in linears(R1, parallel):
-        assert names.count(linear.name) == linear.prefill_calls, linear.name
-    assert names.count("mha_prefill") == 61
-
-
-@pytest.mark.parametrize(("op", "part", "expected"), [
-    ("mla_decode", "", (5, 61)), ("fused_moe", "", (4, 58)), ("block_scale_gemm", "qkv_a", (5, 61)),
-    ("block_scale_gemm", "dense down", (1, 3)), ("block_scale_gemm", "shared down", (4, 58)),
-])  # fmt: skip
-def test_fewer_layers_stand_for_all(op, part, expected):
-    assert calls(ReplayStep(R1, Parallel(tp=8), "decode", (64,), dense=1, moe=4), op, part) == expected
+    decode = ReplayStep(R1, parallel, "decode", (4096,) * 4, dense=3, moe=58)
+    assert left_out(decode)[0] == "122 all-reduces of TP8"
+    prefill = replace(decode, phase="prefill", new=(4096,) * 4)
+    for step, attention, calls_of in ((decode, "mla_decode", "decode_calls"),
+                                      (prefill, "mha_prefill", "prefill_calls")):  # fmt: skip
+        names = [place.name for place in places(step)]
+        for linear in linears(R1, parallel):
+            assert names.count(linear.name) == getattr(linear, calls_of), linear.name
+        assert names.count(attention) == 61 and names.count("fused_moe") == 58
+    fewer = ReplayStep(R1, parallel, "decode", (64,), dense=1, moe=4)  # which stand for all
+    assert calls(fewer, "mla_decode", "") == calls(fewer, "block_scale_gemm", "qkv_a") == (5, 61)
+    assert calls(fewer, "fused_moe", "") == calls(fewer, "block_scale_gemm", "shared down") == (4, 58)
+    assert calls(fewer, "block_scale_gemm", "dense down") == (1, 3)
 
 
 def _linear(rank, place, x):
@@ -113,30 +104,27 @@ def _attend(rank, layer, q, latent, k_rope, scale):
     """Attention in the model's own form, not absorbed: of each request's cache, or of its new tokens."""
     import torch
 
-    flow, given = rank.flow, rank.step
-    heads, nope, value = given.heads, TINY.qk_nope_head_dim, TINY.v_head_dim
+    given, out, start = rank.step, [], 0
     if given.phase == "prefill":
-        kv = _linear(rank, f"{layer}.kv_b", latent).view(-1, heads, nope + value)
-        k = torch.cat((kv[..., :nope], k_rope[:, None].expand(-1, heads, -1)), -1)
-        out, start = [], 0
-        for new in given.new:
-            rows = slice(start, start + new)
-            scores = torch.einsum("thd,shd->hts", q[rows], k[rows]) * scale
-            scores += torch.full((new, new), -torch.inf).triu(1)
-            out.append(torch.einsum("hts,shd->thd", scores.softmax(-1), kv[rows, :, nope:]))
-            start += new
-        return torch.cat(out)
-    o = rank.operands[f"{layer}.mla_decode"]
-    w_uk, w_uv = (flow.weights[layer, name].double() for name in ("w_uk", "w_uv"))
-    rows = []
-    for request in range(len(given.contexts)):
-        cached = o.kv.view(-1, o.kv.shape[-1])[o.token_slots(request)].double()
-        cached[-1] = torch.cat((latent[request], k_rope[request]))
-        k = torch.einsum("hnl,sl->shn", w_uk, cached[:, :512])
-        k = torch.cat((k, cached[:, None, 512:].expand(-1, heads, -1)), -1)
-        weights = (torch.einsum("hd,shd->hs", q[request], k) * scale).softmax(-1)
-        rows.append(torch.einsum("hs,hlv,sl->hv", weights, w_uv, cached[:, :512]))
-    return torch.stack(rows)
+        k, v = _linear(rank, f"{layer}.kv_b", latent).view(-1, given.heads, 256).split([128, 128], -1)
+    for request, new in enumerate(given.new or (1,) * given.tokens):
+        rows = slice(start, start + new)
+        start += new
+        if given.phase == "prefill":
+            keys, values, turned = k[rows], v[rows], k_rope[rows]
+        else:
+            o = rank.operands[f"{layer}.mla_decode"]
+            cached = o.kv.view(-1, o.kv.shape[-1])[o.token_slots(request)].double()
+            cached[-1] = torch.cat((latent[request], k_rope[request]))
+            latents, turned = cached.split([512, 64], -1)
+            w_uk, w_uv = (rank.flow.weights[layer, name].double() for name in ("w_uk", "w_uv"))
+            keys = torch.einsum("hnl,sl->shn", w_uk, latents)
+            values = torch.einsum("hlv,sl->shv", w_uv, latents)
+        keys = torch.cat((keys, turned[:, None].expand(-1, given.heads, -1)), -1)
+        scores = torch.einsum("thd,shd->hts", q[rows], keys) * scale
+        scores += torch.full((new, len(keys)), -torch.inf).triu(1 + len(keys) - new)
+        out.append(torch.einsum("hts,shv->thv", scores.softmax(-1), values))
+    return torch.cat(out)
 
 
 def expected_logits(rank):
@@ -179,7 +167,9 @@ def test_the_step_computes_the_model(rank, phase, gemm, most):
 
 
 def test_arms_share_operands_and_nothing_else(rank):
-    rank.open(step(), 0, "eager")
+    picks = ((0, 1), (2, 3), (7, 0))
+    rank.open(step(picks=(picks,)), 0, "eager")
+    assert tuple(map(tuple, rank.operands["1.fused_moe"].topk_ids.tolist())) == picks, "recorded routing"
     rank.prepare("a", CHOSEN)
     bound = len(rank.prepared)
     rank.prepare("b", CHOSEN | {"block_scale_gemm:qkv_a": "torch.naive"})
@@ -188,12 +178,6 @@ def test_arms_share_operands_and_nothing_else(rank):
     rank.prepare("a again", CHOSEN, apart=True)
     assert len(rank.prepared) == 2 * bound + 2
     assert rank.isolated("qkv_a", "torch.naive", True, 0.01) > 0
-
-
-def test_recorded_routing_is_what_runs(rank):
-    picks = (((0, 1), (2, 3), (7, 0)),)
-    rank.open(step(picks=picks), 0, "eager")
-    assert rank.operands["1.fused_moe"].topk_ids.tolist() == [list(p) for p in picks[0]]
 
 
 def test_a_wrong_kernel_shows_in_the_difference(rank):
@@ -214,58 +198,59 @@ def rank_here(monkeypatch):
     monkeypatch.setattr("harness.serving.replay.replay.ISOLATED_S", 1e-3)
 
 
-def test_measured_by_the_engine_and_told_apart(rank_here):
-    plan = ReplayPlan(
-        step(), {BASE: CHOSEN, "slow": CHOSEN | {"block_scale_gemm": "torch.naive"}},
-        "eager", 1, 60.0, blocks=2, rounds=3, turn_s=0.01, decomposed=2,
-    )  # fmt: skip
-    found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
-    base, slow = found.arms[BASE], found.arms["slow"]
+def replayed(swap, budget_s=1.0, rounds=1, decomposed=1):
+    plan = ReplayPlan(step(), {BASE: CHOSEN, "x": CHOSEN | swap}, "eager", 1, budget_s, blocks=2,
+                      rounds=rounds, turn_s=0.01, decomposed=decomposed)  # fmt: skip
+    return replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
+
+
+def test_measured_by_the_engine_and_told_apart(rank_here, monkeypatch):
+    def isolated(self, place, name, cold, at_least):
+        return 1e-3 if name == CHOSEN["block_scale_gemm"] else 4e-3 if cold else 3e-3
+
+    monkeypatch.setattr(Rank, "isolated", isolated)
+    found = replayed({"block_scale_gemm": "torch.naive"}, 60.0, rounds=3, decomposed=2)
+    base, slow = found.arms[BASE], found.arms["x"]
     assert base.change is None and slow.change.low <= slow.change.ms <= slow.change.high
     assert found.rounds == len(found.samples) == 6
 
     def mean(of):
         return pytest.approx(interval((each["block"], 1e3 * of(each)) for each in found.samples).mean)
 
-    assert (base.step.ms, slow.step.ms) == (mean(lambda r: r[BASE]), mean(lambda r: r["slow"]))
-    assert slow.change.ms == mean(lambda r: r["slow"] - r[BASE])
-    assert set(slow.difference) == {p.name for p in places(plan.step) if p.op == "block_scale_gemm"}
-    assert found.twin is not None and found.samples and "slow" in table(found)
+    assert (base.step.ms, slow.step.ms) == (mean(lambda r: r[BASE]), mean(lambda r: r["x"]))
+    assert slow.change.ms == mean(lambda r: r["x"] - r[BASE])
+    # Replayed: 3 calls of each layer, and 2 for its experts; the model has one more layer of experts.
+    assert slow.whole.ms == pytest.approx(slow.change.ms * 15 / 10)
+    assert (slow.cold, slow.warm) == pytest.approx((10 * 3.0, 10 * 2.0))
+    assert set(slow.difference) == {p.name for p in places(step()) if p.op == "block_scale_gemm"}
+    assert found.twin is not None and "x" in table(found)
     assert slow.own == pytest.approx(sum(slow.places[name] - base.places[name] for name in slow.difference))
 
 
-def test_an_arm_whose_outputs_differ_has_no_time(rank_here, monkeypatch):
-    monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
-    arms = {BASE: CHOSEN, "other": CHOSEN | {"mla_decode": "torch.naive"}}
-    plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, rounds=1, turn_s=0.01, decomposed=1)
-    other = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None).arms["other"]
-    assert other.failed.startswith("wrong") and other.step is None and other.change is None
-
-
-def test_an_arm_that_cannot_run_costs_itself_only(rank_here):
-    arms = {BASE: CHOSEN, "gpu": CHOSEN | {"mla_decode": "flashmla"}}
-    plan = ReplayPlan(step(), arms, "eager", 1, 1.0, blocks=2, rounds=1, turn_s=0.01, decomposed=1)
-    found = replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
-    assert found.arms["gpu"].failed and found.arms["gpu"].step is None
+def test_an_arm_that_cannot_run_or_is_wrong_costs_itself_only(rank_here, monkeypatch):
+    found = replayed({"mla_decode": "flashmla"})
+    assert found.arms["x"].failed and found.arms["x"].step is None
     assert found.arms[BASE].step is not None
+    monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
+    other = replayed({"mla_decode": "torch.naive"}).arms["x"]
+    assert other.failed.startswith("wrong") and other.step is None and other.change is None
+    monkeypatch.setitem(CHOSEN, "mla_decode", "flashmla")
     with pytest.raises(NothingRan, match="could not be replayed"):
-        replay(replace(plan, arms={BASE: arms["gpu"]}), detect("cpu"), Blind("a test"), say=lambda text: None)
+        replayed({})
 
 
 def test_the_process_that_replays_has_the_engine_s_environment(monkeypatch):
-    class Started(Exception):
-        pass
+    given = []
 
     def worker(role, environment, log, plugins):
-        raise Started(environment)
+        given.append(environment)
+        raise NothingRan("a test")
 
     monkeypatch.setattr("harness.serving.replay.replay.Worker", worker)
     engine = {"MALLOC_MMAP_MAX_": None, "KMP_X": "1"}
-    plan = ReplayPlan(step(), {BASE: CHOSEN}, "eager", 1, 1.0, environment=engine)
-    with pytest.raises(Started) as started:
-        replay(plan, detect("cpu"), Blind("a test"))
-    [given] = started.value.args
-    assert given.items() >= engine.items() and given["OMP_NUM_THREADS"] == "1"
+    with pytest.raises(NothingRan, match="a test"):
+        replay(ReplayPlan(step(), {BASE: CHOSEN}, "eager", 1, 1.0, environment=engine), detect("cpu"), None)
+    assert given[0].items() >= engine.items() and given[0]["OMP_NUM_THREADS"] == "1"
 
 
 def test_layers_are_left_out_where_memory_is_short():
@@ -274,6 +259,8 @@ def test_layers_are_left_out_where_memory_is_short():
     assert 80e9 < needed(whole, arms) < 130e9
     gpu = replace(detect("cpu"), kind="cuda", memory=141 * 10**9)
     assert fitted(whole, None, arms, gpu)[0] == whole
+    tight = replace(gpu, memory=round(needed(whole, arms) / 0.95))  # 8 % of it stay free
+    assert fitted(whole, None, arms, tight)[0].moe < 58
     small, note = fitted(whole, None, arms, replace(gpu, memory=48 * 10**9))
     assert small.dense == 3 and 5 < small.moe < 30 and "58 MoE layers were replayed" in note[0]
     assert fitted(whole, "1,2", arms, gpu)[0].layers == 3
@@ -333,18 +320,15 @@ def test_the_command_measures_what_it_prints(rank_here, tmp_path, monkeypatch, c
     monkeypatch.setattr(
         device, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
     )
-    base, swap = [f"{op}={name}" for op, name in CHOSEN.items()], ["mla_decode=torch.naive"]
-    request = ReplayRequest("tiny", batch="2", ctx="33", new="8", base=base, swap=swap, device="cpu",
-                            threads=1, budget="0.5s", blocks=2, seed=7)  # fmt: skip
+    base = [f"{op}={name}" for op, name in CHOSEN.items()]
+    request = ReplayRequest("tiny", batch="2", ctx="33", new="8", base=base, swap=["mla_decode=torch.naive"],
+                            device="cpu", threads=1, budget="0.5s", blocks=2, seed=7)  # fmt: skip
     assert show(request, str(tmp_path)) == OK
     kept = json.loads((tmp_path / "decode-b2.json").read_text())
     assert kept["rounds"] == len(kept["samples"]) > 0
     assert kept["arms"]["mla_decode=torch.naive"]["change"]["ms"]
     assert f"{kept['rounds']} rounds" in capsys.readouterr().out
-
-    def none_counts(*given):
-        return replay(*given).model_copy(update={"rounds": 0, "disturbed": 9, "stopped": "disturbed"})
-
-    monkeypatch.setattr("harness.serving.replay.replay.replay", none_counts)
+    none = Replay(**kept | {"rounds": 0, "disturbed": 9, "stopped": "disturbed"})
+    monkeypatch.setattr("harness.serving.replay.replay.replay", lambda *_: none)
     with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):
         show(request, str(tmp_path))

@@ -4,98 +4,67 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
+import random
 import tracemalloc
-from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from harness.serving.clients.files import UnreadableError
 from harness.serving.trace import decompose, json_stream
 from harness.serving.trace.json_stream import items, opened
 from tests.support.command_line import error_line
-from tests.support.traces import MM, NORM, REDUCE, kernel, launch, op, span, text, write
-
-Here = Callable[..., subprocess.CompletedProcess]
+from tests.support.traces import MM, NORM, REDUCE, event, kernel, launch, of, op, small, span, text
 
 
-def small(folder: Path, raw: str | bytes, name: str = "t.json") -> Path:
-    path = folder / name
-    path.write_bytes(raw.encode() if isinstance(raw, str) else raw)
-    return path
+def times(trace):
+    return {c: t.time_us for c, t in trace.by_class().items()}
 
 
-def sums(path: Path, **how: bool) -> dict[str, float]:
-    return {c: t.time_us for c, t in decompose(path, **how).by_class().items()}
-
-
-def test_order_pieces_packing_and_head_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_order_pieces_packing_and_head_do_not_matter(tmp_path, monkeypatch):
     events = [kernel(MM, 5.25, 2.5), {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "x"}},
               kernel(NORM, 1.0, 2), kernel(MM, 1, 0.75, stream=8)]  # fmt: skip
-    head = {
-        "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
-        "distributedInfo": {"rank": 3, "world_size": 8},
-    }
-    first = json.dumps({**head, "traceEvents": events})
-    last = json.dumps({"traceEvents": events[::-1], **head}, indent=2)
+    head = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
+            "distributedInfo": {"rank": 3, "world_size": 8}}  # fmt: skip
+    first = json.dumps({**head, "traceEvents": events}).encode()
+    last = json.dumps({"traceEvents": events[::-1], **head}, indent=2).encode()
     for piece in (1, 7, 1 << 20):
         monkeypatch.setattr(json_stream, "PIECE", piece)
-        for raw in (
-            first.encode(),
-            last.encode(),
-            gzip.compress(first.encode()),
-            b"\xef\xbb\xbf" + first.encode(),
-        ):
+        for raw in (first, last, gzip.compress(first), b"\xef\xbb\xbf" + first):
             trace = decompose(small(tmp_path, raw))
-            assert {c: t.time_us for c, t in trace.by_class().items()} == {"bf16_gemm": 3.25, "norm": 2.0}
+            assert times(trace) == {"bf16_gemm": 3.25, "norm": 2.0}
             assert (trace.rank, trace.world_size, trace.devices[0].model) == (3, 8, "NVIDIA H200")
 
 
-@pytest.mark.parametrize(
-    "ts", [1740461679479712, 1740461679479712.0, "1740461679479712", "1740461679479712.25"]
-)
-def test_times_as_numbers_and_as_text(tmp_path: Path, ts: object) -> None:
-    later = 1740461679479720
-    trace = decompose(write(tmp_path, [kernel(MM, ts, "2.125"), kernel(NORM, later, 1)]))
-    assert trace.by_class()["bf16_gemm"].time_ns == 2125
-    assert trace.devices[0].span_ns == 9000 - (250 if str(ts).endswith(".25") else 0)
+@pytest.mark.parametrize(("ts", "dur", "following", "sum_ns", "span_ns"), [
+    (1740461679479712, "2.125", 1740461679479720, 3125, 9000),
+    (1740461679479712.0, "2.125", 1740461679479720, 3125, 9000),
+    ("1740461679479712", "2.125", 1740461679479720, 3125, 9000),
+    ("1740461679479712.25", "2.125", 1740461679479720, 3125, 8750),
+    (4909913692259.934, 14.452, 4909913692274.5, 15452, 15566),  # nanoseconds of long uptimes are kept
+])  # fmt: skip
+def test_times_as_numbers_and_as_text(tmp_path, ts, dur, following, sum_ns, span_ns):
+    trace = of(tmp_path, [kernel(MM, ts, dur), kernel(NORM, following, 1)])
+    assert trace.time_ns() == sum_ns
+    assert trace.devices[0].span_ns == pytest.approx(span_ns, abs=1)
 
 
-def test_nanoseconds_of_long_uptimes_are_kept(tmp_path: Path) -> None:
-    events = [kernel(MM, 4909913692259.934, 14.452), kernel(NORM, 4909913692274.5, 1.0)]
-    trace = decompose(write(tmp_path, events))
-    assert trace.devices[0].span_ns == pytest.approx(15566, abs=1)
-    assert trace.time_ns() == 15452
+def test_begin_and_end_in_any_order_and_nested(tmp_path):
+    def half(ph, ts, cat, name=""):
+        return event(cat, name, ts, 0, 0, 7, device=0, stream=7) | {"ph": ph}
 
-
-def test_begin_and_end_in_any_order_and_nested(tmp_path: Path) -> None:
-    def half(ph: str, ts: float, cat: str | None, name: str = "") -> dict:
-        return {
-            "ph": ph,
-            "ts": ts,
-            "cat": cat,
-            "name": name,
-            "pid": 0,
-            "tid": 7,
-            "args": {"device": 0, "stream": 7},
-        }
-
-    events = [half("E", 9, None), half("B", 3, "kernel", MM), half("B", 1, "python_function", "f"),
-              half("E", 5, "kernel"), half("B", 6, "kernel", NORM), half("E", 7.5, None)]  # fmt: skip
-    trace = decompose(write(tmp_path, events))
-    assert {c: t.time_us for c, t in trace.by_class().items()} == {"bf16_gemm": 2.0, "norm": 1.5}
+    trace = of(tmp_path, [
+        half("E", 9, None), half("B", 3, "kernel", MM), half("B", 1, "python_function", "f"),
+        half("E", 5, "kernel"), half("B", 6, "kernel", NORM), half("E", 7.5, None),
+    ])  # fmt: skip
+    assert times(trace) == {"bf16_gemm": 2.0, "norm": 1.5}
     assert not trace.findings
 
 
-def test_what_has_no_time_or_no_end_is_said(tmp_path: Path, here: Here) -> None:
-    broken = [{**kernel(MM, 0, 1), "dur": None}, kernel(MM, None, 1), kernel(MM, "soon", 1),
-              kernel(MM, 5, -3), kernel(MM, float("nan"), 1), {**kernel(NORM, 3, 1), "ph": "B"}, 7,
-              kernel(REDUCE, 0, 4)]  # fmt: skip
-    path = small(tmp_path, text(broken))
-    trace = decompose(path)
+def test_what_has_no_time_or_no_end_is_said(tmp_path, here):
+    trace = of(tmp_path, [
+        {**kernel(MM, 0, 1), "dur": None}, kernel(MM, None, 1), kernel(MM, "soon", 1), kernel(MM, 5, -3),
+        kernel(MM, float("nan"), 1), {**kernel(NORM, 3, 1), "ph": "B"}, 7, kernel(REDUCE, 0, 4),
+    ])  # fmt: skip
     assert {c: (t.calls, t.time_us) for c, t in trace.by_class().items()} == {
         "all_reduce": (1, 4.0), "bf16_gemm": (2, 0.0), "norm": (1, 0.0),
     }  # fmt: skip
@@ -104,7 +73,7 @@ def test_what_has_no_time_or_no_end_is_said(tmp_path: Path, here: Here) -> None:
                  "begins and never ends", "no object"):  # fmt: skip
         assert what in said
     assert all(finding.severity == "wrong" for finding in trace.findings)
-    assert here("serving", "trace", path).returncode == 1
+    assert here("serving", "trace", trace.path).returncode == 1
 
 
 WHOLE = text(
@@ -115,36 +84,25 @@ WHOLE = text(
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_a_file_cut_short_is_refused_wherever_it_ends(tmp_path: Path, packed: bool) -> None:
+def test_a_file_cut_short_is_refused_or_taken_as_far_as_it_goes(tmp_path, packed, here):
     raw = WHOLE.encode()
     raw = gzip.compress(raw) if packed else raw
     for end in range(1, len(raw) - (0 if packed else 1), 7):
-        with pytest.raises(UnreadableError) as error:
+        with pytest.raises(UnreadableError, match=r"^cannot read [^\n]*$") as error:
             decompose(small(tmp_path, raw[:end]))
-        assert str(error.value).startswith("cannot read ")
-        assert "\n" not in str(error.value)
         assert end < 20 or "ends in the middle" in str(error.value)
-
-
-@pytest.mark.parametrize("packed", [False, True])
-def test_a_file_cut_short_can_be_taken_as_far_as_it_goes(tmp_path: Path, packed: bool, here: Here) -> None:
     raw = WHOLE[: WHOLE.index("na\\u00efve")].encode()
     path = small(tmp_path, gzip.compress(raw)[:-8] if packed else raw)
     trace = decompose(path, partial=True)
-    assert trace.partial
-    assert {c: t.time_us for c, t in trace.by_class().items()} == {"bf16_gemm": 2.5}
+    assert trace.partial and times(trace) == {"bf16_gemm": 2.5}
     shown = here("serving", "trace", "--partial", path)
-    assert shown.returncode == 1
-    assert "BROKEN OFF" in shown.stdout
+    assert shown.returncode == 1 and "BROKEN OFF" in shown.stdout
 
 
 @pytest.mark.parametrize(("raw", "why"), [
     ("", "it is empty"),
-    ("  \n", "it is empty"),
-    ("{}", "neither kernels nor operators"),
     ('{"traceEvents": []}', "neither kernels nor operators"),
     ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "broken JSON"),
-    ('{"traceEvents": [{"ph": X}]}', "broken JSON"),
     ('{"traceEvents": [{"ph": "X"}]} more', "more after the end"),
     ('{"traceEvents" [', "broken JSON"),
     ("{1: 2}", "a key is wanted"),
@@ -153,54 +111,47 @@ def test_a_file_cut_short_can_be_taken_as_far_as_it_goes(tmp_path: Path, packed:
     ("\x1f\x8b\x08\x00nonsense", "cannot read"),
     ("\x7fELF\x00\x00", "no column Kernel_Name"),
 ])  # fmt: skip
-def test_what_is_no_trace_is_said_in_one_line(tmp_path: Path, raw: str, why: str, here: Here) -> None:
-    path = small(tmp_path, raw.encode("latin-1"))
-    assert why in error_line(here("serving", "trace", path))
+def test_what_is_no_trace_is_said_in_one_line(tmp_path, raw, why, here):
+    assert why in error_line(here("serving", "trace", small(tmp_path, raw.encode("latin-1"))))
 
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
-    max_leaves=12,
-)
+LEAVES = [None, True, "", "naïve", '"\\', "💡 \0\n", "a" * 9, 0, 10**30, 1e300, -2.5e-7, float("inf")]
 
 
-@settings(max_examples=60)
-@given(values, st.integers(1, 9), st.sampled_from([None, 1]), st.booleans())
-def test_json_in_pieces_is_jsons_own(
-    tmp_path_factory: pytest.TempPathFactory, value: object, piece: int, indent: int | None, ascii_only: bool
-) -> None:
-    path = small(tmp_path_factory.getbasetemp(), json.dumps(value, indent=indent, ensure_ascii=ascii_only))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_stream, "PIECE", piece)
-        assert list(items(opened(path), lambda keys: False)) == [((), value)]
-        entered = list(items(opened(path), lambda keys: True))
-    assert entered == list(_leaves(value, ()))
+def a_value(draw, depth):
+    if depth == 0 or draw.random() < 0.2:
+        return draw.choice(LEAVES)
+    inner = [a_value(draw, depth - 1) for _ in range(draw.randint(0, 4))]
+    return inner if draw.random() < 0.5 else {f"{draw.choice('aé')}{i}": each for i, each in enumerate(inner)}
 
 
-def _leaves(value: object, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
+def leaves(value, keys):
     if isinstance(value, dict):
-        for key, inner in value.items():
-            yield from _leaves(inner, (*keys, key))
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _leaves(inner, (*keys, "*"))
-    else:
-        yield keys, value
+        return [leaf for key, inner in value.items() for leaf in leaves(inner, (*keys, key))]
+    if isinstance(value, list):
+        return [leaf for inner in value for leaf in leaves(inner, (*keys, "*"))]
+    return [(keys, value)]
 
 
-def test_memory_grows_with_events_not_with_the_file(tmp_path: Path) -> None:
+def test_json_in_pieces_is_jsons_own(tmp_path, monkeypatch):
+    draw = random.Random(0)
+    for _ in range(60):
+        value = a_value(draw, depth=3)
+        written = json.dumps(value, indent=draw.choice([None, 1]), ensure_ascii=draw.random() < 0.5)
+        path = small(tmp_path, written)
+        monkeypatch.setattr(json_stream, "PIECE", draw.randint(1, 9))
+        assert list(items(opened(path), lambda keys: False)) == [((), value)]
+        assert list(items(opened(path), lambda keys: True)) == leaves(value, ())
+
+
+def test_memory_grows_with_events_not_with_the_file(tmp_path):
     """The bound that harness/serving/trace/read.py states: 100 bytes of an event."""
-    call = {"ph": "X", "cat": "python_function", "name": "vllm/models/deepseek_v2.py", "pid": 9, "tid": 1,
-            "ts": 1, "dur": 9, "args": {"text": "x" * 1000}}  # fmt: skip
+    call = event("python_function", "vllm/models/deepseek_v2.py", 1, 9, text="x" * 1000)
     events = 8_000
-    path = write(tmp_path, [kernel(MM, 1, 2), *[call] * events])
+    path = small(tmp_path, text([kernel(MM, 1, 2), *[call] * events]))
     decompose(path)  # what is loaded once
     tracemalloc.start()
     decompose(path)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 100 * events + (4 << 20) < path.stat().st_size / 1.5
-
-
-# Good traces with something wrong in them: one line or a sum that holds, never a traceback

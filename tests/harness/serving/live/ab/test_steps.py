@@ -6,7 +6,6 @@ import math
 import pytest
 
 from harness.errors import UsageError
-from harness.serving import load
 from harness.serving.live.ab.agreement import Agreement, agreement
 from harness.serving.live.ab.arms import parse_arm, parse_arms
 from harness.serving.live.ab.effect import effect
@@ -15,8 +14,8 @@ from harness.serving.live.ab.schedule import mirrored_runs
 from harness.serving.live.ab.steps import steps
 from harness.serving.live.client.load import ClientLoad
 from harness.serving.live.client.request_times import NoDetail, TimedRequest, request_times
-from harness.statistics.intervals import mean_half_width
-from tests.support.paths import SERVING_DATA
+from harness.serving.live.engine.time_slices import OwnClock, require_cpu
+from kernels.platform import Platform
 
 
 def lockstep(groups=((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)), step=0.05, length=40):
@@ -25,9 +24,7 @@ def lockstep(groups=((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)), step=0.05, length=
     last = max(at for _, at in groups)
     found = []
     for _, at in groups:
-        tokens = [at]
-        if at < last:
-            tokens.append(last + 0.0001)
+        tokens = [at, last + 0.0001] if at < last else [at]
         while len(tokens) < length:
             tokens.append(max(last, tokens[-1]) + step)
         found.append(TimedRequest(0.0, tuple(tokens)))
@@ -36,8 +33,7 @@ def lockstep(groups=((0, 1.0), (1, 2.0), (2, 2.0), (3, 2.0)), step=0.05, length=
 
 def test_the_step_is_seen_without_prefills_and_ramp():
     seen = steps(lockstep(), 4, [100] * 4)
-    assert seen.itl_ms == pytest.approx(50, rel=1e-6)
-    assert seen.itl_median_ms == pytest.approx(50, rel=1e-6)
+    assert (seen.itl_ms, seen.itl_median_ms) == pytest.approx((50, 50), rel=1e-6)
     assert seen.pattern == (1, 3)
     assert seen.prefill_ms == pytest.approx((1000, 1000), abs=0.2)
     assert seen.kv_len > 100
@@ -51,75 +47,60 @@ def test_the_step_is_seen_without_prefills_and_ramp():
     never_full = steps(lockstep()[:3], 4)
     assert (never_full.steady, never_full.itl_ms, never_full.itl_median_ms) == (0, None, None)
     assert steps([], 4).pattern == ()
+    # After another run is over, with which its engine took turns, no step is steady.
+    alone = TimedRequest(0.0, tuple(1.0 + 0.1 * i for i in range(50)))
+    assert (steps([alone], 1).steady, steps([alone], 1, until=3.05).steady) == (47, 18)
+
+
+def test_the_clock_of_an_engine_in_turns_stands_still_with_it():
+    clock = OwnClock(((10.0, 12.0), (20.0, 25.0)))
+    assert [clock(at) for at in (5, 10, 11, 12, 13, 22, 30)] == [5, 10, 10, 10, 11, 18, 23]
+    with pytest.raises(UsageError, match="slices need engines on the CPU, this is cuda sm_90"):
+        require_cpu(Platform("cuda", "sm_90"))
 
 
 def test_steps_during_another_requests_prefill_do_not_count():
     """A fifth request arrives when one has ended: until its first token the batch is not full."""
-    step, slow = 0.05, 0.4
-    old = [
-        TimedRequest(0.0, tuple(1.0 + step * n + (slow if n > 20 else 0) for n in range(60)))
-        for _ in range(3)
-    ]
-    ended = TimedRequest(0.0, tuple(1.0 + step * n for n in range(20)))
-    new = TimedRequest(ended.tokens[-1], tuple(1.0 + step * n + slow for n in range(21, 60)))
-    seen = steps([*old, ended, new], 4)
-    assert seen.itl_ms == pytest.approx(50, rel=1e-6)
+
+    def tokens(begin, end, after):
+        return tuple(1.0 + 0.05 * n + (0.4 if n > after else 0) for n in range(begin, end))
+
+    old = [TimedRequest(0.0, tokens(0, 60, 20))] * 3
+    ended = TimedRequest(0.0, tokens(0, 20, 20))
+    new = TimedRequest(ended.tokens[-1], tokens(21, 60, 20))
+    assert steps([*old, ended, new], 4).itl_ms == pytest.approx(50, rel=1e-6)
 
 
-def content(**changes):
-    whole = {
-        "start_times": [1.0, 1.0],
-        "ttfts": [0.5, 0.6],
-        "itls": [[0.1, 0.1], [0.1]],
-        "input_lens": [7, 8],
-        "errors": ["", ""],
-    }
-    return whole | changes
+def written(file, **changes):
+    whole = {"start_times": [1.0, 1.0], "ttfts": [0.5, 0.6], "itls": [[0.1, 0.1], [0.1]]}
+    whole |= {"input_lens": [7, 8], "errors": ["", ""]}
+    file.write_text(json.dumps(whole | changes))
+    return file
 
 
 def test_means_are_of_each_requests_own_times(tmp_path):
-    file = tmp_path / "r.json"
-    file.write_text(json.dumps(content()))
-    means = request_times(file).means()
-    assert means["mean_ttft_ms"] == pytest.approx(550)
-    assert means["mean_tpot_ms"] == pytest.approx(100)
-    assert means["mean_e2e_ms"] == pytest.approx(700)
-    assert means["duration_s"] == pytest.approx(0.7)
+    means = request_times(written(tmp_path / "r.json")).means()
+    assert means == pytest.approx(
+        means | {"mean_ttft_ms": 550, "mean_tpot_ms": 100, "mean_e2e_ms": 700, "duration_s": 0.7}
+    )
 
 
 def test_answers_agree_up_to_their_first_word_that_differs(tmp_path):
     said = {"base": ["a b c", "x y"], "near": ["a b d", "x z"], "far": ["a c", "z y"], "none": []}
-    files = {name: tmp_path / name for name in said}
-    for name, texts in said.items():
-        files[name].write_text(json.dumps(content(generated_texts=texts)))
-    near, far = (agreement([(files["base"], files[arm])]) for arm in ("near", "far"))
+    base, *others = (written(tmp_path / name, generated_texts=texts) for name, texts in said.items())
+    near, far, none = (agreement([(base, other)]) for other in others)
     assert near == Agreement(2, prefix=1.5, first=1.0, second=0.5) and not near.suspect
     assert far == Agreement(2, prefix=0.5, first=0.5, second=0.0) and far.suspect
-    assert agreement([(files["base"], files["none"])]) is None
+    assert none is None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "{}", '{"ttfts": 3, "itls": 4}', json.dumps(content(itls=[[1]]))]
+    "text", ["", "[]", "{}", '{"ttfts": 3, "itls": 4}', '{"ttfts": [1, 2], "itls": [[1]]}']
 )
 def test_a_result_without_details_is_one_line(tmp_path, text):
-    file = tmp_path / "r.json"
-    file.write_text(text)
+    (tmp_path / "r.json").write_text(text)
     with pytest.raises(NoDetail, match="no request's times in"):
-        request_times(file)
-
-
-@pytest.mark.parametrize(
-    "name", ["vllm_serve_0.32_detailed.json", "sglang_bench_serving_0.5.9_details.jsonl"]
-)
-def test_each_requests_times_are_those_that_the_loader_has(name):
-    file = SERVING_DATA / name
-    samples, found = load(file)[-1].samples, request_times(file)
-    assert len(found.requests) == len(found.texts) == 7
-    assert found.dated == name.startswith("vllm")
-    for request, ttft, gaps in zip(found.requests, samples.ttfts_ms, samples.itls_ms, strict=True):
-        assert 1e3 * (request.tokens[0] - request.sent) == pytest.approx(ttft)
-        assert 1e3 * (request.tokens[-1] - request.tokens[0]) == pytest.approx(sum(gaps))
-    assert not {"starts_s", "texts"} & samples.model_dump().keys()
+        request_times(tmp_path / "r.json")
 
 
 LOAD = ClientLoad(16, 40, 4, 4)
@@ -147,28 +128,18 @@ def test_the_order_is_mirrored_and_pairs_share_a_seed():
     order = mirrored_runs(["a", "b", "c"], 4, 10)
     assert ["".join(turn.arm for turn in pair) for pair in order] == ["abc", "cba", "abc", "cba"]
     assert [{turn.seed for turn in pair} for pair in order] == [{10}, {11}, {12}, {13}]
-    # A drift that grows evenly takes from each arm alike.
-    places = dict.fromkeys("abc", 0)
-    for place, turn in enumerate(turn for pair in order for turn in pair):
-        places[turn.arm] += place
-    assert len(set(places.values())) == 1
 
 
 def test_an_effect_is_the_mean_of_the_pairs_differences_with_students_interval():
     one = effect([100.0, 110.0, 90.0, 104.0], [110.0, 121.0, 99.0, 115.0])
-    assert one.change == pytest.approx(10.25)
     # t(0.975, 3) = 3.1824; the differences are 10, 11, 9, 11 with standard deviation 0.9574.
     assert one.high - one.change == pytest.approx(3.18245 * 0.957427 / 2, rel=1e-4)
+    assert one.change == pytest.approx(10.25) and one.share == pytest.approx(10.25 / 101)
     assert one.resolved
-    assert one.share == pytest.approx(10.25 / 101)
-
-
-def test_small_or_uncertain_effects_are_not_resolved():
-    assert not effect([100.0, 100.0, 100.0], [102.0, 102.1, 101.9]).resolved
-    assert not effect([100.0, 100.0, 100.0], [130.0, 80.0, 150.0]).resolved
+    assert not effect([100.0, 100.0, 100.0], [102.0, 102.1, 101.9]).resolved, "small"
+    assert not effect([100.0, 100.0, 100.0], [130.0, 80.0, 150.0]).resolved, "uncertain"
     assert effect([100.0], [150.0]).high == math.inf
     assert effect([], []) is None
-    assert mean_half_width([1.0]) == math.inf
 
 
 def test_arms_are_read():

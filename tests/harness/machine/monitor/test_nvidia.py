@@ -30,7 +30,7 @@ class Bench:
     def ran(self, percent: dict[int, int]) -> None:
         """Of the SMs' time, by process; of two samples the higher one counts."""
         at = int(self.now * 1e6)
-        self.nvml.samples += [(pid, at, n) for pid, most in percent.items() for n in (min(5, most), most)]
+        self.nvml.samples += [(pid, at, n) for pid, most in percent.items() for n in (most, min(5, most))]
 
     def round(self, *turns: dict[str, object], ran=None, work="product") -> str:
         """A second; each turn sets what NVML says after it, or lets a counter go on: (which, nanoseconds)."""

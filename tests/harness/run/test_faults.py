@@ -161,20 +161,11 @@ def test_control_c(start, tmp_path):
 def test_a_run_killed_again_and_again_loses_no_finished_case(cli, start, tmp_path):
     """As soon as it exists, in a case, and twice when a case is finished."""
     out = tmp_path / "run"
-    begin = (
-        *SMALL,
-        "--case",
-        "batch=1 ctx=5,6,7,8,9",
-        "--impl",
-        TORCH,
-        "--budget",
-        "100s",
-        "--per-case",
-        "0.1s",
-    )
+    begin = (*SMALL, "--case", "batch=1 ctx=5,6,7,8,9", "--impl", TORCH)
+    begin = (*begin, "--budget", "100s", "--per-case", "0.1s", "--out", out)
     finished: dict[str, list[Record]] = {}
     for moment in ("begun", "measuring", "finished", "finished"):
-        run = start(*(("--resume", out) if (out / "run.json").exists() else (*begin, "--out", out)))
+        run = start(*(("--resume", out) if (out / "run.json").exists() else begin))
         if moment == "begun":
             assert comes((out / "run.json").exists)
         elif moment == "measuring":

@@ -36,7 +36,7 @@ def version_1(folder: str, quota: str) -> dict[str, str]:
         ("", {}, math.inf),
         ("0::/", {"cpu.max": "150000 100000"}, 1.5),
         ("0::/", {"cpu.max": "max 100000"}, math.inf),
-        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "300000 100000"}, 3.0),
+        ("0::/a/b", {"a/b/cpu.max": "400000 100000", "a/cpu.max": "300000 100000"}, 3.0),
         # In a container.
         ("4:memory:/docker/7\n3:cpu,cpuacct:/docker/7\n0::/", version_1("", "400000"), 4.0),
         ("3:cpu,cpuacct:/docker/7", version_1("docker/7/", "-1"), math.inf),

@@ -1,8 +1,6 @@
 """AMD SMI without a GPU: the functions and errors of amdsmi_interface.py in amdsmi 7.0.2 that the monitor
 uses."""
 
-from __future__ import annotations
-
 from ctypes import c_void_p
 from typing import Any
 

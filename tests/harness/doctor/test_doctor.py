@@ -1,7 +1,5 @@
 """`doctor`: its facts, its text, and its advice on machines of all kinds."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

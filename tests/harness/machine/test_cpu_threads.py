@@ -1,7 +1,5 @@
 """How many threads compute, and where, on made-up machines."""
 
-from __future__ import annotations
-
 import math
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The device that a command names: found, or a mistake in one line with exit code 2, whatever the command."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """How a case is driven, where no worker is needed to tell."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from types import SimpleNamespace

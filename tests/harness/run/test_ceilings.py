@@ -1,7 +1,5 @@
 """Ceilings: what they bound, what is kept of them, and what a meter measures."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,8 +1,6 @@
 """What a worker tells of a contender beside its times, in its cell and in the table; and what a run says of
 its environment."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Killed and interrupted runs and workers: no process stays behind, nothing that was finished is lost."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Independent measurements: what intervals say of quotients and means."""
 
-from __future__ import annotations
-
 import math
 import random
 

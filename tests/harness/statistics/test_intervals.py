@@ -1,7 +1,5 @@
 """Intervals and verdicts of time ratios."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics

@@ -1,7 +1,5 @@
 """The comparisons of a case judged together, and redone from the record."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

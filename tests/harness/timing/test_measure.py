@@ -1,11 +1,9 @@
 """harness.timing.interleaved.measure, with contenders that only move a clock."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -54,7 +52,7 @@ class Race:
         policy = {"budget_s": 1e9, "clock": self.clock, "begin_block": self.begin_block} | policy
         return measure(self.contenders, Policy(**policy))
 
-    def end(self, words: itertools.cycle[str]) -> str:
+    def end(self, words: Iterator[str]) -> str:
         self.log.append("end")
         return next(words)
 

@@ -1,7 +1,5 @@
 """Races of contenders whose true times are known: who wins, how often wrongly, and at what cost."""
 
-from __future__ import annotations
-
 import math
 import statistics
 

@@ -1,7 +1,5 @@
 """`python -m harness tune` without a device: the estimate, the search that it makes exact, what is stored."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import gzip

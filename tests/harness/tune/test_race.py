@@ -1,8 +1,6 @@
 """`tune` where the implementation can be timed: a race of a plugin's configurations on the CPU, how a stopped
 one goes on, what is stored of a case, and who enters."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A worker of its own process: it rests when told to, dies with its parent, answers plain values."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

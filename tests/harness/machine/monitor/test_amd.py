@@ -1,7 +1,5 @@
 """What the monitor of an AMD GPU calls a disturbance, on a made-up AMD SMI."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.machine.monitor.amd import RESIDENCIES, open_amd

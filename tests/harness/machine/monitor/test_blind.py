@@ -1,7 +1,5 @@
 """A monitor that sees nothing says why, and the run goes on."""
 
-from __future__ import annotations
-
 import os
 import sys
 

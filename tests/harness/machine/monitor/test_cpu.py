@@ -1,7 +1,5 @@
 """What the CPU monitor calls a disturbance, and what not."""
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path

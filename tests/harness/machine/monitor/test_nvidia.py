@@ -1,7 +1,5 @@
 """What the monitor of an NVIDIA GPU calls a disturbance, on a made-up NVML."""
 
-from __future__ import annotations
-
 import threading
 
 import pytest

@@ -1,7 +1,5 @@
 """A worker's bench: which calls it makes, what it compares of them, and what it leaves behind."""
 
-from __future__ import annotations
-
 import gc
 import math
 import resource
@@ -34,7 +32,7 @@ MOE = {"hidden": 256, "inter": 128}
 SEEDS = asdict(Seeds(0, 0))
 
 
-def opened(*guests: Row, op="mla_decode", sizes=SMALL, boundary="core", sets=0) -> Bench:
+def opened(*guests: Implementation, op="mla_decode", sizes=SMALL, boundary="core", sets=0) -> Bench:
     """A bench with operands, in so many fresh buffers; a guest is prepared as `it`."""
     subject = Bench(*guests)
     subject.hello("cpu", "cpu", 1)
@@ -47,8 +45,8 @@ def opened(*guests: Row, op="mla_decode", sizes=SMALL, boundary="core", sets=0) 
 
 
 class Row(Implementation):
-    """A right row of an op: `calls` makes its calls of a preparation and its call, `given` its operands of those
-    that it is given."""
+    """A right row of an op: `calls` makes its calls of a preparation and its call, `given` its operands of
+    those that it is given."""
 
     name, requires = "guest", "a test"
 

@@ -1,7 +1,5 @@
 """A worker's device: torch's own must be the one that the run locked, watches and plans memory for."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
 from types import SimpleNamespace

@@ -1,8 +1,6 @@
 """What the judge says of a wrong output: of each kind of error one is planted in each op's right output, and
 the sentence has to name its place and its kind."""
 
-from __future__ import annotations
-
 import functools
 import re
 from collections.abc import Callable
@@ -298,9 +296,7 @@ def test_the_judge_knows_the_references_it_made():
     assert reason("other", "live") == "it is the answer to the other live operands"
 
 
-@pytest.mark.parametrize(
-    ("factor", "text"), [(0, "each sum is missing"), (2, "each sum was added twice")]
-)
+@pytest.mark.parametrize(("factor", "text"), [(0, "each sum is missing"), (2, "each sum was added twice")])
 def test_a_part_of_a_sum_is_named(factor, text):
     of = problem("block_scale_gemm")
     other = of.operands.replaced(a_scale=of.operands.a_scale.clone())

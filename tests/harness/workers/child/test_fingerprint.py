@@ -1,7 +1,5 @@
 """What ran beyond its name."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

@@ -1,7 +1,5 @@
 """The judge: limits in units of sigma, over rows or segments of them, and what it says."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

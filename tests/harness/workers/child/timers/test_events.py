@@ -1,7 +1,5 @@
 """Device time by events, on a virtual device that knows what is right (fake_cuda.py)."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.workers.child.timers.base import Program

@@ -1,7 +1,5 @@
 """Calls recorded into one graph, on a virtual device (fake_cuda.py)."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -11,7 +11,6 @@ from typing import Literal
 from harness.statistics.intervals import CONFIDENCE, MIN_BLOCKS
 from harness.statistics.paired import MARGIN
 
-
 Turn = Callable[[], float]
 Disturbed = Literal["prefer", "keep", "refuse"]
 """What is done with rounds that something else disturbed: quiet ones are preferred, and where they cannot be

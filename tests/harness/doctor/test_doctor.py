@@ -146,9 +146,6 @@ def test_what_is_infinite_has_no_number(monkeypatch):
     assert json.dumps(found, allow_nan=False)
 
 
-# Advice
-
-
 SYSTEM = "sys/devices/system"
 NODE, NEXT, THIRD = (f"{SYSTEM}/node/node{node}/cpulist" for node in range(3))
 GOVERNORS = [f"{SYSTEM}/cpu/cpu{cpu}/cpufreq/scaling_governor" for cpu in range(4)]

@@ -281,7 +281,10 @@ def store(monkeypatch, tmp_path):
     return tmp_path / "deepseek-kernel-bench" / "ceilings" / "ceilings.json"
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"KEY": 7}', '{"KEY": {"flops": 1}}', *UNUSABLE])
+OLDER = '{"KEY": {"rates": {"bf16": 1.0}, "read": 1.0}}'
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"KEY": 7}', '{"KEY": {"flops": 1}}', OLDER, *UNUSABLE])
 def test_what_cannot_be_read_is_measured_again(store, text):
     Fake.measures = [FOUND, FOUND]
     ceilings(CPU, 2, QUIET)

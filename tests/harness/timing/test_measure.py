@@ -64,9 +64,6 @@ def raising(error: BaseException) -> Callable[[], float]:
     return turn
 
 
-# Order, blocks, table
-
-
 def test_every_round_holds_every_contender_in_an_order_of_its_own():
     race = Race(a=1, b=2, c=3)
     race.measure(blocks=5, max_rounds=40)
@@ -104,9 +101,6 @@ def test_one_that_fails_later_keeps_its_earlier_times_and_gets_no_other_turn():
     late, *nothing = found.series("late")
     assert (late, len(nothing), all(map(math.isnan, nothing))) == (0.5, 5, True)
     assert (found.series("a"), found.series("b")) == ([0.001] * 6, [0.002] * 6)
-
-
-# Budget
 
 
 @pytest.mark.parametrize("budget_s", [0.001, 3, 10, 16, 59, 60, 61, 200, 1000])
@@ -157,9 +151,6 @@ def test_what_is_left_over_is_worth_preparing_for_as_long_as_that_takes(preparin
     assert found.stopped == "budget"
 
 
-# Those that fail
-
-
 def test_one_that_fails_costs_itself_only():
     race = Race(a=1, b=2)
     values = {repr(value): value for value in (math.nan, math.inf, 0.0, -1.0, None, "1.0")}
@@ -194,9 +185,6 @@ def test_interrupting_is_not_a_contenders_failure():
         measure({"a": raising(KeyboardInterrupt())})
 
 
-# Those that are slow
-
-
 @pytest.mark.parametrize(
     ("turn_s", "turns"),
     [
@@ -225,9 +213,6 @@ def test_who_is_slow_has_its_turn_in_a_round_that_counts():
     found = race.measure("hot", "", "", blocks=3, max_rounds=4, slow=4.0, half_width=0)
     assert sum("slow" in r.seconds for r in found.rounds) == 3
     assert all("slow" in r.seconds for r in found.rounds if r.index < 2)
-
-
-# When it ends
 
 
 @pytest.mark.parametrize(
@@ -271,9 +256,6 @@ def test_who_was_never_timed_undisturbed_is_not_waited_for():
     found = race.measure("hot", *[""] * 1000)
     assert found.stopped == "tight"
     assert set(found.dropped) == {"once"}
-
-
-# Disturbed rounds
 
 
 def test_disturbed_rounds_are_kept_apart_and_made_again():

@@ -48,9 +48,6 @@ def told_apart(run: Path) -> set[str]:
     }
 
 
-# A race
-
-
 @pytest.fixture(scope="module")
 def raced(tmp_path_factory):
     """Two cases, with a configuration that is wrong and one that raises."""
@@ -148,9 +145,6 @@ def test_control_c(here, monkeypatch, tmp_path):
     assert (stopped.returncode, stopped.stderr) == (130, said)
 
 
-# Who enters
-
-
 @pytest.fixture
 def chunked(monkeypatch):
     monkeypatch.setenv("KERNEL_BENCH_PLUGINS", str(CHUNKED))
@@ -183,9 +177,6 @@ def test_the_best_by_the_estimate_enter_where_it_knows_the_device():
     assert len(entries.configs) in (3, 4), "the anchor is among the best, or comes on top"
     assert entries.search.raced == len(entries.configs)
     assert entries.search.considered == 3 + sum(entries.search.pruned.values())
-
-
-# What is stored
 
 
 def records(*verdicts: tuple[str, str, float | None]) -> list:

@@ -73,9 +73,6 @@ def test_a_large_machine_has_more_daemons(tmp_path, daemons, disturbed):
     assert bool(round_of(fake, watch(fake), busy=busy)) is disturbed
 
 
-# Which processes are ours
-
-
 def test_descendants_of_our_workers_are_ours(linux):
     """One of another thread is found when it works."""
     for pid, threads in (
@@ -117,9 +114,6 @@ def test_nobody_is_blamed_for_a_worker_that_died(linux):
     assert "others_percent" not in read
     assert read["not_read"]["others_percent"] == "one of our own processes ended meanwhile"
     assert round_of(linux, monitor, 0.0) == "other processes took 100% of a CPU"
-
-
-# Quotas, heat, frequencies
 
 
 VERSION_1 = "4:cpuset:/\n3:cpu,cpuacct:/seen/outside\n"
@@ -191,9 +185,6 @@ def test_the_frequency_of_those_that_live_is_read_beside_a_dead_worker(linux):
     assert monitor.conditions()["not_read"]["frequency_mhz"] == "no worker runs"
 
 
-# What cannot be read
-
-
 @pytest.mark.parametrize(
     ("virtual", "why"), [(True, "a constant in a virtual machine"), (False, "no cpufreq driver here")]
 )
@@ -218,9 +209,6 @@ def test_what_proc_does_not_tell_accuses_nobody_and_ends_no_run(linux):
     linux.write("proc/stat", "cpu  1 0 0 1 0 0 0 0 0 0\nintr 1\n")
     with pytest.raises(OSError, match="counts no CPU"):
         linux.counters()
-
-
-# Names
 
 
 def test_before_a_run_the_busy_are_named(linux):

@@ -67,9 +67,6 @@ class Row(Implementation):
         return self.prepare(operands, out)
 
 
-# Preparing
-
-
 @pytest.mark.parametrize(("compiles", "calls"), [(1, [3, 3, 0, 0]), (2, [3, 3, 3, 3])])
 def test_preparing_again_calls_no_more_than_it_needs(monkeypatch, compiles, calls):
     """Where the first call after preparing takes `compiles` times as long as others."""
@@ -150,9 +147,6 @@ def test_who_is_prepared_after_operands_were_loaded_finds_them():
     assert found[0] == found[1]
 
 
-# Memory
-
-
 @pytest.mark.parametrize(("free", "trims"), [(1 << 60, 0), (0, 1)])
 def test_a_heap_gives_back_what_it_does_not_use_where_little_is_free(monkeypatch, free, trims):
     trimmed = []
@@ -202,8 +196,6 @@ def test_a_call_of_many_events_is_profiled_once(monkeypatch, events, calls):
     assert profile.profile(call, "cpu", lambda: None, 1e-4)["kernels"]
     assert len(made) == calls
 
-
-# Operands that have an effect
 
 SIZES = [
     ("mla_decode", {"batch": 2, "ctx": 1, "heads": 16, "page": 1}, "torch.naive", ["q"]),
@@ -341,9 +333,6 @@ def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
     assert [each.digest() for each in subject.sets] == digests
 
 
-# Outputs that are compared
-
-
 def every_second(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
     """Leaves every second call's output as it is."""
     calls = 0
@@ -447,9 +436,6 @@ def test_every_set_that_calls_rotate_over_is_compared(count, which):
     seen = subject.compared("it", 0.0)
     assert {output["set"] for output in seen["outputs"]} == {0, count - 1} | ({which} - {None})
     assert [operands.digest() for operands in subject.sets] == digests
-
-
-# Far addresses
 
 
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])

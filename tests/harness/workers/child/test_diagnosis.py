@@ -253,9 +253,6 @@ def test_the_worst_element_has_its_place_and_both_values():
     assert f"; worst [7, 300]: {worst['output']:.4g}, not {worst['reference']:.4g}, " in report["reason"]
 
 
-# How
-
-
 def test_of_equal_rows_the_nearest_is_named():
     """All heads give the same where a sequence has one token."""
     value = torch.randn(4, 1, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
@@ -355,9 +352,6 @@ def test_a_verdict_stands_without_a_diagnosis(monkeypatch):
     assert not report["ok"]
     assert report["reason"] == "16 of 192 rows are off; no diagnosis: RuntimeError: no words"
     assert "diagnosis" not in report
-
-
-# Without an op's words, and numbers as words
 
 
 def test_an_op_that_names_no_axes_has_rows_and_columns():

@@ -66,9 +66,6 @@ def test_sets_that_differ_are_averaged_as_they_rotate(cuda, timer):
     assert turn.seconds == pytest.approx(200e-6, rel=1 / turn.calls)
 
 
-# Who waits for the device
-
-
 @pytest.mark.parametrize("waits", ["torch", "library"])
 @pytest.mark.parametrize(("device_s", "host_s"), [(5e-6, 20e-6), (3e-3, 20e-6), (0.3, 1e-3), (5e-6, 30e-3)])
 def test_who_synchronises_is_found_and_timed_with_its_host_time(cuda, timer, device_s, host_s, waits):
@@ -97,9 +94,6 @@ def test_who_waits_now_and_then_gets_no_time_rather_than_one_with_host_time(cuda
     assert not program.synchronises
     with pytest.raises(RuntimeError, match="longer to launch its calls than the device slept"):
         timer.turn(program, TURN_S)
-
-
-# A full queue, a busy host, clocks that differ
 
 
 @pytest.mark.parametrize("launches", [4, 30, 300, 1000])

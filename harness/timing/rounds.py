@@ -6,14 +6,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from harness.statistics.intervals import CONFIDENCE, MIN_BLOCKS
 from harness.statistics.paired import MARGIN
-
-if TYPE_CHECKING:
-    import pandas
-
 
 Turn = Callable[[], float]
 Disturbed = Literal["prefer", "keep", "refuse"]
@@ -122,15 +118,6 @@ class Rounds:
     beaten: dict[str, str] = field(default_factory=dict)
     stopped: str = "complete"
     spent_s: float = 0.0
-
-    def table(self) -> pandas.DataFrame:
-        """Seconds per call: (block, round) x contender."""
-        import pandas
-
-        index = pandas.MultiIndex.from_tuples(
-            [(r.block, r.index) for r in self.rounds], names=["block", "round"]
-        )
-        return pandas.DataFrame([dict(r.seconds) for r in self.rounds], index=index)
 
     def series(self, contender: str) -> list[float]:
         """One entry per round, NaN where the contender gave no time."""

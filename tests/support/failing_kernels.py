@@ -3,8 +3,6 @@
 They do it on so many sequences as `batches` says, of the case or of a ragged one, and are right on others.
 """
 
-from __future__ import annotations
-
 from typing import ClassVar
 
 from harness.workers.process import WorkerFailure

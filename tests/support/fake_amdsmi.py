@@ -1,8 +1,6 @@
 """AMD SMI without a GPU: the functions and errors of amdsmi_interface.py in amdsmi 7.0.2 that the monitor
 uses."""
 
-from __future__ import annotations
-
 from ctypes import c_void_p
 from typing import Any
 
@@ -97,5 +95,5 @@ class FakeAmdSmi:
     def amdsmi_get_gpu_process_list(self, processor_handle: Handle) -> list[dict[str, Any]]:
         return [dict(process) for process in self.processes]
 
-    def process(self, pid: int, units: int | str, held: int = 0, name: str = "python3") -> None:
+    def process(self, pid: int, units: int | str, held: int | str = 0, name: str = "python3") -> None:
         self.processes.append({"name": name, "pid": pid, "mem": held, "cu_occupancy": units})

@@ -9,10 +9,12 @@ whenever memory is allocated (ATen/core/CachingHostAllocator.h).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,9 +40,8 @@ class FakeCuda:
         self.streams: list[Stream] = []  # other than the default one
         self.pools = itertools.count(1)
         self.debug_mode = 0
-        self.memory = SimpleNamespace(
-            _cuda_endAllocateToPool=self._end_allocate, _cuda_releasePool=self._release_pool
-        )
+        ends = {"_cuda_endAllocateToPool": self._end_allocate, "_cuda_releasePool": self._release_pool}
+        self.memory = SimpleNamespace(**ends)
         self.released: list[tuple[int, int]] = []
 
     def clock(self) -> float:
@@ -56,6 +57,10 @@ class FakeCuda:
             return
         self._enqueue(device_s)
         self._execute(name, effect)
+
+    def pause(self, seconds: float) -> None:
+        """Of the host."""
+        self.now += seconds
 
     def _execute(self, name: str, effect: Callable[[], Any] | None) -> None:
         self.executed.append(name)
@@ -137,14 +142,29 @@ class FakeCuda:
         self.streams.append(Stream(self))
         return self.streams[-1]
 
-    def stream(self, stream: Stream) -> StreamContext:
-        return StreamContext(self, stream)
+    @contextlib.contextmanager
+    def stream(self, stream: Stream) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
 
     def CUDAGraph(self, keep_graph: bool = False) -> CUDAGraph:
         return CUDAGraph(self)
 
-    def graph(self, cuda_graph: CUDAGraph, pool: Any = None, stream: Stream | None = None) -> Graph:
-        return Graph(self, cuda_graph, pool, stream or Stream(self))
+    @contextlib.contextmanager
+    def graph(self, cuda_graph: CUDAGraph, pool: tuple[int, int], stream: Stream) -> Iterator[None]:
+        """Where ending the capture raises, it does not restore the stream."""
+        self.synchronize()
+        self.empty_cache()
+        before, self.current = self.current, stream
+        cuda_graph.capture_begin(pool, capture_error_mode="global")
+        try:
+            yield
+        finally:
+            cuda_graph.capture_end()
+        self.current = before
 
 
 class Stream:
@@ -155,17 +175,6 @@ class Stream:
 
     def wait_stream(self, stream: Stream) -> None:
         self.ready = max(self.ready, stream.ready)
-
-
-class StreamContext:
-    def __init__(self, cuda: FakeCuda, stream: Stream) -> None:
-        self.cuda, self.stream = cuda, stream
-
-    def __enter__(self) -> None:
-        self.before, self.cuda.current = self.cuda.current, self.stream
-
-    def __exit__(self, *exception: object) -> None:
-        self.cuda.current = self.before
 
 
 class Event:
@@ -238,43 +247,24 @@ class CUDAGraph:
         self.ended = False
 
 
-class Graph:
-    """torch.cuda.graph: where ending the capture raises, it does not restore the stream."""
-
-    def __init__(self, cuda: FakeCuda, graph: CUDAGraph, pool: tuple[int, int], stream: Stream) -> None:
-        self.cuda, self.cuda_graph, self.pool = cuda, graph, pool
-        self.context = StreamContext(cuda, stream)
-
-    def __enter__(self) -> None:
-        self.cuda.synchronize()
-        self.cuda.empty_cache()
-        self.context.__enter__()
-        self.cuda_graph.capture_begin(self.pool, capture_error_mode="global")
-
-    def __exit__(self, *exception: object) -> None:
-        self.cuda_graph.capture_end()
-        self.context.__exit__(*exception)
-
-
+@dataclass(eq=False)
 class Contender:
     """A call of `launches` kernels that take `device_s` in all, and `host_s` of the host to launch.
 
-    waits: "" or how it synchronises at its end, through "torch" or a "library"
+    waits:  "" or how it synchronises at its end, through "torch" or a "library"
+    effect: of a kernel, on memory
+    then:   what happens on the host after each call, which is told its number
     """
 
-    def __init__(
-        self,
-        cuda: FakeCuda,
-        device_s: float,
-        host_s: float,
-        launches: int = 1,
-        waits: str = "",
-        name: str = "kernel",
-        effect: Callable[[], Any] | None = None,
-    ) -> None:
-        self.cuda, self.name, self.waits, self.effect = cuda, name, waits, effect
-        self.device_s, self.host_s, self.launches = device_s, host_s, launches
-        self.calls = 0
+    cuda: FakeCuda
+    device_s: float
+    host_s: float
+    launches: int = 1
+    waits: str = ""
+    name: str = "kernel"
+    effect: Callable[[], Any] | None = None
+    then: Callable[[int], object] = lambda calls: None
+    calls: int = 0
 
     def __call__(self) -> None:
         self.calls += 1
@@ -283,3 +273,4 @@ class Contender:
             self.cuda.launch(self.name, self.device_s / self.launches, self.effect)
         if self.waits:
             self.cuda.wait_for_device(flagged=self.waits == "torch")
+        self.then(self.calls)

@@ -1,7 +1,5 @@
 """A /proc and /sys that a test writes, in the formats of proc(5), and clocks of its processes."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

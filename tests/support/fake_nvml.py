@@ -1,7 +1,5 @@
 """NVML without a GPU: the functions and errors of pynvml.py in nvidia-ml-py 13.615.71 that the suite uses."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

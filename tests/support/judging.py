@@ -1,7 +1,5 @@
 """How tests judge what an implementation gave in a boundary: as the harness does."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Some files of a package whose import needs more than is here, between empty modules of its other names."""
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.machinery

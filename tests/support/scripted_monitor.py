@@ -1,7 +1,5 @@
 """A monitor that sees what a test says."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from harness.machine.monitor.base import Monitor

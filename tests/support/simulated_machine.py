@@ -1,7 +1,5 @@
 """A machine that exists only as numbers: contenders whose true times are known, noise drawn from a seed."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Mapping

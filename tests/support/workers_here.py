@@ -1,8 +1,6 @@
 """Workers in this process: what answers is a worker's own, and what each spares is two seconds of importing
 torch. For tests of what a run makes of answers, not of processes that die or hang."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import importlib

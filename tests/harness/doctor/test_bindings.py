@@ -1,7 +1,5 @@
 """`doctor --bind`: which rows' calls fit a version of their library."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

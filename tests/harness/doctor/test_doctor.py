@@ -1,8 +1,8 @@
 """`doctor`: its facts, its text, and its advice on machines of all kinds."""
 
-from __future__ import annotations
-
+import contextlib
 import functools
+import itertools
 import json
 import math
 import sys
@@ -32,9 +32,6 @@ KEYS = {
     *("machine", "devices", "libraries", "ceilings", "datasheet", "instruments", "conditions", "runs here"),
     "what would improve it",
 }
-
-
-# As a user meets it
 
 
 def test_doctor_says_what_its_workers_measured(here, monkeypatch):
@@ -67,12 +64,14 @@ def test_a_device_that_is_being_measured_is_left_alone(here, monkeypatch):
     assert "instruments" not in said
 
 
-# Facts and text
+MACHINE = {
+    "device": "a CPU", "platform": "cpu", "arch": "x86-amx", "threads": 4, "cpus": 8, "os": "Linux",
+    "driver": "580", "device_memory": 1 << 30, "last_level_cache": 32 << 20,
+}  # fmt: skip
 
 
-@pytest.fixture
-def examined(monkeypatch):
-    """What the doctor finds with everything that it measures broken."""
+def test_text_says_what_was_found(monkeypatch, snapshot):
+    """Of what cannot be measured: why; of what was: all, in its columns."""
 
     def broken(*arguments: object) -> None:
         raise WorkerFailure("crashed", "the worker died of SIGILL while in open")
@@ -80,17 +79,7 @@ def examined(monkeypatch):
     monkeypatch.setattr(examine, "measured", broken)
     monkeypatch.setattr(examine, "meters", broken)
     monkeypatch.setattr(examine, "advice", lambda here, threads: ["sleep more"])
-    return examine.examine(CPU, {"SM clock": "1980 MHz"}, ["it is throttled"])
-
-
-MACHINE = {
-    "device": "a CPU", "platform": "cpu", "arch": "x86-amx", "threads": 4, "cpus": 8, "os": "Linux",
-    "driver": "580", "device_memory": 1 << 30, "last_level_cache": 32 << 20,
-}  # fmt: skip
-
-
-def test_text_says_what_was_found(examined, snapshot):
-    """Of what cannot be measured: why; of what was: all, in its columns."""
+    examined = examine.examine(CPU, {"SM clock": "1980 MHz"}, ["it is throttled"])
     assert set(examined) == KEYS
     pair = {"ratio": 1.003, "low": 0.996, "high": 1.009, "floor": 0.0}
     rates = {"fp8": 1.4e15, "bf16": 7.7e14}
@@ -110,9 +99,6 @@ def test_text_says_what_was_found(examined, snapshot):
     texts = (doctor_text(known), doctor_text(known | broken), doctor_text(known | {"conditions": {}}))
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
     snapshot(Path(__file__).parent / "snapshots" / "doctor.txt", "\n\n=====\n\n".join(texts) + "\n")
-
-
-# Noise
 
 
 class Steady:
@@ -135,14 +121,12 @@ class Steady:
 
 
 def test_the_pair_is_prepared_apart_in_every_block():
+    """What differs between preparations widens the interval."""
     one, other = Steady(1.0), Steady(1.02)
     found = noise.clock_differences([one, other], seconds=600)
     assert set(found) == {"read", "product"}
     assert one.prepared == other.prepared == ["read"] * 6 + ["product"] * 6
     assert found["read"].ratio == pytest.approx(1.02)
-
-
-def test_what_differs_between_preparations_widens_the_interval():
     found = noise.clock_differences([Steady(1.0), Steady(1.0, 1.1)], seconds=600)["read"]
     assert found.low < 1.0 < 1.05 < found.high
     with pytest.raises(WorkerFailure, match="the worker died"):
@@ -153,15 +137,8 @@ def test_what_is_infinite_has_no_number(monkeypatch):
     """One block says nothing of the spread between blocks: JSON has no infinity."""
     endless = compare([1.0], [1.0], blocks=[0])
     assert endless == Comparison(1.0, 0.0, math.inf, "unclear")
-
-    class Pair:
-        def __enter__(self):
-            return [Steady(1.0), Steady(1.0)]
-
-        def __exit__(self, *error: object):
-            return False
-
-    monkeypatch.setattr(examine, "meters", lambda here, threads, count: Pair())
+    pair = contextlib.nullcontext([Steady(1.0), Steady(1.0)])
+    monkeypatch.setattr(examine, "meters", lambda here, threads, count: pair)
     monkeypatch.setattr(noise, "clock", lambda worker: {"step_s": 1e-9, "reading_s": 1e-9})
     monkeypatch.setattr(noise, "clock_differences", lambda pair: {"read": endless})
     found = examine._instruments(CPU, 2)
@@ -169,93 +146,70 @@ def test_what_is_infinite_has_no_number(monkeypatch):
     assert json.dumps(found, allow_nan=False)
 
 
-# Advice
-
-
-@pytest.fixture
-def machine(monkeypatch, tmp_path):
-    """A root whose /proc and /sys say what a test writes there; by default nothing wants improving."""
-    monkeypatch.setattr(advice_module, "_libraries", lambda here: [])
-    monkeypatch.setattr(advice_module, "unseen", lambda: "")
-    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
-
-    class Machine:
-        def __init__(self, name: str = "machine") -> None:
-            self.root = tmp_path / name
-            self.has("proc/self/status", "Name:\tpython\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3\n")
-            for cpu in range(4):
-                self.has(f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_governor", "performance")
-                self.has(SIBLINGS.format(cpu), str(cpu))
-            self.has(BOOST, "0")
-            self.has(NODE.format(0), "0-3")
-            self.has(QUOTA, "max 100000")
-            self.has(PAGES, "[always] madvise never")
-
-        def has(self, path: str, content: str) -> None:
-            file = self.root / path
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(content + "\n")
-
-        def advice(self, here: Platform = CPU, threads: int = 4, **ask: object) -> list[str]:
-            return advice(here, threads, self.root, **ask)
-
-    return Machine
-
-
-NODE = "sys/devices/system/node/node{}/cpulist"
-GOVERNOR = "sys/devices/system/cpu/cpu2/cpufreq/scaling_governor"
-SIBLINGS = "sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
-PAGES = "sys/kernel/mm/transparent_hugepage/enabled"
-BOOST = "sys/devices/system/cpu/cpufreq/boost"
-NO_TURBO = "sys/devices/system/cpu/intel_pstate/no_turbo"
-
-
-QUOTA = "sys/fs/cgroup/cpu.max"
-PAIRS = {SIBLINGS.format(cpu): f"{cpu % 2},{cpu % 2 + 2}" for cpu in range(4)}
-NEIGHBOURS = {SIBLINGS.format(cpu): f"{cpu // 2 * 2},{cpu // 2 * 2 + 1}" for cpu in range(4)}
+SYSTEM = "sys/devices/system"
+NODE, NEXT, THIRD = (f"{SYSTEM}/node/node{node}/cpulist" for node in range(3))
+GOVERNORS = [f"{SYSTEM}/cpu/cpu{cpu}/cpufreq/scaling_governor" for cpu in range(4)]
+SIBLINGS = [f"{SYSTEM}/cpu/cpu{cpu}/topology/thread_siblings_list" for cpu in range(4)]
+BOOST, NO_TURBO = f"{SYSTEM}/cpu/cpufreq/boost", f"{SYSTEM}/cpu/intel_pstate/no_turbo"
+PAGES, QUOTA = "sys/kernel/mm/transparent_hugepage/enabled", "sys/fs/cgroup/cpu.max"
+OURS = "proc/self/status"
+SLOW = {GOVERNORS[2]: "powersave"}
+QUIET = {
+    OURS: "Name:\tpython\nCpus_allowed:\tf\nCpus_allowed_list:\t0-3",
+    NODE: "0-3",
+    BOOST: "0",
+    QUOTA: "max 100000",
+    PAGES: "[always] madvise never",
+    **dict.fromkeys(GOVERNORS, "performance"),
+    **{file: str(cpu) for cpu, file in enumerate(SIBLINGS)},
+}
+PAIRS = dict(zip(SIBLINGS, ("0,2", "1,3", "0,2", "1,3"), strict=True))
+NEIGHBOURS = dict(zip(SIBLINGS, ("0,1", "0,1", "2,3", "2,3"), strict=True))
 VIRTUAL = replace(CPU, features=frozenset({"hypervisor"}))
 MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
     "in order": ({}, CPU, 4),
-    "a governor that saves power": ({GOVERNOR: "powersave"}, CPU, 4),
+    "a governor that saves power": (SLOW, CPU, 4),
     "boost": ({BOOST: "1"}, CPU, 4),
     "turbo": ({NO_TURBO: "0"}, CPU, 4),
     "threads that share cores": (PAIRS, CPU, 4),
-    "threads on two nodes": ({NODE.format(0): "0-1", NODE.format(1): "2-3", NODE.format(2): "4-7"}, CPU, 4),
+    "threads on two nodes": ({NODE: "0-1", NEXT: "2-3", THIRD: "4-7"}, CPU, 4),
     "a quota below the threads": ({QUOTA: "150000 100000"}, CPU, 4),
     "a quota below one CPU": ({QUOTA: "50000 100000"}, CPU, 4),
     "a quota of all threads": ({QUOTA: "400000 100000"}, CPU, 4),
     "huge pages on request": ({PAGES: "always [madvise] never"}, CPU, 4),
     "no huge pages": ({PAGES: "always madvise [never]"}, CPU, 4),
-    "other CPUs than ours": (
-        {"proc/self/status": "Cpus_allowed_list:\t0-1", GOVERNOR: "powersave"}
-        | {NODE.format(0): "0-1", NODE.format(1): "2-3"},
-        CPU,
-        2,
-    ),
-    "a core for each thread on one node": (
-        NEIGHBOURS | {NODE.format(0): "0-3", NODE.format(1): "4-7"},
-        CPU,
-        2,
-    ),
+    "other CPUs than ours": (SLOW | {OURS: "Cpus_allowed_list:\t0-1", NODE: "0-1", NEXT: "2-3"}, CPU, 2),
+    "a core for each thread on one node": (NEIGHBOURS | {NODE: "0-3", NEXT: "4-7"}, CPU, 2),
     "a virtual machine": ({}, VIRTUAL, 4),
 }
 
 
-def test_advice_says_what_is_committed(snapshot, monkeypatch, tmp_path, machine):
-    lines = []
-    for name, (files, here, threads) in MACHINES.items():
-        found = machine(name)
-        for path, content in files.items():
-            found.has(path, content)
-        lines += [f"=== {name}", *found.advice(here, threads), ""]
+@pytest.fixture
+def advised(monkeypatch, tmp_path):
+    """What is said of a machine whose /proc and /sys say that; by default nothing wants improving."""
+    monkeypatch.setattr(advice_module, "_libraries", lambda here: [])
+    monkeypatch.setattr(advice_module, "unseen", lambda: "")
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    numbers = itertools.count()
+
+    def said(files: dict[str, str], here: Platform = CPU, threads: int = 4, **ask: object) -> list[str]:
+        root = tmp_path / str(next(numbers))
+        for path, content in (QUIET | files).items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(content + "\n")
+        return advice(here, threads, root, **ask)
+
+    return said
+
+
+def test_advice_says_what_is_committed(snapshot, monkeypatch, tmp_path, advised):
+    lines = [line for name, given in MACHINES.items() for line in (f"=== {name}", *advised(*given), "")]
     snapshot(Path(__file__).parent / "snapshots" / "advice.txt", "\n".join(lines))
     assert advice(CPU, 4, tmp_path / "nothing") == [], "of a machine that says nothing"
-    pages = machine("pages that are asked for")
-    pages.has(PAGES, "always [madvise] never")
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    assert pages.advice() == []
+    assert advised({PAGES: "always [madvise] never"}) == [], "they are asked for"
     monkeypatch.setattr(advice_module, "unseen", lambda: "NVML: Driver Not Loaded")
-    assert pages.advice() == ["NVML: Driver Not Loaded"], "a GPU that is not seen, with the cause"
+    assert advised({}) == ["NVML: Driver Not Loaded"], "a GPU that is not seen, with the cause"
 
 
 @pytest.mark.parametrize(("kind", "arch"), [("cuda", "sm_90"), ("rocm", "gfx942")])
@@ -270,23 +224,19 @@ def test_a_torch_without_this_gpu_is_the_first_thing_said_and_nothing_is_timed(m
     assert examine.examine(Platform(kind, arch, "cuda:0", "a GPU"), quick=True)["runs here"]
 
 
-@pytest.mark.parametrize(
-    ("persistence", "lines"), [("Enabled", 0), ("Disabled", 1), ("", 0)], ids=["on", "off", "silent"]
-)
-def test_a_gpu_that_sleeps_between_calls_is_said_so(machine, monkeypatch, persistence, lines):
-    """nvidia-smi answers as driver 550 does with --format=csv,noheader."""
-    found_here = machine()
-    found_here.has(GOVERNOR, "powersave")  # of no weight there
+@pytest.mark.parametrize(("persistence", "lines"), [("Enabled", 0), ("Disabled", 1), ("", 0)])
+def test_a_gpu_that_sleeps_between_calls_is_said_so(advised, monkeypatch, persistence, lines):
+    """nvidia-smi answers as driver 550 does with --format=csv,noheader; a governor is of no weight there."""
 
     def smi(*arguments: str) -> tuple[str, str]:
         assert arguments == ("-i", "1", "--query-gpu=persistence_mode", "--format=csv,noheader")
         return persistence, ""
 
     monkeypatch.setattr(advice_module, "smi", smi)
-    found = found_here.advice(H200)
+    found = advised(SLOW, H200)
     assert len(found) == lines
     assert all("`nvidia-smi -i 1 -pm 1`" in line for line in found)
-    assert found_here.advice(replace(H200, uuid="MIG-1111")) == []
+    assert advised(SLOW, replace(H200, uuid="MIG-1111")) == []
 
 
 @pytest.mark.parametrize(
@@ -295,35 +245,28 @@ def test_a_gpu_that_sleeps_between_calls_is_said_so(machine, monkeypatch, persis
         ("8", "8", ""),
         ("0", "8", "beside the installed amdsmi torch counts 0 devices, without it 8, of 8"),
         ("0", "0", "torch counts 0 devices of 8 that the driver shows"),
-        ("", "", ""),
+        ("", "", ""),  # there is no torch
     ],
-    ids=["alike", "amdsmi hides them", "torch of another build", "no torch"],
 )
-def test_devices_that_torch_counts_are_those_that_the_driver_shows(machine, monkeypatch, beside, alone, said):
-    found_here = machine()
+def test_devices_that_torch_counts_are_those_that_the_driver_shows(advised, monkeypatch, beside, alone, said):
     gpus = {f"cuda:{i}": Platform("rocm", "gfx942", f"cuda:{i}") for i in range(8)}
     monkeypatch.setattr(advice_module, "devices", lambda: gpus | {"cpu": CPU})
     counts = {
         (sys.executable, "-c", advice_module.WITH_AMDSMI): beside,
         (sys.executable, "-c", advice_module.WITHOUT_AMDSMI): alone,
     }
-    lines = found_here.advice(gpus["cuda:0"], ask=lambda *command: counts[command])
+    lines = advised({}, gpus["cuda:0"], ask=lambda *command: counts[command])
     assert [line[: len(said)] for line in lines] == ([said] if said else [])
 
 
-def test_missing_libraries_are_said_once_each(monkeypatch):
+def test_missing_libraries_and_newer_ones_than_were_read_are_said_once_each(monkeypatch):
     """On a GPU nothing of this machine's libraries can be looked at: the reasons are the platform's."""
-    here = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H200")
     monkeypatch.setattr("kernels.platform.version", lambda module: None)
-    lines = advice_module._libraries(here)
+    lines = advice_module._libraries(H200)
     assert len({line.split(": ", 1)[1] for line in lines}) == len(lines)
     assert any("torch.bf16" in line and "torch is not installed" in line for line in lines)
-
-
-def test_a_library_newer_than_what_was_read_is_said_once(monkeypatch):
-    monkeypatch.setattr(
-        "kernels.platform.version", lambda module: "0.1.24.post1" if module == "aiter" else "0"
-    )
+    there = {"aiter": "0.1.24.post1"}
+    monkeypatch.setattr("kernels.platform.version", lambda module: there.get(module, "0"))
     (line,) = advice_module._libraries(Platform("rocm", "gfx942", "cuda:0"))
     assert line.startswith("aiter 0.1.24.post1 is newer than 0.1.20.post1, ") and "doctor --bind" in line
-    assert not any("aiter" in line for line in advice_module._libraries(Platform("cuda", "sm_90", "cuda:0")))
+    assert not any("aiter" in line for line in advice_module._libraries(H200))

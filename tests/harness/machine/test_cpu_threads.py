@@ -1,7 +1,6 @@
 """How many threads compute, and where, on made-up machines."""
 
-from __future__ import annotations
-
+import math
 import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,41 +23,27 @@ def has(root: Path, files: dict[str, str]) -> None:
         file.write_text(content + "\n")
 
 
+def version_1(folder: str, quota: str) -> dict[str, str]:
+    folder = f"cpu,cpuacct/{folder}"
+    return {f"{folder}cpu.cfs_quota_us": quota, f"{folder}cpu.cfs_period_us": "100000"}
+
+
 @pytest.mark.parametrize(
-    ("files", "cpus"),
+    ("group", "files", "cpus"),
     [
-        ({}, float("inf")),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "150000 100000"}, 1.5),
-        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, float("inf")),
-        (
-            {
-                "proc/self/cgroup": "0::/a/b",
-                "sys/fs/cgroup/a/b/cpu.max": "max 100000",
-                "sys/fs/cgroup/a/cpu.max": "300000 100000",
-            },
-            3.0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "4:memory:/docker/7\n3:cpu,cpuacct:/docker/7\n0::/",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "400000",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000",
-            },
-            4.0,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/docker/7",
-                "sys/fs/cgroup/cpu,cpuacct/docker/7/cpu.cfs_quota_us": "-1",
-                "sys/fs/cgroup/cpu,cpuacct/docker/7/cpu.cfs_period_us": "100000",
-            },
-            float("inf"),
-        ),
+        ("", {}, math.inf),
+        ("0::/", {"cpu.max": "150000 100000"}, 1.5),
+        ("0::/", {"cpu.max": "max 100000"}, math.inf),
+        ("0::/a/b", {"a/b/cpu.max": "400000 100000", "a/cpu.max": "300000 100000"}, 3.0),
+        # In a container.
+        ("4:memory:/docker/7\n3:cpu,cpuacct:/docker/7\n0::/", version_1("", "400000"), 4.0),
+        ("3:cpu,cpuacct:/docker/7", version_1("docker/7/", "-1"), math.inf),
     ],
-    ids=["nothing", "version 2", "no limit", "around ours", "version 1, in a container", "1, no limit"],
 )
-def test_the_least_quota_around_us_limits_threads(tmp_path, files, cpus):
-    has(tmp_path, {"sys/devices/system/node/node0/cpulist": "0-7"} | files)
+def test_the_least_quota_around_us_limits_threads(tmp_path, group, files, cpus):
+    has(tmp_path, {"sys/devices/system/node/node0/cpulist": "0-7"})
+    has(tmp_path, {"proc/self/cgroup": group} if group else {})
+    has(tmp_path / "sys/fs/cgroup", files)
     assert quota(tmp_path) == cpus
     assert default_threads(tmp_path, EIGHT) == min(8, int(min(cpus, 8)))
 

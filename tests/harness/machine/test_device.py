@@ -1,7 +1,6 @@
 """The device that a command names: found, or a mistake in one line with exit code 2, whatever the command."""
 
-from __future__ import annotations
-
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -24,31 +23,28 @@ def test_the_first_device_is_chosen_where_none_is_named():
     assert choose_device("cpu").kind == "cpu"
 
 
-def test_a_gpu_that_is_not_seen_is_never_passed_over_in_silence(monkeypatch, capsys):
-    monkeypatch.setattr(platform, "_gpus", lambda: ([], "nvidia-smi: Driver/library version mismatch"))
-    platform.devices.cache_clear()
-    try:
-        assert choose_device("cpu") == choose_device()
-        with pytest.raises(UsageError, match="devices here: cpu; nvidia-smi: Driver/library version mism"):
-            choose_device("cuda")
-    finally:
-        platform.devices.cache_clear()
-    said = "note: the CPU is measured, as no GPU can be: nvidia-smi: Driver/library version mismatch\n"
-    assert capsys.readouterr().err == said
+GPU = Platform("cuda", "sm_90", "cuda:0", memory=80 << 30)
+MISMATCH, LOST = "nvidia-smi: Driver/library version mismatch", "NVML: GPU 3: GPU is lost"
 
 
 @pytest.mark.parametrize(
-    ("memory", "said"), [(80 << 30, "some GPUs cannot be used"), (0, "not all of the GPU is known")]
+    ("gpus", "problem", "note"),
+    [
+        ([], MISMATCH, "the CPU is measured, as no GPU can be"),
+        ([GPU], LOST, "some GPUs cannot be used"),
+        ([replace(GPU, memory=0)], LOST, "not all of the GPU is known"),
+    ],
 )
-def test_a_gpu_is_taken_beside_one_that_cannot_be_with_a_note(monkeypatch, capsys, memory, said):
-    gpu = Platform("cuda", "sm_90", "cuda:0", memory=memory)
-    monkeypatch.setattr(platform, "_gpus", lambda: ([gpu], "NVML: GPU 3: GPU is lost"))
+def test_a_gpu_that_is_not_seen_is_never_passed_over_in_silence(monkeypatch, capsys, gpus, problem, note):
+    monkeypatch.setattr(platform, "_gpus", lambda: (gpus, problem))
     platform.devices.cache_clear()
     try:
-        assert choose_device() == gpu
+        assert choose_device() == (gpus[0] if gpus else choose_device("cpu"))
+        with pytest.raises(UsageError, match=f"devices here: .*cpu; {problem}"):
+            choose_device("cuda:7")
     finally:
         platform.devices.cache_clear()
-    assert capsys.readouterr().err == f"note: {said}: NVML: GPU 3: GPU is lost\n"
+    assert capsys.readouterr().err == f"note: {note}: {problem}\n"
 
 
 def test_a_gpu_that_this_torch_was_not_built_for_is_not_measured(here, monkeypatch, tmp_path):

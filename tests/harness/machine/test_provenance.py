@@ -1,7 +1,5 @@
 """What a record says of the machine."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.machine import provenance

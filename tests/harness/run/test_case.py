@@ -1,7 +1,5 @@
 """How a case is driven, where no worker is needed to tell."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,20 +113,11 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
             raise WorkerFailure("error", f"KeyError: {name}")
         return {"ok": False, "reason": "zeros"}
 
-    class Compared:
-        contenders = (row,)
-        digest = staticmethod(int)
-
-        @property
-        def living(self) -> list[Contender]:
-            return [row] if row.alive else []
-
-        def ask(self, *_: object, **given: object) -> dict[str, object]:
-            seen = {"calls": 20, "differed": 1, "distance": 1.0, "kept": False, "guards": True}
-            return seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts
-
+    seen = {"calls": 20, "differed": 1, "distance": 1.0, "kept": False, "guards": True}
+    station = answering(seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts)
+    station.contenders, station.living, station.digest = (row,), (row,), int
     case = kernels.OPS["fused_moe"].case(MOE, boundary="with_quant")
-    run = driven(case, SimpleNamespace(ask=judged), stations=[Compared()])
+    run = driven(case, SimpleNamespace(ask=judged), stations=[station])
     run.digests["first"] = 0
     run._check_timed(5)
     assert (row.status, row.reason) == ("wrong", f"after timing: {reason}")
@@ -141,11 +130,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
         ({"stale": 2 * STALE}, 3, ""),  # sums of no fixed order
         ({"stale": STALE / 2}, 0, ""),
         ({"kept": ["kv"]}, 0, "its output did not change with kv, written in place"),
-        (
-            {"unseen": [1.0, 1.0]},
-            0,
-            "on activations that it had not seen a call took 1e+03 ms, on those that it",
-        ),
+        ({"unseen": [1.0, 1.0]}, 0, "on activations that it had not seen a call took 1e+03 ms, on those"),
         ({"unseen": [1e-3, 1.0]}, 0, ""),
     ],
 )
@@ -168,16 +153,16 @@ def test_addresses_of_more_than_32_bits_cost_only_the_suites_rows_their_time(is_
     assert row.status == (None if ok or is_library else "wrong")
 
 
-@pytest.mark.parametrize(
-    ("op", "sizes"),
-    [
-        ("block_scale_gemm", {"m": 3, "n": 128, "k": 128}),
-        ("fused_moe", MOE),
-        ("mha_prefill", {"batch": 1, "new": 3}),
-        ("mla_decode", {"batch": 1, "ctx": 3}),
-    ],
-)
-def test_what_is_compiled_for_each_size_is_not_checked_at_another(op, sizes):
+SIZES = {
+    "block_scale_gemm": {"m": 3, "n": 128, "k": 128},
+    "fused_moe": MOE,
+    "mha_prefill": {"batch": 1, "new": 3},
+    "mla_decode": {"batch": 1, "ctx": 3},
+}
+
+
+@pytest.mark.parametrize("op", SIZES)
+def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
     """A plug-in's word on it does not count."""
     rows = {i.name: Contender(i.name, i, Arm(), "eager") for i in kernels.implementations(op)}
     own = rows["torch.compile"]
@@ -188,16 +173,10 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op, sizes):
     def no_output(*_: object) -> None:
         raise WorkerFailure("error", "no output")
 
-    everyone = [own, rows["torch.naive"], brought]
-    station = SimpleNamespace(
-        platform=Platform("cpu", "x86-avx2", "cpu", "a CPU"),
-        living=everyone,
-        contenders=everyone,
-        open=lambda *_: 0,
-        prepare=lambda row: prepared.append(row.name),
-        ask=no_output,
-    )
-    run = driven(kernels.OPS[op].case(sizes), answering(0), stations=[station])
+    station = SimpleNamespace(platform=Platform("cpu", "x86-avx2", "cpu", "a CPU"), open=lambda *_: 0)
+    station.living = station.contenders = [own, rows["torch.naive"], brought]
+    station.prepare, station.ask = lambda row: prepared.append(row.name), no_output
+    run = driven(kernels.OPS[op].case(SIZES[op]), answering(0), stations=[station])
     run._check_ragged([station], run.case, "ragged-0")
     assert prepared == ["torch.naive", "mine"]
 

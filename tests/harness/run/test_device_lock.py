@@ -1,7 +1,5 @@
 """Who may measure beside whom."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """What a run makes of a monitor that sees the machine disturbed."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

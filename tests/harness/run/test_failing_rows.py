@@ -1,7 +1,5 @@
 """Rows that go wrong cost themselves only, get no time, and are told how, in one run beside right ones."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from typing import Any

@@ -1,7 +1,5 @@
 """A benchmark of one kernel: what disturbs it is seen, and what is refused starts nothing."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

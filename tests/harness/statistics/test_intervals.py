@@ -1,7 +1,5 @@
 """Intervals and verdicts of time ratios."""
 
-from __future__ import annotations
-
 import math
 import random
 import statistics
@@ -35,19 +33,15 @@ def test_ratio_is_the_time_of_b_over_the_time_of_a():
     [
         (1.01, 1.02, 0.0, 0.005, "faster"),
         (0.98, 0.99, 0.0, 0.005, "slower"),
-        (0.998, 1.003, 0.0, 0.005, "same"),
         (1.001, 1.003, 0.0, 0.005, "same"),  # told apart, but by less than anyone cares about
         (0.996, 1.004, 0.0, 0.001, "unclear"),
-        (0.99, 1.02, 0.0, 0.005, "unclear"),
         (1.0, 1.02, 0.0, 0.005, "unclear"),  # the edge is not outside
         (1.001, 1.02, 0.0, 0.005, "faster"),
         # A floor above the margin takes its place, and an effect has to clear it whole.
         (0.98, 1.02, 0.03, 0.005, "same"),
-        (1.01, 1.02, 0.03, 0.005, "same"),
         (1.02, 1.05, 0.03, 0.005, "unclear"),
         (1.04, 1.05, 0.03, 0.005, "faster"),
         (0.95, 0.96, 0.03, 0.005, "slower"),
-        (0.95, 0.98, 0.03, 0.005, "unclear"),
         # A floor below the margin leaves the margin as it is.
         (0.996, 1.004, 0.001, 0.005, "same"),
         # The A/A pair found nothing out, or the pair did not.
@@ -55,7 +49,6 @@ def test_ratio_is_the_time_of_b_over_the_time_of_a():
         (0.999, 1.001, math.inf, 0.005, "unclear"),
         (0.999, 1.001, math.nan, 0.005, "unclear"),
         (0.0, math.inf, 0.0, 0.005, "unclear"),
-        (1.5, math.inf, 0.0, 0.005, "unclear"),
     ],
 )
 def test_verdict(low, high, floor, margin, wanted):
@@ -63,14 +56,7 @@ def test_verdict(low, high, floor, margin, wanted):
 
 
 @pytest.mark.parametrize(
-    ("options", "wanted"),
-    [
-        ({}, "faster"),
-        ({"floor": 0.005}, "faster"),
-        ({"floor": 0.05}, "same"),
-        ({"margin": 0.05}, "same"),
-        ({"floor": math.inf}, "unclear"),
-    ],
+    ("options", "wanted"), [({}, "faster"), ({"floor": 0.05}, "same"), ({"margin": 0.05}, "same")]
 )
 def test_floor_and_margin_reach_the_verdict(options, wanted):
     a, b = noisy(1, 1), noisy(1.02, 2)
@@ -89,7 +75,7 @@ def test_swapping_a_and_b_swaps_the_verdict(true_ratio, floor):
     assert there.verdict == opposite[back.verdict]
 
 
-def test_what_both_share_cancels():
+def test_what_both_share_cancels_and_one_outlier_in_a_block_moves_little():
     """Rounds drift by a factor of 10, blocks jump; the ratio is 1.03 in every round."""
     rng = random.Random(3)
     drift = [10 ** (i / len(BLOCKS)) * (1 + block) for i, block in enumerate(BLOCKS)]
@@ -98,14 +84,9 @@ def test_what_both_share_cancels():
     found = compare(a, b, blocks=BLOCKS)
     assert found.verdict == "faster"
     assert 1.027 < found.low < 1.03 < found.high < 1.033
-
-
-def test_one_outlier_in_a_block_moves_little():
-    a, b = noisy(1, 1), noisy(1.02, 2)
     b[3] *= 50
     found = compare(a, b, blocks=BLOCKS)
-    assert found.ratio == pytest.approx(1.02, rel=0.002)
-    assert found.verdict == "faster"
+    assert (found.verdict, found.ratio) == ("faster", pytest.approx(1.03, rel=0.002))
 
 
 @pytest.mark.parametrize("missing", [math.nan, 0.0, -1.0, math.inf, None])
@@ -148,17 +129,8 @@ def test_lengths_must_match(a, b, blocks):
         compare(a, b, blocks=blocks)
 
 
-def test_more_confidence_is_a_wider_interval():
-    a, b = noisy(1, 1), noisy(1.1, 2)
-    widths = [
-        (found := compare(a, b, blocks=BLOCKS, confidence=c)).high - found.low for c in (0.5, 0.9, 0.95, 0.99)
-    ]
-    assert widths == sorted(widths)
-
-
 def test_interval_is_students_over_groups_that_differ_by_more_than_they_scatter():
-    values = [(0, 2.0), (0, 2.0), (1, 4.0), (1, 4.0), (2, 3.0), (2, 3.0)]
-    found = interval(values)
+    found = interval([(0, 2.0), (0, 2.0), (1, 4.0), (1, 4.0), (2, 3.0), (2, 3.0)])
     half = 4.302653 / math.sqrt(3)  # t at 97.5 % with two degrees of freedom; the groups' deviation is 1
     assert (found.mean, found.low, found.high) == pytest.approx((3, 3 - half, 3 + half), abs=1e-5)
     assert found.groups == 3

@@ -1,7 +1,5 @@
 """The comparisons of a case judged together, and redone from the record."""
 
-from __future__ import annotations
-
 import itertools
 import math
 
@@ -12,16 +10,16 @@ from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.results import read
-from harness.results.schema import CaseDone, Cell, Record
+from harness.results.schema import Cell
 from harness.run.case import Measured
-from harness.run.cells import Yardsticks, build_cells, build_records
+from harness.run.cells import Yardsticks, build_records
 from harness.statistics.multiple import JointVerdict, joint_verdicts, stopping_reason
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Rounds
 from kernels.platform import Platform
 from shapes.case import Case
 from tests.support.recorded_verdicts import redo
-from tests.support.simulated_machine import OFFSETS, QUIET, SPIKES, Machine, Noise
+from tests.support.simulated_machine import OFFSETS, QUIET, Machine, Noise
 
 
 def session(true: dict[str, float], noise: Noise = QUIET, seed: int = 1, **policy: object) -> Rounds:
@@ -105,57 +103,35 @@ def test_five_equal_contenders_are_seldom_told_apart():
     assert wrong <= 6
 
 
-@pytest.mark.parametrize(("noise", "spread"), [(QUIET, 0.004), (SPIKES, 0.0), (OFFSETS, 0.3)])
-def test_verdicts_are_redone_from_the_record(noise, spread):
-    """Of contenders as a run measures them, one of which failed on the way."""
-    impls = [i for i in kernels.implementations("mla_decode") if i.name.startswith("torch.")]
-    contenders = [Contender(i.name, i, Arm(), "eager") for i in impls]
-    twin = f"{contenders[0].name} (again)"
-    true = {c.name: 1e-3 * (1 + spread * place) for place, c in enumerate(contenders)} | {twin: 1e-3}
-    machine = Machine(true, noise, seed=5)
-    turns = machine.contenders
-    lives = itertools.count()
-
-    def mortal() -> float:
-        return turns[contenders[-1].name]() if next(lives) < 17 else math.nan
-
-    mortals = turns | {contenders[-1].name: mortal}
-    rounds = measure(mortals, machine.policy(anchor=contenders[0].name, twin=twin))
-    contenders[-1].fail("error", rounds.dropped[contenders[-1].name])
-    case = Case("mla_decode", {"batch": 1, "ctx": "64"})
-    again = Contender(twin, impls[0], Arm(), "eager")
-    measured = Measured(case, contenders, Rotation("warm", 1, 0, 0, False), rounds, contenders[0], again)
-    cells, verdicts = build_cells(measured, Platform("cpu", "x86"), Yardsticks(None, None, 0.95))
-    done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=1, blocks=1, stopped=rounds.stopped)
-    records: list[Record] = [
-        type(r).model_validate_json(r.model_dump_json()) for r in (*cells, *verdicts, done)
-    ]
-    assert len(verdicts) == 1 + len(contenders) - 2 + 1
-    for stated, found in redo(records):
-        assert (stated.verdict, stated.ratio) == (found.verdict, pytest.approx(found.ratio))
-        assert (stated.low, stated.high) == pytest.approx((found.low, found.high))
-
-
 def test_verdicts_of_groups_are_redone_from_the_record():
     """The baseline and its twin stand in each group, whose rounds are others: the machine is twice as slow
-    for the second. A group of which nothing came stands between them."""
-    impls = kernels.implementations("mla_decode")[:4]
-    anchor, one, two, broken = (Contender(i.name, i, Arm(), "eager") for i in impls)
+    for the second. A group of which nothing came stands between them, and one fails on the way."""
+    impls = kernels.implementations("mla_decode")[:5]
+    anchor, one, two, broken, mortal = (Contender(i.name, i, Arm(), "eager") for i in impls)
     twin = Contender(f"{anchor.name} (again)", anchor.impl, Arm(), "eager")
     case = Case("mla_decode", {"batch": 1, "ctx": "64"})
+    lives = itertools.count()
 
-    def group(other: Contender, slower: float, rounds: int) -> Measured:
-        true = {anchor.name: slower, twin.name: slower, other.name: 1.1 * slower}
-        found = session(true, seed=int(slower), anchor=anchor.name, twin=twin.name, first_rounds=rounds)
-        return Measured(case, [anchor, other], Rotation("warm", 1, 0, 0, False), found, anchor, twin)
+    def group(slower: float, rounds: int, *others: Contender) -> Measured:
+        true = {anchor.name: slower, twin.name: slower} | {other.name: 1.1 * slower for other in others}
+        machine = Machine(true, OFFSETS, seed=int(slower))
+        turns = machine.contenders
+        if mortal in others:
+            turn = turns[mortal.name]
+            turns[mortal.name] = lambda: turn() if next(lives) < 17 else math.nan
+        found = measure(turns, machine.policy(anchor=anchor.name, twin=twin.name, first_rounds=rounds))
+        return Measured(case, [anchor, *others], Rotation("warm", 1, 0, 0, False), found, anchor, twin)
 
     broken.fail("error", "it broke")
     nothing = Measured(case, [broken], Rotation("warm", 1, 0, 0, False))
-    parts = [group(one, 1.0, 5), nothing, group(two, 2.0, 4)]
+    parts = [group(1.0, 5, one, mortal), nothing, group(2.0, 4, two)]
+    mortal.fail("error", parts[0].rounds.dropped[mortal.name])
     records, _ = build_records(case, parts, Platform("cpu", "x86"), Yardsticks(None, None, 0.95))
-    redone = redo(records)
+    redone = redo([type(r).model_validate_json(r.model_dump_json()) for r in records])
     assert [v.about for v, _ in redone].count("A/A") == 2
+    assert [(v.a, v.about) for v, _ in redone if mortal.name in (v.a, v.b)] == []
     for stated, found in redone:
+        assert stated.verdict == found.verdict
         assert (stated.ratio, stated.low, stated.high) == pytest.approx((found.ratio, found.low, found.high))
     cells = {r.impl: r for r in records if isinstance(r, Cell)}
     assert math.isnan(read.paired(cells[one.name].samples, cells[two.name].samples).ratio)

@@ -1,7 +1,5 @@
 """`python -m harness tune` without a device: the estimate, the search that it makes exact, what is stored."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import gzip
@@ -70,35 +68,50 @@ def test_the_estimate_by_hand(changes, resident, rate, microseconds, hidden, bou
 
 def test_a_program_of_one_wave_multiplies_on_one_simd():
     """Four of them on a unit together have all of it."""
-    alone, four = (estimate(ON, [(COMPUTE, n, 1.0, 0.25)]).seconds for n in (1, 4))
-    assert alone == pytest.approx(estimate(ON, [(COMPUTE, 1, 0.25, 1.0)]).seconds)
+
+    def seconds(demand: Demand, *given: float, kernels: int = 1) -> float:
+        return pytest.approx(estimate(ON, [(demand, *given)] * kernels).seconds)
+
     many = dataclasses.replace(COMPUTE, programs=40)
-    whole = estimate(ON, [(many, 4, 1.0, 1.0)]).seconds
-    assert estimate(ON, [(many, 4, 1.0, 0.25)]).seconds == pytest.approx(whole)
-    assert four == pytest.approx(alone), "ten programs are one to a unit"
-    several = estimate(ON, [(COMPUTE, 4, 1.0, 0.25)] * 3).seconds
-    assert several == pytest.approx(3 * four), "kernels of a call add up"
+    assert seconds(COMPUTE, 1, 1.0, 0.25) == seconds(COMPUTE, 1, 0.25, 1.0).expected
+    assert seconds(many, 4, 1.0, 0.25) == seconds(many, 4, 1.0, 1.0).expected
+    assert seconds(COMPUTE, 4, 1.0, 0.25) == seconds(COMPUTE, 1, 1.0, 0.25).expected, "ten: one to a unit"
+    several = seconds(COMPUTE, 4, 1.0, 0.25, kernels=3)
+    assert several == 3 * seconds(COMPUTE, 4, 1.0, 0.25).expected, "kernels of a call add up"
+
+
+WGMMA, TCGEN05, MFMA = (
+    "wgmma.x.f32.bf16.bf16",
+    "tcgen05.mma.cta_group::1.kind::f16",
+    "v_mfma_f32_32x32x8_bf16",
+)
 
 
 @pytest.mark.parametrize(
-    ("arch", "tile", "threads", "fed"),
+    ("arch", "instruction", "tile", "threads", "fed"),
     [
         # Bytes of a step of k over its flops, against 128 or 256 bytes a clock at the full rate.
-        ("sm_90", (128, 128, "bf16"), 256, 1.0),  # (128 + 2 * 128) * 2 over 2 * 128 * 128: 96 bytes a clock
-        ("sm_90", (128, 32, "bf16"), 128, 128 / 192),
-        ("sm_100", (128, 64, "bf16"), 128, 128 / 192),
-        ("gfx942", (128, 128, "fp8"), 256, 1.0),  # four waves of 64x64
-        ("gfx942", (64, 16, "bf16"), 256, 0.5),  # of 16x16: (4 * 16 + 64) * 2 over 2 * 64 * 16: 256 bytes
+        ("sm_90", WGMMA, (128, 128, "bf16"), 256, 1.0),  # (128 + 2 * 128) * 2 over 2 * 128 * 128: 96 a clock
+        ("sm_90", WGMMA, (128, 32, "bf16"), 128, 128 / 192),
+        ("sm_100", TCGEN05, (128, 64, "bf16"), 128, 128 / 192),
+        ("gfx942", "v_mfma_f32_32x32x16_fp8_fp8", (128, 128, "fp8"), 256, 1.0),  # four waves of 64x64
+        ("gfx942", MFMA, (64, 16, "bf16"), 256, 0.5),  # of 16x16: (4 * 16 + 64) * 2 over 2 * 64 * 16: 256
     ],
 )
-def test_shared_memory_feeds_large_tiles_only(arch, tile, threads, fed):
+def test_shared_memory_feeds_large_tiles_only(arch, instruction, tile, threads, fed):
     m, n, dtype = tile
-    architecture = architectures()[arch]
-    name = {"sm_90": "wgmma.x.f32.bf16.bf16", "sm_100": "tcgen05.mma.cta_group::1.kind::f16"}.get(arch)
-    name = name or {"bf16": "v_mfma_f32_32x32x8_bf16", "fp8": "v_mfma_f32_32x32x16_fp8_fp8"}[dtype]
-    figures = Resources(threads=threads, instructions=[name], products=[Product(m, n, 64, dtype)])
-    found = share(dataclasses.replace(COMPUTE, dtype=dtype), figures, architecture)
+    figures = Resources(threads=threads, instructions=[instruction], products=[Product(m, n, 64, dtype)])
+    found = share(dataclasses.replace(COMPUTE, dtype=dtype), figures, architectures()[arch])
     assert found == pytest.approx(fed)
+
+
+def test_older_instructions_and_what_a_unit_holds():
+    wide = Resources(registers=128, threads=128, instructions=["wgmma.mma_async.x.f32.e4m3.e4m3"])
+    older = dataclasses.replace(wide, instructions=["mma.sync.aligned.x"])
+    assert share(COMPUTE, wide, SM_90) == 1.0
+    assert share(COMPUTE, older, SM_90) == SM_90.older_rate["fp8"] < 0.5
+    assert share(dataclasses.replace(COMPUTE, flops=0, dtype="fp32"), older, SM_90) == 1.0
+    assert held(wide, SM_90) == 4
 
 
 def test_no_estimate_is_below_the_bound():
@@ -112,15 +125,6 @@ def test_no_estimate_is_below_the_bound():
         for resident in range(1, 33):
             for rate, part in ((0.3, 1.0), (1.0, 0.25), (1.0, 1.0)):
                 assert estimate(ON, [(demand, resident, rate, part)]).seconds >= bound * (1 - 1e-12)
-
-
-def test_older_instructions_and_what_a_unit_holds():
-    wide = Resources(registers=128, threads=128, instructions=["wgmma.mma_async.x.f32.e4m3.e4m3"])
-    older = dataclasses.replace(wide, instructions=["mma.sync.aligned.x"])
-    assert share(COMPUTE, wide, SM_90) == 1.0
-    assert share(COMPUTE, older, SM_90) == SM_90.older_rate["fp8"] < 0.5
-    assert share(dataclasses.replace(COMPUTE, flops=0, dtype="fp32"), older, SM_90) == 1.0
-    assert held(wide, SM_90) == 4
 
 
 def test_each_architecture_knows_what_the_estimate_needs():
@@ -195,24 +199,22 @@ def test_few_configurations_serve_all(tuning):
     assert len({words(one.config) for one in picked.values()}) <= len(least_alone)
 
 
-def test_shards_leave_what_is_not_theirs(told, tmp_path: Path, monkeypatch):
+def test_shards_leave_what_is_not_theirs(told, monkeypatch):
     """Two of them, then one that finds all that they compiled."""
     known: dict[str, Resources] = {}
 
     def compile_all(launches: Sequence[Any], done: Any = None, each: Any = None) -> list[Resources]:
-        found = [made_up(launch) for launch in launches]
-        known.update({offline.key_of(one): figures for one, figures in zip(launches, found, strict=True)})
-        return found
+        known.update((offline.key_of(one), made_up(one)) for one in launches)
+        return [made_up(one) for one in launches]
 
     monkeypatch.setattr(offline, "compile_all", compile_all)
     monkeypatch.setattr(offline, "recall", known.get)
-    for at in (1, 2):
-        compiling = Compiling(GEMM, SM_90, (at, 2))
+    counts = []
+    for shard in ((1, 2), (2, 2), (1, 1)):
+        compiling = Compiling(GEMM, SM_90, shard)
         compiling.run(compiling.searches(CASES))
-    before = len(known)
-    compiling = Compiling(GEMM, SM_90)
-    compiling.run(compiling.searches(CASES))
-    assert len(known) == before
+        counts.append(len(known))
+    assert 0 < counts[0] < counts[1] == counts[2]
     assert set(compiling.results) == {search.case for search in compiling.searches(CASES)}
 
 
@@ -222,30 +224,28 @@ def test_what_is_stored_holds_and_a_worse_one_does_not(tuning, tmp_path: Path):
     file = what.store(tmp_path)
     assert not what.differences(tmp_path)
     kept = CompileRecords.read(records_file(tmp_path, GEMM.name, what.place))
-    again = compiling.searches(CASES)
-    run(again, lambda batch: kept.judge(compiling.on, SM_90, batch))
     stored = store.read(file)["choices"]
-    assert not offline.differences(GEMM, what.place, again, stored), "figures say what compiling said"
 
+    def said(cases: Sequence[Case], choices: list[dict[str, Any]]) -> str:
+        again = compiling.searches(cases)
+        run(again, lambda batch: kept.judge(compiling.on, SM_90, batch))
+        return "\n".join(offline.differences(GEMM, what.place, again, choices))
+
+    def planted(**changes: Any) -> list[dict[str, Any]]:
+        return [one | changes if one["case"] == search.case else one for one in stored]
+
+    assert not said(CASES, stored), "figures say what compiling said"
     search = next(one for one in searches if one.at < len(one.candidates))
-    worse = dataclasses.asdict(search.candidates[-1].config)
-    planted = [one | {"config": worse} if one["case"] == search.case else one for one in stored]
-    said = offline.differences(GEMM, what.place, again, planted)
-    assert len(said) == 1 and search.case in said[0] and "not within 3% of the best; the best is" in said[0]
-
-    stale = [one | {"source": "0" * 12} if one["case"] == search.case else one for one in stored]
-    said = offline.differences(GEMM, what.place, again, stale)
-    assert len(said) == 1 and "stored from other kernels" in said[0] and "tune again" in said[0]
-
-    said = offline.differences(GEMM, what.place, again, [one for one in stored if one["case"] != search.case])
-    assert said == [f"sm_90 {GEMM.name} {search.case}: nothing is stored"]
-
+    worse = said(CASES, planted(config=dataclasses.asdict(search.candidates[-1].config)))
+    assert search.case in worse and "not within 3% of the best; the best is" in worse and "\n" not in worse
+    stale = said(CASES, planted(source="0" * 12))
+    assert "stored from other kernels" in stale and "tune again" in stale and "\n" not in stale
+    lacking = said(CASES, [one for one in stored if one["case"] != search.case])
+    assert lacking == f"sm_90 {GEMM.name} {search.case}: nothing is stored"
     lost = next(iter(kept.cases[search.case]))
     kept.cases[search.case] = {lost: kept.cases[search.case][lost]}
-    again = compiling.searches([Case("block_scale_gemm", parse(search.case)[0])])
-    run(again, lambda batch: kept.judge(compiling.on, SM_90, batch))
-    said = offline.differences(GEMM, what.place, again, stored)
-    assert "may be better were not compiled" in said[0]
+    (case,) = parse(search.case)
+    assert "may be better were not compiled" in said([Case("block_scale_gemm", case)], stored)
 
 
 def test_an_implementation_that_fails_costs_a_configuration(told, monkeypatch):
@@ -276,27 +276,23 @@ def test_compile_records_are_a_line_for_each_configuration_and_result(tmp_path: 
 
 
 def test_the_source_is_of_kernels_wherever_they_lie_and_not_of_their_comments(tmp_path: Path, monkeypatch):
-    text = "def f(x):\n    '''Says.'''\n    return x  # why\n"
-    code = bare(ast.parse(text))
+    code = bare(ast.parse("def f(x):\n    '''Says.'''\n    return x  # why\n"))
     assert code == bare(ast.parse("def f(x):\n    return x\n"))
     assert code != bare(ast.parse("def f(x):\n    return x + 1\n"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    files = {
-        "suite/flat/tile_jit.py": "from kernels.fp8_jit import widen\n\n\ndef f(x):\n    return widen(x)\n",
-        "suite/flat/tile.py": "from suite.flat import tile_jit\n",
-        "suite/nested/triton/moved_jit.py": "from kernels.fp8_jit import widen\ndef f(x): return widen(x)\n",
-        "suite/nested/triton/tile.py": "from suite.nested.triton.moved_jit import f\n",
-    }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
 
-    def source(module: str) -> str:
-        return store.source(type("Tile", (), {"__module__": module})())
+    def source(folder: str, jit: str, text: str) -> str:
+        """Of the kernel beside a file."""
+        (tmp_path / "suite" / folder).mkdir(parents=True, exist_ok=True)
+        module = f"suite.{folder.replace('/', '.')}"
+        (tmp_path / "suite" / folder / f"{jit}.py").write_text(text)
+        (tmp_path / "suite" / folder / "tile.py").write_text(f"from {module}.{jit} import f\n")
+        return store.source(type("Tile", (), {"__module__": f"{module}.tile"})())
 
-    assert source("suite.flat.tile") == source("suite.nested.triton.tile")
-    (tmp_path / "suite/nested/triton/moved_jit.py").write_text("def f(x): return x\n")
-    assert source("suite.flat.tile") != source("suite.nested.triton.tile")
+    text = "from kernels.fp8_jit import widen\n\n\ndef f(x):\n    return widen(x)\n"
+    flat = source("flat", "tile_jit", text)
+    assert flat == source("nested/triton", "moved_jit", text.replace("\n    return", " return"))
+    assert flat != source("nested/triton", "moved_jit", "def f(x): return x\n")
 
 
 def test_the_command(told, here, tmp_path: Path):

@@ -1,12 +1,9 @@
 """`tune` where the implementation can be timed: a race of a plugin's configurations on the CPU, how a stopped
 one goes on, what is stored of a case, and who enters."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import signal
 import subprocess
 from pathlib import Path
 
@@ -49,9 +46,6 @@ def told_apart(run: Path) -> set[str]:
         for records in Journal(run).finished().values()
         if any(isinstance(r, Verdict) and r.about == "baseline" and r.floor is not None for r in records)
     }
-
-
-# A race
 
 
 @pytest.fixture(scope="module")
@@ -141,22 +135,14 @@ def test_a_race_is_not_resumed_as_a_run(raced):
     assert (done.returncode, done.stderr) == (2, said)
 
 
-@pytest.mark.slow
-def test_control_c(cli, tmp_path):
-    out = ("--out", tmp_path / "tuned", "--journal", tmp_path / "run")
-    with subprocess.Popen(
-        cli.command("tune", *HERE, *SHORT, "--case", "m=4 n=512 k=256", *out), cwd=cli.folder, text=True,
-        env=cli.environment(KERNEL_BENCH_PLUGINS=CHUNKED), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-    ) as race:  # fmt: skip
-        assert any(line.endswith("  measuring\n") for line in race.stderr)
-        race.send_signal(signal.SIGINT)
-        stderr = race.communicate(timeout=900)[1]
-    assert race.returncode == 130
-    assert stderr.strip() == "stopped; finished cases are stored, tune --resume RUN races the rest"
-    assert Journal(tmp_path / "run").finished() == {}
+def test_control_c(here, monkeypatch, tmp_path):
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
 
-
-# Who enters
+    monkeypatch.setattr("harness.tune.race.race_if_possible", interrupted)
+    stopped = here("tune", *HERE, "--out", tmp_path)
+    said = "stopped; finished cases are stored, tune --resume RUN races the rest\n"
+    assert (stopped.returncode, stopped.stderr) == (130, said)
 
 
 @pytest.fixture
@@ -193,29 +179,22 @@ def test_the_best_by_the_estimate_enter_where_it_knows_the_device():
     assert entries.search.considered == 3 + sum(entries.search.pruned.values())
 
 
-# What is stored
-
-
 def records(*verdicts: tuple[str, str, float | None]) -> list:
     """Of contenders of which each was held against the anchor: (columns, verdict, floor)."""
     facts = {"op": CASE.op, "case": CASE.key, "impl": "plugin.chunked", "time_us": 10.0}
     names = ["16", *(columns for columns, _, _ in verdicts)]
     found: list = [a_cell(**facts, config={"columns": int(n), "fault": ""}) for n in names]
     ratios = {"faster": (1.25, 1.2, 1.3), "slower": (0.8, 0.75, 0.85), "unclear": (1.0, 0.5, 2.0)}
+    ratios["faster?"] = (1.4, 1.1, 1.8)  # less surely
     for cell, (_, word, floor) in zip(found[1:], verdicts, strict=True):
         ratio, low, high = ratios[word]
-        found.append(
-            Verdict(
-                case=CASE.key, a=cell.name, b=found[0].name, ratio=ratio, low=low, high=high, floor=floor,
-                verdict=word, confidence=0.95, about="baseline",
-            )
-        )  # fmt: skip
+        facts = {"case": CASE.key, "a": cell.name, "b": found[0].name, "about": "baseline", "floor": floor}
+        facts |= {"ratio": ratio, "low": low, "high": high, "verdict": word.rstrip("?"), "confidence": 0.95}
+        found.append(Verdict(**facts))
     entries = {"anchor": {}, "origin": "by rule", "considered": 9, "pruned": {}, "raced": len(names)}
-    done = CaseDone(
-        case=CASE.key, measured_s=1, setup_s=1, rounds=1, blocks=1, stopped="clear", entries=entries,
-        conditions=[{"sm_clock_mhz": {"min": 1, "median": 1500, "max": 2}, "samples": 3}],
-    )  # fmt: skip
-    return [*found, done]
+    conditions = [{"sm_clock_mhz": {"min": 1, "median": 1500, "max": 2}, "samples": 3}]
+    done = {"measured_s": 1, "setup_s": 1, "rounds": 1, "blocks": 1, "stopped": "clear"}
+    return [*found, CaseDone(case=CASE.key, entries=entries, conditions=conditions, **done)]
 
 
 @pytest.fixture
@@ -236,10 +215,21 @@ def test_a_challenger_is_stored_only_if_it_is_faster(chosen):
     assert chosen(("128", "slower", 0.0))["ratio"] == 1.25
 
 
-def test_of_several_groups_the_surest_is_stored_and_nothing_of_what_the_noise_swallowed(chosen):
-    assert chosen(("8", "unclear", 0.0), ("128", "faster", 0.0))["config"]["columns"] == 128
-    assert chosen(("128", "unclear", None)) is None
-    assert chosen() is None
+@pytest.mark.parametrize(
+    ("verdicts", "columns"),
+    [
+        ([("8", "unclear", 0.0), ("128", "faster", 0.0)], (128, 16)),
+        ([("8", "faster?", 0.0), ("128", "faster", 0.0)], (128, 16)),
+        ([("128", "faster", 0.0), ("8", "faster?", 0.0)], (128, 16)),
+        ([("8", "unclear", 0.0), ("128", "slower", 0.0)], (16, 128)),  # what it was held against most surely
+        ([("8", "faster", None), ("128", "slower", 0.0)], (16, 128)),  # the noise swallowed that one
+        ([("128", "unclear", None)], None),
+        ([], None),
+    ],
+)
+def test_of_several_groups_the_surest_is_stored(chosen, verdicts, columns):
+    found = chosen(*verdicts)
+    assert columns == (found and (found["config"]["columns"], found["against"]["columns"]))
 
 
 def test_what_was_stored_is_used(chunked, chosen, monkeypatch, tmp_path):

@@ -1,19 +1,16 @@
 """A worker of its own process: it rests when told to, dies with its parent, answers plain values."""
 
-from __future__ import annotations
-
+import contextlib
 import os
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.paths import ROOT
 from harness.workers.process import Worker, WorkerFailure, worker_pids
+from tests.support.serving_processes import comes
 
 SERVED = '''
 import multiprocessing, os, signal, threading
@@ -66,42 +63,27 @@ def served(tmp_path) -> tuple[str, dict[str, str]]:
     return "served:Served", {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
 
 
-def living(group: int) -> list[list[str]]:
-    """Of each living thread of a group what /proc says behind its name."""
-    found = []
+def states(group: int) -> set[str]:
+    """Of each living thread of a group what /proc says of it: T where the signal to rest has arrived."""
+    found = set()
     for stat in Path("/proc").glob("[0-9]*/task/[0-9]*/stat"):
-        try:
+        with contextlib.suppress(OSError):
             fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group and fields[0] != "Z":
-            found.append(fields)
-    return found
-
-
-def stands(group: int) -> bool:
-    """Whether the signal has arrived, at every thread."""
-    return {fields[0] for fields in living(group)} == {"T"}
-
-
-def until(comes: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 120
-    while not comes():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+            found |= {fields[0]} if int(fields[2]) == group else set()
+    return found - {"Z"}
 
 
 def test_all_that_a_worker_started_rests_with_it_and_goes_with_it(served, tmp_path):
     worker = Worker(*served, tmp_path / "log")
     try:
         group = worker.ask("work", 120)
-        assert not stands(group)
+        assert states(group) != {"T"}
         worker.pause()
-        until(lambda: stands(group))
+        assert comes(lambda: states(group) == {"T"})
         assert worker.ask("work", 120) == group
     finally:
         worker.kill()
-    until(lambda: not living(group))
+    assert comes(lambda: not states(group))
 
 
 @pytest.mark.parametrize(
@@ -121,29 +103,23 @@ def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, deadline, st
     assert worker.pid not in worker_pids()
 
 
+PARENT = """
+import pathlib, sys, time
+from harness.workers.process import Worker
+worker = Worker(sys.argv[1], {"PYTHONPATH": sys.argv[2]}, pathlib.Path(sys.argv[3]))
+worker.pause()
+print(worker.process.pid, flush=True)
+time.sleep(600)
+"""
+
+
 def test_a_killed_parent_takes_a_paused_worker_with_it(served, tmp_path):
     serves, environment = served
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "import pathlib, sys, time\n"
-            "from harness.workers.process import Worker\n"
-            f"worker = Worker({serves!r}, {environment!r}, pathlib.Path({str(tmp_path / 'log')!r}))\n"
-            "worker.pause()\n"
-            "print(worker.process.pid, flush=True)\n"
-            "time.sleep(600)",
-        ],
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
-    parent.send_signal(signal.SIGKILL)
-    parent.wait()
-    parent.stdout.close()
-    until(lambda: not Path(f"/proc/{pid}").exists())
+    command = [sys.executable, "-c", PARENT, serves, environment["PYTHONPATH"], str(tmp_path / "log")]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        pid = int(parent.stdout.readline())
+        parent.kill()
+    assert comes(lambda: not Path(f"/proc/{pid}").exists())
 
 
 def test_large_outputs_go_from_one_worker_to_another(served, tmp_path):

@@ -1,18 +1,13 @@
 """What the CPU monitor calls a disturbance, and what not."""
 
-from __future__ import annotations
-
 import os
 import resource
 from pathlib import Path
 
 import pytest
 
-from harness.machine.monitor import monitor_for
 from harness.machine.monitor.cpu import CpuMonitor
 from harness.machine.monitor.procfs import Counters, process_seconds
-from kernels.platform import Platform
-from tests.harness.machine.monitor.blind import still_works
 from tests.support.fake_linux import FakeLinux
 
 WORKER = 4242
@@ -32,11 +27,10 @@ def watch(fake: FakeLinux, *workers: int, cpus: tuple[int, ...] | None = None) -
     )
 
 
-def round_of(
-    fake: FakeLinux, monitor: CpuMonitor, ours: float = 1.0, wall: float = 1.0, **passes: object
-) -> str:
+def round_of(fake: FakeLinux, monitor: CpuMonitor, ours=1.0, wall=1.0, meanwhile=list, **passes) -> str:
     """What is said of a round in which our worker used so many seconds."""
     monitor.begin()
+    meanwhile()
     fake.pass_time(wall, **{"busy": {0: 1.0}} | passes)
     fake.use(WORKER, ours)
     return monitor.end()
@@ -48,14 +42,7 @@ def round_of(
         (None, 1.0, {0: 1.0, 1: 1.0}, {}, 1.99, ""),
         (None, 1.0, {0: 1.0, 1: 0.2}, {}, 1.0, "other processes took 20% of a CPU"),
         ((0,), 1.0, {0: 1.0, 1: 1.0}, {}, 1.0, ""),  # on CPUs that we may not use
-        (
-            (6, 7),
-            1.0,
-            {0: 1.0},
-            {},
-            0.0,
-            "other processes took 100% of a CPU",
-        ),  # numbered from 0 in a container
+        ((6, 7), 1.0, {0: 1.0}, {}, 0.0, "other processes took 100% of a CPU"),  # a container's, from 0 on
         (None, 0.1, {0: 0.1, 1: 0.03}, {}, 0.1, ""),  # rounding of a short round
         (None, 0.1, {0: 0.1, 1: 0.06}, {}, 0.1, "other processes took 60% of a CPU"),
         # By the CPU that lost most; two ticks of a short round, or under 2 % of a long one, are none.
@@ -86,93 +73,70 @@ def test_a_large_machine_has_more_daemons(tmp_path, daemons, disturbed):
     assert bool(round_of(fake, watch(fake), busy=busy)) is disturbed
 
 
-# Which processes are ours
-
-
-def test_children_of_our_workers_are_ours(linux):
-    linux.start(50)
-    linux.start(51)
-    linux.start(WORKER, {WORKER: [50]})
-    linux.start(50, {50: [51]})
+def test_descendants_of_our_workers_are_ours(linux):
+    """One of another thread is found when it works."""
+    for pid, threads in (
+        (WORKER, {WORKER: [50], WORKER + 1: [52]}),
+        (50, {50: [51]}),
+        (51, None),
+        (52, None),
+    ):
+        linux.start(pid, threads)
     monitor = watch(linux)
-    monitor.begin()
-    linux.pass_time(1.0, busy={0: 1.0, 1: 1.0})
-    linux.use(50, 1.0)
-    linux.use(51, 1.0)
-    assert monitor.end() == ""
-
-
-def test_a_child_that_was_started_and_ended_within_the_round_is_ours(linux):
-    monitor = watch(linux)
-    linux.reaped[WORKER] = 0.0
-    monitor.begin()
-    linux.reaped[WORKER] = 0.8
-    linux.pass_time(1.0, busy={0: 1.0, 1: 0.8})
-    linux.use(WORKER, 1.0)
-    assert monitor.end() == ""
-
-
-def test_a_child_of_another_thread_is_found_when_it_works(linux):
-    linux.start(50)
-    linux.start(WORKER, {WORKER: [], WORKER + 1: [50]})
-    monitor = watch(linux)
-    for _ in range(2):
-        monitor.begin()
-        linux.pass_time(1.0, busy={0: 1.0})
-        linux.use(50, 1.0)
-        assert monitor.end() == ""
-    # What it did before does not excuse others now.
+    for pid in (50, 51, 52, 52):
+        assert round_of(linux, monitor, 0.0, meanwhile=lambda pid=pid: linux.use(pid, 1.0)) == ""
+    # What they did before does not excuse others now.
     assert round_of(linux, monitor, 0.0) == "other processes took 100% of a CPU"
 
 
+def test_a_child_that_was_started_and_ended_within_the_round_is_ours(linux):
+    linux.reaped[WORKER] = 0.0
+
+    def ended() -> None:
+        linux.reaped[WORKER] = 0.8
+
+    assert round_of(linux, watch(linux), 1.0, meanwhile=ended, busy={0: 1.0, 1: 0.8}) == ""
+
+
 def test_a_worker_started_in_the_round_is_ours_from_its_first_second(linux):
-    monitor = watch(linux, WORKER, 77)
-    monitor.begin()
-    linux.start(77)
-    linux.use(77, 0.9)
-    linux.pass_time(1.0, busy={0: 0.9})
-    assert monitor.end() == ""
+    def started() -> None:
+        linux.start(77)
+        linux.use(77, 0.9)
+
+    assert round_of(linux, watch(linux, WORKER, 77), 0.0, meanwhile=started, busy={0: 0.9}) == ""
 
 
 def test_nobody_is_blamed_for_a_worker_that_died(linux):
     linux.start(77)
     monitor = watch(linux, WORKER, 77)
-    monitor.begin()
-    linux.pass_time(1.0, busy={0: 1.0, 1: 1.0})
-    linux.use(WORKER, 1.0)
-    linux.stop(77)
-    assert monitor.end() == ""
+    assert round_of(linux, monitor, meanwhile=lambda: linux.stop(77), busy={0: 1.0, 1: 1.0}) == ""
     read = monitor.conditions()
     assert "others_percent" not in read
     assert read["not_read"]["others_percent"] == "one of our own processes ended meanwhile"
     assert round_of(linux, monitor, 0.0) == "other processes took 100% of a CPU"
 
 
-# Quotas, heat, frequencies
+VERSION_1 = "4:cpuset:/\n3:cpu,cpuacct:/seen/outside\n"
 
 
 @pytest.mark.parametrize(
     ("group", "folder", "before", "after"),
     [
-        ("0::/jobs/one\n", "sys/fs/cgroup/jobs/one", "throttled_usec 5", "throttled_usec 200005"),
-        ("0::/jobs/one\n", "sys/fs/cgroup/jobs", "throttled_usec 5", "throttled_usec 200005"),
-        (
-            "4:cpuset:/\n3:cpu,cpuacct:/seen/outside\n",
-            "sys/fs/cgroup/cpu,cpuacct",
-            "throttled_time 0",
-            "throttled_time 200000000",
-        ),
+        ("0::/jobs/one\n", "jobs/one", "throttled_usec 5", "throttled_usec 200005"),
+        ("0::/jobs/one\n", "jobs", "throttled_usec 5", "throttled_usec 200005"),
+        (VERSION_1, "cpu,cpuacct", "throttled_time 0", "throttled_time 200000000"),
     ],
 )
 def test_a_quota_that_held_our_group(linux, group, folder, before, after):
+    def counts(line: str) -> None:
+        linux.write(f"sys/fs/cgroup/{folder}/cpu.stat", f"nr_periods 7\n{line}\n")
+
     linux.write("proc/self/cgroup", group)
-    linux.write(f"{folder}/cpu.stat", f"nr_periods 7\n{before}\n")
+    counts(before)
     monitor = watch(linux)
     assert round_of(linux, monitor) == ""
-    monitor.begin()
-    linux.pass_time(1.0, busy={})
-    linux.write(f"{folder}/cpu.stat", f"nr_periods 9\n{after}\n")
-    assert monitor.end() == "the control group's CPU quota held us for 0.200 s"
+    said = round_of(linux, monitor, meanwhile=lambda: counts(after))
+    assert said == "the control group's CPU quota held us for 0.200 s"
 
 
 def test_a_package_slowed_for_heat_counts_once(linux):
@@ -183,11 +147,8 @@ def test_a_package_slowed_for_heat_counts_once(linux):
             linux.write(f"{folder}/thermal_throttle/package_throttle_count", f"{count}\n")
 
     slowed(3)
-    monitor = watch(linux)
-    monitor.begin()
-    linux.pass_time(1.0, busy={})
-    slowed(5)
-    assert monitor.end() == "the CPU was slowed for heat 2 times"
+    said = round_of(linux, watch(linux), meanwhile=lambda: slowed(5))
+    assert said == "the CPU was slowed for heat 2 times"
 
 
 def frequencies(linux: FakeLinux, *megahertz: int) -> None:
@@ -224,9 +185,6 @@ def test_the_frequency_of_those_that_live_is_read_beside_a_dead_worker(linux):
     assert monitor.conditions()["not_read"]["frequency_mhz"] == "no worker runs"
 
 
-# What cannot be read
-
-
 @pytest.mark.parametrize(
     ("virtual", "why"), [(True, "a constant in a virtual machine"), (False, "no cpufreq driver here")]
 )
@@ -251,14 +209,6 @@ def test_what_proc_does_not_tell_accuses_nobody_and_ends_no_run(linux):
     linux.write("proc/stat", "cpu  1 0 0 1 0 0 0 0 0 0\nintr 1\n")
     with pytest.raises(OSError, match="counts no CPU"):
         linux.counters()
-
-
-def test_a_machine_without_proc_runs_without_a_monitor(monkeypatch):
-    monkeypatch.delattr(os, "sched_getaffinity")
-    still_works(monitor_for(Platform("cpu", "arm64"), list), "not Linux")
-
-
-# Names
 
 
 def test_before_a_run_the_busy_are_named(linux):

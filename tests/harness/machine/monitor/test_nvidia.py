@@ -1,20 +1,15 @@
 """What the monitor of an NVIDIA GPU calls a disturbance, on a made-up NVML."""
 
-from __future__ import annotations
-
-import sys
 import threading
 
 import pytest
 
-from harness.machine.monitor import gpu, monitor_for
+from harness.machine.monitor import gpu
 from harness.machine.monitor.nvidia import NvidiaMonitor, open_nvidia
 from kernels.platform import Platform
-from tests.harness.machine.monitor.blind import still_works
 from tests.support.fake_nvml import FakeNvml, Handle
 
 H100 = Platform("cuda", "sm_90", "cuda:0", "H100", uuid="GPU-aa")
-MICRO = 1_000_000
 IDLE, POWER, HW, SW_THERMAL, HW_THERMAL, BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
 
 
@@ -30,20 +25,25 @@ class Bench:
             H100, lambda: self.workers, nvml, nvml.handles[0], clock=lambda: self.now, wall=lambda: self.now
         )
 
-    def ran(self, pid: int, percent: int) -> None:
-        self.nvml.samples.append((pid, int(self.now * MICRO), percent))
+    def ran(self, percent: dict[int, int]) -> None:
+        """Of the SMs' time, by process; of two samples the higher one counts."""
+        at = int(self.now * 1e6)
+        self.nvml.samples += [(pid, at, n) for pid, most in percent.items() for n in (most, min(5, most))]
 
-    def round(self, *turns: dict[str, int]) -> str:
-        """A second; each turn sets what NVML says after it."""
+    def round(self, *turns: dict[str, object], ran=None, work="product") -> str:
+        """A second; each turn sets what NVML says after it, or lets a counter go on: (which, nanoseconds)."""
         self.monitor.begin()
         self.now += 1.0
+        self.ran(ran or {})
         for turn in turns or ({},):
             for name, value in turn.items():
                 if name == "sm":
                     self.nvml.clocks[1] = value
+                elif name == "counted":
+                    self.nvml.violations[value[0]] += value[1]
                 else:
                     setattr(self.nvml, name, value)
-            self.monitor.sample("product")
+            self.monitor.sample(work)
         return self.monitor.end()
 
 
@@ -103,9 +103,11 @@ def test_a_clock_that_the_power_cap_held_down_a_moment_before_is_no_fallen_one(b
         ({"reasons": SW_THERMAL | POWER}, "software thermal slowdown seen"),
         ({"reasons": HW_THERMAL}, "hardware thermal slowdown seen"),
         ({"reasons": BRAKE}, "hardware power brake seen"),
+        ({"counted": (1, 9_000_000)}, ""),
+        ({"counted": (1, 300_000_000)}, "thermal slowdown for 30% of the round"),  # between the samples
     ],
 )
-def test_one_sample_shows_what_slowed_it(bench, turn, said):
+def test_one_sample_or_the_counter_shows_what_slowed_it(bench, turn, said):
     quiet = {"sm": 1980, "reasons": 0}
     assert bench.round(quiet) == ""
     assert bench.round(quiet, turn, quiet) == said
@@ -118,33 +120,12 @@ def test_one_sample_shows_what_slowed_it(bench, turn, said):
 
 def test_a_clock_is_not_held_against_other_work(bench):
     bench.round({"sm": 1980})
-    bench.monitor.begin()
-    bench.nvml.clocks[1] = 1200
-    bench.monitor.sample("a heavier product")
-    assert bench.monitor.end() == ""
-
-
-def counted(bench: Bench, nanoseconds: int, policy: int = 1) -> str:
-    """A second in which a counter of NVML went on by so much."""
-    bench.monitor.begin()
-    bench.now += 1.0
-    bench.nvml.violations[policy] += nanoseconds
-    bench.monitor.sample("product")
-    return bench.monitor.end()
-
-
-@pytest.mark.parametrize(
-    ("nanoseconds", "said"),
-    [(9_000_000, ""), (300_000_000, "thermal slowdown for 30% of the round"), (0, "")],
-)
-def test_a_slowdown_between_the_samples_is_in_the_counter(bench, nanoseconds, said):
-    assert counted(bench, nanoseconds) == said
+    assert bench.round({"sm": 1200}, work="a heavier product") == ""
 
 
 def test_a_power_cap_is_recorded_and_no_disturbance(bench):
     bench.round({"sm": 1980})
-    bench.nvml.reasons, bench.nvml.clocks[1] = POWER, 1200
-    assert counted(bench, 900_000_000, policy=0) == ""
+    assert bench.round({"sm": 1200, "reasons": POWER, "counted": (0, 900_000_000)}) == ""
     read = bench.monitor.conditions()
     assert read["slowed_by"] == {"software power cap": 0.5}
     assert read["software_power_cap_percent"]["max"] == pytest.approx(90)
@@ -189,44 +170,28 @@ def test_older_drivers_and_libraries_have_fewer_functions():
 
 
 @pytest.mark.parametrize(
-    ("before", "present", "ran", "said"),
+    ("before", "present", "ran", "foreign"),
     [
-        (
-            [900],
-            [11, 12],
-            {11: 70, 12: 60, 900: 34},
-            "process 900, not ours, ran on cuda:0 (34 % of the SMs' time)",
-        ),
-        ([], [11, 901], {901: 50}, "process 901, not ours, ran on cuda:0 (50 % of the SMs' time)"),
+        ([900], [11, 12], {11: 70, 12: 60, 900: 34}, 900),
+        ([], [11, 901], {901: 50}, 901),
         # In a container our 11 and 12 are the host's 5011 and 5012; 900 was there before us.
-        ([900], [5011, 5012], {5011: 40, 5012: 40}, ""),
-        (
-            [900],
-            [5011, 5012],
-            {5011: 40, 900: 40},
-            "process 900, not ours, ran on cuda:0 (40 % of the SMs' time)",
-        ),
-        (
-            [900],
-            [5011, 5012],
-            {5011: 40, 5012: 40, 5013: 40},
-            "3 processes ran on cuda:0: 1 more than we have",
-        ),
+        ([900], [5011, 5012], {5011: 40, 5012: 40}, None),
+        ([900], [5011, 5012], {5011: 40, 900: 40}, 900),
+        ([900], [5011, 5012], {5011: 40, 5012: 40, 5013: 40}, "one more"),
     ],
 )
-def test_a_foreign_process_that_ran_in_the_round(before, present, ran, said):
+def test_a_foreign_process_that_ran_in_the_round(before, present, ran, foreign):
     nvml = FakeNvml()
     nvml.processes = dict.fromkeys(before, 2 << 30)
     bench = Bench(nvml)
-    bench.ran(900, 80)  # before the round: no matter
+    bench.ran({900: 80})  # before the round: no matter
     bench.now += 1.0
     nvml.processes |= dict.fromkeys(present, 1)
-    bench.monitor.begin()
-    bench.now += 1.0
-    for pid, percent in ran.items():
-        bench.ran(pid, 5)
-        bench.ran(pid, percent)
-    assert bench.monitor.end() == said
+    said = {None: "", "one more": "3 processes ran on cuda:0: 1 more than we have"}
+    said |= {
+        pid: f"process {pid}, not ours, ran on cuda:0 ({n} % of the SMs' time)" for pid, n in ran.items()
+    }
+    assert bench.round(ran=ran) == said[foreign]
 
 
 def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance():
@@ -242,19 +207,14 @@ def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance():
     nvml.utilisation = gpu.BUSY
     assert len(bench.monitor.before()) == 2
     bench.workers = [11]
-    bench.monitor.begin()
-    bench.now += 1.0
-    bench.ran(11, 90)
-    bench.ran(900, 0)
-    assert bench.monitor.end() == ""
+    assert bench.round(ran={11: 90, 900: 0}) == ""
 
 
 def test_a_worker_that_died_in_the_round_was_ours(bench):
     bench.nvml.processes = {11: 1, 12: 1}
     bench.monitor.begin()
     bench.now += 1.0
-    bench.ran(11, 40)
-    bench.ran(12, 40)
+    bench.ran({11: 40, 12: 40})
     bench.workers.remove(12)
     assert bench.monitor.end() == ""
 
@@ -276,22 +236,3 @@ def test_a_device_is_watched_by_its_uuid_whatever_its_number(uuid: str) -> None:
     assert nvml.asked == {uuid}
     others = "cuda:0 is a MIG slice: what runs on the other slices of its GPU is not seen"
     assert monitor.before() == ([others] if uuid.startswith("MIG-") else [])
-
-
-@pytest.mark.parametrize(
-    ("uuid", "reason"), [("", "the UUID of cuda:1 is not known"), ("GPU-zz", "NVML: Not Found")]
-)
-def test_a_device_that_nvml_does_not_know(uuid: str, reason: str) -> None:
-    monitor = open_nvidia(Platform("cuda", "sm_90", "cuda:1", uuid=uuid), list, FakeNvml())
-    still_works(monitor, reason)
-
-
-def test_without_the_library_the_run_goes_on(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    still_works(monitor_for(H100, list), "nvidia-ml-py is not installed")
-
-
-def test_without_a_driver_the_run_goes_on():
-    nvml = FakeNvml()
-    nvml.refused["nvmlInit"] = 9
-    still_works(open_nvidia(H100, list, nvml), "NVML: Driver Not Loaded")

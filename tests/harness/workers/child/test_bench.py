@@ -1,13 +1,12 @@
 """A worker's bench: which calls it makes, what it compares of them, and what it leaves behind."""
 
-from __future__ import annotations
-
 import gc
 import math
 import resource
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ import kernels
 from harness.run.case import STALE
 from harness.workers.child import bench, heap, profile
 from harness.workers.child.bench import Bench
-from harness.workers.child.outputs import Repeats
 from harness.workers.child.timers import cpu
 from kernels.fused_moe.providers.torch_eager import Bf16Moe, CompiledMoe, _bf16_weights
 from kernels.mla_decode.operands import MlaDecodeOperands
@@ -34,13 +32,7 @@ MOE = {"hidden": 256, "inter": 128}
 SEEDS = asdict(Seeds(0, 0))
 
 
-def opened(
-    *guests: Implementation,
-    op: str = "mla_decode",
-    sizes: dict[str, Any] = SMALL,
-    boundary: str = "core",
-    sets: int = 0,
-) -> Bench:
+def opened(*guests: Implementation, op="mla_decode", sizes=SMALL, boundary="core", sets=0) -> Bench:
     """A bench with operands, in so many fresh buffers; a guest is prepared as `it`."""
     subject = Bench(*guests)
     subject.hello("cpu", "cpu", 1)
@@ -52,42 +44,27 @@ def opened(
     return subject
 
 
-def inner(op: str, name: str) -> Implementation:
-    return next(i for i in kernels.implementations(op) if i.name == name)
-
-
 class Row(Implementation):
-    """A right row of an op, whose calls are what `calls` makes of them, anew for each preparation, and whose
-    operands are what `given` makes of them."""
+    """A right row of an op: `calls` makes its calls of a preparation and its call, `given` its operands of
+    those that it is given."""
 
     name, requires = "guest", "a test"
 
-    def __init__(
-        self,
-        calls: Callable[[Prepared, Callable[[], None]], Callable[[], None]] = lambda prepared, compute: (
-            compute
-        ),
-        op: str = "mla_decode",
-        impl: str = "torch.naive",
-        given: Callable[[Any], Any] = lambda operands: operands,
-        name: str = name,
-    ) -> None:
-        self.calls, self.op, self.inner, self.given, self.name = calls, op, inner(op, impl), given, name
+    def __init__(self, calls=None, op="mla_decode", impl="torch.naive", given=None, name=name) -> None:
+        self.calls, self.op, self.given, self.name = calls, op, given, name
+        self.inner = next(i for i in kernels.implementations(op) if i.name == impl)
 
     def available(self, platform):
         return Support(True)
 
     def prepare(self, operands, out):
-        prepared = self.inner.prepare(self.given(operands), out)
-        if self.calls is not None:
+        prepared = self.inner.prepare(self.given(operands) if self.given else operands, out)
+        if self.calls:
             prepared.call = self.calls(prepared, prepared.call)
         return prepared
 
     def prepare_turn(self, first, operands, out):
         return self.prepare(operands, out)
-
-
-# Preparing
 
 
 @pytest.mark.parametrize(("compiles", "calls"), [(1, [3, 3, 0, 0]), (2, [3, 3, 3, 3])])
@@ -131,70 +108,78 @@ def test_bf16_weights_are_one_copy_that_goes_with_the_fp8_ones():
     assert len(_bf16_weights()) == before
 
 
+@pytest.mark.parametrize("zeros", [False, True])
+def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
+    """However often it is asked; zeros are no answer to other operands."""
+
+    class ConvertsWhenLoaded(Row):
+        """Computes on a copy of the cache that is made when operands are loaded."""
+
+        def prepare(self, operands, out):
+            copy = operands.kv.clone()
+            prepared = self.inner.prepare(operands.replaced(kv=copy), out)
+            compute = prepared.call
+
+            def call():
+                compute()
+                if zeros and not bench.same_bits(operands.kv, bench.bits(copy)):
+                    out.zero_()
+
+            prepared.inputs, prepared.call = operands.live_tensors, call
+            prepared.load = lambda live: [copy.copy_(live["kv"]), operands.q.copy_(live["q"])]
+            return prepared
+
+    subject = opened(ConvertsWhenLoaded())
+    subject.prepare("it", Row.name, "eager", plugin=True)
+    subject.load(asdict(Seeds(0, 1)))
+    assert [subject.unseen("it")["kept"] for _ in range(2)] == [["kv"], ["kv"]]
+
+
 def test_who_is_prepared_after_operands_were_loaded_finds_them():
     """As where a worker was replaced because another contender crashed on these."""
     found = []
-    for loads_first in (False, True):
+    for order in (("prepare", "load"), ("load", "prepare")):
         subject = opened(sets=2)
-        if not loads_first:
-            subject.prepare("it", "torch.naive", "eager")
-        subject.load(asdict(Seeds(0, 1)))
-        if loads_first:
-            subject.prepare("it", "torch.naive", "eager")
+        for request in order:
+            given = ("it", "torch.naive", "eager") if request == "prepare" else (asdict(Seeds(0, 1)),)
+            getattr(subject, request)(*given)
         found.append((subject.digest(), subject.output("it")["output"]))
     assert found[0] == found[1]
 
 
-# Memory
-
-
 @pytest.mark.parametrize(("free", "trims"), [(1 << 60, 0), (0, 1)])
 def test_a_heap_gives_back_what_it_does_not_use_where_little_is_free(monkeypatch, free, trims):
-    class Libc:
-        trimmed = 0
+    trimmed = []
 
-        class mallinfo2:
-            restype = None
+    def unused():
+        return heap._Mallinfo(fordblks=1 << 30)
 
-            def __new__(cls):
-                return heap._Mallinfo(fordblks=1 << 30)
-
-        def malloc_trim(self, pad):
-            Libc.trimmed += 1
-
-    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: Libc())
+    libc = SimpleNamespace(mallinfo2=unused, malloc_trim=trimmed.append)
+    monkeypatch.setattr(heap.ctypes, "CDLL", lambda name: libc)
     monkeypatch.setattr(heap, "available_memory", lambda: free)
     heap.give_back()
-    assert Libc.trimmed == trims
-
-
-def test_fresh_buffers_are_preceded_by_giving_back(monkeypatch):
-    """To the others on a GPU too, which wait for what torch would keep."""
-    given, emptied = [], []
-    monkeypatch.setattr(heap, "give_back", lambda: given.append(1))
-    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    subject = opened(sets=2)
-    assert (given, emptied) == ([1], [])
-    subject.kind = "cuda"
-    subject.fresh("serving", 2)
-    subject.close()
-    assert emptied == [1, 1]
+    assert len(trimmed) == trims
 
 
 def test_a_block_leaves_nothing_behind(monkeypatch):
-    """Nor is there anything of it while the next one's operands are made."""
+    """Nor is there anything of it while the next one's operands are made, not even what torch would keep of a
+    GPU, for which the others there wait."""
     subject = opened(sets=2)
     subject.prepare("it", "torch.naive", "eager")
     subject.turn("it", 0.0)
     gone = weakref.ref(subject.sets[0].kv), weakref.ref(subject.ready["it"].outs[0].tensor)
-    left = []
+    left, emptied = [], []
     monkeypatch.setattr(heap, "give_back", lambda: left.extend(each() for each in gone))
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(len(left)))
     gc.disable()
+    subject.kind = "cuda"
     try:
         subject.fresh("serving", 2)
         assert left == [None, None]
     finally:
         gc.enable()
+    subject.close()
+    assert emptied == [2, 2]
 
 
 def test_faults_are_counted():
@@ -211,8 +196,6 @@ def test_a_call_of_many_events_is_profiled_once(monkeypatch, events, calls):
     assert profile.profile(call, "cpu", lambda: None, 1e-4)["kernels"]
     assert len(made) == calls
 
-
-# Operands that have an effect
 
 SIZES = [
     ("mla_decode", {"batch": 2, "ctx": 1, "heads": 16, "page": 1}, "torch.naive", ["q"]),
@@ -259,25 +242,20 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(
     assert sorted(idle) == sorted(without)
 
 
-class Exponents(Row):
-    """Takes scales as exponents, which its call makes of them, as one of Blackwell does."""
+def of_positive_scales(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
+    """Gives nothing for others, as one of Blackwell that takes scales as exponents may."""
 
-    def prepare(self, operands, out):
-        weights = (operands.b_q.float() * operands.b_scale).T
+    def call() -> None:
+        compute()
+        prepared.out.mul_(bool((prepared.operands.a_scale > 0).all()))
 
-        class Call(Prepared):
-            def call(self) -> None:
-                exponents = (operands.a_scale.view(torch.int32) >> 23).to(torch.uint8)
-                scales = (exponents.int() << 23).view(torch.float32)
-                out.copy_((operands.a_q.float() * scales) @ weights)
-
-        return Call(operands, out)
+    return call
 
 
 def test_operands_are_changed_to_valid_ones():
-    """Scales are positive: a kernel need not look at their sign."""
-    guest = Exponents(op="block_scale_gemm", impl="torch.bf16")
+    guest = Row(of_positive_scales, op="block_scale_gemm", impl="torch.bf16")
     subject = opened(guest, op="block_scale_gemm", sizes=GEMM | {"scales": "ue8m0"})
+    subject.prepare("it", guest.name, "eager", plugin=True)
     assert subject.unseen("it")["kept"] == []
 
 
@@ -316,14 +294,7 @@ def test_timed_calls_answer_to_another_activation(kept, monkeypatch):
         assert subject.turn("it", 0.0)["replaced"] is (draws == ALWAYS)
     assert subject.repeats["it"].kept is kept
     assert subject.digest() == digest
-    assert subject.compared("it", 0.0)["kept"] is kept
-
-
-def test_an_old_answer_is_not_forgotten(monkeypatch):
-    """It was right the next time."""
-    subject = opened(Row(), sets=2)
-    monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
-    subject.repeats["it"] = Repeats(kept=True)
+    subject.repeats["it"].kept = True  # an old answer is not forgotten for a right one the next time
     assert subject.turn("it", 0.0)["replaced"]
     assert subject.compared("it", 0.0)["kept"]
 
@@ -360,9 +331,6 @@ def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
     with pytest.raises(RuntimeError, match="no such luck"):
         subject.turn("it", 0.0)
     assert [each.digest() for each in subject.sets] == digests
-
-
-# Outputs that are compared
 
 
 def every_second(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
@@ -468,9 +436,6 @@ def test_every_set_that_calls_rotate_over_is_compared(count, which):
     seen = subject.compared("it", 0.0)
     assert {output["set"] for output in seen["outputs"]} == {0, count - 1} | ({which} - {None})
     assert [operands.digest() for operands in subject.sets] == digests
-
-
-# Far addresses
 
 
 @pytest.mark.parametrize("kv", ["bf16", "fp8"])

@@ -1,7 +1,5 @@
 """Large bytes beside messages."""
 
-from __future__ import annotations
-
 import os
 import socket
 from multiprocessing.connection import Connection

@@ -1,7 +1,5 @@
 """The judge: limits in units of sigma, over rows or segments of them, and what it says."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any
@@ -56,29 +54,17 @@ def test_an_exact_value_must_be_met_exactly():
     assert not judge(torch.tensor([[0, 0, 1e-30, 0]]), reference, LIMITS)["ok"]
 
 
-# Segments, and calls that round to FP8 themselves
-
-
-def in_one_block(by: float) -> torch.Tensor:
-    """Columns 128 to 255 of the middle row are off by so many sigma."""
-    return off((1, slice(128, 256)), by)
-
-
 def test_an_error_in_one_block_is_not_diluted_by_the_rest_of_the_row():
-    out = in_one_block(3.0)  # 1.5 over the row
+    out = off((1, slice(128, 256)), 3.0)  # 1.5 over the row
     assert judge(out, simple(), LIMITS)["ok"]
     report = judge(out, simple(), replace(LIMITS, segment=128))
     assert not report["ok"]
     assert report["row_error"] == pytest.approx(3.0)
     assert (report["rows"], report["of_rows"]) == (3, 3)
     assert report["reason"].startswith("1 of 3 rows are off, in row 1, columns 128..255 (tile 1 of 128): ")
-
-
-def test_the_last_segment_may_be_narrower():
-    out = torch.ones(3, 512, dtype=torch.float64)
-    out[2, 500:] += 3.0 * 2.0**-9
-    assert judge(out, simple(), replace(LIMITS, segment=128))["ok"]
-    assert not judge(out, simple(), replace(LIMITS, segment=250))["ok"]  # 12 columns are left over
+    narrow = off((2, slice(500, 512)), 3.0)
+    assert judge(narrow, simple(), replace(LIMITS, segment=128))["ok"]
+    assert not judge(narrow, simple(), replace(LIMITS, segment=250))["ok"]  # 12 columns are left over
 
 
 def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
@@ -118,24 +104,27 @@ def test_rows_of_few_errors_in_fp8_count_where_nothing_is_rounded_to_it(fp8):
     assert (report["bias"] is None, report["ok"]) == (fp8, fp8)
 
 
+@pytest.fixture
+def asked() -> Judge:
+    judge = Judge()
+    judge.hello("cpu", "cpu", 1)
+    return judge
+
+
 @pytest.mark.parametrize(("cheap", "whole"), [(2.0, True), (0.5, False)])
-def test_a_small_reference_is_whole_whatever_its_share(cheap, whole, monkeypatch):
+def test_a_small_reference_is_whole_whatever_its_share(asked, cheap, whole, monkeypatch):
     flops = 2.0 * 500 * 128 * 128
     monkeypatch.setitem(MAX_FLOPS, "cpu", cheap * 2 * flops / CHEAP)  # its reference takes two products
-    asked = Judge()
-    asked.hello("cpu", "cpu", 1)
     asked.reference("live", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {}, share=0.05)
     assert (asked.references["live"][0].rows is None) is whole
 
 
 @pytest.mark.parametrize(("free", "sampled"), [(1 << 40, False), (1 << 18, True)])
-def test_references_of_a_gpus_case_fit_into_its_hosts_memory(monkeypatch, free, sampled):
+def test_references_of_a_gpus_case_fit_into_its_hosts_memory(asked, monkeypatch, free, sampled):
     """Nothing is left on the device when one was computed, and what torch keeps of it is given back."""
     emptied = []
     monkeypatch.setattr("harness.workers.child.judge.available_memory", lambda: free)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
-    asked = Judge()
-    asked.hello("cpu", "cpu", 1)
     asked.kind = "cuda"
     asked.reference("first core", "block_scale_gemm", parse("m=500 n=128 k=128")[0], "core", {})
     assert (asked.references["first core"][0].rows is not None) is sampled
@@ -144,7 +133,7 @@ def test_references_of_a_gpus_case_fit_into_its_hosts_memory(monkeypatch, free, 
 
 @pytest.mark.parametrize("free", [0, 1 << 40])
 @pytest.mark.parametrize("wrong", [False, True])
-def test_outputs_are_compared_on_a_gpu_that_has_room_and_diagnosed_on_the_host(monkeypatch, free, wrong):
+def test_outputs_are_compared_on_a_gpu_with_room_and_diagnosed_on_the_host(asked, monkeypatch, free, wrong):
     on_device = []
 
     def judge_(output, reference, *how):
@@ -155,15 +144,11 @@ def test_outputs_are_compared_on_a_gpu_that_has_room_and_diagnosed_on_the_host(m
     monkeypatch.setattr("harness.workers.child.judge.judge", judge_)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, free))
-    asked = Judge()
-    asked.hello("cpu", "cpu", 1)
     asked.kind = "cuda"
     asked.reference("first core", "block_scale_gemm", parse("m=8 n=256 k=128")[0], "core", {})
     output = asked.references["first core"][0].value.bfloat16()
     if wrong:
         output[3, 128:] = 0.0
-    blob = Blob.of(output.view(torch.int16))
-    report = asked.judge("first core", blob, (8, 256), "bfloat16")
-    assert report["ok"] is not wrong
-    assert ("row 3" in report["reason"]) is wrong
+    report = asked.judge("first core", Blob.of(output.view(torch.int16)), (8, 256), "bfloat16")
+    assert (report["ok"], "row 3" in report["reason"]) == (not wrong, wrong)
     assert on_device == [1] * bool(free)

@@ -1,7 +1,5 @@
 """A worker that has lost its GPU says so and is replaced, rather than fail everybody who sits in it."""
 
-from __future__ import annotations
-
 import threading
 from multiprocessing import Pipe
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Outputs that the harness owns: what is written beside them shows, and who writes nothing is told by it."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """The CPU's timer on a simulated clock."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """Device time by events, on a virtual device that knows what is right (fake_cuda.py)."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.workers.child.timers.base import Program
@@ -28,18 +26,12 @@ def prepared(timer: EventTimer, *calls: Contender) -> Program:
     return timer.program(calls)
 
 
-LAUNCHERS = {
-    "5 us, fast launcher": (5e-6, 5e-6),
-    "5 us, slow launcher": (5e-6, 60e-6),
-    "5 us, very slow launcher": (5e-6, 30e-3),
-    "80 us, launcher as slow": (80e-6, 80e-6),
-    "3 ms, fast launcher": (3e-3, 5e-6),
-    "300 ms": (0.3, 20e-6),
-    "3 ms, very slow launcher": (3e-3, 30e-3),
-}
+SHORT = [(5e-6, host_s) for host_s in (5e-6, 60e-6, 30e-3)]
 
 
-@pytest.mark.parametrize(("device_s", "host_s"), LAUNCHERS.values(), ids=LAUNCHERS)
+@pytest.mark.parametrize(
+    ("device_s", "host_s"), [*SHORT, (5e-6, 0.5), (80e-6, 80e-6), (3e-3, 30e-3), (0.3, 20e-6)]
+)
 def test_the_time_is_the_device_s_the_host_s_is_told_apart_and_sleeps_are_bounded(
     cuda, timer, device_s, host_s
 ):
@@ -74,9 +66,6 @@ def test_sets_that_differ_are_averaged_as_they_rotate(cuda, timer):
     assert turn.seconds == pytest.approx(200e-6, rel=1 / turn.calls)
 
 
-# Who waits for the device
-
-
 @pytest.mark.parametrize("waits", ["torch", "library"])
 @pytest.mark.parametrize(("device_s", "host_s"), [(5e-6, 20e-6), (3e-3, 20e-6), (0.3, 1e-3), (5e-6, 30e-3)])
 def test_who_synchronises_is_found_and_timed_with_its_host_time(cuda, timer, device_s, host_s, waits):
@@ -89,38 +78,22 @@ def test_who_synchronises_is_found_and_timed_with_its_host_time(cuda, timer, dev
     assert turn.host_seconds == pytest.approx(device_s + host_s, rel=0.1)
 
 
-def test_who_is_only_slow_to_launch_is_not_taken_for_one_who_waits(cuda, timer):
-    assert not prepared(timer, Contender(cuda, 5e-6, 0.5)).synchronises
-
-
 def test_who_is_slow_at_the_wrong_moment_is_not_taken_for_one_who_waits(cuda, timer):
-    """The host is busy in the very call that shows whether it waits."""
-
-    class Disturbed(Contender):
-        def __call__(self):
-            super().__call__()
-            if self.calls == 5:  # one by the bench, three alone, then behind a sleep
-                cuda.now += 0.03
-
-    program = prepared(timer, Disturbed(cuda, 5e-6, 10e-6))
+    """The host is busy in the very call that shows whether it waits: after one by the bench, three alone."""
+    busy = Contender(cuda, 5e-6, 10e-6, then=lambda calls: cuda.pause(0.03 if calls == 5 else 0.0))
+    program = prepared(timer, busy)
     assert not program.synchronises
     assert timer.turn(program, TURN_S).seconds == pytest.approx(5e-6, rel=1e-9)
 
 
 def test_who_waits_now_and_then_gets_no_time_rather_than_one_with_host_time(cuda, timer):
-    class Fickle(Contender):
-        def __call__(self):
-            super().__call__()
-            if self.calls > 10:
-                self.cuda.wait_for_device(flagged=False)
-
-    program = prepared(timer, Fickle(cuda, 5e-6, 10e-6))
+    fickle = Contender(
+        cuda, 5e-6, 10e-6, then=lambda calls: calls > 10 and cuda.wait_for_device(flagged=False)
+    )
+    program = prepared(timer, fickle)
     assert not program.synchronises
     with pytest.raises(RuntimeError, match="longer to launch its calls than the device slept"):
         timer.turn(program, TURN_S)
-
-
-# A full queue, a busy host, clocks that differ
 
 
 @pytest.mark.parametrize("launches", [4, 30, 300, 1000])
@@ -129,7 +102,7 @@ def test_a_full_queue_shortens_the_batch(cuda, timer, launches):
     assert not program.synchronises
     turn = timer.turn(program, TURN_S)
     assert turn.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
-    assert program.most <= QUEUE // launches
+    assert QUEUE // launches // 3 <= program.most <= QUEUE // launches
     before = cuda.slept_s
     again = timer.turn(program, TURN_S)
     assert again.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
@@ -137,13 +110,8 @@ def test_a_full_queue_shortens_the_batch(cuda, timer, launches):
 
 
 def test_a_sample_that_a_busy_host_disturbed_is_thrown_away(cuda, timer):
-    class Disturbed(Contender):
-        def __call__(self):
-            super().__call__()
-            if self.calls % 1009 == 0:
-                cuda.now += 0.02
-
-    program = prepared(timer, Disturbed(cuda, 5e-6, 10e-6))
+    disturbed = Contender(cuda, 5e-6, 10e-6, then=lambda calls: cuda.pause(0.0 if calls % 1009 else 0.02))
+    program = prepared(timer, disturbed)
     for _ in range(5):
         turn = timer.turn(program, TURN_S)
         assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
@@ -151,12 +119,13 @@ def test_a_sample_that_a_busy_host_disturbed_is_thrown_away(cuda, timer):
     assert program.most > MOST_STEPS, "one disturbance does not shorten the batches that follow"
 
 
-def test_a_host_that_became_slower_gets_longer_sleeps(cuda, timer):
+@pytest.mark.parametrize("host_s", [100e-6, 5e-3])
+def test_a_host_that_became_slower_gets_longer_sleeps(cuda, timer, host_s):
     call = Contender(cuda, 5e-6, 10e-6)
     program = prepared(timer, call)
-    call.host_s = 100e-6
+    call.host_s = host_s
     turn = timer.turn(program, TURN_S)
-    assert (turn.seconds, turn.host_seconds) == pytest.approx((5e-6, 100e-6), rel=1e-9)
+    assert (turn.seconds, turn.host_seconds) == pytest.approx((5e-6, host_s), rel=1e-9)
 
 
 @pytest.mark.parametrize("cycles_per_s", [1e8, 1.7e9])
@@ -198,14 +167,8 @@ def test_a_pause_of_the_host_after_a_sample_is_no_work_that_was_left(cuda, pause
     """It stands between the two readings of its clock that tell such work."""
     timer = EventTimer(cuda, cuda.clock)
     program = prepared(timer, Contender(cuda, 5e-6, 10e-6))
-    rest = cuda.synchronize
-    left = iter([0.014] * pauses)
-
-    def synchronize() -> None:
-        rest()
-        cuda.now += next(left, 0.0)
-
-    monkeypatch.setattr(cuda, "synchronize", synchronize)
+    rest, left = cuda.synchronize, iter([0.014] * pauses)
+    monkeypatch.setattr(cuda, "synchronize", lambda: (rest(), cuda.pause(next(left, 0.0))))
     turn = timer.turn(program, TURN_S)
     assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
     assert next(left, None) is None
@@ -213,10 +176,7 @@ def test_a_pause_of_the_host_after_a_sample_is_no_work_that_was_left(cuda, pause
 
 @pytest.mark.parametrize(
     ("here", "reason"),
-    [
-        (False, "it launches nothing on its stream"),
-        (True, "its work went on for .* ms after its calls had ended"),
-    ],
+    [(False, "it launches nothing on its stream"), (True, "its work went on for .* ms after")],
 )
 def test_work_on_a_stream_of_its_own_that_nobody_waits_for_is_no_time(cuda, timer, here, reason):
     """Events on the current stream end before it."""

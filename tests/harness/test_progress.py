@@ -47,11 +47,17 @@ def test_a_terminal_has_one_line_that_says_where_the_run_is(terminal):
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100])
-def test_the_line_is_never_longer_than_the_terminal(terminal, monkeypatch, columns):
+def test_the_line_is_never_longer_than_the_terminal_and_quiet_is_quiet(terminal, monkeypatch, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
-    progress = Progress(False, terminal)
-    progress.case(CASE, 3, 90.0)
-    progress.say("preparing and checking")
+    for quiet in (True, False):
+        progress = Progress(quiet, terminal)
+        progress.case(CASE, 3, 90.0)
+        progress.say("preparing and checking")
+        if quiet:
+            progress.rounds(12, 8.0, 20.0)
+            progress.note("a note")
+            progress.clear()
+            assert terminal.getvalue() == ""
     assert len(terminal.line) < columns
     assert terminal.line.startswith("[1/3] ")
 
@@ -69,13 +75,3 @@ def test_elsewhere_each_case_and_stage_is_a_line(monkeypatch, file):
         f"[1/2] {CASE.key}; about 2 min left",
         "        0 s  measuring",
     ]
-
-
-def test_quiet_is_quiet(terminal):
-    progress = Progress(True, terminal)
-    progress.case(CASE, 2, 20.0)
-    progress.say("measuring")
-    progress.rounds(12, 8.0, 20.0)
-    progress.note("a note")
-    progress.clear()
-    assert terminal.getvalue() == ""

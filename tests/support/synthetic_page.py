@@ -49,34 +49,8 @@ def dots(name: str, count: int, **properties: Any) -> Chart:
     return Chart(anchor(name), name, reading, picture, table(name, rows), count)
 
 
-def layers(name: str, count: int) -> Chart:
-    import altair as alt
-
-    rows = records(count)
-    base = alt.Chart({"values": rows}).encode(x=alt.X("name:N", title=None), y="time:Q", tooltip="name:N")
-    picture = alt.layer(
-        base.mark_bar(),
-        base.mark_text(dy=-6, tooltip=None).encode(text="time:Q", tooltip=alt.value(None)),
-        alt.Chart({"values": [{"limit": 4}]}).mark_rule(strokeDash=[4, 4]).encode(y="limit:Q"),
-    ).properties(width=520, height=200)
-    return Chart(anchor(name), name, "A bar is a time per call.", picture, table(name, rows), count)
-
-
-def facets(name: str) -> Chart:
-    import altair as alt
-
-    rows = [{**row, "place": place} for place in ("first", "second") for row in records(6)]
-    picture = (
-        alt.Chart({"values": rows}, width=220, height=120)
-        .mark_circle(size=80)
-        .encode(x="time:Q", y="name:N", tooltip=["name:N", "time:Q"])
-        .facet(column="place:N")
-    )
-    return Chart(anchor(name), name, "A panel is a place.", picture, table(name, rows), len(rows))
-
-
 def synthetic() -> Page:
-    """Eight charts, the last of them without a picture, the one before it with a long table."""
+    """Six charts, the last of them without a picture, the one before it with a long table."""
     return Page(
         f"Report of {HOSTILE}",
         "Two sessions on a machine, and what it could do at most",
@@ -85,14 +59,14 @@ def synthetic() -> Page:
                 "attention",
                 "Attention",
                 "vLLM's kernel is 1.8 times as fast as torch over all 24 cases.",
-                [dots("Times of attention", 8, width=420), layers(f"Bars of {HOSTILE}", 6)],
+                [dots("Times of attention", 8, width=420), dots(f"Dots of {HOSTILE}", 6)],
                 [("Disturbed", "3 of 240 rounds"), ("Not measured", HOSTILE)],
                 [
                     PageSection(
                         "decode",
                         "Decode",
                         "No difference was told from none.",
-                        [dots("Batch 1", 4, width="container"), dots("Batch 64", 5), facets("Places")],
+                        [dots("Batch 1", 4, width="container")],
                     )
                 ],
             ),

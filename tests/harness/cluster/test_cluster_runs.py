@@ -19,7 +19,7 @@ from tests.support.ray_nodes import RayNodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed")]
 
-TINY = ["--impl", "torch.naive,torch.sdpa", "--case", "batch=1,2,3 ctx=64 heads=2", "--per-case", "1s"]
+TINY = ["--impl", "torch.naive,torch.sdpa", "--case", "batch=1 ctx=64 heads=2", "--per-case", "1s"]
 SPEC = """
 [[step]]
 name = "doctor"
@@ -30,14 +30,14 @@ options = { quick = true, json = "{out}/doctor.json" }
 name = "everywhere"
 command = "run"
 ops = ["mla_decode"]
-options = { impl = "torch.naive", case = ["batch=1,2 ctx=64 heads=2"], per-case = "1s" }
+options = { impl = "torch.naive", case = ["batch=1 ctx=64 heads=2"], per-case = "1s" }
 
 [[step]]
 name = "flag"
 command = "toggle"
 ops = ["mla_decode"]
 devices = ["right"]
-options = { impl = "torch.naive", case = ["batch=1 ctx=64 heads=2"], flag = ["OMP_NUM_THREADS=1,2"] }
+options = { impl = "torch.naive", case = ["batch=1 ctx=64 heads=2"], flag = ["OMP_NUM_THREADS=1"] }
 """
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -67,7 +67,7 @@ def test_a_run_on_one_type(command, tmp_path):
                    "--json", "-")  # fmt: skip
     assert done.returncode == 0, done.stderr
     cells = json.loads(done.stdout)["cells"]
-    assert len(cells) == 6 and {cell["status"] for cell in cells} == {"ok"}
+    assert len(cells) == 2 and {cell["status"] for cell in cells} == {"ok"}
     frame = load(tmp_path / "run")
     assert frame["device"].nunique() == 1 and frame["host"].nunique() == 1
     (device,) = Journal(tmp_path / "run").devices()
@@ -102,18 +102,18 @@ def test_a_campaign_on_both(command, tmp_path):
         facts = json.loads((here / type / "doctor" / "doctor.json").read_text())
         assert facts["machine"]["platform"] == "cpu"
         frame = load(here / type / "mla_decode-everywhere")
-        assert list(frame["status"]) == 2 * ["ok", "ok"], "the baseline and it, at each case"
-    assert {path.name for path in here.glob("*/mla_decode-flag")} == {"mla_decode-flag"}
-    assert not (here / "left" / "mla_decode-flag").exists()
+        assert list(frame["status"]) == ["ok", "ok"], "the baseline and it"
+    assert list(here.glob("*/mla_decode-flag")) == [here / "right" / "mla_decode-flag"]
     assert len(load(tmp_path / "here.zip")) == len(load(here))
     again = command("campaign", "--resume", here, "--budget", "2m")
     assert again.returncode == 0 and "batch=1" not in again.stdout, "nothing was left to do"
 
 
 def test_kernels_are_compiled_on_its_cores(command, tmp_path):
-    done = command("compile", "--op", "mla_decode", "--target", "sm_90", "--json", tmp_path / "compiled.json")
+    """The op and target of the fewest configurations."""
+    done = command("compile", "--op", "mha_prefill", "--target", "gfx950", "--json", tmp_path / "rows.json")
     assert done.returncode == 0, done.stderr
-    rows = json.loads((tmp_path / "compiled.json").read_text())["compiles"]
+    rows = json.loads((tmp_path / "rows.json").read_text())["compiles"]
     assert rows and all(row["ok"] for row in rows)
 
 

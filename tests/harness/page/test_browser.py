@@ -62,7 +62,7 @@ def contrast(page, selector):
 
 def test_every_chart_is_drawn_without_error_or_request(shared, file):
     charts = list(synthetic().charts())
-    assert len(charts) == 8
+    assert len(charts) == 6
     for chart in charts:
         drawn = shared.page.locator(f"#{chart.anchor} svg.marks").count()
         assert drawn == (chart.picture is not None), chart.anchor
@@ -188,7 +188,7 @@ def test_paper_has_every_chart_and_table_and_without_javascript_the_tables_are_t
     with opened(file) as view:
         view.page.evaluate("window.requestIdleCallback = () => {}; dispatchEvent(new Event('beforeprint'))")
         assert view.page.evaluate("new Promise(done => setTimeout(done)).then(() => 0)") == 0
-        assert view.page.locator("svg.marks").count() == 7
+        assert view.page.locator("svg.marks").count() == 5
         assert view.page.locator(".numbers:not([open])").count() == 0
         view.page.evaluate("dispatchEvent(new Event('afterprint'))")
         assert view.page.locator(".numbers:not([open])").count() == 1

@@ -28,52 +28,43 @@ FORECAST = ("--concurrency", "4,16,64", "--what-if", "fused_moe=1.3x")
 HOSTILE = "vllm.<script>throw 1</script>"
 
 
-@pytest.fixture(scope="module", params=PAGES)
-def made(request, cli, tmp_path_factory):
-    """A page, and its file."""
-    folder = tmp_path_factory.mktemp("page")
-    names = [str(COMMITTED / name) for name in PAGES[request.param]]
+@pytest.mark.parametrize("name", PAGES)
+def test_every_chart_is_drawn_with_its_marks_and_nothing_is_fetched(opened, cli, tmp_path, name):
+    names = [str(COMMITTED / name) for name in PAGES[name]]
     if not names:
-        names = [str(folder / "link.json")]
+        names = [str(tmp_path / "link.json")]
         assert cli("serving", "link", *FORECAST, "--json", names[0]).returncode == 0
-    page = assemble(inputs(names))
-    file = folder / "report.html"
+    page, file = assemble(inputs(names)), tmp_path / "report.html"
     file.write_text(html(page, "Made by a test"))
-    return page, file
-
-
-@pytest.mark.parametrize("width", [380, 1600])
-def test_every_chart_is_drawn_with_its_marks_and_nothing_is_fetched(opened, made, width):
-    page, file = made
     assert file.stat().st_size < 5e6
-    with opened(file, viewport={"width": width, "height": 900}) as view:
+    with opened(file, viewport={"width": 1600, "height": 900}) as view:
         view.drawn()
         assert view.errors == []
         assert [url for url in view.requests if not url.startswith(("file:", "data:", "blob:"))] == []
-        wide = view.page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        assert wide <= 0
         promised = {chart.anchor: chart.marks for chart in page.charts() if chart.picture}
         assert {anchor: view.marks(anchor) for anchor in promised} == promised
+        for width in (1600, 380):
+            view.page.set_viewport_size({"width": width, "height": 900})
+            assert view.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        if name == "an op":
+            says_the_records_time(view.page)
 
 
-def test_a_tooltip_says_the_record_s_time_and_a_link_finds_its_row(opened, made):
-    _, file = made
-    if "ranking" not in file.read_text():
-        pytest.skip("no run is on this page")
+def says_the_records_time(page):
+    """In a tooltip, and in the row that a link finds."""
     of = next(case for case in measured_cases(COMMITTED / "mla_decode-r1-tp8") if case.timed)
     fastest = of.timed[0]
     row = of.row_anchor(fastest)
-    if f'id="{row}"' not in file.read_text():
-        pytest.skip("another op is on this page")
-    with opened(file, anchor=row) as view:
-        view.drawn()
-        marked = view.page.locator(f"[id='{row}']")
-        assert marked.is_visible() and us_text(fastest.time_us) in marked.inner_text()
-        view.page.locator(f"[id='ranking-{row.removesuffix('-vllm-amx')}'] .mark-symbol path").first.hover()
-        tooltip = view.page.locator("#vg-tooltip-element")
-        tooltip.wait_for()
-        assert microseconds(fastest.time_us) in tooltip.inner_text()
-        assert fastest.name in tooltip.inner_text()
+    page.set_viewport_size({"width": 1600, "height": 900})
+    page.evaluate("row => { location.hash = row; }", row)
+    marked = page.locator(f"[id='{row}']")
+    marked.wait_for()
+    assert us_text(fastest.time_us) in marked.inner_text()
+    page.locator(f"[id='ranking-{row.removesuffix('-vllm-amx')}'] .mark-symbol path").first.hover()
+    tooltip = page.locator("#vg-tooltip-element")
+    tooltip.wait_for()
+    assert microseconds(fastest.time_us) in tooltip.inner_text()
+    assert fastest.name in tooltip.inner_text()
 
 
 def test_a_chosen_row_stands_beside_its_baseline_and_the_pair_alone(opened, tmp_path):

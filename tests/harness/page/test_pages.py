@@ -101,12 +101,7 @@ def test_a_page_says_and_draws_what_is_committed(snapshot, tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "names",
-    [
-        ["mla_decode-smoke", "block_scale_gemm-smoke", "fused_moe-smoke", "mha_prefill-smoke"],
-        ["serving/cpu-default", "serving/cpu-long"],
-        ["engine"],
-    ],
+    "names", [["block_scale_gemm-smoke", "mha_prefill-smoke"], ["serving/cpu-default"], ["engine"]]
 )
 def test_a_page_of_committed_results_can_be_drawn(names):
     require_valid(page_of(*(COMMITTED / name for name in names)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -188,3 +189,15 @@ def test_cases_of_the_sweep_say_what_is_special():
     most = max(sizes["batch"] * int(sizes["new"]) for sizes in prompts)
     assert most <= 131_072 < most + 3200 + 1, "they fill SGLang's chunk budget"
     assert [(sizes["new"], sizes["prefix"]) for sizes in prompts[-2:]] == [("2048", "0"), ("1152", "2048")]
+
+
+def test_all_that_suites_hold(snapshot):
+    """In `suites.txt`; of the serving loads those of one concurrency, and of batches."""
+    lines = []
+    for name, it in suites().items():
+        lines += ["", f"{name}: {it.description}; {it.per_case_s:g} s"]
+        if "-c" in name and not name.endswith(("-c16", "-c16-mixed", "2000-100-c10800")):
+            continue
+        for op in CASES:
+            lines += [f"{op} {case.weight:.4g} {case.text} [{case.place}]" for case in it.cases(op)]
+    snapshot(Path(__file__).parent / "suites.txt", "\n".join(lines[1:]) + "\n")

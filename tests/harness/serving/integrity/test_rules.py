@@ -215,6 +215,8 @@ SECONDS = each(*(times(1e-3, name, "mean", "std", "median", "p90", "p99")
     (SHORT, times(1e-3, "e2e", "mean"), "e2e_identity", "suspect"),
     (UNSAMPLED, SECONDS, "concurrency_floor", "suspect"),
     (UNSAMPLED, each(SECONDS, said(workload=OfferedLoad(request_rate=0.1))), "concurrency_floor", None),
+    (UNSAMPLED, each(SECONDS, said(workload=OfferedLoad(request_rate=0))), "concurrency_floor", "suspect"),
+    (UNSAMPLED, each(SECONDS, said(workload=OfferedLoad())), "concurrency_floor", None),
     (UNSAMPLED, said(extra={"total_output_tokens_retokenized": 3100}), "retokenised", None),
     (UNSAMPLED, also("goodput", 0.5, "req/s"), "goodput", None),
     (UNSAMPLED, also("max_concurrent_requests", 9.0, "1", "max"), "peak", None),

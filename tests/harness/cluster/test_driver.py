@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster.driver import Driver
+from harness.cluster.driver import Driver, differences
+from harness.cluster.execute import only_type
 from harness.cluster.jobs import RunJob
-from harness.errors import NothingRan
+from harness.errors import NothingRan, UsageError
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Record
+from harness.run.device import DeviceFacts
 from harness.run.plan import RunPlan
 from harness.run.request import Request
+from kernels.platform import named
 from tests.support.simulated_pool import SimulatedPool, made_up_run
 
 
@@ -153,6 +156,28 @@ def test_a_device_is_recorded_with_what_it_measured(drive):
 def test_no_device_at_all_is_one_line(drive):
     with pytest.raises(NothingRan, match="no device can be measured: there is none"):
         drive(pool(""), 4)
+
+
+def test_devices_of_several_types_are_to_be_chosen_from():
+    pool = SimulatedPool({"a": "MI300X", "b": "H200", "c": "H200"}, ten_seconds)
+    with pytest.raises(UsageError, match=r"of devices: choose --device H200 or MI300X$"):
+        only_type(Driver(pool, print, clock=pool.clock))
+    assert not pool.started
+
+
+def test_one_run_is_measured_by_devices_that_are_alike():
+    """All names count but another machine's threads, which only a CPU computes with."""
+
+    def facts(kind: str, driver: str = "1", threads: int = 1, **git: str) -> DeviceFacts:
+        machine = {"platform": kind, "device": "it", "arch": "", "driver": driver, "threads": threads}
+        return DeviceFacts(named(kind), {"machine": machine, "versions": {}, "git": git}, None)
+
+    assert differences(facts("cpu"), facts("cpu", threads=2)) == ["threads 2 for 1"]
+    assert differences(facts("cuda"), facts("cuda", threads=2)) == []
+    assert differences(facts("cuda"), facts("cuda", "2", commit="c")) == [
+        "driver 2 for 1",
+        "commit c for missing",
+    ]
 
 
 def test_a_driver_that_goes_on_measures_only_what_is_missing(drive):

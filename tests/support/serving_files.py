@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
+from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +43,16 @@ def place(content: Any, path: tuple[Any, ...], value: Any) -> None:
         content[path[-1]] = value
 
 
-def changed(tmp_path: Path, of: str | dict[str, Any], changes: dict[str, Any]) -> list[ServingRun]:
-    """The runs of a JSON file, or of its content, with other values at places (keys joined by `/`); a value
-    that is called gives the new one for the old."""
-    content = content_of(of) if isinstance(of, str) else dict(of)
+def changed(name: str, changes: dict[str, Any]) -> Any:
+    """The content of a JSON file with other values at places (keys joined by `/`); a value that is called
+    gives the new one for the old."""
+    content = copy.deepcopy(content_of(name))
     for where, value in changes.items():
         path = tuple(int(key) if key.isdigit() else key for key in where.split("/"))
         if callable(value):
             value = value(functools.reduce(lambda part, key: part[key], path, content))
         place(content, path, value)
-    return written(tmp_path, json.dumps(content), "changed.json")
+    return content
 
 
 def written(tmp_path: Path, text: str, name: str = "log.txt") -> list[ServingRun]:
@@ -85,6 +88,34 @@ def look(run: ServingRun, what: str) -> Any:
     for key in what.split("."):
         found = found.get(key) if isinstance(found, dict) else getattr(found, key)
     return found
+
+
+NESTED = ("parallelism", "workload", "totals")
+ELSEWHERE = ("id", "source", "metrics", "findings", "notes", "extra")
+
+
+def as_lines(run: ServingRun) -> Iterator[str]:
+    """All that was read, but what is not said; numbers with nine digits."""
+    document = run.model_dump(exclude_defaults=True)
+    groups = defaultdict(list)
+    for one in run.metrics:
+        kind = " ".join(filter(None, (one.name, one.unit, one.scope, one.tokens, one.label, one.derived)))
+        groups[kind].append(f"{one.statistic} {one.value:.9g}")
+    samples = {k: f"{len(v)} from {v[0]} to {v[-1]}" for k, v in document.pop("samples", {}).items()}
+    yield run.id
+    for key in sorted(document, key=NESTED.__contains__):
+        value = document[key]
+        if key in NESTED:
+            number = {k: f"{v:.9g}" if isinstance(v, float) else v for k, v in value.items()}
+            value = ", ".join(f"{k} {v}" for k, v in number.items())
+        if key not in ELSEWHERE:
+            yield f"  {key}: {value if isinstance(value, str) else json.dumps(value)}"
+    yield from (f"  {kind}: {', '.join(values)}" for kind, values in groups.items())
+    yield from (f"  each request's {key}: {value}" for key, value in samples.items())
+    if run.extra:
+        yield f"  extra: {', '.join(run.extra)}"
+    yield from (f"  note: {note}" for note in run.notes)
+    yield from (f"  finding: {one.severity} {one.rule}: {one.message}" for one in run.findings)
 
 
 # Runs of 160 prompts of 819 to 1024 tokens in and out, 16 in flight, as two clients write them

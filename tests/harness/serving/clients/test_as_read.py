@@ -8,47 +8,17 @@ import itertools
 import json
 import math
 import re
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from harness.serving import ServingRun, load
+from harness.serving import load
 from harness.serving.clients import FORMATS
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import UnreadableError, read
-from tests.support.serving_files import DATA, FILES, GONE, content_of, of, place, rules, shapes
+from tests.support.serving_files import DATA, FILES, GONE, as_lines, content_of, of, place, rules, shapes
 
 JSON = [path.name for path in FILES if path.suffix in (".json", ".jsonl")]
-
-
-NESTED = ("parallelism", "workload", "totals")
-ELSEWHERE = ("id", "source", "metrics", "findings", "notes", "extra")
-
-
-def as_lines(run: ServingRun) -> Iterator[str]:
-    """All that was read, but what is not said; numbers with nine digits."""
-    document = run.model_dump(exclude_defaults=True)
-    groups = defaultdict(list)
-    for one in run.metrics:
-        kind = " ".join(filter(None, (one.name, one.unit, one.scope, one.tokens, one.label, one.derived)))
-        groups[kind].append(f"{one.statistic} {one.value:.9g}")
-    samples = {k: f"{len(v)} from {v[0]} to {v[-1]}" for k, v in document.pop("samples", {}).items()}
-    yield run.id
-    for key in sorted(document, key=NESTED.__contains__):
-        value = document[key]
-        if key in NESTED:
-            number = {k: f"{v:.9g}" if isinstance(v, float) else v for k, v in value.items()}
-            value = ", ".join(f"{k} {v}" for k, v in number.items())
-        if key not in ELSEWHERE:
-            yield f"  {key}: {value if isinstance(value, str) else json.dumps(value)}"
-    yield from (f"  {kind}: {', '.join(values)}" for kind, values in groups.items())
-    yield from (f"  each request's {key}: {value}" for key, value in samples.items())
-    if run.extra:
-        yield f"  extra: {', '.join(run.extra)}"
-    yield from (f"  note: {note}" for note in run.notes)
-    yield from (f"  finding: {one.severity} {one.rule}: {one.message}" for one in run.findings)
 
 
 def test_every_value_of_every_file(snapshot):

@@ -82,21 +82,6 @@ def test_cut_anywhere(tmp_path, cut):
     assert {k: v for k, v in run.totals if v is not None}.items() <= dict(whole.totals).items()
 
 
-def test_units_and_labels(tmp_path):
-    text = BLOCK.replace("Mean TTFT (ms):                          233.84", "Mean TTFT (s): 0.23384")
-    text = text.replace("duration (s):                  274.44", "duration (min): 4.574")
-    text = text.replace("Median ITL (ms)", "Median ITL (ticks)").replace("1049.39", "1.049,39")
-    (run,) = written(tmp_path, text)
-    assert run.value("ttft", "mean") == pytest.approx(233.84)
-    assert (run.totals.duration_s, run.value("itl", "median")) == (None, None)
-    assert run.value("throughput", tokens="total") == 1847.88
-    unread = sorted(one.message.split("'")[1] for one in run.findings if one.rule == "unreadable")
-    assert unread == ["benchmark duration (min)", "median itl (ticks)", "output token throughput (tok/s)"]
-    (run,) = written(tmp_path, BLOCK.replace("Output token throughput", "Steady output token throughput"))
-    assert run.value("throughput", tokens="output") is None
-    assert run.extra == {"steady output token throughput (tok/s)": "1049.39"}
-
-
 # The workload from the command or the printed arguments before a block, only where there is no doubt
 
 COMMAND = (

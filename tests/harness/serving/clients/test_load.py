@@ -12,7 +12,6 @@ from pathlib import Path
 from click.testing import CliRunner
 
 from harness.cli import cli
-from harness.errors import UsageError
 from harness.paths import ROOT
 from harness.serving import load
 from harness.serving.clients.report import as_text
@@ -33,26 +32,6 @@ def test_every_run_of_every_client_shows_a_number():
         row = next(line for line in lines if line.startswith(Path(one.id).name))
         numbers = [cell for cell in row.split()[1:] if cell.lstrip("-").replace(".", "").isdigit()]
         assert numbers or not one.metrics, row  # a configuration has none
-
-
-def test_a_file_that_cannot_be_read_costs_itself_only(tmp_path):
-    assert run(GOOD).exit_code == 0
-    broken = tmp_path / "broken.json"
-    broken.write_text('{"a": 1')
-    done = run(broken, GOOD, tmp_path)
-    assert done.exit_code == 2
-    first, second = done.stderr.splitlines()
-    assert first.startswith(f"error: cannot read {broken}") and "directory" in second
-    assert "1 run in 1 file" in done.stdout and "2 files not read" in done.stdout
-
-
-def test_a_target_that_cannot_be_written_or_is_an_input_is_found_before_reading(tmp_path):
-    copy = tmp_path / "copy.jsonl"
-    copy.write_bytes(GOOD.read_bytes())
-    done = run(tmp_path / "missing", "--csv", tmp_path / "no" / "such")
-    assert isinstance(done.exception, UsageError) and "missing" not in done.stderr
-    assert isinstance(run(copy, "--json", copy).exception, UsageError)
-    assert copy.read_bytes() == GOOD.read_bytes()
 
 
 def test_json_has_all_and_csv_a_line_for_each_metric(tmp_path):

@@ -8,8 +8,7 @@ import pytest
 
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import Quantity, option, quantity_of_run
-from harness.serving.compare.select import quantity_of
-from harness.serving.compare.sourced import prints, same_engine, same_hardware
+from harness.serving.compare.sourced import prints, same_engine, same_hardware, sourced
 from harness.serving.published.index import known_by_id
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, Totals
 from tests.support.serving_files import SGLANG_ROW
@@ -189,19 +188,24 @@ def test_precision_from_flags():
     assert [option(flags, f"--{name}") for name in ("enforce-eager", "tp", "dp", "ep")] == ["1", "8", "4", ""]
 
 
-@pytest.mark.parametrize(("value", "refers_to", "tokens", "scope"), [
-    (6311.0, ("dstack.offline:18",), "total", "node"),
-    (6311.0, (), "total", "node"),  # the number finds the row of that GPU and engine
-    (1262.2, (), "output", "node"),
-    (2200.0, (), "unknown", "unknown"),  # within its last digit of a dozen rows
+@pytest.mark.parametrize(("says", "changes", "tokens", "scope"), [
+    ({}, {}, "total", "node"),
+    ({}, {"refers_to": ()}, "total", "node"),  # the number finds the row of that GPU and engine
+    ({"value": 1262.2}, {}, "output", "node"),
+    ({"scope": "gpu"}, {}, "total", "gpu"),  # what it says itself stays
+    ({"value": 2200.0}, {"refers_to": ()}, "unknown", "unknown"),  # within its last digit of a dozen rows
+    ({}, {"upper": 7000.0, "refers_to": ()}, "unknown", "unknown"),
 ])  # fmt: skip
-def test_a_claims_number_is_what_its_row_says(value, refers_to, tokens, scope):
+def test_a_claims_number_is_what_its_row_says(says, changes, tokens, scope):
     claim = KNOWN["mi350x-cmp-h200-sglang"]
-    stated = claim.metric.model_copy(update={"value": value})
-    says = claim.model_copy(update={"metric": stated, "refers_to": refers_to})
-    found = quantity_of(says, claim.id, "throughput")
-    assert (found.id, found.metric.value) == (claim.id, value)
+    claim = claim.model_copy(update={"metric": claim.metric.model_copy(update=says), **changes})
+    found = sourced(claim, claim.metric, KNOWN, None)
+    assert (found.id, found.metric.value) == (claim.id, claim.metric.value)
     assert (found.metric.tokens, found.metric.scope) == (tokens, scope)
+    if tokens == "total":  # of two rows that fit neither is taken
+        twin = {"twin": KNOWN["dstack.offline:18"].model_copy(update={"id": "twin"})}
+        found = sourced(claim.model_copy(update={"refers_to": ()}), claim.metric, KNOWN | twin, None)
+        assert found.metric.tokens == "unknown"
 
 
 def test_names_of_machines_and_engines_and_printed_numbers():

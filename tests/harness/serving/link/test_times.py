@@ -1,7 +1,6 @@
 """Times of kernels for the serving link: tables, data sheets, whose they are; numbers by hand."""
 
 import csv
-import itertools
 import json
 import math
 import shutil
@@ -9,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pyarrow import parquet
 from pyarrow.csv import read_csv
@@ -32,7 +30,7 @@ from harness.serving.link.structure import (
     structure,
 )
 from harness.serving.link.times.assumed_times import DEVIATION, SOURCE, AssumedTables
-from harness.serving.link.times.interpolation import Curve, Surface, TimeEstimate, isotonic
+from harness.serving.link.times.interpolation import Curve, Surface, TimeEstimate
 from harness.serving.link.times.kernel_identity import words
 from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables
@@ -60,14 +58,6 @@ def test_a_curve_is_linear_in_logarithms_and_less_sure_beyond_its_points():
     assert falls.at(2).noise > 0.1 and Curve([(1, 1.0), (2, 2.0)]).noise == 0.0
     surface = Surface([((n, m), float(n * m)) for n in (2, 8) for m in (1, 16)])
     assert (surface.at(4, 4).us, surface.at(16, 4).us) == (pytest.approx(16.0), pytest.approx(64.0))
-
-
-def test_isotonic_regression_grows_and_keeps_the_mean():
-    for seed in range(50):
-        values = np.random.default_rng(seed).normal(size=1 + seed % 30)
-        found = isotonic(values.tolist())
-        assert all(a <= b + 1e-12 for a, b in itertools.pairwise(found))
-        assert sum(found) == pytest.approx(values.sum(), abs=1e-9)
 
 
 def changed(path: Path, **columns) -> None:
@@ -174,6 +164,14 @@ def test_a_latency_that_is_none_is_named_with_its_line(tmp_path, text):
     path.write_text("\n".join(lines))
     with pytest.raises(UsageError, match=r"moe_perf.csv, line 3"):
         read_tables(tmp_path)
+
+
+def test_of_several_times_of_one_size_the_median_is_taken(tmp_path):
+    path = written(tmp_path) / "gemm_perf.csv"
+    header, *rows = path.read_text().splitlines()
+    slower = [f"{row.rpartition(',')[0]},{ms}" for row in rows for ms in (0.9, 0.8)]
+    path.write_text("\n".join([header, *rows, *slower]))
+    assert read_tables(tmp_path).gemm("fp8_block", 1, 128, 128).us == pytest.approx(800.0)
 
 
 # AIConfigurator's sets of tables: its layouts, what their times hold, and what no machine takes

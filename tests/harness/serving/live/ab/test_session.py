@@ -61,7 +61,8 @@ def test_pairs_are_mirrored_recorded_and_reported_and_a_rejected_run_alone_is_ma
         ("run", 0, "b", "rejected"), ("run", 0, "b", "ok"), ("pair", 0, None, None),
         ("run", 1, "b", "ok"), ("run", 1, "a", "ok"), ("pair", 1, None, None),
     ]  # fmt: skip
-    first, *_ = runs = LiveJournal(out).of("run")
+    runs = LiveJournal(out).of("run")
+    first = runs[0]
     assert [run["seed"] for run in runs] == [1, 1, 1, 2, 2]
     assert first["prefill_pattern"] == [1, 3] and (out / first["result"]).exists()
     assert 9 < first["steady_itl_ms"] < 11

@@ -60,7 +60,8 @@ def test_a_swap_is_served_timed_logged_and_left_no_process(tmp_path, cli):
     (tmp_path / "tmp").mkdir()
     done = cli(
         *("serving", "run", "--model", model, "--out", out, "--isl", 64, "--osl", 48, "--pairs", 0),
-        *("--trace", "--routing-log", "--arm", f"base:{alike}", "--arm", f"swapped:{alike} {swaps}"),
+        *("--prefill-pattern", "any", "--trace", "--routing-log"),
+        *("--arm", f"base:{alike}", "--arm", f"swapped:{alike} {swaps}"),
         **{MARK: tmp_path, "TMPDIR": tmp_path / "tmp"},
     )
     assert done.returncode == 0, done.stderr

@@ -48,11 +48,11 @@ def test_the_staged_plug_in_hides_what_is_broken_and_the_suite_is_ours_whoever_h
     (theirs / "__init__.py").write_text("get_kernel = 'theirs'\n")
     (theirs / "layer" / "__init__.py").write_text("")
     code = f"""if True:
-        import importlib.util, sys, kernels.layer
+        import sys, kernels.layer
         from importlib.metadata import entry_points
         [entry] = [e for e in entry_points(group="vllm.general_plugins") if "kernel_bench" in e.name]
         entry.load()
-        assert importlib.util.find_spec("a_broken_package") is None
+        assert sys.modules["a_broken_package"] is None
         from deepseek_kernel_bench_plugin.suite import swapped
         implementation = swapped("mla_decode=vllm.vec").implementation
         import kernels

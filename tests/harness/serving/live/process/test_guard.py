@@ -43,11 +43,19 @@ def test_an_engine_that_does_not_come_up_is_ended_and_says_why(engine, mark, mod
     assert not marked(mark)
 
 
-def test_grandchildren_in_sessions_of_their_own_end_too(engine, mark):
+def test_grandchildren_in_sessions_of_their_own_are_paused_and_end_too(engine, mark):
+    def states():
+        pids = [pid for pid in marked(mark) if pid != one.process.guard.pid]
+        return [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in pids]
+
     with engine("ignores-sigterm") as one:
         one.wait_healthy(120)
         assert one.process.alive()
-        assert len(marked(mark)) == 5  # the guard, the engine, two children, an orphan
+        one.pause()
+        assert comes(lambda: states() == ["T"] * 4)  # the engine, two children, an orphan
+        one.resume()
+        one.wait_healthy(120)
+        one.pause()
         one.process.end(0.05)
     assert not marked(mark)
 

@@ -331,7 +331,7 @@ def test_two_calls_in_a_row_are_compared_however_many_turns_gave(monkeypatch):
     subject.spoil("it")
     repeats = subject.repeats["it"]
     assert repeats.differed == 1
-    subject.repeats["it"] = replace(repeats, calls=bench.REPEATS, differed=0)
+    subject.repeats["it"] = replace(repeats, calls=bench.REPEATS, changed=bench.CHANGES, differed=0)
     assert subject.compared("it", 30.0)["differed"] >= 1
 
 

@@ -3,8 +3,6 @@
 They do it on so many sequences as `batches` says, of the case or of a ragged one, and are right on others.
 """
 
-from typing import ClassVar
-
 from harness.workers.process import WorkerFailure
 from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
 from kernels.op import Unsupported
@@ -45,39 +43,76 @@ class _Failing(NaiveMlaDecode):
         prepared.compute()
 
 
-class StopsComputing(_Failing):
+def row(name: str, **facts) -> type[_Failing]:
+    """Of this module: rows of another one would not be found."""
+    return type(name, (_Failing,), {"name": f"failing.{name}", "__module__": __name__, **facts})
+
+
+def calling(**facts):
+    """The row of a function's name whose calls do what that does."""
+    return lambda run: row(run.__name__, run=run, **facts)
+
+
+@calling()
+def stops_computing(self, prepared):
     """Leaves the output of the call before."""
-
-    name = "failing.stops_computing"
-
-    def run(self, prepared):
-        if prepared.calls <= CHECKED:
-            prepared.compute()
-
-
-class AnswerByAddress(_Failing):
-    """Keeps outputs by where the operands lie."""
-
-    name = "failing.answer_by_address"
-    answers: ClassVar[dict] = {}
-
-    def run(self, prepared):
-        key = prepared.operands.q.data_ptr(), prepared.operands.kv.data_ptr()
-        if key not in self.answers:
-            prepared.compute()
-            self.answers[key] = prepared.out.clone()
-        prepared.out.copy_(self.answers[key])
-
-
-class WrongWhenTimed(_Failing):
-    """Wrong from its third call on, as one whose workspace is not cleared."""
-
-    name = "failing.wrong_when_timed"
-
-    def run(self, prepared):
+    if prepared.calls <= CHECKED:
         prepared.compute()
-        if self.calls > CHECKED:
-            prepared.out.zero_()
+
+
+@calling(answers={})
+def answer_by_address(self, prepared):
+    """Keeps outputs by where the operands lie."""
+    key = prepared.operands.q.data_ptr(), prepared.operands.kv.data_ptr()
+    if key not in self.answers:
+        prepared.compute()
+        self.answers[key] = prepared.out.clone()
+    prepared.out.copy_(self.answers[key])
+
+
+@calling()
+def wrong_when_timed(self, prepared):
+    """Wrong from its third call on, as one whose workspace is not cleared."""
+    prepared.compute()
+    if self.calls > CHECKED:
+        prepared.out.zero_()
+
+
+@calling()
+def writes_operands(self, prepared):
+    """Clears the slots that hold no token."""
+    prepared.compute()
+    prepared.operands.kv.nan_to_num_()
+
+
+@calling(runtime="writer")
+def writes_operands_when_timed(self, prepared):
+    prepared.compute()
+    if self.calls > CHECKED:
+        prepared.operands.kv.nan_to_num_()
+
+
+class SharesWithTheWriter(NaiveMlaDecode):
+    """Right, in the worker of the one above."""
+
+    op, name, runtime = "mla_decode", "failing.shares_with_the_writer", "writer"
+
+
+@calling(first=(0, 0))
+def first_set_only(self, prepared):
+    """Computes on the first of the sets of operands that calls rotate over (they share q)."""
+    pointers = prepared.operands.q.data_ptr(), prepared.operands.kv.data_ptr()
+    if prepared.calls == 1 and pointers[0] != self.first[0]:
+        self.first = pointers
+    if pointers == self.first:
+        prepared.compute()
+
+
+@calling(batches=(11,))
+def ninth_sequence(self, prepared):
+    """Computes no more than eight sequences."""
+    prepared.compute()
+    prepared.out[8:] = 0.0
 
 
 class StaleCopy(_Failing):
@@ -108,93 +143,26 @@ class StalePageTable(_Failing):
         return prepared
 
 
-class WritesOperands(_Failing):
-    """Clears the slots that hold no token."""
-
-    name = "failing.writes_operands"
-
-    def run(self, prepared):
-        prepared.compute()
-        prepared.operands.kv.nan_to_num_()
-
-
-class WritesOperandsWhenTimed(WritesOperands):
-    name = "failing.writes_operands_when_timed"
-    runtime = "writer"
-
-    def run(self, prepared):
-        if self.calls > CHECKED:
-            super().run(prepared)
-        else:
-            prepared.compute()
-
-
-class SharesWithTheWriter(NaiveMlaDecode):
-    """Right, in the worker of the one above."""
-
-    op, name, runtime = "mla_decode", "failing.shares_with_the_writer", "writer"
-
-
-class FirstSetOnly(_Failing):
-    """Computes on the first of the sets of operands that calls rotate over (they share q)."""
-
-    name = "failing.first_set_only"
-    first = (0, 0)
-
-    def run(self, prepared):
-        pointers = prepared.operands.q.data_ptr(), prepared.operands.kv.data_ptr()
-        if prepared.calls == 1 and pointers[0] != self.first[0]:
-            self.first = pointers
-        if pointers == self.first:
-            prepared.compute()
-
-
-class NinthSequence(_Failing):
-    """Computes no more than eight sequences."""
-
-    name = "failing.ninth_sequence"
-    batches = (11,)
-
-    def run(self, prepared):
-        prepared.compute()
-        prepared.out[8:] = 0.0
-
-
-class RaisesInPrepare(_Failing):
-    name = "failing.raises_in_prepare"
-    runtime = "faulty"
-    error: Exception = RuntimeError("no such\nluck")
-
+def raising(name: str, error: Exception, in_prepare: bool = False) -> type[_Failing]:
     def given(self, operands):
-        raise self.error
-
-
-class Unsupporting(RaisesInPrepare):
-    name = "failing.unsupported"
-    error = Unsupported("this build has no such kernel")
-
-
-class RaisesInACall(_Failing):
-    name = "failing.raises_in_a_call"
-    runtime = "faulty"
-    error: Exception = RuntimeError("out of luck")
+        if in_prepare:
+            raise error
+        return operands
 
     def run(self, prepared):
         if prepared.calls > CHECKED + 1:
-            raise self.error
+            raise error
         prepared.compute()
 
-
-class Crashes(RaisesInACall):
-    """As its parent tells it."""
-
-    name = "failing.crashes"
-    error = WorkerFailure("crashed", "the worker died of SIGSEGV while in turn")
+    return row(name, runtime="faulty", given=given, run=run)
 
 
-class Hangs(RaisesInACall):
-    name = "failing.hangs"
-    error = WorkerFailure("timeout", "no answer within 20 s while in turn")
+SEGV = WorkerFailure("crashed", "the worker died of SIGSEGV while in turn")  # as its parent tells it
+HUNG = WorkerFailure("timeout", "no answer within 20 s while in turn")
+RaisesInPrepare = raising("raises_in_prepare", RuntimeError("no such\nluck"), in_prepare=True)
+Unsupporting = raising("unsupported", Unsupported("this build has no such kernel"), in_prepare=True)
+RaisesInACall = raising("raises_in_a_call", RuntimeError("out of luck"))
+Crashes, Hangs = raising("crashes", SEGV), raising("hangs", HUNG)
 
 
 class Beside(NaiveMlaDecode):

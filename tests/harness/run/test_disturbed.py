@@ -1,6 +1,5 @@
 """What a run makes of a monitor that sees the machine disturbed."""
 
-import functools
 import itertools
 import json
 from pathlib import Path
@@ -41,20 +40,10 @@ def measure(out: Path, monitor: Scripted, **options):
     return code, kinds, stdout.getvalue(), stderr.getvalue(), json.loads((out / "run.json").read_text())
 
 
-@pytest.fixture
-def measured(tmp_path):
-    return functools.partial(measure, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def now_and_then(tmp_path_factory):
-    """A machine that is busy at the start, and disturbed in every third round; its monitor too."""
+def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(tmp_path):
+    """On a machine that is busy at the start, and disturbed in every third round."""
     monitor = Scripted(itertools.cycle(["", "", WHO]), busy=[WHO])
-    return *measure(tmp_path_factory.mktemp("disturbed"), monitor), monitor
-
-
-def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(now_and_then):
-    code, found, out, _, whole, monitor = now_and_then
+    code, found, out, err, whole = measure(tmp_path, monitor)
     (done,) = found[CaseDone]
     assert code == 0
     assert len(done.disturbed) == pytest.approx((done.rounds + len(done.disturbed)) / 3, abs=1)
@@ -67,12 +56,10 @@ def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(now_a
     assert f"{len(done.disturbed)} of {done.rounds + len(done.disturbed)} rounds, left out" in out
     assert WHO in out
     assert done.conditions[0]["frequency_mhz"]["median"] == 2400
-    assert whole["run"]["disturbed"] == "prefer"
     assert len(monitor.sampled) == 3, "each contender and the twin, by case and name"
-
-
-def test_verdicts_can_be_made_again_from_the_samples_that_count(now_and_then):
-    _, found, *_ = now_and_then
+    assert f"note: {WHO}\n" in err
+    assert (whole["run"]["disturbed"], whole["run"]["busy"]) == ("prefer", [WHO])
+    # Verdicts can be made again from the samples that count.
     again = redo([*found[Cell], *found[Verdict]])
     assert [v.about for v, _ in again] == ["A/A", "baseline", "runner-up"]
     for verdict, compared in again:
@@ -80,17 +67,11 @@ def test_verdicts_can_be_made_again_from_the_samples_that_count(now_and_then):
         assert kept == (compared.ratio, compared.low, compared.high, compared.verdict)
 
 
-def test_a_busy_device_is_said_so_and_recorded(now_and_then):
-    _, _, _, err, whole, _ = now_and_then
-    assert f"note: {WHO}\n" in err
-    assert whole["run"]["busy"] == [WHO]
-
-
 OFTEN = [WHO, WHO, ""]
 
 
-def test_a_machine_that_is_never_quiet_is_measured_all_the_same(measured):
-    code, found, out, *_ = measured(Scripted(itertools.cycle(OFTEN)))
+def test_a_machine_that_is_never_quiet_is_measured_all_the_same(tmp_path):
+    code, found, out, *_ = measure(tmp_path, Scripted(itertools.cycle(OFTEN)))
     (done,) = found[CaseDone]
     assert code == 0
     assert {(r.reason, r.counted) for r in done.disturbed} == {(WHO, True)}
@@ -103,8 +84,8 @@ def test_a_machine_that_is_never_quiet_is_measured_all_the_same(measured):
     assert "counted all the same" in out
 
 
-def test_a_machine_too_disturbed_gives_no_number_where_that_is_refused(measured):
-    code, found, out, *_ = measured(Scripted(itertools.cycle(OFTEN)), disturbed="refuse")
+def test_a_machine_too_disturbed_gives_no_number_where_that_is_refused(tmp_path):
+    code, found, out, *_ = measure(tmp_path, Scripted(itertools.cycle(OFTEN)), disturbed="refuse")
     (done,) = found[CaseDone]
     assert (code, done.stopped, found[Verdict]) == (1, "disturbed", [])
     assert "until most rounds had been disturbed" in out
@@ -115,9 +96,9 @@ def test_a_machine_too_disturbed_gives_no_number_where_that_is_refused(measured)
         assert cell.reason.endswith("(without --disturbed refuse they count)")
 
 
-def test_a_device_for_one_process_alone_is_refused(measured):
+def test_a_device_for_one_process_alone_is_refused(tmp_path):
     with pytest.raises(NothingRan, match=r"^cpu cannot be measured: it is in exclusive mode$"):
-        measured(Scripted([], blocked="it is in exclusive mode"))
+        measure(tmp_path, Scripted([], blocked="it is in exclusive mode"))
 
 
 def test_a_mistake_on_a_busy_machine_is_one_line_still(monkeypatch, capsys):

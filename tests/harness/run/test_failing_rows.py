@@ -26,7 +26,7 @@ FAILS = {
     "writes_operands_when_timed": ("wrong", "after timing: it changed its operands"),
     "shares_with_the_writer": (
         "error",
-        "failing.writes_operands_when_timed changed the operands that it was ",
+        "failing.writes_operands_when_timed changed the operands that it ",
     ),
     "ninth_sequence": ("wrong", RAGGED),
     "raises_in_prepare": ("error", "RuntimeError: no such luck"),
@@ -39,33 +39,29 @@ RIGHT = {"failing.beside": "plain torch", "torch.sdpa": ""}
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory) -> tuple[int, dict[str, dict[str, Any]]]:
-    """Exit code and cells."""
+def told(tmp_path_factory) -> dict[str, dict[str, Any]]:
+    """Cells of a run that such rows make fail."""
     where = tmp_path_factory.mktemp("failing") / "run"
     command = "--op mla_decode --case 'batch=2 ctx=40..150 page=16' --impl failing.*,torch.sdpa --budget 1s"
     options = "--device cpu --threads 1 --json - --quiet --out"
     plugin = SUPPORT / "failing_kernels.py"
     done = run_here(*shlex.split(command), *shlex.split(options), where, plugin=plugin)
-    assert done.stdout, done.stderr
-    return done.returncode, {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
-
-
-def test_a_row_that_fails_is_a_failure_of_the_run(told):
-    code, cells = told
-    assert code == 1
+    assert done.returncode == 1, done.stderr
+    cells = {cell["impl"]: cell for cell in json.loads(done.stdout)["cells"]}
     assert set(cells) == {*(f"failing.{name}" for name in FAILS), *RIGHT}
+    return cells
 
 
 @pytest.mark.parametrize(("name", "status", "reason"), [(name, *fails) for name, fails in FAILS.items()])
 def test_a_row_that_fails_says_how_and_has_no_time(name, status, reason, told):
-    cell = told[1][f"failing.{name}"]
+    cell = told[f"failing.{name}"]
     assert (cell["status"], cell["time_us"]) == (status, None)
     assert cell["reason"].startswith(reason)
 
 
 @pytest.mark.parametrize(("name", "picked"), RIGHT.items())
 def test_a_right_row_is_timed_beside_them(name, picked, told):
-    cell = told[1][name]
+    cell = told[name]
     assert (cell["status"], undisturbed(cell["reason"]), cell["picked"]) == ("ok", picked, picked)
     assert cell["time_us"] > 0
     assert cell["check"]["calls"] >= 20

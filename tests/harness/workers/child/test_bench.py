@@ -1,13 +1,13 @@
 """A worker's bench: which calls it makes, what it compares of them, and what it leaves behind."""
 
 import gc
+import itertools
 import math
 import resource
 import weakref
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -24,6 +24,7 @@ from kernels.operands import Seeds
 from kernels.support import Support
 
 LONG_S = 1.0
+Call = Callable[[], None]
 ALWAYS, NEVER = 0.0, 1.0
 """Drawn by a bench that replaces activations in all turns, and in none."""
 SMALL = {"batch": 1, "ctx": 64}
@@ -45,8 +46,8 @@ def opened(*guests: Implementation, op="mla_decode", sizes=SMALL, boundary="core
 
 
 class Row(Implementation):
-    """A right row of an op: `calls` makes its calls of a preparation and its call, `given` its operands of
-    those that it is given."""
+    """A right row of an op, unless `calls` does something else in a call's place, given a preparation, what a
+    right call does and its number; `given` makes its operands of those that it is given."""
 
     name, requires = "guest", "a test"
 
@@ -60,7 +61,8 @@ class Row(Implementation):
     def prepare(self, operands, out):
         prepared = self.inner.prepare(self.given(operands) if self.given else operands, out)
         if self.calls:
-            prepared.call = self.calls(prepared, prepared.call)
+            compute, numbers = prepared.call, itertools.count(1)
+            prepared.call = lambda: self.calls(prepared, compute, next(numbers))
         return prepared
 
     def prepare_turn(self, first, operands, out):
@@ -72,15 +74,10 @@ def test_preparing_again_calls_no_more_than_it_needs(monkeypatch, compiles, call
     """Where the first call after preparing takes `compiles` times as long as others."""
     now, counted = 0.0, 0
 
-    def compiled(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
-        first = True
-
-        def call() -> None:
-            nonlocal now, counted, first
-            now += LONG_S * (compiles if first else 1)
-            counted, first = counted + 1, False
-
-        return call
+    def compiled(prepared: Prepared, compute: Call, number: int) -> None:
+        nonlocal now, counted
+        now += LONG_S * (compiles if number == 1 else 1)
+        counted += 1
 
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now)
     subject, made = opened(Row(compiled), Row(name="another")), []
@@ -242,14 +239,10 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(
     assert sorted(idle) == sorted(without)
 
 
-def of_positive_scales(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
+def of_positive_scales(prepared: Prepared, compute: Call, number: int) -> None:
     """Gives nothing for others, as one of Blackwell that takes scales as exponents may."""
-
-    def call() -> None:
-        compute()
-        prepared.out.mul_(bool((prepared.operands.a_scale > 0).all()))
-
-    return call
+    compute()
+    prepared.out.mul_(bool((prepared.operands.a_scale > 0).all()))
 
 
 def test_operands_are_changed_to_valid_ones():
@@ -268,17 +261,13 @@ def test_an_output_of_zeros_need_not_change():
     assert subject.unseen("it")["kept"] == []
 
 
-def by_version(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
+def by_version(prepared: Prepared, compute: Call, number: int) -> None:
     """Computes anew where somebody wrote to the queries, by their version; else gives its last answer."""
-    kept: dict[str, Any] = {}
-
-    def call() -> None:
-        if kept.get("version") != prepared.operands.q._version:
-            compute()
-            kept.update(version=prepared.operands.q._version, answer=prepared.out.clone())
-        prepared.out.copy_(kept["answer"])
-
-    return call
+    version = prepared.operands.q._version
+    if number == 1 or version != prepared.version:
+        compute()
+        prepared.version, prepared.answer = version, prepared.out.clone()
+    prepared.out.copy_(prepared.answer)
 
 
 def test_operands_are_written_behind_their_versions():
@@ -300,27 +289,26 @@ def test_timed_calls_answer_to_another_activation(kept, monkeypatch):
 
 
 def test_an_op_may_have_no_activation_that_its_output_depends_on(monkeypatch):
-    """Say the sum of its columns: nobody keeps an old answer to it."""
+    """Say the sum of its columns: nobody keeps an old answer to it. Nor places that are far."""
     monkeypatch.setattr(MlaDecodeOperands, "without_effect", frozenset({"q", "kv"}))
     subject = opened(Row(by_version), sets=2)
     monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
     assert not subject.turn("it", 0.0)["replaced"]
     assert subject.unseen("it")["kept"] == []
+    guest = Row(op="block_scale_gemm", impl="torch.bf16")
+    assert opened(guest, op="block_scale_gemm", sizes=GEMM).far("it") is None
 
 
 def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
     """Also in the turn whose activation was replaced: the others of its worker read it."""
     made, most = 0, math.inf
 
-    def raises(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
-        def call() -> None:
-            nonlocal made
-            made += 1
-            if made > most:
-                raise RuntimeError("no such luck")
-            compute()
-
-        return call
+    def raises(prepared: Prepared, compute: Call, number: int) -> None:
+        nonlocal made
+        made += 1
+        if made > most:
+            raise RuntimeError("no such luck")
+        compute()
 
     subject = opened(Row(raises), sets=2)
     digests = [each.digest() for each in subject.sets]
@@ -333,50 +321,31 @@ def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
     assert [each.digest() for each in subject.sets] == digests
 
 
-def every_second(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
-    """Leaves every second call's output as it is."""
-    calls = 0
-
-    def call() -> None:
-        nonlocal calls
-        calls += 1
-        if calls % 2:
-            compute()
-
-    return call
-
-
 def test_two_calls_in_a_row_are_compared_however_many_turns_gave(monkeypatch):
     """Turns may end with a call that computes, each time; a CPU's untimed call is compared as well."""
-    subject = opened(Row(every_second), Row(name="another"))
+    every_second = Row(lambda prepared, compute, number: number % 2 and compute())
+    subject = opened(every_second, Row(name="another"))
     subject.prepare("it", Row.name, "eager", call=False)
     monkeypatch.setattr(subject.wild, "random", lambda: NEVER)
     subject.turn("it", 0.0)
     subject.spoil("it")
     repeats = subject.repeats["it"]
     assert repeats.differed == 1
-    subject.repeats["it"] = replace(repeats, calls=bench.REPEATS, differed=0)
+    subject.repeats["it"] = replace(repeats, calls=bench.REPEATS, changed=bench.CHANGES, differed=0)
     assert subject.compared("it", 30.0)["differed"] >= 1
 
 
-def stale(every: int) -> Callable[[Prepared, Callable[[], None]], Callable[[], None]]:
+def stale(every: int) -> Callable[[Prepared, Call, int], None]:
     """Gives, in one call of `every`, row 0 as the call before it left that: somebody did not wait for it."""
 
-    def calls(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
-        made, row = 0, None
+    def call(prepared: Prepared, compute: Call, number: int) -> None:
+        compute()
+        now = prepared.out[0].clone()
+        if number > 1 and number % every == 0:
+            prepared.out[0] = prepared.row
+        prepared.row = now
 
-        def call() -> None:
-            nonlocal made, row
-            compute()
-            made += 1
-            now = prepared.out[0].clone()
-            if row is not None and made % every == 0:
-                prepared.out[0] = row
-            row = now
-
-        return call
-
-    return calls
+    return call
 
 
 STALES = [SIZES[3][:3], ("block_scale_gemm", GEMM, "torch.bf16")]
@@ -414,23 +383,18 @@ def test_few_calls_are_compared_however_little_time_there_is(monkeypatch):
 
 @pytest.mark.parametrize(("count", "which"), [(4, None), (4, 2), (4, 3), (3, 1)])
 def test_every_set_that_calls_rotate_over_is_compared(count, which):
-    """One that halves the answer on the set that it is prepared on as the `which`-th."""
-    sets = 0
+    """One that halves the answer on one of them."""
+    halved = None
 
-    def halves(prepared: Prepared, compute: Callable[[], None]) -> Callable[[], None]:
-        nonlocal sets
-        mine, sets = sets - 1, sets + 1  # the first was prepared before there were others
-
-        def call() -> None:
-            compute()
-            if mine == which:
-                prepared.out.mul_(0.5)
-
-        return call
+    def halves(prepared: Prepared, compute: Call, number: int) -> None:
+        compute()
+        if prepared.operands is halved:
+            prepared.out.mul_(0.5)
 
     guest = Row(halves, "fused_moe", "torch.bf16")
     subject = opened(guest, op="fused_moe", sizes=MOE | {"tokens": 3, "experts": 16, "topk": 4})
     subject.fresh("serving", count)
+    halved = None if which is None else subject.sets[which]
     digests = [operands.digest() for operands in subject.sets]
     subject.prepare("it", guest.name, "eager")
     seen = subject.compared("it", 0.0)
@@ -463,8 +427,3 @@ def test_places_of_more_than_32_bits_are_reached_without_touching_what_is_betwee
     assert subject.far("copies") is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 1 << 20  # KiB
     assert subject.sets[0].digest() == before
-
-
-def test_an_op_may_have_no_places_that_are_far():
-    guest = Row(op="block_scale_gemm", impl="torch.bf16")
-    assert opened(guest, op="block_scale_gemm", sizes=GEMM).far("it") is None

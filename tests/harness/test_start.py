@@ -85,13 +85,10 @@ def test_from_another_folder_the_paths_are_whole(bare, checkout, tmp_path_factor
     assert said.endswith(f"then run {checkout}/.venv/bin/python -m harness list")
 
 
-def test_what_is_missing_of_our_own_is_a_traceback(checkout):
-    (checkout / "harness/cli/lazy.py").unlink()
-    done = run(Path(sys.executable), checkout, "-m", "harness", "list")
-    assert "No module named 'harness.cli.lazy'" in done.stderr and "Traceback" in done.stderr
-
-
-def test_an_older_python_is_told_which_it_takes(bare, checkout):
+def test_an_older_python_is_told_which_it_takes_and_a_broken_checkout_is_a_traceback(bare, checkout):
     assert "is Python 3.9; 3.10 or later is needed: set up" in line(run(bare, checkout, "-c", OLD))
     set_up(checkout, sys.executable)
     assert "is needed: run .venv/bin/python -m harness" in line(run(bare, checkout, "-c", OLD))
+    (checkout / "harness/cli/lazy.py").unlink()  # what is missing of our own is a traceback
+    done = run(Path(sys.executable), checkout, "-m", "harness", "list")
+    assert "No module named 'harness.cli.lazy'" in done.stderr and "Traceback" in done.stderr

@@ -13,6 +13,7 @@ from harness.page import html as renderer
 from harness.page.bundle import bundle
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue
 from harness.page.html import html
+from harness.page.specification import merged, specification
 from tests.support.synthetic_page import HOSTILE, LONG, synthetic
 
 
@@ -51,15 +52,10 @@ def test_what_stands_on_a_page_is_as_committed(snapshot):
     shown = re.sub(r"<(style|script)\b.*?</\1>", r"<\1 />", text, flags=re.DOTALL)
     shown += html(tables(2, drawn=False), "").partition("<main")[2]
     snapshot(Path(__file__).parent / "snapshots" / "html.txt", "\n".join(shown.splitlines()) + "\n")
-
-
-def test_data_of_charts_comes_back_as_it_was():
-    from harness.page.specification import specification
-
-    (text,) = re.findall(r"<script[^>]*>({.*?})</script>", html(page(HOSTILE), ""), flags=re.DOTALL)
-    assert not re.search("[<>&\u2028\u2029]", text)
-    assert json.loads(text) == specification(next(page(HOSTILE).charts()))
-    assert [[{"name": HOSTILE, "time": 1.5}]] == list(json.loads(text)["datasets"].values())
+    (data,) = re.findall(r"<script[^>]*>({.*?})</script>", text, flags=re.DOTALL)
+    assert not re.search("[<>&\u2028\u2029]", data)
+    assert json.loads(data) == specification(next(page(HOSTILE).charts())), "it comes back as it was"
+    assert [[{"name": HOSTILE, "time": 1.5}]] == list(json.loads(data)["datasets"].values())
 
 
 def test_long_tables_are_closed_beside_a_picture():
@@ -85,8 +81,6 @@ def test_nothing_is_loaded():
 def test_pictures_keep_their_own_config_and_all_rows():
     import altair as alt
     import pandas as pd
-
-    from harness.page.specification import merged, specification
 
     rows = pd.DataFrame({"time": range(LONG + 1)})
     drawing = alt.Chart(rows).mark_bar().encode(x="time:Q").configure_axis(labelLimit=7)

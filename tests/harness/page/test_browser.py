@@ -1,4 +1,4 @@
-"""A page in a browser: its charts are drawn, its tables and links work, it needs no network."""
+"""A page in a browser: its tables, links and themes work, for each reader. Charts: test_browser_runs.py."""
 
 from __future__ import annotations
 
@@ -49,18 +49,6 @@ def contrast(page, selector):
 
     text, paper = luminance(selector, "color"), luminance("body", "backgroundColor")
     return (max(text, paper) + 0.05) / (min(text, paper) + 0.05)
-
-
-def test_every_chart_is_drawn_without_error_or_request(shared, file):
-    charts = list(synthetic().charts())
-    assert len(charts) == 6
-    for chart in charts:
-        drawn = shared.page.locator(f"#{chart.anchor} svg.marks").count()
-        assert drawn == (chart.picture is not None), chart.anchor
-        if chart.marks:
-            assert shared.marks(chart.anchor) == chart.marks, chart.anchor
-    assert shared.errors == []
-    assert {url for url in shared.requests if not url.startswith(("data:", "blob:"))} == {file.as_uri()}
 
 
 def test_a_mark_says_its_record(shared):

@@ -14,7 +14,7 @@ from harness.page.bundle import bundle
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue
 from harness.page.html import html
 from harness.page.specification import merged, specification
-from tests.support.synthetic_page import HOSTILE, LONG, synthetic
+from tests.support.synthetic_page import HOSTILE, LONG
 
 
 @pytest.fixture(autouse=True)
@@ -61,21 +61,6 @@ def test_what_stands_on_a_page_is_as_committed(snapshot):
 def test_long_tables_are_closed_beside_a_picture():
     for rows, drawn, is_open in ((12, True, True), (13, True, False), (13, False, True)):
         assert ('<details class="numbers" open>' in html(tables(rows, drawn), "")) == is_open
-
-
-def test_nothing_is_loaded():
-    text = html(synthetic(), "now")
-    assert text == html(synthetic(), "now")
-    tags = re.findall(r"<[a-z][^>]*>", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
-    named = [re.sub(r'"[^"]*"', "", tag) for tag in tags]
-    assert not [tag for tag in named if re.search(r"\s(src|srcset|data|action|poster)=", tag)]
-    links = [link for tag in tags for link in re.findall(r'\shref="?([^">]*)', tag)]
-    assert links and all(link.startswith(("#", "data:,")) for link in links)
-    assert not re.search(r"@import|url\(", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL))
-    addresses = set(re.findall(r"https?://[^\"\\]*", text))
-    assert {re.sub(r"/v[\d.]+\.json", "", address) for address in addresses} == {
-        "https://vega.github.io/schema/vega-lite"
-    }, "a name, which nothing reads"
 
 
 def test_pictures_keep_their_own_config_and_all_rows():

@@ -100,8 +100,8 @@ def test_rejected_runs_are_shown_with_their_reason():
     assert "the hypervisor took 3% of cpu1" in drawn
 
 
-@pytest.mark.parametrize("name", ["cpu-default", "cpu-default-decode"])
-def test_the_command_that_makes_it_again_is_one(here, name):
+def test_the_command_that_makes_it_again_is_one(here):
+    name = "cpu-default-decode"
     *start, plan = shlex.split(dict(experiment_section(FOLDER / name).notes)["again"])
     assert start == ["python", "-m", "harness", "serving", "experiment"]
     asked = Experiment.model_validate_json((FOLDER / name / "experiment.json").read_bytes())

@@ -16,10 +16,14 @@ import pytest
 
 import kernels
 from harness.cli import cli
+from harness.report import arm_table
+from harness.report.case_table import case_table
+from harness.report.terminal import plain
+from harness.results.journal import Journal
 from shapes.case import parse
 from shapes.suites import suites
+from tests.support.paths import ROOT
 
-ROOT = next(folder for folder in Path(__file__).resolve().parents if (folder / "pyproject.toml").exists())
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted(ROOT.glob("docs/*.md"))]
 RESULTS = sorted((ROOT / "results").rglob("*.md"))
 LINES = {"README.md": 100, "CONTRIBUTING.md": 60, "results/README.md": 60, "docs/serving-link.md": 250}
@@ -128,14 +132,8 @@ def runs_here(words: tuple[str, ...]) -> bool:
     return not set(words) & set(WRITES) and all((ROOT / file).exists() for file in files)
 
 
-def run_cheaply(words: tuple[str, ...]) -> object:
-    """Predictions of a served system take seconds; tests of `serving link` run the like."""
-    return pytest.param(words, marks=pytest.mark.slow if words[:2] == ("serving", "link") else ())
-
-
-@pytest.mark.parametrize(
-    "words", [run_cheaply(words) for words in COMMANDS if runs_here(words)], ids=" ".join
-)
+# Tests of `serving link` run the like of its commands, which take seconds.
+@pytest.mark.parametrize("words", [of for of in COMMANDS if runs_here(of) and "link" not in of], ids=" ".join)
 def test_a_command_that_measures_nothing_runs(words, here, monkeypatch):
     monkeypatch.chdir(ROOT)
     done = here(*words)
@@ -145,11 +143,13 @@ def test_a_command_that_measures_nothing_runs(words, here, monkeypatch):
 
 
 @each_page()
-def test_make_has_the_targets(page):
+def test_make_has_the_targets_and_python_compiles(page):
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     asked = [words[1] for words in shell_lines(page) if words[0] == "make"]
     asked += [span.split()[1] for span in spans(page) if span.startswith("make ")]
     assert set(asked) <= set(targets)
+    for block in blocks(page, "python"):
+        compile(block, place(page), "exec")
 
 
 @each_page()
@@ -187,41 +187,20 @@ def test_a_document_is_short(page):
     assert len(page.read_text().splitlines()) <= LINES.get(place(page), DOCUMENT_LINES)
 
 
-@each_page()
-def test_python_in_documents_compiles(page):
-    for block in blocks(page, "python"):
-        compile(block, place(page), "exec")
-
-
-def test_readme_names_every_command():
-    table = (ROOT / "README.md").read_text()
+def test_readme_names_every_command_and_leads_to_every_document():
+    text = (ROOT / "README.md").read_text()
     context = click.Context(cli)
     names = [name for name in cli.list_commands(context) if name != "serving"]
     names += [f"serving {name}" for name in cli.get_command(context, "serving").list_commands(context)]
-    assert not [name for name in names if f"`{name}`" not in table]
+    assert not [name for name in names if f"`{name}`" not in text]
+    assert {place(page) for page in PAGES} - {"README.md"} <= set(LINK.findall(text))
 
 
-def test_readme_leads_to_every_document():
-    links = LINK.findall((ROOT / "README.md").read_text())
-    assert {place(page) for page in PAGES} - {"README.md"} <= set(links)
-
-
-def test_the_table_in_the_readme_is_of_a_committed_run():
-    from harness.report.case_table import case_table
-    from harness.report.terminal import plain
-    from harness.results.journal import Journal
-
-    finished = Journal(ROOT / "results/h200/mla_decode-b64").finished()
-    assert plain(case_table(next(iter(finished.values())))) + "\n" in blocks(ROOT / "README.md")
-
-
-def test_the_table_of_toggle_is_of_a_committed_run():
-    from harness.report.arm_table import case_table
-    from harness.report.terminal import plain
-    from harness.results.journal import Journal
-
-    journal = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
-    table = plain(case_table(next(iter(journal.finished().values())), journal.run()))
+def test_tables_are_of_committed_runs():
+    of_case = Journal(ROOT / "results/h200/mla_decode-b64")
+    assert plain(case_table(next(iter(of_case.finished().values())))) + "\n" in blocks(ROOT / "README.md")
+    of_arms = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
+    table = plain(arm_table.case_table(next(iter(of_arms.finished().values())), of_arms.run()))
     shown = next(block for block in blocks(ROOT / "docs" / "toggles.md") if "what ran" in block)
     assert shown.rstrip() in table
 

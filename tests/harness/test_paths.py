@@ -28,14 +28,10 @@ def temporary(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("xdg", "home", "wanted"),
     [
-        (None, "home", "home/.cache/deepseek-kernel-bench"),
-        ("", "home", "home/.cache/deepseek-kernel-bench"),
-        ("xdg", "read-only", "xdg/deepseek-kernel-bench"),
-        ("read-only", "home", "home/.cache/deepseek-kernel-bench"),
-        ("read-only", "read-only", ""),
-        (None, "read-only", ""),
-        (None, "~", ""),  # no HOME, and a user that the system does not know
-        ("xdg", "~", "xdg/deepseek-kernel-bench"),
+        *((xdg, "home", "home/.cache/deepseek-kernel-bench") for xdg in (None, "", "read-only")),
+        *(("xdg", home, "xdg/deepseek-kernel-bench") for home in ("read-only", "~")),
+        # `~`: no HOME, and a user that the system does not know
+        *((xdg, home, "") for xdg, home in (("read-only", "read-only"), (None, "read-only"), (None, "~"))),
     ],
 )
 def test_the_cache_is_in_the_first_place_that_can_be_written(
@@ -68,10 +64,15 @@ def test_workers_have_a_home_that_can_be_written(tmp_path, temporary, monkeypatc
         ("--out=/tmp/rt/two", "--out=two"),
         ("/tmp/rt/two/", "two/"),
         ("/scratch", "scratch"),
-        ("http://127.0.0.1:8000/v1/models", "http://127.0.0.1:8000/v1/models"),
-        ("/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4", "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4"),
-        ("results/local/run ../there a/b ~/c /", "results/local/run ../there a/b ~/c /"),
-        ("batch=1,16 ctx=1024..4096 routing=zipf:0.8", "batch=1,16 ctx=1024..4096 routing=zipf:0.8"),
+        *(
+            (kept, kept)
+            for kept in (
+                "http://127.0.0.1:8000/v1/models",
+                "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
+                "results/local/run ../there a/b ~/c /",
+                "batch=1,16 ctx=1024..4096 routing=zipf:0.8",
+            )
+        ),
     ],
 )
 def test_a_recorded_text_keeps_names_alone(text, recorded):

@@ -71,20 +71,17 @@ class SimulatedPool:
             self._answer(device, START_S, Answer(device, Opened(used, facts, CPU)))
         elif isinstance(order, CaseOrder):
             takes = self.takes_s(device, order.case)
-            if takes == "dies":
-                self._answer(device, 3.0, Answer(device, None, "its agent is gone", lost=True))
-            elif takes == "hangs":
-                self._answer(device, self.hang_s, Answer(device, None, "no sign of life", lost=True))
-            elif takes == "fails":
-                self._answer(device, 3.0, Answer(device, None, "RuntimeError: out of luck"))
-            else:
-                assert isinstance(takes, float)
+            if isinstance(takes, float):
                 self.measured.append((device, order.case))
-                self._answer(
-                    device,
-                    takes,
-                    Answer(device, records(order, device, self.rounds, self.slower.get(device, 1.0))),
-                )
+                made = records(order, device, self.rounds, self.slower.get(device, 1.0))
+                self._answer(device, takes, Answer(device, made))
+            else:
+                after_s, error, lost = {
+                    "dies": (3.0, "its agent is gone", True),
+                    "hangs": (self.hang_s, "no sign of life", True),
+                    "fails": (3.0, "RuntimeError: out of luck", False),
+                }[takes]
+                self._answer(device, after_s, Answer(device, None, error, lost=lost))
         else:
             self._answer(device, 1.0, Answer(device, CommandDone(0, "done", {"out.txt": b"1"})))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,11 @@ class Shown:
         self.cases: list[str] = []
         self.outcome: CampaignOutcome | None = None
         self.log = self.lines.append
-
-    def begin(self, driver: Any, counts: Any) -> None:
-        self.counts = dict(counts)
-
-    def task(self, task: Any, device: str, driver: Any) -> None:
-        self.begun.append(task.lane)
-
-    def case(self, step: str, run: Any, case: Any, records: Sequence[Any]) -> None:
-        self.cases.append(f"{step}: {case.key}")
-
-    def command(self, step: str, code: int | None, output: str) -> None:
-        self.cases.append(step)
-
-    def end(self, outcome: CampaignOutcome) -> None:
-        self.outcome = outcome
+        self.begin = lambda driver, counts: setattr(self, "counts", dict(counts))
+        self.task = lambda task, device, driver: self.begun.append(task.lane)
+        self.case = lambda step, run, case, records: self.cases.append(f"{step}: {case.key}")
+        self.command = lambda step, code, output: self.cases.append(step)
+        self.end = lambda outcome: setattr(self, "outcome", outcome)
 
 
 Campaign = Callable[..., tuple[int, Shown]]
@@ -86,10 +76,6 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
     return run
 
 
-def ten_seconds(device: str, case: str) -> float:
-    return 10.0
-
-
 def pool(names: str, takes_s: float = 10.0, **more: Any) -> SimulatedPool:
     return SimulatedPool(dict.fromkeys(names, "cpu"), lambda device, case: takes_s, **more)
 
@@ -104,7 +90,7 @@ def campaigns() -> dict[str, tuple[SimulatedPool, float]]:
         "two join late and are calibrated, too": (pool("abc", joins={"b": 60.0, "c": 90.0}), 1e5),
         "time is kept for the last calibration": (pool("ab"), 120.0),
         "types have folders of their own": (
-            SimulatedPool({"a": "epyc", "b": "xeon", "c": "xeon"}, ten_seconds),
+            SimulatedPool({"a": "epyc", "b": "xeon", "c": "xeon"}, lambda device, case: 10.0),
             1e5,
         ),
     }
@@ -133,15 +119,15 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot)
 
 
 def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
-    _, first = campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=200.0)
+    _, first = campaign(pool("a"), budget_s=200.0)
     assert 3 < len(first.cases) < 20
     assert not (tmp_path / "here/mla_decode-r1-tp8-2").exists(), "nothing of it was measured"
-    _, then = campaign(SimulatedPool({"a": "cpu"}, ten_seconds), resume=True)
+    _, then = campaign(pool("a"), resume=True)
     assert Counter([*first.cases, *then.cases]).most_common(1)[0][1] == 1
     assert len(first.cases) + len(then.cases) == 1 + 5 + 6 + 8 + 8
     assert load(tmp_path / "here").groupby(["run", "case"]).ngroups == 27
     with pytest.raises(UsageError, match="holds a campaign: --resume "):
-        campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
+        campaign(pool("a"))
 
 
 def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):
@@ -153,10 +139,10 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
         return [made[0].model_copy(update=crash), *made[1:]]
 
     monkeypatch.setattr("tests.support.simulated_pool.records", crashing)
-    code, _ = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
+    code, _ = campaign(pool("a"))
     before = load(tmp_path / "here")
     assert code == 1 and (before["status"] == "crashed").sum() == 27
-    campaign(SimulatedPool({"a": "cpu"}, ten_seconds), budget_s=30.0, resume=True)
+    campaign(pool("a"), budget_s=30.0, resume=True)
     assert len(load(tmp_path / "here")) == len(before)
 
 
@@ -171,15 +157,13 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
     assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.steps)
 
 
-@pytest.mark.parametrize(
-    ("share", "budget_s", "given_s"), [(None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)]
-)
-def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(share, budget_s, given_s):
-    assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
+def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it():
+    for share, budget_s, given_s in ((None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)):
+        assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):
-    _, shown = campaign(SimulatedPool({"a": "cpu"}, ten_seconds))
+    _, shown = campaign(pool("a"))
     archive = shown.outcome.archive
     assert archive.file == tmp_path / "here.zip" and archive.left_out == []
     assert archive.size == archive.file.stat().st_size

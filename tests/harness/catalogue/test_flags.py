@@ -69,10 +69,9 @@ def test_what_a_flag_touches_or_chooses_are_implementations_that_run_where_it_is
 
 def test_an_engine_is_asked_for_the_rows_of_a_value():
     master = flags.find("VLLM_ROCM_USE_AITER")
-    assert master.stands_for("1", "fused_moe") == ("aiter.dispatch",)
-    assert master.stands_for("True", "fused_moe") == ("aiter.dispatch",)
-    assert master.stands_for("0", "fused_moe") == ("vllm.triton",)
-    assert master.stands_for(None, "fused_moe") == master.stands_for(UNSET, "fused_moe") == ("vllm.triton",)
+    rows = {value: master.stands_for(value, "fused_moe") for value in ("1", "True", "0", None, UNSET)}
+    assert rows["1"] == rows["True"] == ("aiter.dispatch",)
+    assert rows["0"] == rows[None] == rows[UNSET] == ("vllm.triton",)
     backend = flags.find("VLLM_ATTENTION_BACKEND")
     assert backend.stands_for("FLASHMLA", "mla_decode") == ("flashmla",)
     assert backend.stands_for(None, "mla_decode") == ()
@@ -99,16 +98,14 @@ def test_values_have_meanings():
     assert fusion.meaning("0").reason == "not fused"
     assert fusion.meaning(None).reason == fusion.meaning("1").reason == "fused"
     unknown = flags.find("ONEDNN_MAX_CPU_ISA").meaning("AVX513")
-    assert not unknown.ok
-    assert "AVX512_CORE_AMX" in unknown.reason
+    assert not unknown.ok and "AVX512_CORE_AMX" in unknown.reason
     assert flags.find("OMP_NUM_THREADS").meaning("3").ok
     assert flags.find("AITER_CONFIG_FMOE").meaning(None).ok
 
 
 def test_a_run_records_every_flag_that_was_set(monkeypatch):
     monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
-    recorded = provenance(named("cpu"), 1)["environment"]
-    assert recorded["DISABLE_PTXAS_OPT"] == "1"
+    assert provenance(named("cpu"), 1)["environment"]["DISABLE_PTXAS_OPT"] == "1"
 
 
 # Names
@@ -118,11 +115,7 @@ def test_a_run_records_every_flag_that_was_set(monkeypatch):
     ("find", "name", "said"),
     [
         (flags.find, "ONEDNN_MAX_ISA", "unknown flag 'ONEDNN_MAX_ISA'; did you mean .*ONEDNN_MAX_CPU_ISA"),
-        (
-            flags.find,
-            "hip_force_dev_kernarg",
-            "'hip_force_dev_kernarg'; did you mean .*HIP_FORCE_DEV_KERNARG",
-        ),
+        (flags.find, "hip_force_dev_kernarg", "did you mean .*HIP_FORCE_DEV_KERNARG"),
         (flags.find, "XYZZY", "unknown flag 'XYZZY'; `list flags` shows all"),
         (recipes.find, "mi350", "unknown recipe 'mi350'; recipes: mi350x-vllm, .*, moai-decode, "),
     ],
@@ -134,11 +127,9 @@ def test_a_misspelt_name_gets_a_suggestion(find, name, said):
 
 def test_a_recipe_gives_an_environment():
     environment = recipes.find("mi350x-vllm").environment
-    assert environment["VLLM_ROCM_USE_AITER"] == "1"
-    assert len(environment) == 15
-    moai = recipes.find("moai-decode")
-    assert moai.environment["NCCL_SOCKET_IFNAME"] == ""
-    assert "VLLM_NIXL_SIDE_CHANNEL_HOST" not in moai.environment
+    assert environment["VLLM_ROCM_USE_AITER"] == "1" and len(environment) == 15
+    moai = recipes.find("moai-decode").environment
+    assert moai["NCCL_SOCKET_IFNAME"] == "" and "VLLM_NIXL_SIDE_CHANNEL_HOST" not in moai
 
 
 def test_list_flags_has_everything(here):

@@ -71,21 +71,14 @@ def run_of(*cells: Cell, run: str = "a run"):
 
 
 def test_a_ratio_is_of_the_fastest_on_each_side_in_the_same_case():
-    found = ratios(
-        "mla_decode",
-        "gfx942",
-        run_of(
-            cell("aiter.asm", 1e-4),
-            cell("aiter.triton", 2e-4),
-            cell("torch.naive", 20e-4),
-            cell("torch.sdpa", 5e-4),
-            cell("aiter.asm", 1e-4, case="m=2"),
-            cell("torch.sdpa", 3e-4, case="m=2"),
-            cell("torch.sdpa", 9e-4, case="m=3"),
-        ),
-        ("aiter.*",),
-        ("torch.*",),
-    )
+    times = {"aiter.asm": 1e-4, "aiter.triton": 2e-4, "torch.naive": 20e-4, "torch.sdpa": 5e-4}
+    cells = [cell(impl, seconds) for impl, seconds in times.items()]
+    cells += [
+        cell("aiter.asm", 1e-4, "m=2"),
+        cell("torch.sdpa", 3e-4, "m=2"),
+        cell("torch.sdpa", 9e-4, "m=3"),
+    ]
+    found = ratios("mla_decode", "gfx942", run_of(*cells), ("aiter.*",), ("torch.*",))
     assert [(r.a, r.b, r.case.split()[1]) for r in found] == [
         ("aiter.asm", "torch.sdpa", "m=1"),
         ("aiter.asm", "torch.sdpa", "m=2"),
@@ -95,21 +88,12 @@ def test_a_ratio_is_of_the_fastest_on_each_side_in_the_same_case():
         assert r.ratio == pytest.approx(true, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    "spoilt",
-    [
-        {"status": "wrong", "time_us": None},
-        {"arch": "gfx950"},
-        {"launch": "eager"},
-        {"op": "mha_prefill"},
-        {},
-    ],
-    ids=lambda spoilt: next(iter(spoilt), "of another run"),
-)
-def test_what_is_wrong_or_elsewhere_is_no_side_of_a_ratio(spoilt):
-    cells = run_of(cell("aiter.asm", 1e-4, **spoilt))
-    cells += run_of(cell("torch.naive", 20e-4), run="a run" if spoilt else "another")
-    assert ratios("mla_decode", "gfx942", cells, ("aiter.*",), ("torch.naive",)) == []
+def test_what_is_wrong_or_elsewhere_is_no_side_of_a_ratio():
+    wrong, elsewhere = {"status": "wrong", "time_us": None}, {"op": "mha_prefill"}
+    for spoilt in (wrong, {"arch": "gfx950"}, {"launch": "eager"}, elsewhere, {}):
+        cells = run_of(cell("aiter.asm", 1e-4, **spoilt))
+        cells += run_of(cell("torch.naive", 20e-4), run="a run" if spoilt else "another")
+        assert ratios("mla_decode", "gfx942", cells, ("aiter.*",), ("torch.naive",)) == [], spoilt
 
 
 def test_runs_of_two_machines_may_have_the_same_name(tmp_path):
@@ -119,21 +103,16 @@ def test_runs_of_two_machines_may_have_the_same_name(tmp_path):
     assert len({run for run, _ in claims.recorded_cells(tmp_path)}) == 2
 
 
-def ratio(low: float, high: float) -> Ratio:
-    return Ratio((low + high) / 2, low, high, "a", "b", "a case", "a run")
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        ([], "not measured on MI300X"),
-        ([ratio(1.0, 1.9)], "not supported"),
-        ([ratio(1.0, 1.9), ratio(2.0, 2.4)], "supported"),
-        ([ratio(1.0, 1.9), ratio(1.8, 2.2)], "unclear"),
-    ],
-)
-def test_up_to_a_factor_needs_one_case_that_surely_reaches_it(found, said):
-    assert verdict(2.0, found, "MI300X") == said
+def test_up_to_a_factor_needs_one_case_that_surely_reaches_it():
+    under, over, about = (
+        Ratio((low + high) / 2, low, high, "a", "b", "a case", "a run")
+        for low, high in ((1.0, 1.9), (2.0, 2.4), (1.8, 2.2))
+    )
+    for found, said in (
+        ([], "not measured on MI300X"), ([under], "not supported"), ([under, over], "supported"),
+        ([under, about], "unclear"),
+    ):  # fmt: skip
+        assert verdict(2.0, found, "MI300X") == said
 
 
 def test_each_claim_is_held_against_each_kind_of_rival_on_its_own_hardware():

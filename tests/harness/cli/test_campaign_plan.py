@@ -45,17 +45,12 @@ def test_a_file_is_read_by_its_tools(printed, kind, type):
         text = shlex.split(script)[-1]  # of `bash -c`
     elif kind == "dstack":
         script = text = " && ".join(yaml.safe_load(text)["commands"])
-    in_bash(script)
-    in_bash(re.sub(r"^# (?=(export|\.venv))", "", script, flags=re.MULTILINE))
+    for read in (script, re.sub(r"^# (?=(export|\.venv))", "", script, flags=re.MULTILINE)):
+        subprocess.run(["bash", "-n"], input=read, text=True, check=True, capture_output=True)
     for words in re.findall(r"-m harness campaign (.*)", text.replace("\\\n", " ")):
         options = campaign.make_context("campaign", shlex.split(words)).params
         assert (options["budget"], bool(options["cluster"])) == ("40m", True)
         assert (ROOT / options["file"]).exists()
-
-
-def in_bash(text: str) -> None:
-    """Raises where bash cannot read it."""
-    subprocess.run(["bash", "-n"], input=text, text=True, check=True, capture_output=True)
 
 
 @pytest.fixture

@@ -108,12 +108,6 @@ def test_a_right_one_writes_the_same_files_when_asked_and_of_other_operands_by_s
     assert names == {"output.pt", "reference.pt", "sigma.pt", "check.json"}
 
 
-def test_what_breaks_ends_with_1(plugin):
-    done = check_here(*MINE, "--impl", "mine.raises", plugin=plugin)
-    assert done.returncode == 1
-    assert "mine.raises is error\nRuntimeError: no such luck" in done.stdout
-
-
 def test_a_late_stage_is_reached_and_saved_with_its_operands(tmp_path):
     # Under a path of its own: these count their calls, and a process imports a plugin once.
     plugin = shutil.copy(SUPPORT / "failing_kernels.py", tmp_path / "plugin.py")
@@ -124,7 +118,7 @@ def test_a_late_stage_is_reached_and_saved_with_its_operands(tmp_path):
     assert facts["seeds"]["stationary"] == 1 and facts["reason"].startswith(reason)
 
 
-def test_a_run_prints_the_command_of_each_wrong_row_and_it_works(plugin, tmp_path):
+def test_a_run_prints_the_command_of_each_wrong_row_and_what_breaks_ends_with_1_too(plugin, tmp_path):
     options = ("--impl", "mine.doubled,torch.sdpa", "--budget", "1s", "--seed", "3")
     done = run_here(*MINE, *options, "--out", tmp_path / "run", plugin=plugin)
     assert done.returncode == 1, done.stderr
@@ -140,3 +134,5 @@ def test_a_run_prints_the_command_of_each_wrong_row_and_it_works(plugin, tmp_pat
     ]
     again = check_here(*words, plugin=plugin)
     assert (again.returncode, "heads 4..7: doubled" in again.stdout) == (1, True)
+    broken = check_here(*MINE, "--impl", "mine.raises", plugin=plugin)
+    assert broken.returncode == 1 and "mine.raises is error\nRuntimeError: no such luck" in broken.stdout

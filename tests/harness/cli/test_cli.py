@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 
 import pytest
 
 import kernels
 from harness.report.terminal import WIDTH
+from tests.support.paths import ROOT
 
 HEAVY = {"torch", "pandas", "numpy", "scipy", "pydantic", "vllm", "triton", "transformers"}
 
@@ -35,13 +35,10 @@ def test_what_measures_nothing_imports_nothing_heavy(cli, arguments):
     assert ("rich" in imported) == (arguments[0] == "list" and "--json" not in arguments)
 
 
-def test_it_runs_from_any_folder_and_without_a_command_says_what_there_is(cli, tmp_path):
-    environment = cli.environment(PYTHONPATH=cli.folder)
-    done = subprocess.run(
-        cli.command(), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "Usage:" in done.stderr and "Traceback" not in done.stderr
+def test_it_runs_from_any_folder_and_without_a_command_says_what_there_is(cli, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli, "folder", tmp_path)
+    done = cli(PYTHONPATH=ROOT)
+    assert (done.returncode, "Usage:" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +70,7 @@ def test_list_begins_with_what_can_run(here):
         )
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90", "sm_100", "x86-amx"])
+@pytest.mark.parametrize("arch", ["gfx950", "sm_90", "x86-amx"])
 def test_list_gives_a_reason_for_each_that_does_not_run_on_an_architecture(here, arch):
     rows = json.loads(here("list", "impls", "--arch", arch, "--json", "-").stdout)
     assert {row["op"] for row in rows} == set(kernels.OPS)

@@ -16,9 +16,7 @@ from tests.support.command_line import PLUGIN, TINY, error_line
     [
         (None, "which is not a Python file"),
         ("def (", "cannot import .*plugin.py, named by KERNEL_BENCH_PLUGINS: invalid syntax"),
-        ("import no_such_library", "No module named 'no_such_library'"),
         ("raise ImportError('two\\nlines')", "KERNEL_BENCH_PLUGINS: two lines"),
-        ("assert False", "KERNEL_BENCH_PLUGINS: AssertionError"),
         (PLUGIN.replace("elsewhere.kernel", "torch.sdpa"), "two implementations .* are called torch.sdpa"),
     ],
 )

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 import click
-import pytest
-from click.testing import CliRunner
 
 from harness.cli import cli
-from harness.cli.options import gathered, measuring
+from harness.cli.options import measuring
 from harness.run.request import Request
 
 
@@ -31,8 +29,7 @@ def test_a_command_is_found_in_the_file_of_its_name():
         assert command.callback.__module__ == ".".join(["harness.cli", *groups, own])
 
 
-@pytest.mark.parametrize("name", ["run", "toggle", "compare"])
-def test_a_request_has_every_option_that_measuring_commands_share(name):
+def test_a_request_has_every_option_that_measuring_commands_share():
     @click.command()
     @measuring
     def measure(request):
@@ -40,21 +37,5 @@ def test_a_request_has_every_option_that_measuring_commands_share(name):
 
     shared = {option.name for option in measure.params}
     assert shared <= {field.name for field in fields(Request)}
-    assert shared <= {option.name for option in dict(commands(cli))[name].params}
-
-
-def test_options_that_are_fields_become_one_object():
-    @dataclass
-    class Size:
-        m: int = 1
-        n: int = 2
-
-    @click.command()
-    @click.option("--m", type=int)
-    @click.option("--name")
-    @gathered(lambda: Size)
-    def command(size, name):
-        click.echo(f"{size} {name}")
-
-    done = CliRunner().invoke(command, ["--m", "7", "--name", "x"])
-    assert done.output.endswith("Size(m=7, n=2) x\n")
+    for name in ("run", "toggle", "compare"):
+        assert shared <= {option.name for option in dict(commands(cli))[name].params}

@@ -81,6 +81,15 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent):
     with pytest.raises(NothingRan), device_lock(detect("cpu")):
         pass
 
+    # One is killed at its deadline with all that it started.
+    script = (
+        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; "
+        "time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
+    )
+    done = agent.obey(CommandOrder(["-c", script], 3))
+    assert isinstance(done, CommandDone) and done.code is None
+    assert not Path(f"/proc/{done.output.strip()}/exe").exists()
+
 
 def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypatch):
     """Whatever a driver's environment chose."""
@@ -101,18 +110,6 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
     with pytest.raises(NothingRan, match="a device of type H200 is a GPU, but its agent sees none"):
         agent.obey(Opening("H200", is_gpu=True))
     assert [_ranges(cores) for cores in ([0], [0, 1, 2, 8], [1, 3, 4], [])] == ["0", "0-2,8", "1,3-4", ""]
-
-
-def test_a_command_is_killed_at_its_deadline_with_all_it_started(agent):
-    with captured_here():
-        agent.obey(Opening("mine", device="cpu"))
-    script = (
-        "import subprocess, sys, time; child = subprocess.Popen([sys.executable, '-c', 'import time; "
-        "time.sleep(600)']); print(child.pid, flush=True); time.sleep(600)"
-    )
-    done = agent.obey(CommandOrder(["-c", script], 3))
-    assert isinstance(done, CommandDone) and done.code is None
-    assert not Path(f"/proc/{done.output.strip()}/exe").exists()
 
 
 def answer(pool: LocalPool) -> Answer:

@@ -27,10 +27,17 @@ def test_committed_pictures_are_what_make_makes(tmp_path):
     recipe = subprocess.check_output(["make", "--no-print-directory", "-n", "pictures"], cwd=ROOT, text=True)
     words = shlex.split(recipe.replace("\\\n", " "))
     run, svg, _, *patterns = words[words.index("report") + 1 :]
-    report.main([str(ROOT / run), svg, str(tmp_path), *patterns], standalone_mode=False)
+    to = (svg, str(tmp_path / "svg"), "--png", str(tmp_path / "png"))
+    report.main([str(ROOT / run), *to, *patterns], standalone_mode=False)
     committed = sorted(PICTURES.glob("*.svg"))
-    assert [file.name for file in sorted(tmp_path.iterdir())] == [file.name for file in committed]
+    for kind in ("svg", "png"):
+        names = [f"{file.stem}.{kind}" for file in committed]
+        assert sorted(file.name for file in (tmp_path / kind).iterdir()) == names
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in (tmp_path / "png").iterdir())
     for file in committed:
         texts, marks = drawn(file)
         assert len(texts) > 10 and len(marks) > 10
-        assert drawn(tmp_path / file.name) == (texts, marks), f"make pictures makes another {file.name}"
+        assert "currentColor" not in (tmp_path / "svg" / file.name).read_text()
+        assert drawn(tmp_path / "svg" / file.name) == (texts, marks), (
+            f"make pictures makes another {file.name}"
+        )

@@ -54,9 +54,8 @@ def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
     sizes = moe.sizes({"tokens": 64})
     pair = judge_memory(moe, sizes) + memory_needed(moe, sizes, [two[0]] * 2, 1)
     free = 1.01 * pair / MEMORY_SHARE["cpu"]
-    found, too_large = groups(monkeypatch, free, "torch.bf16", two, op=moe, tokens=64)
-    assert found == [["torch.bf16"], ["torch.compile"]]
-    assert not too_large
+    found = groups(monkeypatch, free, "torch.bf16", two, op=moe, tokens=64)
+    assert found == ([["torch.bf16"], ["torch.compile"]], [])
 
 
 def test_memory_counts_each_copy_and_what_two_share_once():
@@ -102,18 +101,10 @@ def test_calls_on_further_sets_take_the_same_scratch_and_graphs_their_own():
 
 
 @pytest.mark.parametrize("mode", ["serving", "cold"])
-@pytest.mark.parametrize(
-    ("op", "given"),
-    [
-        ("fused_moe", {"tokens": 8, "experts": 32, "hidden": 512, "inter": 128}),
-        ("mla_decode", {"batch": 4, "ctx": 512}),
-    ],
-)
-def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(op, given, mode):
+def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(mode):
     """The old sets and the first of the new; in cold mode each of them has weights and all of its own."""
-    op = kernels.OPS[op]
-    sizes = op.sizes(given)
-
+    op = kernels.OPS["fused_moe"]
+    sizes = op.sizes({"tokens": 8, "experts": 32, "hidden": 512, "inter": 128})
     first = op.make(sizes, Seeds(), "cpu")
     sets = [first, *(first.turned(turn, mode == "cold") for turn in (1, 2)), first.copy()]
     storages = (t.untyped_storage() for operands in sets for t in operands.tensors().values())
@@ -201,14 +192,13 @@ def test_of_a_cpu_s_memory_others_have_their_share(monkeypatch):
         assert half == part * whole
 
 
-@pytest.mark.parametrize(("share", "fits"), [(1.1, False), (1.6, True)])
-def test_memory_counts_the_baseline_twice(monkeypatch, share, fits):
+def test_memory_counts_the_baseline_twice(monkeypatch):
     sizes = {"batch": 64, "ctx": 4096}
     (sdpa,) = contenders("mla_decode", "torch.sdpa")
     once = judge_memory(OP, OP.sizes(sizes)) + memory_needed(OP, OP.sizes(sizes), [sdpa], 1)
-    found, too_large = groups(monkeypatch, share * once / MEMORY_SHARE["cpu"], "torch.sdpa", [sdpa], **sizes)
-    assert found == ([["torch.sdpa"]] if fits else [])
-    assert [c.name for c in too_large] == ([] if fits else ["torch.sdpa"])
+    for share, wanted in ((1.1, ([], [sdpa])), (1.6, ([["torch.sdpa"]], []))):
+        free = share * once / MEMORY_SHARE["cpu"]
+        assert groups(monkeypatch, free, "torch.sdpa", [sdpa], **sizes) == wanted
 
 
 def test_arms_that_do_not_fit_together_each_meet_the_first_and_its_twin(monkeypatch):
@@ -217,8 +207,6 @@ def test_arms_that_do_not_fit_together_each_meet_the_first_and_its_twin(monkeypa
     found = [Contender(arm.name, sdpa.impl, arm, "eager") for arm in arms]
     sizes = OP.sizes({"batch": 64, "ctx": 4096})
     four = judge_memory(OP, sizes) + 4 * memory_needed(OP, sizes, [sdpa], 1)
-    together, too_large = groups(
-        monkeypatch, 1.01 * four / MEMORY_SHARE["cpu"], "torch.sdpa", found, batch=64, ctx=4096
-    )
-    assert together == [["plain", "plain (again)", f"A={i}", f"A={i + 1}"] for i in (0, 2)]
-    assert not too_large
+    free = 1.01 * four / MEMORY_SHARE["cpu"]
+    together = [["plain", "plain (again)", f"A={i}", f"A={i + 1}"] for i in (0, 2)]
+    assert groups(monkeypatch, free, "torch.sdpa", found, batch=64, ctx=4096) == (together, [])

@@ -32,29 +32,26 @@ def test_cases_that_are_the_same_measurement_are_merged():
     assert found[0].weight == pytest.approx(1)
 
 
-@pytest.mark.parametrize(("budget", "reached"), [(5, 1), (29, 1), (31, 2), (60, 3), (600, 3)])
-def test_a_budget_reaches_as_many_cases_as_get_the_least_time(budget, reached):
-    share, count = budget_module.allowance(budget, cases(0.5, 0.3, 0.2), min_s=15)
-    assert count == reached
-    assert 0 < share <= budget
-    if reached == 3:
-        assert share == pytest.approx(0.5 * budget)
+@pytest.mark.parametrize(
+    ("budget", "weights", "reached", "share"),
+    [
+        *((budget, (0.5, 0.3, 0.2), reached, None) for budget, reached in ((5, 1), (29, 1), (31, 2))),
+        *((budget, (0.5, 0.3, 0.2), 3, 0.5) for budget in (60, 600)),
+        (45, (0.3, 0.2), 2, 0.6),  # what one case leaves goes to the next
+    ],
+)
+def test_a_budget_reaches_as_many_cases_as_get_the_least_time(budget, weights, reached, share):
+    given, count = budget_module.allowance(budget, cases(*weights), min_s=15)
+    assert count == reached and 0 < given <= budget
+    assert share is None or given == pytest.approx(share * budget)
 
 
-def test_what_one_case_leaves_goes_to_the_next():
-    share, _ = budget_module.allowance(45, cases(0.3, 0.2), min_s=15)
-    assert share == pytest.approx(45 * 0.6)
-
-
-@pytest.mark.parametrize(("text", "seconds"), [("60", 60), ("60s", 60), ("1.5m", 90), ("2h", 7200)])
-def test_seconds_are_read(text, seconds):
-    assert budget_module.parse_seconds(text, "--budget") == seconds
-
-
-@pytest.mark.parametrize("text", ["", "-3", "0s", "soon", "s", "nan", "inf"])
-def test_other_seconds_are_refused_in_one_line(text):
-    with pytest.raises(UsageError, match="--budget"):
-        budget_module.parse_seconds(text, "--budget")
+def test_seconds_are_read_and_others_refused_in_one_line():
+    read = [budget_module.parse_seconds(text, "--budget") for text in ("60", "60s", "1.5m", "2h")]
+    assert read == [60, 60, 90, 7200]
+    for text in ("", "-3", "0s", "soon", "s", "nan", "inf"):
+        with pytest.raises(UsageError, match="--budget"):
+            budget_module.parse_seconds(text, "--budget")
 
 
 FITS_S = 20 / (2 * 4 * Policy().opening * Policy().first_rounds * TYPICAL)

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.report.case_notes import left_out, time_spent
+from harness.report.case_notes import time_spent
 from harness.report.case_table import case_table
 from harness.report.terminal import WIDTH, plain
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Verdict
-from shapes.case import Case
 from tests.support.written_runs import a_cell
 
 SNAPSHOT = Path(__file__).parent / "snapshots" / "case-tables.txt"
@@ -30,15 +29,8 @@ def untimed(impl: str, status: str, reason: str) -> Cell:
     return cell(impl, status=status, reason=reason, time_us=None)
 
 
-def verdict(
-    a: str,
-    about: str,
-    low: float | None,
-    high: float | None,
-    ratio: float = 1.0,
-    word: str = "unclear",
-    floor: float | None = 0.0,
-) -> Verdict:
+def verdict(a: str, about: str, low: float | None, high: float | None, ratio: float = 1.0,
+            word: str = "unclear", floor: float | None = 0.0) -> Verdict:  # fmt: skip
     return Verdict(
         case=CASE, a=a, b="torch.sdpa", ratio=ratio, low=low, high=high, floor=floor, verdict=word,
         confidence=0.95, about=about,
@@ -54,16 +46,9 @@ TWIN = "torch.sdpa (again)"
 TWO = (timed("vllm.amx", 33_400, 1_200, percent_of_ceiling=24.2), timed("torch.sdpa", 86_500, 2_400))
 FASTER = verdict("vllm.amx", "baseline", 2.473, 2.681, 2.577, "faster")
 CALM, WIDE, ENDLESS = (verdict(TWIN, "A/A", *ends) for ends in ((0.99, 1.01), (0.9, 1.4), (0.0, None)))
-SPENT = DONE.model_copy(
-    update={
-        "measured_s": 20.0,
-        "setup_s": 20.0,
-        "phases": {"reference": 5.0, "preparing": 15.0, "starting": 0.01},
-        "disturbed": [
-            DisturbedRound(block=0, round=i, reason="a compiler ran", counted=True) for i in range(3)
-        ],
-    }
-)
+ROUNDS = [DisturbedRound(block=0, round=i, reason="a compiler ran", counted=True) for i in range(3)]
+PHASES = {"reference": 5.0, "preparing": 15.0, "starting": 0.01}
+SPENT = DONE.model_copy(update={"measured_s": 20.0, "setup_s": 20.0, "phases": PHASES, "disturbed": ROUNDS})
 REFUSED = [
     untimed(name, "unsupported", f"needs {kind}; this is cpu x86")
     for name, kind in (("aiter.asm", "rocm"), ("aiter.ck", "rocm"), ("cudnn", "cuda"))
@@ -130,15 +115,3 @@ def test_it_fits_a_terminal_and_names_what_has_no_room(columns, missing):
 
 def test_without_phases_the_rest_is_one_sum():
     assert time_spent(20.0, 20.0, {}) == "measuring 20.0 s of 40.0 s (50 %); set-up and checks 20.0 s"
-
-
-def test_what_is_left_out_is_a_part_of_its_own_boundary():
-    def cases(boundary: str, count: int) -> list[Case]:
-        return [Case("mla_decode", {"batch": i}, boundary, weight=0.05) for i in range(count)]
-
-    measured = [cell("torch.naive", weight=0.4), cell("torch.sdpa", weight=0.4)]
-    assert left_out([], measured, 60) == ""
-    assert left_out([*cases("core", 12), *cases("with_quant", 20)], measured, 60) == (
-        "left out, the budget of 60 s being spent: 12 cases of core (60 % of its weight), "
-        "20 cases of with_quant (100 % of its weight)"
-    )

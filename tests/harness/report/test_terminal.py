@@ -39,14 +39,11 @@ def in_terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     return sent
 
 
-@pytest.mark.parametrize(("columns", "wide"), [(60, 60), (100, 100), (200, WIDEST)])
-def test_a_terminal_is_used_up_to_a_width_that_is_read_well(in_terminal, columns, wide):
-    lines = [ESCAPE.sub("", line).rstrip() for line in in_terminal(columns).splitlines()]
-    assert wide - 2 <= max(map(len, lines)) <= wide
-
-
-def test_a_terminal_has_colour_unless_no_color_is_set(in_terminal, monkeypatch):
-    assert ESCAPE.search(in_terminal(80))
+def test_a_terminal_is_used_up_to_a_width_that_is_read_well_and_in_colour(in_terminal, monkeypatch):
+    for columns, wide in ((60, 60), (100, 100), (200, WIDEST)):
+        sent = in_terminal(columns)
+        assert wide - 2 <= max(len(ESCAPE.sub("", line).rstrip()) for line in sent.splitlines()) <= wide
+        assert ESCAPE.search(sent)
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b" not in in_terminal(80)
 

@@ -46,19 +46,14 @@ def test_main_effects_and_the_interaction_are_found():
     assert all(e.comparison.verdict == "faster" for e in found.values())
 
 
-def test_what_does_nothing_has_no_effect():
+def test_what_does_nothing_has_no_effect_and_a_factorial_with_a_hole_none():
     cells, settings = factorial(a=0.5, b=1.0, both=1.0, noise=0.001)
     verdicts = {e.what: e.comparison.verdict for e in effects(cells, settings, floor=0.0, confidence=0.95)}
     assert verdicts == {"A: 0 -> 1": "slower", "B: 0 -> 1": "same", "A=1 with B=1": "same"}
-
-
-def test_a_factorial_with_a_hole_has_no_effects():
-    cells, settings = factorial(2.0, 1.0, 1.0)
-    del settings["A=1, B=1"]
+    whole = settings.pop("A=1, B=1")
     assert effects(cells, settings, 0.0, 0.95) == []
-    cells, settings = factorial(2.0, 1.0, 1.0)
     cells["A=1, B=1"].samples = Samples()
-    assert effects(cells, settings, 0.0, 0.95) == []
+    assert effects(cells, settings | {"A=1, B=1": whole}, 0.0, 0.95) == []
 
 
 def test_three_values_are_held_against_the_first():

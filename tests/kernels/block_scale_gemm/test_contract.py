@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -17,17 +16,13 @@ from kernels.compose import bind
 from kernels.interfaces import signatures
 from kernels.op import Prepared, Unsupported
 from kernels.operands import Seeds
-from kernels.platform import named
 from shapes.case import parse
 from tests.support.answers import ANSWERS
 from tests.support.recorded import Case
 from tests.support.stand_ins import Answer
 
 OP = kernels.OPS["block_scale_gemm"]
-IMPLEMENTATIONS = {i.name: i for i in kernels.implementations("block_scale_gemm")}
-
 ROWS = "m=33 n=384 k=640"
-AITER = [name for name in IMPLEMENTATIONS if name.startswith("aiter.")]
 
 
 def sizes_of(text: str, arch: str) -> Any:
@@ -133,91 +128,3 @@ def test_where_sglangs_product_for_few_tokens_does_not_run_it_is_unsupported():
         prepared(case, {"sglang.try_smallm_fp8_bs_linear": lambda a: None}),
     ):
         pass
-
-
-# What they need
-
-
-def refused(name: str, kind: str, arch: str, text: str) -> str:
-    """Why a case is; empty if it is not."""
-    case = OP.case(OP.defaults(arch) | parse(text)[0])
-    return IMPLEMENTATIONS[name].supports(case, named(kind, arch)).reason
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "arch", "changed", "reason"),
-    [
-        ("aiter.ck", "rocm", "gfx942", "fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
-        ("aiter.ck", "rocm", "gfx950", "fp8=e4m3fnuz", "gfx950 takes e4m3fn, not e4m3fnuz"),
-        *(
-            (name, "cuda", arch, "scales=fp32", "" if arch == "sm_90" else
-             f"{arch} takes power-of-two scales (scales=ue8m0), not fp32")
-            for name, archs in (
-                ("deepgemm", "sm_90 sm_100 sm_103"),
-                ("deepgemm@vllm", "sm_90 sm_100 sm_103 sm_120"),
-                ("deepgemm@sglang", "sm_90 sm_100 sm_103"),
-            )
-            for arch in archs.split()
-        ),
-    ],
-)  # fmt: skip
-def test_formats_that_an_architecture_does_not_take(name, kind, arch, changed, reason):
-    assert refused(name, kind, arch, f"{ROWS} {changed}") == reason
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "arch", "reason"),
-    [
-        ("cublaslt", "cuda", "sm_100", "needs sm_90"),
-        ("flashinfer.sm90", "cuda", "sm_100", "needs sm_90"),
-        ("flashinfer.groupwise", "cuda", "sm_90", "needs sm_100 or sm_103"),
-        ("flashinfer.trtllm", "cuda", "sm_90", "needs sm_100 or sm_103"),
-        ("flashinfer.cutile", "cuda", "sm_90", "needs sm_100, sm_103 or sm_120"),
-        ("deepgemm", "rocm", "gfx942", "needs cuda"),
-        ("deepgemm@vllm", "rocm", "gfx942", "needs cuda"),
-        ("aiter.dispatch", "cuda", "sm_90", "needs rocm"),
-        ("hipblaslt.dequantised", "cuda", "sm_90", "needs rocm"),
-        ("sglang.triton", "cpu", "x86_64", "needs cuda or rocm"),
-        ("sglang.small_m", "rocm", "gfx942", "needs gfx950"),
-    ],
-)
-def test_what_they_need_is_said(name, kind, arch, reason):
-    assert reason in IMPLEMENTATIONS[name].available(named(kind, arch)).reason
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "reason"),
-    [
-        ("flashinfer.trtllm", "m=1 n=128 k=128", "needs k to be 256 at least"),
-        ("sglang.small_m", "m=33 n=4096 k=1024", "takes 32 tokens at most"),
-        ("sglang.small_m", "m=1 n=2112 k=7168", "takes these n and k alone"),
-        ("cublaslt", "m=1 n=100 k=200", "needs n and k to be multiples of 16"),
-        ("deepgemm", "m=1 n=100 k=128", "needs n to be a multiple of 64"),
-        ("deepgemm", "m=1 n=128 k=200", "needs k to be a multiple of 128"),
-        ("flashinfer.sm90", "m=1 n=100 k=128", "needs n to be a multiple of 64"),
-        ("vllm.cutlass", "m=1 n=100 k=128", "needs n to be a multiple of 16"),
-        ("sglang.cutlass", "m=1 n=192 k=128", "needs n to be a multiple of 128"),
-        ("aiter.asm", "m=1 n=192 k=128", "needs n to be a multiple of 128"),
-        *((name, "m=1 n=100 k=200", "multiple of") for name in AITER),
-    ],
-)
-def test_sizes_that_one_does_not_take(name, text, reason):
-    assert reason in IMPLEMENTATIONS[name].fits(sizes_of(text, "sm_90")).reason
-
-
-@pytest.mark.parametrize(
-    ("kind", "arch", "runs", "others"),
-    [
-        ("rocm", "gfx942", {*AITER, "hipblaslt.dequantised", "vllm.triton", "sglang.triton"}, {"cublaslt"}),
-        ("cuda", "sm_90", {"cublaslt", "deepgemm", "deepgemm@vllm", "flashinfer.sm90"}, set(AITER)),
-        ("cuda", "sm_103", {"deepgemm@sglang", "flashinfer.trtllm", "vllm.cutlass"}, {"sglang.small_m"}),
-    ],
-)
-def test_list_names_them_with_what_they_need(here, kind, arch, runs, others):
-    listed = ("list", "impls", "--op", OP.name, "--platform", kind, "--arch", arch, "--json", "-")
-    rows = {row["implementation"]: row for row in json.loads(here(*listed).stdout)}
-    for name in runs:
-        assert rows[name]["runs"], rows[name]
-        assert rows[name]["boundary"] == ", ".join(IMPLEMENTATIONS[name].boundaries)
-        assert rows[name]["requires"] == IMPLEMENTATIONS[name].requires
-    assert not any(rows[name]["runs"] for name in others)

@@ -14,17 +14,15 @@ import torch
 
 import kernels
 from kernels.compose import bind
-from kernels.op import Prepared, Unsupported
+from kernels.op import Prepared
 from kernels.operands import Seeds
-from kernels.platform import named
 from shapes.case import parse
 from tests.support.answers import ANSWERS
-from tests.support.gemm_moe_rows import DEEP, EP, MANY, ROUTED
+from tests.support.gemm_moe_rows import EP, MANY
 from tests.support.recorded import Case
 from tests.support.stand_ins import Answer
 
 OP = kernels.OPS["fused_moe"]
-IMPLEMENTATIONS = {i.name: i for i in kernels.implementations(OP.name)}
 
 
 @contextmanager
@@ -73,52 +71,3 @@ def test_vllms_map_of_experts_leads_where_the_ids_do():
     ids = given["topk_ids"].long()
     assert bool((ids == given["global_num_experts"] - 1).any()), "no pick of another rank"
     assert torch.equal(given["expert_map"][ids], call.operands.topk_ids)
-
-
-def test_a_flashinfer_without_a_shared_expert_says_so():
-    case = Case(
-        OP.name, "flashinfer.trtllm", "sm_100", ("flashinfer 0.6.3",), f"{ROUTED} shared=1", "with_routing"
-    )
-    with pytest.raises(Unsupported, match=r"flashinfer 0\.6\.3 fuses no shared expert"), prepared(case, {}):
-        pass
-
-
-@pytest.mark.parametrize(
-    ("name", "arch", "text", "reason"),
-    [
-        ("flashinfer.trtllm", "sm_100", f"{ROUTED} ep=2 shared=1", "fuses a shared expert only where ep=1"),
-        (
-            "flashinfer.trtllm",
-            "sm_100",
-            "tokens=7 experts=30 topk=2",
-            "routes to a multiple of 4 experts, not 30",
-        ),
-        (
-            "flashinfer.trtllm",
-            "sm_100",
-            "tokens=7 experts=8 topk=2",
-            "takes groups of 2 to 32 experts, not of 1",
-        ),
-        (
-            "flashinfer.trtllm",
-            "sm_100",
-            "tokens=7 experts=512 topk=8",
-            "takes groups of 2 to 32 experts, not of 64",
-        ),
-        ("flashinfer.trtllm", "sm_100", "tokens=7 experts=16 topk=8", "fewer than the 8 in reach, not 8"),
-        ("flashinfer.trtllm@sglang", "sm_100", f"{ROUTED} shared=1", "takes no shared expert"),
-        ("flashinfer.trtllm_routed@sglang", "sm_100", f"{ROUTED} shared=1", "takes no shared expert"),
-        ("flashinfer.cutlass", "sm_100", ROUTED, "needs sm_90"),
-        ("deepgemm.masked", "sm_120", DEEP, "needs sm_90, sm_100 or sm_103"),
-        ("deepgemm@sglang", "sm_100", DEEP, "on sm_100 needs hidden to be a multiple of 512"),
-        ("deepgemm@sglang", "sm_90", DEEP, ""),
-        ("deepgemm@vllm", "sm_100", f"{DEEP} scales=fp32", "takes power-of-two scales (scales=ue8m0)"),
-        ("deepgemm@vllm", "sm_90", f"{DEEP} scales=fp32", ""),
-        ("aiter.asm", "gfx942", f"{DEEP} fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
-    ],
-)
-def test_what_one_does_not_take(name, arch, text, reason):
-    row = IMPLEMENTATIONS[name]
-    case = OP.case(OP.defaults(arch) | parse(text)[0], boundary=row.boundaries[0])
-    found = row.supports(case, named("rocm" if arch.startswith("gfx") else "cuda", arch))
-    assert reason in found.reason and found.ok == (not reason)

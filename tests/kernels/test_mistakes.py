@@ -44,7 +44,7 @@ LARGE = {
     "fused_moe": ("tokens=8 experts=4 topk=2 hidden=7168 inter=256 shared=1",),
     "mha_prefill": (
         "batch=2 new=64..100 prefix=1500..2048 heads=2",
-        "batch=2 new=130..200 prefix=500..700 heads=2 dtype=fp8",
+        "batch=2 new=130..200 prefix=500..700 heads=4 dtype=fp8",
     ),
     "mla_decode": (
         "batch=2 ctx=3201..3999 heads=16 page=64",

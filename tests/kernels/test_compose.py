@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
 
 import kernels
-from harness.paths import ROOT
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.suites import suite
@@ -84,24 +81,6 @@ def test_sets_that_calls_rotate_over(op_name):
         turned = first.turned(2)
         assert turned.digest() == third.digest()
         assert (third.digest() != first.digest()) == op.turns
-
-
-def digests() -> list[int]:
-    """Of each op's smallest case at each of its boundaries."""
-    return [
-        op.make(sizes, Seeds(3, 5, 1), "cpu", boundary).digest()
-        for op, (sizes, *_) in map(smoke, kernels.OPS)
-        for boundary in op.boundaries
-    ]
-
-
-@pytest.mark.slow
-def test_processes_make_the_same_operands():
-    """Of a run's own workers each run asks that."""
-    code = "from tests.kernels.test_compose import digests; print(*digests())"
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=900, check=True)
-    assert digests() == [int(word) for word in done.stdout.split()]
 
 
 CHEAT = """

@@ -16,7 +16,6 @@ from kernels.formats import (
     dequantise_activations,
     dequantise_weights,
     fp8_format,
-    native,
     quantise_activations,
     quantise_weights,
     rounding_deviation,
@@ -167,17 +166,6 @@ def test_weights(shape: tuple[int, int], name: str, scales: str) -> None:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_leading_dimensions(name: str) -> None:
-    fmt, w = FORMATS[name], random(2, 3, 192, 300)
-    for quantise in (quantise_activations, quantise_weights):
-        q, scale = quantise(w, fmt)
-        for index in np.ndindex(2, 3):
-            one_q, one_scale = quantise(w[index], fmt)
-            assert torch.equal(q[index].view(torch.uint8), one_q.view(torch.uint8))
-            assert torch.equal(scale[index], one_scale)
-
-
-@pytest.mark.parametrize("name", FORMATS)
 def test_all_codes_decode(name: str) -> None:
     q = torch.arange(256, dtype=torch.uint8).view(FORMATS[name].dtype)
     expected = [math.nan if (v := decode(c, name)) is None else float(v) for c in range(256)]
@@ -232,11 +220,6 @@ def test_rounding_deviation_figures(name: str) -> None:
     found = rounding_deviation(x, fmt, "fp32")[0].tolist()
     assert found == pytest.approx([fmt.max / 16 / 3**0.5, 1 / 16 / 3**0.5, floor], rel=1e-6)
     assert rounding_deviation(x, fmt)[0, 2].item() == pytest.approx(2 * floor, rel=1e-6)
-
-
-def test_native() -> None:
-    formats = {arch: native(arch) for arch in ("gfx942", "gfx950", "sm_90", "sm_100", "x86-amx")}
-    assert formats == dict.fromkeys(formats, "e4m3fn") | {"gfx942": "e4m3fnuz"}
 
 
 def test_errors() -> None:

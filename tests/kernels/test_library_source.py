@@ -123,19 +123,15 @@ def test_what_a_source_tells(source):
     assert source.has("lib") and source.has("lib.ops.attention") and not source.has("other")
 
 
-def test_schemas_of_a_compiled_file():
-    text = (
+def test_what_compiled_files_and_bindings_in_cpp_tell():
+    schemas = (
         b"\x00aten::f(Tensor self, int[2] size=[1, 2], *, bool x=False) -> (Tensor, Tensor)\x00f(garbage\x00"
     )
-    assert {name: signatures.text(s) for name, s in signatures.of_compiled(text).items()} == {
-        "f": "(self, size=[1, 2], *, x=False)"
-    }
-
-
-def test_functions_that_cpp_binds():
-    text = b"""m.def("first", &first, py::arg("a"), py::arg("b") = std::nullopt);
+    bound = b"""m.def("first", &first, py::arg("a"), py::arg("b") = std::nullopt);
     m.def("silent", &silent); m.attr("second") = m.attr("first");"""
-    assert {name: signatures.text(s) for name, s in signatures.of_cpp(text).items()} == {
+    found = signatures.of_compiled(schemas) | signatures.of_cpp(bound)
+    assert {name: signatures.text(s) for name, s in found.items()} == {
+        "f": "(self, size=[1, 2], *, x=False)",
         "first": "(a, b=...)",
         "second": "(a, b=...)",
     }

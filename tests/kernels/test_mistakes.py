@@ -40,10 +40,10 @@ SMALL = {
 }
 """A mistake is made in the first case that it fits, a right kernel runs in all."""
 LARGE = {
-    "block_scale_gemm": ("m=64 n=2112 k=7168", "m=5 n=1792 k=2048"),
-    "fused_moe": ("tokens=16 experts=8 topk=4 hidden=7168 inter=256 shared=1",),
+    "block_scale_gemm": ("m=16 n=576 k=7168", "m=5 n=512 k=2048"),
+    "fused_moe": ("tokens=8 experts=4 topk=2 hidden=7168 inter=256 shared=1",),
     "mha_prefill": (
-        "batch=2 new=64..100 prefix=1500..2048 heads=4",
+        "batch=2 new=64..100 prefix=1500..2048 heads=2",
         "batch=2 new=130..200 prefix=500..700 heads=4 dtype=fp8",
     ),
     "mla_decode": (
@@ -178,14 +178,3 @@ def test_what_a_library_computes_is_accepted_at_the_sizes_of_models(op, kernel, 
 def test_all_are_made(op):
     cases = {op: SMALL[op] + LARGE[op]}
     assert not [kernel.name for kernel in (*mistakes(op), *right(op)) if not fitting(op, kernel, cases)]
-
-
-def test_every_element_has_to_be_finite_outside_the_sampled_rows_too(device):
-    made = problem("block_scale_gemm", SMALL["block_scale_gemm"][0], "core", False, device)
-    value, sigma = made.reference.value[:2], made.reference.sigma[:2]
-    out, tolerance = made.right.clone(), kernels.OPS["block_scale_gemm"].tolerance(made.operands.sizes)
-    reports = []
-    for last in (0.0, math.nan):
-        out[-1, -1] = last
-        reports.append(judge(out, Reference(value, sigma, [0, 1]), tolerance, tuple(out.shape)))
-    assert [report["ok"] for report in reports] == [True, False]

@@ -159,14 +159,10 @@ assert kernels.__file__.startswith({str(ROOT)!r})
     assert not {"kernels.layer", "kernels._loader", "kernels._namesake"} & loaded, "none of theirs is needed"
 
 
-def test_a_name_that_neither_has(namesake):
-    run(
-        "import kernels; assert not hasattr(kernels, 'nonsense') and not hasattr(kernels, '__version__')",
-        namesake,
-    )
-    for name in ("nonsense", "__version__"):
-        stderr = python(f"from kernels import {name}", namesake).stderr
-        assert f"ImportError: cannot import name {name!r} from 'kernels'" in stderr
+@pytest.mark.parametrize("name", ["nonsense", "__version__"])
+def test_a_name_that_neither_has(namesake, name):
+    stderr = python(f"from kernels import {name}", namesake).stderr
+    assert f"ImportError: cannot import name {name!r} from 'kernels'" in stderr
 
 
 INSTALLED = any(d.metadata["Name"] == "kernels" for d in importlib.metadata.distributions(name="kernels"))
@@ -213,17 +209,12 @@ for _ in range(2):
 
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.slow
-@pytest.mark.parametrize("installed", [True, pytest.param(False, marks=without_it)])
-def test_transformers_works_with_and_without_it(namesake, installed):
-    code = f"""
+def test_transformers_works_with_it(namesake):
+    """Without it vLLM's rows show it, which import transformers."""
+    code = """
 import kernels
 import transformers.integrations.hub_kernels as hub
-assert hub.is_kernels_available() == {installed}
+assert hub.is_kernels_available()
 assert kernels.OPS and kernels.implementations("mla_decode")
 """
-    run(code, *([namesake] if installed else []))
-
-
-def test_the_command_line_works_beside_it(cli, namesake):
-    beside = cli("list", "impls", "--json", "-", PYTHONPATH=namesake)
-    assert (beside.returncode, beside.stdout) == (0, cli("list", "impls", "--json", "-").stdout)
+    run(code, namesake)

@@ -10,6 +10,9 @@ import json
 import pytest
 from packaging.version import Version
 
+from harness.catalogue.architectures import architectures
+from harness.compile.launches import recorded_launches
+from harness.compile.pretend_driver import pretended
 from kernels import quantise as provider
 from kernels.formats import FORMATS, SCALES, dequantise_activations, native, quantise_activations
 from tests.support.interpreting import found_interpreted
@@ -96,29 +99,12 @@ def widened(name: str) -> list[int]:
     return wrong
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> list[list[int]]:
-    return found_interpreted(__file__)
-
-
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[str(case) for case in CASES])
-def test_interpreted(interpreted: list[list[int]], index: int) -> None:
-    assert interpreted[index] == [0] * 4
-
-
-@pytest.mark.parametrize("index", range(len(FORMATS)), ids=list(FORMATS))
-def test_widen_is_exact(interpreted: list[list[int]], index: int) -> None:
+def test_interpreted() -> None:
     """Save for NaN in e4m3fn, which Triton's interpreter reads as +-480."""
-    nan = {"e4m3fn": [0x7F, 0xFF], "e4m3fnuz": []}
-    assert interpreted[len(CASES) + index] == nan[list(FORMATS)[index]] * len(PRODUCTS)
+    found = found_interpreted(__file__)
+    assert found == [[0] * 4] * len(CASES) + [[0x7F, 0xFF] * len(PRODUCTS), []]
 
 
-TARGETS = {
-    "gfx942": ("hip", "gfx942", 64),
-    "gfx950": ("hip", "gfx950", 64),
-    "sm_90": ("cuda", 90, 32),
-    "sm_100": ("cuda", 100, 32),
-}
 # To FP8, and the division that rounds correctly. Triton before 3.7 has no conversion for gfx950.
 CONVERTS = ("v_cvt_scalef32_pk_fp8_f32",) if Version(triton.__version__) >= Version("3.7") else ()
 INSTRUCTIONS = {
@@ -127,43 +113,23 @@ INSTRUCTIONS = {
     "sm_90": ("cvt.rn.satfinite.e4m3x2.f32", "div.rn.f32"),
     "sm_100": ("cvt.rn.satfinite.e4m3x2.f32", "div.rn.f32"),
 }
-POINTERS = {"e4m3fn": "*fp8e4nv", "e4m3fnuz": "*fp8e4b8"}
 
 
 @pytest.mark.parametrize(
-    "target", ["gfx942", *(pytest.param(t, marks=pytest.mark.slow) for t in list(TARGETS)[1:])]
+    "target", ["gfx942", *(pytest.param(t, marks=pytest.mark.slow) for t in list(INSTRUCTIONS)[1:])]
 )
 @pytest.mark.parametrize("scales", SCALES)
-def test_quantise_kernel_compiles(target: str, scales: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_quantise_kernel_compiles(target: str, scales: str) -> None:
     """What a GPU would be given: on torch's meta device, with shapes and types but no memory."""
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    launched = {}
-
-    class Kernel:
-        def __getitem__(self, grid: tuple[int, int]):
-            return lambda *args, **constants: launched.update(grid=grid, args=args, constants=constants)
-
-    kernel = quantise_jit.quantise_kernel
-    monkeypatch.setattr(quantise_jit, "quantise_kernel", Kernel())
-    name = native(target)
-    x, q = (torch.empty(33, 300, dtype=d, device="meta") for d in (torch.bfloat16, FORMATS[name].dtype))
-    provider.quantiser(x, q, torch.empty(3, 33, device="meta").t(), scales)()
-
-    assert launched["grid"] == (3, 3)
-    given = dict(zip(kernel.arg_names, launched["args"], strict=False))
-    assert given["q"] is q
-    assert (given["scale_row"], given["scale_column"]) == (1, 33)
-    pointers = {"x": "*bf16", "q": POINTERS[name], "scale": "*fp32"}
-    types = {n: pointers.get(n, "i32") for n in given}
-    signature = {n: "constexpr" if n in launched["constants"] else types[n] for n in kernel.arg_names}
-    source = ASTSource(kernel, signature, launched["constants"])
-    result = triton.compile(source, target=GPUTarget(*TARGETS[target]))
-    text = result.asm["amdgcn" if target.startswith("gfx") else "ptx"]
-    for instruction in INSTRUCTIONS[target]:
-        assert instruction in text
-    assert "div.full" not in text
+    dtypes, architecture = (torch.bfloat16, FORMATS[native(target)].dtype), architectures()[target]
+    x, q = (torch.empty(33, 300, dtype=dtype, device="meta") for dtype in dtypes)
+    with recorded_launches(architecture) as calls:
+        provider.quantiser(x, q, torch.empty(3, 33, device="meta").t(), scales)()
+    ((_, data),) = calls
+    with pretended(architecture):
+        compiled = quantise_jit.quantise_kernel.preload(data)
+    text = compiled.asm["amdgcn" if target.startswith("gfx") else "ptx"]
+    assert all(instruction in text for instruction in INSTRUCTIONS[target]) and "div.full" not in text
 
 
 def test_errors() -> None:

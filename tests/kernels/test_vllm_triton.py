@@ -33,7 +33,6 @@ EXPERTS = "experts=8 topk=2 hidden=256 inter=128"
 RAGGED = "batch=3 ctx=1..70"
 CASES = [
     (GEMM, "m=9 n=300 k=600", "core"),
-    (GEMM, "m=20 n=192 k=384 scales=ue8m0", "core"),
     (GEMM, "m=5 n=160 k=384", "with_quant"),
     (MOE, f"tokens=1 {EXPERTS}", "with_quant"),  # so few that vLLM does not sort
     (MOE, f"tokens=5 {EXPERTS} shared=1", "with_quant"),
@@ -168,4 +167,4 @@ if __name__ == "__main__":
     torch.ops._C.silu_and_mul = silu_and_mul
     mla.compute_units = lambda device: 4
     found = [interpret(*case) for case in CASES]
-    print(json.dumps([found, interpret(*CASES[5], "stale ids"), interpret(*CASES[-1], "scale")]))
+    print(json.dumps([found, interpret(*CASES[4], "stale ids"), interpret(*CASES[-1], "scale")]))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tests.support.gemm_moe_answers import BLOCK_SCALE_GEMM, FUSED_MOE
-from tests.support.stand_ins import UNITS, Answer, Arguments, numbered, write
+from tests.support.stand_ins import UNITS, Answer, Arguments, int32, numbered, write, writes
 
 LATENT = 512
 
@@ -26,10 +26,6 @@ def of_latent(a: Arguments) -> torch.Tensor:
 def of_values(a: Arguments) -> torch.Tensor:
     """[..., the width of v], the rest as q."""
     return numbered(*a["q"].shape[:-1], a["v"].shape[-1])
-
-
-def int32(*shape: int) -> torch.Tensor:
-    return numbered(*shape, dtype=torch.int32)
 
 
 def flash_mla_schedule(a: Arguments) -> tuple[object, object]:
@@ -46,17 +42,6 @@ def two_tensors(a: Arguments) -> tuple[torch.Tensor, torch.Tensor]:
 def shapes(*tensors: tuple[tuple[int, ...], torch.dtype]) -> Answer:
     """A list of shapes and dtypes: here each is another one, so that none stands for another."""
     return lambda a: list(tensors)
-
-
-def writes(*names: str) -> Answer:
-    """It fills those of these arguments that it is given."""
-
-    def answer(a: Arguments) -> None:
-        for name in names:
-            if name in a:
-                write(a[name])
-
-    return answer
 
 
 def attended_or_written(a: Arguments) -> torch.Tensor | None:

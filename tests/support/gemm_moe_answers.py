@@ -8,21 +8,9 @@ from typing import Any
 
 import torch
 
-from tests.support.stand_ins import Answer, Arguments, numbered, write
+from tests.support.stand_ins import Answer, Arguments, fp32, int32, numbered, write, writes
 
 BLOCK = 128
-
-
-def int32(*shape: int) -> torch.Tensor:
-    return numbered(*shape, dtype=torch.int32)
-
-
-def fp32(*shape: int) -> torch.Tensor:
-    return numbered(*shape, dtype=torch.float32)
-
-
-def writes(name: str) -> Answer:
-    return lambda a: write(a[name])
 
 
 def like(name: str) -> Answer:

@@ -45,12 +45,22 @@ def found_interpreted(script: str, *arguments: str) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+each_part = pytest.mark.parametrize("part", ["cases", pytest.param("more", marks=pytest.mark.slow)])
+"""Of a test file's cases."""
+
+
+def wrong_interpreted(script: str, part: str) -> list[Any]:
+    """Its cases in which something is wrong, each with what is."""
+    found = found_interpreted(script, part)
+    assert found
+    return [case for case in found if any(case[1:])]
+
+
 def print_found(interpret: Callable[..., list[str]], cases: Sequence[Any], more: Sequence[Any]) -> None:
-    """What a test file does as a script: what is wrong with each of its cases, a line each. It is given
-    `more` for the slow ones, `few` for the first two."""
-    which = sys.argv[1:]
-    for case in more if which == ["more"] else cases[:2] if which == ["few"] else cases:
-        print(json.dumps(interpret(*case)), flush=True)
+    """What a test file does as a script: each case of the part that is asked for with what is wrong with it.
+    `few` are the first two."""
+    for case in {"cases": cases, "more": more, "few": cases[:2]}[sys.argv[1]]:
+        print(json.dumps([" ".join(map(str, case)), *interpret(*case)]), flush=True)
 
 
 def wrong(

@@ -89,6 +89,14 @@ class Case:
         finally:
             torch.set_num_threads(threads)
 
+    @contextmanager
+    def prepared(self, answers: Mapping[str, Answer] | None = None, **how: Any) -> Iterator[Prepared]:
+        """Bound to stand-ins of which some answer otherwise."""
+        op, row = kernels.OPS[self.op], self.implementation
+        with self.lent(answers={**ANSWERS, **(answers or {})}, **how) as (here, _):
+            operands = op.operands(self.sizes(here), Seeds(1, 1), "cpu", self.boundary)
+            yield bind(op, row, operands, None if row.allocates else op.empty_output(operands.sizes, "cpu"))
+
     def sizes(self, here: Platform) -> Any:  # of its op
         """AssertionError for what the row does not support."""
         op = kernels.OPS[self.op]

@@ -46,9 +46,28 @@ def numbered(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return (count % 251).to(dtype).view(shape)
 
 
+def int32(*shape: int) -> torch.Tensor:
+    return numbered(*shape, dtype=torch.int32)
+
+
+def fp32(*shape: int) -> torch.Tensor:
+    return numbered(*shape, dtype=torch.float32)
+
+
 def write(target: torch.Tensor) -> None:
     """What a stand-in leaves in an output that it is given."""
-    target.copy_(numbered(*target.shape, dtype=torch.float32))
+    target.copy_(fp32(*target.shape))
+
+
+def writes(*names: str) -> Answer:
+    """It fills those of these arguments that it is given."""
+
+    def answer(a: Arguments) -> None:
+        for name in names:
+            if name in a:
+                write(a[name])
+
+    return answer
 
 
 @dataclass

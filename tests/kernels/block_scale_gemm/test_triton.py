@@ -21,7 +21,7 @@ from kernels.formats import FORMATS
 from kernels.operands import Seeds
 from kernels.tuning import Target
 from shapes.case import parse
-from tests.support.interpreting import found_interpreted, print_found, wrong
+from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -81,20 +81,9 @@ def interpret(text: str, boundary: str, differs: dict[str, Any]) -> list[str]:
     return wrong(OP, IMPLEMENTATION, prepared, operands, (out, inner.parts, inner.written), largest)
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> list[list[str]]:
-    return found_interpreted(__file__)
-
-
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
-def test_interpreted(interpreted: list[list[str]], index: int) -> None:
-    assert not any(interpreted[index]), interpreted[index]
-
-
-@pytest.mark.slow
-def test_more_interpreted() -> None:
-    for case, found in zip(MORE, found_interpreted(__file__, "more"), strict=True):
-        assert not any(found), (case, found)
+@each_part
+def test_interpreted(part: str) -> None:
+    assert wrong_interpreted(__file__, part) == []
 
 
 def test_no_split_is_without_a_block() -> None:

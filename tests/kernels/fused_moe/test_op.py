@@ -14,7 +14,6 @@ from kernels.fp8_to_fp32 import fp8_to_bf16, fp8_to_fp32
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.operands import Seeds
-from kernels.platform import named
 from shapes.case import parse
 
 OP = kernels.OPS["fused_moe"]
@@ -163,11 +162,3 @@ def test_adversarial_operands_are_louder_and_quieter():
     factors = loud.x.float().norm(dim=1) / usual.x.float().norm(dim=1)
     assert factors.tolist() == pytest.approx([1, 2.0**7, 2.0**-7] * 2)
     assert torch.equal(loud.topk_ids, usual.topk_ids)
-
-
-def test_who_takes_what():
-    found = {i.name: i for i in kernels.implementations("fused_moe")}
-    assert {"torch.naive", "torch.bf16", "torch.compile", "vllm.amx", "triton.grouped"} <= set(found)
-    ep = OP.case(parse(f"tokens=4 {SMALL} ep=2")[0], boundary="with_quant")
-    assert "ep=1" in found["vllm.amx"].supports(ep, named("cpu")).reason
-    assert OP.defaults("gfx942") == {"fp8": "e4m3fnuz", "scales": "fp32"}

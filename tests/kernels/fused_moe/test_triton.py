@@ -20,7 +20,7 @@ from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import align, grouped_configs
 from kernels.operands import Seeds
 from shapes.case import parse
-from tests.support.interpreting import found_interpreted, print_found, wrong
+from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -114,26 +114,9 @@ def equal_scores() -> str:
     return "" if right else f"{ids.tolist()} {weights.tolist()}"
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> list[list[str]]:
-    return found_interpreted(__file__)
-
-
-@pytest.mark.parametrize("index", range(len(CASES)), ids=[" ".join(map(str, case)) for case in CASES])
-def test_interpreted(interpreted: list[list[str]], index: int) -> None:
-    assert not any(interpreted[index]), interpreted[index]
-
-
-@pytest.mark.slow
-def test_more_interpreted() -> None:
-    for case, found in zip(MORE, found_interpreted(__file__, "more"), strict=True):
-        assert not any(found), (case, found)
-
-
-def test_pairs_stand_in_the_order_of_experts_and_of_equal_scores_the_first_are_chosen(
-    interpreted: list[list[str]],
-) -> None:
-    assert interpreted[len(CASES) :] == [[""]] * (len(ALIGNED) + 1)
+@each_part
+def test_interpreted(part: str) -> None:
+    assert wrong_interpreted(__file__, part) == []
 
 
 @pytest.mark.parametrize("rows", [16, 64, 128])
@@ -155,7 +138,7 @@ def test_no_split_is_without_a_block() -> None:
 if __name__ == "__main__":
     grouped_configs.MANY = MANY
     print_found(interpret, CASES, MORE)
-    if not sys.argv[1:]:
+    if sys.argv[1] == "cases":
         for one in ALIGNED:
-            print(json.dumps([aligned(*one)]))
-        print(json.dumps([equal_scores()]))
+            print(json.dumps([f"pairs in the order of experts, {one}", aligned(*one)]))
+        print(json.dumps(["of equal scores the first", equal_scores()]))

@@ -18,12 +18,9 @@ from kernels.mha_prefill.reference import sampled_rows
 from kernels.mha_prefill.sizes import VALUE, WIDTH
 from kernels.op import Reference
 from kernels.operands import Seeds
-from kernels.platform import named
-from kernels.vendor import Vendor
 from shapes.case import parse
 
 OP = kernels.OPS["mha_prefill"]
-IMPLEMENTATIONS = {i.name: i for i in kernels.implementations("mha_prefill")}
 RAGGED = "batch=4 new=1..40 prefix=0..30 heads=3"
 FORMATS = ("e4m3fn", "e4m3fnuz")
 each_dtype = pytest.mark.parametrize("dtype", ["bf16", "fp8"])
@@ -224,31 +221,6 @@ def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
 
 
 # Implementations
-
-
-@each_dtype
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90", "sm_100", "sm_103", "sm_120"])
-def test_a_gpu_has_rows_of_libraries(arch, dtype):
-    """At least two, but for FP8: AITER's on gfx942 and cuDNN's on sm_120 stand alone there."""
-    here = named("rocm" if arch.startswith("gfx") else "cuda", arch)
-    case = OP.case({**OP.defaults(arch), "batch": 2, "new": "64", "prefix": "0..9", "dtype": dtype})
-    rows = [i.name for i in IMPLEMENTATIONS.values() if isinstance(i, Vendor) and i.supports(case, here).ok]
-    assert len(rows) >= (1 if dtype == "fp8" and arch in ("gfx942", "sm_120") else 2), rows
-
-
-@pytest.mark.parametrize(
-    ("name", "given", "reason"),
-    [
-        ("torch.sdpa_cudnn", {"prefix": "1..9"}, "needs prefix=0"),
-        ("vllm.dense", {"prefix": "1..9"}, "takes no cached prefix"),
-        ("flash_attn.fa2", {"dtype": "fp8"}, "takes dtype=bf16"),
-        ("flash_attn.fa4@vllm", {"dtype": "fp8"}, "takes dtype=bf16 on sm_90"),
-    ],
-)
-def test_what_a_row_does_not_take(name, given, reason):
-    here = named("cpu" if name == "vllm.dense" else "cuda")
-    case = OP.case({**OP.defaults(here.arch), "batch": 1, "new": "64", **given})
-    assert reason in IMPLEMENTATIONS[name].supports(case, here).reason
 
 
 def test_the_compiled_mask_says_what_every_row_sees():

@@ -21,7 +21,7 @@ from kernels.operands import Seeds
 from kernels.triton_runtime import CPU
 from kernels.tuning import Target
 from shapes.case import parse
-from tests.support.interpreting import found_interpreted, print_found, wrong
+from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -61,11 +61,6 @@ MORE = [
 ]
 
 
-def name(case: tuple[str, str, FlashConfig]) -> str:
-    text, arch, config = case
-    return f"{text} {arch} {config.rows}x{config.keys}{' turned' if config.turned else ''}"
-
-
 def sizes_of(text: str):
     return OP.sizes(parse(text)[0])
 
@@ -92,20 +87,9 @@ def alone(prepared: Any, operands: Any) -> list[str]:
     return [] if torch.equal(before[own.queries], out[own.queries]) else ["NaN of others is heard"]
 
 
-@pytest.fixture(scope="module")
-def interpreted() -> list[list[str]]:
-    return found_interpreted(__file__)
-
-
-@pytest.mark.parametrize("index", range(len(CASES)), ids=map(name, CASES))
-def test_interpreted(interpreted: list[list[str]], index: int) -> None:
-    assert not any(interpreted[index]), interpreted[index]
-
-
-@pytest.mark.slow
-def test_more_interpreted() -> None:
-    for case, found in zip(MORE, found_interpreted(__file__, "more"), strict=True):
-        assert not any(found), (case, found)
+@each_part
+def test_interpreted(part: str) -> None:
+    assert wrong_interpreted(__file__, part) == []
 
 
 def test_another_gpus_fp8_is_refused() -> None:

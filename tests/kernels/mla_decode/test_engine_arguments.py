@@ -17,46 +17,38 @@ from shapes.case import parse
 OP = kernels.OPS["mla_decode"]
 
 
-@pytest.mark.parametrize(
-    ("units", "model_len", "splits"),
-    [(304, 163_840, 512), (132, 163_840, 264), (304, 32_768, 64), (304, 2112, 4), (304, 130, 1)],
-)
-def test_vllms_triton_splits_for_the_context_length(units: int, model_len: int, splits: int) -> None:
-    """_compute_num_kv_splits of its triton_mla.py."""
-    assert vllm_triton.splits_for(model_len, units) == splits
+SGLANGS, ASM = sglang_triton.most_splits, aiter.AsmMlaDecode
 
 
-@pytest.mark.parametrize(
-    ("arch", "units", "model_len", "splits"),
-    [
-        ("sm_90", 132, 163_840, 256),
-        ("gfx942", 304, 163_840, 256),
-        ("gfx950", 304, 163_840, 512),
-        ("sm_90", 132, 2112, 128),
-        ("sm_90", 132, 130, 8),
-    ],
-)
-def test_sglangs_triton_splits_for_the_context_length(
-    arch: str, units: int, model_len: int, splits: int
-) -> None:
-    """_mla_decode_kv_splits_cap of its triton_backend.py."""
-    assert sglang_triton.most_splits(model_len, units, arch) == splits
-
-
-@pytest.mark.parametrize(
-    ("row", "model_len", "entries"),
-    [
-        (aiter.AsmMlaDecode, 163_840, 2 * 163_840),
-        (aiter.AsmMlaDecode, 512, 512 * 512),
-        (aiter.AsmPersistent, 130, 1024 * 130),
-        (aiter.AsmPersistentOfSglang, 130, 200),
-    ],
-)
-def test_aiter_is_given_a_list_as_long_as_the_engines(
-    row: type[aiter.AsmMlaDecode], model_len: int, entries: int
-) -> None:
+def listed(row: type[aiter.AsmMlaDecode], model_len: int) -> int:
     sizes = OP.sizes({"batch": 2, "ctx": "100", "model_len": model_len})
-    assert aiter.listed(sizes, row.requests) == entries
+    return aiter.listed(sizes, row.requests)
+
+
+@pytest.mark.parametrize(
+    ("function", "given", "wanted"),
+    [
+        # Splits by vLLM's: _compute_num_kv_splits of its triton_mla.py.
+        (vllm_triton.splits_for, (163_840, 304), 512),
+        (vllm_triton.splits_for, (163_840, 132), 264),
+        (vllm_triton.splits_for, (32_768, 304), 64),
+        (vllm_triton.splits_for, (2112, 304), 4),
+        (vllm_triton.splits_for, (130, 304), 1),
+        # By SGLang's: _mla_decode_kv_splits_cap of its triton_backend.py.
+        (SGLANGS, (163_840, 132, "sm_90"), 256),
+        (SGLANGS, (163_840, 304, "gfx942"), 256),
+        (SGLANGS, (163_840, 304, "gfx950"), 512),
+        (SGLANGS, (2112, 132, "sm_90"), 128),
+        (SGLANGS, (130, 132, "sm_90"), 8),
+        # Entries of the list that AITER is given.
+        (listed, (ASM, 163_840), 2 * 163_840),
+        (listed, (ASM, 512), 512 * 512),
+        (listed, (aiter.AsmPersistent, 130), 1024 * 130),
+        (listed, (aiter.AsmPersistentOfSglang, 130), 200),
+    ],
+)
+def test_what_follows_from_the_context_length(function, given, wanted) -> None:
+    assert function(*given) == wanted
 
 
 def busiest(batch: int, average: float, units: int) -> int:

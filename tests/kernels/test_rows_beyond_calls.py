@@ -1,0 +1,213 @@
+"""What rows of libraries do beyond what is recorded of their calls (test_recorded_calls.py)."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import kernels
+from kernels.block_scale_gemm.providers import flashinfer
+from kernels.compose import bind
+from kernels.interfaces import signatures
+from kernels.mha_prefill.providers import aiter, cudnn
+from kernels.op import Unsupported
+from kernels.operands import Seeds
+from tests.support.answers import ANSWERS, VALUES
+from tests.support.gemm_moe_rows import EP, MANY, RAGGED
+from tests.support.recorded import Case, record
+from tests.support.stand_ins import Answer, Arguments
+
+GEMM, MOE, MHA, _ = kernels.OPS
+
+# AITER
+
+
+CK = {"libtype": "ck", "kernelName": "a8w8_1x128x128", "splitK": 2}
+
+
+@pytest.mark.parametrize("boundary", kernels.OPS[GEMM].boundaries)
+@pytest.mark.parametrize(
+    ("name", "row", "told"),
+    [
+        ("aiter.dispatch", CK, "tuned: ck a8w8_1x128x128 splitK=2"),
+        ("aiter.dispatch_preshuffled", {"libtype": "asm"}, "tuned: asm splitK=0"),
+        ("aiter.dispatch", None, "default: the tuned table has no row for these sizes"),
+        ("aiter.ck", CK, ""),
+    ],
+)
+def test_aiter_tells_what_its_table_picked(name, row, told, boundary):
+    asked = {}
+    tables = SimpleNamespace(
+        AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE="plain",
+        AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE="shuffled",
+    )
+    ops = "aiter.ops.gemm_op_a8w8"
+    places = {f"{ops}.get_CKGEMM_config": "(M, N, K, tuned_file=None)", f"{ops}.AITER_CONFIGS": ""}
+    how = {"also": {"aiter": places}, "values": {f"{ops}.AITER_CONFIGS": tables}}
+    answers = {"aiter.get_CKGEMM_config": lambda a: asked.update(a) or row}
+    case = Case(GEMM, name, "gfx942", ("aiter",), RAGGED, boundary)
+    with case.prepared(answers, **how) as call:
+        assert call.picked() == told
+    table = "shuffled" if "preshuffled" in name else "plain"
+    assert asked == ({"M": 33, "N": 384, "K": 640, "tuned_file": table} if told else {})
+
+
+def test_an_aiter_without_that_table_tells_nothing():
+    with Case(GEMM, "aiter.dispatch", "gfx942", ("aiter 0.1.5",), RAGGED).prepared() as call:
+        assert call.picked() == ""
+
+
+@pytest.mark.parametrize(("said", "raised"), [("not supported", Unsupported), ("HIP error", RuntimeError)])
+def test_what_ck_does_not_take_is_unsupported(said, raised):
+    def refuse(a: Any) -> None:
+        raise RuntimeError(f"This GEMM is\n{said}!")
+
+    case = Case(GEMM, "aiter.ck", "gfx942", ("aiter",), RAGGED)
+    with case.prepared({"aiter.gemm_a8w8_blockscale_ck": refuse}) as call, pytest.raises(raised) as error:
+        call.call()
+    assert type(error.value) is raised
+    if raised is Unsupported:
+        assert str(error.value) == "gemm_a8w8_blockscale_ck: This GEMM is not supported!"
+
+
+# Other versions, other kernels
+
+
+def test_deepgemm_1_has_other_names(monkeypatch):
+    """Of the function and its arguments: deep_gemm/jit_kernels/gemm.py of 1.0.0."""
+    case = Case(GEMM, "deepgemm", "sm_90", ("deep_gemm",), RAGGED)
+    given = {}
+    old, op = "deep_gemm.gemm_fp8_fp8_bf16_nt", kernels.OPS[GEMM]
+    also = {"deep_gemm": {old: "(lhs, rhs, out)"}}
+    with case.lent(also=also, answers={old: given.update}) as (here, _):
+        monkeypatch.delattr(sys.modules["deep_gemm"], "fp8_gemm_nt")
+        operands = op.operands(case.sizes(here), Seeds(), "cpu")
+        out = op.empty_output(operands.sizes, "cpu")
+        bind(op, case.implementation, operands, out).call()
+        monkeypatch.undo()
+    assert given["lhs"][0] is operands.a_q and given["lhs"][1].stride() == (1, 36)
+    assert given["rhs"] == (operands.b_q, operands.b_scale) and given["out"] is out
+
+
+def test_before_0_2_9_flashinfer_has_no_backend_to_name():
+    """There a row that names one would time CUTLASS; as its `since` says."""
+    old = signatures.parse(
+        "(a, b, a_scale, b_scale, scale_major_mode='MN', mma_sm=1, scale_granularity_mnk=(1, 128, 128), "
+        "out=None, out_dtype=None)"
+    )
+    assert flashinfer.GROUPWISE.complaint(old) == "" and flashinfer.GROUPWISE.lacks(old) == {"backend"}
+    assert "backend" in flashinfer.NAMED_BACKEND.complaint(old)
+
+
+def test_where_sglangs_product_for_few_tokens_does_not_run_it_is_unsupported():
+    """try_smallm_fp8_bs_linear then gives None, for SGLang to take another."""
+    libraries, text = ("sglang", "aiter"), "m=5 n=4096 k=1024"
+    case = Case(GEMM, "sglang.small_m", "gfx950", libraries, text, "with_quant")
+    with (
+        pytest.raises(Unsupported, match="few tokens does not run here"),
+        case.prepared({"sglang.try_smallm_fp8_bs_linear": lambda a: None}),
+    ):
+        pass
+
+
+# Fused MoE
+
+
+def stage(kernel: str) -> Any:
+    return partial(print, kernelName=kernel)
+
+
+@pytest.mark.parametrize(
+    ("run_1stage", "kernels_of_stages", "told"),
+    [
+        (True, ("", "other"), "one stage, not tuned"),
+        (False, ("", ""), "two stages, not tuned"),
+        (False, ("ck_1", "ck_2"), "two stages, tuned: ck_1 ck_2"),
+        (True, ("asm", ""), "one stage, tuned: asm"),
+    ],
+)
+def test_aiter_tells_how_many_stages_it_picked(run_1stage, kernels_of_stages, told):
+    first, second = map(stage, kernels_of_stages)
+    found, asked = SimpleNamespace(stage1=first, stage2=second, run_1stage=run_1stage), {}
+    case = Case(MOE, "aiter.dispatch", "gfx950", ("aiter",), MANY, "with_quant")
+    with case.prepared({"aiter.get_2stage_cfgs": lambda a: asked.update(a) or found}) as call:
+        assert call.picked() == told
+    sizes = (asked["token"], asked["model_dim"], asked["inter_dim"], asked["expert"], asked["topk"])
+    assert sizes == (64, 256, 128, 9, 4) and asked["q_dtype_w"] == torch.float8_e4m3fn
+    assert asked["is_shuffled"] and not asked["is_ep"] and asked["use_g1u1"]
+
+
+def test_an_aiter_that_lacks_its_configurations_tells_nothing(monkeypatch):
+    case = Case(MOE, "aiter.dispatch", "gfx942", ("aiter",), MANY, "with_quant")
+    with case.prepared({}) as call:
+        monkeypatch.delattr(sys.modules["aiter.fused_moe"], "get_2stage_cfgs")
+        assert call.picked() == ""
+
+
+def test_vllms_map_of_experts_leads_where_the_ids_do():
+    given: dict[str, Any] = {}
+    case = Case(MOE, "vllm.triton", "sm_90", ("vllm",), EP, "with_quant")
+    with case.prepared({"vllm.fused_experts": lambda a: given.update(a)}) as call:
+        call.call()
+    ids = given["topk_ids"].long()
+    assert bool((ids == given["global_num_experts"] - 1).any()), "no pick of another rank"
+    assert torch.equal(given["expert_map"][ids], call.operands.topk_ids)
+
+
+# MHA prefill
+
+
+def record_of(name: str, arch: str, library: str, **answers: Answer) -> None:
+    """On a library of which some functions answer otherwise."""
+    case = Case(MHA, name, arch, (library,), "batch=2 new=1..9 prefix=0..5 heads=2")
+    record(case, {**ANSWERS, **{f"{library}.{function}": answer for function, answer in answers.items()}})
+
+
+def raising(error: Exception) -> Answer:
+    def answer(arguments: Arguments) -> None:
+        raise error
+
+    return answer
+
+
+@pytest.mark.parametrize("raised", [TypeError, AttributeError, ValueError])
+def test_an_api_break_of_cudnn_is_an_error(raised):
+    with pytest.raises(raised, match="another interface"):
+        record_of("cudnn", "sm_100", "cudnn", build_plans=raising(raised("another interface")))
+
+
+@pytest.mark.parametrize("step", ["validate", "build_plans"])
+def test_what_cudnn_does_not_take_is_unsupported(step):
+    refused = VALUES["cudnn.cudnnGraphNotSupportedError"]("no such engine\nat a line")
+    with pytest.raises(Unsupported, match=r"^cudnn \S+ with cuDNN \d+: no such engine$"):
+        record_of("cudnn", "sm_100", "cudnn", **{step: raising(refused)})
+
+
+@pytest.mark.parametrize(
+    ("graph", "picked"),
+    [
+        (SimpleNamespace(), ""),
+        (SimpleNamespace(selected_engine=None), "cuDNN"),
+        (SimpleNamespace(selected_engine=SimpleNamespace(name="sdpa_fwd_prefill_sm100")),
+         "sdpa_fwd_prefill_sm100"),
+    ],
+)  # fmt: skip
+def test_which_engine_of_cudnn_ran_is_told(graph, picked):
+    prepared = cudnn._Graph.__new__(cudnn._Graph)
+    prepared.graph = graph
+    assert prepared.picked() == picked
+
+
+def test_aiter_that_imports_flydsl_needs_it(monkeypatch):
+    class Absent:
+        def find(self) -> None:
+            raise Unsupported("aiter 0.1.20 cannot be imported: No module named 'flydsl'")
+
+    monkeypatch.setattr(aiter, "FLYDSL", Absent())
+    with pytest.raises(Unsupported, match="flydsl"):
+        record_of("aiter.dispatch", "gfx950", "aiter")

@@ -13,6 +13,7 @@ import pytest
 
 from harness.paths import PUBLISHED
 from harness.serving import load
+from harness.serving.clients.files import UnreadableError
 from tests.support.serving_files import (
     DATA,
     GONE,
@@ -72,7 +73,7 @@ CHANGES = [
     (SG23, {"dataset_name": "sharegpt", "sharegpt_output_len": 99}),
     (SG23, {"dataset_name": "generated-shared-prefix"}),
     *[(name, {"request_rate": rate}) for name in (SG4, VLLM)
-      for rate in ("inf", math.inf, 4, None, "trace", "4")],
+      for rate in ("inf", math.inf, -math.inf, 4, None, "trace", "4")],
     (SG23, {"goodput_slos_ms": {"ttft": 60.0}, "request_goodput": 20.5, "slo_attainment": 0.75}),
     (VLLM, {"something_new": list(range(65)), "short": [1, 2]}),
     (VLLM, {"completed": 0, "failed": 32, "latencies": [0.0] * 32}),
@@ -194,6 +195,9 @@ def test_each_benchmark_of_guidellm_is_a_run(tmp_path):
     assert second.id.endswith("benchmarks[1]")
     assert second.value("time_per_output_token", "mean") == first.value("time_per_output_token", "mean")
     assert (second.value("throughput"), second.totals.completed) == (None, None)
+    content["benchmarks"].append(3)
+    with pytest.raises(UnreadableError, match=r"benchmarks\[2\] is no object"):
+        written(tmp_path, json.dumps(content), "a.json")
 
 
 @pytest.mark.parametrize(("changes", "scopes", "adds_up"), [

@@ -138,16 +138,9 @@ def rounds_of(contender: Contender, scratch: Path, host_seconds: float | None, d
             raise WorkerFailure("crashed", "it is gone")
         return {"seconds": 0.01, "calls": 5, "host_seconds": host_seconds}
 
-    station = SimpleNamespace(
-        platform=GPU,
-        worker=None,
-        living=[contender],
-        contenders=[contender],
-        pause=lambda: asked.append("pause"),
-        fresh=lambda rotation: None,
-        prepare=lambda contender: asked.append("prepare"),
-        ask=ask,
-    )
+    station = SimpleNamespace(platform=GPU, worker=None, ask=ask, fresh=lambda rotation: None)
+    station.living = station.contenders = [contender]
+    station.pause, station.prepare = lambda: asked.append("pause"), lambda row: asked.append("prepare")
     run = CaseRun(
         case=CASE, stations=[station], start_judge=None, monitor=Blind("a test"), scratch=scratch, say=print
     )

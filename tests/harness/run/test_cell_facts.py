@@ -150,8 +150,11 @@ def rounds_of(contender: Contender, scratch: Path, host_seconds: float | None, d
 
 @pytest.mark.parametrize("host_seconds", [5e-6, None])
 def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
+    """And its worker rests before and after it."""
     contender = contending()
-    turns = rounds_of(contender, tmp_path, host_seconds).count("turn")
+    asked = rounds_of(contender, tmp_path, host_seconds)
+    turns = asked.count("turn")
+    assert asked[asked.index("spoil") - 1] == asked[asked.index("turn") + 1] == "pause"
     # Those of the twin, each round another one, are not its own.
     assert contender.host_s == ([host_seconds] * (turns // 2) if host_seconds else [])
     assert turns

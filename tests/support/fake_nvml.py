@@ -65,7 +65,18 @@ class FakeNvml:
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
-        """What a device says of itself now."""
+        """What a device says of itself, always and now."""
+        slices = {"computeInstanceSliceCount": 1, "gpuInstanceSliceCount": 3}
+        always = {
+            "nvmlDeviceGetUUID": lambda handle: handle.uuid,
+            "nvmlDeviceGetName": lambda handle: handle.name,
+            "nvmlDeviceGetCudaComputeCapability": lambda h: self._fail(h.refusal) if h.refusal else [9, 0],
+            "nvmlDeviceGetMigMode": lambda handle: [1, 1] if handle.slices else self._fail(3),
+            "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
+            "nvmlDeviceGetGpuInstanceId": lambda handle: handle.place[0],
+            "nvmlDeviceGetComputeInstanceId": lambda handle: handle.place[1],
+            "nvmlDeviceGetAttributes": lambda h: SimpleNamespace(**slices, memorySizeMB=h.mebibytes),
+        }
         said = {
             "nvmlDeviceGetClockInfo": lambda type: self.clocks[type],
             "nvmlDeviceGetCurrentClocksEventReasons": lambda: self.reasons,
@@ -82,8 +93,10 @@ class FakeNvml:
                 SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in self.processes.items()
             ],
         }
-        if name not in said or name in self.absent:
+        if name in self.absent or name not in always | said:
             raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
+        if name in always:
+            return always[name]
 
         def ask(handle: Handle, *arguments: Any) -> Any:
             assert self.started
@@ -109,39 +122,13 @@ class FakeNvml:
         known = [each for handle in self.handles for each in (handle, *handle.slices)]
         return next((each for each in known if each and each.uuid == uuid), None) or self._fail(6)
 
-    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
-        return handle.uuid
-
-    def nvmlDeviceGetName(self, handle: Handle) -> str:
-        return handle.name
-
-    def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> list[int]:
-        return self._fail(handle.refusal) if handle.refusal else [9, 0]
-
     def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> SimpleNamespace:
         if not handle.mebibytes:
             self._fail(3)
         return SimpleNamespace(total=handle.mebibytes << 20, free=(handle.mebibytes - 1000) << 20)
 
-    def nvmlDeviceGetMigMode(self, device: Handle) -> list[int]:
-        return [1, 1] if device.slices else self._fail(3)
-
-    def nvmlDeviceGetMaxMigDeviceCount(self, device: Handle) -> int:
-        return 7
-
     def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
         return (device.slices[index] if index < len(device.slices) else None) or self._fail(6)
-
-    def nvmlDeviceGetGpuInstanceId(self, device: Handle) -> int:
-        return device.place[0]
-
-    def nvmlDeviceGetComputeInstanceId(self, device: Handle) -> int:
-        return device.place[1]
-
-    def nvmlDeviceGetAttributes(self, device: Handle) -> SimpleNamespace:
-        return SimpleNamespace(
-            computeInstanceSliceCount=1, gpuInstanceSliceCount=3, memorySizeMB=device.mebibytes
-        )
 
     def nvmlSystemGetProcessName(self, pid: int) -> str:
         return "/usr/bin/python3" if pid <= 100_000 else self._fail(6)

@@ -172,7 +172,7 @@ MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
     "boost": ({BOOST: "1"}, CPU, 4),
     "turbo": ({NO_TURBO: "0"}, CPU, 4),
     "threads that share cores": (PAIRS, CPU, 4),
-    "threads on two nodes": ({NODE: "0-1", NEXT: "2-3", THIRD: "4-7"}, CPU, 4),
+    "threads on two nodes": ({NODE: "0-2", NEXT: "3", THIRD: "4-7"}, CPU, 4),
     "a quota below the threads": ({QUOTA: "150000 100000"}, CPU, 4),
     "a quota below one CPU": ({QUOTA: "50000 100000"}, CPU, 4),
     "a quota of all threads": ({QUOTA: "400000 100000"}, CPU, 4),

@@ -138,16 +138,9 @@ def rounds_of(contender: Contender, scratch: Path, host_seconds: float | None, d
             raise WorkerFailure("crashed", "it is gone")
         return {"seconds": 0.01, "calls": 5, "host_seconds": host_seconds}
 
-    station = SimpleNamespace(
-        platform=GPU,
-        worker=None,
-        living=[contender],
-        contenders=[contender],
-        pause=lambda: asked.append("pause"),
-        fresh=lambda rotation: None,
-        prepare=lambda contender: asked.append("prepare"),
-        ask=ask,
-    )
+    station = SimpleNamespace(platform=GPU, worker=None, ask=ask, fresh=lambda rotation: None)
+    station.living = station.contenders = [contender]
+    station.pause, station.prepare = lambda: asked.append("pause"), lambda row: asked.append("prepare")
     run = CaseRun(
         case=CASE, stations=[station], start_judge=None, monitor=Blind("a test"), scratch=scratch, say=print
     )
@@ -157,8 +150,11 @@ def rounds_of(contender: Contender, scratch: Path, host_seconds: float | None, d
 
 @pytest.mark.parametrize("host_seconds", [5e-6, None])
 def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
+    """And its worker rests before and after it."""
     contender = contending()
-    turns = rounds_of(contender, tmp_path, host_seconds).count("turn")
+    asked = rounds_of(contender, tmp_path, host_seconds)
+    turns = asked.count("turn")
+    assert asked[asked.index("spoil") - 1] == asked[asked.index("turn") + 1] == "pause"
     # Those of the twin, each round another one, are not its own.
     assert contender.host_s == ([host_seconds] * (turns // 2) if host_seconds else [])
     assert turns

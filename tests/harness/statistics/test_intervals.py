@@ -153,19 +153,14 @@ def test_looking_has_its_price():
     assert LOOK_WIDENING <= 1.3
 
 
-def test_longer_blocks_count_more():
+def test_how_much_blocks_count():
+    """Longer ones more, but alike where preparations differ by far more than rounds; a disturbed one less."""
     rng = random.Random(4)
     short = [(block, rng.gauss(1, 1)) for block in range(5) for _ in range(4)]
     long = [(block, rng.gauss(0, 1)) for block in range(5, 10) for _ in range(40)]
     assert abs(interval(short + long).mean) < 0.35
-
-
-def test_blocks_count_alike_where_preparations_differ_by_far_more_than_rounds():
-    values = [(0, x) for x in (0.99, 1, 1.01)] + [(1, x) for x in (2.99, 3, 3.01) * 30]
-    assert interval(values).mean == pytest.approx(2, abs=0.01)
-
-
-def test_a_disturbed_block_counts_less():
+    apart = [(0, x) for x in (0.99, 1, 1.01)] + [(1, x) for x in (2.99, 3, 3.01) * 30]
+    assert interval(apart).mean == pytest.approx(2, abs=0.01)
     calm = [(block, x) for block in range(6) for x in (-0.01, 0, 0.01)]
     found = interval([*calm, *((6, x) for x in (-3.0, 2.0, 9.0))])
     assert abs(found.mean) < 0.01
@@ -213,11 +208,11 @@ def test_the_interval_holds_what_it_says_and_an_effect_that_is_not_there_is_seld
 
 
 def test_noise_floor_is_what_the_interval_of_the_pair_does_not_explain():
-    found = compare(noisy(1, 1), noisy(1.02, 2), blocks=BLOCKS)
-    assert noise_floor(found) == pytest.approx(found.low - 1)
-    found = compare(noisy(1.02, 1), noisy(1, 2), blocks=BLOCKS)
-    assert noise_floor(found) == pytest.approx(1 - found.high)
-    assert noise_floor(compare(noisy(1, 1), noisy(1, 2), blocks=BLOCKS)) == 0
+    slower, faster, alike = (
+        compare(noisy(a, 1), noisy(b, 2), blocks=BLOCKS) for a, b in ((1, 1.02), (1.02, 1), (1, 1))
+    )
+    assert (noise_floor(slower), noise_floor(faster)) == pytest.approx((slower.low - 1, 1 - faster.high))
+    assert noise_floor(alike) == 0
 
 
 def test_noise_floor_of_a_disturbed_pair_is_all_that_it_may_be():

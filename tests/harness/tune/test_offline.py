@@ -200,7 +200,7 @@ def test_few_configurations_serve_all(tuning):
 
 
 def test_shards_leave_what_is_not_theirs(told, monkeypatch):
-    """Two of them, then one that finds all that they compiled."""
+    """The second of two finds what the first compiled, and one that compiles all what both did."""
     known: dict[str, Resources] = {}
 
     def compile_all(launches: Sequence[Any], done: Any = None, each: Any = None) -> list[Resources]:
@@ -209,12 +209,14 @@ def test_shards_leave_what_is_not_theirs(told, monkeypatch):
 
     monkeypatch.setattr(offline, "compile_all", compile_all)
     monkeypatch.setattr(offline, "recall", known.get)
-    counts = []
+    counts, waiting = [], []
     for shard in ((1, 2), (2, 2), (1, 1)):
         compiling = Compiling(GEMM, SM_90, shard)
         compiling.run(compiling.searches(CASES))
         counts.append(len(known))
+        waiting.append(sum(launch is None for launch in compiling.compiled.values()))
     assert 0 < counts[0] < counts[1] == counts[2]
+    assert waiting[0] > 0 == waiting[1] == waiting[2]
     assert set(compiling.results) == {search.case for search in compiling.searches(CASES)}
 
 

@@ -161,16 +161,15 @@ def test_a_frequency_is_held_against_the_same_work_only(linux):
     frequencies(linux, 800, 4000)
     linux.flush()
     monitor = watch(linux)
-    monitor.begin()
-    monitor.sample("one thread")
-    frequencies(linux, 800, 2600)
-    monitor.sample("all threads, wide vectors")
-    linux.pass_time(0.2, busy={})
-    assert monitor.end() == ""
-    monitor.begin()
-    monitor.sample("one thread")
-    linux.pass_time(0.2, busy={})
-    assert monitor.end() == "CPU frequency 2600 MHz, 65% of the 4000 MHz before"
+
+    def samples() -> None:
+        monitor.sample("one thread")
+        frequencies(linux, 800, 2600)
+        monitor.sample("all threads, wide vectors")
+
+    assert round_of(linux, monitor, meanwhile=samples) == ""
+    said = round_of(linux, monitor, meanwhile=lambda: monitor.sample("one thread"))
+    assert said == "CPU frequency 2600 MHz, 65% of the 4000 MHz before"
     assert monitor.conditions()["frequency_mhz"] == {"min": 2600, "median": 2600, "max": 4000}
 
 

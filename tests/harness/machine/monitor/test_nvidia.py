@@ -85,9 +85,10 @@ def test_a_turn_is_read_while_its_calls_run(bench, monkeypatch):
     assert bench.monitor.conditions()["idle_samples"] == 1
 
 
-def test_a_clock_that_the_power_cap_held_down_a_moment_before_is_no_fallen_one(bench, monkeypatch):
+def test_a_clock_is_held_against_the_same_work_that_the_power_cap_did_not_hold_down(bench, monkeypatch):
     """The reasons and the clock take a millisecond each, in which a turn's work may end."""
     bench.round({"sm": 1980})
+    assert bench.round({"sm": 1200}, work="a heavier product") == ""
     bits = iter([POWER, 0])
     monkeypatch.setattr(bench.nvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda handle: next(bits))
     assert bench.round({"sm": 1200}) == ""
@@ -118,11 +119,6 @@ def test_one_sample_or_the_counter_shows_what_slowed_it(bench, turn, said):
     assert bench.round(quiet) == ""
 
 
-def test_a_clock_is_not_held_against_other_work(bench):
-    bench.round({"sm": 1980})
-    assert bench.round({"sm": 1200}, work="a heavier product") == ""
-
-
 def test_a_power_cap_is_recorded_and_no_disturbance(bench):
     bench.round({"sm": 1980})
     assert bench.round({"sm": 1200, "reasons": POWER, "counted": (0, 900_000_000)}) == ""
@@ -148,17 +144,8 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_judged() -> None:
     assert shown["slowed by"] == "hardware thermal slowdown"
 
 
-def test_where_idleness_is_not_told_a_clock_is_not_judged():
-    nvml = FakeNvml(absent=("nvmlDeviceGetCurrentClocksThrottleReasons",))
-    nvml.refused["nvmlDeviceGetCurrentClocksEventReasons"] = 3
-    bench = Bench(nvml)
-    assert bench.round({"sm": 1980}, {"sm": 345}) == ""
-    read = bench.monitor.conditions()
-    assert read["sm_clock_mhz"]["min"] == 345
-    assert "samples" not in read
-
-
 def test_older_drivers_and_libraries_have_fewer_functions():
+    """Where idleness is not told a clock is not judged."""
     nvml = FakeNvml(absent=("nvmlDeviceGetViolationStatus",))
     newer = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV")
     nvml.refused |= dict.fromkeys(newer, 13)
@@ -167,6 +154,11 @@ def test_older_drivers_and_libraries_have_fewer_functions():
     read = bench.monitor.conditions()
     assert read["temperature_c"]["max"] == 61
     assert read["not_read"]["thermal slowdown counter"] == "nvidia-ml-py has no nvmlDeviceGetViolationStatus"
+    nvml.refused["nvmlDeviceGetCurrentClocksThrottleReasons"] = 3
+    assert bench.round({"sm": 1980}, {"sm": 345}) == ""
+    read = bench.monitor.conditions()
+    assert read["sm_clock_mhz"]["min"] == 345
+    assert "samples" not in read
 
 
 @pytest.mark.parametrize(
@@ -188,10 +180,8 @@ def test_a_foreign_process_that_ran_in_the_round(before, present, ran, foreign):
     bench.now += 1.0
     nvml.processes |= dict.fromkeys(present, 1)
     said = {None: "", "one more": "3 processes ran on cuda:0: 1 more than we have"}
-    said |= {
-        pid: f"process {pid}, not ours, ran on cuda:0 ({n} % of the SMs' time)" for pid, n in ran.items()
-    }
-    assert bench.round(ran=ran) == said[foreign]
+    one = f"process {foreign}, not ours, ran on cuda:0 ({ran.get(foreign)} % of the SMs' time)"
+    assert bench.round(ran=ran) == said.get(foreign, one)
 
 
 def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance():

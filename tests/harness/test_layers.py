@@ -22,7 +22,7 @@ plan
 workers results
 compile
 run
-tune doctor prove
+tune doctor
 cluster
 campaign
 report

@@ -16,7 +16,7 @@ from harness.results.journal import Journal
 from harness.results.schema import CaseDone
 from harness.run.request import Request
 from tests.support.page_text import page_text
-from tests.support.simulated_pool import SimulatedPool
+from tests.support.simulated_pool import pool
 
 CASES = tuple(f"m={m} n=512 k=7168" for m in (16, 32, 64, 128))
 
@@ -29,8 +29,7 @@ def run_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
             budget="10m", boundary="core",
         )  # fmt: skip
         with RunDisplay(request) as display:
-            pool = SimulatedPool(dict.fromkeys(devices, "cpu"), lambda device, case: 10.0, slower={"c": 1.3})
-            assert run_on(pool, request, lambda platform: request, display) == 0
+            assert run_on(pool(devices, slower={"c": 1.3}), request, lambda platform: request, display) == 0
         return capsys.readouterr().out, tmp_path / "run"
 
     return run

@@ -7,6 +7,7 @@ import itertools
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from harness.cluster.orders import Answer, CaseOrder, CommandDone, Opened, Opening, Order
 from harness.cluster.pool import Offer
@@ -125,6 +126,13 @@ def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> 
         stopped="budget",
     )  # fmt: skip
     return [*(a_cell(impl=name, samples=samples, **facts) for name in order.run.implementations), done]
+
+
+def pool(
+    names: str, takes: Callable[[str, str], float | str] = lambda device, case: 10.0, **more: Any
+) -> SimulatedPool:
+    """Of CPUs, one of each letter."""
+    return SimulatedPool(dict.fromkeys(names, "cpu"), takes, **more)
 
 
 def made_up_run(cases: int, implementations: Sequence[str] = ("torch.sdpa", "torch.naive")) -> Run:

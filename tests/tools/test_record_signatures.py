@@ -61,6 +61,9 @@ def test_a_release_that_is_gone_is_kept_while_it_has_all_places(tmp_path, monkey
     path = wheel(tmp_path / "all", NEWER)
     data = tmp_path / "data"
     file = record_signatures.record("deep_gemm", [PYPI], tmp_path / "all", data)
+    wheel(tmp_path / "all", NEWER.replace("c=None", "alpha=1"))  # what is there is read anew
+    (release,) = recorded(record_signatures.record("deep_gemm", [PYPI], tmp_path / "all", data))
+    assert "alpha" in str(release.source.signature("deep_gemm.fp8_gemm_nt"))
     first = file.read_text()
     path.unlink()
     record_signatures.record("deep_gemm", [PYPI], tmp_path / "all", data)
@@ -72,21 +75,10 @@ def test_a_release_that_is_gone_is_kept_while_it_has_all_places(tmp_path, monkey
         record_signatures.record("deep_gemm", [PYPI], tmp_path / "all", data)
 
 
-def test_a_release_is_read_anew_where_it_is_there(tmp_path):
-    wheel(tmp_path, NEWER)
-    record_signatures.record("deep_gemm", [PYPI], tmp_path, tmp_path / "data")
-    wheel(tmp_path, NEWER.replace("c=None", "alpha=1"))
-    (release,) = recorded(record_signatures.record("deep_gemm", [PYPI], tmp_path, tmp_path / "data"))
-    assert "alpha" in str(release.source.signature("deep_gemm.fp8_gemm_nt"))
-
-
-@pytest.mark.parametrize("text", ["pypi: name", "github: owner/name", "conda: name 1", "name"])
-def test_what_is_no_source(text):
-    with pytest.raises(SystemExit, match="is no source of a release"):
-        record_signatures.Source.parse(text)
-
-
-def test_another_library_is_not_recorded(tmp_path):
+def test_what_is_no_source_or_another_library_is_not_recorded(tmp_path):
+    for text in ("pypi: name", "github: owner/name", "conda: name 1", "name"):
+        with pytest.raises(SystemExit, match="is no source of a release"):
+            record_signatures.Source.parse(text)
     wheel(tmp_path, NEWER)
     with pytest.raises(SystemExit, match="has no aiter"):
         record_signatures.record("aiter", [PYPI], tmp_path, tmp_path / "data")

@@ -21,7 +21,7 @@ from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders
-from tests.support.simulated_pool import SimulatedPool, records
+from tests.support.simulated_pool import SimulatedPool, pool, records
 
 SPEC = """
 [[step]]
@@ -76,16 +76,12 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
     return run
 
 
-def pool(names: str, takes_s: float = 10.0, **more: Any) -> SimulatedPool:
-    return SimulatedPool(dict.fromkeys(names, "cpu"), lambda device, case: takes_s, **more)
-
-
 def campaigns() -> dict[str, tuple[SimulatedPool, float]]:
     """Devices, and the time that there is, seconds."""
     return {
         "the most valuable first, ops in turn": (pool("a"), 1e5),
         # What is running then is cut off.
-        "cases take longer than expected": (pool("a", 47.0), 300.0),
+        "cases take longer than expected": (pool("a", lambda device, case: 47.0), 300.0),
         "two devices, calibrated before and after": (pool("ab"), 1e5),
         "two join late and are calibrated, too": (pool("abc", joins={"b": 60.0, "c": 90.0}), 1e5),
         "time is kept for the last calibration": (pool("ab"), 120.0),
@@ -152,7 +148,7 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
     def takes(device: str, case: str) -> float | str:
         return "fails" if "batch=128" in case else 10.0
 
-    code, shown = campaign(SimulatedPool({"a": "cpu"}, takes))
+    code, shown = campaign(pool("a", takes))
     assert code == 1
     assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.steps)
 

@@ -97,9 +97,8 @@ def test_what_is_wrong_or_elsewhere_is_no_side_of_a_ratio():
 
 
 def test_runs_of_two_machines_may_have_the_same_name(tmp_path):
-    recorded = RESULTS / "epyc-zen4-2core" / "fused_moe-prefill"
     for machine in ("one", "another"):
-        shutil.copytree(recorded, tmp_path / machine / "fused_moe-prefill")
+        shutil.copytree(RESULTS / "epyc-zen4-2core/fused_moe-prefill", tmp_path / machine / "run")
     assert len({run for run, _ in claims.recorded_cells(tmp_path)}) == 2
 
 

@@ -51,7 +51,7 @@ def disturbed(counted: bool) -> list[DisturbedRound]:
 
 
 REST = [
-    Case("mla_decode", {"batch": i}, boundary, weight=0.25)
+    Case("mla_decode", {"batch": i}, boundary, weight=0.125)
     for boundary in ("core", "with_quant")
     for i in (1, 2)
 ]

@@ -20,11 +20,7 @@ from harness.run.device import DeviceFacts
 from harness.run.plan import RunPlan
 from harness.run.request import Request
 from kernels.platform import named
-from tests.support.simulated_pool import SimulatedPool, made_up_run
-
-
-def ten_seconds(device: str, case: str) -> float:
-    return 10.0
+from tests.support.simulated_pool import SimulatedPool, made_up_run, pool
 
 
 class Driven:
@@ -61,10 +57,6 @@ def drive(tmp_path: Path) -> Callable[..., Driven]:
 
 def keys(count: int) -> list[str]:
     return [f"case {i}" for i in range(count)]
-
-
-def pool(names: str, takes: Callable[[str, str], float | str] = ten_seconds, **more: object) -> SimulatedPool:
-    return SimulatedPool(dict.fromkeys(names, "cpu"), takes, **more)
 
 
 def failing(fault: str, *which: tuple[str, str]) -> Callable[[str, str], float | str]:
@@ -153,7 +145,7 @@ def test_no_device_at_all_is_one_line(drive):
 
 
 def test_devices_of_several_types_are_to_be_chosen_from():
-    several = SimulatedPool({"a": "MI300X", "b": "H200", "c": "H200"}, ten_seconds)
+    several = SimulatedPool({"a": "MI300X", "b": "H200", "c": "H200"}, lambda device, case: 10.0)
     with pytest.raises(UsageError, match=r"of devices: choose --device H200 or MI300X$"):
         only_type(Driver(several, print, clock=several.clock))
     assert not several.started
@@ -196,8 +188,7 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
             return draw.choice(["dies", "hangs", "fails"])
         return draw.uniform(5, 30)
 
-    pool = SimulatedPool(dict.fromkeys(names, "cpu"), takes, joins=joins, leaves=leaves)
-    driven = drive(pool, 60)
+    driven = drive(SimulatedPool(dict.fromkeys(names, "cpu"), takes, joins=joins, leaves=leaves), 60)
     given_up = {task.key for task in driven.driver.dispatcher.given_up}
     assert max(Counter(driven.recorded).values()) == 1
     assert {*driven.recorded} | given_up == {*keys(60)}

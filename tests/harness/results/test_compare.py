@@ -17,7 +17,7 @@ from harness.results.schema import CaseDone, Cell, DeviceUsed, PlannedCase, Samp
 from harness.results.spread import spreads
 from tests.support.calibrated import calibrations
 from tests.support.command_line import error_line
-from tests.support.written_runs import a_run, altered
+from tests.support.written_runs import a_cell, a_run, altered
 
 CASES = ("mla_decode batch=1 ctx=5 core", "mla_decode batch=2 ctx=5 core")
 TIMES = {"torch.sdpa": 100e-6, "torch.naive": 200e-6, "vllm.amx": 50e-6, "vllm.vec": 70e-6, "triton.x": 40e-6}
@@ -75,10 +75,9 @@ def record(
 
 def cell(plan: PlannedCase, name: str, seconds: list[float], source: str) -> Cell:
     typical = sorted(seconds)[len(seconds) // 2] * 1e6
-    return Cell(
-        op=plan.op, case=plan.key, boundary="core", impl=name, platform="cpu", arch="x86-amx", arm="plain",
-        launch="eager", cache="serving", status="ok", time_us=typical, low_us=typical * 0.995,
-        high_us=typical * 1.005, weight=plan.weight, version="1", source=source,
+    return a_cell(
+        case=plan.key, impl=name, arch="x86-amx", cache="serving", weight=plan.weight, version="1",
+        source=source, time_us=typical, low_us=typical * 0.995, high_us=typical * 1.005,
         samples=Samples(block=[i // 5 for i in range(40)], round=[i % 5 for i in range(40)], seconds=seconds),
     )  # fmt: skip
 

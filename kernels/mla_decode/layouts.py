@@ -56,11 +56,6 @@ def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.T
     return listed[:-SLACK]
 
 
-def last_page_lengths(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
-    """Tokens on the last page of each sequence, 1 to page: int32 [batch]."""
-    return (operands.lengths - 1) % page + 1
-
-
 def pages_of(kv: torch.Tensor, page: int) -> torch.Tensor:
     """The cache [pages, page, 576] with pages of that many tokens, which divide its own."""
     return kv.view(-1, page, WIDTH)

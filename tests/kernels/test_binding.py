@@ -163,12 +163,9 @@ def test_methods_are_bound_to_their_object(packages):
     assert run.bind(of=Symbol("somelib.Wrapper").find()(), q=1, page=2, later=3)() == (1, 2)
 
 
-def test_operators_of_torch_tell_by_their_schema():
+def test_what_has_a_schema_tells_by_it_and_what_has_none_gets_what_is_needed_alone():
     linear = Function("torch.ops.aten.linear.default", needs="input weight", wishes="bias later")
     assert set(linear.bind(input=1, weight=2, bias=3, later=4).keywords) == {"input", "weight", "bias"}
-
-
-def test_functions_of_cpp_get_what_is_needed_alone():
     silent = Function("torch._C._get_cpp_backtrace", needs="q", wishes="later")
     with pytest.raises(ValueError):
         inspect.signature(silent.find())

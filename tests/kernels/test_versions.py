@@ -39,7 +39,6 @@ def test_an_interpreter_that_numpy_refuses_is_unsupported(monkeypatch, triton, n
     if interprets:
         triton_runtime.require_interpreter(torch.device("cpu"))
         return
-    with pytest.raises(
-        Unsupported, match=rf"^the interpreter of Triton {triton} needs numpy before 2\.4, this is"
-    ):
+    reason = rf"^the interpreter of Triton {triton} needs numpy before 2\.4, this is"
+    with pytest.raises(Unsupported, match=reason):
         triton_runtime.require_interpreter(torch.device("cpu"))

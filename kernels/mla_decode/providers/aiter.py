@@ -20,7 +20,6 @@ from kernels.mla_decode.layouts import (
     SLACK,
     FiniteCache,
     cache_bytes,
-    last_page_lengths,
     one_head,
     page_list,
     page_starts,
@@ -312,11 +311,13 @@ def listed(sizes: MlaDecodeSizes, requests: int) -> int:
 def token_pages(operands: MlaDecodeOperands, entries: int) -> dict[str, torch.Tensor]:
     """qo_indptr and kv_indptr [batch + 1], kv_indices [entries], the first of which are the tokens',
     kv_last_page_lens [batch], all int32."""
+    import torch
+
     return {
         "qo_indptr": query_starts(operands),
         "kv_indptr": page_starts(operands, 1),
         "kv_indices": page_list(operands, 1, entries),
-        "kv_last_page_lens": last_page_lengths(operands, 1),
+        "kv_last_page_lens": torch.ones_like(operands.lengths),
     }
 
 

@@ -21,32 +21,6 @@ def sizes_of(text: str):
     return OP.sizes(parse(text)[0])
 
 
-# Sizes
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("m=0 n=1 k=1", "size m=0 of block_scale_gemm must be at least 1"),
-        ("m=1 n=1", "block_scale_gemm needs k; sizes: m, n, k, fp8, scales"),
-        ("m=1 n=1 k=1 fp8=e5m2", "unknown FP8 format 'e5m2'; formats: e4m3fn, e4m3fnuz"),
-        ("m=1 n=1 k=1 scales=bf16", "size scales='bf16' of block_scale_gemm must be fp32 or ue8m0"),
-    ],
-)
-def test_sizes_that_cannot_be(text, reason):
-    with pytest.raises(ValueError) as error:
-        sizes_of(text)
-    assert str(error.value) == reason
-
-
-def test_format_and_scales_are_the_architectures():
-    assert OP.defaults("gfx942") == {"fp8": "e4m3fnuz", "scales": "fp32"}
-    for arch in ("sm_90", "gfx950", "x86-amx"):
-        assert OP.defaults(arch) == {"fp8": "e4m3fn", "scales": "fp32"}
-    for arch in ("sm_100", "sm_103", "sm_120"):
-        assert OP.defaults(arch) == {"fp8": "e4m3fn", "scales": "ue8m0"}
-
-
 # Work
 
 

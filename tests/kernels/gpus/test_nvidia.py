@@ -223,18 +223,16 @@ def test_a_gpu_that_cannot_be_used_keeps_its_number(nvml, smi_must_not_run):
         assert [gpu.uuid for gpu in found] == wanted
 
 
-def test_what_nvml_says_of_the_only_gpu_holds(nvml, smi_must_not_run):
-    nvml.handles[:] = [Handle("GPU-aaaa")]
-    nvml.handles[0].slices = [None]
-    known, wrong = nvidia.gpus()
-    assert (shown(known, {}), wrong) == ([], "GPU 0 is in MIG mode and has no slice for this process")
-
-
-def test_nvidia_smi_too_tells_a_gpu_without_slices(smi):
+def test_a_gpu_without_slices_is_told_by_either_tool(smi, monkeypatch):
+    wrong = "GPU 0 is in MIG mode and has no slice for this process"
     smi(f"if [ $1 = -L ]; then echo 'GPU 0: NVIDIA H200 (UUID: GPU-aaaa)'; else cat <<END\n{SMI}END\nfi")
-    known, wrong = nvidia.gpus()
-    assert [gpu.uuid for gpu in shown(known, {})] == ["GPU-bbbb", "GPU-bcde"]
-    assert wrong == "GPU 0 is in MIG mode and has no slice for this process"
+    known, said = nvidia.gpus()
+    assert ([gpu.uuid for gpu in shown(known, {})], said) == (["GPU-bbbb", "GPU-bcde"], wrong)
+    made = FakeNvml(("GPU-aaaa",))
+    made.handles[0].slices = [None]
+    monkeypatch.setitem(sys.modules, "pynvml", made)
+    known, said = nvidia.gpus()
+    assert (shown(known, {}), said) == ([], wrong)
 
 
 @pytest.mark.parametrize("asked", ["nvmlDeviceGetCudaComputeCapability", "nvmlDeviceGetAttributes"])

@@ -71,20 +71,6 @@ def test_the_format_follows_the_architecture_and_bf16_cases_keep_their_keys():
         assert made(f"batch=1 ctx=9 kv=fp8 fp8={fp8}").kv.dtype == dtype
 
 
-def test_no_sequence_is_longer_than_the_context_length():
-    with pytest.raises(ValueError, match=r"exceeds .* of 163840 tokens; give model_len=200000 or more"):
-        OP.sizes({"batch": 1, "ctx": "1..200000"})
-    assert OP.sizes({"batch": 1, "ctx": "200000", "model_len": "200000"}).model_len == 200_000
-
-
-def test_a_case_says_its_context_length_where_it_is_not_the_models_own():
-    """Else cases have the keys of records from before there was the size."""
-    given = {"batch": 2, "ctx": "100"}
-    assert OP.case(given).text == OP.case(given | {"model_len": 163_840}).text
-    assert OP.case(given).text == "batch=2 ctx=100 heads=16 page=64 kv=bf16"
-    assert OP.case(given | {"model_len": 9216}).text.endswith(" kv=bf16 model_len=9216")
-
-
 def test_unused_slots_are_poisoned_and_tokens_are_finite():
     o = made("batch=3 ctx=5..40 page=16")
     finite = torch.isfinite(o.kv.view(-1, WIDTH).float())

@@ -69,7 +69,15 @@ def bare(tree: ast.Module) -> str:
             and ast.get_docstring(node) is not None
         ):
             node.body = node.body[1:] or [ast.Pass()]
-    return ast.unparse(tree)
+    return repr(_fields(tree))
+
+
+def _fields(node: object) -> object:
+    """A syntax tree without what is empty: `ast.unparse` and `ast.dump` differ from one Python to the next."""
+    if isinstance(node, ast.AST):
+        filled = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
+        return [type(node).__name__, *((name, _fields(value)) for name, value in filled)]
+    return [_fields(each) for each in node] if isinstance(node, list) else repr(node)
 
 
 class _WithoutOwnImports(ast.NodeTransformer):

@@ -281,6 +281,11 @@ def test_the_source_is_of_kernels_wherever_they_lie_and_not_of_their_comments(tm
     code = bare(ast.parse("def f(x):\n    '''Says.'''\n    return x  # why\n"))
     assert code == bare(ast.parse("def f(x):\n    return x\n"))
     assert code != bare(ast.parse("def f(x):\n    return x + 1\n"))
+    returned = "['Return', ('value', ['Name', ('id', \"'x'\"), ('ctx', ['Load'])])]"
+    assert code == (  # by every Python: one that adds fields leaves them empty here
+        "['Module', ('body', [['FunctionDef', ('name', \"'f'\"), ('args', ['arguments', ('args', [['arg', "
+        f"('arg', \"'x'\")]])]), ('body', [{returned}])]])]"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def source(folder: str, jit: str, text: str) -> str:

@@ -73,7 +73,7 @@ def bare(tree: ast.Module) -> str:
 
 
 def _fields(node: object) -> object:
-    """A syntax tree without what is empty: `ast.unparse` and `ast.dump` differ from one Python to the next."""
+    """A syntax tree without what is empty: `ast.unparse` and `ast.dump` differ between versions of Python."""
     if isinstance(node, ast.AST):
         filled = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
         return [type(node).__name__, *((name, _fields(value)) for name, value in filled)]

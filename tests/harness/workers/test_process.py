@@ -13,7 +13,8 @@ from harness.workers.process import Worker, WorkerFailure, worker_pids
 from tests.support.serving_processes import comes
 
 SERVED = '''
-import multiprocessing, os, signal, threading
+import multiprocessing, os, signal, sys, threading
+from types import SimpleNamespace as Fake
 
 class Served:
     def work(self):
@@ -39,6 +40,10 @@ class Served:
     def crash(self):
         print("out of luck", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+
+    def lose_the_gpu(self):
+        sys.modules["torch"] = Fake(cuda=Fake(is_initialized=lambda: True, synchronize=None))
+        raise RuntimeError("an illegal access")
 
     def leave(self):
         os._exit(3)
@@ -91,6 +96,7 @@ def test_all_that_a_worker_started_rests_with_it_and_goes_with_it(served, tmp_pa
     [
         ("crash", 120, "crashed", "the worker died of SIGSEGV while in crash; its last words: out of luck"),
         ("leave", 120, "crashed", "the worker ended with exit code 3 while in leave"),
+        ("lose_the_gpu", 120, "crashed", "RuntimeError: an illegal access"),
         ("hang", 0.1, "timeout", "no answer within 0.1 s while in hang"),
     ],
 )

@@ -34,6 +34,9 @@ class Served:
 
         return int(output.tensor(torch.int64, (1 << 10,)).sum())
 
+    def greet(self):
+        print("no last words", flush=True)
+
     def gadget(self):
         return Gadget()
 
@@ -102,6 +105,7 @@ def test_all_that_a_worker_started_rests_with_it_and_goes_with_it(served, tmp_pa
 )
 def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, deadline, status, reason):
     worker = Worker(*served, tmp_path / "log")
+    worker.ask("greet", 120)
     with pytest.raises(WorkerFailure) as failure:
         worker.ask(request_, deadline)
     assert (failure.value.status, failure.value.reason, failure.value.fatal) == (status, reason, True)

@@ -62,6 +62,7 @@ def test_samples_of_any_size_agree_with_the_whole_and_follow_the_offset(op, text
         sample = of.reference(operands, share * of.work(operands.sizes, "core").flops, offset)
         if sample.rows is None:
             continue
+        assert len(sample.rows) < 8 or {0, len(whole.value) - 1} <= set(sample.rows)
         chosen.setdefault(share, set()).add(tuple(sample.rows))
         off = (sample.value - whole.value[sample.rows]).abs()
         assert bool((off <= 0.05 * whole.sigma[sample.rows]).all())

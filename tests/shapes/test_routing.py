@@ -83,6 +83,7 @@ def test_touched_is_the_union_over_turns_and_neighbouring_seeds_differ(routings)
         for seed in range(12):
             here, next_ = routing.global_picks(seed), routing.global_picks(seed + 1)
             assert here == routing.global_picks(seed) != next_
+            assert here != routing.global_picks(seed, 1), "where all experts are hit, too"
             if routing.tokens == 1 and routing.experts != 24:  # there, some slices have one expert
                 assert all(a != b for a, b in zip(here[0], next_[0], strict=True))
 

@@ -104,5 +104,7 @@ def test_served_cases_keep_the_tokens_of_the_bins(name):
 def test_ranks_get_a_share_of_columns_and_whole_experts():
     tp4 = fused_moe_sizes(R1, Parallel(tp=4), 64)
     assert (tp4["inter"], tp4["ep"], rows(R1, TP8, 64)) == (512, 1, 64)
+    assert [rows(R1, Parallel(tp=16, ep=8), tokens) for tokens in (1, 11)] == [1, 3], "half of 0.5, of 5.5"
+    assert fused_moe_sizes(R1, Parallel(tp=4, ep=4), 64)["inter"] == 2048
     with pytest.raises(ValueError, match=r"^tp=3 must divide the 2048 expert columns of deepseek-r1$"):
         fused_moe_sizes(R1, Parallel(tp=3), 64)

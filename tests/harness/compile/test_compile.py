@@ -202,12 +202,17 @@ def test_it_is_compiled_once(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = of_gemm("gfx942", "sum_kernel")
     told: list[tuple[int, int]] = []
+    died = Resources(error="the compiler died")
+    failed = compiler.compile_all(found, None, lambda todo: ((key, died) for key in todo))
+    assert failed[0].error, "which is not kept"
     first = compiler.compile_all(found * 2, lambda *at: told.append(at))
     assert told == [(1, 1)] and first[0] == first[1] and first[0].registers > 8 and not first[0].error
     again = compiler.compile_all(found, lambda *at: told.append(at))
     assert told == [(1, 1)] and again == first[:1]
-    next(tmp_path.glob("*/compile/*.json")).write_text("{")
-    assert compiler.compile_all(found) == again
+    for broken in ("{", "{}"):
+        next(tmp_path.glob("*/compile/*.json")).write_text(broken)
+        assert compiler.compile_all(found) == again
+    assert compiler.key_of(found[0]) != compiler.key_of(dataclasses.replace(found[0], arch="gfx950"))
 
 
 @pytest.mark.slow

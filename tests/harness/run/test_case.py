@@ -3,7 +3,8 @@
 import copy
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
+from unittest.mock import Mock
 
 import pytest
 
@@ -12,12 +13,15 @@ from harness.machine.monitor.base import Blind
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
+from harness.results.schema import Status
 from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules
+from harness.run.folder import finished_cases
 from harness.timing.rounds import Policy, Rounds, Turn
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
 from kernels.vendor import Vendor
 from shapes.case import Case
+from tests.support.written_runs import a_cell
 
 MLA, MOE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), {"tokens": 3}
 OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
@@ -179,6 +183,36 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
     run = driven(kernels.OPS[op].case(SIZES[op]), answering(0), stations=[station])
     run._check_ragged([station], run.case, "ragged-0")
     assert prepared == ["torch.naive", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("op", "copies", "sets"),
+    [("mla_decode", 2, [1, 0, 1, 0]), ("mla_decode", 1, [0, 0, 0]), ("fused_moe", 2, [0, 0])],
+)
+def test_others_are_checked_on_a_second_set_where_calls_rotate_over_copies(monkeypatch, op, copies, sets):
+    """Whoever takes what the first set holds is wrong there: live ones on the last, then all."""
+    row, checked = contender(op), []
+    monkeypatch.setattr(CaseRun, "_check", lambda *_, which=0, **__: checked.append(which))
+    for name in ("_check_unseen", "_compare_operands"):
+        monkeypatch.setattr(CaseRun, name, lambda *_: None)
+    station = Mock(living=[row], contenders=[row])
+    driven(kernels.OPS[op].case(SIZES[op]), stations=[station])._check_again(copies)
+    assert checked == sets
+    assert len(station.open.call_args_list[0].args) == (3 if 1 in sets else 2), "a case and seeds"
+
+
+def test_errors_of_a_small_sample_do_not_replace_those_before():
+    row, run = contender(check={"ok": True}), driven(judge=answering({"ok": True, "row_error": 0.1}))
+    run._judge(row, "live", OUTPUT)
+    assert row.check == {"ok": True}
+    run._judge(row, "other", OUTPUT)
+    assert row.check == {"ok": True, "row_error": 0.1}
+
+
+def test_what_broke_is_made_again_by_a_retry_and_what_is_wrong_is_not():
+    journal = SimpleNamespace(finished=lambda: {s: [a_cell(status=s)] for s in get_args(Status)})
+    again = finished_cases(journal, False).keys() - finished_cases(journal, True).keys()
+    assert again == {"crashed", "timeout", "error"}
 
 
 @pytest.mark.parametrize(

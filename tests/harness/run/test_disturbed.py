@@ -74,7 +74,7 @@ def test_a_machine_that_is_never_quiet_is_measured_all_the_same(tmp_path):
     code, found, out, *_ = measure(tmp_path, Scripted(itertools.cycle(OFTEN)))
     (done,) = found[CaseDone]
     assert code == 0
-    assert {(r.reason, r.counted) for r in done.disturbed} == {(WHO, True)}
+    assert {(r.reason, r.counted, *r.seconds) for r in done.disturbed} == {(WHO, True)}, "samples have those"
     assert len(done.disturbed) >= done.rounds / 2
     for cell in found[Cell]:
         assert (cell.status, cell.reason) == ("ok", "disturbed")

@@ -8,7 +8,6 @@ from harness.machine.device import choose_device
 from harness.run import single
 from harness.run.single import KernelBenchmarks
 from harness.timing.rounds import ENOUGH_ROUNDS
-from kernels.op import Implementation, Prepared, Support
 from tests.support.scripted_monitor import WHO, Scripted
 
 
@@ -49,29 +48,17 @@ def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, r
     assert made.facts(None).get("disturbed") == said
 
 
-class Refused(Implementation):
-    name = "yours.refused"
-    requires = "what nobody has"
-    boundaries = ("core",)
-
-    def available(self, platform) -> Support:
-        return Support(False, "nobody has it")
-
-    def prepare(self, operands, out) -> Prepared:
-        raise AssertionError("it was refused")
-
-
 def test_no_judge_is_started_for_what_is_refused(monkeypatch, tmp_path):
     def start(*arguments):
         raise AssertionError("a judge was started")
 
     monkeypatch.setattr(single, "start_judge", start)
     made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path).benchmark(
-        "mla_decode", Refused(), case="batch=1 ctx=4 heads=4"
+        "mla_decode", "flashmla", case="batch=1 ctx=4 heads=4"
     )
     made.begin()
     made.close()
-    assert (made.status, made.reason) == ("unsupported", "nobody has it")
+    assert (made.status, made.reason[:17]) == ("unsupported", "needs cuda; this ")
 
 
 @pytest.mark.parametrize("kernel", [7, None])

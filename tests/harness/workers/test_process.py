@@ -13,7 +13,8 @@ from harness.workers.process import Worker, WorkerFailure, worker_pids
 from tests.support.serving_processes import comes
 
 SERVED = '''
-import multiprocessing, os, signal, threading
+import multiprocessing, os, signal, sys, threading
+from types import SimpleNamespace as Fake
 
 class Served:
     def work(self):
@@ -33,12 +34,19 @@ class Served:
 
         return int(output.tensor(torch.int64, (1 << 10,)).sum())
 
+    def greet(self):
+        print("no last words", flush=True)
+
     def gadget(self):
         return Gadget()
 
     def crash(self):
         print("out of luck", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
+
+    def lose_the_gpu(self):
+        sys.modules["torch"] = Fake(cuda=Fake(is_initialized=lambda: True, synchronize=None))
+        raise RuntimeError("an illegal access")
 
     def leave(self):
         os._exit(3)
@@ -91,11 +99,13 @@ def test_all_that_a_worker_started_rests_with_it_and_goes_with_it(served, tmp_pa
     [
         ("crash", 120, "crashed", "the worker died of SIGSEGV while in crash; its last words: out of luck"),
         ("leave", 120, "crashed", "the worker ended with exit code 3 while in leave"),
+        ("lose_the_gpu", 120, "crashed", "RuntimeError: an illegal access"),
         ("hang", 0.1, "timeout", "no answer within 0.1 s while in hang"),
     ],
 )
 def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, deadline, status, reason):
     worker = Worker(*served, tmp_path / "log")
+    worker.ask("greet", 120)
     with pytest.raises(WorkerFailure) as failure:
         worker.ask(request_, deadline)
     assert (failure.value.status, failure.value.reason, failure.value.fatal) == (status, reason, True)

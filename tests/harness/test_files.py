@@ -38,3 +38,10 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
 def test_a_file_is_replaced_with_its_folder(tmp_path):
     files.replace(tmp_path / "a" / "b", "text")
     assert (tmp_path / "a" / "b").read_text() == "text"
+
+
+def test_what_is_tried_before_a_run_leaves_files_as_they_were(tmp_path):
+    mine = tmp_path / "mine.json"
+    mine.write_text("kept")
+    files.require_writable(str(mine), str(tmp_path / "new.csv"))
+    assert mine.read_text() == "kept" and list(tmp_path.iterdir()) == [mine]

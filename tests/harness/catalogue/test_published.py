@@ -86,6 +86,8 @@ def test_a_ratio_is_of_the_fastest_on_each_side_in_the_same_case():
     for r, true in zip(found, (5, 3), strict=True):
         assert r.low < true < r.high
         assert r.ratio == pytest.approx(true, rel=0.01)
+    (alone,) = ratios("mla_decode", "gfx942", run_of(*cells[:4]), ("aiter.*",), ("torch.*",))
+    assert found[0].low < alone.low < alone.high < found[0].high, "two share the confidence"
 
 
 def test_what_is_wrong_or_elsewhere_is_no_side_of_a_ratio():

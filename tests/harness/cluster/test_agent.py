@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent):
         pass
 
 
-def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent):
+def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monkeypatch):
     with captured_here():
         opened = agent.obey(Opening("mine", device="cpu"))
     assert isinstance(opened, Opened)
@@ -89,6 +90,17 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent):
     done = agent.obey(CommandOrder(["-c", script], 3))
     assert isinstance(done, CommandDone) and done.code is None
     assert not Path(f"/proc/{done.output.strip()}/exe").exists()
+
+    started: list[subprocess.Popen] = []
+
+    def interrupted(process: subprocess.Popen, **_: object) -> None:
+        started.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subprocess.Popen.communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        agent.obey(CommandOrder(["-c", "import time; time.sleep(600)"], 60))
+    assert started[0].wait(60) == -signal.SIGKILL, "it goes with its agent"
 
 
 def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypatch):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cluster.dispatch import Dispatcher, Task
 from harness.cluster.driver import Driver, differences
 from harness.cluster.execute import only_type
 from harness.cluster.jobs import RunJob
@@ -145,6 +146,24 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
             "",
         ]
     snapshot(Path(__file__).parent / "snapshots" / "drives.txt", "\n".join(texts))
+
+
+def test_time_is_kept_for_what_only_one_device_may_do():
+    tasks = (Task("run", "a case", 10, 10), Task("last", "calibration", 3, 12, device="a"))
+    for device, left_s, key in (("a", 30, "calibration"), ("a", 35, "a case"), ("b", 30, "a case")):
+        dispatcher = Dispatcher()
+        for rank, task in enumerate(tasks):
+            dispatcher.add(task.lane, "cpu", rank, [task])
+        assert dispatcher.next(device, "cpu", left_s).key == key
+
+
+def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
+    journal = Journal.create(tmp_path / "run", made_up_run(40))
+    plan = RunPlan.of(journal.run(), Request())
+    job = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=2)
+    orders = [job.order(task, math.inf) for task in job.tasks()]
+    given_s = [order.budget_s for order in orders if order]
+    assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
 
 
 def test_no_device_at_all_is_one_line(drive):

@@ -53,6 +53,11 @@ def test_the_device_of_each_case_is_noted_and_the_one_that_lags_named(run_with):
     assert set(zip(table["case"], table["device"], table["host"], strict=True)) == {
         (case, device, device) for case, device in by.items()
     }
+    lines = (folder / "cells.jsonl").read_text().splitlines(keepends=True)
+    lines = [line for line in lines if '"calibration"' not in line or '"device":"c"' not in line]
+    (folder / "cells.jsonl").write_text("".join(lines))
+    readings = [chart.reading for chart in assemble(inputs([str(folder)])).sections[0].charts]
+    assert any("3 devices measured its cases; those of their type were not comp" in text for text in readings)
 
 
 @pytest.mark.parametrize("devices", ["a", "abc"])

@@ -9,9 +9,11 @@ import pytest
 from harness.report.arm_table import case_table, conclusion
 from harness.report.terminal import plain
 from harness.results.journal import Journal
+from harness.results.schema import Cell, Verdict
 from tests.support.paths import ROOT
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
+AVX2 = "ONEDNN_MAX_CPU_ISA=AVX2"
 
 
 @pytest.mark.parametrize(("name", "columns"), [("onednn", None), ("threads", 80), ("threads", 120)])
@@ -23,3 +25,13 @@ def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
     records = [record for case in (first, *others) for record in case]
     text += "\n" + plain(conclusion(records, journal.run()), columns) + "\n"
     snapshot(SNAPSHOTS / f"arms-{name}-{columns or 'piped'}.txt", text)
+
+
+def test_an_arm_is_worth_the_mean_of_its_speedups_by_the_weights_of_the_cases():
+    journal = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
+    (first,) = journal.finished().values()
+    facts = {Cell: {"weight": 3.0}, Verdict: {"ratio": 4.0, "verdict": "faster"}}
+    first = [r for r in first if getattr(r, "arm", "plain") in ("plain", AVX2)]
+    other = [r.model_copy(update={"case": "other", **facts.get(type(r), {})}) for r in first]
+    said = " ".join(plain(conclusion([*first, *other], journal.run())).split())
+    assert f"{AVX2}: 1.63x over 2 cases, faster in 1 of them; but slower for block" in said

@@ -85,6 +85,21 @@ def test_a_change_is_what_its_calls_save_times_kappa(tiny, text, saved_us):
     assert slower == ("100us" in text)
 
 
+def test_of_a_prompt_in_chunks_attention_is_the_whole_s_and_all_else_is_called_for_each(tiny):
+    whole, chunked, chunk = (
+        tiny.steps(ClosedLoop(isl, 100, 1, 1.0, prefill_tokens=most)).prefill
+        for isl, most in ((4096, 4096), (4096, 1024), (1024, 1024))
+    )
+    for op, wanted in (("mha_prefill", whole.us), ("block_scale_gemm", 4 * chunk.us)):
+        rows = whole.indices(op)
+        assert rows and chunked.us[rows, 0] == pytest.approx(wanted[rows, 0])
+
+
+def test_constants_of_another_cache_scatter_more(h200):
+    world = World(count=1)
+    assert link(kv="fp8").fit(world).scatter == pytest.approx(math.hypot(h200.fit(world).scatter, 0.1))
+
+
 def test_parts_sum_to_the_change_and_its_uncertainty_to_the_interval(h200):
     changes = [parse_change("fused_moe=1.3x(1.2..1.4)"), parse_change("mla_decode=2x")]
     one = predict(h200, LOAD, changes)[0]

@@ -146,6 +146,9 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     assert code == 1 and (before["status"] == "crashed").sum() == 27
     campaign(pool("a"), budget_s=30.0, resume=True)
     assert len(load(tmp_path / "here")) == len(before)
+    monkeypatch.setattr("tests.support.simulated_pool.records", records)
+    campaign(pool("a"), resume=True)
+    assert set(load(tmp_path / "here")["status"]) == {"ok"}
 
 
 def test_a_case_that_its_device_could_not_do_fails_it(campaign):
@@ -162,10 +165,10 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
 def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tmp_path):
     for share, budget_s, given_s in ((None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)):
         assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
-    step = Step("x", "doctor", 0, "", ())
+    step = Step("x", "doctor", 0, "", ("--budget", "{budget}"))
     plan = CampaignPlan([step], 1e3, StepCommands(), tmp_path, True, Shown())
     (job,) = plan._jobs(step, "cpu", [SimpleNamespace(facts=None)], [])
-    assert (job.expected_s, job.most_s) == (60.0, 120.0), "it is killed long after it was expected to end"
+    assert (job.arguments[-1], job.expected_s, job.most_s) == ("48s", 60.0, 120.0), "most is measuring"
 
 
 def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkeypatch):

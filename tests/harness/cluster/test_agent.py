@@ -108,6 +108,7 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
     for platform, shown in (
         (Platform("cuda", "sm_90", "cuda:1", uuid="GPU-11"), {"CUDA_VISIBLE_DEVICES": "GPU-11"}),
         (Platform("rocm", "gfx942", "cuda:1", uuid="GPU-22"), {"ROCR_VISIBLE_DEVICES": "GPU-22"}),
+        (Platform("cuda", "sm_90", "cuda:0", uuid="MIG-33"), {"CUDA_VISIBLE_DEVICES": "MIG-33"}),
         (detect("cpu"), {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4"}),
     ):
         agent.platform, agent.threads = platform, 4

@@ -155,13 +155,23 @@ def test_time_is_kept_for_what_only_one_device_may_do():
         for rank, task in enumerate(tasks):
             dispatcher.add(task.lane, "cpu", rank, [task])
         assert dispatcher.next(device, "cpu", left_s).key == key
+    lane, case = dispatcher.lanes["run"], tasks[0]
+    for wall_s in (30.0, 20.0):
+        dispatcher.done(case, "b", wall_s, 10.0)
+    assert lane.expected_s(case) == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
+    dispatcher.fail(case, "b", "a reason")
+    assert lane.given == 0, "its turn comes again"
 
 
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
     journal = Journal.create(tmp_path / "run", made_up_run(40))
     plan = RunPlan.of(journal.run(), Request())
     job = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=2)
-    orders = [job.order(task, math.inf) for task in job.tasks()]
+    first, *others = job.tasks()
+    last = job.order(first, 4.0)
+    assert last and max(last.budget_s, last.max_s) <= 4.0, "it ends when the time is up"
+    job.take_back(first)
+    orders = [job.order(task, math.inf) for task in others]
     given_s = [order.budget_s for order in orders if order]
     assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
 
@@ -191,16 +201,6 @@ def test_one_run_is_measured_by_devices_that_are_alike():
         "driver 2 for 1",
         "commit c for missing",
     ]
-
-
-def test_a_driver_that_goes_on_measures_only_what_is_missing(drive, tmp_path):
-    drive(pool("ab"), 20, ends=90.0)
-    rest = pool("ab")
-    assert Counter(drive(rest, 20).recorded) == Counter(keys(20))
-    assert 0 < len(rest.measured) < 20
-    journal = Journal(tmp_path / "run")
-    used = {r.device for r in journal.lines.records() if isinstance(r, CaseDone)}
-    assert used == {device.name for device in journal.devices()} == set("ab")
 
 
 @pytest.mark.parametrize("seed", range(8))

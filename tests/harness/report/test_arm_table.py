@@ -27,11 +27,17 @@ def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
     snapshot(SNAPSHOTS / f"arms-{name}-{columns or 'piped'}.txt", text)
 
 
-def test_an_arm_is_worth_the_mean_of_its_speedups_by_the_weights_of_the_cases():
+@pytest.mark.parametrize(("ratio", "said"), [
+    (4.0, f"{AVX2}: 1.63x over 2 cases, faster in 1 of them; but slower for block"),
+    (1.01, "leave it as it is, no arm brings 2%"),  # a mean within the margin, though all are faster in one
+])  # fmt: skip
+def test_an_arm_is_worth_the_mean_of_its_speedups_by_the_weights_of_the_cases(ratio, said):
     journal = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
     (first,) = journal.finished().values()
-    facts = {Cell: {"weight": 3.0}, Verdict: {"ratio": 4.0, "verdict": "faster"}}
-    first = [r for r in first if getattr(r, "arm", "plain") in ("plain", AVX2)]
-    other = [r.model_copy(update={"case": "other", **facts.get(type(r), {})}) for r in first]
-    said = " ".join(plain(conclusion([*first, *other], journal.run())).split())
-    assert f"{AVX2}: 1.63x over 2 cases, faster in 1 of them; but slower for block" in said
+    records = [*first]
+    for record in first:
+        facts = {"weight": 3.0} if isinstance(record, Cell) else {}
+        if isinstance(record, Verdict):
+            facts = {"verdict": "faster", "ratio": ratio if AVX2 in record.a else 1.01}
+        records.append(record.model_copy(update={"case": "other", **facts}))
+    assert f"torch.bf16: {said}" in " ".join(plain(conclusion(records, journal.run())).split())

@@ -35,11 +35,6 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     assert sorted(tmp_path.iterdir()) == [lines, whole], "nothing half written stays"
 
 
-def test_a_file_is_replaced_with_its_folder(tmp_path):
-    files.replace(tmp_path / "a" / "b", "text")
-    assert (tmp_path / "a" / "b").read_text() == "text"
-
-
 def test_what_is_tried_before_a_run_leaves_files_as_they_were(tmp_path):
     mine = tmp_path / "mine.json"
     mine.write_text("kept")

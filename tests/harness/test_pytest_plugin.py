@@ -88,15 +88,9 @@ def test_without_benchmarks_it_is_a_test_of_the_kernel(cli, tmp_path):
 
 
 def test_the_suites_own_kernels_as_benchmarks(cli):
-    words = (
-        "-q",
-        "--benchmark-only",
-        "tests/harness/test_kernel_benchmarks.py",
-        "--kernel-op",
-        "mha_prefill",
-    )
+    words = ("--benchmark-only", "tests/harness/test_kernel_benchmarks.py", "--kernel-op", "mha_prefill")
     chosen = ("--kernel-impl", "torch.sdpa", "--kernel-case", "batch=1,2 new=5", "--kernel-cache", "warm")
-    done = session(cli, ROOT, *words, *chosen)
+    done = session(cli, ROOT, "-q", *words, *chosen)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
     assert done.stdout.count("benchmark 'mha_prefill batch=") == 2, "grouped by case"

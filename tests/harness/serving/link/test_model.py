@@ -61,6 +61,8 @@ def test_constants_are_found_again(h200):
     assert fitted.scatter < PRIOR_SCATTER
     fitted, found = planted(h200, kappa=0.97, slope=0.1, host_ms=60.0)
     assert found["slope"] == pytest.approx(0.1, abs=0.035) and max(map(abs, fitted.residuals)) < 0.025
+    own, other = (model.fit(World(count=1)).scatter for model in (h200, link(kv="fp8")))
+    assert other == pytest.approx(math.hypot(own, 0.1)), "of another cache they are less sure"
 
 
 # Predictions
@@ -93,11 +95,6 @@ def test_of_a_prompt_in_chunks_attention_is_the_whole_s_and_all_else_is_called_f
     for op, wanted in (("mha_prefill", whole.us), ("block_scale_gemm", 4 * chunk.us)):
         rows = whole.indices(op)
         assert rows and chunked.us[rows, 0] == pytest.approx(wanted[rows, 0])
-
-
-def test_constants_of_another_cache_scatter_more(h200):
-    world = World(count=1)
-    assert link(kv="fp8").fit(world).scatter == pytest.approx(math.hypot(h200.fit(world).scatter, 0.1))
 
 
 def test_parts_sum_to_the_change_and_its_uncertainty_to_the_interval(h200):

@@ -167,7 +167,7 @@ def test_an_altered_member_and_a_broken_archive_are_one_line(tmp_path, here):
         conduct(tmp_path, Doubles(tmp_path), resume=True).run()
 
 
-def test_a_member_that_rotted_is_told(tmp_path):
+def test_a_member_that_rotted_is_told(tmp_path, monkeypatch):
     folder = folder_of(tmp_path / "run")
     archive.pack(folder)
     path = folder / archive.NAME
@@ -179,6 +179,11 @@ def test_a_member_that_rotted_is_told(tmp_path):
         archive.read_bytes(folder / "observed/trace.json.gz")
     with pytest.raises(archive.BrokenArchive, match="Bad CRC-32"):
         archive.verify(folder)
+    folder = folder_of(tmp_path / "unpacked")
+    monkeypatch.setattr(archive, "replace", lambda path, _: path.write_bytes(data))
+    with pytest.raises(archive.BrokenArchive, match="Bad CRC-32"):
+        archive.pack(folder)
+    assert contents(folder).keys() == {*FILES, archive.NAME}, "nothing was removed"
 
 
 # Who reads packed files

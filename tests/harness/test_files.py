@@ -33,3 +33,10 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
         files.replace(whole, "new")
     assert (lines.read_text(), whole.read_text()) == ("one\n", "old")
     assert sorted(tmp_path.rglob("*")) == [lines, whole.parent, whole], "nothing half written stays"
+
+
+def test_what_is_tried_before_a_run_leaves_files_as_they_were(tmp_path):
+    mine = tmp_path / "mine.json"
+    mine.write_text("kept")
+    files.require_writable(str(mine), str(tmp_path / "new.csv"))
+    assert mine.read_text() == "kept" and list(tmp_path.iterdir()) == [mine]

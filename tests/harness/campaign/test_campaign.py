@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from harness.campaign import execute
 from harness.campaign.archive import pack
 from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
-from harness.campaign.jobs import share_s
+from harness.campaign.jobs import CampaignPlan, share_s
 from harness.campaign.spec import DEFAULTS, Step, load_spec, steps, steps_of
 from harness.cli.campaign import StepCommands
 from harness.errors import UsageError
@@ -21,6 +22,7 @@ from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders
+from tests.support.command_line import error_line
 from tests.support.simulated_pool import SimulatedPool, pool, records
 
 SPEC = """
@@ -140,6 +142,9 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
     assert code == 1 and (before["status"] == "crashed").sum() == 27
     campaign(pool("a"), budget_s=30.0, resume=True)
     assert len(load(tmp_path / "here")) == len(before)
+    monkeypatch.setattr("tests.support.simulated_pool.records", records)
+    campaign(pool("a"), resume=True)
+    assert set(load(tmp_path / "here")["status"]) == {"ok"}
 
 
 def test_a_case_that_its_device_could_not_do_fails_it(campaign):
@@ -153,9 +158,22 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
     assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.steps)
 
 
-def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it():
+def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tmp_path):
     for share, budget_s, given_s in ((None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)):
         assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
+    step = Step("x", "doctor", 0, "", ("--budget", "{budget}"))
+    plan = CampaignPlan([step], 1e3, StepCommands(), tmp_path, True, Shown())
+    (job,) = plan._jobs(step, "cpu", [SimpleNamespace(facts=None)], [])
+    assert (job.arguments[-1], job.expected_s, job.most_s) == ("48s", 60.0, 120.0), "most is measuring"
+
+
+def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkeypatch):
+    def pool(*arguments: object) -> None:
+        raise UsageError(f"asked: {arguments}")
+
+    monkeypatch.setattr("harness.cluster.ray_pool.RayPool", pool)
+    done = here("campaign", "--cluster", "head:1", "--device", "H200")
+    assert error_line(done) == "asked: ('head:1', ['H200'])"
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):

@@ -73,11 +73,8 @@ def run_of(*cells: Cell, run: str = "a run"):
 def test_a_ratio_is_of_the_fastest_on_each_side_in_the_same_case():
     times = {"aiter.asm": 1e-4, "aiter.triton": 2e-4, "torch.naive": 20e-4, "torch.sdpa": 5e-4}
     cells = [cell(impl, seconds) for impl, seconds in times.items()]
-    cells += [
-        cell("aiter.asm", 1e-4, "m=2"),
-        cell("torch.sdpa", 3e-4, "m=2"),
-        cell("torch.sdpa", 9e-4, "m=3"),
-    ]
+    cells += [cell(name, s, f"m={m}") for name, s, m in (("aiter.asm", 1e-4, 2), ("torch.sdpa", 3e-4, 2))]
+    cells.append(cell("torch.sdpa", 9e-4, "m=3"))
     found = ratios("mla_decode", "gfx942", run_of(*cells), ("aiter.*",), ("torch.*",))
     assert [(r.a, r.b, r.case.split()[1]) for r in found] == [
         ("aiter.asm", "torch.sdpa", "m=1"),
@@ -86,6 +83,8 @@ def test_a_ratio_is_of_the_fastest_on_each_side_in_the_same_case():
     for r, true in zip(found, (5, 3), strict=True):
         assert r.low < true < r.high
         assert r.ratio == pytest.approx(true, rel=0.01)
+    (alone,) = ratios("mla_decode", "gfx942", run_of(*cells[:4]), ("aiter.*",), ("torch.*",))
+    assert found[0].low < alone.low < alone.high < found[0].high, "two share the confidence"
 
 
 def test_what_is_wrong_or_elsewhere_is_no_side_of_a_ratio():

@@ -7,7 +7,6 @@ import re
 
 import pytest
 
-import kernels
 from harness.report.terminal import WIDTH
 from tests.support.paths import ROOT
 
@@ -56,22 +55,3 @@ def test_list_prints_the_same_rows_as_table_and_json(here, tmp_path, what, name)
     rows = json.loads(printed.stdout)
     assert rows and all(row[name].split()[0] in words for row in rows)
     assert max(map(len, table.stdout.splitlines())) <= (120 if what == "flags" else WIDTH)
-
-
-def test_list_begins_with_what_can_run(here):
-    table = here("list", "impls").stdout
-    rows = json.loads(here("list", "impls", "--json", "-").stdout)
-    able = sum(row["runs"] for row in rows)
-    assert table.splitlines()[2].startswith(f"{able} of {len(rows)} can run")
-    here_first, _, others = table.partition(" cannot: ")
-    for row in rows:
-        assert re.search(rf"^{row['op']} .*\b{re.escape(row['implementation'])}\b", here_first, re.M) or (
-            not row["runs"] and row["implementation"] in others
-        )
-
-
-@pytest.mark.parametrize("arch", ["gfx950", "sm_90", "x86-amx"])
-def test_list_gives_a_reason_for_each_that_does_not_run_on_an_architecture(here, arch):
-    rows = json.loads(here("list", "impls", "--arch", arch, "--json", "-").stdout)
-    assert {row["op"] for row in rows} == set(kernels.OPS)
-    assert all(row["runs"] or row["why not"] for row in rows)

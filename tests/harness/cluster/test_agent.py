@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -62,7 +63,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent):
         pass
 
 
-def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent):
+def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monkeypatch):
     with captured_here():
         opened = agent.obey(Opening("mine", device="cpu"))
     assert isinstance(opened, Opened)
@@ -90,12 +91,24 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent):
     assert isinstance(done, CommandDone) and done.code is None
     assert not Path(f"/proc/{done.output.strip()}/exe").exists()
 
+    started: list[subprocess.Popen] = []
+
+    def interrupted(process: subprocess.Popen, **_: object) -> None:
+        started.append(process)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("subprocess.Popen.communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        agent.obey(CommandOrder(["-c", "import time; time.sleep(600)"], 60))
+    assert started[0].wait(60) == -signal.SIGKILL, "it goes with its agent"
+
 
 def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypatch):
     """Whatever a driver's environment chose."""
     for platform, shown in (
         (Platform("cuda", "sm_90", "cuda:1", uuid="GPU-11"), {"CUDA_VISIBLE_DEVICES": "GPU-11"}),
         (Platform("rocm", "gfx942", "cuda:1", uuid="GPU-22"), {"ROCR_VISIBLE_DEVICES": "GPU-22"}),
+        (Platform("cuda", "sm_90", "cuda:0", uuid="MIG-33"), {"CUDA_VISIBLE_DEVICES": "MIG-33"}),
         (detect("cpu"), {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4"}),
     ):
         agent.platform, agent.threads = platform, 4

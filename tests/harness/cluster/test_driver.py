@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.cluster.dispatch import Dispatcher, Task
 from harness.cluster.driver import Driver, differences
 from harness.cluster.execute import only_type
 from harness.cluster.jobs import RunJob
@@ -139,6 +140,34 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
     snapshot(Path(__file__).parent / "snapshots" / "drives.txt", "\n".join(texts))
 
 
+def test_time_is_kept_for_what_only_one_device_may_do():
+    tasks = (Task("run", "a case", 10, 10), Task("last", "calibration", 3, 12, device="a"))
+    for device, left_s, key in (("a", 30, "calibration"), ("a", 35, "a case"), ("b", 30, "a case")):
+        dispatcher = Dispatcher()
+        for rank, task in enumerate(tasks):
+            dispatcher.add(task.lane, "cpu", rank, [task])
+        assert dispatcher.next(device, "cpu", left_s).key == key
+    lane, case = dispatcher.lanes["run"], tasks[0]
+    for wall_s in (30.0, 20.0):
+        dispatcher.done(case, "b", wall_s, 10.0)
+    assert lane.expected_s(case) == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
+    dispatcher.fail(case, "b", "a reason")
+    assert lane.given == 0, "its turn comes again"
+
+
+def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
+    journal = Journal.create(tmp_path / "run", made_up_run(40))
+    plan = RunPlan.of(journal.run(), Request())
+    job = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=2)
+    first, *others = job.tasks()
+    last = job.order(first, 4.0)
+    assert last and max(last.budget_s, last.max_s) <= 4.0, "it ends when the time is up"
+    job.take_back(first)
+    orders = [job.order(task, math.inf) for task in others]
+    given_s = [order.budget_s for order in orders if order]
+    assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
+
+
 def test_no_device_at_all_is_one_line(drive):
     with pytest.raises(NothingRan, match="no device can be measured: there is none"):
         drive(pool(""), 4)
@@ -164,16 +193,6 @@ def test_one_run_is_measured_by_devices_that_are_alike():
         "driver 2 for 1",
         "commit c for missing",
     ]
-
-
-def test_a_driver_that_goes_on_measures_only_what_is_missing(drive, tmp_path):
-    drive(pool("ab"), 20, ends=90.0)
-    rest = pool("ab")
-    assert Counter(drive(rest, 20).recorded) == Counter(keys(20))
-    assert 0 < len(rest.measured) < 20
-    journal = Journal(tmp_path / "run")
-    used = {r.device for r in journal.lines.records() if isinstance(r, CaseDone)}
-    assert used == {device.name for device in journal.devices()} == set("ab")
 
 
 @pytest.mark.parametrize("seed", range(8))

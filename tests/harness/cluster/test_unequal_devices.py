@@ -62,3 +62,11 @@ def test_of_several_each_case_has_its_device_and_the_one_that_lags_is_named(run_
     assert bool(shown) == (devices == "abc")
     text = page_text([PageSection("devices", "Devices", charts=[*sweeps, *shown], notes=notes)])
     snapshot(Path(__file__).parent / "snapshots" / f"devices-{devices}.txt", text)
+    if devices == "abc":
+        lines = (folder / "cells.jsonl").read_text().splitlines(keepends=True)
+        lines = [line for line in lines if '"calibration"' not in line or '"device":"c"' not in line]
+        (folder / "cells.jsonl").write_text("".join(lines))
+        readings = [chart.reading for chart in assemble(inputs([str(folder)])).sections[0].charts]
+        assert any(
+            "3 devices measured its cases; those of their type were not comp" in text for text in readings
+        )

@@ -9,9 +9,11 @@ import pytest
 from harness.report.arm_table import case_table, conclusion
 from harness.report.terminal import plain
 from harness.results.journal import Journal
+from harness.results.schema import Cell, Verdict
 from tests.support.paths import ROOT
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
+AVX2 = "ONEDNN_MAX_CPU_ISA=AVX2"
 
 
 @pytest.mark.parametrize(("name", "columns"), [("onednn", None), ("threads", 80), ("threads", 120)])
@@ -23,3 +25,19 @@ def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
     records = [record for case in (first, *others) for record in case]
     text += "\n" + plain(conclusion(records, journal.run()), columns) + "\n"
     snapshot(SNAPSHOTS / f"arms-{name}-{columns or 'piped'}.txt", text)
+
+
+@pytest.mark.parametrize(("ratio", "said"), [
+    (4.0, f"{AVX2}: 1.63x over 2 cases, faster in 1 of them; but slower for block"),
+    (1.01, "leave it as it is, no arm brings 2%"),  # a mean within the margin, though all are faster in one
+])  # fmt: skip
+def test_an_arm_is_worth_the_mean_of_its_speedups_by_the_weights_of_the_cases(ratio, said):
+    journal = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
+    (first,) = journal.finished().values()
+    records = [*first]
+    for record in first:
+        facts = {"weight": 3.0} if isinstance(record, Cell) else {}
+        if isinstance(record, Verdict):
+            facts = {"verdict": "faster", "ratio": ratio if AVX2 in record.a else 1.01}
+        records.append(record.model_copy(update={"case": "other", **facts}))
+    assert f"torch.bf16: {said}" in " ".join(plain(conclusion(records, journal.run())).split())

@@ -35,12 +35,13 @@ def record(
     without: str = "",
     seed: int = 0,
     devices: tuple[str, str] = ("", ""),
+    floors: tuple[float, ...] = (0.001,),
     calibrated: dict[str, float] | None = None,
     **settings,
 ) -> Path:
     """A run whose machine is `drift` times as slow as another's, some implementations so much faster.
 
-    devices: of its cases; calibrated: what each device took then"""
+    devices: of its cases; calibrated: what each device took then; floors: of each case's groups"""
     draw = random.Random(seed)
     planned = [
         PlannedCase(op="mla_decode", sizes={}, boundary="core", place="", weight=w, key=key)
@@ -61,15 +62,18 @@ def record(
             seconds = [s * draw.gauss(1, 0.003) * us for s in shared]
             if name != without:
                 records.append(cell(plan, name, seconds, (sources or {}).get(name, "same")))
-        floor = Verdict(
-            case=plan.key, a="torch.sdpa (again)", b="torch.sdpa", ratio=1.0, low=0.999, high=1.001,
-            floor=0.0, verdict="same", confidence=0.95, about="A/A",
-        )  # fmt: skip
+        twins = [
+            Verdict(
+                case=plan.key, a="torch.sdpa (again)", b="torch.sdpa", ratio=1.0, low=1 - half, high=1 + half,
+                floor=0.0, verdict="same", confidence=0.95, about="A/A",
+            )
+            for half in floors
+        ]  # fmt: skip
         done = CaseDone(
             case=plan.key, device=device, measured_s=1.0, setup_s=1.0, rounds=40, blocks=8, stopped="tight",
-            conditions=[{"sm_clock_mhz": {"min": clock, "median": clock, "max": clock}}],
+            conditions=[{"sm_clock_mhz": {"median": median}} for median in (1000.0, clock, 2100.0)],
         )  # fmt: skip
-        journal.append([*records, floor, done])
+        journal.append([*records, *twins, done])
     return folder
 
 
@@ -149,6 +153,9 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
     (spread,) = spreads(calibrations(TWO))
     told = both(tmp_path / "other", ONE, OTHER | {"calibrated": TWO})
     assert {row.spread for row in told.rows} == {spread.most} and spread.most > 0.06
+    noisy = {"floors": (0.3, 0.001)}
+    for of, (a, b) in {"A": (noisy, OURS), "B": ({}, OURS | noisy)}.items():
+        assert not both(tmp_path / of, a, b).regressions, f"the widest floor of {of}'s groups is more"
 
 
 @pytest.mark.parametrize(

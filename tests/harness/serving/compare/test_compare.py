@@ -93,6 +93,10 @@ def test_every_reason_is_given_and_what_neither_says_is_not_alike():
     assert aspects(compare(figure(**open_), figure("b", **open_))) == ["output length"]
     steady, bursts = (workload(request_rate=4, burstiness=shape) for shape in (1, 0.25))
     assert aspects(compare(figure(workload=steady), figure("b", workload=bursts))) == ["load"]
+    assert compare(figure(workload=steady), figure("b", workload=workload(request_rate=4))).verdict == "alike"
+    assert "'up to': its largest" in compare(figure(bound="up to"), figure("b")).uncertain[0]
+    off = figure(workload=workload(prefix_cached=None), flags=("--no-enable-prefix-caching",))
+    assert compare(off, figure("b")).uncertain == ()
     for what in ({"precision": "", "flags": ()}, {"client": ""}):
         found = compare(figure(**what), figure("b", **what))
         assert found.verdict == "alike" and found.uncertain

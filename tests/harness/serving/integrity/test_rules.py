@@ -104,7 +104,7 @@ LENGTHS = np.random.default_rng(1).integers(4, 60, REQUESTS)
 UNLIKE = good_run(LENGTHS, samples=RequestSamples())
 RANGE = good_run(np.random.default_rng(1).integers(24, 32, REQUESTS, endpoint=True), samples=RequestSamples())
 SHORT = good_run(np.full(REQUESTS, 20), samples=RequestSamples(), totals=Totals())
-TTFTS, ITLS = GOOD.samples.ttfts_ms, GOOD.samples.itls_ms
+TTFTS, ITLS, E2ES = GOOD.samples.ttfts_ms, GOOD.samples.itls_ms, GOOD.samples.e2es_ms
 MEDIAN, STD = (GOOD.value("tpot", statistic) for statistic in ("median", "std"))
 LATE = each(times(1.02, "e2e", "mean", "median", "p90", "p99"), without("concurrency", "mean"),
             of("workload", concurrency=9))  # fmt: skip
@@ -226,6 +226,12 @@ SECONDS = each(*(times(1e-3, name, "mean", "std", "median", "p90", "p99")
     (UNSAMPLED, each(also("max_output_tokens_per_s", 9.0, "tok/s", "max"), times(2.0, "itl", "mean")), "peak",
      None),
     (GOOD, times(1.0, "ttft", "p90"), "samples", None),
+    # Half of the streams have pieces of two tokens: they are no list in another order.
+    (GOOD, each(lambda run: with_metrics(run, [m for m in run.metrics if m.name != "itl"]),
+                of("samples", itls_ms=(*((a + b, *c) for a, b, *c in ITLS[:50]), *ITLS[50:]))),
+     "samples", None),
+    # Half of the requests end after their last token.
+    (GOOD, of("samples", e2es_ms=(*(ms + 10 for ms in E2ES[:50]), *E2ES[50:])), "samples", None),
 ])  # fmt: skip
 def test_what_may_be(run, change, rule, severity):
     assert rules(change(run)).get(rule) == severity

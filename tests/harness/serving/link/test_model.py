@@ -61,6 +61,8 @@ def test_constants_are_found_again(h200):
     assert fitted.scatter < PRIOR_SCATTER
     fitted, found = planted(h200, kappa=0.97, slope=0.1, host_ms=60.0)
     assert found["slope"] == pytest.approx(0.1, abs=0.035) and max(map(abs, fitted.residuals)) < 0.025
+    own, other = (model.fit(World(count=1)).scatter for model in (h200, link(kv="fp8")))
+    assert other == pytest.approx(math.hypot(own, 0.1)), "of another cache they are less sure"
 
 
 # Predictions
@@ -83,6 +85,16 @@ def test_a_change_is_what_its_calls_save_times_kappa(tiny, text, saved_us):
     )
     assert (after if slower else before) == pytest.approx(plain)
     assert slower == ("100us" in text)
+
+
+def test_of_a_prompt_in_chunks_attention_is_the_whole_s_and_all_else_is_called_for_each(tiny):
+    whole, chunked, chunk = (
+        tiny.steps(ClosedLoop(isl, 100, 1, 1.0, prefill_tokens=most)).prefill
+        for isl, most in ((4096, 4096), (4096, 1024), (1024, 1024))
+    )
+    for op, wanted in (("mha_prefill", whole.us), ("block_scale_gemm", 4 * chunk.us)):
+        rows = whole.indices(op)
+        assert rows and chunked.us[rows, 0] == pytest.approx(wanted[rows, 0])
 
 
 def test_parts_sum_to_the_change_and_its_uncertainty_to_the_interval(h200):
@@ -109,10 +121,7 @@ def test_an_interval_comes_out_as_it_went_in(tiny):
     assert interval(after.tpot - before.tpot) == pytest.approx(expected, rel=0.05)
 
 
-def test_changes_as_they_are_written():
-    assert parse_change("fused_moe=1.3x(1.2..1.4)") == KernelChange(
-        op="fused_moe", factor=1.3, low=1.2, high=1.4
-    )
+def test_a_change_as_it_is_written():
     assert parse_change("block_scale_gemm:qkv_a@decode=saved:100us(90..110us)") == KernelChange(
         op="block_scale_gemm", part="qkv_a", phase="decode", saved_us=100, low=90, high=110
     )

@@ -4,6 +4,7 @@ what is measured of them is told apart from what isolated calls would have said.
 from __future__ import annotations
 
 import json
+import math
 from contextlib import nullcontext
 from dataclasses import replace
 
@@ -234,6 +235,10 @@ def test_an_arm_that_cannot_run_or_is_wrong_costs_itself_only(rank_here, monkeyp
     monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
     other = replayed({"mla_decode": "torch.naive"}).arms["x"]
     assert other.failed.startswith("wrong") and other.step is None and other.change is None
+    monkeypatch.undo()
+    monkeypatch.setattr("harness.serving.replay.replay.Worker", WorkerHere)
+    monkeypatch.setattr(Rank, "difference", lambda *_, **__: {"mla_decode": math.nan})
+    assert replayed({"mla_decode": "torch.naive"}).arms["x"].failed.startswith("wrong"), "NaN is none"
     monkeypatch.setitem(CHOSEN, "mla_decode", "flashmla")
     with pytest.raises(NothingRan, match="could not be replayed"):
         replayed({})

@@ -147,6 +147,7 @@ def test_a_model_that_lacks_a_shard_or_does_not_reach_is_refused(model_folder):
     with pytest.raises(UsageError, match=r"70 tokens in a request; .* reaches 64: smaller --isl or --osl"):
         _room(model_folder, ClientLoad(60, 10, 4, 4))
     assert _room(model_folder, ClientLoad(54, 10, 4, 4))[:2] == ["--max-model-len", "64"]
+    assert [_room(model_folder, ClientLoad(8, 8, n, n))[-1] for n in (4, 40)] == ["16", "40"]
     index = {"weight_map": {"a": "1.safetensors"}}
     (model_folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(UsageError, match=r"1\.safetensors is missing \(1 of 1"):

@@ -72,7 +72,7 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
     ):
         assert said in done.stdout
     assert "2 passed, 1 skipped" in done.stdout.replace("6 failed, ", ""), "FlashMLA needs a GPU"
-    mine, suites = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
+    mine, suites, _ = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
     assert (mine["stats"]["rounds"], mine["extra_info"]["implementation"]) == (5, "yours.attend")
     facts = suites["extra_info"]
     assert (facts["implementation"], facts["check"]["ok"], facts["cache"]) == ("torch.sdpa", True, "warm")

@@ -29,14 +29,10 @@ def half(o, out):
     attend(o, out)
     out[-1] = 0
 
-def tires(o, out, calls=[]):
-    calls.append(1)
-    (attend if len(calls) < 100 else half)(o, out)
-
 def raises(o, out):
     raise RuntimeError("no such luck")
 
-@pytest.mark.parametrize("kernel", [attend, "torch.sdpa", half, tires, raises, "flashmla", "torch.sdp", 7])
+@pytest.mark.parametrize("kernel", [attend, "torch.sdpa", half, raises, "flashmla", "torch.sdp", 7])
 def test_mine(kernel_benchmark, kernel):
     facts = kernel_benchmark("mla_decode", kernel, case=CASE, cache="warm", rounds=5)
     assert facts["check"]["ok"]
@@ -63,7 +59,6 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
     assert done.returncode == 1
     for said in (
         "yours.half is wrong: ",
-        "yours.tires is wrong: ",
         "rows are off",
         "yours.raises is error: RuntimeError: no such luck",
         "no implementation of mla_decode is called 'torch.sdp'",
@@ -71,7 +66,7 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
         "names 2 cases; a benchmark is of one",
     ):
         assert said in done.stdout
-    assert "2 passed, 1 skipped" in done.stdout.replace("6 failed, ", ""), "FlashMLA needs a GPU"
+    assert "2 passed, 1 skipped" in done.stdout.replace("5 failed, ", ""), "FlashMLA needs a GPU"
     mine, suites = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
     assert (mine["stats"]["rounds"], mine["extra_info"]["implementation"]) == (5, "yours.attend")
     facts = suites["extra_info"]

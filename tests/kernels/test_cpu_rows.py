@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -21,13 +22,14 @@ from tests.support.judging import given_to
 CPU = detect("cpu")
 
 
+def scale(o: Any, **factors: float) -> None:
+    for name, factor in factors.items():
+        getattr(o, name).mul_(factor)
+
+
 def scaled(**factors: float) -> Any:
-    """Operands times these."""
-
-    def twist(o: Any) -> None:
-        for name, factor in factors.items():
-            getattr(o, name).mul_(factor)
-
+    """Operands times these; it goes to vLLM's process."""
+    twist: Any = functools.partial(scale, **factors)
     twist.__name__ = " ".join(f"{name} times {factor:g}" for name, factor in factors.items())
     return twist
 

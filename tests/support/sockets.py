@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import socket
-from collections.abc import Iterator
 from pathlib import Path
 
 LISTEN = "0A"
@@ -12,24 +10,45 @@ LISTEN = "0A"
 
 def listening(pid: int) -> list[str]:
     """IPv4 addresses, those of IPv6 that stand for one too; others as IPv6."""
-    inodes = set(_sockets(pid))
-    lines = [Path(f"/proc/net/{table}").read_text().splitlines()[1:] for table in ("tcp", "tcp6")]
-    fields = [line.split() for line in lines[0] + lines[1]]
-    return [_address(f[1].split(":")[0]) for f in fields if f[3] == LISTEN and f[9] in inodes]
+    inodes = {inode for process in (pid, *_descendants(pid)) for inode in _sockets(process)}
+    addresses = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == LISTEN and fields[9] in inodes:
+                addresses.append(_address(fields[1].split(":")[0]))
+    return addresses
 
 
 def _address(words: str) -> str:
     """Each word of 32 bits is written as the machine holds it."""
     packed = b"".join(bytes.fromhex(words[i : i + 8])[::-1] for i in range(0, len(words), 8))
-    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
-    return socket.inet_ntop(family, packed).removeprefix("::ffff:")
+    if len(packed) == 4:
+        return socket.inet_ntoa(packed)
+    text = socket.inet_ntop(socket.AF_INET6, packed)
+    return text.removeprefix("::ffff:")
 
 
-def _sockets(pid: int) -> Iterator[str]:
-    """Inodes of the process and of those below it; one that has just ended has none."""
-    with contextlib.suppress(OSError):
+def _descendants(pid: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # it has just ended
+        children.setdefault(parent, []).append(int(process.name))
+    below, queue = [], [pid]
+    while queue:
+        for child in children.get(queue.pop(), []):
+            below.append(child)
+            queue.append(child)
+    return below
+
+
+def _sockets(pid: int) -> set[str]:
+    """Inodes."""
+    try:
         links = [str(descriptor.readlink()) for descriptor in Path(f"/proc/{pid}/fd").iterdir()]
-        yield from (link[8:-1] for link in links if link.startswith("socket:["))
-        for children in Path(f"/proc/{pid}/task").glob("*/children"):
-            for child in children.read_text().split():
-                yield from _sockets(int(child))
+    except OSError:
+        return set()
+    return {link[8:-1] for link in links if link.startswith("socket:[")}

@@ -60,10 +60,10 @@ def measured(folder: Path) -> Page:
 
 
 def two_runs(folder: Path) -> Page:
-    """Of which nobody knows whether their sources differ; and of the same commit."""
+    """Of one name, and nobody knows whether their sources differ; and of the same commit."""
     of = [case(1)]
     old, new = (ranked(of[0], THREE | {"vllm.vec": us}) for us in (150.0, 300.0))
-    return page_of(write(folder / "old", old, of), write(folder / "new", new, of), COMMITTED / "compare")
+    return page_of(write(folder / "a/run", old, of), write(folder / "b/run", new, of), COMMITTED / "compare")
 
 
 def replay(folder: Path) -> Page:

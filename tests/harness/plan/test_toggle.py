@@ -95,5 +95,5 @@ def test_calls_on_a_gpu_are_in_a_graph_unless_eager_is_asked_for():
         return plan_toggle(ToggleRequest(*asked), named("cuda", "sm_90"), print).flags
 
     assert flags("eager") == {"CUDA_LAUNCH_BLOCKING": ["0", "1"]}
-    with pytest.raises(NothingRan, match="CUDA_LAUNCH_BLOCKING .*eager"):
+    with pytest.raises(NothingRan, match=r"CUDA_LAUNCH_BLOCKING .*eager"):
         flags(None)

@@ -44,7 +44,9 @@ def _of_chart(chart: Chart) -> Iterator[str]:
     for layer in _layers(whole, whole.get("datasets", {}), whole.get("data"), set()):
         mark, encoding = layer["mark"], layer.get("encoding", {})
         fields = (f"{channel}={of['field']}" for channel, of in encoding.items() if "field" in of)
-        yield " ".join([f"  {mark['type'] if isinstance(mark, dict) else mark}", *fields])
+        style = (f"{name}={json.dumps(of)}" for name, of in sorted(mark.items()) if name != "type")
+        kept = (f"only {json.dumps(of['filter'])}" for of in layer.get("transform", ()) if "filter" in of)
+        yield " ".join([f"  {mark['type']}", *fields, *style, *kept])
         yield from _shortened([f"    {_compact(value)}" for value in layer["values"]])
 
 

@@ -101,8 +101,8 @@ def run_here(
         patch.setattr(sys, "argv", ["harness", command, *map(str, arguments)])
         if plugin is not None:
             patch.setenv(kernels.PLUGINS, str(plugin))
-        # As workers do, which are this process.
-        patch.setattr(kernels, "_importing", True)
+        # As workers do, which are this process; `tune` sees to it.
+        patch.setattr(kernels, "_importing", command != "tune")
         kernels.implementations.cache_clear()
         try:
             code = main()

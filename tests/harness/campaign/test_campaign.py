@@ -15,9 +15,9 @@ from harness.campaign import execute
 from harness.campaign.archive import pack
 from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
 from harness.campaign.jobs import CampaignPlan, share_s
-from harness.campaign.spec import DEFAULTS, Step, load_spec, steps, steps_of
+from harness.campaign.spec import Step, steps_of
 from harness.cli.campaign import StepCommands
-from harness.errors import UsageError
+from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
@@ -30,6 +30,7 @@ SPEC = """
 name = "doctor"
 command = "doctor"
 expected = "30s"
+options = { quick = false }
 
 [[step]]
 command = "run"
@@ -113,7 +114,8 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot)
         lines.append("")
     snapshot(Path(__file__).parent / "snapshots" / "campaigns.txt", "\n".join(lines))
     (done,) = (tmp_path / "the most valuable first, ops in turn").glob("doctor/done.json")
-    assert json.loads(done.read_text())["code"] == 0
+    told = json.loads(done.read_text())
+    assert (told["code"], told["arguments"]) == (0, ["-m", "harness", "doctor"])
 
 
 def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
@@ -165,6 +167,10 @@ def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tm
     plan = CampaignPlan([step], 1e3, StepCommands(), tmp_path, True, Shown())
     (job,) = plan._jobs(step, "cpu", [SimpleNamespace(facts=None)], [])
     assert (job.arguments[-1], job.expected_s, job.most_s) == ("48s", 60.0, 120.0), "most is measuring"
+    job.folder.mkdir()
+    for code, statuses in ((OK, {"ok": 1}), (FAILED, {"error": 1}), (NOTHING_RAN, {})):
+        job.done.write_text(json.dumps({"code": code}))
+        assert job.statuses == statuses
 
 
 def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkeypatch):
@@ -201,9 +207,10 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
 def test_default_campaigns_are_what_their_commands_take(kind: str):
     commands = StepCommands()
-    made = steps(load_spec(DEFAULTS / f"{kind}.toml"))
+    made = steps_of(None, [kind])
     for step in made:
         commands.check(step)
+        assert step.is_for("a type", kind) and not step.is_for("a type", "another")
     if kind != "cpu":  # what users ask for comes before what proves the suite
         assert [step.command for step in made][:5] == ["run"] * 4 + ["doctor"]
     assert {step.op for step in made if step.command == "run"} == {

@@ -95,14 +95,6 @@ def test_slurm_starts_ray_and_the_campaign(printed, stand_ins):
     ]
 
 
-def test_dstack_starts_ray_and_the_campaign(printed, stand_ins):
-    _, *commands = yaml.safe_load(printed("dstack", "--devices", "MI300X=16"))["commands"]  # after set-up
-    _, _, *words = stand_ins(" && ".join(commands), DSTACK_MASTER_NODE_IP="10.0.0.7")
-    assert words[:5] == ["symmetric-run", "--address", "10.0.0.7:6379", "--min-nodes", "2"]
-    assert '--resources={"device:MI300X": 8}' in words
-    assert words[-4:] == ["--budget", "25m", "--out", "/kept/campaign"]
-
-
 def test_many_cases_on_many_devices_are_planned(here, tmp_path):
     many = tmp_path / "many.toml"
     many.write_text('[[step]]\ncommand = "run"\nrepeats = 8\noptions = { suite = "r1-tp8" }\n')

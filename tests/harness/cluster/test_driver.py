@@ -16,12 +16,12 @@ from harness.cluster.execute import only_type
 from harness.cluster.jobs import RunJob
 from harness.errors import NothingRan, UsageError
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Record
+from harness.results.schema import CaseDone, Cell, Record
 from harness.run.device import DeviceFacts
 from harness.run.plan import RunPlan
 from harness.run.request import Request
 from kernels.platform import named
-from tests.support.simulated_pool import SimulatedPool, made_up_run, pool
+from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, records
 
 
 class Driven:
@@ -152,7 +152,7 @@ def test_time_is_kept_for_what_only_one_device_may_do():
         dispatcher.done(case, "b", wall_s, 10.0)
     assert lane.expected_s(case) == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
     dispatcher.fail(case, "b", "a reason")
-    assert lane.given == 0, "its turn comes again"
+    assert (lane.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "its turn comes again, elsewhere"
 
 
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
@@ -166,6 +166,12 @@ def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
     orders = [job.order(task, math.inf) for task in others]
     given_s = [order.budget_s for order in orders if order]
     assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
+    plan = RunPlan.of(journal.run(), Request(budget="0.1s", retry=True))
+    assert RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1).order(first, math.inf)
+    crash = {"status": "crashed"}
+    journal.append(r.model_copy(update=crash if isinstance(r, Cell) else {}) for r in records(last, "a", 3))
+    again = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1)
+    assert [*again.waiting][-1] == first.key, "what broke may break again"
 
 
 def test_no_device_at_all_is_one_line(drive):

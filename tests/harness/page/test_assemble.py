@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -36,15 +35,6 @@ def test_runs_are_told_apart_by_their_machine_or_else_their_name(tmp_path):
 
     assert ranking("a", "b") == {f"{impl} · {run}" for impl in TWO for run in "ab"}
     assert ranking("a", "c") == {f"{impl} · {device}" for impl in TWO for device in ("A machine", "Another")}
-
-
-def test_anchors_are_there_once_whatever_is_called_alike(tmp_path):
-    of, other = case(), case(op="block_scale_gemm")
-    for folder, op in (("a/run", of), ("b/run", of), ("c/run", other)):
-        batches = [replace(op, sizes=op.sizes | {"batch": batch}) for batch in (1, 2)]
-        write(tmp_path / folder, [r for b in batches for r in ranked(b, TWO)], batches)
-    anchors = [chart.anchor for chart in page_of(tmp_path).charts()]
-    assert len(anchors) == len(set(anchors))
 
 
 def test_a_run_of_little_says_so(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def measured(folder: Path) -> Page:
     """Sizes that vary, verdicts of each word, disturbed rounds, clocks, rows without a time, a case that was
     not finished."""
     small, large, long, quantised, broken, last = cases = [
-        *(case(1), case(8), case(8, ctx=900), case(64, boundary="with_quant")),
+        *(case(1), case(8), replace(case(8, ctx=900), weight=0.6), case(64, boundary="with_quant")),
         *(case(64, heads=4), case(64)),
     ]
     clock = [{"sm_clock_mhz": {"min": 1.0, "median": 2.0, "max": 4.0}, "not_read": {"heat": "?"}}]
@@ -56,6 +57,13 @@ def measured(folder: Path) -> Page:
         *(record for record in ranked(last, THREE) if not isinstance(record, CaseDone)),
     ]
     return page_of(write(folder / "run", records, cases))
+
+
+def two_runs(folder: Path) -> Page:
+    """Of one name, and nobody knows whether their sources differ; and of the same commit."""
+    of = [case(1)]
+    old, new = (ranked(of[0], THREE | {"vllm.vec": us}) for us in (150.0, 300.0))
+    return page_of(write(folder / "a/run", old, of), write(folder / "b/run", new, of), COMMITTED / "compare")
 
 
 def replay(folder: Path) -> Page:
@@ -83,7 +91,7 @@ def partial_ledger(folder: Path) -> Page:
 PAGES: dict[str, Callable[[Path], Page]] = {
     "measured": measured,
     "arms": lambda folder: page_of(COMMITTED / "toggle/threads"),
-    "two runs": lambda folder: page_of(COMMITTED / "compare"),
+    "two runs": two_runs,
     "gauge": lambda folder: page_of(COMMITTED / "serving/gauge"),
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),
     "replay": replay,
@@ -93,8 +101,9 @@ PAGES: dict[str, Callable[[Path], Page]] = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_says_and_draws_what_is_committed(snapshot, tmp_path, name):
-    page = PAGES[name](tmp_path)
+def test_a_page_says_and_draws_what_is_committed(snapshot, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    page = PAGES[name](Path())
     snapshot(SNAPSHOTS / f"{name.replace(' ', '-')}.txt", page_text(page.sections))
     require_valid(page)
 

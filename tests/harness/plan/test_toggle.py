@@ -1,5 +1,5 @@
-"""`toggle`: a factorial of workers under real environments; how a stopped one goes on. No times are looked
-at: effects and verdicts of known times are tested in ../results and ../report."""
+"""`toggle`: a factorial of workers under real environments; how a stopped one goes on; what can act. Effects
+and verdicts of known times are tested in ../results and ../report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import json
 
 import pytest
 
+from harness.errors import NothingRan
+from harness.plan.toggle import ToggleRequest, plan_toggle
 from harness.results.journal import Journal
+from kernels.platform import named
 from tests.support.recorded_verdicts import redo
 from tests.support.workers_here import run_here
 
@@ -84,3 +87,13 @@ def test_a_stopped_toggle_goes_on(plugin, tmp_path):
     for records in finished.values():
         assert {r.arm for r in records if r.kind == "cell"} == {"plain", "PROBE_PATH=1"}
         assert any(r.kind == "verdict" and r.about == "A/A" for r in records)
+
+
+def test_calls_on_a_gpu_are_in_a_graph_unless_eager_is_asked_for():
+    def flags(launch: str | None) -> dict:
+        asked = ("mla_decode", launch, ["CUDA_LAUNCH_BLOCKING=0,1"], (), "factorial", None, False, False)
+        return plan_toggle(ToggleRequest(*asked), named("cuda", "sm_90"), print).flags
+
+    assert flags("eager") == {"CUDA_LAUNCH_BLOCKING": ["0", "1"]}
+    with pytest.raises(NothingRan, match=r"CUDA_LAUNCH_BLOCKING .*eager"):
+        flags(None)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.report.case_notes import time_spent
 from harness.report.case_table import case_table
 from harness.report.terminal import WIDTH, plain
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Verdict
@@ -61,7 +60,7 @@ TABLES: dict[str, list[Cell | Verdict | CaseDone]] = {
     "not told from the second": [*TWO, verdict("vllm.amx", "runner-up", 0.98, 1.06, 1.02)],
     "too noisy": [*TWO, verdict("vllm.amx", "runner-up", 1.6, 2.6, 2.0, floor=None)],
     "too noisy for an interval": [*TWO, verdict("vllm.amx", "runner-up", 0.0, None, 1.02, floor=None)],
-    "nothing to compare with": [timed("a", 5.0, 0.1)],
+    "nothing to compare with": [timed("a", 5.0, 0.1, reason="disturbed")],
     "not compared": [*TWO],
     "nothing has a time": [
         *(untimed("a", "unsupported", "x"), untimed("b", "wrong", "y"), untimed("c", "wrong", "z")),
@@ -111,7 +110,3 @@ def test_it_fits_a_terminal_and_names_what_has_no_room(columns, missing):
         assert (name in header) == (value in row.split()) == (name not in missing)
     for text in ("33.4 ± 1.2", "2.58x (2.47 to 2.68)", "unclear"):
         assert text in row
-
-
-def test_without_phases_the_rest_is_one_sum():
-    assert time_spent(20.0, 20.0, {}) == "measuring 20.0 s of 40.0 s (50 %); set-up and checks 20.0 s"

@@ -47,9 +47,3 @@ def test_times_of_a_column_share_a_unit_where_that_reads_well():
     header, cells = text.time_column([(12.0, 11.0, 13.0), (2.5e6, 2.4e6, 2.6e6)])
     assert header == "time"
     assert [cell.split() for cell in cells] == [["12.0", "us", "±", "1.0"], ["2.50", "s", "±", "0.10"]]
-
-
-def test_columns_without_anything_are_left_out():
-    rows, headers = text.filled_columns([["a", "", 1], ["b", "", ""]], ["name", "note", "count"])
-    assert (rows, headers) == ([["a", 1], ["b", ""]], ["name", "count"])
-    assert text.table(rows, headers, right=["count"]).splitlines()[-1].startswith("b")

@@ -272,6 +272,7 @@ ONE_IS_LONG = (e2e(2125.0, "mean"), e2e(1e4, "max"))  # of eight requests: it is
 AT_A_RATE = (e2e(5000.0, "mean"), _metric("request_throughput", 0.4, "req/s"))
 EIGHT, EIGHTY = (OfferedLoad(concurrency=8, request_rate=0.0, num_prompts=sent) for sent in (8, 80))
 COUNTED = {"nodes": 1, "totals": Totals(duration_s=16.94, output_tokens=2048)}
+ITL = {"mean": 100.0, "median": 0.5}
 UNSAID = {"unit": "tok/s", "scope": "node", "tokens": "unknown"}
 
 
@@ -285,6 +286,10 @@ UNSAID = {"unit": "tok/s", "scope": "node", "tokens": "unknown"}
      {"workload": EIGHTY.model_copy(update={"num_prompts": 2})}),
     *[("moments", severity, (e2e(1e3, "mean"), e2e(900.0, "min"), e2e(1100.0, "max"), e2e(deviation, "std")),
        {"totals": Totals(completed=100)}) for deviation, severity in ((150.0, "wrong"), (99.0, None))],
+    *[("moments", severity, (e2e(1e3, "mean"), e2e(100.0, "std"), e2e(p10, "p10")), {})
+      for p10, severity in ((750.0, None), (550.0, "wrong"))],
+    *[("moments", severity, [_metric("itl", v, "ms", "request", s) for s, v in known.items()], {})
+      for known, severity in ((ITL, "suspect"), (ITL | {"p25": 0.1}, None))],  # pieces of several tokens
     *[("plausible", severity, (_metric(name, value, unit, statistic="mean"),), {})
       for severity, name, unit, value in (("suspect", "tpot", "ms", 0.05), (None, "tpot", "ms", 5.0),
                                           ("suspect", "prefill", "ms", 1e8),

@@ -179,6 +179,9 @@ def test_it_is_what_requests_one_by_one_come_to(load, most):
     assert float(found.tpot[0]) == pytest.approx(run.tpot[steady].mean(), rel=0.05)
     assert float(found.ttft[0]) == pytest.approx(run.ttft[steady].mean(), rel=0.15)
     assert float(found.output[0]) == pytest.approx(1e3 * run.tokens / run.duration, rel=0.1)
+    short = replace(load, waves=2)  # half of its requests come at once and find the memory empty
+    whole = simulated(short, most=most).ttft.mean()
+    assert float(closed(short, most=most).ttft_mean[0]) == pytest.approx(whole, rel=0.32)
 
 
 def test_what_does_not_settle_is_said_in_one_line():

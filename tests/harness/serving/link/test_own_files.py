@@ -162,8 +162,9 @@ def test_a_trace_says_what_is_on_the_critical_path_and_whether_its_engine_is_kno
     traced_as(DEEPSEEK | {"all_reduce": 0.0}, engine="")
     found = document("--concurrency", "4", "--trace", "some.json")
     assert "nothing in some.json tells its engine: taken to be sglang" in found["notes"]
-    decode_ms = {share["name"]: share["decode_ms"] for share in found["workloads"][0]["shares"]}
-    assert decode_ms["all_reduce"] == 0.0 < decode_ms["fused_moe"]
+    parts = {share["name"]: share for share in found["workloads"][0]["shares"]}
+    for time in ("decode_ms", "stall_ms"):  # what no step of it tells of prefills is as in decode
+        assert parts["all_reduce"][time] == 0.0 < parts["fused_moe"][time]
 
 
 # Calibration on a user's own results: few points are enough, and intervals are honest about how few

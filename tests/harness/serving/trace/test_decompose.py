@@ -73,7 +73,8 @@ def test_steps_are_told_by_who_launched_what_not_by_when_it_ran(tmp_path):
     """Launches run ahead of the device; what is sampled after the annotated call is of its step."""
     prefill, decode = "execute_context_1(128)_generation_0(0)", "execute_context_0(0)_generation_1(1)"
     events = [
-        span(prefill, 0, 10), launch(1, 1), launch(2, 12), span(decode, 20, 10), launch(3, 20),
+        span(decode, 0, 2), span(prefill, 0, 10), span(decode, 5, 2),  # one inside another is the same step
+        launch(1, 1), launch(2, 12), span(decode, 20, 10), launch(3, 20),
         kernel(MM, 30, 40, correlation=1), kernel(ARGMAX, 70, 5, correlation=2),
         kernel(MM, 80, 7, correlation=3), kernel(NORM, 90, 3),
     ]  # fmt: skip

@@ -135,7 +135,7 @@ def test_an_effect_is_the_mean_of_the_pairs_differences_with_students_interval()
     # t(0.975, 3) = 3.1824; the differences are 10, 11, 9, 11 with standard deviation 0.9574.
     assert one.high - one.change == pytest.approx(3.18245 * 0.957427 / 2, rel=1e-4)
     assert one.change == pytest.approx(10.25) and one.share == pytest.approx(10.25 / 101)
-    assert one.resolved
+    assert one.resolved and effect([110.0, 121.0], [100.0, 110.0]).resolved
     assert not effect([100.0, 100.0, 100.0], [102.0, 102.1, 101.9]).resolved, "small"
     assert not effect([100.0, 100.0, 100.0], [130.0, 80.0, 150.0]).resolved, "uncertain"
     assert effect([100.0], [150.0]).high == math.inf

@@ -1,5 +1,6 @@
 """Outputs that the harness owns: what is written beside them shows, and who writes nothing is told by it."""
 
+import math
 import random
 
 import pytest
@@ -49,3 +50,5 @@ def test_of_outputs_that_differ_the_farthest_is_kept():
     which, output = repeats.farthest
     assert (which, output[0, 0].item(), repeats.distance) == (0, 1.5, pytest.approx(0.5))
     assert (repeats.calls, repeats.differed) == (4, 3)
+    repeats.see(0, math.nan * known, True)
+    assert repeats.distance == math.inf

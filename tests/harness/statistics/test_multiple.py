@@ -63,12 +63,6 @@ def test_what_is_clear_leaves_its_share_to_the_others():
     assert by_pair["d", "anchor"].confidence == pytest.approx(1 - 0.05 / 2)
 
 
-def test_two_contenders_are_one_question():
-    found = judged(session({"anchor": 1.0, "a": 1.0001}, Noise(own=0.05)), "anchor", "a")
-    assert [j.about for j in found] == ["baseline", "runner-up"]
-    assert [j.confidence for j in found] == [0.95, 0.95]
-
-
 def test_a_twin_gives_the_floor():
     rounds = session({"anchor": 1.0, "again": 1.1, "a": 1.05}, Noise(own=0.001))
     (found, _) = judged(rounds, "anchor", "a", twin="again")

@@ -85,6 +85,7 @@ def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
         (0.99, 8, {}, False),
         (1.005, 8, {}, True),
         (1.01, 7, {}, True),  # too few rows to tell
+        (torch.tensor([[1.0], [1.014]] * 4), 8, {}, True),  # rows that scatter so far
         (0.99, 8, {"truncates": True}, True),
         (0.98, 8, {"truncates": True}, False),
         (1.01, 8, {"fp8": True}, True),

@@ -61,6 +61,8 @@ def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
     assert asked(measurer, bf16) > 1
     measurer.ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
     assert (asked(measurer, long), asked(measurer, fp8) > 1) == (0, True)
+    plan.record.race = "its configurations are checked at their own case"
+    assert asked(measurer, fp8) == 0
 
 
 def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):

@@ -65,6 +65,18 @@ def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
     assert asked(measurer, fp8) == 0
 
 
+def test_groups_share_the_seconds_of_a_case(monkeypatch):
+    answers = {"_contenders": ([], [], None), "_compared": [("a", []), ("b", [])], "_groups": ([""], [], "")}
+    for name, answer in answers.items():
+        monkeypatch.setattr(CaseMeasurer, name, lambda *_, answer=answer: answer)
+    given = []
+    monkeypatch.setattr(CaseMeasurer, "_run_group", lambda *asked: given.append(asked[3:5]))
+    monkeypatch.setattr("harness.run.measurer.build_records", lambda *_: ([], None))
+    measurer = CaseMeasurer(SimpleNamespace(yardsticks=id), OwnDevice(CPU, Blind("")), progress=None)
+    measurer.measure(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), 6.0, 9.0, Path())
+    assert given == [(3.0, 4.5)] * 2
+
+
 def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
     """They are checked once a run; a row of a library keeps its time in all of its cases."""
     of = kernels.OPS["mla_decode"]

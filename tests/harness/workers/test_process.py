@@ -27,12 +27,13 @@ class Served:
         import torch
         from harness.workers.child.blob import Blob
 
-        return {"output": Blob.of(torch.arange(1 << 10))}
+        return {"one": Blob.of(torch.full((1 << 20,), -7, dtype=torch.int32)), "count": 3,
+                "two": Blob.of(torch.arange(10, dtype=torch.int16))}
 
-    def total(self, output):
+    def total(self, one, two, count):
         import torch
 
-        return int(output.tensor(torch.int64, (1 << 10,)).sum())
+        return int(one.tensor(torch.int32, (1 << 20,)).sum()), two.tensor(torch.int16, (2, 5)).tolist(), count
 
     def greet(self):
         print("no last words", flush=True)
@@ -149,7 +150,8 @@ def test_large_outputs_go_from_one_worker_to_another(served, tmp_path):
     one, other = (Worker(*served, tmp_path / name) for name in ("one", "other"))
     try:
         for _ in range(2):
-            assert other.ask("total", 30, **one.ask("large", 30)) == sum(range(1 << 10))
+            given = other.ask("total", 30, **one.ask("large", 30))
+            assert given == (-7 << 20, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], 3)
     finally:
         one.kill()
         other.kill()

@@ -40,6 +40,18 @@ def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
     assert (found.device, found.arch, found.memory) == ("cuda:0", "gfx942", 206141652992)
 
 
+def test_the_last_level_caches_of_all_dies_count(tmp_path):
+    names = ("shared_cpu_list", "level", "type", "size")
+    for cpu, die in enumerate(("0-1", "0-1", "2")):
+        caches = ((die, "3", "Unified", "32M"), (die, "2", "Unified", "64M"), (die, "4", "Instruction", "1M"))
+        for index, facts in enumerate(caches):
+            for name, fact in zip(names, facts, strict=True):
+                (folder := tmp_path / f"cpu{cpu}/cache/index{index}").mkdir(parents=True, exist_ok=True)
+                (folder / name).write_text(fact)
+    found = [platform._cpu_last_level(cpus, tmp_path) for cpus in ((0, 1), (0, 1, 2), ())]
+    assert found == [32 << 20, 64 << 20, 0]
+
+
 H100 = Gpu("sm_90", "NVIDIA H100 80GB HBM3", 81559 << 20, "GPU-aaaa")
 MISMATCH = "NVML: Driver/library version mismatch"
 

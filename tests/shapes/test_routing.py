@@ -90,7 +90,8 @@ def test_touched_is_the_union_over_turns_and_neighbouring_seeds_differ(routings)
 
 def test_balanced_tokens_use_as_many_groups_as_they_may():
     """Of 32 experts, two picks in each of four: turns of one token touch them all."""
-    one = Routing(1, **R1)
+    one, few = Routing(1, **R1), Routing(3, **R1)
+    assert few.picks(32) == (*few.picks()[1:], few.picks()[0]), "of 32 experts each stands where it was"
     assert [one.touched(turns) for turns in (1, 2, 16, 17)] == [8, 16, 128, 128]
     for row in Routing(100, **R1).picks():
         assert sorted(Counter(expert // 32 for expert in row).values()) == [2, 2, 2, 2]

@@ -61,6 +61,20 @@ def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
     assert asked(measurer, bf16) > 1
     measurer.ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
     assert (asked(measurer, long), asked(measurer, fp8) > 1) == (0, True)
+    plan.record.race = "its configurations are checked at their own case"
+    assert asked(measurer, fp8) == 0
+
+
+def test_groups_share_the_seconds_of_a_case(monkeypatch):
+    answers = {"_contenders": ([], [], None), "_compared": [("a", []), ("b", [])], "_groups": ([""], [], "")}
+    for name, answer in answers.items():
+        monkeypatch.setattr(CaseMeasurer, name, lambda *_, answer=answer: answer)
+    given = []
+    monkeypatch.setattr(CaseMeasurer, "_run_group", lambda *asked: given.append(asked[3:5]))
+    monkeypatch.setattr("harness.run.measurer.build_records", lambda *_: ([], None))
+    measurer = CaseMeasurer(SimpleNamespace(yardsticks=id), OwnDevice(CPU, Blind("")), progress=None)
+    measurer.measure(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), 6.0, 9.0, Path())
+    assert given == [(3.0, 4.5)] * 2
 
 
 def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):

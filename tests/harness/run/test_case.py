@@ -167,22 +167,21 @@ SIZES = {
 
 @pytest.mark.parametrize("op", SIZES)
 def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
-    """A plug-in's word on it does not count."""
+    """A plug-in's word on it does not count. An older tree's worker is not asked for far addresses."""
     rows = {i.name: Contender(i.name, i, Arm(), "eager") for i in kernels.implementations(op)}
     own = rows["torch.compile"]
-    brought = Contender("mine", copy.copy(own.impl), Arm(), "eager")
+    brought = Contender("mine", copy.copy(own.impl), Arm(tree="older"), "eager")
     brought.impl.plugin = "mine.py"
-    prepared: list[str] = []
-
-    def no_output(*_: object) -> None:
-        raise WorkerFailure("error", "no output")
-
-    station = SimpleNamespace(platform=Platform("cpu", "x86-avx2", "cpu", "a CPU"), open=lambda *_: 0)
+    asked: list[tuple[str, str]] = []
+    station, answer = Mock(platform=Platform("cpu", "x86-avx2", "cpu", "a CPU")), {"ok": True}
     station.living = station.contenders = [own, rows["torch.naive"], brought]
-    station.prepare, station.ask = lambda row: prepared.append(row.name), no_output
-    run = driven(kernels.OPS[op].case(SIZES[op]), answering(0), stations=[station])
+    given = OUTPUT | {"seconds": 0.1, "digest": answer, "late": False, "guards": True, "result_s": 0.0}
+    station.open.return_value = answer
+    station.ask = lambda row, request: asked.append((row.name, request)) or given
+    run = driven(kernels.OPS[op].case(SIZES[op]), answering(answer), stations=[station])
     run._check_ragged([station], run.case, "ragged-0")
-    assert prepared == ["torch.naive", "mine"]
+    assert [call.args[0].name for call in station.prepare.call_args_list] == ["torch.naive", "mine"]
+    assert asked == [("torch.naive", "output"), ("torch.naive", "far"), ("mine", "output")]
 
 
 @pytest.mark.parametrize(

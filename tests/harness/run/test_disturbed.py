@@ -85,9 +85,10 @@ def test_a_machine_that_is_never_quiet_is_measured_all_the_same(tmp_path):
 
 
 def test_a_machine_too_disturbed_gives_no_number_where_that_is_refused(tmp_path):
-    code, found, out, *_ = measure(tmp_path, Scripted(itertools.cycle(OFTEN)), disturbed="refuse")
+    code, found, out, _, whole = measure(tmp_path, Scripted(itertools.cycle(OFTEN)), disturbed="refuse")
     (done,) = found[CaseDone]
     assert (code, done.stopped, found[Verdict]) == (1, "disturbed", [])
+    assert whole["run"]["disturbed"] == "refuse"
     assert "until most rounds had been disturbed" in out
     for cell in found[Cell]:
         assert (cell.status, cell.time_us) == ("error", None)

@@ -48,17 +48,21 @@ def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, r
     assert made.facts(None).get("disturbed") == said
 
 
-def test_no_judge_is_started_for_what_is_refused(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("kernel", "reason"), [("flashmla", "needs cuda; this "), ("torch.naive", "it is interpreted ")]
+)
+def test_no_judge_is_started_for_what_is_refused(monkeypatch, tmp_path, kernel, reason):
     def start(*arguments):
         raise AssertionError("a judge was started")
 
     monkeypatch.setattr(single, "start_judge", start)
+    monkeypatch.setattr(single.Implementation, "interpreted", lambda *_: True)
     made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path).benchmark(
-        "mla_decode", "flashmla", case="batch=1 ctx=4 heads=4"
+        "mla_decode", kernel, case="batch=1 ctx=4 heads=4"
     )
     made.begin()
     made.close()
-    assert (made.status, made.reason[:17]) == ("unsupported", "needs cuda; this ")
+    assert (made.status, made.reason[: len(reason)]) == ("unsupported", reason)
 
 
 @pytest.mark.parametrize("kernel", [7, None])

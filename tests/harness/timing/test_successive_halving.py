@@ -7,6 +7,8 @@ import pytest
 
 from harness.statistics.multiple import joint_verdicts
 from harness.statistics.paired import compare
+from harness.timing import successive_halving
+from harness.timing.interleaved import measure
 from harness.timing.rounds import Rounds
 from harness.timing.successive_halving import SELECTING, halving
 from tests.support.simulated_machine import OFFSETS, QUIET, SPIKES, TURN_S, Machine, Noise
@@ -104,7 +106,12 @@ def test_the_budget_holds(budget_s):
     assert heats <= max(SELECTING * budget_s, 10 * one_round) + one_round
 
 
-def test_no_block_is_of_heats_and_of_the_end_and_all_start_anew():
+def test_no_block_is_of_heats_and_of_the_end_and_all_start_anew(monkeypatch):
+    seeds = []
+    spied = lambda turns, policy: seeds.append(policy.seed) or measure(turns, policy)  # noqa: E731
+    monkeypatch.setattr(successive_halving, "measure", spied)
+    race(field())
+    assert len(set(seeds[:-1])) == len(seeds[:-1]) > 1, "heats have orders of their own"
     found = race(field(c3=0.9))
     assert {r.block for r in found.heats}.isdisjoint(r.block for r in found.rounds)
     assert all(TWIN not in r.seconds for r in found.heats), "the twin is of no use to a heat"
@@ -126,6 +133,8 @@ def test_where_the_challenger_dies_at_the_end_the_next_best_takes_its_place():
     assert "c17" not in found.beaten
     last = {name for r in found.rounds if r.block == found.rounds[-1].block for name in r.seconds}
     assert last == {ANCHOR, TWIN, "c17"}
+    found = race(true, QUIET, dies=dict.fromkeys((ANCHOR, "c4"), heats + 5))
+    assert "c17" in found.beaten, "nobody takes a place beside an anchor that is gone"
 
 
 def test_without_its_anchor_or_a_quiet_round_a_race_has_nothing_to_measure():

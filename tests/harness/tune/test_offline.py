@@ -8,6 +8,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from harness.tune.compile_records import CompiledLaunch, CompileRecords
 from harness.tune.compile_records import file as records_file
 from harness.tune.cost_model import HIDDEN, WITHIN, Peaks, estimate, held, least, peaks, share
 from harness.tune.offline import Compiling
-from harness.tune.search import Search, fewest, run
+from harness.tune.search import Search, _paired, fewest, run
 from harness.tune.store import Place
 from harness.workers.child.source_hash import bare
 from kernels.platform import version
@@ -187,6 +188,11 @@ def test_the_search_finds_the_best_and_judges_few_and_compiles_each_launch_once(
         assert {words(one.config) for one in search.good} == {words(one.config) for one in whole.good}
     judged, all_of_them = (sum(n) for n in zip(*((s.at, len(s.candidates)) for s in searches), strict=True))
     assert judged < 0.7 * all_of_them
+
+
+def test_a_kernel_that_is_launched_twice_has_the_figures_of_each_launch():
+    demands = [SimpleNamespace(kernel=name) for name in ("rows", "sum", "rows")]
+    assert _paired(demands, [("rows", 1), ("rows", 2), ("sum", 3)]) == [1, 3, 2]
 
 
 def test_few_configurations_serve_all(tuning):

@@ -27,12 +27,13 @@ class Served:
         import torch
         from harness.workers.child.blob import Blob
 
-        return {"output": Blob.of(torch.arange(1 << 10))}
+        return {"one": Blob.of(torch.full((1 << 20,), -7, dtype=torch.int32)), "count": 3,
+                "two": Blob.of(torch.arange(10, dtype=torch.int16))}
 
-    def total(self, output):
+    def total(self, one, two, count):
         import torch
 
-        return int(output.tensor(torch.int64, (1 << 10,)).sum())
+        return int(one.tensor(torch.int32, (1 << 20,)).sum()), two.tensor(torch.int16, (2, 5)).tolist(), count
 
     def greet(self):
         print("no last words", flush=True)
@@ -44,9 +45,13 @@ class Served:
         print("out of luck", flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
 
-    def lose_the_gpu(self):
-        sys.modules["torch"] = Fake(cuda=Fake(is_initialized=lambda: True, synchronize=None))
+    def refuse(self):
         raise RuntimeError("an illegal access")
+
+    def fail(self, used=True, sound=True):
+        cuda = Fake(is_initialized=lambda: used, synchronize=int if sound else None)
+        sys.modules["torch"] = Fake(cuda=cuda)
+        self.refuse()
 
     def leave(self):
         os._exit(3)
@@ -94,23 +99,32 @@ def test_all_that_a_worker_started_rests_with_it_and_goes_with_it(served, tmp_pa
     assert comes(lambda: not states(group))
 
 
+ILLEGAL = "RuntimeError: an illegal access"
+
+
 @pytest.mark.parametrize(
-    ("request_", "deadline", "status", "reason"),
+    ("request_", "given", "status", "reason"),
     [
-        ("crash", 120, "crashed", "the worker died of SIGSEGV while in crash; its last words: out of luck"),
-        ("leave", 120, "crashed", "the worker ended with exit code 3 while in leave"),
-        ("lose_the_gpu", 120, "crashed", "RuntimeError: an illegal access"),
-        ("hang", 0.1, "timeout", "no answer within 0.1 s while in hang"),
+        ("crash", {}, "crashed", "the worker died of SIGSEGV while in crash; its last words: out of luck"),
+        ("leave", {}, "crashed", "the worker ended with exit code 3 while in leave"),
+        ("hang", {"deadline": 0.1}, "timeout", "no answer within 0.1 s while in hang"),
+        ("fail", {"sound": False}, "crashed", ILLEGAL),  # the GPU is lost, and with it who sits in there
+        ("fail", {}, "error", ILLEGAL),
+        ("fail", {"used": False, "sound": False}, "error", ILLEGAL),
+        ("refuse", {}, "error", ILLEGAL),  # without torch
     ],
 )
-def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, deadline, status, reason):
-    worker = Worker(*served, tmp_path / "log")
-    worker.ask("greet", 120)
-    with pytest.raises(WorkerFailure) as failure:
-        worker.ask(request_, deadline)
-    assert (failure.value.status, failure.value.reason, failure.value.fatal) == (status, reason, True)
-    assert not worker.alive
-    assert worker.pid not in worker_pids()
+def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, given, status, reason):
+    worker, stays = Worker(*served, tmp_path / "log"), status == "error"
+    try:
+        worker.ask("greet", 120)
+        with pytest.raises(WorkerFailure) as failure:
+            worker.ask(request_, **{"deadline": 120} | given)
+        assert (failure.value.status, failure.value.reason) == (status, reason)
+        assert failure.value.fatal is not stays
+        assert (worker.alive, worker.pid in worker_pids()) == (stays, stays)
+    finally:
+        worker.kill()
 
 
 PARENT = """
@@ -136,7 +150,8 @@ def test_large_outputs_go_from_one_worker_to_another(served, tmp_path):
     one, other = (Worker(*served, tmp_path / name) for name in ("one", "other"))
     try:
         for _ in range(2):
-            assert other.ask("total", 30, **one.ask("large", 30)) == sum(range(1 << 10))
+            given = other.ask("total", 30, **one.ask("large", 30))
+            assert given == (-7 << 20, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], 3)
     finally:
         one.kill()
         other.kill()

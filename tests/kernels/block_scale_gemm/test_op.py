@@ -104,6 +104,8 @@ def test_the_reference_is_what_plain_loops_give(text, boundary):
     sizes = sizes_of(text)
     o = OP.operands(sizes, Seeds(), "cpu", boundary)
     reference = OP.reference(o)
+    flops = (2 if boundary == "core" else 3) * OP.work(sizes, boundary).flops
+    assert [OP.reference(o, most).rows is None for most in (flops, flops - 1)] == [True, False]
     b_q, b_scale = o.b_q.double().tolist(), o.b_scale.tolist()
     for m, n in itertools.product(range(sizes.m), range(sizes.n)):
         if o.a is None:

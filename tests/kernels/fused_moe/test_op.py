@@ -70,6 +70,9 @@ def test_some_tokens_need_the_limit_of_groups_and_the_bias():
     assert (free != ids).any(-1).float().mean() > 0.5
     kept = scores.topk(8).indices.sort().values
     assert (kept != ids).any(-1).float().mean() > 0.9
+    inner = o.narrowed()
+    OP.step(o, inner.live_tensors())()
+    assert torch.equal(inner.topk_ids.sort().values, ids), "the suite's own routing heeds both"
 
 
 @pytest.mark.parametrize("text", [*ROUTED, f"tokens=5 {SMALL} routing=one fp8=e4m3fnuz scales=ue8m0"])

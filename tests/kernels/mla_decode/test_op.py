@@ -86,6 +86,11 @@ def test_adversarial_operands_shift_scores_and_have_page_numbers_beyond_16_bits(
     text = "batch=2 ctx=100 heads=8 page=1"
     o = made(text, stationary=1, live=1, adversarial=True)
     assert o.page_table[:, :-1].max() > 32767 and made(text, stationary=1).page_table.max() < 256
+    loudest = [
+        made("batch=1 ctx=9 heads=8 kv=fp8", adversarial=to).q[..., :LATENT].float().abs().amax()
+        for to in (0, 1)
+    ]
+    assert loudest[0] > 2 * loudest[1], "no head is peaked"
     assert _landmarks(64, 16, True) == [0, 15, 16, 31, 32, 47, 48, 63]
     middle = scores(o, 0, cached(o, o.token_slots(0))).median(-1).values
     assert middle[::4].min() > 80 and middle[3::4].max() < -80 and middle[[1, 2, 5, 6]].abs().max() < 40

@@ -71,7 +71,7 @@ class Row(Implementation):
 
 @pytest.mark.parametrize(("compiles", "calls"), [(1, [3, 3, 0, 0]), (2, [3, 3, 3, 3])])
 def test_preparing_again_calls_no_more_than_it_needs(monkeypatch, compiles, calls):
-    """Where the first call after preparing takes `compiles` times as long as others."""
+    """Where the first call after preparing takes `compiles` times as long as others; anew for each case."""
     now, counted = 0.0, 0
 
     def compiled(prepared: Prepared, compute: Call, number: int) -> None:
@@ -80,15 +80,19 @@ def test_preparing_again_calls_no_more_than_it_needs(monkeypatch, compiles, call
         counted += 1
 
     monkeypatch.setattr(bench.time, "perf_counter", lambda: now)
-    subject, made = opened(Row(compiled), Row(name="another")), []
-    for _ in calls:
-        subject.fresh("serving", 3)
-        before = counted
-        subject.prepare("it", Row.name, "eager")
-        made.append(counted - before)
-        for _ in range(2):
-            subject.turn("it", LONG_S / 4)
-    assert made == calls
+    guest, made = Row(compiled, given=lambda operands: torch.set_num_threads(2) or operands), []
+    subject = opened(guest, Row(name="another"))
+    for case in (SMALL, SMALL | {"ctx": 65}):
+        subject.open("mla_decode", case, "core", SEEDS)
+        for _ in calls:
+            subject.fresh("serving", 3)
+            before = counted
+            subject.prepare("it", Row.name, "eager")
+            assert torch.get_num_threads() == 1, "whatever a library sets as it is imported"
+            made.append(counted - before)
+            for _ in range(2):
+                subject.turn("it", LONG_S / 4)
+    assert made == [*calls, *calls]
 
 
 def test_bf16_weights_are_one_copy_that_goes_with_the_fp8_ones():
@@ -216,6 +220,7 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(
     # are the same for other keys. A run asks up to three times.
     monkeypatch.setattr(bench, "UNSEEN", 3)
     monkeypatch.setattr(bench, "UNSEEN_S", math.inf)
+    monkeypatch.setattr(bench.time, "process_time", float)
     idle = []
     for boundary in kernels.OPS[op].boundaries:
         subject = opened(op=op, sizes=sizes, boundary=boundary)
@@ -234,7 +239,8 @@ def test_a_right_kernel_answers_to_all_that_has_an_effect_and_nothing_else_has(
             live[name].copy_(kept)
         digest = subject.load(asdict(Seeds(0, 1)))
         seen = subject.unseen("it")
-        assert seen["kept"] == [] and seen["unseen"]
+        assert seen["kept"] == []
+        assert {*seen["unseen"], *seen["again"]} == {0.0}, "no more than the threads computed"
         assert subject.digest() == digest
     assert sorted(idle) == sorted(without)
 
@@ -397,7 +403,11 @@ def test_every_set_that_calls_rotate_over_is_compared(count, which):
     halved = None if which is None else subject.sets[which]
     digests = [operands.digest() for operands in subject.sets]
     subject.prepare("it", guest.name, "eager")
+    first, loaded = subject.ready["it"].prepared[0], []
+    load = first.load
+    first.load = lambda live: loaded.append(live["topk_ids"].clone()) or load(live)
     seen = subject.compared("it", 0.0)
+    assert torch.equal(loaded[-1], subject.sets[0].topk_ids)
     assert {output["set"] for output in seen["outputs"]} == {0, count - 1} | ({which} - {None})
     assert [operands.digest() for operands in subject.sets] == digests
 

@@ -3,7 +3,6 @@
 import os
 import socket
 from multiprocessing.connection import Connection
-from typing import Any
 
 import pytest
 import torch
@@ -17,22 +16,6 @@ def ends():
     yield pair
     for end in pair:
         end.close()
-
-
-def passed_on(message: Any, ends) -> Any:
-    send(ends[0], message)
-    return receive(ends[1])
-
-
-def test_blobs_arrive_in_their_places_and_can_be_passed_on(ends):
-    first, second = torch.arange(10, dtype=torch.int16), torch.full((1 << 20,), -7, dtype=torch.int32)
-    message = ("ok", {"outputs": [{"output": Blob.of(first)}, {"output": Blob.of(second)}], "calls": 3})
-    kind, value = passed_on(passed_on(message, ends), ends)
-    del message
-    assert (kind, value["calls"]) == ("ok", 3)
-    one, two = (each["output"] for each in value["outputs"])
-    assert torch.equal(one.tensor(torch.int16, (2, 5)), first.view(2, 5))
-    assert torch.equal(two.tensor(torch.int32, (1 << 20,)), second)
 
 
 def test_a_message_without_blobs_is_what_older_workers_read(ends):

@@ -12,7 +12,7 @@ from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.run import ceilings
 from harness.serving.replay.child import Rank
-from harness.workers import judge, station
+from harness.workers import environment, judge, station
 from harness.workers.child.bench import Bench
 from harness.workers.child.device import other_device
 from harness.workers.child.judge import Judge
@@ -124,6 +124,19 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
     with ceilings.meters(PLANNED, 1, 1):
         pass
     assert asked == [PLANNED.identity] * 3
+
+
+@pytest.mark.parametrize(
+    ("threads", "given", "bound"), [(2, {}, True), (3, {}, False), (2, {"OMP_PLACES": "cores"}, False)]
+)
+def test_threads_are_bound_where_each_has_a_core_and_nobody_else_binds_them(
+    monkeypatch, threads, given, bound
+):
+    monkeypatch.setattr(environment, "cores", lambda: [[0], [2]])
+    monkeypatch.setattr(environment.os, "environ", {})
+    found = environment.thread_environment(Platform("cpu", "x86"), threads, given)
+    assert found.pop("OMP_NUM_THREADS") == str(threads)
+    assert found == ({"OMP_PROC_BIND": "close", "OMP_PLACES": "{0},{2}"} if bound else {})
 
 
 def test_cuda_numbers_gpus_as_the_driver_does(monkeypatch):

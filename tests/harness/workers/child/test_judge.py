@@ -73,7 +73,8 @@ def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
         out = off(0, by)
         limits = replace(LIMITS, element=30.0)
         assert judge(out, coarse, limits)["ok"] is narrow
-        assert judge(out, coarse, limits, fp8=True)["ok"] is wide
+        for truncates in (False, True):  # a little wider
+            assert judge(out, coarse, limits, fp8=True, truncates=truncates)["ok"] is wide
     assert not judge(off(0, 10.0), simple(), LIMITS, fp8=True)["ok"]  # where the op has one sigma only
 
 
@@ -84,6 +85,7 @@ def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
         (0.99, 8, {}, False),
         (1.005, 8, {}, True),
         (1.01, 7, {}, True),  # too few rows to tell
+        (torch.tensor([[1.0], [1.014]] * 4), 8, {}, True),  # rows that scatter so far
         (0.99, 8, {"truncates": True}, True),
         (0.98, 8, {"truncates": True}, False),
         (1.01, 8, {"fp8": True}, True),

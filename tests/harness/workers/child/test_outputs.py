@@ -1,5 +1,6 @@
 """Outputs that the harness owns: what is written beside them shows, and who writes nothing is told by it."""
 
+import math
 import random
 
 import pytest
@@ -14,12 +15,6 @@ def out() -> OwnedOutput:
     return OwnedOutput(like, "cpu", random.Random(1))
 
 
-def test_all_of_an_output_may_be_written(out):
-    out.tensor.fill_(7.0)
-    assert out.guards_hold()
-    assert out.holds(out.tensor[1])
-
-
 @pytest.mark.parametrize("at", [0, GUARD - 1, -GUARD, -1], ids=["first", "before", "behind", "last"])
 @pytest.mark.parametrize("value", [0, 1, 128, 255])
 def test_a_byte_beside_an_output_shows(out, at, value):
@@ -30,6 +25,7 @@ def test_a_byte_beside_an_output_shows(out, at, value):
 
 def test_spoiling_shows_in_values_but_not_in_the_version_that_a_kernel_can_read(out):
     out.tensor.fill_(7.0)
+    assert out.guards_hold() and out.holds(out.tensor[1])
     version = out.tensor._version
     spoil = out.spoiler()
     spoil()
@@ -49,3 +45,5 @@ def test_of_outputs_that_differ_the_farthest_is_kept():
     which, output = repeats.farthest
     assert (which, output[0, 0].item(), repeats.distance) == (0, 1.5, pytest.approx(0.5))
     assert (repeats.calls, repeats.differed) == (4, 3)
+    repeats.see(0, math.nan * known, True)
+    assert repeats.distance == math.inf

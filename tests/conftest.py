@@ -1,7 +1,5 @@
 """What the tests share: a place of their own, and the command line as a user calls it."""
 
-from __future__ import annotations
-
 import difflib
 import gc
 import multiprocessing

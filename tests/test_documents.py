@@ -1,8 +1,6 @@
 """Documents: what README, CONTRIBUTING, CHANGELOG and docs/ say is so. Commands parse and the cheap ones run;
 paths, modules and links exist; tables are those of recorded runs; and no document is too long."""
 
-from __future__ import annotations
-
 import fnmatch
 import importlib
 import itertools

@@ -6,8 +6,6 @@ csrc/kernels/quant_kernels.cu, aiter/fused_moe.py. Kernels get pointers: they as
 and misread what lies otherwise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the numeric doubles share: memory as a kernel reads it, and values with block scales."""
 
-from __future__ import annotations
-
 import torch
 
 BLOCK = 128

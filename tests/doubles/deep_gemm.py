@@ -6,8 +6,6 @@ columns at multiples of 16 bytes; those of b are fp32 per 128x128. On sm_100 and
 (UE8M0) of every row, four of K in an int32. What has another layout the host brings into it, in the call.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

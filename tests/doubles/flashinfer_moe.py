@@ -5,8 +5,6 @@ rows), csrc/trtllm_fused_moe_kernel_launcher.cu (Fp8BlockScaleLauncher), csrc/fu
 (routing), tests/moe/. Up rows of w13 stand before gate rows.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 From aten/src/ATen/native/cuda/ScaledBlas.cpp, _scaled_block1x128_block128x128 (pytorch main of 2026-08).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

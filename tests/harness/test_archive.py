@@ -1,7 +1,5 @@
 """Packed runs: read as the files were, nothing lost by a kill, nothing altered unseen."""
 
-from __future__ import annotations
-
 import gzip
 import itertools
 import signal

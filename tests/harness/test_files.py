@@ -1,7 +1,5 @@
 """Files that hold what is finished: what a kill left behind it, and a disk that is full."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -3,8 +3,6 @@
 Which ones: --kernel-op, --kernel-impl, --kernel-suite or --kernel-case (harness/pytest_plugin.py).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

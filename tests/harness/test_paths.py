@@ -1,7 +1,5 @@
 """Where the suite keeps what it may lose, with and without a home; what is recorded names no folder."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Where a run is, as its terminal and as a file have it: as committed in `snapshots/progress.txt`."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The fixture `kernel_benchmark` in a real pytest session, from a user's own file elsewhere."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

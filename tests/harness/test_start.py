@@ -1,7 +1,5 @@
 """`python -m harness` by a Python that cannot run it."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Binding to libraries whose versions differ, and to packages that only share a library's name."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

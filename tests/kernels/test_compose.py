@@ -1,7 +1,5 @@
 """Wider boundaries and rotating sets, for every op that has them: what the harness builds on."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -5,8 +5,6 @@ Some rows stand between the suite's own Triton kernels, which a CPU interprets: 
 of their own, this file as a script.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Rows of torch and of vLLM that run on a CPU are right, also on operands that are hard to compute with."""
 
-from __future__ import annotations
-
 import functools
 import math
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Known defects of libraries concern the sizes, versions and architectures that their issues tell of."""
 
-from __future__ import annotations
-
 import fnmatch
 import re
 

@@ -1,7 +1,5 @@
 """What engines run by default: the data can be read, names rows that are there, and answers every case."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import fields, replace

@@ -1,7 +1,5 @@
 """A fifth op, RMSNorm, in a folder of its own: listed, run, checked, and left alone by serving."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

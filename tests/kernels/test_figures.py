@@ -1,8 +1,6 @@
 """What ops, implementations and configurations say of a case before it runs, in `figures/<op>.txt`: work,
 bytes, limits, reasons, and what the suite's own kernels choose. A wrong factor in a plan shows in a line."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +8,7 @@ import pytest
 
 import kernels
 from harness.catalogue.architectures import architectures
+from kernels.op import Implementation, Op
 from kernels.platform import version
 from kernels.tuning import Tunable, words
 from shapes.suites import suite
@@ -26,7 +25,7 @@ def cases(op: str) -> list[dict]:
     return [c.sizes for c in [*smoke, *tp8[:: len(tp8) // 5], *ep8[:: max(1, len(ep8) // 3)]]]
 
 
-def of_op(op: kernels.Op, sizes: object) -> list[str]:
+def of_op(op: Op, sizes: object) -> list[str]:
     work = {boundary: op.work(sizes, boundary) for boundary in op.boundaries}
     taken = {name: getattr(op, f"{name}_bytes")(sizes) for name in
              ("operand", "narrowed", "output", "reference", "streamed", "turn")}  # fmt: skip
@@ -38,7 +37,7 @@ def of_op(op: kernels.Op, sizes: object) -> list[str]:
     ]
 
 
-def of_row(row: kernels.Implementation, sizes: object) -> str:
+def of_row(row: Implementation, sizes: object) -> str:
     fits = row.fits(sizes)
     if not fits.ok:
         return f"{row.name}: {fits.reason}"

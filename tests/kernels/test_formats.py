@@ -1,7 +1,5 @@
 """Block-scale FP8 against a second implementation: exact fractions for FP8, numpy's fp32 for the scales."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

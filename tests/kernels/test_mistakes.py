@@ -3,8 +3,6 @@
 On a CPU, or where `--kernel-device` says.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import math

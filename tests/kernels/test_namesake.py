@@ -3,8 +3,6 @@
 The public one is played by a few small files, written as the real one is (0.17).
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import os

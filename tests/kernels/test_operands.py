@@ -1,7 +1,5 @@
 """What the operands of all ops have in common."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 from typing import Any

@@ -2,8 +2,6 @@
 constraints.txt does; `make test-all` fetches it. This file as a script compiles.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What machine this is, read from made-up systems."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

@@ -3,8 +3,6 @@
 As in test_triton_mla_decode, the interpreted cases run in a process of their own: this file as a script.
 """
 
-from __future__ import annotations
-
 import json
 
 import pytest

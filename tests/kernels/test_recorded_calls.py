@@ -4,8 +4,6 @@
 reviewer reads.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path

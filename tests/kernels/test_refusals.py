@@ -1,7 +1,5 @@
 """What rows of libraries do not take is refused in words, before anything is prepared."""
 
-from __future__ import annotations
-
 import pytest
 
 import kernels

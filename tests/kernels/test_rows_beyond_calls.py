@@ -1,7 +1,5 @@
 """What rows of libraries do beyond what is recorded of their calls (test_recorded_calls.py)."""
 
-from __future__ import annotations
-
 import sys
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Rows of a sampled reference."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

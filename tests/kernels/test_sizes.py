@@ -1,7 +1,5 @@
 """Sizes of the ops: what cannot be, and what the architecture decides."""
 
-from __future__ import annotations
-
 import pytest
 
 import kernels

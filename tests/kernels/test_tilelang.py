@@ -1,8 +1,6 @@
 """Rows in TileLang's language: right where TileLang compiles them for this CPU, and compiled for the devices
 that they are meant for. What this cannot show: that they run there, and their layouts in shared memory."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 from collections.abc import Callable

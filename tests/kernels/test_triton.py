@@ -3,8 +3,6 @@
 What they compute is in each op's test_triton.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any

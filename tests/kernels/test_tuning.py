@@ -1,7 +1,5 @@
 """Which stored configuration a call gets, and what it says of where that comes from."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace

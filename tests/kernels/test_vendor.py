@@ -1,7 +1,5 @@
 """The rows of other people's libraries say what they need in the same words, and run where they say."""
 
-from __future__ import annotations
-
 import pytest
 
 import kernels

@@ -1,7 +1,5 @@
 """Older Python, Triton and NumPy: what differs there."""
 
-from __future__ import annotations
-
 from types import ModuleType
 
 import pytest

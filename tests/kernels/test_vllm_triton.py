@@ -5,8 +5,6 @@ stand between empty modules. Torch stands in for what vLLM compiles: the sort in
 over picks.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from types import SimpleNamespace

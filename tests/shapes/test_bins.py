@@ -1,7 +1,5 @@
 """Many steps to a few weighted ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

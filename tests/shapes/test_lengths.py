@@ -1,7 +1,5 @@
 """Lengths of sequences, and cases as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from shapes.case import Case, merge, parse

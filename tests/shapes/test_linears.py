@@ -1,7 +1,5 @@
 """The linears of a rank against the published table, and their calls in a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Models as data, and attention on a rank."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Routing patterns: limits, loads and counts by brute force, for every seed and turn."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

@@ -1,7 +1,5 @@
 """The scheduler's simulation."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Suites of cases for all ops."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -3,8 +3,6 @@
 Each is the answer of all functions of that name in that library.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from types import SimpleNamespace

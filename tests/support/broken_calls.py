@@ -4,8 +4,6 @@ All calls of rows go through `Function.bind`: there an argument is replaced by o
 of the wrong layout, order, index type, scale or flag.
 """
 
-from __future__ import annotations
-
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator

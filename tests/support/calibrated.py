@@ -1,7 +1,5 @@
 """Calibrations of made-up devices."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from harness.results.schema import Calibration

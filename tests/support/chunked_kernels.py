@@ -1,8 +1,6 @@
 """A tunable GEMM of plain torch, brought in through KERNEL_BENCH_PLUGINS, whose configurations really differ:
 the columns that it computes at a time, and, for those of the variable FAULTS, what goes wrong."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What libraries' functions for products with block scales and for fused MoE return (see answers.py)."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Mapping
 from typing import Any

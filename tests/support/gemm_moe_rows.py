@@ -1,7 +1,5 @@
 """Which rows of products with block scales and of fused MoE are recorded (see recorded_rows.py)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import kernels

@@ -1,7 +1,5 @@
 """Roundings and exponentials of libraries, in fp32, beside those of kernels.arithmetic.roundings."""
 
-from __future__ import annotations
-
 import torch
 
 from kernels.arithmetic.roundings import kept

@@ -1,7 +1,5 @@
 """A page's sections as text: all that it says, each table, and the data that its pictures draw."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence

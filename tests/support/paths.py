@@ -1,7 +1,5 @@
 """Paths that tests share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from harness.paths import ROOT

@@ -1,8 +1,6 @@
 """`python -m tests.support.ray_driver ADDRESS FOLDER CASES [NAME=VALUE...]`: a made-up run on a Ray cluster
 whose agents only sleep. Prints what a driver logs; the values are for names of harness.cluster.ray_pool."""
 
-from __future__ import annotations
-
 import sys
 import time
 from pathlib import Path

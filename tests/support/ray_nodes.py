@@ -1,7 +1,5 @@
 """Nodes of a Ray cluster on this machine, each on a core of its own, that can be killed as machines die."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -6,8 +6,6 @@ Operands hold small whole numbers and eighths, which all formats hold and all ar
 that what tensors hold does not depend on the CPU.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 import itertools

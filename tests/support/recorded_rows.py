@@ -1,8 +1,6 @@
 """Which rows are recorded: with cases that fill neither tiles nor pages, and releases of libraries on which
 they take another way."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from tests.support.gemm_moe_rows import block_scale_gemm, fused_moe

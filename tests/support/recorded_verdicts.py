@@ -1,7 +1,5 @@
 """Verdicts made again from a run's records: what was recorded is enough to decide as the run did."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """A small experiment, and doubles of the bench and the engine that it asks."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Files of serving clients: reading them, changed ones too, and what a test looks at in a run."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import json

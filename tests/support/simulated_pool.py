@@ -1,11 +1,9 @@
 """A pool of devices that are not there, on a clock of its own: agents answer, fail, hang, die and join."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,7 +45,7 @@ class SimulatedPool:
     now: float = 0.0
     closed: bool = False
     measured: list[tuple[str, str]] = field(default_factory=list)
-    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
     coming: list[tuple[float, int, Answer]] = field(default_factory=list)
     started: dict[str, int] = field(default_factory=dict)
 

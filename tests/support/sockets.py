@@ -1,7 +1,5 @@
 """Addresses at which a process and all that it started listen for TCP (Linux)."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A page with what pages may hold: charts of several kinds, names that look like HTML, a long table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor

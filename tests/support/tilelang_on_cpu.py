@@ -6,8 +6,6 @@ T.gemm, copies with their bounds, reductions and control flow are lowered from t
 of layouts, of pipelines, of what lies where in shared memory, and of rounding inside.
 """
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator
 from typing import Any

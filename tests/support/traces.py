@@ -1,7 +1,5 @@
 """Traces made by hand, in torch.profiler's format."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

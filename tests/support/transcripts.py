@@ -7,8 +7,6 @@
 A command is what follows `python -m harness`. FOLDER stands for a folder of the test, CHECKOUT for this one.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Run folders written by hand: what a page, or another reader of records, is tried on."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """First contact: a user's mistakes are one line and leave nothing behind."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

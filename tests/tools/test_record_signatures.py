@@ -1,7 +1,5 @@
 """Recording what releases have: of wheels and of sources that git brings."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import zipfile

@@ -1,7 +1,5 @@
 """Set-up: what it decides for machines of all kinds, and once for real in a made-up image."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

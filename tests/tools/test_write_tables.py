@@ -1,7 +1,5 @@
 """What is said of the suite's own kernels is what runs and stored configurations show."""
 
-from __future__ import annotations
-
 import json
 
 from harness.catalogue.evidence import KINDS

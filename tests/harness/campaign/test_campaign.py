@@ -1,7 +1,5 @@
 """A campaign on devices that are not there: its order, time, folder and archive, and how it goes on."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Callable

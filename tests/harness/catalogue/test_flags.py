@@ -1,7 +1,5 @@
 """The catalogue of flags and the documents' recipes: complete, sourced, and right about this suite."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Published figures and headline claims: cited, unranked, and held against recorded runs only."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,8 +1,6 @@
 """`campaign --plan`: files that their tools can read, as far as that can be told without them. What it
 prints: transcripts/campaign.txt."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`check`: one implementation on one case, and on the disk what it was judged by. Mistakes: transcripts/."""
 
-from __future__ import annotations
-
 import functools
 import json
 import re

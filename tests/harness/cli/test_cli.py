@@ -1,7 +1,5 @@
 """`--help` and `list` as a user meets them. What `list` prints of other machines: transcripts/list.txt."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """Mistakes that an environment makes. Those of a command's words: transcripts/."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """A run from the command line: its outputs, and going on with it."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

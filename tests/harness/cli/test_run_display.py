@@ -1,7 +1,5 @@
 """What a run prints, above its line of progress, and when it ends."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,8 +1,6 @@
 """Commands and all that they print, as committed in `transcripts/`: a user's mistakes are one line each, and
 nothing is left behind."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

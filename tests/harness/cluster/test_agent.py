@@ -1,7 +1,5 @@
 """An agent beside its device: what it holds, measures and runs; and one in a process that is killed."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

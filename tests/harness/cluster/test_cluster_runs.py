@@ -1,7 +1,5 @@
 """Commands on a real Ray cluster of nodes on this machine that are types of devices of their own."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

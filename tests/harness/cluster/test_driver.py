@@ -1,7 +1,5 @@
 """The driver on devices that are not there: none of what fails, hangs, leaves or joins loses a case."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """A real Ray cluster of nodes on this machine, whose agents only sleep: nodes, drivers, a head are killed."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

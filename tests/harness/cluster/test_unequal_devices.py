@@ -1,7 +1,5 @@
 """A run on devices one of which is slower: what is recorded and printed of them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m harness compile`: what it says of a kernel, what it fails, and that it compiles once."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import struct

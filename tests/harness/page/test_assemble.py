@@ -1,7 +1,5 @@
 """A page is made of whatever is recorded: many runs, broken ones, none."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

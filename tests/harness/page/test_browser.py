@@ -1,7 +1,5 @@
 """A page in a browser: its tables, links and themes work, for each reader. Charts: test_browser_runs.py."""
 
-from __future__ import annotations
-
 import csv
 import re
 

@@ -1,7 +1,5 @@
 """Pages of committed results in a browser: every mark and number of the records is there."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.page.assemble import assemble

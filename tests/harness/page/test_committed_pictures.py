@@ -1,7 +1,5 @@
 """Pictures in documents are those that `make pictures` makes now, from committed runs."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 from pathlib import Path

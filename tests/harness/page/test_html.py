@@ -1,7 +1,5 @@
 """Pages as HTML: nothing of a record's text becomes a part of the page, nothing is loaded."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

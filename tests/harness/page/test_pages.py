@@ -1,7 +1,5 @@
 """Pages as committed in `snapshots/`: all that they say, their tables, the data of their pictures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Flags as the user writes them, and the arms that they become."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

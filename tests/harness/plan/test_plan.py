@@ -1,7 +1,5 @@
 """What is measured: cases by weight within the budget, and their order."""
 
-from __future__ import annotations
-
 import pytest
 
 import kernels

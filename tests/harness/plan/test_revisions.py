@@ -1,8 +1,6 @@
 """`compare --revisions`: the kernels of two commits in the same rounds, of a history that is made here. What
 is found of known times is tested in ../results/test_compare.py."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Over how many sets of operands calls rotate, and what the record says of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The small cases of uneven sizes beside a case that is timed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 

@@ -1,8 +1,6 @@
 """`toggle`: a factorial of workers under real environments; how a stopped one goes on; what can act. Effects
 and verdicts of known times are tested in ../results and ../report."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

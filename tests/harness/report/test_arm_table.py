@@ -1,7 +1,5 @@
 """What a person reads of a case under arms: of recorded runs, as committed in `snapshots/`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

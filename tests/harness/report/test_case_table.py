@@ -1,7 +1,5 @@
 """What a person reads of a case: tables as committed in `snapshots/case-tables.txt`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

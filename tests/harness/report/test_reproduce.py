@@ -1,7 +1,5 @@
 """The command of a wrong row: what a check needs to make the same call, and nothing that it does anyway."""
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 from types import SimpleNamespace

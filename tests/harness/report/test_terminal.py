@@ -1,7 +1,5 @@
 """How text reaches a terminal, and what is none."""
 
-from __future__ import annotations
-
 import io
 import os
 import pty

@@ -1,7 +1,5 @@
 """Numbers as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.report import text

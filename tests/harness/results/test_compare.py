@@ -1,7 +1,5 @@
 """`compare`: two recorded runs, made up so that what changed is known."""
 
-from __future__ import annotations
-
 import random
 import subprocess
 import sys

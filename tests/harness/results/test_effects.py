@@ -1,7 +1,5 @@
 """Effects of flags, from made-up rounds whose effects are known."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """Run folders: no finished case is lost, whatever happens to the file's end; what cannot be read is named."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """How far devices of one type lie apart: made-up ones, so that it is known."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """An op that no model's step calls: serving leaves it alone, and asks for it where a model has it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 A kernel's source is the file whose arithmetic it follows; "assumed" where that is closed or unread.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 import torch

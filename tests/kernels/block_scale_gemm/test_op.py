@@ -1,7 +1,5 @@
 """Block-scale GEMM: sizes, work, operands, the reference, and what the check tells apart."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """The fused MoE op: its sizes, operands, routing, work and reference."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 

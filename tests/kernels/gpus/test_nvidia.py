@@ -1,7 +1,5 @@
 """Which NVIDIA GPUs and slices a process is shown, by made-up tools of the driver."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

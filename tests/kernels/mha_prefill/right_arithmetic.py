@@ -3,8 +3,6 @@
 Before each stands its source, the file whose arithmetic it follows; "assumed" where that is closed or unread.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """MHA prefill: cases, work, operands, the reference, and what the check tells apart."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

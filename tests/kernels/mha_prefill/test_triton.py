@@ -3,8 +3,6 @@
 As in mla_decode/test_triton.py, the interpreted cases run in a process of their own: this file as a script.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from typing import Any

@@ -3,8 +3,6 @@
 Before each stands its source, the file whose arithmetic it follows; "assumed" where that is closed or unread.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -3,8 +3,6 @@
 What else they give is recorded (tests/kernels/test_recorded_calls.py).
 """
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

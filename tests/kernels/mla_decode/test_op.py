@@ -1,7 +1,5 @@
 """MLA decode: cases, operands, the reference, and what the check tells apart."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

@@ -1,7 +1,5 @@
 """The plan of split-KV MLA decode: every token once, parts of nearly equal length, second passes that pay."""
 
-from __future__ import annotations
-
 import itertools
 import random
 

@@ -4,8 +4,6 @@ Whether Triton interprets is settled when it is imported. So the interpreted cas
 their own: this file, started as a script.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

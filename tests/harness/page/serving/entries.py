@@ -1,7 +1,5 @@
 """Entries of ledgers, and what a compiled chart evaluates."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from harness.page.document import Page, PageSection

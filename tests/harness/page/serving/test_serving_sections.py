@@ -1,8 +1,6 @@
 """Sections of serving whose records are broken, begun or hostile. What they say of whole ones: snapshots of
 ../test_pages.py."""
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Every client's files: what is read of them, and what is made of files that are spoilt."""
 
-from __future__ import annotations
-
 import copy
 import gzip
 import itertools

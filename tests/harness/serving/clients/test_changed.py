@@ -1,7 +1,5 @@
 """What is read of a client's file after a change of it."""
 
-from __future__ import annotations
-
 import difflib
 import json
 import math

@@ -1,7 +1,5 @@
 """Console blocks: what pasting does to them, and the workload from the command before one."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

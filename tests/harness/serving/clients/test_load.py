@@ -1,7 +1,5 @@
 """`serving load`: what is printed, what is written, and its exit codes."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

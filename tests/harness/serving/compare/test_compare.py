@@ -1,7 +1,5 @@
 """`serving compare`: what may be set beside what, what has to be done first, and each reason why not."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Experiments: their files, their stages under kills, the order of prediction and run, what follows."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from datetime import datetime, timedelta, timezone

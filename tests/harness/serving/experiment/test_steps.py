@@ -1,7 +1,5 @@
 """What of an experiment is replayed and benched, and how steps make up what a client sees."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

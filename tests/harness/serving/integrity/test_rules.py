@@ -1,7 +1,5 @@
 """Each rule finds what breaks it, says the numbers, and is silent on a run that holds."""
 
-from __future__ import annotations
-
 import functools
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The ledger: nothing in it can be altered or back-dated, and what it says of the published points."""
 
-from __future__ import annotations
-
 import json
 import shlex
 

@@ -1,7 +1,5 @@
 """What a user records: a prediction of the link, then what serving runs showed, in one row of a ledger."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

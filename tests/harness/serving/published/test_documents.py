@@ -1,7 +1,5 @@
 """The published documents as data: what stands alone in them, and files that do not hold."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

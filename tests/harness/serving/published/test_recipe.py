@@ -1,7 +1,5 @@
 """`serving recipe`: what it prints can be run, says what was mended, and leaves nothing out."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 

@@ -1,8 +1,6 @@
 """Step replay: the step computes what the model's layers compute, arms differ in what was swapped only, and
 what is measured of them is told apart from what isolated calls would have said."""
 
-from __future__ import annotations
-
 import json
 import math
 from contextlib import nullcontext

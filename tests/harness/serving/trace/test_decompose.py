@@ -1,7 +1,5 @@
 """Traces made by hand, whose sums are known; recorded ones and rocprofv3's formats; what the command says."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Kernels' names, as the libraries have them, and the classes that they belong to; annotations of steps."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

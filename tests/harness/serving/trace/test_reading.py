@@ -1,7 +1,5 @@
 """Traces as they come: out of order, cut short, in pieces, large."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

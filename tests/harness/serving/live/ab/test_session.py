@@ -1,7 +1,5 @@
 """Pairs of runs with a fake engine and client: what is recorded, rejected, made again, resumed, reported."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,8 +1,6 @@
 """Names of swaps, and the plug-in that makes them, as staged for an engine. What they compute is seen in a
 real vLLM: tests/harness/serving/live/engine/test_vllm.py."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -150,7 +150,9 @@ def test_large_outputs_go_from_one_worker_to_another(served, tmp_path):
     one, other = (Worker(*served, tmp_path / name) for name in ("one", "other"))
     try:
         for _ in range(2):
-            given = other.ask("total", 30, **one.ask("large", 30))
+            large = one.ask("large", 30)
+            assert os.fstat(large["two"].descriptor).st_size == large["two"].size == 20
+            given = other.ask("total", 30, **large)
             assert given == (-7 << 20, [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]], 3)
     finally:
         one.kill()

@@ -229,9 +229,13 @@ def test_shards_leave_what_is_not_theirs(told, monkeypatch):
 def test_what_is_stored_holds_and_a_worse_one_does_not(tuning, tmp_path: Path):
     compiling, searches = tuning
     what = offline.OfflineResult(compiling, searches)
-    file = what.store(tmp_path)
+    beside, own = records_file(tmp_path, GEMM.name, what.place), {search.case for search in searches}
+    for made_of, further in ((store.source(GEMM), {"m=1"}), ("0" * 12, set())):
+        CompileRecords(made_of, {"m=1": {"a": "E"}}).store(beside)
+        file = what.store(tmp_path)
+        kept = CompileRecords.read(beside)
+        assert set(kept.cases) == own | further, "what was compiled of these kernels is kept, of others not"
     assert not what.differences(tmp_path)
-    kept = CompileRecords.read(records_file(tmp_path, GEMM.name, what.place))
     stored = store.read(file)["choices"]
 
     def said(cases: Sequence[Case], choices: list[dict[str, Any]]) -> str:

@@ -24,7 +24,7 @@ def block_scale_gemm() -> Iterator[Case]:
         ("vllm.cutlass", "sm_90 sm_100 sm_103 sm_120", "vllm", PART),
         ("sglang.cutlass", "sm_120", "sglang"),
         ("flashinfer.sm90", "sm_90", "flashinfer", PART),
-        ("flashinfer.groupwise", "sm_100 sm_103", "flashinfer", PART, "m=301 n=384 k=640"),
+        ("flashinfer.groupwise", "sm_100 sm_103", "flashinfer", PART, "m=253 n=384 k=640"),
         ("flashinfer.trtllm", "sm_100 sm_103", "flashinfer", PART),
         ("flashinfer.cutile", "sm_100 sm_103 sm_120", "flashinfer", PART),
         ("vllm.triton", "sm_90 gfx942", "vllm"),

@@ -16,6 +16,7 @@ from shapes.suites import suite
 pytestmark = pytest.mark.skipif(
     not version("torch") or not version("triton"), reason="needs torch and Triton"
 )
+OTHERS = ("sm_103", "sm_120", "x86-amx")
 ARCHITECTURES = ("sm_90", "sm_100", "gfx942", "gfx950")
 
 
@@ -61,7 +62,8 @@ def of_choice(row: Tunable, sizes: object) -> list[str]:
 
 @pytest.mark.parametrize("name", kernels.OPS)
 def test_what_is_said_of_a_case(snapshot, name):
-    op, lines = kernels.OPS[name], []
+    op = kernels.OPS[name]
+    lines = ["", *(f"{arch}: {dict(op.defaults(arch))}" for arch in (*architectures(), *OTHERS))]
     for given in cases(name):
         sizes = op.sizes(given)
         lines += ["", " ".join(f"{n}={v}" for n, v in op.said(sizes).items()), *of_op(op, sizes)]

@@ -218,7 +218,7 @@ SECONDS = each(*(times(1e-3, name, "mean", "std", "median", "p90", "p99")
     (UNSAMPLED, said(extra={"total_output_tokens_retokenized": 3100}), "retokenised", None),
     (UNSAMPLED, of("totals", completed=98, failed=2), "completed", None),
     (UNSAMPLED, also("goodput", 0.5, "req/s"), "goodput", None),
-    (UNSAMPLED, also("max_concurrent_requests", 9.0, "1", "max"), "peak", None),
+    *[(UNSAMPLED, also("max_concurrent_requests", most, "1", "max"), "peak", None) for most in (7.9, 9.0)],
     (UNSAMPLED, also("max_output_tokens_per_s", 90.0, "tok/s", "max"), "peak", None),
     # Pieces of a stream that are more than a token say nothing of tokens a second.
     (UNSAMPLED, each(also("max_output_tokens_per_s", 9.0, "tok/s", "max"), times(2.0, "itl", "mean")), "peak",

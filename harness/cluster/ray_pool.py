@@ -137,7 +137,7 @@ class RayPool:
         seat.task = seat.actor.obey.remote(order)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
-        if not self.head.answers():  # a call of Ray's would wait for it, and might end this process
+        if not self.head.answers():  # a call of Ray would wait for the head, and could end this process
             time.sleep(min(timeout_s, 0.2))
             return []
         working = {seat.task: id for id, seat in self.seats.items() if seat.task is not None}
@@ -178,7 +178,7 @@ class RayPool:
 
     def stop(self, device: str) -> None:
         if (seat := self.seats.pop(device, None)) is not None:
-            with contextlib.suppress(Exception):  # of an actor, or a head, that is gone already
+            with contextlib.suppress(Exception):  # the actor or the head may be gone already
                 if self.head.answers():
                     self.ray.kill(seat.actor)
 

@@ -73,7 +73,8 @@ def bare(tree: ast.Module) -> str:
 
 
 def _fields(node: object) -> object:
-    """A syntax tree without what is empty: `ast.unparse` and `ast.dump` differ between versions of Python."""
+    """A syntax tree as lists, without empty fields. What `ast.unparse` and `ast.dump` write of the same tree
+    depends on the version of Python."""
     if isinstance(node, ast.AST):
         filled = ((name, value) for name, value in ast.iter_fields(node) if value not in (None, []))
         return [type(node).__name__, *((name, _fields(value)) for name, value in filled)]

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +13,7 @@ from harness.cluster.dispatch import Dispatcher, Task
 from harness.cluster.driver import Driver, differences
 from harness.cluster.execute import only_type
 from harness.cluster.jobs import RunJob
+from harness.cluster.ray_pool import RayPool
 from harness.errors import NothingRan, UsageError
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Record
@@ -182,6 +184,18 @@ def test_devices_of_several_types_are_to_be_chosen_from():
     with pytest.raises(UsageError, match=r"of devices: choose --device H200 or MI300X$"):
         only_type(Driver(several, print, clock=several.clock))
     assert not several.started
+
+
+def test_while_its_head_does_not_answer_ray_is_asked_for_nothing():
+    """A call of Ray would wait for the head for a minute and then end the process."""
+    asked = []
+    pool = RayPool.__new__(RayPool)
+    pool.head = SimpleNamespace(answers=lambda: False)
+    pool.ray = SimpleNamespace(wait=lambda *_, **__: asked.append("wait"), kill=asked.append)
+    pool.seats, pool.known = {"a": SimpleNamespace(task="a case", actor="agent")}, ["a"]
+    assert (pool.offers(), pool.wait(0.0)) == (["a"], [])
+    pool.stop("a")
+    assert not pool.seats and not asked
 
 
 def test_one_run_is_measured_by_devices_that_are_alike():

@@ -189,7 +189,7 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
     [("mla_decode", 2, [1, 0, 1, 0]), ("mla_decode", 1, [0, 0, 0]), ("fused_moe", 2, [0, 0])],
 )
 def test_others_are_checked_on_a_second_set_where_calls_rotate_over_copies(monkeypatch, op, copies, sets):
-    """Whoever takes what the first set holds is wrong there: live ones on the last, then all."""
+    """A row that takes what the first set holds is wrong there: live operands on the last set, then all."""
     row, checked = contender(op), []
     monkeypatch.setattr(CaseRun, "_check", lambda *_, which=0, **__: checked.append(which))
     for name in ("_check_unseen", "_compare_operands"):

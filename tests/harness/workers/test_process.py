@@ -108,7 +108,7 @@ ILLEGAL = "RuntimeError: an illegal access"
         ("crash", {}, "crashed", "the worker died of SIGSEGV while in crash; its last words: out of luck"),
         ("leave", {}, "crashed", "the worker ended with exit code 3 while in leave"),
         ("hang", {"deadline": 0.1}, "timeout", "no answer within 0.1 s while in hang"),
-        ("fail", {"sound": False}, "crashed", ILLEGAL),  # the GPU is lost, and with it who sits in there
+        ("fail", {"sound": False}, "crashed", ILLEGAL),  # the GPU is lost, and the worker with it
         ("fail", {}, "error", ILLEGAL),
         ("fail", {"used": False, "sound": False}, "error", ILLEGAL),
         ("refuse", {}, "error", ILLEGAL),  # without torch

@@ -81,7 +81,7 @@ REFUSED = [
     (MLA, "aiter.gluon", "gfx950", "kv=fp8", "takes a bf16 cache in batches of any size, not fp8"),
     (MLA, "aiter.gluon", "gfx950", "batch=256 ctx=8192", "up to 2 GiB, beyond which it masks no loads"),
     (MLA, "aiter.triton", "gfx942", "page=8", "needs pages of a multiple of 16 tokens, not 8"),
-    (MLA, "flashmla", "sm_90", "page=16", "needs a page that is a multiple of 64"),
+    (MLA, "flashmla", "sm_90", "page=96", "needs a page that is a multiple of 64"),
     (MLA, "flashinfer.fa2", "sm_100", "kv=fp8", "takes an FP8 cache on sm_90, not on sm_100"),
     (MLA, "flashinfer.cutlass", "sm_103", "heads=16", "takes 128 heads, not 16"),
     (MLA, "flashinfer.trtllm", "sm_103", "heads=96", "takes up to 64 heads, or 128, not 96"),

@@ -110,6 +110,8 @@ def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):
     spilling = dataclasses.replace(FINE, scratch_bytes=16, spills=4)
     assert not violations(launch(), spilling, architectures()["sm_90"])
     assert violations(launch(arch="sm_100"), spilling, architectures()["sm_100"])
+    other = launch(data=launch().data.replace('"constant_vals": [64]', '"constant_vals": [32]'))
+    assert other.config.startswith("N=32 ") and violations(other, spilling, architectures()["sm_90"])
     limits._measured.cache_clear()
 
 

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from harness.results.effects import changes, effects, same_kernels
+from harness.results.effects import changes, effects, regressions, same_kernels
 from harness.results.schema import Cell, Samples
-from tests.support.written_runs import a_cell
+from tests.support.written_runs import a_cell, case, verdict
+from tests.support.written_runs import cell as timed
 
 BLOCKS, ROUNDS = 8, 5
 
@@ -52,6 +53,12 @@ def test_what_does_nothing_has_no_effect_and_a_factorial_with_a_hole_none():
     assert effects(cells, settings, 0.0, 0.95) == []
     cells["A=1, B=1"].samples = Samples()
     assert effects(cells, settings | {"A=1, B=1": whole}, 0.0, 0.95) == []
+
+
+def test_a_slower_rerun_of_the_baseline_is_noise_and_no_regression():
+    a, b = timed(case(), "a", 1.0), timed(case(), "b", 1.1)
+    found = [verdict(a, b, word, about) for word in ("slower", "same") for about in ("A/A", "baseline")]
+    assert regressions(found) == [found[1]]
 
 
 def test_three_values_are_held_against_the_first():

@@ -132,6 +132,7 @@ def test_turns_share_what_they_stream_and_touch_other_experts():
 def test_the_reference_is_what_plain_loops_give():
     sizes = sizes_of("tokens=3 experts=4 topk=2 hidden=128 inter=128 ep=2 shared=1")
     o = OP.operands(sizes, Seeds(1, 1), "cpu")
+    assert set(OP.row_groups(o).of.flatten().tolist()) == {-1, 0, 1}, "the experts here but the shared one"
     x = dequantise_activations(o.x_q, o.x_scale, torch.float64)
     wanted = torch.zeros(3, 128, dtype=torch.float64)
     for t in range(3):

@@ -13,7 +13,6 @@ CALLS = 10  # of which the average is taken, fewer where they would take longer 
 PROFILE_S = 0.2
 EVENTS = 5000  # ... or give more, of which torch reads 10,000 a second
 SHARE = 0.01  # of the total, under which a kernel is not listed
-LISTED = 8
 
 
 def start(kind: str) -> None:
@@ -69,10 +68,9 @@ def summary(events: Iterable[Any], calls: int, kind: str) -> dict[str, Any]:
             spent[event.name] += event.time_range.elapsed_us() if on_device else event.self_cpu_time_total
             launched[event.name] += 1
     total = sum(spent.values())
-    largest = sorted(spent, key=lambda name: -spent[name])
     kernels = [
         {"name": name, "us": spent[name] / calls, "count": launched[name] / calls}
-        for name in largest[:LISTED]
+        for name in sorted(spent, key=lambda name: -spent[name])
         if spent[name] > SHARE * total
     ]
     return {"kernels": kernels, "total_us": total / calls}

@@ -2,6 +2,7 @@
 and verdicts of known times are tested in ../results and ../report."""
 
 import json
+import re
 
 import pytest
 
@@ -58,7 +59,9 @@ def test_each_arm_runs_in_its_own_environment_and_one_that_cannot_start_costs_on
     assert (plain["picked"], other["picked"]) == ("nowhere", "other")
     assert [v["a"] for v in written["verdicts"] if v["about"] == "A/A"] == ["probe.kernel @ plain (again)"]
     said = " ".join(done.stdout.split())
-    assert "nowhere -> other" in said and "noise floor probe.kernel against itself in other workers" in said
+    # A profile on a busy machine may tell of operators, too.
+    assert re.search(r"unset: nowhere\b.* -> .*\bother\b", said)
+    assert "noise floor probe.kernel against itself in other workers" in said
 
     run = Journal(out).run()
     assert run.flags == {"PROBE_PATH": ["other"], "PYTHONHOME": ["/nowhere", None]}

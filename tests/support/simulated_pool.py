@@ -48,6 +48,7 @@ class SimulatedPool:
     numbers: Iterator[int] = field(default_factory=itertools.count)
     coming: list[tuple[float, int, Answer]] = field(default_factory=list)
     started: dict[str, int] = field(default_factory=dict)
+    threads: int | None = None  # that the last agent was told
 
     def clock(self) -> float:
         return self.now
@@ -64,6 +65,7 @@ class SimulatedPool:
 
     def send(self, device: str, order: Order) -> None:
         if isinstance(order, Opening):
+            self.threads = order.threads
             versions = {"torch": self.versions.get(device, "2.13.0")}
             facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)
             used = DeviceUsed(name=device, type=order.type, host=device)

@@ -1,6 +1,7 @@
 """A campaign on devices that are not there: its order, time, folder and archive, and how it goes on."""
 
 import json
+import zipfile
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -70,7 +71,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
         shown = Shown()
         monkeypatch.setattr(execute, "Driver", lambda *a, **k: Driver(*a, **k, clock=pool.clock))
         monkeypatch.setattr(execute.time, "monotonic", pool.clock)
-        request = CampaignRequest(str(tmp_path / "spec.toml"), budget_s, tmp_path / name, resume, pool.now)
+        request = CampaignRequest(str(tmp_path / "spec.toml"), budget_s, tmp_path / name, resume, pool.now, 3)
         return run_campaign(pool, request, StepCommands(), shown), shown
 
     Driver = execute.Driver
@@ -100,7 +101,7 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot)
     lines = []
     for name, (devices, budget_s) in campaigns().items():
         code, shown = campaign(devices, budget_s, name=name)
-        assert devices.now <= budget_s
+        assert devices.now <= budget_s and devices.threads == 3
         told = f"{dict(shown.counts)}: exit code {code} after {devices.now:g} s"
         lines += [f"=== {name}", told, *shown.lines, f"begun: {', '.join(shown.begun)}"]
         lines += [f"{step.name}: {step.done} of {step.cases}" for step in shown.outcome.steps]
@@ -194,9 +195,13 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
     assert len(inputs([str(carried)]).runs) == len(run_folders(tmp_path / "here")) == 4
 
     names = [step.name for step in shown.outcome.steps]
-    small = pack(tmp_path / "here", names, most=int(0.7 * archive.size))
-    assert small.size <= 0.7 * archive.size and small.left_out == names[::-1][: len(small.left_out)] != []
-    assert len(load(small.file)) < len(here)
+    (tmp_path / "here" / "mine.txt").write_text("of no step")
+    for most, left_out in ((archive.size, []), (archive.size - 1, names[-1:]), (1, names[::-1])):
+        small = pack(tmp_path / "here", names, most)
+        assert small.left_out == left_out
+        with zipfile.ZipFile(small.file) as packed:
+            folders = {name.partition("/")[0] for name in packed.namelist()}
+        assert folders == {"campaign.json", "SHA256SUMS", *names} - {*left_out}
     carried.write_bytes(carried.read_bytes()[:-200])
     with pytest.raises(UsageError, match="cannot read "):
         load(carried)

@@ -95,7 +95,8 @@ def test_why_toggling_would_show_nothing_is_as_committed(snapshot):
 
 def test_values_have_meanings_and_a_run_records_every_flag_that_was_set(monkeypatch):
     fusion = flags.find("TRITON_DEFAULT_FP_FUSION")
-    assert fusion.meaning("0").reason == "not fused"
+    assert fusion.meaning("0").reason == fusion.meaning("False").reason == "not fused"
+    assert flags.find("OMP_PROC_BIND").canonical("true") == "true", "as its library writes it"
     assert fusion.meaning(None).reason == fusion.meaning("1").reason == "fused"
     unknown = flags.find("ONEDNN_MAX_CPU_ISA").meaning("AVX513")
     assert not unknown.ok and "AVX512_CORE_AMX" in unknown.reason

@@ -61,6 +61,7 @@ FINE = Resources(
     instructions=["wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3"],
 )  # fmt: skip
 NARROW = Product(16, 64, 64, "bf16")
+BOTH = [*FINE.instructions, "mma.sync.aligned.x"]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,8 @@ NARROW = Product(16, 64, 64, "bf16")
         ("sm_90", {"products": [NARROW], "instructions": []}, "", "undeclared"),
         ("sm_90", {"products": [NARROW], "instructions": []}, "few", "that it declares"),
         ("sm_90", {"products": [NARROW], "instructions": ["mma.sync.y"]}, "few", None),
-        ("sm_90", {"instructions": [*FINE.instructions, "mma.sync.aligned.x"]}, "", "has mma"),
+        ("sm_90", {"instructions": BOTH}, "", "has mma"),
+        ("sm_90", {"products": [*FINE.products, NARROW], "instructions": BOTH}, "few", None),
         ("gfx942", {"products": [NARROW], "instructions": ["v_mfma_f32_x"]}, "few", "without gfx942"),
         ("gfx950", {"instructions": ["v_mfma_f32_16x16x32_fp8_fp8"]}, "", "without gfx950's instruction"),
         ("gfx950", {"instructions": ["v_mfma_f32_16x16x128_f8f6f4"]}, "", None),
@@ -97,13 +99,7 @@ def test_what_may_not_be_shipped(arch, changes, excuse, said):
 
 def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):
     assert (launch().config, launch().arguments) == ("N=64 num_warps=4 num_stages=2", "x=*fp32:16")
-    entry = {
-        "kernel": "k",
-        "target": "sm_90",
-        "config": "N=64",
-        "run": "r",
-        "why": "1.2x of the best without",
-    }
+    entry = {"kernel": "k", "target": "sm_90", "config": "N=64", "why": "1.2x of the best without"}
     (tmp_path / "spills.json").write_text(json.dumps({"measured": [entry]}))
     monkeypatch.setattr(limits, "SPILLS", tmp_path / "spills.json")
     limits._measured.cache_clear()
@@ -115,9 +111,24 @@ def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):
     limits._measured.cache_clear()
 
 
+def test_what_another_triton_makes_of_it_is_told(monkeypatch, tmp_path: Path):
+    of = {"kernel": "k", "target": "sm_90", "config": launch().config, "arguments": launch().arguments}
+    other = of | {"kernel": "j", "triton": "3.5.0", "reason": "of another kernel"}
+    entries = [of | {"triton": "3.6.0", "reason": "spills"}, other]
+    (tmp_path / "refused.json").write_text(json.dumps({"refused": entries}))
+    monkeypatch.setattr(limits, "REFUSED", tmp_path / "refused.json")
+    limits._refused.cache_clear()
+    assert violations(launch(), FINE, architectures()["sm_90"]) == ["under Triton 3.6.0: spills"]
+    limits._refused.cache_clear()
+
+
 TTIR = "%3 = tt.dot %0, %1, %2 : tensor<16x64xbf16> * tensor<64x128xbf16> -> tensor<16x128xf32>"
+FNUZ = TTIR.replace("bf16", "f8E4M3FNUZ")
 PTX = ".reqntid 128, 1, 1\nwgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {%f1}"
-PTXAS = """ptxas info    : Function properties for k
+SLOWER = "wgmma.mma_async instructions are serialized due to insufficient register resources"
+PTXAS = f"""ptxas info    : (C7510) Potential Performance Loss: {SLOWER} in function 'k'
+ptxas info    : (C7510) Potential Performance Loss: {SLOWER} in function 'k'
+ptxas info    : Function properties for k
     48 bytes stack frame, 40 bytes spill stores, 44 bytes spill loads
 ptxas info    : Used 168 registers, used 1 barriers"""
 AMDGCN = """v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], 0
@@ -139,20 +150,22 @@ def elf(*sections: tuple[int, int]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("asm", "log", "instruction"),
+    ("asm", "log", "instruction", "dtype", "columns"),
     [
         # Sections of code, of two functions, beside one of data.
-        ({"ptx": PTX, "cubin": elf((6, 200), (3, 5000), (6, 100))}, PTXAS, PTX.split()[-2]),
-        ({"amdgcn": AMDGCN}, "", "v_mfma_f32_16x16x16_bf16"),
+        ({"ptx": PTX, "cubin": elf((6, 200), (3, 5000), (6, 100))}, PTXAS, PTX.split()[-2], "bf16", 256),
+        ({"amdgcn": AMDGCN, "ttir": FNUZ}, "", "v_mfma_f32_16x16x16_bf16", "fp8", 0),
     ],
     ids=["ptxas", "LLVM"],
 )
-def test_resources_are_read_from_what_compilers_write(asm, log, instruction):
+def test_resources_are_read_from_what_compilers_write(asm, log, instruction, dtype, columns):
     """Spills count registers of four bytes, which ptxas tells as bytes."""
-    compiled = SimpleNamespace(asm={"ttir": TTIR} | asm, metadata=SimpleNamespace(shared=4096))
+    metadata = SimpleNamespace(shared=4096, **{"tmem_size": columns} if columns else {})
+    compiled = SimpleNamespace(asm={"ttir": TTIR} | asm, metadata=metadata)
     assert resources_of(compiled, log) == Resources(
         registers=168, spills=10, scratch_bytes=48, shared_bytes=4096, threads=128, code_bytes=300,
-        instructions=[instruction], products=[Product(16, 128, 64, "bf16")],
+        columns=columns, instructions=[instruction], products=[Product(16, 128, 64, dtype)],
+        remarks=[SLOWER] if log else [],
     )  # fmt: skip
 
 

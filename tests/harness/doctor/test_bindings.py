@@ -48,6 +48,7 @@ TREES: dict[str, dict[str, str]] = {
     "hidden": {
         NAME: "from .kernels import *", "tokenspeed_mla/kernels.py": f"{WHOLE}\n__all__ = ['get_num_sm']",
     },
+    "one of two is made on import": {NAME: f"{DECODE}\nget_num_sm = made()"},
     "what some devices need": {"deep_gemm/__init__.py": "def gemm_fp8_fp8_bf16_nt(lhs, rhs, out): ..."},
     "two, of which one breaks": {**LIBRARY, "deep_gemm/__init__.py": "x = 1"},
     "library-2.7.0.post1": LIBRARY,

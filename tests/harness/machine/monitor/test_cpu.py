@@ -147,8 +147,8 @@ def test_a_package_slowed_for_heat_counts_once(linux):
             linux.write(f"{folder}/thermal_throttle/package_throttle_count", f"{count}\n")
 
     slowed(3)
-    said = round_of(linux, watch(linux), meanwhile=lambda: slowed(5))
-    assert said == "the CPU was slowed for heat 2 times"
+    said = round_of(linux, watch(linux), meanwhile=lambda: slowed(4))
+    assert said == "the CPU was slowed for heat 1 times"
 
 
 def frequencies(linux: FakeLinux, *megahertz: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.campaign import execute
-from harness.campaign.archive import pack
+from harness.campaign.archive import _step_of, pack
 from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
 from harness.campaign.jobs import CampaignPlan, share_s
 from harness.campaign.spec import Step, steps_of
@@ -202,6 +202,8 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
         with zipfile.ZipFile(small.file) as packed:
             folders = {name.partition("/")[0] for name in packed.namelist()}
         assert folders == {"campaign.json", "SHA256SUMS", *names} - {*left_out}
+    files = {"a/x": "a", "h200/a-2/x": "a-2", "a-triton.split_kv/x": "a", "ab/x": "", "tuned/x": "tuned"}
+    assert {name: _step_of(name, ["a", "a-2"]) for name in files} == files
     carried.write_bytes(carried.read_bytes()[:-200])
     with pytest.raises(UsageError, match="cannot read "):
         load(carried)

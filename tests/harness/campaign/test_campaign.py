@@ -1,5 +1,6 @@
 """A campaign on devices that are not there: its order, time, folder and archive, and how it goes on."""
 
+import io
 import json
 import zipfile
 from collections import Counter
@@ -16,6 +17,7 @@ from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campa
 from harness.campaign.jobs import CampaignPlan, share_s
 from harness.campaign.spec import Step, steps_of
 from harness.cli.campaign import StepCommands
+from harness.cli.campaign_display import CampaignTables
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.page.inputs import inputs
 from harness.results import load
@@ -67,10 +69,10 @@ Campaign = Callable[..., tuple[int, Shown]]
 def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
     (tmp_path / "spec.toml").write_text(SPEC)
 
-    def run(pool: SimulatedPool, budget_s: float = 1e5, resume: bool = False, name: str = "here"):
-        shown = Shown()
+    def run(pool: SimulatedPool, budget_s: float = 1e5, resume: bool = False, name: str = "here", to=Shown):
         monkeypatch.setattr(execute, "Driver", lambda *a, **k: Driver(*a, **k, clock=pool.clock))
         monkeypatch.setattr(execute.time, "monotonic", pool.clock)
+        shown = to()
         request = CampaignRequest(str(tmp_path / "spec.toml"), budget_s, tmp_path / name, resume, pool.now, 3)
         return run_campaign(pool, request, StepCommands(), shown), shown
 
@@ -129,14 +131,31 @@ def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
         campaign(pool("a"))
 
 
+def crashing(*given: Any) -> list[Any]:
+    made = records(*given)
+    return [made[0].model_copy(update={"status": "crashed", "time_us": None}), *made[1:]]
+
+
+def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapshot):
+    def some_crash(*given: Any) -> list[Any]:
+        return (crashing if "batch=4" in given[0].case else records)(*given)
+
+    monkeypatch.setattr("tests.support.simulated_pool.records", some_crash)
+    monkeypatch.setattr(execute, "pack", lambda *given: pack(*given, most=pack(*given).size - 1))
+    monkeypatch.setattr("harness.report.terminal.WIDTH", 400)  # the folder is as long as it likes
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr("sys.stdout", out)
+    monkeypatch.setattr("sys.stderr", err)
+    devices = pool("ab", lambda device, case: 47.0, slower={"b": 1.3})
+    _, shown = campaign(devices, 600.0, to=lambda: CampaignTables(False, 600.0))
+    for code in (None, 1):
+        shown.command("doctor", code, "two lines,\nof which this\n\n")
+    text = f"{err.getvalue()}\n{out.getvalue()}".replace(str(tmp_path), "FOLDER")
+    snapshot(Path(__file__).parent / "snapshots" / "printed.txt", text)
+
+
 def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):
     """A resume that reaches none of it takes nothing away."""
-    crash = {"status": "crashed", "time_us": None}
-
-    def crashing(*given: Any) -> list[Any]:
-        made = records(*given)
-        return [made[0].model_copy(update=crash), *made[1:]]
-
     monkeypatch.setattr("tests.support.simulated_pool.records", crashing)
     code, _ = campaign(pool("a"))
     before = load(tmp_path / "here")

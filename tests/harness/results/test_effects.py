@@ -62,10 +62,13 @@ def test_a_slower_rerun_of_the_baseline_is_noise_and_no_regression():
 
 
 def test_three_values_are_held_against_the_first():
-    arms = {f"A={v}": {"A": v} for v in ("0", "1", "2")}
+    arms = {f"A={v}": {"A": v} for v in ("0", None, "")}
     cells = {arm: cell(arm, [1.0 / (1 + i)] * BLOCKS * ROUNDS) for i, arm in enumerate(arms)}
     found = effects(cells, arms, 0.0, 0.95)
-    assert [(e.what, round(e.comparison.ratio, 6)) for e in found] == [("A: 0 -> 1", 2.0), ("A: 0 -> 2", 3.0)]
+    assert [(e.what, round(e.comparison.ratio, 6)) for e in found] == [
+        ("A: 0 -> unset", 2.0),
+        ("A: 0 -> ''", 3.0),
+    ]
 
 
 BEFORE = {"kernels": ["gemm", "copy"], "kernel_us": [99.0, 1.0], "ran": ["onednn matmul brg:avx512"]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,7 @@ def _clocks(records: Iterable[Record]) -> dict[str, float]:
     for record in records:
         for conditions in getattr(record, "conditions", []):
             for name in CLOCKS:
-                if isinstance(reading := conditions.get(name), Mapping) and "median" in reading:
+                if reading := conditions.get(name):
                     seen.setdefault(name, []).append(reading["median"])
     return {name: statistics.median(values) for name, values in seen.items()}
 

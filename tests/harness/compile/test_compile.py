@@ -12,7 +12,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures, select_architectures
 from harness.compile import compiler, limits
-from harness.compile.launches import KernelLaunch, implementations, launches, shipped
+from harness.compile.launches import KernelLaunch, implementations, launches, narrowed, shipped
 from harness.compile.limits import violations
 from harness.compile.resources import Product, Resources, resources_of
 from harness.compile.survey import row, tile
@@ -38,22 +38,24 @@ LLVM = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264
 
 
 @pytest.mark.parametrize(
-    ("arch", "registers", "shared", "columns", "waves", "resident", "bound"),
+    ("arch", "registers", "shared", "columns", "waves", "resident"),
     [
-        ("sm_90", 128, 0, 0, 4, 4, "registers"),  # 64 K registers of an SM / (128 * 128 threads)
-        ("sm_90", 32, 0, 0, 4, 16, "registers"),
-        ("sm_90", 24, 0, 0, 4, 16, "waves"),  # 64 warps
-        ("sm_90", 64, 100 << 10, 0, 4, 2, "shared"),
-        ("sm_100", 64, 1024, 256, 4, 2, "tensor memory"),
-        ("gfx942", 128, 0, 0, 4, 4, "registers"),  # 512 of a lane / 128
-        ("gfx942", 257, 0, 0, 4, 1, "registers"),
-        ("gfx942", 32, 32 << 10, 0, 4, 2, "shared"),
-        ("gfx950", 32, 32 << 10, 0, 4, 4, "shared"),  # of 160 KB, in steps of 1280 bytes
-        *(("gfx950", registers, 0, 0, 4, waves, "registers") for registers, waves in LLVM.items()),
+        ("sm_90", 128, 0, 0, 4, 4),  # 64 K registers of an SM / (128 * 128 threads)
+        ("sm_90", 32, 0, 0, 4, 16),
+        ("sm_90", 24, 0, 0, 4, 16),  # 64 warps
+        ("sm_90", 24, 0, 0, 1, 32),  # programs of one warp
+        ("sm_90", 64, 100 << 10, 0, 4, 2),
+        ("sm_90", 64, 57 << 10, 0, 4, 3),  # 228 KB, of which each program takes 1 KB more
+        ("sm_100", 64, 1024, 256, 4, 2),
+        ("gfx942", 128, 0, 0, 4, 4),  # 512 of a lane / 128
+        ("gfx942", 257, 0, 0, 4, 1),
+        ("gfx942", 32, 32 << 10, 0, 4, 2),
+        ("gfx950", 32, 32 << 10, 0, 4, 4),  # of 160 KB, in steps of 1280 bytes
+        *(("gfx950", registers, 0, 0, 4, waves) for registers, waves in LLVM.items()),
     ],
 )
-def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident, bound):
-    assert architectures()[arch].resident(registers, shared, columns, waves) == (resident, bound)
+def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident):
+    assert architectures()[arch].resident(registers, shared, columns, waves) == resident
 
 
 FINE = Resources(
@@ -185,6 +187,7 @@ def test_empty_operands_are_as_those_with_values(op: str):
     for case in shipped(op)[:2]:
         sizes = it.sizes(case.sizes)
         empty = it.empty_operands(sizes, "meta")
+        assert narrowed(it, implementations(op)[0], sizes).boundary == it.boundaries[0]
         for boundary in reversed(it.boundaries):
             real = it.operands(sizes, Seeds(), "cpu", boundary)
             assert empty.boundary == boundary

@@ -1,11 +1,13 @@
 """`compare`: two recorded runs, made up so that what changed is known."""
 
+import json
 import random
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import pytest_benchmark
 
 from harness.results.comparison import compared, means
 from harness.results.export import session
@@ -181,7 +183,7 @@ def test_runs_that_cannot_be_compared_are_when_forced(here, tmp_path):
     assert "NOT COMPARABLE, device differs" in here("compare", a, other, "--force").stdout
 
 
-def test_export_is_read_by_pytest_benchmark(here, tmp_path):
+def test_export_is_read_by_pytest_benchmark(here, tmp_path, snapshot):
     a, b = record(tmp_path / "a"), record(tmp_path / "b", drift=1.1, seed=1)
     for run in (a, b):
         assert here("export", run).returncode == 0
@@ -190,9 +192,11 @@ def test_export_is_read_by_pytest_benchmark(here, tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "vllm.amx[mla_decode batch=2 ctx=5 core]" in done.stdout
     stored = read(str(a))
-    (first, *_) = session(stored.run, list(stored.cells.values()))["benchmarks"]
-    assert first["stats"]["data"] == stored.cells[CASES[0], "torch.sdpa"].samples.seconds
-    assert first["stats"]["rounds"] == 40
+    made = session(stored.run, [stored.cells[CASES[0], "torch.sdpa"]])
+    stats = made["benchmarks"][0].pop("stats")
+    assert stats["data"] == stored.cells[CASES[0], "torch.sdpa"].samples.seconds
+    assert (stats["rounds"], made.pop("version")) == (40, pytest_benchmark.__version__)
+    snapshot(Path(__file__).parent / "snapshots" / "benchmark.json", json.dumps(made, indent=1) + "\n")
     empty = record(tmp_path / "c")
     (empty / "cells.jsonl").write_text("")
     assert "holds no time" in error_line(here("export", empty), 3)

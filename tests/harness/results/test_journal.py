@@ -49,6 +49,16 @@ def test_what_is_appended_is_read_again_and_a_case_measured_again_replaces_the_f
     }
 
 
+def test_fields_and_what_stands_for_those_that_a_record_lacks_are_as_committed(snapshot):
+    lines = []
+    for kind in Record.__subclasses__():
+        lines.append(kind.__name__)
+        for name, field in kind.model_fields.items():
+            default = field.get_default(call_default_factory=True)
+            lines.append(f"    {name}" if field.is_required() else f"    {name} = {default!r}")
+    snapshot(Path(__file__).parent / "snapshots" / "records.txt", "\n".join(lines) + "\n")
+
+
 # Several devices
 
 

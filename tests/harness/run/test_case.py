@@ -43,6 +43,17 @@ def contender(op: str = "mla_decode", **facts: Any) -> Contender:
     return Contender(impl.name, impl, Arm(), "eager", **facts)
 
 
+def test_what_is_not_measuring_is_set_up(monkeypatch):
+    """Of ten seconds by the clock, three were turns."""
+    for name in ("begin", "end"):
+        monkeypatch.setattr(CaseRun, name, lambda *_: None)
+    monkeypatch.setattr(
+        CaseRun, "_measure", lambda self, made, *_: setattr(made, "rounds", Rounds(spent_s=3.0))
+    )
+    monkeypatch.setattr("harness.run.case.time.perf_counter", iter((5.0, 15.0)).__next__)
+    assert driven().run(Rotation("warm", 1, 0, 0, False), 1.0, 1.0, "torch.naive").setup_s == 7.0
+
+
 @pytest.mark.parametrize(("how", "status"), [("error", None), ("crashed", "crashed"), ("timeout", "timeout")])
 def test_a_profiler_that_does_not_work_costs_no_time(how, status):
     def refuses(*_: object) -> None:

@@ -164,6 +164,7 @@ def test_a_device_is_found_by_words_of_its_name_and_its_type_is_the_longest_that
         ("NVIDIA H100 80GB HBM3 MIG 1g.20gb", "sm_90", 1979 / 7, 3.35 / 4),
         ("NVIDIA H200 MIG 1c.3g.71gb", "sm_90", 1979 / 2, 4.8 / 2),
         ("NVIDIA H200 MIG 7g.141gb", "sm_90", 1979, 4.8),
+        ("NVIDIA H100 NVL MIG 7g.94gb", "sm_90", 1979, 3.9),
         ("AMD Instinct MI300X CPX/NPS4", "gfx942", 2614.9 / 8, 5.3 / 4),
         ("AMD Instinct MI300A CPX", "gfx942", 1961.2 / 6, 5.3),
         ("AMD Instinct MI350X VF DPX/NPS2", "gfx950", 4614 / 2, 4),

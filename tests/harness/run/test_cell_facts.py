@@ -1,6 +1,8 @@
 """What a worker tells of a contender beside its times, in its cell and in the table; and what a run says of
 its environment."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,6 +10,7 @@ from typing import Any
 import pytest
 
 import kernels
+from harness.catalogue.devices import Ceilings
 from harness.machine.monitor.base import Blind
 from harness.paths import ROOT
 from harness.plan.arms import Arm
@@ -17,7 +20,7 @@ from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.schema import CaseDone, Cell
 from harness.run.case import CaseRun, Measured
-from harness.run.cells import Yardsticks, build_cells
+from harness.run.cells import Yardsticks, build_cells, build_records
 from harness.run.device import OwnDevice
 from harness.run.measurer import CaseMeasurer
 from harness.timing.rounds import Round, Rounds
@@ -74,6 +77,37 @@ def test_what_a_worker_tells_is_in_the_cell_and_in_the_table(facts, field, value
     assert line is None or line in table
     untold = {"calls compared", " host ", "2^32", "waits for the device"}
     assert facts or not any(words in table for words in untold)
+
+
+def test_records_of_a_case_in_two_parts_are_as_committed(snapshot):
+    told = {
+        "kernels": [{"name": "sum", "us": 0.5}],
+        "host_s": [3e-6, 4e-6],
+        "setup_s": 1.5,
+        "ran": ["a hash"],
+    }
+    base = contending("torch.sdpa", check={"ok": True, "calls": 30}, source="code", **told)
+    twin = replace(base, name="torch.sdpa (again)")
+    parts = []
+    for row, time in ((contending(), 1.5), (contending("triton.split_kv", config={"warps": 4}), 0.5)):
+        made = [
+            Round(block, i, {name: seconds * (1 + 0.01 * i) for name, seconds in times.items()}, how)
+            for times in [{base.name: 1e-3, twin.name: 1.01e-3, row.name: time * 1e-3}]
+            for block in range(3)
+            for i, how in enumerate(("", "noise" if block else ""))
+        ]
+        heats, quiet = [replace(made[0], block=3)], made[:-1]
+        rounds = Rounds(quiet, made[-1:], heats, stopped="tight", spent_s=2.0)
+        facts = {"setup_s": 3.0, "phases": {"preparing": time}, "conditions": {"samples": 1}}
+        parts.append(
+            Measured(CASE, [base, row], Rotation("cold", 2, 9, 5, True), rounds, base, twin, **facts)
+        )
+    peak = Ceilings({"bf16": 1e12}, read=1e8)
+    records, done = build_records(CASE, parts, GPU, Yardsticks(peak, replace(peak, read=4e10), 0.95, 0.02))
+    text = json.dumps([record.model_dump(exclude={"version"}) for record in (*records, done)])
+    shorter = json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
+    lines = "".join(f"{json.dumps(record)}\n" for record in shorter)
+    snapshot(Path(__file__).parent / "snapshots" / "records.jsonl", lines)
 
 
 MI350X = Platform("rocm", "gfx950", "cuda:0", "AMD Instinct MI350X")

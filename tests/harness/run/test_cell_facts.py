@@ -89,14 +89,17 @@ def test_records_of_a_case_in_two_parts_are_as_committed(snapshot):
     base = contending("torch.sdpa", check={"ok": True, "calls": 30}, source="code", **told)
     twin = replace(base, name="torch.sdpa (again)")
     parts = []
-    for row, time in ((contending(), 1.5), (contending("triton.split_kv", config={"warps": 4}), 0.5)):
+    for row, time, blocks in (
+        (contending(), 1.5, 2),
+        (contending("triton.split_kv", config={"warps": 4}), 0.5, 3),
+    ):
         made = [
             Round(block, i, {name: seconds * (1 + 0.01 * i) for name, seconds in times.items()}, how)
             for times in [{base.name: 1e-3, twin.name: 1.01e-3, row.name: time * 1e-3}]
-            for block in range(3)
+            for block in range(blocks)
             for i, how in enumerate(("", "noise" if block else ""))
         ]
-        heats, quiet = [replace(made[0], block=3)], made[:-1]
+        heats, quiet = [replace(made[0], block=blocks)], made[:-1]
         rounds = Rounds(quiet, made[-1:], heats, stopped="tight", spent_s=2.0)
         facts = {"setup_s": 3.0, "phases": {"preparing": time}, "conditions": {"samples": 1}}
         parts.append(

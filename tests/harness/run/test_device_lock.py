@@ -26,3 +26,4 @@ def test_a_gpu_is_locked_however_it_is_numbered(monkeypatch, tmp_path):
             device_lock(replace(GPU, uuid="MIG-GPU-aaaa/2/0")),
         ):
             pass
+    assert {file.stat().st_mode & 0o777 for file in tmp_path.iterdir()} == {0o666}, "another user's, too"

@@ -9,12 +9,14 @@ from unittest.mock import Mock
 import pytest
 
 import kernels
+from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.machine.monitor.base import Blind
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.results.schema import Status
 from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules
+from harness.run.execute import exit_code
 from harness.run.folder import finished_cases
 from harness.timing.rounds import Policy, Rounds, Turn
 from harness.workers.process import WorkerFailure
@@ -41,6 +43,13 @@ def answering(answer: Any) -> SimpleNamespace:
 def contender(op: str = "mla_decode", **facts: Any) -> Contender:
     impl = kernels.implementations(op)[0]
     return Contender(impl.name, impl, Arm(), "eager", **facts)
+
+
+def test_the_exit_code_is_of_all_that_could_run():
+    codes = {"ok unsupported": OK, "checked": OK, "unsupported": NOTHING_RAN, "": NOTHING_RAN}
+    codes |= {f"ok {status}": FAILED for status in ("wrong", "impossible", "error", "crashed", "timeout")}
+    made = {names: exit_code([a_cell(status=status) for status in names.split()]) for names in codes}
+    assert made == codes
 
 
 def test_what_is_not_measuring_is_set_up(monkeypatch):

@@ -94,7 +94,8 @@ def simulated(dispatcher: Dispatcher, counts: Mapping[str, int], left_s: float) 
         lane = lanes[task.lane]
         end = now + dispatcher.lanes[task.lane].expected_s(task)
         lane.fit += 1
-        lane.begins_s = now if lane.begins_s is None else min(now, lane.begins_s)
-        lane.ends_s = end if lane.ends_s is None else max(end, lane.ends_s)
+        if lane.begins_s is None:
+            lane.begins_s = now
+        lane.ends_s = end  # a lane's tasks take alike: the last that begins is the last that ends
         heapq.heappush(free, (end, device, type))
     return list(lanes.values())

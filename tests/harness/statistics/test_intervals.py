@@ -161,6 +161,7 @@ def test_how_much_blocks_count():
     assert abs(interval(short + long).mean) < 0.35
     apart = [(0, x) for x in (0.99, 1, 1.01)] + [(1, x) for x in (2.99, 3, 3.01) * 30]
     assert interval(apart).mean == pytest.approx(2, abs=0.01)
+    assert interval([*apart, (2, 9.0)]).mean == pytest.approx(13 / 3), "one round is a block, too"
     calm = [(block, x) for block in range(6) for x in (-0.01, 0, 0.01)]
     found = interval([*calm, *((6, x) for x in (-3.0, 2.0, 9.0))])
     assert abs(found.mean) < 0.01

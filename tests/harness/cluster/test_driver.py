@@ -6,21 +6,26 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from harness.cluster.calibration import calibrations
 from harness.cluster.dispatch import Dispatcher, Task
 from harness.cluster.driver import Driver, differences
 from harness.cluster.execute import only_type
 from harness.cluster.jobs import RunJob
+from harness.cluster.orders import Opening
 from harness.cluster.ray_pool import RayPool
 from harness.errors import NothingRan, UsageError
+from harness.files import JournalFull
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, Record
+from harness.results.schema import CaseDone, Cell, DeviceUsed, Record
 from harness.run.device import DeviceFacts
 from harness.run.plan import RunPlan
 from harness.run.request import Request
 from kernels.platform import named
+from shapes.case import Case
 from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, records
 
 
@@ -88,6 +93,9 @@ def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
         "devices share the cases, the first first": (pool("abcd"), 40, math.inf),
         "a device dies in a case": (pool("ab", failing("dies", ("a", "case 0"))), 6, math.inf),
         "a device hangs in a case": (pool("ab", failing("hangs", ("a", "case 0"))), 6, math.inf),
+        "it hangs, and the pool does not see it": (
+            pool("ab", failing("hangs", ("a", "case 0")), hang_s=1e6), 6, math.inf,
+        ),
         "a device fails in a case": (pool("ab", failing("fails", ("a", "case 0"))), 6, math.inf),
         "one that fails twice in a row is left out": (pool("ab", of_device("fails", "a")), 8, math.inf),
         "one that did something in between has not failed in a row": (
@@ -106,6 +114,9 @@ def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
         "most decide what is another": (pool("abc", versions={"a": OLD}), 4, math.inf),
         "another torch joins late": (pool("ab", joins={"b": 30.0}, versions={"b": OLD}), 8, math.inf),
         "a node dies while its agent starts": (pool("ab", leaves={"b": 3.0}), 4, math.inf),
+        "an agent never starts": (
+            pool("ab", lambda device, case: 400.0 if device == "a" else "hangs"), 4, math.inf,
+        ),
         "a pool that does not grow is not waited for": (
             pool("a", of_device("dies", "a"), grows=False), 4, math.inf,
         ),
@@ -155,7 +166,7 @@ def test_time_is_kept_for_what_only_one_device_may_do():
     assert (lane.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "its turn comes again, elsewhere"
 
 
-def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
+def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     journal = Journal.create(tmp_path / "run", made_up_run(40))
     plan = RunPlan.of(journal.run(), Request())
     job = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=2)
@@ -172,6 +183,22 @@ def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
     journal.append(r.model_copy(update=crash if isinstance(r, Cell) else {}) for r in records(last, "a", 3))
     again = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1)
     assert [*again.waiting][-1] == first.key, "what broke may break again"
+    shown: list[Case] = []
+    full = RunJob("run", "cpu", 0, journal, plan, Request(), lambda of, _: shown.append(of), devices=1)
+    monkeypatch.setattr(Journal, "append", Mock(side_effect=JournalFull("no space left")))
+    with pytest.raises(JournalFull):
+        full.take(first, records(last, "a", 3), Mock(used=DeviceUsed(name="a", type="cpu", host="a")), 1.0)
+    assert shown, "what cannot be kept is printed all the same"
+
+
+def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_time():
+    devices = pool("ab")
+    driver = Driver(devices, print, threads=3, clock=devices.clock)
+    type, opened = only_type(driver)
+    assert devices.openings == [Opening(type, 3, memory_share=0.5)] * 2
+    first, _ = calibrations(type, opened, [], print)
+    orders = [first.order(first.tasks()[0], left_s) for left_s in (math.inf, 4.0)]
+    assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
 
 
 def test_no_device_at_all_is_one_line(drive):

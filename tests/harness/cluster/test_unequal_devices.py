@@ -21,8 +21,8 @@ CASES = tuple(f"m={m} n=512 k=7168" for m in (16, 32, 64, 128))
 
 @pytest.fixture
 def run_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    def run(devices: str) -> tuple[str, Path]:
-        request = Request(
+    def run(devices: str, resume: str = "") -> tuple[str, Path]:
+        request = Request(resume=resume, budget="2h") if resume else Request(
             op="block_scale_gemm", case=CASES, impl="torch.bf16,torch.naive", out=str(tmp_path / "run"),
             budget="10m", boundary="core",
         )  # fmt: skip
@@ -63,8 +63,11 @@ def test_of_several_each_case_has_its_device_and_the_one_that_lags_is_named(run_
     if devices == "abc":
         lines = (folder / "cells.jsonl").read_text().splitlines(keepends=True)
         lines = [line for line in lines if '"calibration"' not in line or '"device":"c"' not in line]
+        lines = [line for line in lines if f'"case":"{sorted(by)[0]}"' not in line]
         (folder / "cells.jsonl").write_text("".join(lines))
         readings = [chart.reading for chart in assemble(inputs([str(folder)])).sections[0].charts]
         assert any(
             "3 devices measured its cases; those of their type were not comp" in text for text in readings
         )
+        printed, _ = run_with("a", str(folder))
+        assert "\ndevice " in printed, "of a run that others measured, too, one alone is named"

@@ -2,6 +2,7 @@
 
 import math
 import random
+import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ from harness.cluster.driver import Driver, differences
 from harness.cluster.execute import only_type
 from harness.cluster.jobs import RunJob
 from harness.cluster.orders import Opening
+from harness.cluster.pool import PoolGone
+from harness.cluster.ray_cluster import Head
 from harness.cluster.ray_pool import RayPool
 from harness.errors import NothingRan, UsageError
 from harness.files import JournalFull
@@ -223,6 +226,43 @@ def test_while_its_head_does_not_answer_ray_is_asked_for_nothing():
     assert (pool.offers(), pool.wait(0.0)) == (["a"], [])
     pool.stop("a")
     assert not pool.seats and not asked
+
+
+def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
+    clock = Mock(monotonic=Mock(return_value=0.0))
+    monkeypatch.setattr("harness.cluster.ray_cluster.time", clock)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        head = Head(Mock(get_runtime_context=lambda: Mock(gcs_address=address)))
+        clock.monotonic.return_value = 100.0
+        assert head.answers()
+    clock.monotonic.return_value = 105.9
+    assert not head.answers() and not head.gone
+    clock.monotonic.return_value = 106.0
+    with pytest.raises(PoolGone, match=rf"^the cluster's head at {address} is gone$"):
+        head.answers()
+
+
+def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
+    def node(id: str, host: str, **resources: float) -> dict[str, object]:
+        named = {name.replace("_is_", ":"): count for name, count in resources.items()}
+        return {"Alive": host != "dead", "NodeManagerHostname": host, "NodeID": id, "Resources": named}
+
+    pool = RayPool.__new__(RayPool)
+    pool.head, pool.ray, pool.types = Mock(), Mock(), set()
+    pool.ray.nodes.return_value = [
+        node("1234567", "a", GPU=2.0, CPU=8.0, accelerator_type_is_H200=1.0), node("2", "b", memory=1.0),
+        node("3", "a", CPU=8.0, device_is_left=1.0), node("4", "a", CPU=4.0), node("5", "dead", GPU=8.0),
+        node("6", "b", GPU=1.0, CPU=8.0, device_is_MI300X=1.0),
+    ]  # fmt: skip
+    assert [(o.id, o.type, o.beside, o.is_gpu, pool.slots[o.id].resources) for o in pool.offers()] == [
+        *((f"a-123456-gpu{i}", "H200", 2, True, {"GPU": 1.0}) for i in range(2)),
+        ("a-3", "left", 2, None, {"CPU": 8.0, "device:left": 1.0}),
+        ("a-4", "cpu", 2, None, {"CPU": 4.0}),
+        ("b-6-gpu0", "MI300X", 1, True, {"GPU": 1.0, "device:MI300X": 1.0}),
+    ]
+    pool.types = {"left"}
+    assert [offer.id for offer in pool.offers()] == ["a-3"]
 
 
 def test_one_run_is_measured_by_devices_that_are_alike():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -43,13 +44,8 @@ def order_of(opened: Opened) -> CaseOrder:
 
 
 def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
-    shares: list[float] = []
-
-    def measurer(*of: object) -> CaseMeasurer:
-        shares.append(CaseMeasurer(*of).memory_share)
-        return CaseMeasurer(*of)
-
-    monkeypatch.setattr("harness.cluster.agent.CaseMeasurer", measurer)
+    made = Mock(wraps=CaseMeasurer)
+    monkeypatch.setattr("harness.cluster.agent.CaseMeasurer", made)
     with captured_here():
         opened = agent.obey(Opening("mine", device="cpu", memory_share=0.25))
         assert isinstance(opened, Opened)
@@ -59,7 +55,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
             pass
         order = order_of(opened)
         records = agent.obey(order)
-    assert isinstance(records, list) and shares == [0.25]
+    assert isinstance(records, list) and made.call_args.args[-1] == 0.25
     assert {r.status for r in records if isinstance(r, Cell)} == {"ok"}
     (done,) = [r for r in records if isinstance(r, CaseDone)]
     assert (done.case, done.device) == (order.case, opened.used.name)

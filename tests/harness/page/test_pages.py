@@ -50,7 +50,7 @@ def measured(folder: Path) -> Page:
         *ranked(small, THREE, conditions=clock),
         *(record.model_copy(update={"heats": HEATS} if isinstance(record, Cell) else {})
           for record in ranked(large, THREE, "same", disturbed=DISTURBED)),
-        *ranked(long, THREE, "unclear"),
+        *ranked(long, THREE, "unclear", disturbed=DISTURBED[:1]),
         *ranked(quantised, {"torch.sdpa": 200.0, "vllm.amx": 100.0}),
         *(cell(broken, "torch.sdpa", 100.0, 1.0), cell(broken, "aiter.asm", None)),
         *(cell(broken, "vllm.amx", None, status="wrong", reason="row 3 is off"), finished(broken)),

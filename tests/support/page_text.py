@@ -39,6 +39,10 @@ def _of_chart(chart: Chart) -> Iterator[str]:
     whole = specification(chart)
     for param in whole.get("params", ()):
         yield f"  to choose: {param['bind']['options']}"
+    drawn = whole | whole.get("spec", {})
+    if sizes := {name: drawn[name] for name in ("facet", "resolve", "width", "height") if name in drawn}:
+        yield f"  {json.dumps(sizes)}"
+    told: set[str] = set()
     for layer in _layers(whole, whole.get("datasets", {}), whole.get("data"), set()):
         mark, encoding = layer["mark"], layer.get("encoding", {})
         fields = (f"{channel}={of['field']}" for channel, of in encoding.items() if "field" in of)
@@ -46,6 +50,19 @@ def _of_chart(chart: Chart) -> Iterator[str]:
         kept = (f"only {json.dumps(of['filter'])}" for of in layer.get("transform", ()) if "filter" in of)
         yield " ".join([f"  {mark['type']}", *fields, *style, *kept])
         yield from _shortened([f"    {_compact(value)}" for value in layer["values"]])
+        how = [f"    {channel}: {said}" for channel, of in encoding.items() if (said := _how(of))]
+        yield from (line for line in how if line not in told)
+        told.update(how)
+
+
+def _how(encoding: Any) -> str:
+    """Scales, titles, orders; of tooltips what they call each field."""
+    if isinstance(encoding, list):
+        return "; ".join(
+            " as ".join(dict.fromkeys([of["field"], of.get("title", of["field"])])) for of in encoding
+        )
+    how = {name: of for name, of in encoding.items() if name not in ("field", "type")}
+    return json.dumps(how, ensure_ascii=False) if how else ""
 
 
 def _shortened(lines: list[str]) -> list[str]:

@@ -45,10 +45,10 @@ class SimulatedPool:
     now: float = 0.0
     closed: bool = False
     measured: list[tuple[str, str]] = field(default_factory=list)
+    openings: list[Opening] = field(default_factory=list)
     numbers: Iterator[int] = field(default_factory=itertools.count)
     coming: list[tuple[float, int, Answer]] = field(default_factory=list)
     started: dict[str, int] = field(default_factory=dict)
-    threads: int | None = None  # that the last agent was told
 
     def clock(self) -> float:
         return self.now
@@ -57,7 +57,8 @@ class SimulatedPool:
         return self.joins.get(id, 0.0) <= self.now < self.leaves.get(id, float("inf"))
 
     def offers(self) -> Sequence[Offer]:
-        return [Offer(id, type) for id, type in self.devices.items() if self._is_there(id)]
+        there = {id: type for id, type in self.devices.items() if self._is_there(id)}
+        return [Offer(id, type, beside=len(there)) for id, type in there.items()]
 
     def start(self, offer: Offer) -> None:
         assert offer.id not in self.started, "it has an agent"
@@ -65,7 +66,9 @@ class SimulatedPool:
 
     def send(self, device: str, order: Order) -> None:
         if isinstance(order, Opening):
-            self.threads = order.threads
+            self.openings.append(order)
+            if self.takes_s(device, "opening") == "hangs":
+                return
             versions = {"torch": self.versions.get(device, "2.13.0")}
             facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)
             used = DeviceUsed(name=device, type=order.type, host=device)

@@ -5,6 +5,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -18,6 +19,7 @@ from harness.plan.select import choose_cases
 from harness.results.schema import CaseDone, Cell
 from harness.run.device_lock import device_lock
 from harness.run.folder import planned_case
+from harness.run.measurer import CaseMeasurer
 from harness.run.request import Request
 from kernels import OPS
 from kernels.platform import Platform, detect
@@ -41,9 +43,11 @@ def order_of(opened: Opened) -> CaseOrder:
     return CaseOrder(run, Request(disturbed="keep"), case.key, 0.5, 1.0)
 
 
-def test_it_holds_its_device_and_measures_a_case_whole(agent):
+def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
+    made = Mock(wraps=CaseMeasurer)
+    monkeypatch.setattr("harness.cluster.agent.CaseMeasurer", made)
     with captured_here():
-        opened = agent.obey(Opening("mine", device="cpu"))
+        opened = agent.obey(Opening("mine", device="cpu", memory_share=0.25))
         assert isinstance(opened, Opened)
         assert opened.used.type == "mine" and opened.used.cpus == sorted(ALLOWED)
         assert opened.used.name == f"{opened.used.host}/cpu{_ranges(sorted(ALLOWED))}"
@@ -51,7 +55,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent):
             pass
         order = order_of(opened)
         records = agent.obey(order)
-    assert isinstance(records, list)
+    assert isinstance(records, list) and made.call_args.args[-1] == 0.25
     assert {r.status for r in records if isinstance(r, Cell)} == {"ok"}
     (done,) = [r for r in records if isinstance(r, CaseDone)]
     assert (done.case, done.device) == (order.case, opened.used.name)

@@ -2,25 +2,33 @@
 
 import math
 import random
+import socket
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
+from harness.cluster.calibration import calibrations
 from harness.cluster.dispatch import Dispatcher, Task
 from harness.cluster.driver import Driver, differences
 from harness.cluster.execute import only_type
 from harness.cluster.jobs import RunJob
+from harness.cluster.orders import Opening
+from harness.cluster.pool import PoolGone
+from harness.cluster.ray_cluster import Head
 from harness.cluster.ray_pool import RayPool
 from harness.errors import NothingRan, UsageError
+from harness.files import JournalFull
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, Record
+from harness.results.schema import CaseDone, Cell, DeviceUsed, Record
 from harness.run.device import DeviceFacts
 from harness.run.plan import RunPlan
 from harness.run.request import Request
 from kernels.platform import named
+from shapes.case import Case
 from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, records
 
 
@@ -88,6 +96,9 @@ def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
         "devices share the cases, the first first": (pool("abcd"), 40, math.inf),
         "a device dies in a case": (pool("ab", failing("dies", ("a", "case 0"))), 6, math.inf),
         "a device hangs in a case": (pool("ab", failing("hangs", ("a", "case 0"))), 6, math.inf),
+        "it hangs, and the pool does not see it": (
+            pool("ab", failing("hangs", ("a", "case 0")), hang_s=1e6), 6, math.inf,
+        ),
         "a device fails in a case": (pool("ab", failing("fails", ("a", "case 0"))), 6, math.inf),
         "one that fails twice in a row is left out": (pool("ab", of_device("fails", "a")), 8, math.inf),
         "one that did something in between has not failed in a row": (
@@ -106,6 +117,9 @@ def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
         "most decide what is another": (pool("abc", versions={"a": OLD}), 4, math.inf),
         "another torch joins late": (pool("ab", joins={"b": 30.0}, versions={"b": OLD}), 8, math.inf),
         "a node dies while its agent starts": (pool("ab", leaves={"b": 3.0}), 4, math.inf),
+        "an agent never starts": (
+            pool("ab", lambda device, case: 400.0 if device == "a" else "hangs"), 4, math.inf,
+        ),
         "a pool that does not grow is not waited for": (
             pool("a", of_device("dies", "a"), grows=False), 4, math.inf,
         ),
@@ -155,7 +169,7 @@ def test_time_is_kept_for_what_only_one_device_may_do():
     assert (lane.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "its turn comes again, elsewhere"
 
 
-def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
+def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     journal = Journal.create(tmp_path / "run", made_up_run(40))
     plan = RunPlan.of(journal.run(), Request())
     job = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=2)
@@ -172,6 +186,22 @@ def test_what_is_being_measured_is_taken_from_the_budget(tmp_path):
     journal.append(r.model_copy(update=crash if isinstance(r, Cell) else {}) for r in records(last, "a", 3))
     again = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1)
     assert [*again.waiting][-1] == first.key, "what broke may break again"
+    shown: list[Case] = []
+    full = RunJob("run", "cpu", 0, journal, plan, Request(), lambda of, _: shown.append(of), devices=1)
+    monkeypatch.setattr(Journal, "append", Mock(side_effect=JournalFull("no space left")))
+    with pytest.raises(JournalFull):
+        full.take(first, records(last, "a", 3), Mock(used=DeviceUsed(name="a", type="cpu", host="a")), 1.0)
+    assert shown, "what cannot be kept is printed all the same"
+
+
+def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_time():
+    devices = pool("ab")
+    driver = Driver(devices, print, threads=3, clock=devices.clock)
+    type, opened = only_type(driver)
+    assert devices.openings == [Opening(type, 3, memory_share=0.5)] * 2
+    first, _ = calibrations(type, opened, [], print)
+    orders = [first.order(first.tasks()[0], left_s) for left_s in (math.inf, 4.0)]
+    assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
 
 
 def test_no_device_at_all_is_one_line(drive):
@@ -196,6 +226,43 @@ def test_while_its_head_does_not_answer_ray_is_asked_for_nothing():
     assert (pool.offers(), pool.wait(0.0)) == (["a"], [])
     pool.stop("a")
     assert not pool.seats and not asked
+
+
+def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
+    clock = Mock(monotonic=Mock(return_value=0.0))
+    monkeypatch.setattr("harness.cluster.ray_cluster.time", clock)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = "{}:{}".format(*server.getsockname())
+        head = Head(Mock(get_runtime_context=lambda: Mock(gcs_address=address)))
+        clock.monotonic.return_value = 100.0
+        assert head.answers()
+    clock.monotonic.return_value = 105.9
+    assert not head.answers() and not head.gone
+    clock.monotonic.return_value = 106.0
+    with pytest.raises(PoolGone, match=rf"^the cluster's head at {address} is gone$"):
+        head.answers()
+
+
+def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
+    def node(id: str, host: str, **resources: float) -> dict[str, object]:
+        named = {name.replace("_is_", ":"): count for name, count in resources.items()}
+        return {"Alive": host != "dead", "NodeManagerHostname": host, "NodeID": id, "Resources": named}
+
+    pool = RayPool.__new__(RayPool)
+    pool.head, pool.ray, pool.types = Mock(), Mock(), set()
+    pool.ray.nodes.return_value = [
+        node("1234567", "a", GPU=2.0, CPU=8.0, accelerator_type_is_H200=1.0), node("2", "b", memory=1.0),
+        node("3", "a", CPU=8.0, device_is_left=1.0), node("4", "a", CPU=4.0), node("5", "dead", GPU=8.0),
+        node("6", "b", GPU=1.0, CPU=8.0, device_is_MI300X=1.0),
+    ]  # fmt: skip
+    assert [(o.id, o.type, o.beside, o.is_gpu, pool.slots[o.id].resources) for o in pool.offers()] == [
+        *((f"a-123456-gpu{i}", "H200", 2, True, {"GPU": 1.0}) for i in range(2)),
+        ("a-3", "left", 2, None, {"CPU": 8.0, "device:left": 1.0}),
+        ("a-4", "cpu", 2, None, {"CPU": 4.0}),
+        ("b-6-gpu0", "MI300X", 1, True, {"GPU": 1.0, "device:MI300X": 1.0}),
+    ]
+    pool.types = {"left"}
+    assert [offer.id for offer in pool.offers()] == ["a-3"]
 
 
 def test_one_run_is_measured_by_devices_that_are_alike():

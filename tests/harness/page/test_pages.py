@@ -17,12 +17,12 @@ from harness.page.serving.experiment import experiment_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.paths import RESULTS
-from harness.results.schema import CaseDone, DisturbedRound, Record
+from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Samples
 from harness.serving.ledger.ledger import ExplanationEntry, LedgerRow
 from tests.harness.page.serving.entries import observation, prediction
 from tests.support.page_text import page_text
 from tests.support.paths import DATA
-from tests.support.written_runs import case, cell, finished, ranked, write
+from tests.support.written_runs import case, cell, finished, ranked, verdict, write
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 COMMITTED = RESULTS / "epyc-zen4-2core"
@@ -31,6 +31,7 @@ DISTURBED = [
     DisturbedRound(block=0, round=1, reason="other processes", counted=True),
     DisturbedRound(block=7, round=0, reason="heat", counted=False, seconds={"vllm.amx": 9e-4}),
 ]
+HEATS = Samples(block=[9], round=[0], seconds=[2e-4])
 
 
 def page_of(*names: Path) -> Page:
@@ -47,13 +48,14 @@ def measured(folder: Path) -> Page:
     clock = [{"sm_clock_mhz": {"min": 1.0, "median": 2.0, "max": 4.0}, "not_read": {"heat": "?"}}]
     records: list[Record] = [
         *ranked(small, THREE, conditions=clock),
-        *ranked(large, THREE, "same", disturbed=DISTURBED),
-        *ranked(long, THREE, "unclear"),
+        *(record.model_copy(update={"heats": HEATS} if isinstance(record, Cell) else {})
+          for record in ranked(large, THREE, "same", disturbed=DISTURBED)),
+        *ranked(long, THREE, "unclear", disturbed=DISTURBED[:1]),
         *ranked(quantised, {"torch.sdpa": 200.0, "vllm.amx": 100.0}),
         *(cell(broken, "torch.sdpa", 100.0, 1.0), cell(broken, "aiter.asm", None)),
         *(cell(broken, "vllm.amx", None, status="wrong", reason="row 3 is off"), finished(broken)),
         *(record for record in ranked(last, THREE) if not isinstance(record, CaseDone)),
-    ]
+    ]  # fmt: skip
     return page_of(write(folder / "run", records, cases))
 
 
@@ -62,6 +64,18 @@ def two_runs(folder: Path) -> Page:
     of = [case(1)]
     old, new = (ranked(of[0], THREE | {"vllm.vec": us}) for us in (150.0, 300.0))
     return page_of(write(folder / "a/run", old, of), write(folder / "b/run", new, of), COMMITTED / "compare")
+
+
+def arms(folder: Path) -> Page:
+    """Of a committed run, and of one with two cases and an arm that failed."""
+    cases = [case(batch, op="block_scale_gemm") for batch in (1, 8)]
+    records: list[Record] = []
+    for of, us in zip(cases, (50.0, None), strict=True):
+        facts = {} if us else {"status": "error", "reason": "out of luck"}
+        both = cell(of, "torch.bf16", 100.0, 1.0), cell(of, "torch.bf16", us, arm="A=1", **facts)
+        records += [*both, *([verdict(both[1], both[0], "faster")] if us else []), finished(of)]
+    told = {"arms": {"plain": {"A": None}, "A=1": {"A": "1"}}, "flags": {"A": [None, "1"]}}
+    return page_of(COMMITTED / "toggle/threads", write(folder / "two", records, cases, **told))
 
 
 def replay(folder: Path) -> Page:
@@ -88,7 +102,7 @@ def partial_ledger(folder: Path) -> Page:
 
 PAGES: dict[str, Callable[[Path], Page]] = {
     "measured": measured,
-    "arms": lambda folder: page_of(COMMITTED / "toggle/threads"),
+    "arms": arms,
     "two runs": two_runs,
     "gauge": lambda folder: page_of(COMMITTED / "serving/gauge"),
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),

@@ -6,19 +6,23 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 import kernels
+from harness.cluster.race import race_on
+from harness.errors import FAILED, OK, HarnessError
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, Verdict
+from harness.results.schema import CaseDone, Cell, RaceSettings, Verdict
 from harness.tune import store
-from harness.tune.race import RacedConfigs, choice
+from harness.tune.race import RacedConfigs, RaceRequest, TuneRequest, choice
 from kernels import tuning
 from kernels.triton_runtime import CPU
 from kernels.tuning import Choice, Target
 from tests.support.paths import SUPPORT
 from tests.support.recorded_verdicts import redo
+from tests.support.simulated_pool import pool
 from tests.support.workers_here import run_here
 from tests.support.written_runs import a_cell, a_run
 
@@ -240,3 +244,26 @@ def test_what_was_stored_is_used(chunked, chosen, monkeypatch, tmp_path):
     used = chunked.choose(CPU, kernels.OPS["block_scale_gemm"].sizes({"m": 4, "n": 512, "k": 256}))
     tuning.stored.cache_clear()
     assert used == Choice(chunked.Config(128), "measured on cpu, for this case")
+
+
+def test_devices_of_a_pool_share_the_cases_of_a_race(chunked, monkeypatch, tmp_path):
+    """Their times are made up, without a verdict: nothing is stored."""
+    tuned = TuneRequest("block_scale_gemm", "plugin.chunked", None, ["m=1,4 n=512 k=256"], (1, 1), tmp_path)
+    begun, goes_on = (
+        RaceRequest(journal=str(tmp_path / "run"), keep=2),
+        RaceRequest(resume=str(tmp_path / "run")),
+    )
+    devices, failing = pool("ab"), pool("a", lambda device, case: "dies", grows=False)
+    assert race_on(failing, tuned, begun, Mock()) == (FAILED, [])
+    assert Journal(tmp_path / "run").run().race == RaceSettings(keep=2, folder=str(tmp_path))
+    for again in (devices, pool("a")):
+        code, rows = race_on(again, tuned, goes_on, display := Mock())
+        assert (code, [row["config"] for row in rows]) == (OK, [None, None])
+        (end,) = display.end.call_args_list
+        assert end.args[1].cases == 2
+    assert {device for device, _ in devices.measured} == {"a", "b"}
+    told = {"choose one by --impl: plugin.chunked, p": [chunked] * 2, "can be timed on cpu": []}
+    for said, several in told.items():
+        monkeypatch.setattr("harness.cluster.race.implementations_here", Mock(return_value=several))
+        with pytest.raises(HarnessError, match=said):
+            race_on(pool("a"), tuned, begun, Mock())

@@ -136,7 +136,7 @@ def _tile(ends: Range, size: int) -> str:
         if first % tile == 0 and stop % tile == 0 and tile < size:
             begin, end = first // tile, stop // tile - 1
             return f" (tile {begin} of {tile})" if begin == end else f" (tiles {begin}..{end} of {tile})"
-    if stop == size and first and first % TILES[-1] == 0:
+    if stop == size and first % TILES[-1] == 0:
         return ", to the end"
     return ""
 

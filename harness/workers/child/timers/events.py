@@ -126,7 +126,7 @@ class EventTimer(Timer):
         samples: list[Sample] = []
         total = slept = 0.0
         growing = True
-        while total < at_least and (slept < SLEEPING * at_least or not samples):
+        while total < at_least and slept < SLEEPING * at_least:
             rounds = math.ceil((at_least - total) / (program.device_s * min(program.most, MOST_STEPS)))
             steps = math.ceil((at_least - total) / (program.device_s * rounds))
             if program.synchronises:

@@ -17,6 +17,7 @@ from harness.run.case import STALE
 from harness.workers.child import bench, heap, profile
 from harness.workers.child.bench import Bench
 from harness.workers.child.timers import cpu
+from harness.workers.child.timers.base import Program
 from kernels.fused_moe.providers.torch_eager import Bf16Moe, CompiledMoe, _bf16_weights
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.op import Implementation, Prepared
@@ -387,9 +388,35 @@ def test_few_calls_are_compared_however_little_time_there_is(monkeypatch):
     assert subject.compared("it", 0.0)["calls"] == 0
 
 
+class HalvesCopies(Row):
+    """On all but the first of the sets."""
+
+    def prepare_turn(self, first, operands, out):
+        prepared = self.prepare(operands, out)
+        compute = prepared.call
+        prepared.call = lambda: [compute(), prepared.out.mul_(0.5)]
+        return prepared
+
+
+def test_of_sets_that_are_copies_the_first_stands_for_all():
+    seen = opened(HalvesCopies(), sets=2).compared("it", 0.0)
+    assert [output["set"] for output in seen["outputs"]] == [0, 0]
+
+
+def test_after_a_profile_all_outputs_are_spoiled():
+    subject = opened(Row(), sets=2)
+    subject.turn("it", 0.0)
+    subject.spoil("it")
+    subject.profile("it")
+    left = [(out.tensor, bench.bits(out.tensor).clone()) for out in subject.ready["it"].outs]
+    subject.spoil("it")
+    assert not any(bench.same_bits(*each) for each in left)
+
+
+@pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize(("count", "which"), [(4, None), (4, 2), (4, 3), (3, 1)])
-def test_every_set_that_calls_rotate_over_is_compared(count, which):
-    """One that halves the answer on one of them."""
+def test_every_set_that_calls_rotate_over_is_compared(count, which, graph):
+    """One that halves the answer on one of them. A graph holds calls on all."""
     halved = None
 
     def halves(prepared: Prepared, compute: Call, number: int) -> None:
@@ -403,7 +430,10 @@ def test_every_set_that_calls_rotate_over_is_compared(count, which):
     halved = None if which is None else subject.sets[which]
     digests = [operands.digest() for operands in subject.sets]
     subject.prepare("it", guest.name, "eager")
-    first, loaded = subject.ready["it"].prepared[0], []
+    prepared = subject.ready["it"].prepared
+    if graph:
+        subject.ready["it"].program = Program([lambda: [each.call() for each in prepared]], calls=count)
+    first, loaded = prepared[0], []
     load = first.load
     first.load = lambda live: loaded.append(live["topk_ids"].clone()) or load(live)
     seen = subject.compared("it", 0.0)
@@ -437,3 +467,8 @@ def test_places_of_more_than_32_bits_are_reached_without_touching_what_is_betwee
     assert subject.far("copies") is None
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - resident < 1 << 20  # KiB
     assert subject.sets[0].digest() == before
+    subject.kind = "cuda"
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    for free, found in ((1.9, None), (2.1, right)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free * bench.FAR_BYTES, 0))
+        assert subject.far("right") == found

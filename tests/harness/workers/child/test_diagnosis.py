@@ -273,6 +273,10 @@ def test_an_answer_to_other_operands_is_named(name):
     assert said.endswith("it is the answer to the first operands")
     kind, said = of.said(changed(of, lambda out: out[2].copy_(other.value[2])))
     assert (kind, rows(name, "2") in said) == ("stale", True)
+    numbers = [row for row in range(len(other.value)) if row != 3]  # of another sample
+    sampled = replace(other, value=other.value[numbers], sigma=other.sigma[numbers], rows=numbers)
+    known = replace(of, context=replace(of.context, others={"a sample": sampled}))
+    assert known.said(other.value.bfloat16())[1].endswith("it is the answer to a sample")
 
 
 def test_the_judge_knows_the_references_it_made():

@@ -76,6 +76,19 @@ def test_who_rounds_to_fp8_itself_is_held_to_the_wider_sigma():
         for truncates in (False, True):  # a little wider
             assert judge(out, coarse, limits, fp8=True, truncates=truncates)["ok"] is wide
     assert not judge(off(0, 10.0), simple(), LIMITS, fp8=True)["ok"]  # where the op has one sigma only
+    for by, ok in ((3.9, True), (4.1, False)):  # four times the variance
+        assert judge(off(0, by), simple(), LIMITS, truncates=True)["ok"] is ok
+
+
+@pytest.mark.parametrize(("by", "rows", "fp8", "ok"), [
+    (1.1, 8, True, True), (1.3, 8, True, False), (1.3, 7, True, True), (1.3, 8, False, True),
+])  # fmt: skip
+def test_calls_in_fp8_err_no_more_in_all_than_a_format_of_so_many_bits(by, rows, fp8, ok):
+    reference = replace(simple(rows), sigma_fp8=simple().sigma[0])
+    signs = torch.tensor([1.0, -1.0]).repeat(256)
+    report = judge(reference.value + by * 2.0**-9 * signs, reference, replace(LIMITS, noise=1.2), fp8=fp8)
+    noise = pytest.approx(by) if fp8 and rows == 8 else None
+    assert (report["ok"], report["noise"], report["noise_limit"]) == (ok, noise, 1.2 if fp8 else None)
 
 
 @pytest.mark.parametrize(
@@ -154,3 +167,13 @@ def test_outputs_are_compared_on_a_gpu_with_room_and_diagnosed_on_the_host(asked
     report = asked.judge("first core", Blob.of(output.view(torch.int16)), (8, 256), "bfloat16")
     assert (report["ok"], "row 3" in report["reason"]) == (not wrong, wrong)
     assert on_device == [1] * bool(free)
+
+
+def test_the_first_wrong_output_is_kept(asked, tmp_path):
+    asked.reference("first core", "block_scale_gemm", parse("m=8 n=256 k=128")[0], "core", {})
+    right = asked.references["first core"][0].value.bfloat16()
+    for factor in (1.0, 2.0, 3.0, 1.0):
+        output = Blob.of((factor * right).view(torch.int16))
+        asked.judge("first core", output, (8, 256), "bfloat16")
+    saved = asked.save(str(tmp_path))
+    assert not saved["report"]["ok"] and torch.equal(torch.load(tmp_path / "output.pt"), 2.0 * right)

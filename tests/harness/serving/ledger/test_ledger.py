@@ -132,6 +132,7 @@ def test_only_what_was_predicted_before_is_blind_and_counts(tmp_path):
     at_once = [entry.model_copy(update={"at": "2026-01-01"}) for entry in late]
     undated = [e.model_copy(update={"at": "" if e.kind == "prediction" else e.at}) for e in at_once]
     assert not any(residuals(rows(entries)[0])[0].blind for entries in (timed(late), at_once, undated))
+    Observation(quantity="tpot", unit="ms", before=70.0, after=69.9, change=-0.13)  # rounded each by itself
     with pytest.raises(ValueError, match="change -3 is not 8 - 10"):
         Observation(quantity="tpot", unit="ms", before=10.0, after=8.0, change=-3.0)
 

@@ -283,6 +283,8 @@ OTHERS = {"device": "NVIDIA B200", "framework": "TRTLLM", "moe": ["moe_x"]}
 def test_what_tables_lack_or_cannot_tell_is_said(tmp_path, how, said):
     found = link(tables=read_tables(written(tmp_path, **how)))
     assert any(said in note for note in found.notes) and not found.calibration
+    if "not fit" in said:
+        assert found.steps(ClosedLoop(64, 64, 1024)).capacity == math.inf
 
 
 def test_a_neighbours_all_reduce_and_chip(tmp_path):

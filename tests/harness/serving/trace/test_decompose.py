@@ -151,7 +151,7 @@ def test_shapes_are_those_of_the_operator_around_the_launch(tmp_path):
     events = [
         op("aten::linear", 0, 20, dims=[[4, 9]]), op("aten::mm", 5, 10, dims=[[4, 9], [9, 2]]), launch(1, 7),
         kernel(MM, 30, 6, correlation="1"), op("aten::bmm", 40, 5, dims=[[2, 4, 4]]), launch(2, 41),
-        kernel(MM, 50, 3, correlation=2), op("aten::mm", 60, 5, external=77, dims=[[8, 8], [8, 8]]),
+        kernel(MM, 50, 3, correlation=2), op("aten::addmm", 60, 5, external=77, dims=[[8, 8], [8, 8]]),
         {**kernel(MM, 70, 2), "args": {"device": 0, "stream": 7, "External id": 77}},
         launch(3, 30), kernel(NORM, 80, 1, correlation=3),
         {**launch(5, 43), "tid": 3}, kernel(NORM, 81, 1, correlation=5),
@@ -166,6 +166,7 @@ def test_shapes_are_those_of_the_operator_around_the_launch(tmp_path):
     assert [(s.dims, s.calls) for s in found["bf16_gemm"].shapes] == [
         ("[[4, 9], [9, 2]]", 1), ("[[8, 8], [8, 8]]", 1),
     ]  # fmt: skip
+    assert found["bf16_gemm"].op == "aten::mm", "of the most time"
     assert found["absorbed_bmm"].op == "aten::bmm"
 
 
@@ -223,7 +224,7 @@ def test_operators_own_times_cover_each_thread_once(tmp_path):
     draw = random.Random(0)
     for _ in range(40):
         events = [
-            op("aten::mm", draw.randint(0, 300) / 4, draw.randint(0, 80) / 4, tid=draw.randint(0, 2))
+            op("aten::mm", draw.randint(0, 40) / 4, draw.randint(0, 80) / 4, tid=draw.randint(0, 2))
             for _ in range(draw.randint(1, 25))
         ]
         trace = of(tmp_path, events)
@@ -293,7 +294,11 @@ def test_what_is_printed_of_every_trace(here, snapshot, tmp_path):
     hidden."""
     shown = "".join(here("serving", "trace", path).stdout for path in sorted(FOLDER.glob("*.gz")))
     shown += here("serving", "trace", CPU, "--phase", "decode", "--steps", "--top", "3").stdout
-    unknown = small(tmp_path, text([kernel("my_own_kernel", 0, 8), kernel(MM, 8, 2), kernel("mine", 10, 3)]))
+    unknown = small(tmp_path, text([
+        span("step[DECODE bs=1]", 0, 9), launch(1, 1), launch(2, 2), span("step[DECODE bs=1]", 20, 9),
+        launch(3, 21), kernel("my_own_kernel", 3, 8, correlation=1), kernel(MM, 11, 2, correlation=2),
+        kernel(MM, 23, 3, correlation=3), kernel("mine", 30, 3),
+    ]))  # fmt: skip
     shown += here("serving", "trace", unknown, "--top", "0").stdout.replace(f"{tmp_path}/", "")
     snapshot(Path(__file__).with_name("traces.txt"), shown.replace(f"{FOLDER}/", ""))
 

@@ -160,6 +160,10 @@ def test_a_trace_of_something_else_is_refused(traced_as, of, said):
 
 
 def test_a_trace_says_what_is_on_the_critical_path_and_whether_its_engine_is_known(traced_as):
+    traced_as()
+    found = document("--concurrency", "4", "--trace", "some.json", "--what-if", "all_reduce=2x")
+    parts = {part["what"]: part for part in found["workloads"][0]["changes"][0]["uncertainty"]}
+    assert parts["exposure"]["origin"] == "assumed"  # of what is not in the trace
     traced_as(DEEPSEEK | {"all_reduce": 0.0}, engine="")
     found = document("--concurrency", "4", "--trace", "some.json")
     assert "nothing in some.json tells its engine: taken to be sglang" in found["notes"]

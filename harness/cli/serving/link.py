@@ -234,8 +234,10 @@ def _require_effect(given: Collection[str]) -> None:
             raise UsageError(f"{_flag(name)} {why}: leave out {' and '.join(map(_flag, dropped))}")
     points_only = [name for name in OF_POINTS if name in given]
     if "validate" in given and points_only and "calibrate" not in given:
-        raise UsageError(f"with --validate {' and '.join(map(_flag, points_only))} are of what --calibrate "
-                         "FILE reads: give that too, or leave them out")  # fmt: skip
+        flags = " and ".join(map(_flag, points_only))
+        raise UsageError(
+            f"--validate uses {flags} only to read --calibrate FILE: give FILE, or leave out {flags}"
+        )
 
 
 def _flag(name: str) -> str:

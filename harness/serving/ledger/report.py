@@ -97,6 +97,8 @@ def _explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
 def _lines(row: LedgerRow) -> Iterator[list[str]]:
     judgements = residuals(row)
     head = [row.id, ", ".join(_change(change) for change in row.changes)]
+    if not row.predictions and not row.observations:
+        yield [*head, "", "neither predicted nor observed yet"]
     if not row.observations:
         for entry in row.predictions:
             p = entry.prediction

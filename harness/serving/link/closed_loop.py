@@ -170,7 +170,7 @@ def _dispersed(
             f"{change:.1e}, about {float(np.mean(batch)):.3g}"
         )
     # Where memory holds fewer than come, the others wait in the queue: by Little's law.
-    queued = np.where((most == c) | (batch < most), 0.0, np.maximum(c / rate - life, 0.0))
+    queued = np.where(batch < most, 0.0, np.maximum(c / rate - life, 0.0))
     life = life + queued
     steady = ttft + queued
     first_wave, _ = _wave(float(most[0]), load, prefill, host_ms)

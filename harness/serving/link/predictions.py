@@ -239,7 +239,6 @@ def _breakdown(
     }
     calibrated: Origin = "calibration" if link.calibrated_with else "assumed"
     origins |= dict.fromkeys(("kappa", "step", "host", "cold"), calibrated)
-    origins["exposure"] = "trace" if link.exposure else "assumed"
     has_source = all(change.source for change in changes)
     origins["kernel change"] = "measured" if has_source else "assumed"
     parts = []

@@ -38,12 +38,13 @@ class OpenLoop(ClosedLoop):
     requests: int = 1000
 
     def __post_init__(self) -> None:
+        # Before what is at most in flight, which is as many where the user says nothing else.
+        if not 1 <= self.requests <= MOST_REQUESTS:
+            raise UsageError(f"requests={self.requests} must be from 1 to {MOST_REQUESTS}")
         super().__post_init__()
         for name in ("rate", "burstiness"):
             if not 0 < getattr(self, name) < math.inf:
                 raise UsageError(f"{name}={getattr(self, name):g} must be above 0 and finite")
-        if not 1 <= self.requests <= MOST_REQUESTS:
-            raise UsageError(f"requests={self.requests} must be from 1 to {MOST_REQUESTS}")
         if not 0 <= self.ramp_from < math.inf:
             raise UsageError(f"ramp_from={self.ramp_from:g} must be a number from 0 on")
 

@@ -202,10 +202,9 @@ class Tables:
 def bundled() -> dict[tuple[str, str], Path]:
     """(hardware, engine) to the folder of its tables; folders are named hardware-engine-version."""
     folders = {}
-    for folder in sorted(TABLES.iterdir()) if TABLES.is_dir() else []:
-        if folder.is_dir() and folder.name.count("-") >= 2:
-            hardware, engine, _ = folder.name.split("-", 2)
-            folders[(hardware, engine)] = folder
+    for folder in sorted(TABLES.iterdir()):
+        hardware, engine, _ = folder.name.split("-", 2)
+        folders[(hardware, engine)] = folder
     return folders
 
 

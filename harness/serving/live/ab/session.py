@@ -94,7 +94,7 @@ class PairSession:
         """The rules, with the prefill pattern that a run of the first arm shows where none was given. It is
         on the disk before the first run that counts."""
         rules = self.settings.rules
-        if rules.pattern or rules.any_pattern or len(self.settings.arms) < 2:
+        if rules.pattern or rules.any_pattern or len(self.settings.arms) < 2 or not self.settings.pairs:
             return rules
         before = self.journal.of("calibration")
         if not before:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.serving import load
-from harness.serving.clients import FORMATS
+from harness.serving.clients import FORMATS, files
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import UnreadableError, read
 from tests.support.serving_files import DATA, FILES, GONE, as_lines, content_of, of, place, rules, shapes
@@ -136,6 +136,7 @@ CSV = (DATA / "dstack_online.csv").read_text()
      "nearest to vllm.serve (model_id, tokenizer_id"),
     ("a.json", b'{"model_id": "x", "tokenizer_id": "x", "burstiness": 1.0, "duration": "abc"}',
      "completed, output_throughput"),
+    ("a.csv", b"random_range_ratio,speed\n1,2\n", "nearest to sglang.bench_serving (random_range_ratio)"),
     ("a.jsonl", (ROWS.rstrip() + '\n{"something": "else"}\n').encode(),
      ":3 as vllm.serve: no number of a run"),
     ("a.txt", b"============ Serving Benchmark Result ============\n", "no run in it"),
@@ -147,6 +148,16 @@ def test_a_spoilt_file_is_one_line(tmp_path, name, data, says):
         load(path)
     assert str(caught.value).startswith(f"cannot read {path}") and says in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "data"), [("a.json", TEXT.encode()), ("a.json.gz", PACKED)])
+def test_a_file_larger_than_a_client_writes_is_refused(tmp_path, monkeypatch, name, data):
+    (tmp_path / name).write_bytes(data)
+    monkeypatch.setattr(files, "LARGEST_FILE", len(TEXT.encode()))
+    load(tmp_path / name)
+    monkeypatch.setattr(files, "LARGEST_FILE", len(TEXT.encode()) - 1)
+    with pytest.raises(UnreadableError, match="MiB is more than a client writes"):
+        load(tmp_path / name)
 
 
 def test_lines_of_several_clients_in_one_file(tmp_path):

@@ -88,6 +88,7 @@ CHANGES = [
     (VLLM, E2EL), (VLLM, E2EL | {"latencies/0": 0.0, "completed": 31, "failed": 1}),
     # A number that is none, and one that nothing depends on
     (VLLM, {"mean_ttft_ms": "12.5"}), (VLLM, {"mean_ttft_ms": -1.5}),
+    *[(VLLM, {"model_id": f"half {half}"}) for half in ("\ud83d", "\udce9")],  # of a character
     # A short wait of the client is none.
     (VLLM, {"mean_client_queue_time_ms": 0.05, "p99_client_queue_time_ms": 0.08, "queue_times": GONE}),
     # AIPerf: each metric in the unit that stands beside it
@@ -113,7 +114,7 @@ CHANGES = [
       for count, rate in ((100, 2.5), (100, 3.9), (10, 2.5))],  # the others may be chance
     (PERF, {"load_summary/schedule_delay/mean": 4.0, "load_summary/schedule_delay/max": 30.0}),
     (PERF, {f"load_summary/{key}": GONE for key in ("requested_rate", "achieved_rate", "send_duration")}),
-    (PERF, {"successes/latency/time_to_first_token": None}),
+    (PERF, {"successes/latency/time_to_first_token": None}), (PERF, {"successes/latency": GONE}),
     # TensorRT-LLM
     (BENCH, {"machine": {"name": "NVIDIA GB10", "memory.total": 119.7}, "engine/quantization": "NVFP4",
              "world_info/world_size": 4}), (BENCH, {"streaming_metrics": GONE}),
@@ -129,6 +130,7 @@ CHANGES = [
     # Numbers of one file that contradict each other
     *[("vllm_throughput_0.32.json", {key: by(1.5)}) for key in ("tokens_per_second", "requests_per_second")],
     ("vllm_latency_0.32.json", {"avg_latency": by(1.3)}), ("vllm_latency_0.32.json", {"percentiles": [1.0]}),
+    ("vllm_latency_0.32.json", {"latencies/0": -1.0}),
     (BENCH, {"streaming_metrics/avg_ttft_ms": by(1.3)}), (AGG, {"osl": by(0.5)}), (AGG, {"osl": by(8)}),
     (AGG, {"conc": by(4)}), (AGG, {"median_intvty": by(2.0)}),
     ("genai_perf.json", {"output_token_throughput/avg": by(1.4)}),
@@ -140,6 +142,10 @@ TEXTS = [
     *[("guidellm_0.8.1.csv", "concurrent@2", strategy)
       for strategy in ("synchronous", "throughput@512", "throughput@unlimited", "constant@4.5", "poisson@x")],
     *[("guidellm_0.8.1.csv", "[22.562742233276367", new) for new in ("[1.0, 22.56", "(22.56")],
+    ("guidellm_0.8.1.csv", str([32.0] * 11), ""),
+    ("dstack_online.csv", ",random,,8,,3200,", ",generated-shared-prefix,,8,,,"),
+    ("dstack_online.csv", "125.0837618", ""), ("dstack_online.csv", "mi300x,vllm", "mi355x,lmdeploy"),
+    ("dstack_offline.csv", "4096000", "4096001"),
     ("dstack_online.csv", ",", ";"), ("dstack_online.csv", ",", "\t"),  # of a spreadsheet
     ("trtllm_bench_overview.txt", "5393.2755", "5000.0000"),
     # Of rounded means no tokens are made up.
@@ -202,6 +208,7 @@ def test_each_benchmark_of_guidellm_is_a_run(tmp_path):
     ({}, {"gpu", "prefill_gpu", "decode_gpu"}, True),
     ({"tput_per_gpu": 30.0, "output_tput_per_gpu": 10.0, "input_tput_per_gpu": 20.0}, {"gpu"}, True),
     ({"output_tput_per_gpu": 999.0}, {"gpu", "unknown"}, False),
+    ({"input_tput_per_gpu": None}, {"gpu", "unknown"}, True),
 ])  # fmt: skip
 def test_over_which_gpus_a_disaggregated_throughput_is(tmp_path, changes, scopes, adds_up):
     row = json.loads((DATA / API).read_text())[2]

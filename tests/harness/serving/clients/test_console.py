@@ -117,6 +117,7 @@ def command(*changes: tuple[str, str]) -> str:
     (command(("--dataset-name random", "--dataset-name sharegpt")),
      {LOAD + "dataset": "sharegpt", LOAD + "input_len": None, LOAD + "output_len": None}),
     # The old script's ratio meant another thing in each version, but for 1; vllm's is of both sides.
+    (command(("vllm bench serve", OLD)), {LOAD + "input_len": 228, LOAD + "range_ratio": None}),
     (command(("vllm bench serve", OLD + " --random-range-ratio 0.8")),
      {LOAD + "input_len": None, LOAD + "range_ratio": None}),
     (command(("vllm bench serve", OLD + " --random-range-ratio 1.0")),
@@ -136,10 +137,16 @@ def test_the_command_before_a_block(tmp_path, text, expected):
 def test_a_command_of_two_blocks_or_one_that_contradicts_its_block(tmp_path):
     assert [run.workload.input_len for run in written(tmp_path, COMMAND + BLOCK + BLOCK)] == [None, None]
     assert [run.workload.input_len for run in written(tmp_path, (COMMAND + BLOCK) * 2)] == [228, 228]
-    for option, other, said in (("concurrency", 32, "concurrency is 32"), ("prompts", 100, "960 completed")):
-        (run,) = written(tmp_path, re.sub(rf"{option} \d+", f"{option} {other}", COMMAND) + BLOCK)
-        assert run.workload == OfferedLoad(concurrency=16)
-        assert rules(run) == ["command"] and said in run.findings[0].message
+    timed = "Warm-up Time: 30\nCool-down Time: 9\nTraffic request rate: 4\nSuccessful"
+    for option, other, said in (
+        ("max-concurrency", 32, "concurrency is 32 in the command and 16 in the block"),
+        ("num-prompts", 100, "960 completed"), ("request-rate", 5, "request_rate is 5 "),
+        ("warmup-time", 9, "warmup_s is 9 "), ("cooldown-time", 30, "cooldown_s is 30 "),
+    ):  # fmt: skip
+        block = BLOCK.replace("Successful", timed, 1)
+        (run,) = written(tmp_path, f"{COMMAND.rstrip()} --{option} {other}\n{block}")
+        assert run.workload == OfferedLoad(concurrency=16, request_rate=4, warmup_s=30, cooldown_s=9)
+        assert "command" in rules(run) and said in run.findings[0].message
 
 
 NAMESPACE = (

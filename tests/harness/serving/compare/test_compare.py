@@ -46,17 +46,23 @@ def test_alike_but_for_the_hardware():
         assert (found.verdict, found.ratio, aspects(found)) == ("refused", None, ["value"])
 
 
-def test_a_gpu_that_decodes_is_a_share_of_all():
-    """24 of 40 decode: their output over all GPUs is 24/40 of that of each."""
-    split = {"gpus": 40, "nodes": 5, "metric": metric(value=100.0, scope="decode_gpu")}
-    of_24 = figure(**split, parallelism=Parallelism(prefill_gpus=16, decode_gpus=24))
-    of_32 = figure("b", **split, parallelism=Parallelism(prefill_gpus=8, decode_gpus=32))
-    found = compare(of_24, of_32)
-    assert (found.verdict, found.a.value, found.b.value) == ("normalised", 60.0, 80.0)
-    assert found.ratio == pytest.approx(0.75)
-    assert compare(of_24, of_24).verdict == "alike"
-    unsaid = figure("c", **split, parallelism=Parallelism())
-    assert aspects(compare(of_24, unsaid)) == ["scope"]
+OF_24 = {"gpus": 40, "nodes": 5, "parallelism": Parallelism(prefill_gpus=16, decode_gpus=24)}
+OF_32 = {"parallelism": Parallelism(prefill_gpus=8, decode_gpus=32)}
+
+
+@pytest.mark.parametrize(("scope", "other", "values"), [
+    ("decode_gpu", OF_32, (60.0, 80.0)), ("prefill_gpu", OF_32, (40.0, 20.0)),
+    ("decode_node", OF_32, (7.5, 10.0)), ("decode_node", {"nodes": 10}, (7.5, 15.0)),
+    ("node", {"nodes": 10}, (12.5, 25.0)),
+])  # fmt: skip
+def test_of_another_share_of_all_gpus_each_number_is_brought_to_one(scope, other, values):
+    """Where 24 of 40 decode, what one of them puts out is 24/40 of it over all."""
+    split = OF_24 | {"metric": metric(value=100.0, scope=scope)}
+    found = compare(figure(**split), figure("b", **split | other))
+    assert (found.verdict, found.a.value, found.b.value) == ("normalised", *map(pytest.approx, values))
+    assert compare(figure(**split), figure("b", **split)).verdict == "alike"
+    unsaid = figure("c", **split | {"nodes": None, "parallelism": Parallelism()})
+    assert aspects(compare(figure(**split), unsaid)) == ["scope"]
 
 
 @pytest.mark.parametrize(("aspect", "changes"), [
@@ -87,6 +93,10 @@ def test_every_reason_is_given_and_what_neither_says_is_not_alike():
     other = workload(input_len=512, output_len=512, num_prompts=9)
     found = compare(figure(), figure("b", mode="offline", workload=other))
     assert {"mode", "input length", "output length", "load"} <= set(aspects(found))
+    assert aspects(compare(figure(), figure("b", metric=metric(tokens="unknown", scope="unknown")))) == [
+        "tokens", "scope"]  # fmt: skip
+    at_once = {"workload": workload(concurrency=None, request_rate=0)}
+    assert compare(figure(**at_once), figure("b", **at_once)).verdict == "alike"
     open_ = {"workload": workload(output_len=None)}
     assert aspects(compare(figure(**open_), figure("b", **open_))) == ["output length"]
     steady, bursts = (workload(request_rate=4, burstiness=shape) for shape in (1, 0.25))
@@ -119,6 +129,8 @@ def test_numbers_are_brought_to_one_kind(a, b, verdict, first, ratio):
 
 
 def test_what_a_result_is_of_has_to_be_known_or_assumed():
+    for what in ("hardware", "engine", "version"):
+        assert f"b does not say its {what}" in compare(figure(), figure("b", **{what: ""})).uncertain
     for what in ("hardware", "engine", "model"):
         unsaid = figure(**{what: ""})
         assert what in aspects(compare(unsaid, figure("b")))
@@ -185,6 +197,7 @@ def test_precision_from_flags():
     moai = KNOWN["moai-512-512-sharegpt"].model_copy(update={"precision": ""})
     assert quantity_of_run(moai, moai.metrics[0]).weights == "ds_fp8_per_token, fp8_e4m3 cache"
     assert figure(precision="fp8", flags=("--tp 8",)).weights == "fp8 block-scale"
+    assert figure(precision="fp8", flags=("--dtype=bfloat16",)).weights == "bfloat16"
     assert figure(precision="", flags=("--tp 8",), engine="tensorrt-llm").weights == ""
     flags = ("--enforce-eager", "--tp=8", "decode: --dp 4")
     assert [option(flags, f"--{name}") for name in ("enforce-eager", "tp", "dp", "ep")] == ["1", "8", "4", ""]

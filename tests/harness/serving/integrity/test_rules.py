@@ -178,7 +178,8 @@ def test_what_cannot_be_is_found_with_its_numbers(change, rule, severity, says):
 
 @pytest.mark.parametrize(("change", "severity", "says"), [
     (of("samples", ttfts_ms=(300.0,) * REQUESTS), "wrong", "ttft"),
-    (of("samples", ttfts_ms=TTFTS[:-1]), "wrong", "differ in length"),
+    *[(of("samples", **{name: getattr(GOOD.samples, name)[:-1]}), "wrong", "differ in length")
+      for name in ("ttfts_ms", "itls_ms", "e2es_ms", "output_lens")],
     (of("samples", output_lens=(*GOOD.samples.output_lens[1:], OUTPUT - 1)), "wrong", "add up to 3199"),
     (of("samples", itls_ms=((1000.0,) * 31,) * REQUESTS), "wrong", "itl mean"),
     (of("samples", itls_ms=((),) * REQUESTS), "wrong", "the lists of itls are empty"),
@@ -217,6 +218,7 @@ SECONDS = each(*(times(1e-3, name, "mean", "std", "median", "p90", "p99")
     (UNSAMPLED, each(SECONDS, said(workload=OfferedLoad())), "concurrency_floor", None),
     (UNSAMPLED, said(extra={"total_output_tokens_retokenized": 3100}), "retokenised", None),
     (UNSAMPLED, of("totals", completed=98, failed=2), "completed", None),
+    (UNSAMPLED, of("workload", output_len=30.5, range_ratio=0.5), "output_length", None),  # by chance
     (UNSAMPLED, also("goodput", 0.5, "req/s"), "goodput", None),
     *[(UNSAMPLED, also("max_concurrent_requests", most, "1", "max"), "peak", None) for most in (7.9, 9.0)],
     (UNSAMPLED, also("max_output_tokens_per_s", 90.0, "tok/s", "max"), "peak", None),

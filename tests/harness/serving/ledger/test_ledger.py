@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -9,9 +10,10 @@ from click.testing import CliRunner
 from harness.cli.serving import serving
 from harness.cli.serving.ledger import print_ledgers
 from harness.errors import HarnessError, UsageError
-from harness.paths import ROOT
+from harness.paths import RESULTS, ROOT
 from harness.serving.ledger import published
 from harness.serving.ledger.bounds import least_share, most_worth, saved_per_call_us
+from harness.serving.ledger.index import known_rows
 from harness.serving.ledger.ledger import (
     START,
     ChangeEntry,
@@ -130,6 +132,7 @@ def test_only_what_was_predicted_before_is_blind_and_counts(tmp_path):
     at_once = [entry.model_copy(update={"at": "2026-01-01"}) for entry in late]
     undated = [e.model_copy(update={"at": "" if e.kind == "prediction" else e.at}) for e in at_once]
     assert not any(residuals(rows(entries)[0])[0].blind for entries in (timed(late), at_once, undated))
+    Observation(quantity="tpot", unit="ms", before=70.0, after=69.9, change=-0.13)  # rounded each by itself
     with pytest.raises(ValueError, match="change -3 is not 8 - 10"):
         Observation(quantity="tpot", unit="ms", before=10.0, after=8.0, change=-3.0)
 
@@ -182,14 +185,29 @@ def test_the_published_points():
     assert summary in (ROOT / "docs" / "serving-link.md").read_text()
 
 
-def test_the_table_and_its_json(path, capsys):
+def test_the_table_and_its_json(path, capsys, snapshot):
+    """A row with two methods and a quantity that none predicted, and one that is not observed yet."""
     ledger(path)
+    saved = KernelChange(op="block_scale_gemm", part="qkv_a", saved_us=4.0)
+    tpot = Observation(quantity="tpot", unit="ms", before=70.0, after=66.0, change=-4.0)
+    for entry in (
+        PredictionEntry(row="a", prediction=BOUND.model_copy(update={"of": "mla_decode"})),
+        ObservationEntry(row="a", observation=tpot),
+        ChangeEntry(row="b", changes=(saved, KernelChange(op="fused_moe", factor=1.5)), setting=Setting()),
+        PredictionEntry(row="b", prediction=prediction(None, None, -1.0)),
+        PredictionEntry(row="b", prediction=prediction().model_copy(update={"quantity": "tpot"})),
+    ):
+        append(path, entry)
     print_ledgers([str(path)])
-    text = capsys.readouterr().out
-    assert "64 -> 55.8 ms, -8.2 ms (-9.1..-7.3)" in text and "explained" in text and "replay: 1 expl" in text
+    snapshot(Path(__file__).with_name("ledger.txt"), capsys.readouterr().out.replace(f"{path.parent}/", ""))
     print_ledgers([str(path)], "-")
     document = json.loads(capsys.readouterr().out)
     assert document["held"][0]["residual"] == pytest.approx(-0.2)
+
+
+def test_without_names_they_are_all_that_are_committed():
+    committed = {str(file.relative_to(ROOT)) for file in RESULTS.rglob("ledger.jsonl")}
+    assert committed < {row.ledger for row in known_rows(())}
 
 
 # Published changes: each is predicted by the command beside its prediction, or says what it lacks

@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import HarnessError
 from harness.serving.ledger.prediction import KernelChange
-from harness.serving.link import calibration
+from harness.serving.link import calibration, predictions
 from harness.serving.link.calibration import PRIOR_SCATTER
 from harness.serving.link.changes import parse_change
 from harness.serving.link.closed_loop import ClosedLoop, closed_loop
@@ -119,6 +119,15 @@ def test_an_interval_comes_out_as_it_went_in(tiny):
     taken = calibration.ASSUMED_KAPPA * 61 * US["decode"] / 1e3
     expected = (-taken * (1 - 1 / 2.5), -taken * (1 - 1 / 1.6))
     assert interval(after.tpot - before.tpot) == pytest.approx(expected, rel=0.05)
+    for central in (-9.0, 9.0):  # lies inside
+        assert central in interval([central, *[1.0] * 99])
+
+
+@pytest.mark.parametrize("most", [31, 32])
+def test_a_run_of_too_many_requests_is_not_simulated(tiny, monkeypatch, most):
+    monkeypatch.setattr(predictions, "MOST_REQUESTS", most)
+    one = outlook(tiny, ClosedLoop(100, 100, concurrency=16, waves=2))
+    assert (one.ttft_p99 is None) == (one.tpot_one_by_one is None) == (most < 32)
 
 
 def test_a_change_as_it_is_written():

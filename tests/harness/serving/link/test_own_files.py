@@ -116,12 +116,13 @@ def test_what_own_runs_lack_is_named():
     assert not any(op in named for op in ("qkv_a", "fused_moe", "mla_decode", "mha_prefill"))
 
 
-def test_own_times_without_the_shared_expert_get_its_share(tmp_path):
+@pytest.mark.parametrize("shared", [0, 1])
+def test_own_times_without_the_shared_expert_get_its_share(tmp_path, shared):
     surface = Surface([((1.0, 8.0), 300.0)])
-    own = MeasuredTimes("NVIDIA X1", "runs", {("fused_moe", (256, 8, 7168, 256, 1, 0)): surface})
+    own = MeasuredTimes("NVIDIA X1", "runs", {("fused_moe", (256, 8, 7168, 256, 1, shared)): surface})
     linked = link("x1", tables=read_tables(written(tmp_path)), measured_times=own)
     term = next(t for t in linked.structure.decode if t.op == "fused_moe")
-    factor = shared_expert_factor(model("deepseek-r1"), 8)
+    factor = 1.0 if shared else shared_expert_factor(model("deepseek-r1"), 8)
     assert term.time(StepLoad(8, 8, 1)).us == pytest.approx(300.0 * factor)
 
 
@@ -159,6 +160,10 @@ def test_a_trace_of_something_else_is_refused(traced_as, of, said):
 
 
 def test_a_trace_says_what_is_on_the_critical_path_and_whether_its_engine_is_known(traced_as):
+    traced_as()
+    found = document("--concurrency", "4", "--trace", "some.json", "--what-if", "all_reduce=2x")
+    parts = {part["what"]: part for part in found["workloads"][0]["changes"][0]["uncertainty"]}
+    assert parts["exposure"]["origin"] == "assumed"  # of what is not in the trace
     traced_as(DEEPSEEK | {"all_reduce": 0.0}, engine="")
     found = document("--concurrency", "4", "--trace", "some.json")
     assert "nothing in some.json tells its engine: taken to be sglang" in found["notes"]
@@ -252,6 +257,7 @@ AGG = json.loads((DATA / "inferencex_agg.json").read_text())
       for name in ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1", "dsr1")],
     (VLLM_ROW | {"num_prompts": 64, "completed": 64, "total_input_tokens": 64 * 922,
                  "total_output_tokens": 64 * 922}, {}, {"waves": 4, "isl": 1024, "concurrency": 16}, ""),
+    (VLLM_ROW | {"total_output_tokens": 160 * 461}, {}, {"isl": 1024, "osl": 512}, ""),  # many stopped early
 ])  # fmt: skip
 def test_the_load_of_a_point(tmp_path, given, options, expected, unsaid):
     (tmp_path / "run.json").write_text(json.dumps(given))

@@ -122,8 +122,8 @@ def test_a_file_that_is_no_json_and_a_folder_with_none(tmp_path):
 
 
 def test_flags_are_those_of_the_last_command_and_a_tasks_commands_join_what_yaml_folds():
-    text = "pip install x --pre\nserve m --a -1 --b \\\n  --c '{\"d\": 1}' & # --e"
-    assert flags_of(text) == ("--a -1", "--b", '--c {"d": 1}')
+    text = "pip install x --pre\nserve m --a -1 more --c '{\"d\": 1}' \\\n  --b & # --e"
+    assert flags_of(text) == ("--a -1", '--c {"d": 1}', "--b")
     task = "type: task\ncommands:\n  - cd a\n  - build \n        --x 1\n\nresources:\n  gpu: 8\n"
     assert commands_of(task) == "cd a\nbuild \\\n    --x 1"
     assert (flags_of(""), commands_of("type: task")) == ((), "")

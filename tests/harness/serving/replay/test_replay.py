@@ -133,7 +133,10 @@ def expected_logits(rank):
     flow, given = rank.flow, rank.step
     ids = torch.arange(given.tokens) * 7919 % TINY.vocab_size
     residual = flow.weights[0, "embedding"][ids].double()
-    cos, sin = flow.cos.double(), flow.sin.double()
+    spans = zip(given.contexts, given.new or (1,) * given.tokens, strict=True)
+    positions = torch.tensor([i for context, new in spans for i in range(context - new, context)])
+    angles = positions[:, None, None] * 10000.0 ** (-torch.arange(32).double() / 32)
+    cos, sin = angles.cos(), angles.sin()
     scale = next(o.scale for o in rank.operands.values() if hasattr(o, "scale"))
     for layer in range(given.layers):
         a = _linear(rank, f"{layer}.qkv_a", _norm(residual))
@@ -169,6 +172,8 @@ def test_arms_share_operands_and_nothing_else(rank):
     picks = ((0, 1), (2, 3), (7, 0))
     rank.open(step(picks=(picks,)), 0, "eager")
     assert tuple(map(tuple, rank.operands["1.fused_moe"].topk_ids.tolist())) == picks, "recorded routing"
+    first, second = (rank.operands[f"{layer}.qkv_a"].b_q.float() for layer in (0, 1))
+    assert (first != second).any(), "each layer has weights of its own"
     rank.prepare("a", CHOSEN)
     bound = len(rank.prepared)
     rank.prepare("b", CHOSEN | {"block_scale_gemm:qkv_a": "torch.naive"})
@@ -223,6 +228,7 @@ def test_measured_by_the_engine_and_told_apart(rank_here, monkeypatch):
     assert (slow.cold, slow.warm) == pytest.approx((10 * 3.0, 10 * 2.0))
     assert set(slow.difference) == {p.name for p in places(step()) if p.op == "block_scale_gemm"}
     assert found.twin is not None and "x" in table(found)
+    assert sum(base.classes.values()) == pytest.approx(sum(base.places.values()))
     assert slow.own == pytest.approx(sum(slow.places[name] - base.places[name] for name in slow.difference))
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from harness.serving.clients.files import UnreadableError
-from harness.serving.trace import decompose
+from harness.serving.trace import decompose, json_stream
 from tests.support.command_line import error_line
 from tests.support.paths import SERVING_DATA
-from tests.support.traces import MM, NORM, REDUCE, kernel, launch, of, op, small, span
+from tests.support.traces import MM, NORM, REDUCE, kernel, launch, of, op, small, span, text
 
 MLA = "void flash_fwd_splitkv_mla_kernel<x>(x)"
 FLASH = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>(x)"
@@ -106,6 +106,11 @@ def test_without_an_engines_annotation_attention_tells(tmp_path, attention, phas
         events += [launch(i, 5 + i), kernel(name, 10 * i, 1, correlation=i)]
     [step] = of(tmp_path, events).steps
     assert step.phase == phase
+    old = [op("ProfilerStep#1", 0, 100), *events[1:]]  # as torch before 2022 has its steps
+    assert [(step.name, step.phase) for step in of(tmp_path, old).steps] == [("ProfilerStep#1", phase)]
+    if phase == "other":  # SGLang's --profile-by-stage
+        staged = (tmp_path / "t.json").rename(tmp_path / "1-TP-0-EXTEND.trace.json")
+        assert [step.phase for step in decompose(staged).steps] == ["prefill"]
     with_engine = [*events, span("step[EXTEND bs=1 toks=9]", 1, 3), span("step[DECODE bs=1]", 4, 9)]
     assert [step.phase for step in of(tmp_path, with_engine).steps] == ["decode"], "an engine's go first"
 
@@ -145,19 +150,23 @@ def test_per_step_has_medians_and_host_the_idle_time(tmp_path):
 def test_shapes_are_those_of_the_operator_around_the_launch(tmp_path):
     events = [
         op("aten::linear", 0, 20, dims=[[4, 9]]), op("aten::mm", 5, 10, dims=[[4, 9], [9, 2]]), launch(1, 7),
-        kernel(MM, 30, 6, correlation=1), op("aten::bmm", 40, 5, dims=[[2, 4, 4]]), launch(2, 41),
-        kernel(MM, 50, 3, correlation=2), op("aten::mm", 60, 5, external=77, dims=[[8, 8], [8, 8]]),
+        kernel(MM, 30, 6, correlation="1"), op("aten::bmm", 40, 5, dims=[[2, 4, 4]]), launch(2, 41),
+        kernel(MM, 50, 3, correlation=2), op("aten::addmm", 60, 5, external=77, dims=[[8, 8], [8, 8]]),
         {**kernel(MM, 70, 2), "args": {"device": 0, "stream": 7, "External id": 77}},
         launch(3, 30), kernel(NORM, 80, 1, correlation=3),
+        {**launch(5, 43), "tid": 3}, kernel(NORM, 81, 1, correlation=5),
         op("aten::bmm", 90, 20, dims=[[1]]), launch(4, 97, name="hipGraphLaunch"),
         kernel(REDUCE, 99, 1, correlation=4),
     ]  # fmt: skip
     found = {kernel.op_class: kernel for kernel in of(tmp_path, events).kernels}
-    assert (found["norm"].op, found["norm"].shapes) == ("", ()), "no operator runs when it is launched"
+    assert (found["norm"].op, found["norm"].shapes) == ("", ()), (
+        "no operator of its thread runs when it is launched"
+    )
     assert (found["all_reduce"].op, found["all_reduce"].shapes) == ("", ()), "a graph's have none"
     assert [(s.dims, s.calls) for s in found["bf16_gemm"].shapes] == [
         ("[[4, 9], [9, 2]]", 1), ("[[8, 8], [8, 8]]", 1),
     ]  # fmt: skip
+    assert found["bf16_gemm"].op == "aten::mm", "of the most time"
     assert found["absorbed_bmm"].op == "aten::bmm"
 
 
@@ -215,7 +224,7 @@ def test_operators_own_times_cover_each_thread_once(tmp_path):
     draw = random.Random(0)
     for _ in range(40):
         events = [
-            op("aten::mm", draw.randint(0, 300) / 4, draw.randint(0, 80) / 4, tid=draw.randint(0, 2))
+            op("aten::mm", draw.randint(0, 40) / 4, draw.randint(0, 80) / 4, tid=draw.randint(0, 2))
             for _ in range(draw.randint(1, 25))
         ]
         trace = of(tmp_path, events)
@@ -233,16 +242,23 @@ def test_kernel_numbers_are_of_their_process_and_may_come_before_their_names(tmp
             {"start_timestamp": start, "end_timestamp": end, "dispatch_info": where | {"kernel_id": number}}
             for number, start, end in dispatches
         ]
-        symbol = {"kernel_id": 3, "formatted_kernel_name": name, "kernel_name": "x.kd"}
-        return {"metadata": {"pid": pid}, "buffer_records": {"kernel_dispatch": records},
-                "kernel_symbols": [symbol], "agents": [{"id": {"handle": 4}, "type": 2}]}  # fmt: skip
+        names = ("formatted_kernel_name", "demangled_kernel_name", "kernel_name")
+        symbol = zip(names, ("4711", "", name) if pid == 2 else (name, "y", "x.kd"), strict=True)
+        copied = {"dst_agent_id": {"handle": 4}, "stream_id": {"handle": 2}}
+        copied |= {"start_timestamp": 160, "end_timestamp": 167}
+        return {"metadata": {"pid": pid}, "kernel_symbols": [{"kernel_id": 3} | dict(symbol)],
+                "buffer_records": {"kernel_dispatch": records, "memory_copy": [copied]},
+                "agents": [{"id": {"handle": 4}, "type": 2, "name": f"gfx94{pid}"},
+                           {"id": {"handle": 4}, "type": 1, "name": "EPYC"}]}  # fmt: skip
 
     first = process(1, MM + ".kd", (3, 100, 150), (9, 150, 151), (3, 200, 190))
     tools = [first, process(2, REDUCE, (3, 100, 140))]
     trace = decompose(small(tmp_path, json.dumps({"rocprofiler-sdk-tool": tools})))
-    assert by_class(trace, "time_ns") == {"bf16_gemm": (50,), "all_reduce": (40,), "unknown": (1,)}
-    assert len(trace.devices) == 2
-    assert {kernel.name for kernel in trace.kernels} == {MM, REDUCE, "kernel_id 9"}
+    assert by_class(trace, "time_ns") == {
+        "bf16_gemm": (50,), "all_reduce": (40,), "copy": (14,), "unknown": (1,),
+    }  # fmt: skip
+    assert [(device.model, device.streams) for device in trace.devices] == [("gfx941", 2), ("gfx942", 2)]
+    assert {kernel.name for kernel in trace.kernels} == {MM, REDUCE, "kernel_id 9", "Memcpy"}
     lost, nameless = (finding.message for finding in trace.findings)
     assert "1 records have no start and end" in lost
     assert "1 kernels are not among kernel_symbols" in nameless
@@ -255,12 +271,14 @@ CSV = (
 )
 
 
-def test_rocprofv3s_kernel_trace_as_csv(tmp_path):
-    assert by_class(decompose(small(tmp_path, CSV)), "exposed_ns") == {
-        "bf16_gemm": (500,), "all_reduce": (100,),
-    }  # fmt: skip
-    with pytest.raises(UnreadableError, match="line 3: no kernel with start and end"):
-        decompose(small(tmp_path, CSV[:-12]))
+def test_rocprofv3s_kernel_trace_as_csv(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_stream, "PIECE", 7)
+    trace = decompose(small(tmp_path, CSV + "\n"))
+    assert by_class(trace, "exposed_ns") == {"bf16_gemm": (500,), "all_reduce": (100,)}
+    assert [device.streams for device in trace.devices] == [2]
+    for broken in (CSV[:-12], CSV.replace("1600", "1399")):
+        with pytest.raises(UnreadableError, match="line 3: no kernel with start and end"):
+            decompose(small(tmp_path, broken))
 
 
 # Published and recorded traces (tests/data/serving/traces/README.md)
@@ -270,12 +288,18 @@ FOLDER = SERVING_DATA / "traces"
 CPU = FOLDER / "vllm_cpu_deepseek_v3.json.gz"
 
 
-def test_what_is_printed_of_every_trace(here, snapshot):
+def test_what_is_printed_of_every_trace(here, snapshot, tmp_path):
     """What it says was counted by hand once: 24 layers of an attention and two experts' products in vLLM's
     graph, 36 dense ones of four products in SGLang's prefill, 46 % of the training in communication, mostly
     hidden."""
     shown = "".join(here("serving", "trace", path).stdout for path in sorted(FOLDER.glob("*.gz")))
     shown += here("serving", "trace", CPU, "--phase", "decode", "--steps", "--top", "3").stdout
+    unknown = small(tmp_path, text([
+        span("step[DECODE bs=1]", 0, 9), launch(1, 1), launch(2, 2), span("step[DECODE bs=1]", 20, 9),
+        launch(3, 21), kernel("my_own_kernel", 3, 8, correlation=1), kernel(MM, 11, 2, correlation=2),
+        kernel(MM, 23, 3, correlation=3), kernel("mine", 30, 3),
+    ]))  # fmt: skip
+    shown += here("serving", "trace", unknown, "--top", "0").stdout.replace(f"{tmp_path}/", "")
     snapshot(Path(__file__).with_name("traces.txt"), shown.replace(f"{FOLDER}/", ""))
 
 

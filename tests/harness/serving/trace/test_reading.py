@@ -20,7 +20,7 @@ def times(trace):
 
 def test_order_pieces_packing_and_head_do_not_matter(tmp_path, monkeypatch):
     events = [kernel(MM, 5.25, 2.5), {"ph": "M", "name": "process_name", "pid": 0, "args": {"name": "x"}},
-              kernel(NORM, 1.0, 2), kernel(MM, 1, 0.75, stream=8)]  # fmt: skip
+              kernel(NORM, 1.0, 2, device="0", stream="7"), kernel(MM, 1, 0.75, stream=8)]  # fmt: skip
     head = {"deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
             "distributedInfo": {"rank": 3, "world_size": 8}}  # fmt: skip
     first = json.dumps({**head, "traceEvents": events}).encode()
@@ -30,7 +30,8 @@ def test_order_pieces_packing_and_head_do_not_matter(tmp_path, monkeypatch):
         for raw in (first, last, gzip.compress(first), b"\xef\xbb\xbf" + first):
             trace = decompose(small(tmp_path, raw))
             assert times(trace) == {"bf16_gemm": 3.25, "norm": 2.0}
-            assert (trace.rank, trace.world_size, trace.devices[0].model) == (3, 8, "NVIDIA H200")
+            [device] = trace.devices
+            assert (trace.rank, trace.world_size, device.model, device.streams) == (3, 8, "NVIDIA H200", 2)
 
 
 @pytest.mark.parametrize(("ts", "dur", "following", "sum_ns", "span_ns"), [
@@ -61,13 +62,14 @@ def test_begin_and_end_in_any_order_and_nested(tmp_path):
 def test_what_has_no_time_or_no_end_is_said(tmp_path, here):
     trace = of(tmp_path, [
         {**kernel(MM, 0, 1), "dur": None}, kernel(MM, None, 1), kernel(MM, "soon", 1), kernel(MM, 5, -3),
-        kernel(MM, float("nan"), 1), {**kernel(NORM, 3, 1), "ph": "B"}, 7, kernel(REDUCE, 0, 4),
+        kernel(MM, float("nan"), 1), {**kernel(NORM, 3, 1), "ph": "B"}, {**kernel(NORM, None, 1), "ph": "B"},
+        7, kernel(REDUCE, 0, 4),
     ])  # fmt: skip
     assert {c: (t.calls, t.time_us) for c, t in trace.by_class().items()} == {
         "all_reduce": (1, 4.0), "bf16_gemm": (2, 0.0), "norm": (1, 0.0),
     }  # fmt: skip
     said = " | ".join(finding.message for finding in trace.findings)
-    for what in ("2 times: a kernel event has no duration", "3 times: a kernel event has no time",
+    for what in ("2 times: a kernel event has no duration", "4 times: a kernel event has no time",
                  "begins and never ends", "no object"):  # fmt: skip
         assert what in said
     assert all(finding.severity == "wrong" for finding in trace.findings)
@@ -100,7 +102,9 @@ def test_a_file_cut_short_is_refused_or_taken_as_far_as_it_goes(tmp_path, packed
 @pytest.mark.parametrize(("raw", "why"), [
     ("", "it is empty"),
     ('{"traceEvents": []}', "neither kernels nor operators"),
-    ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "broken JSON"),
+    ('{"traceEvents": [{"ph": "X"} {"ph": "X"}]}', "at character 29: ',' or ']' is wanted, not '{'"),
+    ('{"traceEvents": [{"ph": X' + 99 * " " + "}]}", "at character 24: Expecting value"),
+    (f'{{"a": "{"x" * 900}"}}', "a value of more than 0 MiB"),
     ('{"traceEvents": [{"ph": "X"}]} more', "more after the end"),
     ('{"traceEvents" [', "broken JSON"),
     ("{1: 2}", "a key is wanted"),
@@ -109,7 +113,9 @@ def test_a_file_cut_short_is_refused_or_taken_as_far_as_it_goes(tmp_path, packed
     ("\x1f\x8b\x08\x00nonsense", "cannot read"),
     ("\x7fELF\x00\x00", "no column Kernel_Name"),
 ])  # fmt: skip
-def test_what_is_no_trace_is_said_in_one_line(tmp_path, raw, why, here):
+def test_what_is_no_trace_is_said_in_one_line(tmp_path, raw, why, here, monkeypatch):
+    monkeypatch.setattr(json_stream, "PIECE", 7)
+    monkeypatch.setattr(json_stream, "LARGEST_VALUE", 500 if "xxx" in raw else 1 << 20)
     assert why in error_line(here("serving", "trace", small(tmp_path, raw.encode("latin-1"))))
 
 

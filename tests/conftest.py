@@ -65,7 +65,9 @@ LEAST = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="never")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def place_of_our_own(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Device locks, caches and measured ceilings of this session: its runs neither wait for nor disturb
     a real one, and do not depend on what the user's environment steers."""
     place = tmp_path_factory.mktemp("place")
@@ -82,6 +84,9 @@ def place_of_our_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
         patch.setattr(tempfile, "tempdir", str(place / "tmp"))
         patch.delenv("KERNEL_BENCH_PLUGINS", raising=False)
         patch.delenv("OMP_NUM_THREADS", raising=False)
+        if not request.config.option.kernel_device:
+            # The CPU is measured, beside a GPU or with a torch that is built for one, too.
+            patch.setenv("CUDA_VISIBLE_DEVICES", "")
         cpu = detect("cpu")
         for threads in {1, default_threads()}:
             keep(cpu, threads, LEAST)

@@ -18,6 +18,12 @@ from kernels.platform import Platform, _amd, _cpu_facts, _kfd, available_memory,
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
 
 
+@pytest.fixture(autouse=True)
+def nothing_hidden(monkeypatch):
+    for variable in platform.VISIBLE:
+        monkeypatch.delenv(variable, raising=False)
+
+
 def node(root: Path, number: int, properties: str) -> Path:
     folder = root / str(number)
     (folder / "mem_banks/0").mkdir(parents=True)
@@ -58,8 +64,6 @@ class Machine:
     """What a machine's tools say: NVML and nvidia-smi, a trace of a driver, the build of torch, and torch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for variable in platform.VISIBLE:
-            monkeypatch.delenv(variable, raising=False)
         self.gpus: list[Gpu] = []
         self.wrong = self.trace = self.build = ""
         self.torch: tuple[str, str] | None = None

@@ -3,8 +3,10 @@
 What they compute is in each op's test_triton.py.
 """
 
+import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -125,6 +127,20 @@ def test_workspace_is_a_bound(op, text, arch):
         taken.append(allocated(prepared, (operands.tensors(), out)))
         assert taken[-1] <= row(op).workspace(sizes), asdict(config)
     assert max(taken) > 0
+
+
+@pytest.mark.parametrize("op", TEXTS)
+def test_what_is_launched(op, snapshot):
+    """Constants and options of each launch: a compiler takes many others, and computes the same."""
+    lines = []
+    for arch, architecture in architectures().items():
+        for launch in launches(op, architecture, [Case(op, parse(text)[0]) for text in TEXTS[op]]):
+            options = json.loads(launch.data)["options"]
+            more = [f" {n}={options[n]}" for n in ("kpack", "waves_per_eu") if options.get(n, 0) > 1]
+            lines.append(
+                f"{arch} {launch.name}, {'; '.join(launch.cases)}\n  {launch.config}{''.join(more)}\n"
+            )
+    snapshot(Path(__file__).parent / "figures" / f"{op}_launches.txt", "".join(lines))
 
 
 # Compiled for GPUs that need not be here

@@ -31,13 +31,20 @@ ARCHS = [named("rocm", a) for a in ("gfx942", "gfx950")] + [
 ]
 
 
-def test_where_rows_run(snapshot):
+def test_where_rows_run_and_what_they_say_of_themselves(snapshot):
+    names = (
+        "library runtime boundaries activations truncates allocates captures shared_layout rebinds per_size "
+        "any_fp8 features since others_since"
+    )
+    usual = {name: getattr(Vendor, name) for name in names.split()} | {"environment": {}}
     lines = []
-    for row in ROWS:
-        runs = [place.arch for place in ARCHS if row.available(place).ok]
-        if set(row.kinds) - {"cpu"}:
-            lines.append(f"{row.op} {row.name}: {' '.join(runs)}\n")
-    snapshot(RECORDS / "where_rows_run.txt", "".join(lines))
+    for row in (i for op in kernels.OPS for i in kernels.implementations(op)):
+        runs = [place for place in ARCHS if row.available(place).ok]
+        told = {name: getattr(row, name, value) for name, value in usual.items()}
+        told["environment"] = row.environment(runs[0]) if runs else {}
+        more = [f"{n}={value}" for n, value in told.items() if value != usual[n] and not callable(value)]
+        lines.append(" ".join([f"{row.op} {row.name}:", *(place.arch for place in runs), *more]) + "\n")
+    snapshot(RECORDS / "rows.txt", "".join(lines))
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,6 @@ class CaseMeasurer:
             more, too_large, rotation = self._groups(case, baseline, contenders)
             groups += more
             parts.append(Measured(case, [*refused, *too_large], rotation))
-            refused = []
         for group in groups:
             parts.append(self._run_group(case, group, budget_s / len(groups), max_s / len(groups), scratch))
         records, done = build_records(case, parts, self.platform, self.plan.yardsticks(self.platform), search)

@@ -40,7 +40,7 @@ class Candidate:
     estimate: Estimate | None = None
 
     def refuse(self, why: str) -> None:
-        self.judged, self.refused, self.estimate = True, why, None
+        self.judged, self.refused = True, why
 
     def judge(self, on: Peaks, architecture: Architecture, compiled: Sequence[tuple[str, Resources]]) -> None:
         """compiled: kernel and figures of each launch of a call, in order."""

@@ -54,7 +54,6 @@ def session(cli, folder, *arguments: object) -> subprocess.CompletedProcess[str]
 
 @pytest.fixture
 def benchmark() -> SimpleNamespace:
-    """pytest-benchmark's, for the test below."""
     made = SimpleNamespace(
         stats=SimpleNamespace(stats=SimpleNamespace(median=7.0)), group=None, extra_info={}
     )
@@ -117,23 +116,10 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
 
 
 @pytest.mark.slow
-def test_without_benchmarks_it_is_a_test_of_the_kernel(cli, tmp_path):
-    (tmp_path / "test_mine.py").write_text(MINE)
-    done = session(cli, tmp_path, "test_mine.py::test_mine[attend]", "--benchmark-disable")
-    assert done.returncode == 0, done.stdout
-
-
-@pytest.mark.slow
 def test_the_suites_own_kernels_as_benchmarks(cli):
-    words = (
-        "-q",
-        "--benchmark-only",
-        "tests/harness/test_kernel_benchmarks.py",
-        "--kernel-op",
-        "mha_prefill",
-    )
-    chosen = ("--kernel-impl", "torch.sdpa", "--kernel-case", "batch=1 new=5", "--kernel-cache", "warm")
-    done = session(cli, ROOT, *words, *chosen)
+    words = ("-q", "--benchmark-only", "tests/harness/test_kernel_benchmarks.py")
+    chosen = ("--kernel-op", "mha_prefill", "--kernel-impl", "torch.sdpa", "--kernel-case", "batch=1 new=5")
+    done = session(cli, ROOT, *words, *chosen, "--kernel-cache", "warm")
     assert done.returncode == 0, done.stdout
     assert "1 passed" in done.stdout
     assert done.stdout.count("benchmark 'mha_prefill batch=1 new=5") == 1, "grouped by case"

@@ -6,10 +6,12 @@ import re
 
 import pytest
 
+from harness.cli.toggle import toggle_request
 from harness.errors import NothingRan
-from harness.plan.toggle import ToggleRequest, plan_toggle
+from harness.plan.toggle import MARGIN
 from harness.results.journal import Journal
-from kernels.platform import named
+from harness.run.request import Request
+from kernels.platform import Platform, named
 from tests.support.recorded_verdicts import redo
 from tests.support.workers_here import run_here
 
@@ -90,11 +92,15 @@ def test_a_stopped_toggle_goes_on(plugin, tmp_path):
         assert any(r.kind == "verdict" and r.about == "A/A" for r in records)
 
 
-def test_calls_on_a_gpu_are_in_a_graph_unless_eager_is_asked_for():
-    def flags(launch: str | None) -> dict:
-        asked = ("mla_decode", launch, ["CUDA_LAUNCH_BLOCKING=0,1"], (), "factorial", None, False, False)
-        return plan_toggle(ToggleRequest(*asked), named("cuda", "sm_90"), print).flags
+def test_calls_on_a_gpu_are_in_a_graph_unless_eager_is_asked_for_and_engines_flags_compare_rows():
+    def asked(op: str, platform: Platform, flag: str, launch: str | None = None) -> Request:
+        request = Request(op=op, launch=launch)
+        return toggle_request(request, [flag], "factorial", None, False, False)(platform)
 
-    assert flags("eager") == {"CUDA_LAUNCH_BLOCKING": ["0", "1"]}
+    gpu = named("cuda", "sm_90")
+    eager = asked("mla_decode", gpu, "CUDA_LAUNCH_BLOCKING=0,1", "eager")
+    assert (eager.flags, eager.margin) == ({"CUDA_LAUNCH_BLOCKING": ["0", "1"]}, MARGIN)
     with pytest.raises(NothingRan, match=r"CUDA_LAUNCH_BLOCKING .*eager"):
-        flags(None)
+        asked("mla_decode", gpu, "CUDA_LAUNCH_BLOCKING=0,1")
+    rows = asked("fused_moe", named("rocm", "gfx942"), "VLLM_ROCM_USE_AITER=1,0")
+    assert (rows.impl, rows.baseline) == ("aiter.dispatch,vllm.triton", "aiter.dispatch")

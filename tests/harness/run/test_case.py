@@ -9,20 +9,23 @@ from unittest.mock import Mock
 import pytest
 
 import kernels
+from harness.catalogue.devices import Ceilings
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.machine.monitor.base import Blind
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
-from harness.results.schema import Status
+from harness.results.schema import RaceSettings, Status
 from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules
 from harness.run.execute import exit_code
-from harness.run.folder import finished_cases
+from harness.run.folder import DeviceFacts, begin, finished_cases, select_all
+from harness.run.request import Request
 from harness.timing.rounds import Policy, Rounds, Turn
 from harness.workers.process import WorkerFailure
-from kernels.platform import Platform
+from kernels.platform import Platform, named
 from kernels.vendor import Vendor
 from shapes.case import Case
+from tests.support.simulated_pool import PROVENANCE
 from tests.support.written_runs import a_cell
 
 MLA, MOE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), {"tokens": 3}
@@ -43,6 +46,26 @@ def answering(answer: Any) -> SimpleNamespace:
 def contender(op: str = "mla_decode", **facts: Any) -> Contender:
     impl = kernels.implementations(op)[0]
     return Contender(impl.name, impl, Arm(), "eager", **facts)
+
+
+def test_a_new_run_has_the_budget_that_is_asked_for_or_what_its_kind_has(monkeypatch, tmp_path, snapshot):
+    asked = []
+    monkeypatch.setattr(
+        "harness.plan.budget.well_measured_first",
+        lambda cases, least_s, contenders, case_s: asked.append((contenders, case_s)) or cases,
+    )
+    cpu = named("cpu")
+    facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
+    made = []
+    for budget, race in ((None, None), ("5m", None), (None, RaceSettings(keep=3, folder=""))):
+        out = str(tmp_path / str(len(made)))
+        request = Request(op="mla_decode", impl="torch.sdpa", per_case="7s", budget=budget, out=out)
+        _, plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, race)
+        made.append(plan.record.budget_s)
+    assert made == [60.0, 300.0, 7.0 * len(plan.record.cases)]
+    record = plan.record.model_dump_json(indent=1, exclude={"created", "command", "provenance"})
+    snapshot(Path(__file__).parent / "snapshots" / "run.json", record + "\n")
+    assert asked == [(2, 7.0)] * 3, "torch.sdpa and its twin"
 
 
 def test_the_exit_code_is_of_all_that_could_run():

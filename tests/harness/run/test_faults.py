@@ -1,6 +1,5 @@
 """Killed and interrupted runs and workers: no process stays behind, nothing that was finished is lost."""
 
-import json
 import os
 import signal
 import subprocess
@@ -153,37 +152,3 @@ def test_control_c(start, tmp_path):
     assert stderr.strip() == "stopped; finished cases are recorded, --resume RUN measures the rest"
     assert not workers()
     assert Journal(out).finished() == {}
-
-
-@pytest.mark.slow
-def test_a_run_killed_again_and_again_loses_no_finished_case(cli, start, tmp_path):
-    """As soon as it exists, in a case, and twice when a case is finished."""
-    out = tmp_path / "run"
-    begin = (*SMALL, "--case", "batch=1 ctx=5,6,7,8,9", "--impl", TORCH)
-    begin = (*begin, "--budget", "100s", "--per-case", "0.1s", "--out", out)
-    finished: dict[str, list[Record]] = {}
-    for moment in ("begun", "measuring", "finished", "finished"):
-        run = start(*(("--resume", out) if (out / "run.json").exists() else begin))
-        if moment == "begun":
-            assert comes((out / "run.json").exists)
-        elif moment == "measuring":
-            assert any(line.endswith("  measuring\n") for line in run.stderr)
-        else:
-            known = len(finished)
-            assert comes(lambda known=known: len(Journal(out).finished()) > known)
-        run.kill()
-        assert "error" not in run.communicate()[1]
-        assert comes(lambda: not workers())
-        after = Journal(out).finished()
-        assert list(after.items())[: len(finished)] == list(finished.items())
-        finished = after
-    assert len(finished) >= 2
-
-    last = cli("run", "--resume", out)
-    assert last.returncode == 0, last.stderr
-    completed = Journal(out).finished()
-    assert [case["key"] for case in json.loads((out / "run.json").read_text())["cases"]] == list(completed)
-    assert {key: completed[key] for key in finished} == finished
-    for key, records in completed.items():
-        assert {cell.status for cell in cells(records).values()} == {"ok"}
-        assert (key in last.stderr) == (key not in finished), "measured if and only if it was unfinished"

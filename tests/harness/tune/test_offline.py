@@ -237,6 +237,11 @@ def test_what_is_stored_holds_and_a_worse_one_does_not(tuning, tmp_path: Path):
         assert set(kept.cases) == own | further, "what was compiled of these kernels is kept, of others not"
     assert not what.differences(tmp_path)
     stored = store.read(file)["choices"]
+    best = {search.case: round(search.good[0].seconds * 1e6, 2) for search in searches}
+    assert {one["case"]: one["best_us"] for one in stored} == best
+    several = max(searches, key=lambda search: len(search.good))
+    another = offline._choice(several, several.good[-1])
+    assert another["estimate_us"] > another["best_us"] == best[several.case], "it may serve several cases"
 
     def said(cases: Sequence[Case], choices: list[dict[str, Any]]) -> str:
         again = compiling.searches(cases)
@@ -317,8 +322,12 @@ def test_the_command(told, here, tmp_path: Path):
     asked = (*asked, "--out", tmp_path)
     lacking = here(*asked, "--check")
     assert (lacking.returncode, lacking.stderr.count("nothing is stored")) == (1, 2)
+    before = sum(told)
     done = here(*asked)
     assert done.returncode == 0 and "rows=" in done.stdout
+    whole = sum(told) - before
+    here(*asked, "--shard", "1/2", "--out", tmp_path / "half")
+    assert whole < sum(told) - before < 2 * whole
     stored = json.loads((tmp_path / "sm_90" / "triton.split_k.json").read_text())
     about = {name: stored[name] for name in ("kind", "arch", "device", "measured")}
     assert about == {"kind": "cuda", "arch": "sm_90", "device": "", "measured": False}

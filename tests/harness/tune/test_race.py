@@ -28,7 +28,7 @@ from tests.support.written_runs import a_cell, a_run
 
 CHUNKED = SUPPORT / "chunked_kernels.py"
 HERE = ("--op", "block_scale_gemm", "--impl", "plugin.chunked", "--device", "cpu")
-SHORT = ("--budget", "5m", "--per-case", "1s")
+SHORT = ("--budget", "5m", "--per-case", "1s", "--keep", "30")
 BOTH = {"m=1 n=512 k=256", "m=4 n=512 k=256"}
 
 
@@ -68,7 +68,7 @@ def test_what_is_wrong_is_reported_and_fails_the_command(raced):
     done, place = raced
     assert done.returncode == 1, done.stderr
     assert "wrong: m=4 n=512 k=256" in done.stderr and "error: m=4 n=512 k=256" in done.stderr
-    assert len(Journal(place / "run").finished()) == 2
+    assert len(Journal(place / "run").finished()) == 2 and Journal(place / "run").run().race.keep == 30
     for records in Journal(place / "run").finished().values():
         of = {tuning._words(r.config): r for r in records if isinstance(r, Cell)}
         assert len(of) == 7

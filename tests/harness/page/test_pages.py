@@ -104,7 +104,7 @@ PAGES: dict[str, Callable[[Path], Page]] = {
     "measured": measured,
     "arms": arms,
     "two runs": two_runs,
-    "gauge": lambda folder: page_of(COMMITTED / "serving/gauge"),
+    "live runs": lambda folder: page_of(COMMITTED / "serving/cpu-default/live/linears-unpacked"),
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),
     "replay": replay,
     "forecast": lambda folder: page_of(DATA / "page/forecast.json"),

@@ -49,7 +49,7 @@ def measured(folder: Path) -> Page:
     records: list[Record] = [
         *ranked(small, THREE, conditions=clock),
         *(record.model_copy(update={"heats": HEATS} if isinstance(record, Cell) else {})
-          for record in ranked(large, THREE, "same", disturbed=DISTURBED)),
+          for record in ranked(large, THREE, "same", disturbed=DISTURBED, heats=1)),
         *ranked(long, THREE, "unclear", disturbed=DISTURBED[:1]),
         *ranked(quantised, {"torch.sdpa": 200.0, "vllm.amx": 100.0}),
         *(cell(broken, "torch.sdpa", 100.0, 1.0), cell(broken, "aiter.asm", None)),
@@ -108,6 +108,7 @@ PAGES: dict[str, Callable[[Path], Page]] = {
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),
     "replay": replay,
     "forecast": lambda folder: page_of(DATA / "page/forecast.json"),
+    "compiled": lambda folder: page_of(DATA / "page/compile.json"),
     "partial ledger": partial_ledger,
 }
 

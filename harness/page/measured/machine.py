@@ -27,6 +27,7 @@ WIDTH = 640
 
 
 def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> PageSection:
+    not_quiet = disturbance(case.done for case in cases).removeprefix("not quiet: ")
     return PageSection(
         anchor("machine", run.id),
         f"Machine and origin{f': {label}' if label else ''}",
@@ -34,7 +35,7 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
         [*_disturbed(cases, run), *_conditions(cases, run), *device_charts(cases, run), _facts(run)],
         [
             ("again", "python -m harness " + shlex.join(run.command)),
-            *([("not quiet", text)] if (text := disturbance(case.done for case in cases)) else []),
+            *([("not quiet", not_quiet)] if not_quiet else []),
             *(("busy at the start", text) for text in run.busy),
             *(("devices", line) for line in spread_lines(cases[0].spreads if cases else ())),
         ],

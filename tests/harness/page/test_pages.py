@@ -49,7 +49,7 @@ def measured(folder: Path) -> Page:
     records: list[Record] = [
         *ranked(small, THREE, conditions=clock),
         *(record.model_copy(update={"heats": HEATS} if isinstance(record, Cell) else {})
-          for record in ranked(large, THREE, "same", disturbed=DISTURBED)),
+          for record in ranked(large, THREE, "same", disturbed=DISTURBED, heats=1)),
         *ranked(long, THREE, "unclear", disturbed=DISTURBED[:1]),
         *ranked(quantised, {"torch.sdpa": 200.0, "vllm.amx": 100.0}),
         *(cell(broken, "torch.sdpa", 100.0, 1.0), cell(broken, "aiter.asm", None)),
@@ -104,10 +104,11 @@ PAGES: dict[str, Callable[[Path], Page]] = {
     "measured": measured,
     "arms": arms,
     "two runs": two_runs,
-    "gauge": lambda folder: page_of(COMMITTED / "serving/gauge"),
+    "live runs": lambda folder: page_of(COMMITTED / "serving/cpu-default/live/linears-unpacked"),
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),
     "replay": replay,
     "forecast": lambda folder: page_of(DATA / "page/forecast.json"),
+    "compiled": lambda folder: page_of(DATA / "page/compile.json"),
     "partial ledger": partial_ledger,
 }
 

@@ -90,21 +90,10 @@ def test_tables_say_what_is_committed(snapshot):
     snapshot(SNAPSHOT, "\n".join(f"=== {name}\n{table(*records)}\n" for name, records in TABLES.items()))
 
 
-@pytest.mark.parametrize(
-    ("columns", "missing"),
-    [(60, "TFLOPS, GB/s, % of limit"), (80, "GB/s"), (100, ""), (120, ""), (None, "")],
-)
-def test_it_fits_a_terminal_and_names_what_has_no_room(columns, missing):
+@pytest.mark.parametrize("columns", [60, 80, 100, 120, None])
+def test_it_fits_a_terminal_and_names_what_has_no_room(snapshot, columns):
     long = "cutlass @ A=1"
     found = [CALM, *(verdict(name, "baseline", 2.473, 2.681, 2.577) for name in ("vllm.amx", long))]
     shown = table(*TWO, timed(long, 40_000, 1_000), *found, *REFUSED * 7, columns=columns)
     assert max(map(len, shown.splitlines())) <= (columns or WIDTH)
-    assert (f"not shown for lack of width: {missing}\n" in shown) == bool(missing)
-    header, row = (
-        next(line for line in shown.splitlines() if line.startswith(name))
-        for name in ("implementation", "vllm.amx ")
-    )
-    for name, value in (("TFLOPS", "0.240"), ("GB/s", "8.01"), ("% of limit", "24")):
-        assert (name in header) == (value in row.split()) == (name not in missing)
-    for text in ("33.4 ± 1.2", "2.58x (2.47 to 2.68)", "unclear"):
-        assert text in row
+    snapshot(SNAPSHOT.parent / f"case-table-{columns or 'piped'}.txt", shown + "\n")

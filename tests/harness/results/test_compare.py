@@ -109,6 +109,7 @@ REPORTS: dict[str, tuple[dict, dict]] = {
     "one device measured both": (ONE, ONE | OURS | {"calibrated": TWO}),
     "another device measured the second case": (ONE, APART | OURS | {"calibrated": TWO}),
     "calibrated in A": (ONE | {"calibrated": TWO}, OTHER | {"seed": 1}),
+    "calibrated in A, and a slower device": (ONE | {"calibrated": TWO}, OTHER | {"seed": 1, "drift": 1.3}),
     "calibrated in both, the wider counts": (
         ONE | {"calibrated": TWO}, OTHER | {"seed": 1, "calibrated": {"n1/x": 100.0, "n2/y": 112.0}},
     ),

@@ -34,6 +34,9 @@ MADE = {
     "what all drift by is between none": passes(ALIKE, scaled(ALIKE, 1.1)),
     "one drifts up": passes(ALIKE, scaled(ALIKE, 1.08, "c")),
     "one drifts down": passes(ALIKE, scaled(ALIKE, 0.92, "c")),
+    "one drifts up in a case and further down in another": passes(ALIKE, scaled(ALIKE, 1.08, "c"))
+    + calibrations(ALIKE, case=HEAVY)
+    + calibrations(scaled(ALIKE, 0.8, "c"), when="last", case=HEAVY),
     "one drifts too little": passes(ALIKE, scaled(ALIKE, 1.01, "c")),
     "apart in one case only": calibrations(ALIKE)
     + calibrations({"a": 500.0, "b": 560.0, "c": 501.0}, case=HEAVY),

@@ -89,15 +89,6 @@ def journal(folder, *lines):
     (live / "live.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_rejected_runs_are_shown_with_their_reason():
-    (live,) = [
-        s for s in experiment_section(FOLDER / "cpu-default").sections if "linears-unpacked" in s.title
-    ]
-    assert "attempts that do not: 0" not in live.headline
-    drawn = str([chart.picture.to_dict() for chart in live.charts if chart.picture])
-    assert "the hypervisor took 3% of cpu1" in drawn
-
-
 def test_the_command_that_makes_it_again_is_one(here):
     name = "cpu-default-decode"
     *start, plan = shlex.split(dict(experiment_section(FOLDER / name).notes)["again"])

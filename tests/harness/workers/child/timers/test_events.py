@@ -128,6 +128,15 @@ def test_a_host_that_became_slower_gets_longer_sleeps(cuda, timer, host_s):
     assert (turn.seconds, turn.host_seconds) == pytest.approx((5e-6, host_s), rel=1e-9)
 
 
+def test_all_sleep_is_counted_and_what_was_launched_before_it_ended(cuda, timer):
+    program = prepared(timer, call := Contender(cuda, 5e-6, 10e-6))
+    taken = [timer._take(program, 3, sleep_s).in_time for sleep_s in (5e-6, 25e-6, 1e-3)]
+    assert taken == [0, 2, 3]
+    before, call.host_s = cuda.slept_s, 1e-3
+    _, slept = timer._hidden_sample(program, 3)
+    assert slept == pytest.approx(cuda.slept_s - before, rel=1e-3)
+
+
 @pytest.mark.parametrize("cycles_per_s", [1e8, 1.7e9])
 @pytest.mark.parametrize("slow_sleeps", [0, 1, 4])
 def test_sleeps_are_as_long_as_meant_whatever_clock_counts_them(cycles_per_s, slow_sleeps):

@@ -104,7 +104,7 @@ CHANGES = [
     *[(GUIDE, {"benchmarks/0/config/strategy": strategy})
       for strategy in ({"type_": "synchronous"}, {"type_": "throughput", "max_concurrency": 512},
                        {"type_": "constant", "rate": 4.5, "max_concurrency": None}, "odd")],
-    (GUIDE, {"benchmarks/0/requests/successful/0/output_tokens": "many"}),
+    *[(GUIDE, {"benchmarks/0/requests/successful/0/output_tokens": tokens}) for tokens in ("many", GONE)],
     # inference-perf
     (PERF, {"successes/throughput/output_tokens_per_sec": 56 / 1.609,
             "successes/throughput/total_tokens_per_sec": 462 / 1.609}),
@@ -157,7 +157,7 @@ TEXTS = [
     ("console_vllm.txt", "Mean TTFT (ms):                          233.84", "Mean TTFT (s): 0.23384"),
     ("console_vllm.txt", "duration (s):                  274.44", "duration (min): 4.574"),
     ("console_vllm.txt", "Median ITL (ms)", "Median ITL (ticks)"),
-    ("console_vllm.txt", "1049.39", "1.049,39"),
+    ("console_vllm.txt", "Median ITL", "Std Dev ITL"), ("console_vllm.txt", "1049.39", "1.049,39"),
     ("console_vllm.txt", "Output token throughput", "Steady output token throughput"),
 ]  # fmt: skip
 

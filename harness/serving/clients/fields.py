@@ -156,7 +156,7 @@ class Fields:
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:
             whole = raw.strip()
-            if not NUMBER.fullmatch(whole) or not any(c.isalnum() for c in whole):
+            if not NUMBER.fullmatch(whole):
                 return None
             try:
                 return float(whole.replace(",", ""))

@@ -152,7 +152,7 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def _csv(path: Path, text: str) -> Document:
-    first = text.lstrip("\n").split("\n", 1)[0]
+    first = text.split("\n", 1)[0]
     delimiter = max(DELIMITERS, key=first.count)
     try:
         reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)

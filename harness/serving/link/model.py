@@ -285,7 +285,7 @@ def link(
             f"{memory_gb:.1f}; predicted as if they and the cache did",
         )
         memory_gb = None
-    series = [s for s in measured(hardware, engine) if s.use == "calibration" and not own]
+    series = [s for s in measured(hardware, engine) if s.use == "calibration"]
     points = tuple(point for series_ in series for point in series_.points)
     versions = tuple(series_.version for series_ in series)
     runs: tuple[str, ...] = ()

@@ -150,9 +150,8 @@ SPLIT = Parallelism(prefill_gpus=16, decode_gpus=24)
 
 
 @pytest.mark.parametrize("scope, value, gpus, nodes, split, per_gpu", [
-    ("gpu", 100.0, None, None, Parallelism(), 100.0), ("node", 800.0, 16, 2, Parallelism(), 100.0),
+    ("gpu", 100.0, None, None, Parallelism(), 100.0),
     ("cluster", 66194.8, 40, 5, SPLIT, 1654.87), ("cluster", 66194.8, None, None, SPLIT, 1654.87),
-    ("decode_node", 66194.8 / 3, 40, 5, SPLIT, 1654.87),
 ])  # fmt: skip
 def test_per_gpu_is_over_all_gpus_those_of_prefill_too(scope, value, gpus, nodes, split, per_gpu):
     b = figure("b", metric=metric(scope=scope, value=value), gpus=gpus, nodes=nodes, parallelism=split)

@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -185,21 +184,9 @@ def test_the_published_points():
     assert summary in (ROOT / "docs" / "serving-link.md").read_text()
 
 
-def test_the_table_and_its_json(path, capsys, snapshot):
-    """A row with two methods and a quantity that none predicted, and one that is not observed yet."""
+def test_what_is_written_of_a_row(path, capsys):
+    """What is printed of one: cli/transcripts."""
     ledger(path)
-    saved = KernelChange(op="block_scale_gemm", part="qkv_a", saved_us=4.0)
-    tpot = Observation(quantity="tpot", unit="ms", before=70.0, after=66.0, change=-4.0)
-    for entry in (
-        PredictionEntry(row="a", prediction=BOUND.model_copy(update={"of": "mla_decode"})),
-        ObservationEntry(row="a", observation=tpot),
-        ChangeEntry(row="b", changes=(saved, KernelChange(op="fused_moe", factor=1.5)), setting=Setting()),
-        PredictionEntry(row="b", prediction=prediction(None, None, -1.0)),
-        PredictionEntry(row="b", prediction=prediction().model_copy(update={"quantity": "tpot"})),
-    ):
-        append(path, entry)
-    print_ledgers([str(path)])
-    snapshot(Path(__file__).with_name("ledger.txt"), capsys.readouterr().out.replace(f"{path.parent}/", ""))
     print_ledgers([str(path)], "-")
     document = json.loads(capsys.readouterr().out)
     assert document["held"][0]["residual"] == pytest.approx(-0.2)

@@ -385,14 +385,9 @@ def attention(us: float) -> Surface:
     return Surface([((1.0, b, c), us) for b in (1.0, 64.0) for c in (512.0, 4096.0)])
 
 
-@pytest.mark.parametrize(
-    ("lacks", "share"),
-    [
-        (["mla_bmm_perf"], 0.0292),
-        (["custom_allreduce_perf", "mla_bmm_perf"], 0.1101),
-        (["gemm_perf"], 0.1277),
-    ],
-)
+@pytest.mark.parametrize(("lacks", "share"), [
+    (["mla_bmm_perf"], 0.0292), (["custom_allreduce_perf", "mla_bmm_perf"], 0.1101), (["gemm_perf"], 0.1277),
+])  # fmt: skip
 def test_what_tables_lack_is_filled_beside_skewed_routing(lacks, share):
     rows = {name: many for name, many in H200.rows.items() if name not in lacks}
     part = replace(H200, where=f"without {lacks}", rows=rows)

@@ -91,6 +91,13 @@ def test_token_bins_by_hand():
     assert bins == [(3 / 8, 2, 0), (4 / 8, 100, 100), (1 / 8, 8, 7)]
 
 
+@pytest.mark.parametrize(("few", "many"), [(2, 40), (40, 2)])
+def test_what_is_rarer_than_one_step_in_200_gets_no_bin_of_its_own(few, many):
+    for steps, bins in ((4, 1), (5, 2)):
+        phases = [Phase(steps, (9,) * few, 0), Phase(1000 - steps, (9,) * many, 0)]
+        assert len(reduce_tokens(phases)) == bins
+
+
 # Prompt chunks
 
 

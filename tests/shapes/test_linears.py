@@ -35,6 +35,11 @@ def test_sizes_are_the_published_ones():
     assert {name: of[0][name] + of[1][name] + of[2][name] for name in of[0]} == PUBLISHED
 
 
+def test_shared_experts_are_one_linear():
+    widths = {linear.name: linear.n for linear in linears(replace(R1, n_shared_experts=2), TP8)}
+    assert widths["shared gate_up"] == 2 * 512
+
+
 def test_calls_of_a_step_kinds_and_heads():
     both = {
         linear.name: (linear.decode_calls, linear.prefill_calls, linear.kind) for linear in linears(R1, TP8)

@@ -13,7 +13,7 @@ from shapes.bins.tokens import token_bins
 from shapes.experts import fused_moe_sizes, rows
 from shapes.models import model
 from shapes.suites import OPS as CASES
-from shapes.suites import suite, suites
+from shapes.suites import ragged, suite, suites
 from shapes.workloads import documented
 
 SIZES = {
@@ -52,6 +52,7 @@ def test_the_cases_of_suites(snapshot):
     for name, op in itertools.product(suites(), SIZES):
         for case in suite(name).cases(op)[: 1 if name.startswith(("serving", "offline")) else None]:
             lines.append(f"{name}: {case.text}, {case.weight:.6g}, {case.place}\n")
+    lines += [f"ragged: {case.text}\n" for op in SIZES for case in ragged(op)]
     snapshot(ROOT / "tests/shapes/cases_of_suites.txt", "".join(lines))
 
 

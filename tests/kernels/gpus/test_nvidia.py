@@ -56,6 +56,11 @@ def divide(handle: Handle) -> None:
     handle.slices[0].place, handle.slices[2].place = (2, 0), (9, 0)
 
 
+def test_what_a_command_says_and_why_that_is_not_all():
+    assert nvidia.answer("printf", "\\377") == ("\ufffd", "")
+    assert nvidia.answer("sh", "-c", "echo on; echo 2; echo off >&2; exit 3") == ("on\n2", "on")
+
+
 @pytest.mark.parametrize(
     ("setting", "wanted"),
     [
@@ -75,6 +80,7 @@ def test_gpus_are_numbered_as_torch_sees_them(smi, setting, wanted):
     assert wrong == ""
     found = shown(known, {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting})
     assert [gpu.uuid for gpu in found] == wanted
+    assert shown(known[:1], {"CUDA_VISIBLE_DEVICES": ""}) == []
     assert known[2] == Gpu("sm_100", "NVIDIA B200, a made-up one", 0, "GPU-bcde", divided=False)
 
 
@@ -140,9 +146,11 @@ GPU 1: NVIDIA H200 (UUID: GPU-bbbb)
 )
 def test_of_slices_one_is_shown_as_nvidia_smi_lists_it(smi, setting, name, gigabytes):
     smi(f"if [ $1 = -L ]; then cat <<END\n{LISTED}END\nelse cat <<END\n{SMI}END\nfi")
-    known, _ = nvidia.gpus()
+    known, wrong = nvidia.gpus()
     found = shown(known, {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting})
-    assert [(gpu.name, gpu.memory) for gpu in found] == ([(name, gigabytes * 10**9)] if name else [])
+    assert wrong == "" and [(gpu.name, gpu.memory) for gpu in found] == (
+        [(name, gigabytes * 10**9)] if name else []
+    )
     assert [gpu.uuid for gpu in shown(known, {"CUDA_VISIBLE_DEVICES": "1,2"})] == ["GPU-bbbb", "GPU-bcde"]
 
 

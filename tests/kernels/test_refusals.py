@@ -16,15 +16,10 @@ DEFAULTS: dict[str, dict[str, object]] = {
     MHA: {"batch": 1, "new": "64"},
     MLA: {"batch": 2, "ctx": "100"},
 }
-ASM, SGLANGS = "aiter.asm", "aiter.asm_persistent@sglang"
+SGLANGS = "aiter.asm_persistent@sglang"
 UE8M0 = "takes power-of-two scales (scales=ue8m0), not fp32"
 REFUSED = [
-    # FP8 formats and scales of architectures
-    (GEMM, "aiter.ck", "gfx942", "fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
-    (GEMM, "aiter.ck", "gfx950", "fp8=e4m3fnuz", "gfx950 takes e4m3fn, not e4m3fnuz"),
-    (MOE, ASM, "gfx942", f"{DEEP} fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
-    (MLA, ASM, "gfx942", "kv=fp8 fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
-    (MLA, ASM, "gfx950", "kv=fp8 fp8=e4m3fnuz", "gfx950 takes e4m3fn, not e4m3fnuz"),
+    # Scales of architectures
     *(
         (GEMM, name, arch, "scales=fp32", f"{arch} {UE8M0}" if arch != "sm_90" else "")
         for name in ("deepgemm", "deepgemm@vllm", "deepgemm@sglang")
@@ -34,11 +29,7 @@ REFUSED = [
     (MOE, "deepgemm@vllm", "sm_100", f"{DEEP} scales=fp32", UE8M0),
     (MOE, "deepgemm@vllm", "sm_90", f"{DEEP} scales=fp32", ""),
     # Architectures
-    (GEMM, "cublaslt", "sm_100", "", "needs sm_90; this is sm_100"),
     (GEMM, "flashinfer.cutile", "sm_90", "", "needs sm_100, sm_103 or sm_120; this is sm_90"),
-    (GEMM, "deepgemm", "gfx942", "", "needs cuda; this is rocm gfx942"),
-    (GEMM, "hipblaslt.dequantised", "sm_90", "", "needs rocm; this is cuda sm_90"),
-    (MLA, "flashinfer.auto", "sm_90", "", "needs sm_100 or sm_103; this is sm_90"),
     (MLA, "vllm.triton", "x86-avx512", "", "needs cuda or rocm; this is cpu x86-avx512"),
     # Sizes on some architectures
     (MOE, "deepgemm@sglang", "sm_100", DEEP, "on sm_100 needs hidden to be a multiple of 512"),

@@ -64,16 +64,11 @@ def test_what_a_command_says_and_why_that_is_not_all():
 @pytest.mark.parametrize(
     ("setting", "wanted"),
     [
-        (None, ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]),
-        ("2,0", ["GPU-bcde", "GPU-aaaa"]),
-        ("GPU-bc", ["GPU-bcde"]),
-        ("GPU-b", []),
-        ("1,7,0", ["GPU-bbbb"]),
-        ("0,1,0", []),
-        ("GPU-aa,GPU-aaaa", []),
-        ("", []),
+        (None, ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]), ("2,0", ["GPU-bcde", "GPU-aaaa"]),
+        ("GPU-bc", ["GPU-bcde"]), ("GPU-b", []), ("1,7,0", ["GPU-bbbb"]), ("0,1,0", []),
+        ("GPU-aa,GPU-aaaa", []), ("", []),
     ],
-)
+)  # fmt: skip
 def test_gpus_are_numbered_as_torch_sees_them(smi, setting, wanted):
     smi(f"cat <<END\n{WHOLE}END")
     known, wrong = nvidia.gpus()

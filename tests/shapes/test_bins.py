@@ -41,13 +41,6 @@ def test_bins_keep_the_kv_tokens_of_the_simulation(name):
     assert sum(b.weight * b.batch for b in bins) == pytest.approx(requests / count, rel=0.02)
 
 
-def test_a_wave_of_its_own_size_is_a_bin_of_its_own():
-    bins = decode_bins(documented()["serving-3200-800-c128"].on_rank)
-    assert {b.batch for b in bins} == {128, 116}
-    assert sum(b.weight for b in bins if b.batch == 116) == pytest.approx(0.25)
-    assert not any(".." in b.ctx for b in bins), "requests in lockstep have one length"
-
-
 @pytest.mark.parametrize("span", [(100, 100), (3201, 3999), (10, 400)])
 @pytest.mark.parametrize("count", [2, 9, 450])
 def test_span_of_gives_back_the_span_that_was_spread(span, count):

@@ -56,12 +56,6 @@ def test_the_cases_of_suites(snapshot):
     snapshot(ROOT / "tests/shapes/cases_of_suites.txt", "".join(lines))
 
 
-def test_an_unknown_suite_is_one_line_that_names_the_suites():
-    with pytest.raises(ValueError, match=r"^unknown suite 'r1'; suites: smoke, r1-tp8, ") as error:
-        suite("r1")
-    assert "\n" not in str(error.value)
-
-
 def test_listing_suites_imports_no_library_and_simulates_nothing():
     code = (
         "import sys; from shapes.suites import suites;"

@@ -129,16 +129,13 @@ GPU 1: NVIDIA H200 (UUID: GPU-bbbb)
 @pytest.mark.parametrize(
     ("setting", "name", "gigabytes"),
     [
-        (None, "NVIDIA H200 MIG 1g.18gb", 18),
-        ("0", "NVIDIA H200 MIG 1g.18gb", 18),
-        ("1,0", "NVIDIA H200 MIG 1g.18gb", 18),
-        ("MIG-11,MIG-GPU-aaaa/2/0", "NVIDIA H200 MIG 1g.18gb", 18),
+        (None, "NVIDIA H200 MIG 1g.18gb", 18), ("0", "NVIDIA H200 MIG 1g.18gb", 18),
+        ("1,0", "NVIDIA H200 MIG 1g.18gb", 18), ("MIG-11,MIG-GPU-aaaa/2/0", "NVIDIA H200 MIG 1g.18gb", 18),
         ("MIG-GPU-aaaa/2/0", "NVIDIA H200 MIG 1c.3g.71gb", 71),
-        ("MIG-GPU-aaaa/7/0", "NVIDIA H200 MIG-GPU-aaaa/7/0", 0),
-        ("MIG-3333", "", 0),
+        ("MIG-GPU-aaaa/7/0", "NVIDIA H200 MIG-GPU-aaaa/7/0", 0), ("MIG-3333", "", 0),
         ("MIG-GPU-zzzz/1/0", "", 0),
     ],
-)
+)  # fmt: skip
 def test_of_slices_one_is_shown_as_nvidia_smi_lists_it(smi, setting, name, gigabytes):
     smi(f"if [ $1 = -L ]; then cat <<END\n{LISTED}END\nelse cat <<END\n{SMI}END\nfi")
     known, wrong = nvidia.gpus()

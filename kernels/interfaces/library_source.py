@@ -371,8 +371,6 @@ def _binds(statement: Statement, name: str, overloads: bool = False) -> bool:
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         is_overload = any(_last_name(d) == "overload" for d in statement.decorator_list)
         return statement.name == name and is_overload == overloads
-    if overloads:
-        return False
     if isinstance(statement, ast.ClassDef):
         return statement.name == name
     if isinstance(statement, ast.Import | ast.ImportFrom):

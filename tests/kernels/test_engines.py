@@ -77,20 +77,14 @@ MOST = EngineDefault("vllm", "1", "mla_decode", ("sm_90",), "a.b", "vllm/a.py", 
 @pytest.mark.parametrize(
     ("when", "sizes", "wanted"),
     [
-        ((), {}, True),
-        (("m < 32",), {"m": 31}, True),
-        (("m < 32",), {"m": 32}, False),
-        (("m < 32",), {"m": "8"}, True),
-        (("kv = fp8",), {"kv": "fp8"}, True),
-        (("kv != fp8",), {"kv": "fp8"}, False),
-        (("n = 2112 and k = 7168",), {"n": 2112, "k": 1}, False),
+        ((), {}, True), (("m < 32",), {"m": 31}, True), (("m < 32",), {"m": 32}, False),
+        (("m < 32",), {"m": "8"}, True), (("kv = fp8",), {"kv": "fp8"}, True),
+        (("kv != fp8",), {"kv": "fp8"}, False), (("n = 2112 and k = 7168",), {"n": 2112, "k": 1}, False),
         (("n = 2112 and k = 7168", "k <= 1"), {"n": 2112, "k": 1}, True),
-        (("prefix = 0",), {"prefix": "0..60"}, False),
-        (("prefix = 0",), {"prefix": "0"}, True),
-        (("ep > 1",), {"ep": 8}, True),
-        (("heads >= 16",), {"heads": 8}, False),
+        (("prefix = 0",), {"prefix": "0..60"}, False), (("prefix = 0",), {"prefix": "0"}, True),
+        (("ep > 1",), {"ep": 8}, True), (("heads >= 16",), {"heads": 8}, False),
     ],
-)
+)  # fmt: skip
 def test_a_condition_holds(when, sizes, wanted):
     assert replace(MOST, when=when).holds(sizes) is wanted
 

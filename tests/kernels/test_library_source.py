@@ -188,6 +188,8 @@ KERNELS, GONE = "(q, k=1)", "NotThere"
         ("if HIP:\n    from .kernels import f\nelse:\n    from .kernels import f", KERNELS),
         ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .others import f\nelse:\n"
          "    from .kernels import f", KERNELS),
+        ("if A:\n    def f(a):\n        log()\n        warn()\n        raise B\nelse:\n"
+         "    from .kernels import f", None),
         ("@overload\ndef f(a): ...\n@overload\ndef f(b): ...", None),
         ("f = lambda a, b=1: a", "(a, b=1)"),
         ("from functools import partial\nfrom . import kernels\nf = partial(kernels.f, 1, k=2)", "(*, k=2)"),
@@ -297,6 +299,10 @@ CPP = """TORCH_LIBRARY(_C, ops) {
         (
             {"hopper/__init__.py": "", "hopper/setup.py": "", "hopper/attention.py": "def f(a): ..."},
             {"attention.f": "(a)"},
+        ),
+        (
+            {"a/b/c/lib/__init__.py": "def f(a): ...", "a/b/c/d/far/__init__.py": ""},
+            {"lib.f": "(a)", "far.f": GONE},
         ),
         ({"__init__.py": "", "setup.py": "", "attention.py": "def f(a): ..."}, {"attention.f": "(a)"}),
         # flash-attn-4 lives in `flash_attn`, which it does not bring.

@@ -76,6 +76,19 @@ def test_the_digest_sees_one_changed_bit_in_any_tensor_and_the_order_of_parts(op
 
 
 @each_boundary
+def test_a_cold_turn_shares_nothing(op, text, boundary):
+    operands = made(op, text, boundary)
+    cold = operands.turned(1, cold=True).tensors()
+    assert all(cold[name].data_ptr() != tensor.data_ptr() for name, tensor in operands.tensors().items())
+
+
+def test_the_digest_knows_which_tensor_is_which():
+    operands = made(*SMALL[3])
+    swapped = operands.replaced(q_descale=operands.k_descale, k_descale=operands.q_descale)
+    assert swapped.digest() != operands.digest()
+
+
+@each_boundary
 def test_all_is_drawn_in_fp32(op, text, boundary, monkeypatch):
     """Versions of torch draw other bf16 numbers from the same seed."""
     drawn: set[torch.dtype] = set()

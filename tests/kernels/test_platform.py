@@ -37,11 +37,14 @@ def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
     cannot be read either, by root too."""
     node(tmp_path, 0, "cpu_cores_count 96\ngfx_target_version 0\n")
     refused = node(tmp_path, 1, MI300X)
-    node(tmp_path, 2, MI300X)
+    cache = node(tmp_path, 2, MI300X) / "caches/0"
+    cache.mkdir(parents=True)
+    (cache / "properties").write_text("level 3\nsize 262144\n")
     (refused / "properties").unlink()
     (refused / "properties").mkdir()
     (found,) = _amd(tmp_path)
     assert (found.device, found.arch, found.memory) == ("cuda:0", "gfx942", 206141652992)
+    assert found.last_level == 256 << 20
 
 
 def test_the_last_level_caches_of_all_dies_count(tmp_path):
@@ -327,6 +330,7 @@ def v2(limit: object, used: int, group: str = ".") -> dict[str, object]:
         ),
         (v2("max", 0, "job/step") | v2(1024, 24, "job") | v2(2048, 1536), 512),  # the least of all
         (v2(8, 9, "job"), 0),
+        ({"memory.max": 1024, "memory.current": f"{(256 << 20) + 5000}"}, 768),  # a MiB's part is none
     ],
 )
 def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
@@ -338,6 +342,13 @@ def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content << 20 if isinstance(content, int) else content}\n")
     assert available_memory(tmp_path) == mebibytes << 20
+
+
+@pytest.mark.parametrize(("here", "ok"), [("g++", True), ("clang++", True), ("cc", False)])
+def test_torch_compiles_for_a_cpu_with_either_of_two(monkeypatch, here, ok):
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(platform.shutil, "which", {here: here}.get)
+    assert Platform("cpu", "x86").compiler().ok == ok
 
 
 def test_a_command_that_is_missing_fails_or_hangs_says_nothing(monkeypatch):
@@ -355,17 +366,12 @@ def test_a_command_that_is_missing_fails_or_hangs_says_nothing(monkeypatch):
 @pytest.mark.parametrize(
     ("module", "wheel"),
     [
-        ("flash_mla", "sgl-flash-mla"),
-        ("flash_mla", "flash-mla"),
-        ("sgl_kernel", "sglang-kernel"),
-        ("sgl_kernel", "sgl-kernel"),
-        ("tokenspeed_mla", "tokenspeed-mla"),
-        ("tilelang", "tilelang"),
-        ("flash_attn.cute", "flash-attn-4"),
-        ("deep_gemm", "sgl-deep-gemm"),
+        ("flash_mla", "sgl-flash-mla"), ("flash_mla", "flash-mla"), ("sgl_kernel", "sglang-kernel"),
+        ("sgl_kernel", "sgl-kernel"), ("tokenspeed_mla", "tokenspeed-mla"), ("tilelang", "tilelang"),
+        ("flash_attn.cute", "flash-attn-4"), ("deep_gemm", "sgl-deep-gemm"),
         ("flashinfer", "flashinfer-python"),
     ],
-)
+)  # fmt: skip
 def test_a_module_has_the_version_of_the_wheel_that_brings_it(tmp_path, monkeypatch, module, wheel):
     """Named as in the METADATA of the wheels of 2026: sgl-flash-mla 1.0.0, sglang-kernel 0.4.10, sgl-kernel
     0.3.21, tokenspeed-mla 2.0.4, tilelang 0.1.15, flash-attn-4 4.0.0b36, flashinfer-python 0.7.2.post1."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import kernels
+from kernels.fused_moe import reference as moe_reference
 from kernels.op import MOST_ELEMENTS, affordable, spread
 from kernels.operands import Seeds
 from shapes.case import parse
@@ -39,6 +40,13 @@ def test_rows_of_a_reference_end_with_the_memory_for_it():
     half = MOST_ELEMENTS // 2
     assert affordable(range(9), float, math.inf, half) == [0, 1]
     assert affordable(range(9), float, math.inf, 3 * half) == [0]
+
+
+def test_each_expert_is_converted_once():
+    sizes, ids = kernels.OPS["fused_moe"].sizes(parse(CASES["fused_moe"])[0]), torch.tensor([[3, 9]] * 40)
+    of_pair = 6.0 * sizes.hidden * sizes.inter
+    rows = moe_reference._sampled_rows(ids, sizes, of_pair * (2 * moe_reference.EXPERT_PAIRS + 2 * 10), 0.0)
+    assert rows is not None and len(rows) == 10
 
 
 @pytest.mark.parametrize(("op", "text"), CASES.items())

@@ -38,14 +38,6 @@ def test_sizes_that_cannot_be(op, text, reason):
     assert reason in str(error.value)
 
 
-@pytest.mark.parametrize("arch", ["gfx942", "gfx950", "sm_90", "sm_100", "sm_103", "sm_120", "x86-amx"])
-def test_formats_and_scales_are_the_architectures(arch):
-    fp8 = {"fp8": "e4m3fnuz" if arch == "gfx942" else "e4m3fn"}
-    scales = {"scales": "ue8m0" if arch in ("sm_100", "sm_103", "sm_120") else "fp32"}
-    found = {op: kernels.OPS[op].defaults(arch) for op in kernels.OPS}
-    assert found == {GEMM: fp8 | scales, MOE: fp8 | scales, MHA: fp8, MLA: fp8}
-
-
 def test_a_case_says_its_context_length_where_it_is_not_the_models_own():
     """Else cases have the keys of records from before there was the size."""
     of, given = kernels.OPS[MLA], parse(MLA_TEXT)[0]

@@ -47,18 +47,6 @@ def test_where_rows_run_and_what_they_say_of_themselves(snapshot):
     snapshot(RECORDS / "rows.txt", "".join(lines))
 
 
-@pytest.mark.parametrize(
-    ("place", "reason"),
-    [
-        (named("cuda", "sm_90"), "needs rocm; this is cuda sm_90"),
-        (named("rocm", "gfx90a"), "needs gfx942 or gfx950; this is gfx90a"),
-    ],
-)
-def test_all_say_in_the_same_words_where_they_run(place, reason):
-    reasons = {row.available(place).reason for row in ROWS if row.provider == "aiter" and len(row.archs) == 2}
-    assert reasons == {reason}
-
-
 def test_a_provider_is_installed_in_one_way(monkeypatch):
     """Generations of FlashAttention are packages of their own."""
     monkeypatch.setattr(platform, "version", lambda module: "99" if module in ("torch", "triton") else None)
@@ -122,17 +110,12 @@ def test_the_architectures_fp8_format_alone_is_taken(kind, arch, takes, other):
 @pytest.mark.parametrize(
     ("library", "version", "read"),
     [
-        ("aiter", "0.1.20.post1", ""),
-        ("aiter", "0.1.21.dev30+ge404860", "0.1.20.post1"),
-        ("vllm", "0.33.0+cu130", ""),
-        ("vllm", "0.34.0", "0.33.0"),
-        ("deep_gemm", "0.2.6", "0.2.5"),
-        ("deep_gemm", "2.5.0+c0ffee", ""),
-        ("deep_gemm", "2.7.0", "2.6.1"),
-        ("vllm", "unknown", ""),
+        ("aiter", "0.1.20.post1", ""), ("aiter", "0.1.21.dev30+ge404860", "0.1.20.post1"),
+        ("vllm", "0.33.0+cu130", ""), ("vllm", "0.34.0", "0.33.0"), ("deep_gemm", "0.2.6", "0.2.5"),
+        ("deep_gemm", "2.5.0+c0ffee", ""), ("deep_gemm", "2.7.0", "2.6.1"), ("vllm", "unknown", ""),
         ("torch", "99", ""),
     ],
-)
+)  # fmt: skip
 def test_which_release_was_read_last_where_one_is_newer(library, version, read):
     """SGLang counts its DeepGEMM by itself."""
     assert last_read(library, version) == read
@@ -141,15 +124,12 @@ def test_which_release_was_read_last_where_one_is_newer(library, version, read):
 @pytest.mark.parametrize(
     ("variable", "value", "allowed"),
     [
-        ("ONEDNN_MAX_CPU_ISA", "DEFAULT", True),
-        ("ONEDNN_MAX_CPU_ISA", "no such set", True),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", True),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", True),
-        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI", False),
-        ("ONEDNN_MAX_CPU_ISA", "avx2", False),
+        ("ONEDNN_MAX_CPU_ISA", "DEFAULT", True), ("ONEDNN_MAX_CPU_ISA", "no such set", True),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", True), ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_AMX", True),
+        ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_VNNI", False), ("ONEDNN_MAX_CPU_ISA", "avx2", False),
         ("DNNL_MAX_CPU_ISA", "AVX2_VNNI_2", False),
     ],
-)
+)  # fmt: skip
 def test_what_onednn_is_forbidden_is_asked_before_it_ends_the_process(monkeypatch, variable, value, allowed):
     for name in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
         monkeypatch.delenv(name, raising=False)

@@ -41,13 +41,6 @@ def test_bins_keep_the_kv_tokens_of_the_simulation(name):
     assert sum(b.weight * b.batch for b in bins) == pytest.approx(requests / count, rel=0.02)
 
 
-def test_a_wave_of_its_own_size_is_a_bin_of_its_own():
-    bins = decode_bins(documented()["serving-3200-800-c128"].on_rank)
-    assert {b.batch for b in bins} == {128, 116}
-    assert sum(b.weight for b in bins if b.batch == 116) == pytest.approx(0.25)
-    assert not any(".." in b.ctx for b in bins), "requests in lockstep have one length"
-
-
 @pytest.mark.parametrize("span", [(100, 100), (3201, 3999), (10, 400)])
 @pytest.mark.parametrize("count", [2, 9, 450])
 def test_span_of_gives_back_the_span_that_was_spread(span, count):
@@ -89,6 +82,13 @@ def test_token_bins_by_hand():
     phases = [Phase(3, (9, 9), 0), Phase(1, (9,), 7, ((7, 0),)), Phase(4, (), 100, ((100, 0),))]
     bins = reduce_tokens(phases)
     assert bins == [(3 / 8, 2, 0), (4 / 8, 100, 100), (1 / 8, 8, 7)]
+
+
+@pytest.mark.parametrize(("few", "many"), [(2, 40), (40, 2)])
+def test_what_is_rarer_than_one_step_in_200_gets_no_bin_of_its_own(few, many):
+    for steps, bins in ((4, 1), (5, 2)):
+        phases = [Phase(steps, (9,) * few, 0), Phase(1000 - steps, (9,) * many, 0)]
+        assert len(reduce_tokens(phases)) == bins
 
 
 # Prompt chunks

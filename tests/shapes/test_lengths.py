@@ -22,7 +22,7 @@ def test_spans_read_as_they_are_written():
     assert spread((1, 1000), 50, 3) == spread((1, 1000), 50, 3) != spread((1, 1000), 50, 4)
     assert parse_span("4096") == parse_span(4096) == (4096, 4096)
     assert parse_span(span_text(3201, 3999)) == (3201, 3999)
-    assert span_text(7, 7) == "7"
+    assert span_text(7, 7) == "7" and spread((1, 2), 1, 0) == [2]
     assert (parse_span("0", least=0), parse_span("0..7", least=0)) == ((0, 0), (0, 7))
     with pytest.raises(ValueError, match=r"^length '-1' must be at least 0 and rise from low to high$"):
         parse_span("-1", least=0)

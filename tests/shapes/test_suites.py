@@ -13,7 +13,7 @@ from shapes.bins.tokens import token_bins
 from shapes.experts import fused_moe_sizes, rows
 from shapes.models import model
 from shapes.suites import OPS as CASES
-from shapes.suites import suite, suites
+from shapes.suites import ragged, suite, suites
 from shapes.workloads import documented
 
 SIZES = {
@@ -52,13 +52,8 @@ def test_the_cases_of_suites(snapshot):
     for name, op in itertools.product(suites(), SIZES):
         for case in suite(name).cases(op)[: 1 if name.startswith(("serving", "offline")) else None]:
             lines.append(f"{name}: {case.text}, {case.weight:.6g}, {case.place}\n")
+    lines += [f"ragged: {case.text}\n" for op in SIZES for case in ragged(op)]
     snapshot(ROOT / "tests/shapes/cases_of_suites.txt", "".join(lines))
-
-
-def test_an_unknown_suite_is_one_line_that_names_the_suites():
-    with pytest.raises(ValueError, match=r"^unknown suite 'r1'; suites: smoke, r1-tp8, ") as error:
-        suite("r1")
-    assert "\n" not in str(error.value)
 
 
 def test_listing_suites_imports_no_library_and_simulates_nothing():

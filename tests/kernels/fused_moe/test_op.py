@@ -147,14 +147,14 @@ def test_the_reference_is_what_plain_loops_give():
     assert torch.allclose(OP.reference(o).value, wanted, rtol=1e-4, atol=1e-4 * float(wanted.abs().mean()))
 
 
-@pytest.mark.parametrize(("half", "factor"), [("up", 1024.0), ("gate", 0.0)])
+@pytest.mark.parametrize(("half", "factor"), [("up", 1024.0), ("gate", 0.0), ("both", 0.0)])
 def test_deviations_have_every_factor_of_up_and_of_gate(half, factor):
     """The layer is linear in up, and nothing without a gate: so are its deviations."""
     o = OP.operands(
         sizes_of("tokens=3 experts=4 topk=2 hidden=256 inter=128"), Seeds(1, 1), "cpu", "with_quant"
     )
     scale = o.w13_scale.clone()
-    scale[:, 1 if half == "up" else 0] *= factor
+    scale[:, {"gate": slice(1), "up": slice(1, 2), "both": slice(2)}[half]] *= factor
     before, after = OP.reference(o), OP.reference(o.replaced(w13_scale=scale))
     for name in ("value", "sigma", "sigma_fp8"):
         torch.testing.assert_close(

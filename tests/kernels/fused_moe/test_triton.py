@@ -28,7 +28,7 @@ OP = kernels.OPS["fused_moe"]
 IMPLEMENTATION = next(i for i in kernels.implementations(OP.name) if i.name == "triton.grouped")
 
 SMALL = "experts=16 topk=4 hidden=256 inter=128"
-DEEP = "experts=8 topk=2 hidden=1024 inter=128"
+DEEP = "experts=8 topk=2 hidden=1152 inter=128"  # nine blocks of K, that two splits share unevenly
 PAIRWISE = {"rows": 16, "sort": False, "fuse": False, "down": 1024}
 BY_TOKEN = PAIRWISE | {"by_token": True, "down": 128}
 
@@ -59,8 +59,8 @@ MORE: list[tuple[str, str, dict[str, Any] | None]] = [
 ]
 MANY = 100  # blocks of h, of one and of several of which a program of SiLU is tested
 
-# Launches, and rows of a tile.
-ALIGNED = [(1, 16), (2, 16), (2, 64)]
+# Launches, and rows of a tile; of 7 the last segment of pairs is shorter than the others.
+ALIGNED = [(1, 16), (7, 16), (2, 64)]
 
 
 def sizes_of(text: str) -> FusedMoeSizes:

@@ -56,25 +56,26 @@ def divide(handle: Handle) -> None:
     handle.slices[0].place, handle.slices[2].place = (2, 0), (9, 0)
 
 
+def test_what_a_command_says_and_why_that_is_not_all():
+    assert nvidia.answer("printf", "\\377") == ("\ufffd", "")
+    assert nvidia.answer("sh", "-c", "echo on; echo 2; echo off >&2; exit 3") == ("on\n2", "on")
+
+
 @pytest.mark.parametrize(
     ("setting", "wanted"),
     [
-        (None, ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]),
-        ("2,0", ["GPU-bcde", "GPU-aaaa"]),
-        ("GPU-bc", ["GPU-bcde"]),
-        ("GPU-b", []),
-        ("1,7,0", ["GPU-bbbb"]),
-        ("0,1,0", []),
-        ("GPU-aa,GPU-aaaa", []),
-        ("", []),
+        (None, ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]), ("2,0", ["GPU-bcde", "GPU-aaaa"]),
+        ("GPU-bc", ["GPU-bcde"]), ("GPU-b", []), ("1,7,0", ["GPU-bbbb"]), ("0,1,0", []),
+        ("GPU-aa,GPU-aaaa", []), ("", []),
     ],
-)
+)  # fmt: skip
 def test_gpus_are_numbered_as_torch_sees_them(smi, setting, wanted):
     smi(f"cat <<END\n{WHOLE}END")
     known, wrong = nvidia.gpus()
     assert wrong == ""
     found = shown(known, {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting})
     assert [gpu.uuid for gpu in found] == wanted
+    assert shown(known[:1], {"CUDA_VISIBLE_DEVICES": ""}) == []
     assert known[2] == Gpu("sm_100", "NVIDIA B200, a made-up one", 0, "GPU-bcde", divided=False)
 
 
@@ -128,21 +129,20 @@ GPU 1: NVIDIA H200 (UUID: GPU-bbbb)
 @pytest.mark.parametrize(
     ("setting", "name", "gigabytes"),
     [
-        (None, "NVIDIA H200 MIG 1g.18gb", 18),
-        ("0", "NVIDIA H200 MIG 1g.18gb", 18),
-        ("1,0", "NVIDIA H200 MIG 1g.18gb", 18),
-        ("MIG-11,MIG-GPU-aaaa/2/0", "NVIDIA H200 MIG 1g.18gb", 18),
+        (None, "NVIDIA H200 MIG 1g.18gb", 18), ("0", "NVIDIA H200 MIG 1g.18gb", 18),
+        ("1,0", "NVIDIA H200 MIG 1g.18gb", 18), ("MIG-11,MIG-GPU-aaaa/2/0", "NVIDIA H200 MIG 1g.18gb", 18),
         ("MIG-GPU-aaaa/2/0", "NVIDIA H200 MIG 1c.3g.71gb", 71),
-        ("MIG-GPU-aaaa/7/0", "NVIDIA H200 MIG-GPU-aaaa/7/0", 0),
-        ("MIG-3333", "", 0),
+        ("MIG-GPU-aaaa/7/0", "NVIDIA H200 MIG-GPU-aaaa/7/0", 0), ("MIG-3333", "", 0),
         ("MIG-GPU-zzzz/1/0", "", 0),
     ],
-)
+)  # fmt: skip
 def test_of_slices_one_is_shown_as_nvidia_smi_lists_it(smi, setting, name, gigabytes):
     smi(f"if [ $1 = -L ]; then cat <<END\n{LISTED}END\nelse cat <<END\n{SMI}END\nfi")
-    known, _ = nvidia.gpus()
+    known, wrong = nvidia.gpus()
     found = shown(known, {} if setting is None else {"CUDA_VISIBLE_DEVICES": setting})
-    assert [(gpu.name, gpu.memory) for gpu in found] == ([(name, gigabytes * 10**9)] if name else [])
+    assert wrong == "" and [(gpu.name, gpu.memory) for gpu in found] == (
+        [(name, gigabytes * 10**9)] if name else []
+    )
     assert [gpu.uuid for gpu in shown(known, {"CUDA_VISIBLE_DEVICES": "1,2"})] == ["GPU-bbbb", "GPU-bcde"]
 
 
@@ -256,8 +256,9 @@ def test_where_nvml_fails_nvidia_smi_is_asked_and_both_are_quoted(nvml, monkeypa
     assert nvidia.gpus() == ([], "nvidia-smi: No devices were found")
 
 
-def test_a_driver_leaves_traces(tmp_path):
-    assert nvidia.driver_trace(tmp_path) in ("", "libcuda.so.1")
+def test_a_driver_leaves_traces(tmp_path, monkeypatch):
+    monkeypatch.setattr(nvidia.ctypes, "CDLL", lambda name: name)
+    assert nvidia.driver_trace(tmp_path) == "libcuda.so.1"
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev/nvidia3").touch()
     assert nvidia.driver_trace(tmp_path) == str(tmp_path / "dev/nvidia3")

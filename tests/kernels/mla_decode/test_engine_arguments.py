@@ -72,7 +72,7 @@ def test_entries_left_away_change_no_number_of_splits(model_len: int) -> None:
     ("name", "sizes", "splits"),
     [
         ("flash_attn.fa3", "ctx=1..64", 1),
-        ("flash_attn.fa3", "ctx=2112", 33),
+        ("flash_attn.fa3", "ctx=2049", 33),
         ("flash_attn.fa3@vllm", "ctx=2112", 32),
         ("flash_attn.fa3@sglang", "ctx=2112", 128),
         ("flash_attn.fa3@sglang", "ctx=2112 heads=128", 66),

@@ -55,7 +55,6 @@ def test_json_on_stdout_is_one_object_and_tables_go_beside_it(finished, place):
     whole = strict(finished.stdout)
     assert set(whole) == {"run", "cells", "verdicts"}
     assert whole["run"]["provenance"]["machine"]["platform"] == "cpu"
-    assert whole["run"]["provenance"]["versions"]["torch"]
     assert whole["run"]["command"][:3] == ["run", "--op", "mla_decode"]
     assert {(v["a"], v["b"]) for v in whole["verdicts"]} >= {("torch.naive", "torch.sdpa")}
     assert "implementation" in finished.stderr and "no_such_library is not installed" in finished.stderr
@@ -74,8 +73,7 @@ def test_json_on_stdout_is_one_object_and_tables_go_beside_it(finished, place):
         blocks = set(cell["samples"]["block"])  # how many fit into the budget is the machine's affair
         assert blocks == set(range(len(blocks))), "every preparation"
         assert len(blocks) == 1 or 0 < cell["low_us"] <= cell["time_us"] <= cell["high_us"]
-        assert (cell["platform"], cell["arm"], cell["launch"]) == ("cpu", "plain", "eager")
-        assert (cell["op"], cell["boundary"], cell["cache"]) == ("mla_decode", "core", "warm")
+        assert (cell["platform"], cell["launch"], cell["cache"]) == ("cpu", "eager", "warm")
 
 
 def test_csv_has_the_cells_and_a_finished_run_can_be_printed_again(finished, place):

@@ -127,7 +127,8 @@ def test_a_run_shows_what_is_refused_for_a_defect(monkeypatch, tmp_path):
     place = Platform("rocm", "gfx942", "cuda:0", "AMD Instinct MI300X", memory=1 << 37)
     impls = [i for i in kernels.implementations(case.op) if i.name == "aiter.asm_persistent"]
     record = {"launches": ["graph"], "contrast": "implementations", "baseline": "torch.sdpa", "cache": "warm"}
-    plan = SimpleNamespace(op=op, implementations=impls, arms=[Arm()], entries=default_entries)
+    arms = [Arm(), Arm(is_twin=True)]
+    plan = SimpleNamespace(op=op, implementations=impls, arms=arms, entries=default_entries)
     plan.yardsticks, plan.record = lambda platform: Yardsticks(None, None, 0.95), SimpleNamespace(**record)
     measurer = CaseMeasurer(plan, OwnDevice(place, Blind("")), progress=None)
     cell, done = measurer.measure(case, 1, 1, tmp_path)

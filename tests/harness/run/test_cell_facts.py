@@ -69,10 +69,8 @@ def test_records_of_a_case_in_two_parts_are_as_committed(snapshot):
     base = contending("torch.sdpa", **facts)
     twin = replace(base, name="torch.sdpa (again)")
     parts = []
-    for row, time, blocks in (
-        (contending(), 1.5, 2),
-        (contending("triton.split_kv", config={"warps": 4}), 0.5, 3),
-    ):
+    triton = contending("triton.split_kv", config={"warps": 4})
+    for row, time, blocks in ((contending(), 1.5, 2), (triton, 0.5, 3)):
         made = [
             Round(block, i, {name: seconds * (1 + 0.01 * i) for name, seconds in times.items()}, how)
             for times in [{base.name: 1e-3, twin.name: 1.01e-3, row.name: time * 1e-3}]

@@ -39,6 +39,7 @@ def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
     assert facts["libraries"]["torch"] != "not installed"
+    assert facts["runs here"]["mla_decode torch.sdpa"] == "timed"
     assert 0 < facts["instruments"]["clock"]["step_s"] < 1e-3
     for workload in ("read", "product"):
         seen = facts["instruments"][workload]

@@ -68,11 +68,13 @@ def kernel_benchmark(
     from harness.run.single import KernelBenchmarks
 
     clock = next(m.kwargs["timer"] for m in request.node.iter_markers("benchmark") if "timer" in m.kwargs)
+    options = request.config.option
+    try:
+        device = choose_device(options.kernel_device)
+    except HarnessError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        options = request.config.option
-        benchmarks = KernelBenchmarks(
-            choose_device(options.kernel_device), options.kernel_cache, options.kernel_launch, Path(scratch)
-        )
+        benchmarks = KernelBenchmarks(device, options.kernel_cache, options.kernel_launch, Path(scratch))
 
         def measure(op: str, kernel: object, *, rounds: int = ROUNDS, **case: str) -> JsonObject:
             """case: `case`, `boundary`, `cache`, `launch`, as `run` takes them."""

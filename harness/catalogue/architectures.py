@@ -57,8 +57,8 @@ class Architecture:
         """What implementations choose their tiles by."""
         return Target(self.kind, self.arch, self.units, shared=self.shared_per_program)
 
-    def resident(self, registers: int, shared: int, columns: int, waves: int) -> int:
-        """Programs that a compute unit holds at once.
+    def resident(self, registers: int, shared: int, columns: int, waves: int) -> tuple[int, str]:
+        """Programs that a compute unit holds at once, and what keeps it from more.
 
         registers: of a thread; shared: bytes of a program; columns of tensor memory; waves: of a program
         """
@@ -66,13 +66,14 @@ class Architecture:
         per_wave = max(step, math.ceil(registers / step) * step) * self.threads_per_wave
         by_registers = self.registers_per_unit // per_wave // self.waves_step * self.waves_step
         per_program = math.ceil(shared / self.shared_step) * self.shared_step + self.shared_reserved
-        return min(
-            by_registers // waves,
-            self.shared_per_unit // max(1, per_program),
-            self.tensor_columns // columns if columns else self.programs,
-            self.waves // waves,
-            self.programs,
-        )
+        bounds = {
+            "registers": by_registers // waves,
+            "shared": self.shared_per_unit // max(1, per_program),
+            "waves": min(self.programs, self.waves // waves),
+            "tensor memory": self.tensor_columns // columns if columns else self.programs,
+        }
+        limit = min(bounds, key=lambda name: bounds[name])
+        return bounds[limit], limit
 
 
 @functools.cache

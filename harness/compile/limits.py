@@ -39,7 +39,7 @@ def _limits(resources: Resources, architecture: Architecture) -> Iterator[str]:
         if taken > limit:
             yield f"takes {taken} {what}; {architecture.arch} has {limit}"
     waves = resources.threads // architecture.threads_per_wave
-    if not architecture.resident(resources.registers, 0, 0, max(1, waves)):
+    if not architecture.resident(resources.registers, 0, 0, max(1, waves))[0]:
         what = f"{resources.threads} threads of {resources.registers} registers"
         yield f"{what} are more than a compute unit has"
 

@@ -30,7 +30,7 @@ def _difference(pair: list[Worker], workload: str, seconds: float) -> Comparison
         for worker in pair:
             worker.ask("prepare", 120, workload=workload)
 
-    policy = Policy(blocks=MIN_BLOCKS, half_width=0.0, budget_s=seconds, begin_block=prepare)
+    policy = Policy(blocks=MIN_BLOCKS, budget_s=seconds, begin_block=prepare)
     turns = {str(i): lambda w=w: w.ask("turn", 60, at_least=TURN_S) for i, w in enumerate(pair)}
     rounds = measure(turns, policy)
     for reason in rounds.dropped.values():

@@ -134,7 +134,7 @@ def _kernel(on: Peaks, demand: Demand, resident: int, share: float, reach: float
 def held(figures: Resources, architecture: Architecture) -> int:
     """Programs of a compiled kernel that a compute unit holds at once."""
     waves = max(1, figures.threads // architecture.threads_per_wave)
-    return architecture.resident(figures.registers, figures.shared_bytes, figures.columns, waves)
+    return architecture.resident(figures.registers, figures.shared_bytes, figures.columns, waves)[0]
 
 
 def reach(figures: Resources, architecture: Architecture) -> float:

@@ -1,15 +1,15 @@
 """The fixture `kernel_benchmark` in a real pytest session, from a user's own file elsewhere."""
 
-import contextlib
+import functools
 import json
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import pytest
 
 from harness.paths import ROOT
-from harness.pytest_plugin import DeviceClock
+
+pytestmark = pytest.mark.slow
 
 MINE = """
 import pytest
@@ -52,46 +52,6 @@ def session(cli, folder, *arguments: object) -> subprocess.CompletedProcess[str]
     )  # fmt: skip
 
 
-@pytest.fixture
-def benchmark() -> SimpleNamespace:
-    made = SimpleNamespace(
-        stats=SimpleNamespace(stats=SimpleNamespace(median=7.0)), group=None, extra_info={}
-    )
-    made.pedantic = lambda turn, **how: made.extra_info.update(how) or turn()
-    return made
-
-
-@pytest.mark.parametrize(
-    ("begins", "ends", "outcome", "said"),
-    [
-        (None, None, None, ""),
-        ("unsupported", None, pytest.skip.Exception, "why"),
-        ("wrong", None, pytest.fail.Exception, "mine is wrong: why"),
-        (None, "wrong", pytest.fail.Exception, "mine is wrong: why"),
-    ],
-)
-@pytest.mark.benchmark(timer=DeviceClock())
-def test_the_options_hold_and_a_kernel_is_judged_twice(request, monkeypatch, begins, ends, outcome, said):
-    given, closed = [], []
-    kernel = SimpleNamespace(status=None, reason="why", name="mine", case=SimpleNamespace(key="a case"))
-    kernel.begin, kernel.end = (lambda s=s: setattr(kernel, "status", s) for s in (begins, ends))
-    kernel.turn, kernel.facts = (lambda: 0.5), (lambda typical: {"typical": typical})
-    kernel.close = lambda: closed.append(True)
-    made = SimpleNamespace(benchmark=lambda *words, **case: given.append((words, case)) or kernel)
-    monkeypatch.setattr("harness.run.single.KernelBenchmarks", lambda *of: given.append(of[:3]) or made)
-    monkeypatch.setattr("harness.machine.device.choose_device", lambda name: name)
-    for name, value in (("device", "cuda:1"), ("cache", "cold"), ("launch", "eager")):
-        monkeypatch.setattr(request.config.option, f"kernel_{name}", value)
-    measure = request.getfixturevalue("kernel_benchmark")
-    with pytest.raises(outcome, match=f"^{said}$") if outcome else contextlib.nullcontext():
-        facts = measure("mla_decode", "a kernel", rounds=3, case="batch=1")
-        assert facts == {"rounds": 3, "iterations": 1, "warmup_rounds": 1, "typical": 7.0}
-        assert request.node.get_closest_marker("benchmark").kwargs["timer"].now > 0
-    assert given == [("cuda:1", "cold", "eager"), (("mla_decode", "a kernel"), {"case": "batch=1"})]
-    assert closed
-
-
-@pytest.mark.slow
 def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(cli, tmp_path):
     (tmp_path / "test_mine.py").write_text(MINE)
     done = session(cli, tmp_path, "test_mine.py", "-rsf", "--benchmark-json=out.json")
@@ -115,7 +75,16 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
     assert mine["group"] == suites["group"]
 
 
-@pytest.mark.slow
+def test_without_benchmarks_it_is_a_test_of_the_kernel_where_and_how_options_say(cli, tmp_path):
+    (tmp_path / "test_mine.py").write_text(MINE)
+    mine = functools.partial(session, cli, tmp_path, "test_mine.py::test_mine[attend]", "--benchmark-disable")
+    done = mine()
+    assert done.returncode == 0, done.stdout
+    assert "--launch graph needs a GPU" in mine("--kernel-device", "cpu", "--kernel-launch", "graph").stdout
+    lost = mine("--kernel-device", "cuda:77").stdout
+    assert "no device 'cuda:77'" in lost and "UsageError" not in lost, "in a line"
+
+
 def test_the_suites_own_kernels_as_benchmarks(cli):
     words = ("-q", "--benchmark-only", "tests/harness/test_kernel_benchmarks.py")
     chosen = ("--kernel-op", "mha_prefill", "--kernel-impl", "torch.sdpa", "--kernel-case", "batch=1 new=5")

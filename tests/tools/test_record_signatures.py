@@ -1,9 +1,7 @@
 """Recording what releases have: of wheels and of sources that git brings."""
 
-import contextlib
 import json
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -73,18 +71,6 @@ def test_a_release_that_is_gone_is_kept_while_it_has_all_places(tmp_path, monkey
     file.write_text(json.dumps(short))
     with pytest.raises(SystemExit, match=r"has no pypi: deep-gemm 2\.7"):
         record_signatures.record("deep_gemm", [PYPI], tmp_path / "all", data)
-
-
-def test_the_libraries_that_are_named_are_recorded(tmp_path, monkeypatch):
-    asked = []
-    record = lambda library, *_: asked.append(library) or record_signatures.ROOT / library  # noqa: E731
-    monkeypatch.setattr(record_signatures, "record", record)
-    for named in (["deep_gemm"], [], ["lost"]):
-        monkeypatch.setattr(sys, "argv", ["record_signatures", str(tmp_path), *named])
-        with pytest.raises(SystemExit) if named == ["lost"] else contextlib.nullcontext():
-            record_signatures.main()
-    listed = record_signatures.tomllib.loads(record_signatures.RELEASES.read_text())
-    assert asked == ["deep_gemm", *listed]
 
 
 def test_what_is_no_source_or_another_library_is_not_recorded(tmp_path):

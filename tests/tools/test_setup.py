@@ -146,12 +146,6 @@ def test_what_is_done_once_is_not_done_again(made, monkeypatch):
     assert set_up.read_state(made.folder)["extras"] == ["test"], "a rebuild keeps the extras"
 
 
-@pytest.mark.parametrize(("file", "gpu"), [("/dev/nvidiactl", "nvidia"), ("/dev/kfd", "amd"), ("", "")])
-def test_a_gpu_is_known_by_its_driver_s_file(monkeypatch, file, gpu):
-    monkeypatch.setattr(Path, "exists", lambda path: str(path) == file)
-    assert set_up.find_environment().gpu == gpu
-
-
 def test_the_pytest_plugin_is_known_in_the_environment_once(made, snapshot):
     """Under the name by which a conftest.py of the checkout asks for it."""
     made(BARE)

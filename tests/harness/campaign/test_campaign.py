@@ -26,24 +26,8 @@ from harness.results.read import run_folders
 from tests.support.command_line import error_line
 from tests.support.simulated_pool import SimulatedPool, pool, records
 
-SPEC = """
-[[step]]
-name = "doctor"
-command = "doctor"
-expected = "30s"
-options = { quick = false }
-
-[[step]]
-command = "run"
-ops = ["mla_decode", "mha_prefill"]
-options = { suite = "smoke", impl = "torch.*" }
-
-[[step]]
-command = "run"
-ops = ["mla_decode"]
-options = { suite = "r1-tp8", impl = "torch.*", per-case = "10s" }
-repeats = 2
-"""
+HERE = Path(__file__).parent
+SPEC = (HERE / "spec.toml").read_text()
 
 
 class Shown:
@@ -113,7 +97,7 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot)
             frame = load(folder)
             assert not frame.duplicated(["case", "impl"]).any()
         lines.append("")
-    snapshot(Path(__file__).parent / "snapshots" / "campaigns.txt", "\n".join(lines))
+    snapshot(HERE / "snapshots" / "campaigns.txt", "\n".join(lines))
     (done,) = (tmp_path / "the most valuable first, ops in turn").glob("doctor/done.json")
     told = json.loads(done.read_text())
     assert (told["code"], told["arguments"]) == (0, ["-m", "harness", "doctor"])
@@ -151,7 +135,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
     for code in (None, 1):
         shown.command("doctor", code, "two lines,\nof which this\n\n")
     text = f"{err.getvalue()}\n{out.getvalue()}".replace(str(tmp_path), "FOLDER")
-    snapshot(Path(__file__).parent / "snapshots" / "printed.txt", text)
+    snapshot(HERE / "snapshots" / "printed.txt", text)
 
 
 def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):

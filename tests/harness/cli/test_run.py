@@ -12,13 +12,9 @@ from typing import Any
 
 import pytest
 
-import kernels
-from harness.cli.run_display import RunDisplay
 from harness.machine.cpu_threads import ALLOWED
 from harness.results.schema import SCHEMA, Cell
 from harness.run.device_lock import device_lock
-from harness.run.execute import run
-from harness.run.request import Request
 from kernels.platform import detect
 from tests.support.command_line import PLUGIN, TINY, contents, error_line, undisturbed
 from tests.support.workers_here import run_here
@@ -55,7 +51,6 @@ def test_json_on_stdout_is_one_object_and_tables_go_beside_it(finished, place):
     whole = strict(finished.stdout)
     assert set(whole) == {"run", "cells", "verdicts"}
     assert whole["run"]["provenance"]["machine"]["platform"] == "cpu"
-    assert whole["run"]["provenance"]["versions"]["torch"]
     assert whole["run"]["command"][:3] == ["run", "--op", "mla_decode"]
     assert {(v["a"], v["b"]) for v in whole["verdicts"]} >= {("torch.naive", "torch.sdpa")}
     assert "implementation" in finished.stderr and "no_such_library is not installed" in finished.stderr
@@ -74,8 +69,7 @@ def test_json_on_stdout_is_one_object_and_tables_go_beside_it(finished, place):
         blocks = set(cell["samples"]["block"])  # how many fit into the budget is the machine's affair
         assert blocks == set(range(len(blocks))), "every preparation"
         assert len(blocks) == 1 or 0 < cell["low_us"] <= cell["time_us"] <= cell["high_us"]
-        assert (cell["platform"], cell["arm"], cell["launch"]) == ("cpu", "plain", "eager")
-        assert (cell["op"], cell["boundary"], cell["cache"]) == ("mla_decode", "core", "warm")
+        assert (cell["platform"], cell["launch"], cell["cache"]) == ("cpu", "eager", "warm")
 
 
 def test_csv_has_the_cells_and_a_finished_run_can_be_printed_again(finished, place):
@@ -96,22 +90,6 @@ def test_csv_has_the_cells_and_a_finished_run_can_be_printed_again(finished, pla
     done = run_here("--op", "mla_decode", *TINY, "--out", place / "run")
     assert re.search("already holds a run; choose another --out, or --resume ", error_line(done))
     assert contents(place) == before
-
-
-def test_nothing_could_run(tmp_path, monkeypatch):
-    """The same in this process, where vLLM can be taken away."""
-    installed = kernels.platform.version
-    monkeypatch.setattr("kernels.platform.version", lambda name: None if name == "vllm" else installed(name))
-    request = Request(
-        op="mla_decode", impl="vllm.*", baseline="vllm.amx", case=["batch=1 ctx=4"], device="cpu",
-        out=str(tmp_path / "run"), json=str(tmp_path / "found.json"), quiet=True,
-    )  # fmt: skip
-    assert run(request, RunDisplay(request)) == 3
-    cells = strict((tmp_path / "found.json").read_text())["cells"]
-    rows = {row.name for row in kernels.implementations("mla_decode") if row.name.startswith("vllm.")}
-    assert {cell["impl"] for cell in cells} == rows
-    assert {cell["status"] for cell in cells} == {"unsupported"}
-    assert all(cell["reason"] for cell in cells)
 
 
 def test_a_device_is_measured_by_one_run_at_a_time(here, tmp_path, monkeypatch):

@@ -14,8 +14,8 @@ BEFORE = {
     "file": "as it was",
     "mine/my campaign.toml": '[[step]]\ncommand = "doctor"\n',
     "few.toml": '[[step]]\ncommand = "run"\nops = ["mla_decode"]\noptions = { suite = "r1-tp8" }\n',
-    "two.toml": '[[step]]\ncommand = "tune"\nops = ["fused_moe"]\ndevices = ["H200"]\n'
-    '[[step]]\ncommand = "run"\nops = ["mla_decode"]\n'
+    "two.toml": '[[step]]\ncommand = "run"\nops = ["mla_decode"]\n[[step]]\ncommand = "tune"\n'
+    'ops = ["fused_moe"]\noptions.suite = "smoke"\ndevices = ["H200"]\n'
     '[[step]]\ncommand = "doctor"\nshare = 0.2\ndevices = ["MI300X"]\n'
     '[[step]]\ncommand = "toggle"\nops = ["mha_prefill"]\ndevices = ["MI300X"]\n'
     'options.flag = "ROCBLAS_USE_HIPBLASLT=0,1"\n',

@@ -38,24 +38,24 @@ LLVM = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264
 
 
 @pytest.mark.parametrize(
-    ("arch", "registers", "shared", "columns", "waves", "resident"),
+    ("arch", "registers", "shared", "columns", "waves", "resident", "bound"),
     [
-        ("sm_90", 128, 0, 0, 4, 4),  # 64 K registers of an SM / (128 * 128 threads)
-        ("sm_90", 32, 0, 0, 4, 16),
-        ("sm_90", 24, 0, 0, 4, 16),  # 64 warps
-        ("sm_90", 24, 0, 0, 1, 32),  # programs of one warp
-        ("sm_90", 64, 100 << 10, 0, 4, 2),
-        ("sm_90", 64, 57 << 10, 0, 4, 3),  # 228 KB, of which each program takes 1 KB more
-        ("sm_100", 64, 1024, 256, 4, 2),
-        ("gfx942", 128, 0, 0, 4, 4),  # 512 of a lane / 128
-        ("gfx942", 257, 0, 0, 4, 1),
-        ("gfx942", 32, 32 << 10, 0, 4, 2),
-        ("gfx950", 32, 32 << 10, 0, 4, 4),  # of 160 KB, in steps of 1280 bytes
-        *(("gfx950", registers, 0, 0, 4, waves) for registers, waves in LLVM.items()),
+        ("sm_90", 128, 0, 0, 4, 4, "registers"),  # 64 K registers of an SM / (128 * 128 threads)
+        ("sm_90", 32, 0, 0, 4, 16, "registers"),
+        ("sm_90", 24, 0, 0, 4, 16, "waves"),  # 64 warps
+        ("sm_90", 24, 0, 0, 1, 32, "waves"),  # programs of one warp
+        ("sm_90", 64, 100 << 10, 0, 4, 2, "shared"),
+        ("sm_90", 64, 57 << 10, 0, 4, 3, "shared"),  # 228 KB, of which each program takes 1 KB more
+        ("sm_100", 64, 1024, 256, 4, 2, "tensor memory"),
+        ("gfx942", 128, 0, 0, 4, 4, "registers"),  # 512 of a lane / 128
+        ("gfx942", 257, 0, 0, 4, 1, "registers"),
+        ("gfx942", 32, 32 << 10, 0, 4, 2, "shared"),
+        ("gfx950", 32, 32 << 10, 0, 4, 4, "shared"),  # of 160 KB, in steps of 1280 bytes
+        *(("gfx950", registers, 0, 0, 4, waves, "registers") for registers, waves in LLVM.items()),
     ],
 )
-def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident):
-    assert architectures()[arch].resident(registers, shared, columns, waves) == resident
+def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident, bound):
+    assert architectures()[arch].resident(registers, shared, columns, waves) == (resident, bound)
 
 
 FINE = Resources(
@@ -97,6 +97,13 @@ def test_what_may_not_be_shipped(arch, changes, excuse, said):
     figures = dataclasses.replace(FINE, **changes)
     found = violations(launch(arch=arch, excuse=excuse), figures, architectures()[arch])
     assert (said is None and not found) or any(said in each for each in found), found
+
+
+def test_a_row_of_the_survey_is_as_committed(snapshot):
+    made = [
+        row(launch(cases=["m=1"]), figures) for figures in (FINE, dataclasses.replace(FINE, registers=256))
+    ]
+    snapshot(Path(__file__).parent / "snapshots" / "survey.json", json.dumps(made, indent=1) + "\n")
 
 
 def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):

@@ -24,7 +24,7 @@ WHOLE = f"{DECODE}\n{UNITS}"
 NAME = "tokenspeed_mla/__init__.py"  # which has one row
 LIBRARY = {NAME: WHOLE}
 PINS = (
-    *("tilelang==0.1.9", "vllm>=0.1", 'sglang==0.1; extra == "all"', "aiter==0.1; python_version < '3'"),
+    *("TileLang==0.1.9", "vllm>=0.1", 'sglang==0.1; extra == "all"', "aiter==0.1; python_version < '3'"),
     "flashinfer_python==99",
 )
 ENGINE = {

@@ -28,11 +28,6 @@ from tests.support.workers_here import WorkerHere
 CPU = Platform("cpu", "x86-amx", name="a CPU", features=frozenset({"avx512f"}), memory=1 << 30)
 H200 = Platform("cuda", "sm_90", "cuda:1", "NVIDIA H200")
 
-KEYS = {
-    *("machine", "devices", "libraries", "ceilings", "datasheet", "instruments", "conditions", "runs here"),
-    "what would improve it",
-}
-
 
 def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     """With ceilings that are known, and too short to tell anything apart."""
@@ -43,8 +38,8 @@ def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     done = here("doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
-    assert set(facts) == KEYS
     assert facts["libraries"]["torch"] != "not installed"
+    assert facts["runs here"]["mla_decode torch.sdpa"] == "timed"
     assert 0 < facts["instruments"]["clock"]["step_s"] < 1e-3
     for workload in ("read", "product"):
         seen = facts["instruments"][workload]
@@ -80,7 +75,6 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
     monkeypatch.setattr(examine, "meters", broken)
     monkeypatch.setattr(examine, "advice", lambda here, threads: ["sleep more"])
     examined = examine.examine(CPU, {"SM clock": "1980 MHz"}, ["it is throttled"])
-    assert set(examined) == KEYS
     pair = {"ratio": 1.003, "low": 0.996, "high": 1.009, "floor": 0.0}
     rates = {"fp8": 1.4e15, "bf16": 7.7e14}
     clock = {"step_s": 5e-7, "reading_s": 2e-6}

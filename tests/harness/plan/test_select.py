@@ -75,6 +75,15 @@ def test_groups_share_the_seconds_of_a_case(monkeypatch):
     assert given == [(3.0, 4.5)] * 2
 
 
+def test_each_arm_has_workers_of_its_own():
+    impls = kernels.implementations("mla_decode")[:2]
+    arms = [Arm(), Arm({"A": "1"}), Arm(is_twin=True)]
+    all_of_them = [Contender(impl.name, impl, arm, "eager") for impl in impls for arm in arms]
+    measurer = CaseMeasurer(SimpleNamespace(threads=1, deadlines=None), OwnDevice(CPU, Blind("")), None)
+    shared = [{c.arm.name for c in station.contenders} for station in measurer._stations(all_of_them, Path())]
+    assert shared == [{arm.name} for arm in arms]
+
+
 def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
     """They are checked once a run; a row of a library keeps its time in all of its cases."""
     of = kernels.OPS["mla_decode"]

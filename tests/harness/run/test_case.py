@@ -48,31 +48,26 @@ def contender(op: str = "mla_decode", **facts: Any) -> Contender:
     return Contender(impl.name, impl, Arm(), "eager", **facts)
 
 
-def test_a_new_run_has_the_budget_that_is_asked_for_or_what_its_kind_has(monkeypatch, tmp_path, snapshot):
-    asked = []
-    monkeypatch.setattr(
-        "harness.plan.budget.well_measured_first",
-        lambda cases, least_s, contenders, case_s: asked.append((contenders, case_s)) or cases,
-    )
-    cpu = named("cpu")
+def test_a_new_run_s_record_is_as_committed(monkeypatch, tmp_path, snapshot):
+    """Asked for a race, a budget, and nothing: without it a race has what each of its cases is worth."""
+    cpu, asked, lines = named("cpu"), [], []
+    told = lambda cases, least_s, contenders, case_s: asked.append((contenders, case_s)) or cases  # noqa: E731
+    monkeypatch.setattr("harness.plan.budget.well_measured_first", told)
     facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
-    made = []
-    for budget, race in ((None, None), ("5m", None), (None, RaceSettings(keep=3, folder=""))):
-        out = str(tmp_path / str(len(made)))
+    for budget, race in ((None, RaceSettings(keep=3, folder="")), ("5m", None), (None, None)):
+        out = str(tmp_path / str(len(lines)))
         request = Request(op="mla_decode", impl="torch.sdpa", per_case="7s", budget=budget, out=out)
-        _, plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, race)
-        made.append(plan.record.budget_s)
-    assert made == [60.0, 300.0, 7.0 * len(plan.record.cases)]
-    record = plan.record.model_dump_json(indent=1, exclude={"created", "command", "provenance"})
-    snapshot(Path(__file__).parent / "snapshots" / "run.json", record + "\n")
+        plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, race)[1]
+        lines.append(plan.record.model_dump_json(exclude={"created", "command", "provenance"}))
+    snapshot(Path(__file__).parent / "snapshots" / "run.jsonl", "\n".join(lines) + "\n")
     assert asked == [(2, 7.0)] * 3, "torch.sdpa and its twin"
 
 
 def test_the_exit_code_is_of_all_that_could_run():
     codes = {"ok unsupported": OK, "checked": OK, "unsupported": NOTHING_RAN, "": NOTHING_RAN}
     codes |= {f"ok {status}": FAILED for status in ("wrong", "impossible", "error", "crashed", "timeout")}
-    made = {names: exit_code([a_cell(status=status) for status in names.split()]) for names in codes}
-    assert made == codes
+    for statuses, code in codes.items():
+        assert exit_code([a_cell(status=status) for status in statuses.split()]) == code
 
 
 def test_what_is_not_measuring_is_set_up(monkeypatch):

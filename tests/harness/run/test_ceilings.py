@@ -426,14 +426,7 @@ def never():
         ([(1.0, broken), candidate(0.1, 0.01), (1000.0, never)], 0.0, 10.0),
         ([(1.0, broken)], 0.01, 0.0),
     ],
-    ids=[
-        "of all",
-        "after a disturbed first try",
-        "of an early try",
-        "however slow",
-        "of those that fit",
-        "none",
-    ],
+    ids=["of all", "after a disturbed first try", "of an early try", "however slow", "that fit", "none"],
 )
 def test_the_best_try_of_any_counts(small, candidates, seconds, best):
     small.timer = Timed()

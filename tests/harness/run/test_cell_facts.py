@@ -69,10 +69,8 @@ def test_records_of_a_case_in_two_parts_are_as_committed(snapshot):
     base = contending("torch.sdpa", **facts)
     twin = replace(base, name="torch.sdpa (again)")
     parts = []
-    for row, time, blocks in (
-        (contending(), 1.5, 2),
-        (contending("triton.split_kv", config={"warps": 4}), 0.5, 3),
-    ):
+    triton = contending("triton.split_kv", config={"warps": 4})
+    for row, time, blocks in ((contending(), 1.5, 2), (triton, 0.5, 3)):
         made = [
             Round(block, i, {name: seconds * (1 + 0.01 * i) for name, seconds in times.items()}, how)
             for times in [{base.name: 1e-3, twin.name: 1.01e-3, row.name: time * 1e-3}]
@@ -127,7 +125,8 @@ def test_a_run_shows_what_is_refused_for_a_defect(monkeypatch, tmp_path):
     place = Platform("rocm", "gfx942", "cuda:0", "AMD Instinct MI300X", memory=1 << 37)
     impls = [i for i in kernels.implementations(case.op) if i.name == "aiter.asm_persistent"]
     record = {"launches": ["graph"], "contrast": "implementations", "baseline": "torch.sdpa", "cache": "warm"}
-    plan = SimpleNamespace(op=op, implementations=impls, arms=[Arm()], entries=default_entries)
+    arms = [Arm(), Arm(is_twin=True)]
+    plan = SimpleNamespace(op=op, implementations=impls, arms=arms, entries=default_entries)
     plan.yardsticks, plan.record = lambda platform: Yardsticks(None, None, 0.95), SimpleNamespace(**record)
     measurer = CaseMeasurer(plan, OwnDevice(place, Blind("")), progress=None)
     cell, done = measurer.measure(case, 1, 1, tmp_path)

@@ -36,7 +36,7 @@ def benchmark(monkeypatch, tmp_path, reasons):
 @pytest.mark.parametrize(
     ("reasons", "turns", "said"),
     [
-        (["", WHO, WHO, "", ""], [1, 4, 5], f"2 of 5 turns: {WHO}"),  # made again
+        (["", "heat", WHO, "", ""], [1, 4, 5], f"2 of 5 turns: {WHO}"),  # made again; the last one's reason
         ([""] * 3, [1, 2, 3], None),
         ([WHO] * 99, [ENOUGH_ROUNDS, ENOUGH_ROUNDS + 1], f"31 of 31 turns: {WHO}"),  # they count
     ],
@@ -63,6 +63,15 @@ def test_no_judge_is_started_for_what_is_refused(monkeypatch, tmp_path, kernel, 
     made.begin()
     made.close()
     assert (made.status, made.reason[: len(reason)]) == ("unsupported", reason)
+
+
+def test_a_benchmark_has_its_own_boundary_and_launch(tmp_path):
+    made = KernelBenchmarks(choose_device("cpu"), "warm", "eager", tmp_path)
+    for boundary in (None, "with_quant"):
+        found = made.benchmark("block_scale_gemm", "torch.bf16", case="m=1 n=512 k=256", boundary=boundary)
+        assert found.case.boundary == (boundary or "core")
+    with pytest.raises(single.UsageError, match="--launch graph needs a GPU"):
+        made.benchmark("block_scale_gemm", "torch.bf16", case="m=1 n=512 k=256", launch="graph")
 
 
 @pytest.mark.parametrize("kernel", [7, None])

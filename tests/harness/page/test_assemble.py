@@ -74,11 +74,29 @@ def test_what_cannot_be_read_is_one_line(tmp_path, file, text, said):
     assert "\n" not in str(refusal.value)
 
 
+def test_a_folder_stands_for_all_that_is_recorded_below_it_and_is_no_part_of_another(tmp_path):
+    parts = ("", "of an experiment/", "of live runs/")
+    for file in (*(part + "a run/run.json" for part in parts), "of an experiment/experiment.json",
+                 *(part + "live.jsonl" for part in ("of an experiment/live/", "of live runs/")),
+                 *(part + "ledger.jsonl" for part in parts[:2])):  # fmt: skip
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    found = [
+        [path.relative_to(tmp_path).as_posix() for path in of]
+        for of in vars(inputs([str(tmp_path)])).values()
+    ]
+    assert found == [["a run"], ["of an experiment"], ["of live runs"], ["ledger.jsonl"], []]
+
+
 def test_the_command(here, tmp_path):
     page = tmp_path / "page.html"
     done = here("report", COMMITTED / "mla_decode-smoke", "-o", page)
     assert done.returncode == 0 and "charts in" in done.stderr and page.stat().st_size < 5e6
     assert "vllm.vec" in page.read_text()
+    drawn = here("report", COMMITTED / "mla_decode-smoke", "--svg", tmp_path / "svg")
+    charts = [chart.anchor for chart in page_of(COMMITTED / "mla_decode-smoke").charts() if chart.picture]
+    assert drawn.returncode == 0
+    assert sorted(file.stem for file in (tmp_path / "svg").iterdir()) == sorted(charts)
 
 
 @pytest.mark.parametrize("option", ["-o", "--svg", "--png"])

@@ -73,7 +73,7 @@ def arms(folder: Path) -> Page:
     for of, us in zip(cases, (50.0, None), strict=True):
         facts = {} if us else {"status": "error", "reason": "out of luck"}
         both = cell(of, "torch.bf16", 100.0, 1.0), cell(of, "torch.bf16", us, arm="A=1", **facts)
-        records += [*both, *([verdict(both[1], both[0], "faster")] if us else []), finished(of)]
+        records += [*both, *([verdict(both[1], both[0], "unclear", half=2.0)] if us else []), finished(of)]
     told = {"arms": {"plain": {"A": None}, "A=1": {"A": "1"}}, "flags": {"A": [None, "1"]}}
     return page_of(COMMITTED / "toggle/threads", write(folder / "two", records, cases, **told))
 

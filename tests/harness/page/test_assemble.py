@@ -10,7 +10,7 @@ from harness.page.assemble import assemble
 from harness.page.inputs import inputs
 from harness.page.measured.op_section import MOST_CASES
 from harness.paths import RESULTS
-from tests.support.written_runs import altered, case, cell, finished, ranked, write
+from tests.support.written_runs import altered, case, ranked, write
 
 COMMITTED = RESULTS / "epyc-zen4-2core"
 TWO = {"torch.sdpa": 200.0, "vllm.amx": 100.0}
@@ -39,10 +39,6 @@ def test_a_run_of_little_says_so(tmp_path):
     of = case()
     nothing = write(tmp_path / "empty", [], [of])
     assert page_of(nothing).sections[0].headline == "No case was finished."
-    refused = write(tmp_path / "refused", [cell(of, "aiter.asm", None), finished(of)], [of])
-    assert "nothing has a time: 1 unsupported" in page_of(refused).sections[0].headline
-    alone = write(tmp_path / "alone", [cell(of, "torch.sdpa", 100.0), finished(of)], [of])
-    assert "nothing to compare it with" in page_of(alone).sections[0].headline
 
 
 def test_many_cases_have_one_page_that_says_what_it_leaves_out(tmp_path):

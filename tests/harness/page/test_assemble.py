@@ -33,6 +33,7 @@ def test_runs_are_told_apart_by_their_machine_or_else_their_name(tmp_path):
 
     assert ranking("a", "b") == {f"{impl} · {run}" for impl in TWO for run in "ab"}
     assert ranking("a", "c") == {f"{impl} · {device}" for impl in TWO for device in ("A machine", "Another")}
+    assert len(ranking("a", "b", "c")) == 6, "of which no two are compared"
 
 
 def test_a_run_of_little_says_so(tmp_path):

@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import mmap
 import resource
 import weakref
 from collections.abc import Callable
@@ -161,6 +162,14 @@ def test_a_heap_gives_back_what_it_does_not_use_where_little_is_free(monkeypatch
     monkeypatch.setattr(heap, "available_memory", lambda: free)
     heap.give_back()
     assert len(trimmed) == trims
+
+
+def test_no_more_memory_is_mapped_than_is_allowed_for_a_while():
+    with heap.at_most(1 << 30):
+        mmap.mmap(-1, 1 << 29).close()
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            mmap.mmap(-1, 1 << 31)
+    mmap.mmap(-1, 1 << 31).close()
 
 
 def test_a_block_leaves_nothing_behind(monkeypatch):

@@ -10,6 +10,7 @@ import torch
 import kernels
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
+from harness.plan.rotation import Rotation
 from harness.run import ceilings
 from harness.serving.replay.child import Rank
 from harness.workers import environment, judge, station
@@ -124,6 +125,33 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
     with ceilings.meters(PLANNED, 1, 1):
         pass
     assert asked == [PLANNED.identity] * 3
+
+
+def test_a_new_worker_is_brought_to_where_the_lost_one_was(monkeypatch, tmp_path):
+    asked: list[tuple[str, float]] = []
+    answer = {"pinned": "", "seconds": 1.0, "synchronises": False, "source": ""}
+    worker = SimpleNamespace(
+        alive=True, ask=lambda name, deadline, **_: asked.append((name, deadline)) or answer
+    )
+    monkeypatch.setattr(station, "Worker", lambda *_: worker)
+    impl = next(i for i in kernels.implementations("mla_decode") if i.name == "torch.naive")
+    row, slow = (
+        Contender(name, impl, Arm(), "eager", interpreted=name == "slow") for name in ("row", "slow")
+    )
+    subject = Station([row, slow], Platform("cpu", "x86"), 1, Deadlines(9.0, 1.0), tmp_path)
+    subject.open(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 64}), {})
+    for _ in range(2):
+        subject.fresh(Rotation("serving", 2, 0, 0, True))
+    subject.load({})
+    for of in (row, slow):
+        subject.ask(of, "turn")
+    worker.alive = False
+    begun = len(asked)
+    subject.ask(row, "turn")
+    start = [("hello", 9.0), ("open", 9.0)]
+    turns = [("prepare", 9.0), ("turn", 1.0), ("prepare", 9.0), ("turn", 9.0)]
+    assert asked[:begun] == [*start, ("fresh", 9.0), ("fresh", 9.0), ("load", 9.0), *turns]
+    assert asked[begun:] == [*start, ("fresh", 9.0), ("load", 9.0), *turns[:2]]
 
 
 @pytest.mark.parametrize(

@@ -397,18 +397,10 @@ def test_few_calls_are_compared_however_little_time_there_is(monkeypatch):
     assert subject.compared("it", 0.0)["calls"] == 0
 
 
-class HalvesCopies(Row):
-    """On all but the first of the sets."""
-
-    def prepare_turn(self, first, operands, out):
-        prepared = self.prepare(operands, out)
-        compute = prepared.call
-        prepared.call = lambda: [compute(), prepared.out.mul_(0.5)]
-        return prepared
-
-
 def test_of_sets_that_are_copies_the_first_stands_for_all():
-    seen = opened(HalvesCopies(), sets=2).compared("it", 0.0)
+    row, halved = Row(), Row(lambda prepared, compute, number: [compute(), prepared.out.mul_(0.5)])
+    row.prepare_turn = lambda first, operands, out: halved.prepare(operands, out)
+    seen = opened(row, sets=2).compared("it", 0.0)
     assert [output["set"] for output in seen["outputs"]] == [0, 0]
 
 

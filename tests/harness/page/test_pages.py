@@ -109,6 +109,7 @@ def partial_ledger(folder: Path) -> Page:
 PAGES: dict[str, Callable[[Path], Page]] = {
     "measured": measured,
     "arms": arms,
+    "a GPU": lambda folder: page_of(RESULTS / "h200/mla_decode-b64"),
     "two runs": two_runs,
     "live runs": lambda folder: page_of(COMMITTED / "serving/cpu-default/live/linears-unpacked"),
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),

@@ -82,7 +82,8 @@ def arms(folder: Path) -> Page:
 def replay(folder: Path) -> Page:
     file = COMMITTED / "serving/cpu-default/stages/experts-grouped/replay-decode-0.json"
     document = json.loads(archive.read_bytes(file))
-    document["replays"][0]["arms"]["broken"] = {"chosen": {"fused_moe": "x"}, "failed": "out of luck"}
+    broken = {"chosen": {"fused_moe": "x"}, "failed": "out of luck", "difference": {"a": 0.1, "b": 0.01}}
+    document["replays"][0]["arms"]["broken"] = broken
     (found,) = replays(document, "")
     return Page("replay", sections=[replay_section([found], "replay")])
 

@@ -96,7 +96,7 @@ def distinct(sections: Sequence[PageSection], taken: set[str] | None = None) -> 
 
     def own(name: str) -> str:
         number, free = 1, name
-        while name and free in taken:
+        while free in taken:
             number += 1
             free = f"{name}-{number}"
         taken.add(free)

@@ -10,7 +10,7 @@ from harness.page.assemble import assemble
 from harness.page.inputs import inputs
 from harness.page.measured.op_section import MOST_CASES
 from harness.paths import RESULTS
-from tests.support.written_runs import altered, case, cell, finished, ranked, write
+from tests.support.written_runs import altered, case, ranked, write
 
 COMMITTED = RESULTS / "epyc-zen4-2core"
 TWO = {"torch.sdpa": 200.0, "vllm.amx": 100.0}
@@ -33,16 +33,13 @@ def test_runs_are_told_apart_by_their_machine_or_else_their_name(tmp_path):
 
     assert ranking("a", "b") == {f"{impl} · {run}" for impl in TWO for run in "ab"}
     assert ranking("a", "c") == {f"{impl} · {device}" for impl in TWO for device in ("A machine", "Another")}
+    assert len(ranking("a", "b", "c")) == 6, "of which no two are compared"
 
 
 def test_a_run_of_little_says_so(tmp_path):
     of = case()
     nothing = write(tmp_path / "empty", [], [of])
     assert page_of(nothing).sections[0].headline == "No case was finished."
-    refused = write(tmp_path / "refused", [cell(of, "aiter.asm", None), finished(of)], [of])
-    assert "nothing has a time: 1 unsupported" in page_of(refused).sections[0].headline
-    alone = write(tmp_path / "alone", [cell(of, "torch.sdpa", 100.0), finished(of)], [of])
-    assert "nothing to compare it with" in page_of(alone).sections[0].headline
 
 
 def test_many_cases_have_one_page_that_says_what_it_leaves_out(tmp_path):
@@ -74,11 +71,29 @@ def test_what_cannot_be_read_is_one_line(tmp_path, file, text, said):
     assert "\n" not in str(refusal.value)
 
 
+def test_a_folder_stands_for_all_that_is_recorded_below_it_and_is_no_part_of_another(tmp_path):
+    parts = ("", "of an experiment/", "of live runs/")
+    for file in (*(part + "a run/run.json" for part in parts), "of an experiment/experiment.json",
+                 *(part + "live.jsonl" for part in ("of an experiment/live/", "of live runs/")),
+                 *(part + "ledger.jsonl" for part in parts[:2])):  # fmt: skip
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    found = [
+        [path.relative_to(tmp_path).as_posix() for path in of]
+        for of in vars(inputs([str(tmp_path)])).values()
+    ]
+    assert found == [["a run"], ["of an experiment"], ["of live runs"], ["ledger.jsonl"], []]
+
+
 def test_the_command(here, tmp_path):
     page = tmp_path / "page.html"
     done = here("report", COMMITTED / "mla_decode-smoke", "-o", page)
     assert done.returncode == 0 and "charts in" in done.stderr and page.stat().st_size < 5e6
     assert "vllm.vec" in page.read_text()
+    drawn = here("report", COMMITTED / "mla_decode-smoke", "--svg", tmp_path / "svg")
+    charts = [chart.anchor for chart in page_of(COMMITTED / "mla_decode-smoke").charts() if chart.picture]
+    assert drawn.returncode == 0
+    assert sorted(file.stem for file in (tmp_path / "svg").iterdir()) == sorted(charts)
 
 
 @pytest.mark.parametrize("option", ["-o", "--svg", "--png"])

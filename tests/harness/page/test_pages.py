@@ -26,7 +26,8 @@ from tests.support.written_runs import case, cell, finished, ranked, verdict, wr
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 COMMITTED = RESULTS / "epyc-zen4-2core"
-THREE = {"torch.sdpa": 200.0, "vllm.amx": 100.0, "vllm.vec": 150.0}
+TWO = {"torch.sdpa": 200.0, "vllm.amx": 100.0}
+THREE = TWO | {"vllm.vec": 150.0}
 DISTURBED = [
     DisturbedRound(block=0, round=1, reason="other processes", counted=True),
     DisturbedRound(block=7, round=0, reason="heat", counted=False, seconds={"vllm.amx": 9e-4}),
@@ -41,9 +42,9 @@ def page_of(*names: Path) -> Page:
 def measured(folder: Path) -> Page:
     """Sizes that vary, verdicts of each word, disturbed rounds, clocks, rows without a time, a case that was
     not finished."""
-    small, large, long, quantised, broken, last = cases = [
-        *(case(1), case(8), replace(case(8, ctx=900), weight=0.6), case(64, boundary="with_quant")),
-        *(case(64, heads=4), case(64)),
+    small, large, long, ragged, quantised, broken, last = cases = [
+        *(case(1), case(8), replace(case(8, ctx=900), weight=0.6), case(8, ctx="5..20")),
+        *(case(64, boundary="with_quant"), case(64, ctx=50, heads=4), case(64)),
     ]
     clock = [{"sm_clock_mhz": {"min": 1.0, "median": 2.0, "max": 4.0}, "not_read": {"heat": "?"}}]
     records: list[Record] = [
@@ -51,8 +52,9 @@ def measured(folder: Path) -> Page:
         *(record.model_copy(update={"heats": HEATS} if isinstance(record, Cell) else {})
           for record in ranked(large, THREE, "same", disturbed=DISTURBED, heats=1)),
         *ranked(long, THREE, "unclear", disturbed=DISTURBED[:1]),
-        *ranked(quantised, {"torch.sdpa": 200.0, "vllm.amx": 100.0}),
+        *(record for of in (ragged, quantised) for record in ranked(of, TWO)),
         *(cell(broken, "torch.sdpa", 100.0, 1.0), cell(broken, "aiter.asm", None)),
+        cell(broken, "triton.split_kv", None, status="checked", reason="interpreted"),
         *(cell(broken, "vllm.amx", None, status="wrong", reason="row 3 is off"), finished(broken)),
         *(record for record in ranked(last, THREE) if not isinstance(record, CaseDone)),
     ]  # fmt: skip
@@ -73,14 +75,17 @@ def arms(folder: Path) -> Page:
     for of, us in zip(cases, (50.0, None), strict=True):
         facts = {} if us else {"status": "error", "reason": "out of luck"}
         both = cell(of, "torch.bf16", 100.0, 1.0), cell(of, "torch.bf16", us, arm="A=1", **facts)
-        records += [*both, *([verdict(both[1], both[0], "faster")] if us else []), finished(of)]
+        records += [*both, *([verdict(both[1], both[0], "unclear", half=2.0)] if us else []), finished(of)]
     told = {"arms": {"plain": {"A": None}, "A=1": {"A": "1"}}, "flags": {"A": [None, "1"]}}
     return page_of(COMMITTED / "toggle/threads", write(folder / "two", records, cases, **told))
 
 
 def replay(folder: Path) -> Page:
     file = COMMITTED / "serving/cpu-default/stages/experts-grouped/replay-decode-0.json"
-    (found,) = replays(json.loads(archive.read_bytes(file)), "")
+    document = json.loads(archive.read_bytes(file))
+    broken = {"chosen": {"fused_moe": "x"}, "failed": "out of luck", "difference": {"a": 0.1, "b": 0.01}}
+    document["replays"][0]["arms"]["broken"] = broken
+    (found,) = replays(document, "")
     return Page("replay", sections=[replay_section([found], "replay")])
 
 
@@ -96,6 +101,9 @@ def partial_ledger(folder: Path) -> Page:
         ),
         LedgerRow(id="e", predictions=(prediction(change=-20.0, low=-21.0, high=-19.0),),
                   observations=(observation(),)),
+        LedgerRow(id="f", predictions=(prediction(unit="1"),), observations=(observation(unit="1"),)),
+        LedgerRow(id="g", predictions=(prediction(unit="1"),)),
+        LedgerRow(id="h", observations=(observation(unit="1"),)),
     ]  # fmt: skip
     return Page("ledger", sections=[ledger_section(rows, "partial")])
 
@@ -103,6 +111,7 @@ def partial_ledger(folder: Path) -> Page:
 PAGES: dict[str, Callable[[Path], Page]] = {
     "measured": measured,
     "arms": arms,
+    "a GPU": lambda folder: page_of(RESULTS / "h200/mla_decode-b64"),
     "two runs": two_runs,
     "live runs": lambda folder: page_of(COMMITTED / "serving/cpu-default/live/linears-unpacked"),
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),

@@ -67,7 +67,7 @@ TABLES: dict[str, list[Cell | Verdict | CaseDone]] = {
     "a pair too far apart": [*TWO, WIDE],
     "an endless pair": [*TWO, ENDLESS],
     "a pair too far apart, and a verdict all the same": [*TWO, WIDE, FASTER],
-    "two groups": [*TWO, CALM, WIDE],
+    "two groups": [*TWO, CALM, WIDE, verdict("of the other", "runner-up", 1.6, 2.6, 2.0, "faster")],
     "who cannot run, by reason": [*REFUSED, cell("torch.naive")],
     "failures first": [
         *(untimed("c", "unsupported", "needs rocm"), untimed("b", "checked", "interpreted")),

@@ -249,18 +249,15 @@ def test_what_was_stored_is_used(chunked, chosen, monkeypatch, tmp_path):
 def test_devices_of_a_pool_share_the_cases_of_a_race(chunked, monkeypatch, tmp_path):
     """Their times are made up, without a verdict: nothing is stored."""
     tuned = TuneRequest("block_scale_gemm", "plugin.chunked", None, ["m=1,4 n=512 k=256"], (1, 1), tmp_path)
-    begun, goes_on = (
-        RaceRequest(journal=str(tmp_path / "run"), keep=2),
-        RaceRequest(resume=str(tmp_path / "run")),
-    )
+    run = str(tmp_path / "run")
+    begun, goes_on = RaceRequest(journal=run, keep=2), RaceRequest(resume=run)
     devices, failing = pool("ab"), pool("a", lambda device, case: "dies", grows=False)
     assert race_on(failing, tuned, begun, Mock()) == (FAILED, [])
-    assert Journal(tmp_path / "run").run().race == RaceSettings(keep=2, folder=str(tmp_path))
+    assert Journal(Path(run)).run().race == RaceSettings(keep=2, folder=str(tmp_path))
     for again in (devices, pool("a")):
         code, rows = race_on(again, tuned, goes_on, display := Mock())
         assert (code, [row["config"] for row in rows]) == (OK, [None, None])
-        (end,) = display.end.call_args_list
-        assert end.args[1].cases == 2
+        assert display.end.call_args.args[1].cases == 2
     assert {device for device, _ in devices.measured} == {"a", "b"}
     told = {"choose one by --impl: plugin.chunked, p": [chunked] * 2, "can be timed on cpu": []}
     for said, several in told.items():

@@ -15,15 +15,23 @@ def prediction(
     method: str = "replay",
     **more: Any,
 ) -> PredictionEntry:
-    record = Prediction(quantity="itl", unit="ms", method=method, change=change, low=low, high=high, **more)
+    record = Prediction(
+        quantity="itl", method=method, change=change, low=low, high=high, **{"unit": "ms"} | more
+    )
     return PredictionEntry(row=row, at="2026-01-01", prediction=record)
 
 
 def observation(
-    row: str = "a", change: float = -8.2, low: float | None = -9.1, high: float | None = -7.3
+    row: str = "a", change: float = -8.2, low: float | None = -9.1, high: float | None = -7.3, **more: Any
 ) -> ObservationEntry:
     record = Observation(
-        quantity="itl", unit="ms", before=64.0, after=64.0 + change, change=change, low=low, high=high
+        quantity="itl",
+        before=64.0,
+        after=64.0 + change,
+        change=change,
+        low=low,
+        high=high,
+        **{"unit": "ms"} | more,
     )
     return ObservationEntry(row=row, at="2026-01-02", observation=record)
 

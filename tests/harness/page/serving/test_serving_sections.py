@@ -26,6 +26,7 @@ from tests.support.paths import DATA, ROOT
 
 FOLDER = ROOT / "results" / "epyc-zen4-2core" / "serving"
 REPLAY = FOLDER / "cpu-default" / "stages" / "experts-grouped" / "replay-decode-0.json"
+ARMS = [{"name": "base"}, {"name": "arm"}]
 HOSTILE = "<script>alert('x')</script>\"]'datum.y.z[0]\\"
 
 
@@ -104,6 +105,11 @@ def test_an_experiment_just_begun(folder):
     assert section.sections[1].headline == "No live runs yet."
     journal(folder)
     assert experiment_section(folder).sections[1].headline == "No live runs yet."
+    run = {"kind": "run", "pair": 0, "attempt": 0, "status": "ok", "arm": "base", "steady_itl_ms": 5.0}
+    file = folder / "live/linears-bf16/live.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in ({"kind": "plan", "arms": ARMS}, run)))
+    (chart,) = Page("", sections=[experiment_section(folder)]).charts()
+    assert chart.table.rows[0].cells[-1] == "its pair was not finished"
 
 
 def test_hostile_names_and_runs_without_numbers(folder):

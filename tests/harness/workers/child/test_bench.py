@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import mmap
 import resource
 import weakref
 from collections.abc import Callable
@@ -161,6 +162,14 @@ def test_a_heap_gives_back_what_it_does_not_use_where_little_is_free(monkeypatch
     monkeypatch.setattr(heap, "available_memory", lambda: free)
     heap.give_back()
     assert len(trimmed) == trims
+
+
+def test_no_more_memory_is_mapped_than_is_allowed_for_a_while():
+    with heap.at_most(1 << 30):
+        mmap.mmap(-1, 1 << 29).close()
+        with pytest.raises(OSError, match="Cannot allocate memory"):
+            mmap.mmap(-1, 1 << 31)
+    mmap.mmap(-1, 1 << 31).close()
 
 
 def test_a_block_leaves_nothing_behind(monkeypatch):
@@ -388,18 +397,10 @@ def test_few_calls_are_compared_however_little_time_there_is(monkeypatch):
     assert subject.compared("it", 0.0)["calls"] == 0
 
 
-class HalvesCopies(Row):
-    """On all but the first of the sets."""
-
-    def prepare_turn(self, first, operands, out):
-        prepared = self.prepare(operands, out)
-        compute = prepared.call
-        prepared.call = lambda: [compute(), prepared.out.mul_(0.5)]
-        return prepared
-
-
 def test_of_sets_that_are_copies_the_first_stands_for_all():
-    seen = opened(HalvesCopies(), sets=2).compared("it", 0.0)
+    row, halved = Row(), Row(lambda prepared, compute, number: [compute(), prepared.out.mul_(0.5)])
+    row.prepare_turn = lambda first, operands, out: halved.prepare(operands, out)
+    seen = opened(row, sets=2).compared("it", 0.0)
     assert [output["set"] for output in seen["outputs"]] == [0, 0]
 
 

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 import kernels
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
+from harness.plan.rotation import Rotation
 from harness.run import ceilings
 from harness.serving.replay.child import Rank
 from harness.workers import environment, judge, station
@@ -68,6 +70,7 @@ T4 = like(H100, name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=T
         ),
         (like(H100, uuid=TWIN), PLANNED, "to torch it is gpu-22223344"),
         (H100, SLICE, "to torch it is 79.2 GiB, to the driver 9.8 GiB"),
+        (like(OLD, total_memory=60 * GIB), PLANNED, "to torch it is 60.0 GiB, to the driver 79.6 GiB"),
         (like(OLD, total_memory=9900 << 20), PLANNED, "to torch it is 9.7 GiB, to the driver 79.6 GiB"),
         (like(MI300X, uuid="30303030-3030-3030-3030-303030306163"), AMD, "gpu-00000000000000ac, to the"),
         (like(MI300X, gcnArchName="gfx950"), AMD, "to torch it is gfx950, to the driver gfx942"),
@@ -124,6 +127,28 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
     with ceilings.meters(PLANNED, 1, 1):
         pass
     assert asked == [PLANNED.identity] * 3
+
+
+def test_a_new_worker_is_brought_to_where_the_lost_one_was(monkeypatch, tmp_path):
+    worker = Mock(alive=True)
+    worker.ask.return_value = {"pinned": "", "seconds": 1.0, "synchronises": False, "source": ""}
+    monkeypatch.setattr(station, "Worker", lambda *_: worker)
+    impl = kernels.implementations("mla_decode")[0]
+    row, slow = (Contender(name, impl, Arm(), "eager", name == "slow") for name in ("row", "slow"))
+    subject = Station([row, slow], Platform("cpu", "x86"), 1, Deadlines(9.0, 1.0), tmp_path)
+    subject.open(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 64}), {})
+    for _ in range(2):
+        subject.fresh(Rotation("serving", 2, 0, 0, True))
+    subject.load({})
+    for of in (row, slow):
+        subject.ask(of, "turn")
+    worker.alive = False
+    subject.ask(row, "turn")
+    asked = " ".join(
+        f"{name}:{deadline:g}" for name, deadline in (of.args for of in worker.ask.call_args_list)
+    )
+    first, again = "hello:9 open:9 fresh:9 fresh:9 load:9", "hello:9 open:9 fresh:9 load:9"
+    assert asked == f"{first} prepare:9 turn:1 prepare:9 turn:9 {again} prepare:9 turn:1"
 
 
 @pytest.mark.parametrize(

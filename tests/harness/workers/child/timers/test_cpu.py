@@ -64,3 +64,8 @@ def test_calls_that_always_fault_memory_in_are_timed_so(monkeypatch):
     monkeypatch.setattr(cpu, "_page_faults", lambda: int(1e6 * calls.now))
     assert [CpuTimer().turn(calls.program, 0.05).calls for _ in range(3)] == [1, 1, 1]
     assert sum(calls.made.values()) <= 3 * 2 + 3
+
+
+def test_a_graph_has_reached_all_sets_once_it_was_replayed_and_none_before():
+    graph = Program([int], calls=3)
+    assert [graph.reached_since(0, 3), graph.step(), graph.reached_since(0, 3)] == [[], None, [0, 1, 2]]

@@ -242,8 +242,8 @@ AGG = json.loads((DATA / "inferencex_agg.json").read_text())
     (row(FIRST) | {"server_info": {"scheduler_recv_interval": 30}}, {"recv_interval": 10},
      {"recv_interval": 30}, ""),
     (row(FIRST), {"prefill_tokens": 2048}, {"prefill_tokens": 2048}, "tokens of a prefill step"),
-    (row(FIRST) | {"server_info": {"chunked_prefill_size": -1}}, {"prefill_tokens": 2048},
-     {"prefill_tokens": 2048}, "tokens of a prefill step"),
+    *[(row(FIRST) | {"server_info": {"chunked_prefill_size": uncut}}, {"prefill_tokens": 2048},
+       {"prefill_tokens": 2048}, "tokens of a prefill step") for uncut in (-1, 0)],
     (row(FIRST) | {"server_info": {"chunked_prefill_size": 4096}}, {"prefill_tokens": 2048},
      {"prefill_tokens": 4096}, "-tokens of a prefill step"),
     # As long as InferenceX's are

@@ -101,7 +101,7 @@ def bounds_text(bounds: Sequence[ChangeBound]) -> str:
 
 
 def _bound(bound: ChangeBound) -> str:
-    what = f"{bound.op} alone, {bound.factor:g}x faster,"
+    what = f"{bound.op} alone, {bound.factor:g}x as fast,"
     seen = f"{bound.before_ms:g} to {bound.after_ms:g} ms"
     if bound.least_share < 0:
         became = "slower" if bound.after_ms > bound.before_ms else "faster"

@@ -102,7 +102,8 @@ def test_every_reason_is_given_and_what_neither_says_is_not_alike():
     steady, bursts = (workload(request_rate=4, burstiness=shape) for shape in (1, 0.25))
     assert aspects(compare(figure(workload=steady), figure("b", workload=bursts))) == ["load"]
     assert compare(figure(workload=steady), figure("b", workload=workload(request_rate=4))).verdict == "alike"
-    assert "'up to': its largest" in compare(figure(bound="up to"), figure("b")).uncertain[0]
+    for bound, said in (("about", ()), ("up to", ("a says 'up to': its largest, not its mean",))):
+        assert compare(figure(bound=bound), figure("b")).uncertain == said
     off = figure(workload=workload(prefix_cached=None), flags=("--no-enable-prefix-caching",))
     assert compare(off, figure("b")).uncertain == ()
     for what in ({"precision": "", "flags": ()}, {"client": ""}):
@@ -197,6 +198,7 @@ def test_precision_from_flags():
     assert quantity_of_run(moai, moai.metrics[0]).weights == "ds_fp8_per_token, fp8_e4m3 cache"
     assert figure(precision="fp8", flags=("--tp 8",)).weights == "fp8 block-scale"
     assert figure(precision="fp8", flags=("--dtype=bfloat16",)).weights == "bfloat16"
+    assert compare(figure(precision="fp8"), figure()).uncertain == ("precision: fp8 against fp8 block-scale",)
     assert figure(precision="", flags=("--tp 8",), engine="tensorrt-llm").weights == ""
     flags = ("--enforce-eager", "--tp=8", "decode: --dp 4")
     assert [option(flags, f"--{name}") for name in ("enforce-eager", "tp", "dp", "ep")] == ["1", "8", "4", ""]

@@ -229,6 +229,10 @@ def test_a_module_is_what_it_holds_and_attention(tmp_path):
     prefill = {t.name: t.time(prompt).us for t in structure(read_tables(tmp_path), TP8).prefill}
     held = 4 * US["fp8_block"] + glue_us(1024, *ATTENTION_GLUE)
     assert prefill["mha_prefill"] == pytest.approx(900 - held)
+    own = MeasuredTimes("NVIDIA X1", "runs", {("mla_decode", (16, "bf16")): attention(40.0)})
+    for measured, said in ((None, 1), (own, 0)):
+        notes = link(tables=read_tables(tmp_path), measured_times=measured).notes
+        assert sum("their own times are taken off" in note for note in notes) == said
 
 
 @pytest.mark.parametrize("us, attention", [
@@ -243,11 +247,12 @@ def test_products_without_a_time_of_their_own_stay_in_attention(tmp_path, us, at
 
 
 def test_the_shared_expert_is_sglangs_to_fuse(tmp_path):
-    sglang, trtllm = (
+    sglang, *others = (
         set(decode_us(read_tables(written(tmp_path / engine, framework=engine))))
-        for engine in ("SGLang", "TRTLLM")
+        for engine in ("SGLang", "TRTLLM", "VLLM")
     )
-    assert trtllm - sglang == {"block_scale_gemm:shared_gate_up", "block_scale_gemm:shared_down"}
+    shared = {"block_scale_gemm:shared_gate_up", "block_scale_gemm:shared_down"}
+    assert [engine - sglang for engine in others] == [shared, shared]
 
 
 def test_times_of_the_host_are_not_those_of_a_kernel(tmp_path):
@@ -262,6 +267,8 @@ def test_more_gpus_behind_one_switch(tmp_path):
     tables = read_tables(written(tmp_path / "gb", device="NVIDIA GB200", gpus=4))
     four, eight = tables.all_reduce(7168, 4), tables.all_reduce(7168, 8)
     assert eight.us == pytest.approx(four.us * 2**0.25) and eight.distance > four.distance
+    timed = {"custom_allreduce_perf": [{"num_gpus": gpus} for gpus in (2, 4)]}
+    assert replace(tables, rows=timed).timed_gpus(8) == 4
     with pytest.raises(MissingTable, match="all_reduce"):
         structure(read_tables(written(tmp_path / "b", device="NVIDIA B200", gpus=4)), TP8)
 

@@ -79,7 +79,7 @@ def test_what_has_no_time_or_no_end_is_said(tmp_path, here):
 WHOLE = text(
     [span("step[DECODE bs=1]", 0, 9), op("aten::mm", 0, 5, dims=[[1, 2]]), launch(1, 1),
      kernel(MM, 3, 2.5, correlation=1), kernel("naïve \"kernel\" \\ 💡", 9, 1)],
-    deviceProperties=[{"id": 0, "name": "NVIDIA H200"}],
+    deviceProperties=[{"id": 0, "name": "NVIDIA H200", "flags": [True, False, None] * 3}],
 )  # fmt: skip
 
 
@@ -106,7 +106,7 @@ def test_a_file_cut_short_is_refused_or_taken_as_far_as_it_goes(tmp_path, packed
     ('{"traceEvents": [{"ph": X' + 99 * " " + "}]}", "at character 24: Expecting value"),
     (f'{{"a": "{"x" * 900}"}}', "a value of more than 0 MiB"),
     ('{"traceEvents": [{"ph": "X"}]} more', "more after the end"),
-    ('{"traceEvents" [', "broken JSON"),
+    ('{"traceEvents" [', "broken JSON"), ('{"a": "x\\q"}', "broken JSON at character 8: Invalid"),
     ("{1: 2}", "a key is wanted"),
     ('{"a": ' + "[" * 100_000, "nested too deep"),
     ("Name,Calls\nmm,3\n", "no column Kernel_Name"),

@@ -91,19 +91,6 @@ def quantise_activations(
     return _divide(x, scale).to(fmt.dtype), scale
 
 
-def quantise_weights(
-    w: torch.Tensor, fmt: Fp8Format, scales: Scales = "fp32"
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises with one scale per 128 of N and 128 of K; both may end in a partial block.
-
-    w: [..., N, K]; otherwise as quantise_activations.
-    Returns q [..., N, K] in fmt, and scale [..., ceil(N/128), ceil(K/128)] fp32.
-    """
-    amax = _blocks(_amax(w).mT).amax(-1).mT
-    scale = block_scale(amax, fmt, scales).contiguous()
-    return _divide(w, _every_row(scale, w.shape[-2])).to(fmt.dtype), scale
-
-
 def dequantise_activations(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:

@@ -23,7 +23,7 @@ from harness.workers.child.meter import MIB, Meter, buffer_bytes, reach
 from harness.workers.child.timers.base import Program, Turn
 from harness.workers.process import WorkerFailure
 from kernels.op import Work
-from kernels.platform import Platform, _cpu_last_level
+from kernels.platform import Platform
 from shapes.case import Case
 
 CPU = Platform("cpu", "x86", name="a CPU")
@@ -235,20 +235,6 @@ def test_a_meter_measures_the_reach_of_what_it_does_not_believe(monkeypatch):
     assert found.bytes == max(2, meter.REACHES * found.reach // MIB) * MIB
     found.open("cpu", "x86", "cpu", memory=0, last_level=MIB, threads=1)
     assert found.reach == 0
-
-
-def test_the_last_level_of_a_cpu_is_that_of_all_dies(tmp_path):
-    """Two dies of two CPUs, as Linux shows them: L1 in two kinds, an L2 each, an L3 per die."""
-    for cpu in range(4):
-        caches = [(1, "Data", "32K", cpu), (1, "Instruction", "32K", cpu), (2, "Unified", "1M", cpu)]
-        for index, cache in enumerate([*caches, (3, "Unified", "32M", "0-1" if cpu < 2 else "2-3")]):
-            folder = tmp_path / f"cpu{cpu}" / "cache" / f"index{index}"
-            folder.mkdir(parents=True)
-            for name, value in zip(("level", "type", "size", "shared_cpu_list"), cache, strict=True):
-                (folder / name).write_text(f"{value}\n")
-    assert _cpu_last_level(range(4), tmp_path) == 64 * MIB
-    assert _cpu_last_level([0, 1], tmp_path) == 32 * MIB
-    assert _cpu_last_level([7], tmp_path) == 0
 
 
 class Fake:

@@ -116,6 +116,7 @@ def test_what_is_chosen_and_why(folder: Path, stored, m, target, rows, origin):
 
 
 def test_what_is_told_is_taken(folder: Path):
+    store(folder, f"{Tiled.name}_by_another", COMPILED, [], {"source": "x"}).write_text("nothing of ours")
     keep(folder, COMPILED, (64, 32))
     told = Tiled().configured({"rows": 128})
     assert told.choose(H200, Sizes(64)) == Choice(Config(128), "as told")

@@ -6,7 +6,7 @@ import kernels
 from kernels import platform
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect, named
-from kernels.vendor import Vendor, last_read, onednn_may_use
+from kernels.vendor import Cudnn, Sglang, Vendor, last_read, onednn_may_use
 from tests.support.recorded import RECORDS
 from tests.support.recorded_rows import CASES, TILELANG
 
@@ -64,11 +64,18 @@ def test_a_provider_is_installed_in_one_way(monkeypatch):
     assert all(text for (text,) in (said[module] for module in said if module != "torch"))
 
 
-def test_what_a_row_needs_beside_its_library_is_said(monkeypatch):
-    monkeypatch.setattr(platform, "version", lambda module: None if module == "cudnn" else "1")
-    (row,) = [row for row in ROWS if row.name == "flashinfer.cudnn"]
-    reason = "cudnn is not installed; pip install nvidia-cudnn-frontend"
-    assert row.available(Platform("cuda", "sm_90")).reason == reason
+@pytest.mark.parametrize(
+    ("name", "kind", "arch", "absent", "reason"),
+    [
+        ("flashinfer.cudnn", "cuda", "sm_90", "cudnn", f"cudnn is not installed; {Cudnn.install}"),
+        ("aiter.dispatch@sglang", "rocm", "gfx950", "sglang", f"sglang is not installed; {Sglang.install}"),
+        ("aiter.dispatch@sglang", "rocm", "gfx942", "sglang", ""),
+    ],
+)  # fmt: skip
+def test_what_a_row_needs_beside_its_library_is_said(monkeypatch, name, kind, arch, absent, reason):
+    monkeypatch.setattr(platform, "version", lambda module: None if module == absent else "1")
+    (row,) = [row for row in ROWS if row.name == name]
+    assert row.available(Platform(kind, arch)).reason == reason
 
 
 @pytest.mark.parametrize(

@@ -42,13 +42,6 @@ def test_what_cannot_be_read_is_one_clear_line(read, text, of):
     assert "\n" not in str(error.value) and (of == "case" or repr(text) in str(error.value))
 
 
-def test_a_case_text_gives_every_combination():
-    assert parse("batch=1,16 ctx=4096") == [
-        {"batch": "1", "ctx": "4096"},
-        {"batch": "16", "ctx": "4096"},
-    ]
-
-
 def test_cases_of_equal_key_merge_their_weights():
     a, b = Case("op", {"n": 1}, weight=0.25), Case("op", {"n": 2}, weight=0.5)
     assert [(case.text, case.weight) for case in merge([a, b, a])] == [("n=1", 0.5), ("n=2", 0.5)]

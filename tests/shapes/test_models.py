@@ -32,7 +32,5 @@ def test_what_a_rank_has(parallel, text, heads, requests, batch):
 
 
 def test_parallel_that_does_not_fit_is_one_clear_line():
-    with pytest.raises(ValueError, match=r"^tp=3 must divide the 128 heads of deepseek-r1$"):
-        Parallel(tp=3).heads(model("deepseek-r1"))
     with pytest.raises(ValueError, match=r"^dp=0 must be at least 1$"):
         Parallel(dp=0)

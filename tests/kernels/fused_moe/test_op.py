@@ -129,6 +129,14 @@ def test_turns_share_what_they_stream_and_touch_other_experts():
     assert o.turned(1, cold=True).w13 is not o.w13
 
 
+def test_a_step_writes_all_that_the_inner_call_keeps_apart():
+    for boundary in ("with_quant", "with_routing"):
+        o = OP.operands(sizes_of(ROUTED[3]), Seeds(), "cpu", boundary)
+        apart = {name: torch.zeros_like(tensor) for name, tensor in o.narrowed().live_tensors().items()}
+        OP.step(o, apart)()
+        assert not any(tensor.float().eq(0).all() for tensor in apart.values()), boundary
+
+
 def test_the_reference_is_what_plain_loops_give():
     sizes = sizes_of("tokens=3 experts=4 topk=2 hidden=128 inter=128 ep=2 shared=1")
     o = OP.operands(sizes, Seeds(1, 1), "cpu")

@@ -216,6 +216,7 @@ def test_places_of_sampled_rows_are_their_numbers():
     out = changed(of, lambda out: out[9, 4].zero_())
     report = judge(out, sampled, of.op.tolerance(of.sizes), tuple(out.shape), context=Context(layout))
     assert report["reason"].startswith("1 of 48 sampled rows are off, in sequence 9, head 4: all zero")
+    assert (report["rows"], report["of_rows"]) == (48, 192)
     assert report["diagnosis"]["worst"]["at"][:2] == [9, 4]
 
 

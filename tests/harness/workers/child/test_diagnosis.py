@@ -180,6 +180,7 @@ def planted(name: str, of: Problem) -> dict[str, torch.Tensor]:
         made["heads 1 and 3 swapped"] = part(np.s_[:, [1, 3]], lambda right: right[:, [3, 1]])(right)
     if name == "mla_decode":
         made["a head of each of 8 sequences"] = filled((range(8), range(8)), 0.0)(right)
+        made["3 heads of 4"] = filled(([0, 0, 1], [0, 1, 0]), 0.0)(right)
     if name == "mha_prefill":
         begins, ends = zip(*((s.queries.start, s.queries.stop) for s in of.operands.sequences), strict=True)
         made["sequence 1"] = filled(slice(begins[1], ends[1]), 0.0)(right)

@@ -32,6 +32,8 @@ def test_what_is_written_is_as_committed(snapshot, monkeypatch):
         progress.say("checking again")  # no rounds of another stage
         progress.clear()
         progress.note("a note")
+        for budget_s in (59.0, 61.0):  # minutes from one and a half on
+            Progress(quiet, file).case(CASE, 1, budget_s)
         shown = file.getvalue().split(LINE_GONE)
         assert all(len(line) < columns for line in shown) or len(shown) == 1
         text += f"=== {kind}, {columns} columns, {type(file).__name__}, quiet: {quiet}\n" + "<\n".join(shown)

@@ -77,6 +77,8 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monke
     )
     done = agent.obey(CommandOrder(["-c", script, "{out}"], 60))
     assert done == CommandDone(3, "held before\n", {"a.txt": b"1"})
+    long = agent.obey(CommandOrder(["-c", "print('a' * 5000 + ' the end')"], 60))
+    assert isinstance(long, CommandDone) and long.output.endswith("a the end\n") and len(long.output) == 4000
     with captured_here(), device_lock(detect("cpu")), pytest.raises(NothingRan, match="is being measured"):
         agent.obey(order_of(opened))
     with captured_here():

@@ -90,7 +90,8 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
     }
     unmeasured = ("ceilings", "instruments", "conditions", "what would improve it")
     broken = {name: examined[name] for name in unmeasured}
-    texts = (doctor_text(known), doctor_text(known | broken), doctor_text(known | {"conditions": {}}))
+    alone = {"conditions": {}, "devices": {"cpu": "cpu x86-amx a CPU"}}
+    texts = (doctor_text(known), doctor_text(known | broken), doctor_text(known | alone))
     assert max(len(line) for text in texts for line in text.splitlines()) <= WIDTH
     snapshot(Path(__file__).parent / "snapshots" / "doctor.txt", "\n\n=====\n\n".join(texts) + "\n")
 

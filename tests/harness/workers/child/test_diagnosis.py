@@ -180,6 +180,7 @@ def planted(name: str, of: Problem) -> dict[str, torch.Tensor]:
         made["heads 1 and 3 swapped"] = part(np.s_[:, [1, 3]], lambda right: right[:, [3, 1]])(right)
     if name == "mla_decode":
         made["a head of each of 8 sequences"] = filled((range(8), range(8)), 0.0)(right)
+        made["3 heads of 4"] = filled(([0, 0, 1], [0, 1, 0]), 0.0)(right)
     if name == "mha_prefill":
         begins, ends = zip(*((s.queries.start, s.queries.stop) for s in of.operands.sequences), strict=True)
         made["sequence 1"] = filled(slice(begins[1], ends[1]), 0.0)(right)
@@ -216,6 +217,7 @@ def test_places_of_sampled_rows_are_their_numbers():
     out = changed(of, lambda out: out[9, 4].zero_())
     report = judge(out, sampled, of.op.tolerance(of.sizes), tuple(out.shape), context=Context(layout))
     assert report["reason"].startswith("1 of 48 sampled rows are off, in sequence 9, head 4: all zero")
+    assert (report["rows"], report["of_rows"]) == (48, 192)
     assert report["diagnosis"]["worst"]["at"][:2] == [9, 4]
 
 

@@ -134,8 +134,7 @@ class DeepGemm:
             d[rows] = 0 if skipped else (left[rows] @ right[max(0, expert)].T).bfloat16()
 
     def masked(self, a: Pair, b: Pair, d: torch.Tensor, masked_m: torch.Tensor, expected_m: int) -> None:
-        """Tiles are whole: rows from the count to the end of a tile are written with whatever a holds there,
-        those after it are left."""
+        """Tiles are whole: to a tile's end rows are written with what a holds there, later ones are left."""
         left, right = self.operands(a, b, True, d)
         need(masked_m.dtype == torch.int32 and masked_m.is_contiguous(), "masked_m is contiguous kInt")
         need(

@@ -34,8 +34,7 @@ def test_a_row_gives_its_library_what_is_recorded(
 
 
 def test_every_row_of_a_gpu_is_recorded() -> None:
-    """But for those whose kernels are the suite's own, which TileLang compiles (test_tilelang.py), and for
-    torch's own product."""
+    """But for the suite's own kernels, which TileLang compiles (test_tilelang.py), and torch's product."""
     rows = [i for op in kernels.OPS for i in kernels.implementations(op) if isinstance(i, Vendor)]
     of_gpus = {(i.op, i.name) for i in rows if set(i.kinds) - {"cpu"} and i.library != "tilelang"}
     of_gpus.remove(("block_scale_gemm", "hipblaslt.dequantised"))

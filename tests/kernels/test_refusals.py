@@ -59,10 +59,7 @@ SWEPT = {
         "tokens=1,4096 experts=30,62,512 topk=1,6,9 hidden=128,1152 inter=128,384 ep=8 shared=1 scales=ue8m0",
     ),
     MHA: ("batch=2 new=64 heads=16", "new=1,4096 prefix=1,64 heads=1,3,128 dtype=fp8"),
-    MLA: (
-        "batch=2 ctx=100",
-        "ctx=1,65536 heads=4,8,20,64,96,127,128,129,256 page=1,7,16,32,48,96,128,256",
-    ),
+    MLA: ("batch=2 ctx=100", "ctx=1,65536 heads=4,8,20,64,96,127,128,129,256 page=1,7,16,32,48,96,128,256"),
 }
 
 

@@ -101,8 +101,7 @@ def test_the_gemm_compiles(arch: str) -> None:
 @needs_tilelang
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arch", "heads", "page"),
-    [*((arch, 128, 64) for arch in DEVICES), ("sm_90", 16, 1), ("gfx942", 16, 1)],
+    ("arch", "heads", "page"), [*((arch, 128, 64) for arch in DEVICES), ("sm_90", 16, 1), ("gfx942", 16, 1)]
 )
 def test_mla_compiles(arch: str, heads: int, page: int) -> None:
     from kernels.mla_decode.providers.tilelang_jit import attend, combine

@@ -22,8 +22,7 @@ MANY = 1 << 24
 
 @dataclass(frozen=True)
 class Break:
-    """place: of the function; argument: its name, or position; element: of a tuple, or None; how: a key of
-    WAYS"""
+    """place: of the function; argument: name or position; element: of a tuple, or None; how: a key of WAYS"""
 
     place: str
     argument: str | int

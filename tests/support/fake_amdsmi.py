@@ -1,5 +1,4 @@
-"""AMD SMI without a GPU: the functions and errors of amdsmi_interface.py in amdsmi 7.0.2 that the monitor
-uses."""
+"""AMD SMI without a GPU: what the monitor uses of amdsmi_interface.py in amdsmi 7.0.2."""
 
 from ctypes import c_void_p
 from typing import Any

@@ -57,8 +57,7 @@ def wrong_interpreted(script: str, part: str) -> list[Any]:
 
 
 def print_found(interpret: Callable[..., list[str]], cases: Sequence[Any], more: Sequence[Any]) -> None:
-    """What a test file does as a script: each case of the part that is asked for with what is wrong with it.
-    `few` are the first two."""
+    """What a test file does as a script: each case of that part, and its faults. `few`: two."""
     for case in {"cases": cases, "more": more, "few": cases[:2]}[sys.argv[1]]:
         print(json.dumps([" ".join(map(str, case)), *interpret(*case)]), flush=True)
 

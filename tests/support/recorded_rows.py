@@ -1,5 +1,4 @@
-"""Which rows are recorded: with cases that fill neither tiles nor pages, and releases of libraries on which
-they take another way."""
+"""Which rows are recorded: with cases that fill neither tiles nor pages, and by releases of libraries."""
 
 from collections.abc import Iterator
 

@@ -42,8 +42,7 @@ def place(content: Any, path: tuple[Any, ...], value: Any) -> None:
 
 
 def changed(name: str, changes: dict[str, Any]) -> Any:
-    """The content of a JSON file with other values at places (keys joined by `/`); a value that is called
-    gives the new one for the old."""
+    """The content of a JSON file with other values at places (keys joined by `/`) or functions of the old."""
     content = copy.deepcopy(content_of(name))
     for where, value in changes.items():
         path = tuple(int(key) if key.isdigit() else key for key in where.split("/"))

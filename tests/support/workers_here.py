@@ -95,8 +95,7 @@ def captured_here() -> Iterator[tuple[pytest.MonkeyPatch, io.StringIO, io.String
 def run_here(
     *arguments: object, plugin: Path | None = None, command: str = "run"
 ) -> subprocess.CompletedProcess[str]:
-    """`python -m harness run ...`, or another command, in this process, its workers too, beside the
-    implementations of a file."""
+    """`python -m harness run ...` or another command in this process, workers too, with a file's rows."""
     with captured_here() as (patch, out, err):
         patch.setattr(sys, "argv", ["harness", command, *map(str, arguments)])
         if plugin is not None:

@@ -55,8 +55,7 @@ def verdict(a: Cell, b: Cell, word: str, about: str = "baseline", half: float = 
 
 
 def ranked(of: Case, times: Mapping[str, float], word: str = "faster", **done: Any) -> list[Record]:
-    """A finished case; the first implementation is the baseline, the fastest is called `word` against it and
-    against the second."""
+    """A finished case; the first is the baseline, the fastest is called `word` against it and the second."""
     cells = [cell(of, impl, us, us / 100) for impl, us in times.items()]
     baseline, *others = cells
     order = sorted(cells, key=lambda c: c.time_us or 0)

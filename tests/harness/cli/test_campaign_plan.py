@@ -1,5 +1,4 @@
-"""`campaign --plan`: files that their tools can read, as far as that can be told without them. What it
-prints: transcripts/campaign.txt."""
+"""`campaign --plan`: files that their tools can read. What it prints: transcripts/campaign.txt."""
 
 import os
 import re

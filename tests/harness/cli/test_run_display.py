@@ -34,10 +34,7 @@ def outcome(*cases: tuple[str, float], left_out: Sequence[Case] = (), **done: An
     told = {"measured_s": 10, "setup_s": 30, "rounds": 9, "blocks": 6, "stopped": "tight"} | done
     records = []
     for key, weight in cases:
-        records += [
-            a_cell(case=key, boundary=key.split()[-1], weight=weight),
-            CaseDone(case=key, **told),
-        ]
+        records += [a_cell(case=key, boundary=key.split()[-1], weight=weight), CaseDone(case=key, **told)]
     return Outcome(records, len(cases), list(left_out), 8.0, 25, Path("results/local/run"))
 
 

@@ -40,8 +40,7 @@ def page_of(*names: Path) -> Page:
 
 
 def measured(folder: Path) -> Page:
-    """Sizes that vary, verdicts of each word, disturbed rounds, clocks, rows without a time, a case that was
-    not finished."""
+    """Sizes that vary, all verdicts, disturbed rounds, clocks, rows without a time, an unfinished case."""
     small, large, long, ragged, quantised, broken, last = cases = [
         *(case(1), case(8), replace(case(8, ctx=900), weight=0.6), case(8, ctx="5..20")),
         *(case(64, boundary="with_quant"), case(64, ctx=50, heads=4), case(64)),

@@ -39,10 +39,7 @@ AB = arms.parse_flags(["A=1,2", "B=x,unset"])
     ("found", "wanted"),
     [
         (arms.factorial(AB, {}), "plain; A=1, B=x; A=1, B unset; A=2, B=x; A=2, B unset; plain (again)"),
-        (
-            arms.one_at_a_time(AB, {"C": "3"}),
-            "C=3; C=3, A=1; C=3, A=2; C=3, B=x; C=3, B unset; C=3 (again)",
-        ),
+        (arms.one_at_a_time(AB, {"C": "3"}), "C=3; C=3, A=1; C=3, A=2; C=3, B=x; C=3, B unset; C=3 (again)"),
         # Of a recipe, the whole of which the others are compared with.
         (
             arms.leave_one_out({"A": "1", "B": "2"}, {}),

@@ -41,8 +41,7 @@ def git(*words: object) -> str:
 
 @pytest.fixture
 def clone(tmp_path) -> Path:
-    """Two commits, one before files were moved and one beyond ours, which changes torch.changed and adds
-    torch.steady."""
+    """Two commits: before files were moved; beyond ours, with another torch.changed and a torch.steady."""
     folder = tmp_path / "suite"
     git("clone", "-q", "--shared", ROOT, folder)
     before = git("-C", folder, "log", "-1", "--diff-filter=A", "--format=%H^", "--", MOVED)

@@ -28,8 +28,7 @@ OTHERS = {
 
 
 def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
-    """Uneven whatever the case is: lengths of 1, of whole pages and of neither, experts without rows, odd
-    rows below a tile and beyond one."""
+    """Uneven: lengths of 1, of whole pages and of neither, experts without rows, odd rows around a tile."""
     lines = []
     for op, other in OTHERS.items():
         of = kernels.OPS[op]

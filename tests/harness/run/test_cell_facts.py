@@ -1,5 +1,4 @@
-"""What a worker tells of a contender beside its times, in its cell and in the table; and what a run says of
-its environment."""
+"""What a worker tells of a contender beside its times, in its cell and in the table; a run's environment."""
 
 import json
 from dataclasses import replace

@@ -24,10 +24,7 @@ FAILS = {
     "stale_page_table": ("wrong", "with other stationary operands: "),
     "writes_operands": ("wrong", "it changed its operands"),
     "writes_operands_when_timed": ("wrong", "after timing: it changed its operands"),
-    "shares_with_the_writer": (
-        "error",
-        "failing.writes_operands_when_timed changed the operands that it ",
-    ),
+    "shares_with_the_writer": ("error", "failing.writes_operands_when_timed changed the operands that it "),
     "ninth_sequence": ("wrong", RAGGED),
     "raises_in_prepare": ("error", "RuntimeError: no such luck"),
     "unsupported": ("unsupported", "this build has no such kernel"),

@@ -152,3 +152,20 @@ def test_control_c(start, tmp_path):
     assert stderr.strip() == "stopped; finished cases are recorded, --resume RUN measures the rest"
     assert not workers()
     assert Journal(out).finished() == {}
+
+
+@pytest.mark.slow
+def test_a_run_killed_after_a_case_keeps_it_and_measures_the_rest(cli, start, tmp_path):
+    out = tmp_path / "run"
+    cases = ("--case", "batch=1 ctx=5,6", "--impl", TORCH, "--budget", "60s", "--per-case", "0.1s")
+    run = start(*SMALL, *cases, "--out", out)
+    assert comes(lambda: (out / "run.json").exists() and Journal(out).finished())
+    run.kill()
+    run.communicate()
+    assert comes(lambda: not workers())
+    kept = Journal(out).finished()
+    rest = cli("run", "--resume", out)
+    assert rest.returncode == 0, rest.stderr
+    completed = Journal(out).finished()
+    assert len(completed) == 2 and {key: completed[key] for key in kept} == kept
+    assert all((key in rest.stderr) == (key not in kept) for key in completed)

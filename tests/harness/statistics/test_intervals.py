@@ -217,8 +217,7 @@ def test_noise_floor_is_what_the_interval_of_the_pair_does_not_explain():
 
 
 def test_noise_floor_of_a_disturbed_pair_is_all_that_it_may_be():
-    """So that nothing is called the same because the machine was too busy to tell it apart, and what differs
-    by far more still has a verdict."""
+    """What a busy machine hides is not called the same; what differs by far more still has a verdict."""
     found = compare(noisy(1, 1, spread=0.5), noisy(1, 2, spread=0.5), blocks=BLOCKS)
     floor = noise_floor(found)
     assert floor == pytest.approx(max(found.high, 1 / found.low) - 1)

@@ -179,8 +179,7 @@ def test_calls_in_fp8_are_wrong_by_the_measure_of_bf16():
 
 @pytest.mark.parametrize("least", [0.0, 2.0**-126])
 def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
-    """Exponentials end at 0 or at fp32's smallest normal number. In half of the columns the only token that
-    is heard has 0."""
+    """Exponentials end at 0 or at fp32's smallest normal. In half of the columns all that is heard is 0."""
     o = made("batch=1 ctx=30 heads=2 page=4")
     rows, slots = o.kv.view(-1, WIDTH), o.token_slots(0)
     rows[slots, WIDTH - 1] = 0.0

@@ -1,5 +1,4 @@
-"""Sections of serving whose records are broken, begun or hostile. What they say of whole ones: snapshots of
-../test_pages.py."""
+"""Sections of serving whose records are broken, begun or hostile; of whole ones: ../test_pages.py."""
 
 import json
 import shlex

@@ -209,8 +209,7 @@ def test_each_publication_says_what_it_lacks():
 
 
 def of_document(document, point):
-    """A point's prediction in what `serving link --json` wrote: of a ratio as a part of the link's own value
-    before."""
+    """A point's prediction in `serving link --json`: of a ratio as a part of the link's own value before."""
     [workload] = document["workloads"]
     change = next(one for one in workload["changes"] if one["quantity"] == point.quantity)
     made = Prediction(**change | {"parts": (), "uncertainty": ()})

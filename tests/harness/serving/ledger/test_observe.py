@@ -191,8 +191,7 @@ UNSAID: list[tuple[str, dict[str, Any]]] = [
 
 
 def test_what_a_run_says_by_other_means_need_not_be_assumed():
-    """Another spelling; without flags InferenceX's keys, one rank of data parallelism, an engine without such
-    a scheduler."""
+    """Another spelling; without flags InferenceX's keys, one rank, an engine without such a scheduler."""
     assert differences(SETTING, RUN) == []
     says = {"spec_decoding": "none", "disagg": False, "enforce_eager": "False"}
     run = RUN.model_copy(update={"flags": (), "extra": says, "engine": "vllm"})

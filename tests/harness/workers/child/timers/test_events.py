@@ -162,8 +162,7 @@ def test_a_program_that_was_never_seen_is_timed_too(cuda, timer):
 
 
 def test_a_busy_host_shortens_batches_for_a_while_only(cuda, timer):
-    """The gap before the first kernel is a part of each sample: of 400 steps a small one, of one step a third
-    of a call of 6 us."""
+    """The gap before the first kernel is in each sample: of 400 steps little, of one a third of 6 us."""
     call = Contender(cuda, 6e-6, 10e-6)
     program = prepared(timer, call)
     program.most = 1

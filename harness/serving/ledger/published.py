@@ -31,8 +31,6 @@ from harness.serving.ledger.prediction import KernelChange, Prediction, Quantity
 from harness.serving.schema import StrictRecord
 
 FOLDER = PUBLISHED / "changes"
-NOTED = FOLDER / "ab_points.json"
-"""The points that readers' notes hold too."""
 
 
 class PublishedPoint(StrictRecord):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 
 import check_documents
 import pytest
@@ -12,7 +11,6 @@ from harness.catalogue import published, recipes
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
 from harness.serving import load
-from harness.serving.ledger.published import NOTED, published_rows
 from harness.serving.published.documents import configurations, documents
 from harness.serving.published.shell import commands_of, flags_of
 from tests.support.paths import SERVING_DATA
@@ -141,38 +139,3 @@ def test_the_check_against_texts_finds_what_is_not_there(tmp_path):
         ("4,096", "4,095", "r: no such number: 4096"),
     ):
         assert list(check_documents.wrong(small, held.replace(old, new))) == [told]
-
-
-# Readers' notes of published numbers: the data that commands read agrees with them
-
-
-NOTES = PUBLISHED / "notes"
-
-
-def numbers(entry: object) -> Iterator[float]:
-    if isinstance(entry, (dict, list)):
-        for value in entry.values() if isinstance(entry, dict) else entry:
-            yield from numbers(value)
-    elif isinstance(entry, (int, float)):
-        yield entry
-
-
-def test_what_was_noted_of_a_run_is_what_its_document_holds():
-    rows = json.loads((NOTES / "document_runs.json").read_text())["runs"]
-    metrics = {name: run.metrics for name, run in RUNS.items()}
-    metrics |= {name: (claim.metric,) for name, claim in CLAIMS.items() if claim.metric}
-    shared = [row for row in rows if row["id"] in metrics]
-    assert (len(rows), len(shared)) == (51, 29)
-    for row in shared:
-        scale = 1e3 if row["unit"] == "s" else 1.0  # the documents' data has latencies in ms
-        found = {one.value / (scale if one.unit == "ms" else 1.0) for one in metrics[row["id"]]}
-        assert row["value"] in found, row["id"]
-
-
-def test_every_published_point_was_noted():
-    noted = {entry["id"]: set(numbers(entry)) for entry in json.loads((NOTES / "ab_points.json").read_text())}
-    for row in published_rows([NOTED]):
-        (observed,) = row.observations
-        entry = noted[next(name for name in noted if row.id.startswith(name))]
-        for value in (observed.observation.before, observed.observation.after):
-            assert {value, round(value / 1e3, 9)} & entry, row.id

@@ -28,10 +28,16 @@ def half(o, out):
     attend(o, out)
     out[-1] = 0
 
+CALLS = []
+
+def fades(o, out):  # right when it is checked first, and wrong when it was timed
+    CALLS.append(1)
+    return attend(o, out) if len(CALLS) < 7 else half(o, out)
+
 def raises(o, out):
     raise RuntimeError("no such luck")
 
-@pytest.mark.parametrize("kernel", [attend, "torch.sdpa", half, raises, "flashmla", "torch.sdp", 7])
+@pytest.mark.parametrize("kernel", [attend, "torch.sdpa", half, fades, raises, "flashmla", "torch.sdp", 7])
 def test_mine(kernel_benchmark, kernel):
     facts = kernel_benchmark("mla_decode", kernel, case=CASE, cache="warm", rounds=5)
     assert facts["check"]["ok"]
@@ -59,13 +65,14 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
     for said in (
         "yours.half is wrong: ",
         "rows are off",
+        "yours.fades is wrong: ",
         "yours.raises is error: RuntimeError: no such luck",
         "no implementation of mla_decode is called 'torch.sdp'",
         "7 is no kernel: give a function of (operands, out), or a name",
         "names 2 cases; a benchmark is of one",
     ):
         assert said in done.stdout
-    assert "2 passed, 1 skipped" in done.stdout.replace("5 failed, ", ""), "FlashMLA needs a GPU"
+    assert "2 passed, 1 skipped" in done.stdout.replace("6 failed, ", ""), "FlashMLA needs a GPU"
     mine, suites = json.loads((tmp_path / "out.json").read_text())["benchmarks"]
     assert (mine["stats"]["rounds"], mine["extra_info"]["implementation"]) == (5, "yours.attend")
     facts = suites["extra_info"]

@@ -19,10 +19,15 @@ pytestmark = pytest.mark.skipif(
 OTHERS = ("sm_103", "sm_120", "x86-amx")  # architectures that are not compiled for
 
 
+UNLIKE = {"block_scale_gemm": {"n": 129}, "fused_moe": {"scales": "ue8m0"}, "mla_decode": {"kv": "fp8"},
+          "mha_prefill": {"dtype": "fp8"}}  # fmt: skip
+
+
 def cases(op: str) -> list[dict]:
-    """Those of the smoke suite, and a few spread over each of two deployments."""
+    """Those of the smoke suite, a few spread over each of two deployments, and one that is unlike them."""
     smoke, tp8, ep8 = (suite(name).cases(op) for name in ("smoke", "r1-tp8", "r1-dp-ep8"))
-    return [c.sizes for c in [*smoke, *tp8[:: len(tp8) // 5], *ep8[:: max(1, len(ep8) // 3)]]]
+    suites = [c.sizes for c in [*smoke, *tp8[:: len(tp8) // 5], *ep8[:: max(1, len(ep8) // 3)]]]
+    return [*suites, suites[0] | UNLIKE[op]]
 
 
 def of_op(op: Op, sizes: object) -> list[str]:

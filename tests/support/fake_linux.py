@@ -55,7 +55,8 @@ class FakeLinux:
     def flush(self) -> None:
         def line(name: str, of: list[dict[str, float]]) -> str:
             user, idle, steal = (int(sum(t[k] for t in of) + 1e-6) for k in ("user", "idle", "steal"))
-            return f"{name} {user} 0 0 {idle} 0 0 0 {steal} 0 0\n"
+            waiting = idle // 3  # for a disk, which is idle, too
+            return f"{name} {user} 0 0 {idle - waiting} {waiting} 0 0 {steal} 0 0\n"
 
         lines = [line("cpu ", list(self.ticks.values()))]
         lines += [line(f"cpu{cpu}", [ticks]) for cpu, ticks in self.ticks.items()]

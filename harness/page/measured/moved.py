@@ -19,7 +19,6 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
     rows = []
     for row in comparison.rows:
         ratio = row.comparison
-        verdict = ratio.verdict if row.anchor else "unclear"
         low, high = interval_ends(ratio.ratio, ratio.low, ratio.high)
         text = " ".join(uncertain_ratio(ratio.ratio, ratio.low, ratio.high)).strip()
         values.append(
@@ -29,7 +28,7 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
                 "low": low,
                 "high": high,
                 "text": text,
-                "verdict": verdict,
+                "verdict": ratio.verdict,
                 "drift": "drift of the machine" if row.drift else "",
             }
         )
@@ -41,7 +40,7 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
                     TableValue(us_text(row.a_us), row.a_us),
                     TableValue(us_text(row.b_us), row.b_us),
                     TableValue(text, ratio.ratio),
-                    verdict if row.anchor else "absolute times",
+                    ratio.verdict if row.anchor else "absolute times",
                     "yes" if row.changed else "" if row.changed is None else "no",
                 ]
             )

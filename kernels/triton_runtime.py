@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
+from kernels import platform as platforms
 from kernels.op import Implementation, Prepared, Unsupported
 from kernels.operands import Operands
 from kernels.platform import Platform, version
@@ -35,14 +36,12 @@ def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
 
 def target_of(device: torch.device) -> Target:
     """The device that a tensor is on."""
+    if device.type == "cpu":
+        return CPU
     import torch
 
-    kind = kind_of(device)
-    if kind == "cpu":
-        return CPU
-    gpu = torch.cuda.get_device_properties(device)
-    arch = gpu.gcnArchName.split(":")[0] if kind == "rocm" else f"sm_{gpu.major}{gpu.minor}"
-    return Target(kind, arch, gpu.multi_processor_count, gpu.name)
+    gpu, units = platforms.of(device), torch.cuda.get_device_properties(device).multi_processor_count
+    return Target(gpu.kind, gpu.arch, units, gpu.name)
 
 
 def kind_of(device: torch.device) -> str:

@@ -1,11 +1,14 @@
 """Wider boundaries and rotating sets, for every op that has them: what the harness builds on."""
 
 import json
+from typing import ClassVar
 
 import pytest
 import torch
 
 import kernels
+from kernels.compose import bind
+from kernels.fused_moe.providers.torch_eager import NaiveMoe
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.suites import suite
@@ -79,6 +82,30 @@ def test_sets_that_calls_rotate_over(op_name):
         turned = first.turned(2)
         assert turned.digest() == third.digest()
         assert (third.digest() != first.digest()) == op.turns
+
+
+class Looks(NaiveMoe):
+    """At what it is prepared on."""
+
+    seen: ClassVar[list] = []
+
+    def prepare(self, operands, out):
+        self.seen.append(operands.copy())
+        return super().prepare(operands, out)
+
+    def prepare_turn(self, first, operands, out):
+        self.seen.append(first)
+        return super().prepare_turn(first, operands, out)
+
+
+def test_a_composed_call_is_prepared_on_what_it_will_read_and_beside_the_first():
+    op, every = smoke("fused_moe")
+    outer, core = (op.make(every[0], Seeds(3, 4), "cpu", boundary) for boundary in ("with_routing", "core"))
+    out = op.empty_output(every[0], "cpu")
+    first = bind(op, Looks(), outer, out)
+    assert torch.equal(Looks.seen[0].x_q.view(torch.uint8), core.x_q.view(torch.uint8))
+    bind(op, Looks(), outer.turned(1), out, first)
+    assert Looks.seen[1] is first.inner.inner
 
 
 CHEAT = """

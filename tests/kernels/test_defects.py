@@ -61,6 +61,7 @@ SOUND = [
     ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx942", "0.1.17", mla(heads=64)),
     ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx942", "unknown", mla(heads=64)),
     ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx942", "0.1.18", mla(heads=32)),
+    ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx942", "0.1.18", mla(heads=128)),
     ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx942", "0.1.18", mla(heads=64, kv="bf16")),
     ("ROCm/aiter#4957", MLA, "aiter.asm_persistent", "gfx950", "0.1.18", mla(heads=64)),
     ("ROCm/aiter#4957", MLA, "aiter.triton", "gfx942", "0.1.18", mla(heads=64)),

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,8 @@ from kernels import platform
 from kernels.gpus import nvidia
 from kernels.gpus.nvidia import Gpu
 from kernels.platform import Platform, _amd, _cpu_facts, _kfd, available_memory, free_memory, run
+from kernels.triton_runtime import CPU, target_of
+from kernels.tuning import Target
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
 
@@ -158,7 +161,8 @@ def test_torch_tells_what_the_driver_s_tools_do_not(machine, monkeypatch):
 def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
     """Of torch 2.11's properties, and of older ones that have no uuid."""
     (tmp_path / "torch.py").write_text(
-        "from types import SimpleNamespace as S\n"
+        "import os\nfrom types import SimpleNamespace as S\n"
+        "assert os.environ['CUDA_DEVICE_ORDER'] == 'PCI_BUS_ID'\n"
         "h100 = S(major=9, minor=0, name='NVIDIA H100', total_memory=85, uuid='11223344-5566')\n"
         "part = S(major=9, minor=0, name='NVIDIA H100 MIG 1g.10gb', total_memory=10)\n"
         "gpus = [h100, part]\n"
@@ -178,6 +182,20 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
         [],
         f"{MISMATCH}; torch: libcudart.so.13: cannot open shared object file",
     )
+
+
+@pytest.mark.parametrize(("hip", "kind", "arch"), [(None, "cuda", "sm_90"), ("7.1", "rocm", "gfx942")])
+def test_a_tensor_s_device_is_what_torch_says_of_it(monkeypatch, hip, kind, arch):
+    import torch
+
+    facts = {"major": 9, "minor": 0, "gcnArchName": "gfx942:sramecc+:xnack-", "multi_processor_count": 132}
+    gpu = SimpleNamespace(**facts, name="a GPU", total_memory=85)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: gpu)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    for device, name in (("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
+        assert platform.of(torch.device(device)) == Platform(kind, arch, name, "a GPU", memory=85)
+        assert target_of(torch.device(device)) == Target(kind, arch, 132, "a GPU")
+    assert (target_of(torch.device("cpu")), platform.of(torch.device("cpu")).kind) == (CPU, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -213,6 +231,7 @@ def test_amds_are_chosen_by_the_name_that_rocm_gives_them(tmp_path, monkeypatch)
     node(tmp_path, 2, MI300X + "unique_id 4096\n")
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "GPU-0000000000001000,0")
     monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # HIP's own goes before
     (found,) = _amd(tmp_path)
     assert (found.device, found.uuid) == ("cuda:0", "GPU-00000000000000ff")
 
@@ -256,6 +275,7 @@ def test_an_amd_is_called_by_its_product_and_told_from_others_by_its_place(tmp_p
         (0x74A2, 4, {}, "AMD Instinct MI308X"),
         (0x74A1, 1, {"compute": "CPX", "memory": "NPS4"}, "AMD Instinct MI300X CPX/NPS4"),
         (0x74A1, 8, {"compute": "SPX", "memory": "NPS1"}, "AMD Instinct MI300X"),
+        (0x74A1, 8, {"compute": "UNKNOWN"}, "AMD Instinct MI300X"),
         (0x74A1, 0, {}, "AMD Instinct MI300X"),
     ],
 )
@@ -321,11 +341,12 @@ def v2(limit: object, used: int, group: str = ".") -> dict[str, object]:
         (v2("max", 7), 4096),
         (v2(1024, 256), 768),
         (v1(1024, 512), 512),
+        (v1(1024, 256, "cpu,memory/none"), 768),
         (v1((1 << 43) - 1, 7), 4096),  # what stands there for no limit
         (v2(1024, 900) | {"memory.stat": f"anon 9\ninactive_file {600 << 20}\nactive_file {200 << 20}"}, 924),
         (
             v1(1024, 900, "memory/job")
-            | {"memory/job/memory.stat": f"inactive_file 7\ntotal_inactive_file {800 << 20}"},
+            | {"memory/job/memory.stat": f"total_active_file {500 << 20}\ntotal_inactive_file {300 << 20}"},
             924,
         ),
         (v2("max", 0, "job/step") | v2(1024, 24, "job") | v2(2048, 1536), 512),  # the least of all
@@ -408,6 +429,7 @@ def test_free_memory_of_a_gpu_is_what_its_driver_says(monkeypatch, tmp_path):
     for said, free in (({"GPU-1": 70 << 30}, 70 << 30), ({"GPU-1": 0}, 0), ({}, gpu.memory)):
         monkeypatch.setattr(platform.nvidia, "free_bytes", said.get)
         assert free_memory(gpu) == free
+        assert free_memory(replace(gpu, here=False)) == gpu.memory
     assert free_memory(replace(gpu, memory=0)) is None
 
     gpu = Platform("rocm", "gfx942", "cuda:0", memory=192 << 30, uuid="GPU-00ab")

@@ -70,7 +70,7 @@ def differences(shape: tuple[int, int], name: str, scales: str, layout: str) -> 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_torch(case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
     assert differences(*case) == [0] * 4
 
 
@@ -132,8 +132,9 @@ def test_quantise_kernel_compiles(target: str, scales: str) -> None:
 
 def test_errors() -> None:
     x, q = torch.zeros(3, 256, dtype=torch.bfloat16), torch.zeros(3, 256, dtype=torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match=r"shapes do not fit: .*scale \[3, 3\]"):
-        provider.quantiser(x, q, torch.zeros(3, 3))
+    for other, scale in ((q, (3, 3)), (q, (2, 2)), (q[:2], (3, 2)), (q[:, :130], (3, 2))):
+        with pytest.raises(ValueError, match=rf"shapes do not fit: .*scale \[{scale[0]}, {scale[1]}\]"):
+            provider.quantiser(x, other, torch.zeros(scale))
     with pytest.raises(ValueError, match="unknown FP8 format 'e5m2'"):
         provider.quantiser(x, q.to(torch.float8_e5m2), torch.zeros(3, 2))
     with pytest.raises(ValueError, match="unknown scales 'bf16'"):

@@ -28,6 +28,10 @@ REFUSED = [
     ),
     (MOE, "deepgemm@vllm", "sm_100", f"{DEEP} scales=fp32", UE8M0),
     (MOE, "deepgemm@vllm", "sm_90", f"{DEEP} scales=fp32", ""),
+    # FP8 formats, which some convert to bf16 before they multiply
+    (GEMM, "aiter.ck", "gfx942", "fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
+    (MOE, "aiter.ck", "gfx950", "fp8=e4m3fnuz", "gfx950 takes e4m3fn, not e4m3fnuz"),
+    (MLA, "vllm.triton", "gfx942", "kv=fp8 fp8=e4m3fn", ""),
     # Architectures
     (GEMM, "flashinfer.cutile", "sm_90", "", "needs sm_100, sm_103 or sm_120; this is sm_90"),
     (MLA, "vllm.triton", "x86-avx512", "", "needs cuda or rocm; this is cpu x86-avx512"),

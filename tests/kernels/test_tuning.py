@@ -130,6 +130,7 @@ def test_a_folder_of_ones_own_goes_before(folder: Path, monkeypatch, tmp_path: P
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path / "own"))
     tuning.stored.cache_clear()
     assert chosen(64).config == Config(64)
+    (tmp_path / "none").touch()
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path / "none"))
     tuning.stored.cache_clear()
     with pytest.raises(StoredError, match=r"KERNEL_BENCH_TUNED names .*none, which is not a folder"):
@@ -185,26 +186,6 @@ def test_every_configuration_can_be_stored_and_found(op: str, folder: Path):
             tuning.stored.cache_clear()
             found = implementation.choose(target, sizes)
             assert found.config == config and found.origin.endswith("for this case")
-
-
-CANNOT_LAUNCH = {
-    "block_scale_gemm": ("m=256 n=256 k=1024", {"rows": 256, "columns": 128, "stages": 3}),
-    "mla_decode": ("batch=2 ctx=40..150 page=16", {"heads": 16, "tokens": 64, "stages": 2}),
-    "fused_moe": ("tokens=16 experts=16 topk=4 hidden=256 inter=128", {"fuse": True, "stages": 3}),
-}
-"""On gfx942, which has 64 KB where gfx950 has 160: the compiler gave 98,304, 73,728 and 69,632 bytes."""
-
-
-@pytest.mark.parametrize(("op", "text", "config"), [(op, *rest) for op, rest in CANNOT_LAUNCH.items()])
-def test_what_cannot_launch_is_not_offered(op, text, config):
-    (implementation,) = implementations(op)
-
-    def offered(arch: str) -> bool:
-        target = architectures()[arch].target
-        sizes = kernels.OPS[op].sizes({**kernels.OPS[op].defaults(arch), **parse(text)[0]})
-        return any(config.items() <= asdict(c).items() for c in implementation.configurations(target, sizes))
-
-    assert offered("gfx950") and not offered("gfx942")
 
 
 @pytest.mark.parametrize("path", sorted(tuning.TUNED.glob("*/*.json")), ids=lambda p: "-".join(p.parts[-2:]))

@@ -105,7 +105,8 @@ def test_what_nvidia_smi_fails_with_is_quoted(smi, script, said):
 
 
 def test_a_gpu_that_fell_off_the_bus_takes_no_other_with_it(smi):
-    smi(f"echo '{WHOLE}Unable to determine the device handle for GPU3: Unknown Error'; exit 15")
+    handle = "Unable to determine the device handle for GPU"
+    smi(f"echo '{WHOLE}{handle}3: Unknown Error\n{handle}4: Lost'; exit 15")
     known, wrong = nvidia.gpus()
     assert [gpu.uuid for gpu in known] == ["GPU-aaaa", "GPU-bbbb", "GPU-bcde"]
     assert wrong == "nvidia-smi: Unable to determine the device handle for GPU3: Unknown Error"
@@ -147,7 +148,7 @@ def test_of_slices_one_is_shown_as_nvidia_smi_lists_it(smi, setting, name, gigab
 
 
 def test_a_slice_that_no_tool_lists_is_one_device_of_unknown_memory():
-    gpus = [Gpu("sm_90", "NVIDIA H100", 80 << 30, f"GPU-{digit}0") for digit in range(4)]
+    gpus = [Gpu("sm_90", "NVIDIA H100", 80 << 30, f"GPU-{digit}0") for digit in range(4)] + [nvidia.LOST]
     for entry in ("MIG-77", "MIG-GPU-20/1/0"):
         setting = {"CUDA_VISIBLE_DEVICES": f"{entry},MIG-78"}
         assert shown(gpus, setting) == [Gpu("sm_90", f"NVIDIA H100 {entry}", 0, entry)]
@@ -259,9 +260,9 @@ def test_where_nvml_fails_nvidia_smi_is_asked_and_both_are_quoted(nvml, monkeypa
 def test_a_driver_leaves_traces(tmp_path, monkeypatch):
     monkeypatch.setattr(nvidia.ctypes, "CDLL", lambda name: name)
     assert nvidia.driver_trace(tmp_path) == "libcuda.so.1"
-    (tmp_path / "dev").mkdir()
-    (tmp_path / "dev/nvidia3").touch()
-    assert nvidia.driver_trace(tmp_path) == str(tmp_path / "dev/nvidia3")
+    for place in ("proc/driver/nvidia", "dev/dxg", "dev/nvidiactl", "dev/nvidia3"):
+        (tmp_path / place).mkdir(parents=True)
+        assert nvidia.driver_trace(tmp_path) == str(tmp_path / place)
 
 
 def test_an_nvidia_smi_from_before_mig_is_asked_without_it(smi):

@@ -1,0 +1,73 @@
+"""What a plug-in's rows say of themselves reaches the process that measures."""
+
+import pytest
+
+import kernels
+from kernels.op import Implementation, Unsupported
+from kernels.platform import Platform
+from kernels.plugin_process import PluginProcess
+
+PLUGIN = """
+from kernels.op import Implementation
+from kernels.support import Support
+from lies_beside import TOKENS
+
+
+class Mine(Implementation):
+    name, op, requires, library, runtime = "mine.row", "fused_moe", "a test", "pytest", "here"
+    boundaries, activations, shared_layout = ("with_quant", "with_routing"), "fp8", "rows"
+    truncates, allocates, captures, rebinds = True, True, False, True
+
+    def available(self, platform):
+        return Support(platform.here, f"{platform} {sorted(platform.features)}")
+
+    def fits(self, sizes):
+        return Support(sizes.tokens < TOKENS, f"{sizes}")
+
+    def interpreted(self, platform):
+        return platform.kind == "cpu"
+
+    def environment(self, platform):
+        return {"ARCH": platform.arch}
+
+    interpreted_s, layout, workspace, scratch = (
+        lambda self, sizes, times=times: times * sizes.tokens for times in (0.5, 2, 3, 4)
+    )
+
+    def prepare(self, operands, out):
+        raise NotImplementedError
+
+
+class Silent(Mine):
+    name = "mine.silent"
+
+    def layout(self, sizes):
+        raise NotImplementedError
+"""
+
+
+def test_a_plug_in_says_in_its_own_process_what_it_says_here(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere/lies_beside.py").write_text("TOKENS = 5")
+    monkeypatch.syspath_prepend(tmp_path / "elsewhere")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    (path := tmp_path / "mine.py").write_text(PLUGIN)
+    process = PluginProcess(path, kernels.PluginError)
+    (here, _), (there, silent) = kernels.implementations_of(path), process.implementations()
+    facts = Implementation.__annotations__.keys() - {"per_size"}  # which no plug-in's row is asked for
+    assert all(getattr(here, fact) != getattr(Implementation, fact, None) for fact in facts)
+    assert all(getattr(there, fact) == getattr(here, fact) for fact in {*facts, "version"})
+    for asked in (
+        Platform("cpu", "x86", features=frozenset({"a", "b"})),
+        Platform("rocm", "any", here=False),
+    ):
+        for name in ("interpreted", "environment"):
+            assert getattr(there, name)(asked) == getattr(here, name)(asked)
+        assert there.available(asked).ok == here.available(asked).ok
+    for asked in map(kernels.OPS["fused_moe"].sizes, ({"tokens": 4}, {"tokens": 6, "ep": 2})):
+        for name in ("fits", "interpreted_s", "layout", "workspace", "scratch"):
+            assert getattr(there, name)(asked) == getattr(here, name)(asked)
+    with pytest.raises(kernels.PluginError, match=r"^NotImplementedError$"):
+        silent.layout(asked)
+    with pytest.raises(Unsupported, match="only its own worker prepares it"):
+        there.prepare(None, None)

@@ -32,6 +32,7 @@ REFUSED = [
     (GEMM, "aiter.ck", "gfx942", "fp8=e4m3fn", "gfx942 takes e4m3fnuz, not e4m3fn"),
     (MOE, "aiter.ck", "gfx950", "fp8=e4m3fnuz", "gfx950 takes e4m3fn, not e4m3fnuz"),
     (MLA, "vllm.triton", "gfx942", "kv=fp8 fp8=e4m3fn", ""),
+    (MOE, "flashinfer.trtllm", "sm_100", "experts=16 topk=8", "fewer than the 8 in reach, not 8"),
     # Architectures
     (GEMM, "flashinfer.cutile", "sm_90", "", "needs sm_100, sm_103 or sm_120; this is sm_90"),
     (MLA, "vllm.triton", "x86-avx512", "", "needs cuda or rocm; this is cpu x86-avx512"),
@@ -39,6 +40,8 @@ REFUSED = [
     (MOE, "deepgemm@sglang", "sm_100", DEEP, "on sm_100 needs hidden to be a multiple of 512"),
     (MOE, "deepgemm@sglang", "sm_90", DEEP, ""),
     (MHA, "flash_attn.fa4@vllm", "sm_90", "dtype=fp8", "takes dtype=bf16 on sm_90"),
+    (MHA, "aiter.asm", "gfx942", "new=43690 prefix=43691 heads=128", ""),
+    (MHA, "aiter.asm", "gfx942", "new=43691 prefix=43691 heads=128", "within a sequence's keys end at 4 GiB"),
     (MLA, SGLANGS, "gfx950", "kv=fp8", "by 0 on gfx950 where a sequence has fewer than 196 tokens, as 100"),
     (MLA, SGLANGS, "gfx950", "ctx=196 kv=fp8", ""),
     (MLA, SGLANGS, "gfx942", "kv=fp8 fp8=e4m3fnuz", ""),
@@ -57,10 +60,11 @@ def test_what_a_row_does_not_take(op: str, name: str, arch: str, sizes: str, rea
 
 
 SWEPT = {
-    GEMM: ("m=16 n=4096 k=1024", "m=1,32,33 n=64,100,128,192,2112,2560 k=128,200,256,384,7168"),
+    GEMM: ("m=16 n=4096 k=1024", "m=1,32,33 n=64,100,128,192,2112,2560 k=128,200,256,384,7168 fp8=e4m3fnuz"),
     MOE: (
         "tokens=7 experts=64 topk=8 hidden=7168 inter=2048",
-        "tokens=1,4096 experts=30,62,512 topk=1,6,9 hidden=128,1152 inter=128,384 ep=8 shared=1 scales=ue8m0",
+        "tokens=1,4096 experts=30,62,512 topk=1,6,9 hidden=128,1152 inter=128,384 ep=8 shared=1 scales=ue8m0 "
+        "fp8=e4m3fnuz",
     ),
     MHA: ("batch=2 new=64 heads=16", "new=1,4096 prefix=1,64 heads=1,3,128 dtype=fp8"),
     MLA: ("batch=2 ctx=100", "ctx=1,65536 heads=4,8,20,64,96,127,128,129,256 page=1,7,16,32,48,96,128,256"),

@@ -43,7 +43,7 @@ def test_rows_of_a_reference_end_with_the_memory_for_it():
 
 
 def test_each_expert_is_converted_once():
-    sizes, ids = kernels.OPS["fused_moe"].sizes(parse(CASES["fused_moe"])[0]), torch.tensor([[3, 9]] * 40)
+    sizes, ids = kernels.OPS["fused_moe"].sizes(parse(CASES["fused_moe"])[0]), torch.tensor([[3, 9, -1]] * 40)
     of_pair = 6.0 * sizes.hidden * sizes.inter
     rows = moe_reference._sampled_rows(ids, sizes, of_pair * (2 * moe_reference.EXPERT_PAIRS + 2 * 10), 0.0)
     assert rows is not None and len(rows) == 10

@@ -154,11 +154,3 @@ def test_activations_rounded_to_fp8_are_no_w8a16():
     assert judge(out, reference, OP.tolerance(sizes), None, fp8=True)["ok"]
     report = judge(out, reference, OP.tolerance(sizes), None, fp8=False)
     assert report["row_error"] > 3 * report["row_limit"]
-
-
-def test_vllm_takes_multiples_of_32():
-    vllm = next(i for i in kernels.implementations("block_scale_gemm") if i.name == "vllm.amx")
-    assert vllm.fits(sizes_of("m=1 n=2112 k=96 scales=ue8m0")).ok
-    for text in ("m=1 n=48 k=128", "m=1 n=128 k=130", "m=1 n=128 k=128 fp8=e4m3fnuz"):
-        assert not vllm.fits(sizes_of(text)).ok
-    assert vllm.native("core") is None and vllm.native("with_quant") == "with_quant"

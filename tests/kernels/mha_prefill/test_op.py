@@ -12,7 +12,7 @@ from harness.paths import ROOT
 from harness.workers.child.judge import judge
 from kernels.formats import fp8_format
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
-from kernels.mha_prefill.reference import sampled_rows
+from kernels.mha_prefill.reference import _edges, sampled_rows
 from kernels.mha_prefill.sizes import VALUE, WIDTH
 from kernels.op import Reference
 from kernels.operands import Seeds
@@ -144,6 +144,7 @@ def test_a_sample_has_the_ends_and_grows_by_the_flops_it_may_take():
     ends = {row for s in sequences for row in (s.queries.start, s.queries.stop - 1)}
     edges = {s.queries.start + row for s in sequences for row in (63, 64)}
     assert ends | edges <= set(sampled_rows(sequences, 2, 2e8))
+    assert {*_edges(256)} == {0, 63, 64, 127, 128, 191, 192, 255}
     counts = [len(sampled_rows(sequences, 2, flops) or range(675)) for flops in (1, 1e7, 1e8, 3e8, 1e12)]
     assert counts == sorted(set(counts)) and counts[0] == 1
 

@@ -90,6 +90,8 @@ ATTEND = Function("somelib.ops.mha.attend", "somelib.attend", needs="q kv", wish
 def test_a_library_that_is_not_there_is_a_lack_of_the_machine():
     with pytest.raises(Unsupported, match=r"^somelib cannot be imported: No module named 'somelib'$"):
         ATTEND.find()
+    with pytest.raises(Unsupported, match=r"^somelib cannot"):
+        Symbol("somelib.attend", "somelib_of_others.attend").find()
 
 
 WRAPPED = """

@@ -103,13 +103,3 @@ def test_a_case_that_faults_is_refused_with_the_number(monkeypatch):
     for version, support in (("0.1.20", Support(False, reason)), ("0.1.17", Support(True))):
         monkeypatch.setattr(platform, "version", lambda module, version=version: version)
         assert row(MLA, "aiter.asm_persistent").supports(case, place) == support
-
-
-def test_what_is_only_told_is_run(monkeypatch):
-    """A defect that gives wrong answers is found by the check, or is mended by now."""
-    monkeypatch.setattr(platform, "version", lambda module: "0.1.20")
-    op, place = kernels.OPS[MLA], named("rocm", "gfx950")
-    case = op.case({**op.defaults("gfx950"), **FAULT, "heads": 16})
-    persistent = row(MLA, "aiter.asm_persistent")
-    assert known_defects(persistent, op.sizes(case.sizes), "gfx950")
-    assert persistent.supports(case, place).ok

@@ -52,8 +52,9 @@ def of_row(row: Implementation, sizes: object) -> str:
 
 
 def of_choice(row: Tunable, sizes: object) -> list[str]:
-    """By each architecture: how many configurations have which value, the choice by rule, and its demands."""
-    lines = []
+    """Features; by each architecture how many configurations have which value, the choice by rule, and its
+    demands."""
+    lines = [f"{row.name}: {row.features(sizes)}"]
     for arch, architecture in architectures().items():
         target = architecture.target
         configs = list(row.configurations(target, sizes))

@@ -1,23 +1,30 @@
 """What rows of libraries do beyond what is recorded of their calls (test_recorded_calls.py)."""
 
 import sys
-from functools import partial
+from contextlib import nullcontext
+from functools import partial, wraps
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 import torch
+import torch.nn.attention.bias  # which imports what a test replaces
+from torch.nn.attention import SDPBackend
 
 import kernels
 from kernels.block_scale_gemm.providers import flashinfer
 from kernels.compose import bind
 from kernels.interfaces import signatures
-from kernels.mha_prefill.providers import aiter, cudnn
+from kernels.mha_prefill.providers import aiter, cudnn, torch_sdpa
 from kernels.op import Unsupported
 from kernels.operands import Seeds
+from shapes.case import parse
 from tests.support.answers import ANSWERS, VALUES
 from tests.support.gemm_moe_rows import EP, MANY, RAGGED
+from tests.support.judging import judged
 from tests.support.recorded import Case, record
+from tests.support.recorded_rows import CASES
 from tests.support.stand_ins import Answer, Arguments
 
 GEMM, MOE, MHA, _ = kernels.OPS
@@ -157,6 +164,23 @@ def test_vllms_map_of_experts_leads_where_the_ids_do():
     assert torch.equal(given["expert_map"][ids], call.operands.topk_ids)
 
 
+FLASHINFERS = {case.name: case for case in CASES if case.op == MOE and case.name.startswith("flashinfer")}
+
+
+@pytest.mark.parametrize("case", FLASHINFERS.values(), ids=FLASHINFERS)
+def test_turns_share_what_was_made_of_the_same_weights_and_of_no_others(case):
+    def made(call: Any) -> dict[str, torch.Tensor]:
+        return {name: it for name, it in vars(getattr(call, "inner", call)).items() if name[0] == "w"}
+
+    with case.prepared() as first:
+        turn, cold = (
+            bind(kernels.OPS[MOE], case.implementation, first.operands.turned(1, cold), first.out, first)
+            for cold in (False, True)
+        )
+        assert {"w31", "w31_scale"} <= set(made(first))
+        assert all(made(turn)[name] is it and made(cold)[name] is not it for name, it in made(first).items())
+
+
 # MHA prefill
 
 
@@ -199,6 +223,62 @@ def test_which_engine_of_cudnn_ran_is_told(graph, picked):
     prepared = cudnn._Graph.__new__(cudnn._Graph)
     prepared.graph = graph
     assert prepared.picked() == picked
+
+
+HELD = [torch_sdpa.Flash(), torch_sdpa.Efficient(), torch_sdpa.TorchCudnnPrefill()]
+
+
+def prefill(text: str = "batch=2 new=1..9 prefix=0..5 heads=2") -> tuple[Any, torch.Tensor]:
+    sizes = kernels.OPS[MHA].sizes(parse(text)[0])
+    return kernels.OPS[MHA].make(sizes, Seeds(1, 1), "cpu"), kernels.OPS[MHA].empty_output(sizes, "cpu")
+
+
+@pytest.mark.parametrize("kind", ["cuda", "rocm"])
+@pytest.mark.parametrize("row", HELD, ids=lambda row: row.backend)
+def test_torch_is_held_to_one_kernel_and_asked_whether_that_takes_each_sequence(monkeypatch, row, kind):
+    asked, held = [], []
+    (o, out), can_use = prefill(), f"can_use_{row.backend}_attention"
+    monkeypatch.setattr(torch_sdpa, "kind_of", lambda device: kind)
+    hold = wraps(torch.nn.attention.sdpa_kernel)(lambda kernel: held.append(kernel) or nullcontext())
+    monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", hold)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.backends.cuda, "SDPAParams", lambda *given: asked.append(given))
+        patch.setattr(torch.backends.cuda, can_use, lambda params, debug: len(asked) <= len(o.sequences))
+        prepared = row.prepare(o, out)
+        with pytest.raises(Unsupported, match=f"this torch's {row.backend} kernel does not take"):
+            row.prepare(o, out)
+    prepared.call()
+    assert held == [getattr(SDPBackend, f"{row.backend.upper()}_ATTENTION")]
+    assert judged(kernels.OPS[MHA], row, o.sizes, o, out)["reason"] == ""
+    for (q, k, v, mask, dropout, causal, _), s in zip(asked[:-1], o.sequences, strict=True):
+        assert (q.shape, k.shape) == ((1, 2, s.new, 192), (1, 2, s.length, 192))
+        assert v.shape == (1, 2, s.length, 192 if row.padded else 128)
+        written_out = s.prefix > 0 and kind == "rocm"
+        assert (mask is not None, dropout, causal) == (written_out, 0.0, s.prefix == 0)
+
+
+def older(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False): ...
+def newer(q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1)): ...
+
+
+@pytest.mark.parametrize(
+    ("version", "options"),
+    [(older, {"is_causal": True}), (newer, {"window_size": (-1, 0), "scale": 192**-0.5})],
+)
+def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatch, version, options):
+    o, out = prefill()
+    attend = create_autospec(version, side_effect=lambda q, *rest, **more: q + 1)
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=attend))
+    prepared = torch_sdpa.TorchVarlenPrefill().prepare(o, out)
+    prepared.call()
+    ((q, k, v, *lengths), given), at = attend.call_args, [(s.new, s.length) for s in o.sequences]
+    assert q is o.q and k is o.k and torch.equal(v[..., :128], o.v) and not v[..., 128:].any()
+    assert lengths[0] is o.cu_q and lengths[1] is o.cu_k
+    assert lengths[2:] == [max(new for new, _ in at), max(length for _, length in at)] and given == options
+    assert torch.equal(out, (o.q + 1)[..., :128])
+    if version is older:
+        with pytest.raises(Unsupported, match="takes no scale"):
+            torch_sdpa.TorchVarlenPrefill().prepare(o.replaced(scale=1.0), out)
 
 
 def test_aiter_that_imports_flydsl_needs_it(monkeypatch):

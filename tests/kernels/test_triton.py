@@ -83,24 +83,6 @@ def test_what_takes_long_is_not_interpreted(op, text, may):
     assert row(op).supports(case, named("cuda")).ok
 
 
-@pytest.mark.parametrize("arch", architectures())
-@pytest.mark.parametrize(("op", "text"), CASES)
-def test_configurations(op, text, arch):
-    """What is to be chosen from is enough and not too much, has the rule's choice, and each asks of memory
-    and of the units what the op must move and multiply."""
-    target, sizes = architectures()[arch].target, sizes_of(op, text, arch)
-    configs = list(row(op).configurations(target, sizes))
-    assert len(set(configs)) == len(configs) and 8 <= len(configs) <= 200
-    assert row(op).heuristic(target, sizes) in configs
-    least = kernels.OPS[op].work(sizes)
-    for config in configs:
-        asked = row(op).demands(config, target, sizes)
-        assert sum(each.moved for each in asked) > 0.9 * least.bytes
-        assert sum(each.flops * each.programs for each in asked) >= 0.9 * least.flops
-        if op in (MOE, MLA):
-            assert all(0 < each.in_flight <= each.read for each in asked if each.flops)
-
-
 def allocated(prepared: Any, given: tuple[Any, ...]) -> int:
     """Bytes of the tensors that it holds, but for those that it was given."""
 

@@ -171,23 +171,6 @@ def test_storing_merges_by_case(folder: Path):
     assert keep(folder, MEASURED, (64, 64)).parent.name == "NVIDIA_H200"
 
 
-@pytest.mark.parametrize("op", kernels.OPS)
-def test_every_configuration_can_be_stored_and_found(op: str, folder: Path):
-    """As JSON, by every implementation, for each architecture."""
-    case = shipped(op)[0]
-    for implementation in implementations(op):
-        for architecture in architectures().values():
-            target = architecture.target
-            sizes = kernels.OPS[op].sizes({**kernels.OPS[op].defaults(target.arch), **case.sizes})
-            *_, config = implementation.configurations(target, sizes)
-            place = Place(target.kind, target.arch)
-            one = {"case": case.text, "features": implementation.features(sizes), "config": asdict(config)}
-            store(folder, implementation.name, place, [one], {"source": "x"})
-            tuning.stored.cache_clear()
-            found = implementation.choose(target, sizes)
-            assert found.config == config and found.origin.endswith("for this case")
-
-
 @pytest.mark.parametrize("path", sorted(tuning.TUNED.glob("*/*.json")), ids=lambda p: "-".join(p.parts[-2:]))
 def test_what_was_chosen_is_offered(path):
     file = json.loads(path.read_text())

@@ -137,20 +137,6 @@ def test_a_chunked_prefill_worked_by_hand():
     assert chunk_steps(Workload(10, 3, 2, 2, token_budget=4)) == [(0, c) for c in chunks] + [(2, ())] * 2
 
 
-def test_a_mixed_schedule_worked_by_hand():
-    """The first prompt ends in the third step and decodes from the fourth on, which leaves 3 tokens."""
-    assert chunk_steps(Workload(10, 3, 2, 2, policy="mixed", token_budget=4)) == [
-        (0, ((4, 0),)),
-        (0, ((4, 4),)),
-        (0, ((2, 8), (2, 0))),
-        (1, ((3, 2),)),
-        (1, ((3, 5),)),
-        (0, ((2, 8),)),
-        (1, ()),
-        (1, ()),
-    ]
-
-
 def test_whole_prompts_wait_for_a_step_that_holds_them():
     whole = Workload(10, 2, 5, 5, token_budget=25, whole_prompts=True)
     assert chunk_steps(whole) == [(0, ((10, 0),) * n) for n in (2, 2, 1)] + [(5, ())]

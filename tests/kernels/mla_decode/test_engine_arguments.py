@@ -8,9 +8,7 @@ import itertools
 import pytest
 
 import kernels
-from kernels.mla_decode.layouts import cache_bytes
 from kernels.mla_decode.providers import aiter, sglang_triton, vllm_triton
-from shapes.case import parse
 
 OP = kernels.OPS["mla_decode"]
 
@@ -66,22 +64,3 @@ def test_entries_left_away_change_no_number_of_splits(model_len: int) -> None:
         sizes = OP.sizes({"batch": batch, "ctx": "100", "model_len": model_len})
         ours, engines = aiter.listed(sizes, requests), requests * model_len
         assert busiest(batch, ours / batch, units) == busiest(batch, engines / batch, units), batch
-
-
-@pytest.mark.parametrize(
-    ("name", "sizes", "splits"),
-    [
-        ("flash_attn.fa3", "ctx=1..64", 1),
-        ("flash_attn.fa3", "ctx=2049", 33),
-        ("flash_attn.fa3@vllm", "ctx=2112", 32),
-        ("flash_attn.fa3@sglang", "ctx=2112", 128),
-        ("flash_attn.fa3@sglang", "ctx=2112 heads=128", 66),
-        ("flash_attn.fa3@sglang", "ctx=2112 model_len=2112", 33),
-    ],
-)
-def test_room_for_the_splits_of_flash_attention_3(name: str, sizes: str, splits: int) -> None:
-    """num_splits_heuristic on 132 units: a call allocates as many partial results for each sequence."""
-    (row,) = (i for i in kernels.implementations("mla_decode") if i.name == name)
-    of_case = OP.sizes(parse(f"batch=4 {sizes}")[0])
-    partial = 4 * of_case.heads * splits * 513 * 4
-    assert row.workspace(of_case) == partial + cache_bytes(of_case)

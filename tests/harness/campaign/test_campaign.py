@@ -15,7 +15,7 @@ from harness.campaign import execute
 from harness.campaign.archive import _step_of, pack
 from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
 from harness.campaign.jobs import CampaignPlan, share_s
-from harness.campaign.spec import Step, steps_of
+from harness.campaign.spec import Step, _arguments, steps_of
 from harness.cli.campaign import StepCommands
 from harness.cli.campaign_display import CampaignTables
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
@@ -165,7 +165,9 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
 def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tmp_path):
     for share, budget_s, given_s in ((None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)):
         assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
-    step = Step("x", "doctor", 0, "", ("--budget", "{budget}"))
+    options = _arguments({"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]})
+    assert options == ["--seed", "0", "--budget", "{budget}", "--json", "--case", "a", "--case", "b"]
+    step = Step("x", "doctor", 0, "", options[2:4])
     plan = CampaignPlan([step], 1e3, StepCommands(), tmp_path, True, Shown())
     (job,) = plan._jobs(step, "cpu", [SimpleNamespace(facts=None)], [])
     assert (job.arguments[-1], job.expected_s, job.most_s) == ("48s", 60.0, 120.0), "most is measuring"

@@ -107,11 +107,20 @@ def test_the_budget_holds(budget_s):
 
 
 def test_no_block_is_of_heats_and_of_the_end_and_all_start_anew(monkeypatch):
-    seeds = []
-    spied = lambda turns, policy: seeds.append(policy.seed) or measure(turns, policy)  # noqa: E731
+    heats: list[tuple[int, int, int]] = []
+
+    def spied(turns, policy):
+        heats.append((len(turns), policy.max_rounds, policy.seed))
+        return measure(turns, policy)
+
     monkeypatch.setattr(successive_halving, "measure", spied)
-    race(field())
-    assert len(set(seeds[:-1])) == len(seeds[:-1]) > 1, "heats have orders of their own"
+    race(field(), max_rounds=8)
+    assert heats == [(32, 2, 0), (17, 4, 3), (9, 8, 6), (5, 8, 9), (3, 8, 12), (3, 8, 0)], (
+        "orders of their own"
+    )
+    heats.clear()
+    race(field(), max_rounds=8, budget_s=1000.0)  # who is not told from the best goes on, while rounds grow
+    assert [size for size, *_ in heats] == [32, 26, 21, 11, 6, 4, 3, 3]
     found = race(field(c3=0.9))
     assert {r.block for r in found.heats}.isdisjoint(r.block for r in found.rounds)
     assert all(TWIN not in r.seconds for r in found.heats), "the twin is of no use to a heat"

@@ -115,14 +115,17 @@ def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
         campaign(pool("a"))
 
 
-def crashing(*given: Any) -> list[Any]:
+def crashing(*given: Any, status: str = "crashed") -> list[Any]:
     made = records(*given)
-    return [made[0].model_copy(update={"status": "crashed", "time_us": None}), *made[1:]]
+    return [made[0].model_copy(update={"status": status, "time_us": None}), *made[1:]]
 
 
 def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapshot):
+    ends = {"batch=4 ": "crashed", "batch=2 ": "checked", "batch=1 ": "unsupported"}
+
     def some_crash(*given: Any) -> list[Any]:
-        return (crashing if "batch=4" in given[0].case else records)(*given)
+        status = next((ends[of] for of in ends if of in given[0].case), "")
+        return crashing(*given, status=status) if status else records(*given)
 
     monkeypatch.setattr("tests.support.simulated_pool.records", some_crash)
     monkeypatch.setattr(execute, "pack", lambda *given: pack(*given, most=pack(*given).size - 1))
@@ -134,6 +137,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
     _, shown = campaign(devices, 600.0, to=lambda: CampaignTables(False, 600.0))
     for code in (None, 1):
         shown.command("doctor", code, "two lines,\nof which this\n\n")
+    campaign(pool("a"), 60.0, name="of one device", to=lambda: CampaignTables(False, 60.0))
     text = f"{err.getvalue()}\n{out.getvalue()}".replace(str(tmp_path), "FOLDER")
     snapshot(HERE / "snapshots" / "printed.txt", text)
 

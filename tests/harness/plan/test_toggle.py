@@ -3,15 +3,17 @@ and verdicts of known times are tested in ../results and ../report."""
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 
+from harness.catalogue.architectures import architectures
 from harness.cli.toggle import toggle_request
-from harness.errors import NothingRan
-from harness.plan.toggle import MARGIN
+from harness.errors import HarnessError
+from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
 from harness.results.journal import Journal
 from harness.run.request import Request
-from kernels.platform import Platform, named
+from kernels.platform import named
 from tests.support.recorded_verdicts import redo
 from tests.support.workers_here import run_here
 
@@ -92,15 +94,38 @@ def test_a_stopped_toggle_goes_on(plugin, tmp_path):
         assert any(r.kind == "verdict" and r.about == "A/A" for r in records)
 
 
-def test_calls_on_a_gpu_are_in_a_graph_unless_eager_is_asked_for_and_engines_flags_compare_rows():
-    def asked(op: str, platform: Platform, flag: str, launch: str | None = None) -> Request:
-        request = Request(op=op, launch=launch)
-        return toggle_request(request, [flag], "factorial", None, False, False)(platform)
+BLOCKING, AITER = "mla_decode CUDA_LAUNCH_BLOCKING=0,1", "fused_moe VLLM_ROCM_USE_AITER=1,0"
+KERNARG, EAGER, FORCE = "HIP_FORCE_DEV_KERNARG=0,1", {"launch": "eager"}, {"force": True}
+RECIPE = {"recipe": "mi350x-vllm", "common": ["C=3"]}
+ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
+    *((BLOCKING, "sm_90", more) for more in ({}, EAGER, FORCE)),
+    *((AITER, arch, {}) for arch in ("gfx942", "sm_90")),
+    *((f"{AITER} {KERNARG}", "gfx942", more) for more in (EAGER, FORCE)),
+    *(("fused_moe HIP_FORCE_DEV_KERNARGS=1", "gfx942", more) for more in ({}, FORCE)),
+    ("fused_moe XYZZY=1 HIP_FORCE_DEV_KERNARG=2", "gfx942", EAGER | {"common": ["C=3"]}),
+    (f"fused_moe {KERNARG} XYZZY=1,unset", "gfx942", EAGER | {"design": "one-at-a-time"}),
+    *(("fused_moe", "gfx950", RECIPE | more) for more in ({}, {"leave_one_out": True}, FORCE)),
+    *(("fused_moe", "sm_90", RECIPE | more) for more in ({}, {"settings": ["A=1"]})),
+    ("fused_moe", "gfx950", {"leave_one_out": True, "settings": ["A=1"]}),
+)
 
-    gpu = named("cuda", "sm_90")
-    eager = asked("mla_decode", gpu, "CUDA_LAUNCH_BLOCKING=0,1", "eager")
-    assert (eager.flags, eager.margin) == ({"CUDA_LAUNCH_BLOCKING": ["0", "1"]}, MARGIN)
-    with pytest.raises(NothingRan, match=r"CUDA_LAUNCH_BLOCKING .*eager"):
-        asked("mla_decode", gpu, "CUDA_LAUNCH_BLOCKING=0,1")
-    rows = asked("fused_moe", named("rocm", "gfx942"), "VLLM_ROCM_USE_AITER=1,0")
-    assert (rows.impl, rows.baseline) == ("aiter.dispatch,vllm.triton", "aiter.dispatch")
+
+def test_what_toggles_come_to_is_as_committed(snapshot):
+    """On a GPU calls are in a graph unless eager ones are asked for; engines' flags compare rows."""
+    lines: list[str] = []
+    for words, arch, more in ASKED:
+        op, *settings = words.split()
+        given = dict.fromkeys(("launch", "recipe"), None) | dict.fromkeys(("leave_one_out", "force"), False)
+        given |= {"op": op, "settings": settings, "common": [], "design": "factorial"} | more
+        lines.append(f"=== {words} on {arch}, {more}")
+        try:
+            plan = plan_toggle(ToggleRequest(**given), named(architectures()[arch].kind, arch), lines.append)
+            lines += [f"arm: {arm.name}" for arm in plan.arms]
+            lines += [f"flag: {name} {values}" for name, values in plan.flags.items()]
+            lines += [f"row: {name}" for name in plan.implementations]
+        except HarnessError as error:
+            lines.append(f"{type(error).__name__}: {error}")
+    snapshot(Path(__file__).parent / "snapshots" / "toggles.txt", "\n".join(lines) + "\n")
+    asked = toggle_request(Request(op="fused_moe"), ["VLLM_ROCM_USE_AITER=1,0"], "", None, False, False)
+    rows = asked(named("rocm", "gfx942"))
+    assert (rows.impl, rows.baseline, rows.margin) == ("aiter.dispatch,vllm.triton", "aiter.dispatch", MARGIN)

@@ -44,6 +44,8 @@ LLVM = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264
         ("sm_90", 32, 0, 0, 4, 16, "registers"),
         ("sm_90", 24, 0, 0, 4, 16, "waves"),  # 64 warps
         ("sm_90", 24, 0, 0, 1, 32, "waves"),  # programs of one warp
+        ("sm_90", 80, 0, 0, 1, 24, "registers"),  # of which each of four parts holds six
+        ("gfx950", 74, 0, 0, 1, 24, "registers"),
         ("sm_90", 64, 100 << 10, 0, 4, 2, "shared"),
         ("sm_90", 64, 57 << 10, 0, 4, 3, "shared"),  # 228 KB, of which each program takes 1 KB more
         ("sm_100", 64, 1024, 256, 4, 2, "tensor memory"),

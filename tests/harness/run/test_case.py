@@ -208,6 +208,19 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
 
 
 @pytest.mark.parametrize(
+    ("turns_s", "spent_s"), [(0.0, 1.0), (1.0, 0.5), (3.0, 1.0), (40.0, 10.0), (400.0, 30.0)]
+)
+def test_comparing_takes_a_share_of_the_time_of_the_turns(turns_s, spent_s):
+    row, asked = contender(), []
+    station = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), digest=lambda: 0)
+    station.living = station.contenders = (row,)
+    run = driven(stations=[station])
+    run.digests["first"], run.turns_s[row.name] = 0, turns_s
+    run._check_timed(1)
+    assert asked == [spent_s]
+
+
+@pytest.mark.parametrize(
     ("seen", "differed", "reason"),
     [
         ({"stale": 2 * STALE}, 0, "holds something of the call before"),

@@ -376,7 +376,7 @@ class CaseRun:
         output: Output | None = attempt([contender], station.ask, contender, "output", **how)
         if output is None:
             return None
-        contender.call_s = output["seconds"] or contender.call_s
+        contender.call_s = output["seconds"]
         if output["digest"] != operands:
             contender.fail("wrong", f"{stage}it changed its operands")
             # The next one gets a new worker, with whole operands.

@@ -1,10 +1,12 @@
 """Files that hold what is finished: what a kill left behind it, and a disk that is full."""
 
 import os
+from pathlib import Path
 
 import pytest
 
 from harness import files
+from harness.errors import UsageError
 
 
 def test_what_a_kill_left_is_cut_off_before_the_next_piece(tmp_path):
@@ -33,8 +35,18 @@ def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
     assert sorted(tmp_path.rglob("*")) == [lines, whole.parent, whole], "nothing half written stays"
 
 
-def test_what_is_tried_before_a_run_leaves_files_as_they_were(tmp_path):
+def test_a_line_that_cannot_be_read_is_named_in_a_short_one(tmp_path):
+    (path := tmp_path / "lines").write_text(f"1\n{'x' * 400}\n")
+    with pytest.raises(UsageError, match=f"^cannot read {path}, line 2: KeyError: b'x+$") as error:
+        list(files.JsonLines(path, {b"1": 1}.__getitem__).records())
+    assert len(str(error.value)) == len(f"cannot read {path}, line 2: ") + 300
+
+
+def test_what_is_tried_before_a_run_leaves_files_as_they_were(tmp_path, monkeypatch):
     mine = tmp_path / "mine.json"
     mine.write_text("kept")
     files.require_writable(str(mine), str(tmp_path / "new.csv"))
     assert mine.read_text() == "kept" and list(tmp_path.iterdir()) == [mine]
+    os.mkfifo(pipe := tmp_path / "pipe")
+    monkeypatch.setattr(Path, "open", None)  # which would wait for somebody to read
+    files.require_writable(str(pipe), "-")

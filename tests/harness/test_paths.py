@@ -18,7 +18,8 @@ FOLDER = re.compile(r"(?<![\w.~])/(root|home|work|tmp|Users|mnt|data|scratch)/")
 def temporary(tmp_path, monkeypatch):
     """A folder called read-only cannot be written, as none of root's own otherwise is."""
     (tmp_path / "read-only").mkdir()
-    monkeypatch.setattr(os, "access", lambda path, mode: "read-only" not in str(path))
+    may = os.W_OK | os.X_OK
+    monkeypatch.setattr(os, "access", lambda path, mode: mode == may and "read-only" not in str(path))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     return tmp_path / f"tmp/deepseek-kernel-bench-{os.getuid()}"
 

@@ -14,15 +14,13 @@ TURN_S = 0.05
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of log times, of each turn and of each preparation of a contender, and the share of
-    turns that take several times as long."""
+    """Standard deviations of log times, of each turn and of each preparation of a contender."""
 
     own: float = 0.02
     offset: float = 0.0
-    spikes: float = 0.0
 
 
-QUIET, OFFSETS, SPIKES = Noise(), Noise(offset=0.005), Noise(spikes=0.03)
+QUIET, OFFSETS = Noise(), Noise(offset=0.005)
 
 
 class Machine:
@@ -42,8 +40,7 @@ class Machine:
 
     def turn(self, name: str) -> float:
         self.now += TURN_S
-        spike = 1.1 + self.random.expovariate(1) if self.random.random() < self.noise.spikes else 1.0
-        return self.true[name] * spike * math.exp(self.offset[name] + self.random.gauss(0, self.noise.own))
+        return self.true[name] * math.exp(self.offset[name] + self.random.gauss(0, self.noise.own))
 
     @property
     def contenders(self) -> dict[str, Callable[[], float]]:

@@ -15,7 +15,7 @@ from harness.campaign import execute
 from harness.campaign.archive import _step_of, pack
 from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
 from harness.campaign.jobs import CampaignPlan, share_s
-from harness.campaign.spec import Step, steps_of
+from harness.campaign.spec import Step, _arguments, steps_of
 from harness.cli.campaign import StepCommands
 from harness.cli.campaign_display import CampaignTables
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
@@ -115,14 +115,17 @@ def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
         campaign(pool("a"))
 
 
-def crashing(*given: Any) -> list[Any]:
+def crashing(*given: Any, status: str = "crashed") -> list[Any]:
     made = records(*given)
-    return [made[0].model_copy(update={"status": "crashed", "time_us": None}), *made[1:]]
+    return [made[0].model_copy(update={"status": status, "time_us": None}), *made[1:]]
 
 
 def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapshot):
+    ends = {"batch=4 ": "crashed", "batch=2 ": "checked", "batch=1 ": "unsupported"}
+
     def some_crash(*given: Any) -> list[Any]:
-        return (crashing if "batch=4" in given[0].case else records)(*given)
+        status = next((ends[of] for of in ends if of in given[0].case), "")
+        return crashing(*given, status=status) if status else records(*given)
 
     monkeypatch.setattr("tests.support.simulated_pool.records", some_crash)
     monkeypatch.setattr(execute, "pack", lambda *given: pack(*given, most=pack(*given).size - 1))
@@ -134,6 +137,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
     _, shown = campaign(devices, 600.0, to=lambda: CampaignTables(False, 600.0))
     for code in (None, 1):
         shown.command("doctor", code, "two lines,\nof which this\n\n")
+    campaign(pool("a"), 60.0, name="of one device", to=lambda: CampaignTables(False, 60.0))
     text = f"{err.getvalue()}\n{out.getvalue()}".replace(str(tmp_path), "FOLDER")
     snapshot(HERE / "snapshots" / "printed.txt", text)
 
@@ -165,7 +169,9 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
 def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tmp_path):
     for share, budget_s, given_s in ((None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)):
         assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
-    step = Step("x", "doctor", 0, "", ("--budget", "{budget}"))
+    options = _arguments({"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]})
+    assert options == ["--seed", "0", "--budget", "{budget}", "--json", "--case", "a", "--case", "b"]
+    step = Step("x", "doctor", 0, "", options[2:4])
     plan = CampaignPlan([step], 1e3, StepCommands(), tmp_path, True, Shown())
     (job,) = plan._jobs(step, "cpu", [SimpleNamespace(facts=None)], [])
     assert (job.arguments[-1], job.expected_s, job.most_s) == ("48s", 60.0, 120.0), "most is measuring"
@@ -232,7 +238,7 @@ def test_default_campaigns_are_what_their_commands_take(kind: str):
         ("", "step: is missing"),
         ("step = 3", "step: "),
         ("[[step]]\ncommand = 'fly'", "step.0.command: "),
-        ("[[step]]\ncommand = 'run'\nsuite = 'smoke'", "step.0.suite: no such key"),
+        ("[[step]]\ncommand = 'run'\nsuite = 'smoke'\nop = 'x'", "step.0.suite: no such key (and 1 more)"),
         ("[[step]]\ncommand = 'run'\nops = ['mla']", "unknown op 'mla'; ops: "),
         ("[[step]]\ncommand = 'run'\nrepeats = 0", "step.0.repeats: "),
         ("[[step]]\ncommand = 'run'\nname = '../up'", "step.0.name: "),

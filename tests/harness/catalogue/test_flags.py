@@ -10,7 +10,7 @@ import pytest
 
 import kernels
 from harness.catalogue import flags, recipes
-from harness.catalogue.flags import READ, UNSET, catalogue
+from harness.catalogue.flags import READ, catalogue
 from harness.errors import UsageError
 from harness.paths import DATA
 from harness.workers.environment import provenance
@@ -65,16 +65,6 @@ def test_what_a_flag_touches_or_chooses_are_implementations_that_run_where_it_is
             assert value in flag.values, flag.name
             for name in rows.get(op, ()):
                 assert any(known[name].available(p).ok for p in platforms), f"{flag.name}={value}: {name}"
-
-
-def test_an_engine_is_asked_for_the_rows_of_a_value():
-    master = flags.find("VLLM_ROCM_USE_AITER")
-    rows = {value: master.stands_for(value, "fused_moe") for value in ("1", "True", "0", None, UNSET)}
-    assert rows["1"] == rows["True"] == ("aiter.dispatch",)
-    assert rows["0"] == rows[None] == rows[UNSET] == ("vllm.triton",)
-    backend = flags.find("VLLM_ATTENTION_BACKEND")
-    assert backend.stands_for("FLASHMLA", "mla_decode") == ("flashmla",)
-    assert backend.stands_for(None, "mla_decode") == ()
 
 
 # Whether toggling can show anything

@@ -89,7 +89,8 @@ def test_a_ratio_is_of_the_fastest_on_each_side_in_the_same_case():
 
 def test_what_is_wrong_or_elsewhere_is_no_side_of_a_ratio():
     wrong, elsewhere = {"status": "wrong", "time_us": None}, {"op": "mha_prefill"}
-    for spoilt in (wrong, {"arch": "gfx950"}, {"launch": "eager"}, {"cache": "cold"}, elsewhere, {}):
+    once = {"samples": Samples(block=[0], round=[0], seconds=[1e-4])}  # a ratio without an interval
+    for spoilt in (wrong, {"arch": "gfx950"}, {"launch": "eager"}, {"cache": "cold"}, elsewhere, once, {}):
         cells = run_of(cell("aiter.asm", 1e-4, **spoilt))
         cells += run_of(cell("torch.naive", 20e-4), run="a run" if spoilt else "another")
         assert ratios("mla_decode", "gfx942", cells, ("aiter.*",), ("torch.naive",)) == [], spoilt

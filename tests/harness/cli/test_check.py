@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import kernels
+from harness.run.check import _config
 from kernels.op import Reference
 from kernels.operands import Seeds
 from tests.support.paths import SUPPORT
@@ -104,6 +105,13 @@ def test_a_right_one_writes_the_same_files_when_asked_and_of_other_operands_by_s
     assert not torch.equal(*values)
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"output.pt", "reference.pt", "sigma.pt", "check.json"}
+
+
+def test_a_configuration_is_written_as_names_of_rows_have_it():
+    (row,) = (i for i in kernels.implementations("mla_decode") if i.name == "triton.split_kv")
+    read = _config(row, "heads=16 shift=-1 swap=True reload=False tile=None kind=a-1")
+    assert read == {"heads": 16, "shift": -1, "swap": True, "reload": False, "tile": None, "kind": "a-1"}
+    assert _config(row, None) is None
 
 
 def test_a_late_stage_is_reached_and_saved_with_its_operands(tmp_path):

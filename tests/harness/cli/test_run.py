@@ -120,13 +120,6 @@ def copied(finished, place, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(("file", "line"), [("run.json", ""), ("cells.jsonl", ", line 1")])
-def test_resume_of_what_is_broken(copied, place, file, line):
-    with (copied / file).open("r+b") as broken:
-        broken.write(b"{broken")
-    assert f"cannot read {copied / file}{line}: " in refused(copied, plugin=place / "plugin.py")
-
-
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [

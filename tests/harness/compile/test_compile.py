@@ -44,6 +44,8 @@ LLVM = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264
         ("sm_90", 32, 0, 0, 4, 16, "registers"),
         ("sm_90", 24, 0, 0, 4, 16, "waves"),  # 64 warps
         ("sm_90", 24, 0, 0, 1, 32, "waves"),  # programs of one warp
+        ("sm_90", 80, 0, 0, 1, 24, "registers"),  # of which each of four parts holds six
+        ("gfx950", 74, 0, 0, 1, 24, "registers"),
         ("sm_90", 64, 100 << 10, 0, 4, 2, "shared"),
         ("sm_90", 64, 57 << 10, 0, 4, 3, "shared"),  # 228 KB, of which each program takes 1 KB more
         ("sm_100", 64, 1024, 256, 4, 2, "tensor memory"),
@@ -100,8 +102,20 @@ def test_what_may_not_be_shipped(arch, changes, excuse, said):
 
 
 def test_a_row_of_the_survey_is_as_committed(snapshot):
+    wave = {"instructions": ["v_mfma_f32_16x16x128_f8f6f4"], "registers": 64, "shared_bytes": 4096}
+    of_each = (
+        ("sm_90", {}),
+        ("sm_90", {"registers": 256, "threads": 2048}),
+        (
+            "sm_100",
+            {"products": [], "columns": 256, "code_bytes": 300, "shared_bytes": 1024, "registers": 64},
+        ),
+        ("gfx950", wave),
+        ("gfx950", wave | {"spills": 4, "scratch_bytes": 16, "registers": 512}),
+    )
     made = [
-        row(launch(cases=["m=1"]), figures) for figures in (FINE, dataclasses.replace(FINE, registers=256))
+        row(launch(arch=arch, cases=["m=1"]), dataclasses.replace(FINE, **changes))
+        for arch, changes in of_each
     ]
     snapshot(Path(__file__).parent / "snapshots" / "survey.json", json.dumps(made, indent=1) + "\n")
 
@@ -114,6 +128,7 @@ def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):
     limits._measured.cache_clear()
     spilling = dataclasses.replace(FINE, scratch_bytes=16, spills=4)
     assert not violations(launch(), spilling, architectures()["sm_90"])
+    assert [row(launch(), figures)["reason"] for figures in (spilling, FINE)] == [entry["why"], ""]
     assert violations(launch(arch="sm_100"), spilling, architectures()["sm_100"])
     other = launch(data=launch().data.replace('"constant_vals": [64]', '"constant_vals": [32]'))
     assert other.config.startswith("N=32 ") and violations(other, spilling, architectures()["sm_90"])

@@ -32,26 +32,6 @@ def test_mistakes_are_one_line(texts, said):
     assert "\n" not in str(failure.value)
 
 
-AB = arms.parse_flags(["A=1,2", "B=x,unset"])
-
-
-@pytest.mark.parametrize(
-    ("found", "wanted"),
-    [
-        (arms.factorial(AB, {}), "plain; A=1, B=x; A=1, B unset; A=2, B=x; A=2, B unset; plain (again)"),
-        (arms.one_at_a_time(AB, {"C": "3"}), "C=3; C=3, A=1; C=3, A=2; C=3, B=x; C=3, B unset; C=3 (again)"),
-        # Of a recipe, the whole of which the others are compared with.
-        (
-            arms.leave_one_out({"A": "1", "B": "2"}, {}),
-            "A=1, B=2; A unset, B=2; A=1, B unset; A unset, B unset; A=1, B=2 (again)",
-        ),
-    ],
-)
-def test_arms_of_flags_the_first_again_at_the_end(found, wanted):
-    assert "; ".join(arm.name for arm in found) == wanted
-    assert found[-1].variables == found[0].variables
-
-
 def test_too_many_arms_say_what_to_do():
     with pytest.raises(UsageError, match="one-at-a-time"):
         arms.factorial(arms.parse_flags([f"F{i}=0,1" for i in range(6)]), {})

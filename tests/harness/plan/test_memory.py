@@ -163,12 +163,17 @@ def test_a_reference_is_computed_beside_one_set_of_operands(monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(kernels.OPS))
-def test_four_references_of_two_boundaries_take_16_bytes_an_element(name):
+def test_four_references_of_two_boundaries_take_16_bytes_an_element(monkeypatch, name):
     op = kernels.OPS[name]
     (case, *_) = suites()["smoke"].cases(name)
     sizes = op.sizes(case.sizes)
     elements = op.empty_output(sizes, "meta").numel()
-    assert kept_references(op, sizes, "cpu") == 4 * len(op.boundaries[:2]) * 16 * elements
+    whole = 4 * len(op.boundaries[:2]) * 16 * elements
+    assert kept_references(op, sizes, "cpu") == whole
+    monkeypatch.setattr(memory, "MOST_ELEMENTS", elements / 2)
+    assert kept_references(op, sizes, "cpu") == whole / 2
+    monkeypatch.setitem(memory.MAX_FLOPS, "cpu", op.work(sizes).flops / 4)
+    assert [kept_references(op, sizes, kind) for kind in ("cpu", "cuda")] == [whole / 4, whole / 2]
 
 
 @pytest.mark.parametrize("name", sorted(kernels.OPS))

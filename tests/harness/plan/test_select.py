@@ -1,5 +1,6 @@
 """The small cases of uneven sizes beside a case that is timed."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ from harness.plan.contender import Contender
 from harness.plan.select import kept_sizes, ragged_cases
 from harness.run.device import OwnDevice
 from harness.run.measurer import CaseMeasurer, Group
+from harness.workers.process import WorkerFailure
 from kernels.platform import Platform
 from shapes.case import Case
 from shapes.suites import suite
@@ -74,27 +76,44 @@ def test_groups_share_the_seconds_of_a_case(monkeypatch):
     assert given == [(3.0, 4.5)] * 2
 
 
-def test_each_arm_has_workers_of_its_own():
+def test_each_arm_has_workers_of_its_own_and_is_compared_with_those_of_its_row():
     impls = kernels.implementations("mla_decode")[:2]
     arms = [Arm(), Arm({"A": "1"}), Arm(is_twin=True)]
-    all_of_them = [Contender(impl.name, impl, arm, "eager") for impl in impls for arm in arms]
-    measurer = CaseMeasurer(SimpleNamespace(threads=1, deadlines=None), OwnDevice(CPU, Blind("")), None)
-    shared = [{c.arm.name for c in station.contenders} for station in measurer._stations(all_of_them, Path())]
+    record = SimpleNamespace(contrast="arms", baseline="torch.sdpa")
+    plan = SimpleNamespace(threads=1, deadlines=None, record=record)
+    made = [Contender(i.name, i, arm, how) for i in impls for arm in arms for how in ("graph", "eager")]
+    measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), None)
+    shared = [{c.arm.name for c in station.contenders} for station in measurer._stations(made, Path())]
     assert shared == [{arm.name} for arm in arms]
+    rivals = [
+        (i.name, [c for c in made if (c.impl, c.launch) == (i, how)])
+        for i in impls
+        for how in ("graph", "eager")
+    ]
+    assert measurer._compared(made) == rivals, "each is compared with its like"
+    assert measurer._compared([]) == [("torch.sdpa", [])], "which all are refused"
+    record.contrast = "implementations"
+    assert measurer._compared(made) == [("torch.sdpa", made)]
 
 
 def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
     """They are checked once a run; a row of a library keeps its time in all of its cases."""
     of = kernels.OPS["mla_decode"]
     impl = kernels.implementations("mla_decode")[0]
-    told = iter([{"ok": True, "far": False}, {"ok": True}, {}, {"ok": True}])
+    told = iter(
+        [{"ok": True, "far": False}, {"ok": True}, {}, {"ok": True}, WorkerFailure("crashed", "gone")]
+    )
 
     class Run:
+        phases: Mapping[str, float] = {"starting": 1.0}
+
         def __init__(self, **given: object) -> None:
             pass
 
         def run(self, *_: object) -> None:
-            contender.check |= next(told)
+            if isinstance(found := next(told), WorkerFailure):
+                raise found
+            contender.check |= found
 
         def close(self) -> None:
             pass
@@ -110,3 +129,6 @@ def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
         measurer._run_group(case, Group([contender], "", None), 1.0, 1.0, Path())
         seen.append(contender.check)
     assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]
+    made = measurer._run_group(case, Group([contender], "", None), 1.0, 1.0, Path())
+    assert (contender.status, made.contenders, made.phases) == ("error", [contender], Run.phases)
+    assert contender.reason == "the reference could not be computed or compared: gone"

@@ -3,17 +3,19 @@ and verdicts of known times are tested in ../results and ../report."""
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from harness.catalogue.architectures import architectures
 from harness.cli.toggle import toggle_request
-from harness.errors import NothingRan
-from harness.plan.toggle import MARGIN
+from harness.errors import HarnessError
+from harness.plan.toggle import MARGIN, ToggleRequest, plan_toggle
 from harness.results.journal import Journal
 from harness.run.request import Request
-from kernels.platform import Platform, named
+from kernels.platform import named
 from tests.support.recorded_verdicts import redo
-from tests.support.workers_here import run_here
 
 PROBE = """
 import os
@@ -73,34 +75,43 @@ def test_each_arm_runs_in_its_own_environment_and_one_that_cannot_start_costs_on
         assert (verdict.verdict, verdict.ratio) == (again.verdict, pytest.approx(again.ratio))
 
 
-def test_a_stopped_toggle_goes_on(plugin, tmp_path):
-    """The plan, its arms and the twin are those of the record."""
-    out = tmp_path / "run"
-    cases = ("--case", "batch=1,2 ctx=5..20")
-    options = (*TOGGLE, *cases, "--flag", "PROBE_PATH=1", "--out", out)
-    done = run_here(*options, plugin=plugin, command="toggle")
-    assert done.returncode == 0, done.stderr
-    first, _ = Journal(out).finished().values()
-    lines = (out / "cells.jsonl").read_text().splitlines(keepends=True)
-    (out / "cells.jsonl").write_text("".join(lines[: len(first) + 1]))
-    done = run_here("--resume", out, plugin=plugin, command="toggle")
-    assert done.returncode == 0, done.stderr
-    finished = Journal(out).finished()
-    assert len(finished) == 2
-    for records in finished.values():
-        assert {r.arm for r in records if r.kind == "cell"} == {"plain", "PROBE_PATH=1"}
-        assert any(r.kind == "verdict" and r.about == "A/A" for r in records)
+BLOCKING, AITER = "mla_decode CUDA_LAUNCH_BLOCKING=0,1", "fused_moe VLLM_ROCM_USE_AITER=1,0"
+BACKEND = "mla_decode VLLM_ATTENTION_BACKEND=FLASHMLA,unset,TRITON_MLA"
+KERNARG, EAGER, FORCE = "HIP_FORCE_DEV_KERNARG=0,1", {"launch": "eager"}, {"force": True}
+RECIPE = {"recipe": "mi350x-vllm", "common": ["C=3"]}
+ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
+    *((BLOCKING, "sm_90", more) for more in ({}, EAGER, FORCE)),
+    *((AITER, arch, {}) for arch in ("gfx942", "sm_90")),
+    *((words, "sm_90", {}) for words in (BACKEND, "mla_decode VLLM_ATTENTION_BACKEND=ROCM_AITER_MLA,NONE")),
+    ("fused_moe VLLM_ROCM_USE_AITER=True,unset,2", "gfx942", {}),
+    *((f"{AITER} {KERNARG}", "gfx942", more) for more in (EAGER, FORCE)),
+    *(("fused_moe HIP_FORCE_DEV_KERNARGS=1", "gfx942", more) for more in ({}, FORCE)),
+    ("fused_moe XYZZY=1 HIP_FORCE_DEV_KERNARG=2", "gfx942", EAGER | {"common": ["C=3"]}),
+    (f"fused_moe {KERNARG} XYZZY=1,unset", "gfx942", EAGER | {"design": "one-at-a-time"}),
+    *(("fused_moe", "gfx950", RECIPE | more) for more in ({}, {"leave_one_out": True}, FORCE)),
+    *(("fused_moe", "sm_90", RECIPE | more) for more in ({}, {"settings": ["A=1"]})),
+    ("fused_moe", "gfx950", {"leave_one_out": True, "settings": ["A=1"]}),
+)
 
 
-def test_calls_on_a_gpu_are_in_a_graph_unless_eager_is_asked_for_and_engines_flags_compare_rows():
-    def asked(op: str, platform: Platform, flag: str, launch: str | None = None) -> Request:
-        request = Request(op=op, launch=launch)
-        return toggle_request(request, [flag], "factorial", None, False, False)(platform)
-
-    gpu = named("cuda", "sm_90")
-    eager = asked("mla_decode", gpu, "CUDA_LAUNCH_BLOCKING=0,1", "eager")
-    assert (eager.flags, eager.margin) == ({"CUDA_LAUNCH_BLOCKING": ["0", "1"]}, MARGIN)
-    with pytest.raises(NothingRan, match=r"CUDA_LAUNCH_BLOCKING .*eager"):
-        asked("mla_decode", gpu, "CUDA_LAUNCH_BLOCKING=0,1")
-    rows = asked("fused_moe", named("rocm", "gfx942"), "VLLM_ROCM_USE_AITER=1,0")
-    assert (rows.impl, rows.baseline) == ("aiter.dispatch,vllm.triton", "aiter.dispatch")
+def test_what_toggles_come_to_is_as_committed(snapshot):
+    """On a GPU calls are in a graph unless eager ones are asked for; engines' flags compare rows."""
+    lines: list[str] = []
+    for words, arch, more in ASKED:
+        op, *settings = words.split()
+        given = dict.fromkeys(("launch", "recipe"), None) | dict.fromkeys(("leave_one_out", "force"), False)
+        given |= {"op": op, "settings": settings, "common": [], "design": "factorial"} | more
+        lines.append(f"=== {words} on {arch}, {more}")
+        try:
+            plan = plan_toggle(ToggleRequest(**given), named(architectures()[arch].kind, arch), lines.append)
+            lines += [f"arm: {arm.name}" for arm in plan.arms]
+            lines += [f"flag: {name} {values}" for name, values in plan.flags.items()]
+            lines += [f"row: {name}" for name in plan.implementations]
+        except HarnessError as error:
+            lines.append(f"{type(error).__name__}: {error}")
+    snapshot(Path(__file__).parent / "snapshots" / "toggles.txt", "\n".join(lines) + "\n")
+    asked = toggle_request(Request(op="fused_moe"), ["VLLM_ROCM_USE_AITER=1,0"], "", None, False, False)
+    gpu, resumed = named("rocm", "gfx942"), Request(resume="a run")
+    assert toggle_request(resumed, [], "", None, False, False)(gpu) == replace(resumed, margin=MARGIN)
+    rows = asked(gpu)
+    assert (rows.impl, rows.baseline, rows.margin) == ("aiter.dispatch,vllm.triton", "aiter.dispatch", MARGIN)

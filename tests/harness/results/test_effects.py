@@ -36,6 +36,8 @@ def factorial(a: float, b: float, both: float, noise: float = 0.01):
 
 def test_main_effects_and_the_interaction_are_found():
     cells, settings = factorial(a=2.0, b=1.0, both=1.3)
+    for values in (short := cells["A=1, B=1"].samples).block, short.round, short.seconds:
+        del values[:2]  # rounds that one arm lacks count for none
     found = {e.what: e for e in effects(cells, settings, floor=0.0, confidence=0.95)}
     assert list(found) == ["A: 0 -> 1", "B: 0 -> 1", "A=1 with B=1"]
     assert found["A: 0 -> 1"].comparison.ratio == pytest.approx(2 * math.sqrt(1.3), rel=0.01)

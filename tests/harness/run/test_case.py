@@ -11,22 +11,26 @@ import pytest
 import kernels
 from harness.catalogue.devices import Ceilings
 from harness.errors import FAILED, NOTHING_RAN, OK
+from harness.files import JournalFull
 from harness.machine.monitor.base import Blind
 from harness.plan.arms import Arm
 from harness.plan.contender import Contender
 from harness.plan.rotation import Rotation
 from harness.results.schema import RaceSettings, Status
-from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules
+from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules, seeds_of
+from harness.run.check import Checked
 from harness.run.execute import exit_code
 from harness.run.folder import DeviceFacts, begin, finished_cases, select_all
 from harness.run.request import Request
+from harness.run.session import Session
 from harness.timing.rounds import Policy, Rounds, Turn
 from harness.workers.process import WorkerFailure
+from kernels.operands import Seeds
 from kernels.platform import Platform, named
 from kernels.vendor import Vendor
 from shapes.case import Case
 from tests.support.simulated_pool import PROVENANCE
-from tests.support.written_runs import a_cell
+from tests.support.written_runs import a_cell, finished
 
 MLA, MOE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), {"tokens": 3}
 OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
@@ -64,10 +68,48 @@ def test_a_new_run_s_record_is_as_committed(monkeypatch, tmp_path, snapshot):
 
 
 def test_the_exit_code_is_of_all_that_could_run():
-    codes = {"ok unsupported": OK, "checked": OK, "unsupported": NOTHING_RAN, "": NOTHING_RAN}
-    codes |= {f"ok {status}": FAILED for status in ("wrong", "impossible", "error", "crashed", "timeout")}
-    for statuses, code in codes.items():
-        assert exit_code([a_cell(status=status) for status in statuses.split()]) == code
+    codes = dict.fromkeys(get_args(Status), FAILED) | {"ok": OK, "checked": OK, "unsupported": NOTHING_RAN}
+    for status, code in codes.items():
+        assert exit_code([a_cell(status=status)]) == Checked("", MLA, status, "", {}).exit_code == code
+        assert exit_code([a_cell(status="ok"), a_cell(status=status)]) == (FAILED if code == FAILED else OK)
+    assert exit_code([]) == NOTHING_RAN
+
+
+def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():
+    """Of all stations, the judge and what is timed beside them too."""
+    trees = [SimpleNamespace(contenders=[SimpleNamespace(arm=Arm(tree=tree))]) for tree in (None, "older")]
+    seeds = {"first": seeds_of(Seeds(3, 3)), "live": seeds_of(Seeds(3, 4)), "other": seeds_of(Seeds(4, 4))}
+    assert driven(stations=trees, rules=TimingRules(3)).seeds == seeds
+    seeds["other"] = seeds_of(Seeds(4, 4, adversarial=True))
+    gemm = kernels.OPS["block_scale_gemm"].case({"m": 1, "n": 128, "k": 128})
+    assert driven(gemm, stations=trees[:1], rules=TimingRules(3)).seeds == seeds
+    seeds["lengths"] = seeds_of(Seeds(5, 5, lengths=3))
+    assert driven(stations=trees[:1], rules=TimingRules(3)).seeds == seeds
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "spent_s", "share_s", "begun"),
+    [(10.0, 1.3, 4.35, 2), (10.0, 1.5, 4.25, 1), (3.0, 0.0, 3.0, 1)],
+)
+def test_a_case_is_begun_where_most_of_what_it_is_worth_is_left(budget_s, spent_s, share_s, begun):
+    """The first of all in any case."""
+    cases = [kernels.OPS["mla_decode"].case({"batch": 1, "ctx": ctx}, weight=0.5) for ctx in (3, 4)]
+    made = {case.key: [finished(case, measured_s=5.0)] for case in cases}
+    plan = SimpleNamespace(budget_s=budget_s, per_case_s=4.0)
+    measurer = Mock(plan=plan, measure=Mock(side_effect=made.values()))
+    session = Session(measurer, Mock(), Mock(), spent_s)
+    session.run(cases)
+    assert measurer.measure.call_args_list[0].args[:3] == (cases[0], share_s, budget_s - spent_s)
+    assert (session.left_out, list(session.records)) == (cases[begun:], list(made)[:begun])
+
+
+def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys):
+    full = Mock(append=Mock(side_effect=JournalFull("no room")))
+    session, records = Session(Mock(), full, Mock()), [a_cell(), finished(MLA)]
+    with pytest.raises(JournalFull):
+        session._record(MLA, records)
+    session.on_case.assert_called_once_with(MLA, records)
+    assert capsys.readouterr().err == "".join(f"{record.model_dump_json()}\n" for record in records)
 
 
 def test_what_is_not_measuring_is_set_up(monkeypatch):
@@ -163,6 +205,19 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
     run.digests["first"] = 0
     run._check_timed(5)
     assert (row.status, row.reason) == ("wrong", f"after timing: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("turns_s", "spent_s"), [(0.0, 1.0), (1.0, 0.5), (3.0, 1.0), (40.0, 10.0), (400.0, 30.0)]
+)
+def test_comparing_takes_a_share_of_the_time_of_the_turns(turns_s, spent_s):
+    row, asked = contender(), []
+    station = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), digest=lambda: 0)
+    station.living = station.contenders = (row,)
+    run = driven(stations=[station])
+    run.digests["first"], run.turns_s[row.name] = 0, turns_s
+    run._check_timed(1)
+    assert asked == [spent_s]
 
 
 @pytest.mark.parametrize(

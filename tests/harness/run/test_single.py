@@ -70,6 +70,16 @@ def test_a_benchmark_has_its_own_boundary_and_launch(tmp_path):
     for boundary in (None, "with_quant"):
         found = made.benchmark("block_scale_gemm", "torch.bf16", case="m=1 n=512 k=256", boundary=boundary)
         assert found.case.boundary == (boundary or "core")
+    found.contender.check, found.contender.picked, found.contender.ran = {"ok": True}, "tuned", ["a hash"]
+    found.contender.kernels = [{"name": "sum", "us": 0.5}]
+    impl, here = found.contender.impl, made.platform
+    assert {*found.facts(1e-6)} - {*found.facts(None)} == {"tflops", "gbps"}
+    assert found.facts(1e-6) == {
+        "op": "block_scale_gemm", "case": found.case.text, "boundary": "with_quant",
+        "implementation": "torch.bf16", "version": impl.version, "device": here.name, "arch": here.arch,
+        "launch": "eager", "cache": "warm", "check": {"ok": True}, "kernels": ["sum"], "ran": ["a hash"],
+        "picked": "tuned", "tflops": pytest.approx(0.262144), "gbps": pytest.approx(132.64),
+    }  # fmt: skip
     with pytest.raises(single.UsageError, match="--launch graph needs a GPU"):
         made.benchmark("block_scale_gemm", "torch.bf16", case="m=1 n=512 k=256", launch="graph")
 

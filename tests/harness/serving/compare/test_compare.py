@@ -86,7 +86,7 @@ def test_of_another_share_of_all_gpus_each_number_is_brought_to_one(scope, other
 def test_each_unlikeness_refuses_by_its_name(aspect, changes):
     for found in (compare(figure(), figure("b", **changes)), compare(figure("b", **changes), figure())):
         assert found.verdict == "refused" and found.ratio is None
-        assert aspect in aspects(found)
+        assert aspect in aspects(found) and not any(line.startswith(aspect) for line in found.uncertain)
 
 
 def test_every_reason_is_given_and_what_neither_says_is_not_alike():

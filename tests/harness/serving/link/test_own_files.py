@@ -8,6 +8,7 @@ import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import pandas
 import pytest
 from click.testing import CliRunner
 
@@ -91,6 +92,24 @@ def test_which_time_of_own_runs_is_taken():
         ("mla_decode", (16, "bf16")): {(64.0, 1500.0): ((0, 0), 40.0)},
         ("block_scale_gemm", (2112, 7168)): {(64.0,): ((0, 0), 9.0)},
     }
+
+
+def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
+    where = "batch=8 ctx=100 heads=16 kv=bf16"
+    wrong, nan = cell(where, 1.0) | {"status": "wrong"}, cell(where, float("nan"))
+    other = cell(where, 1.0, op="another")
+    runs = {"a": [cell(where, 9.0), wrong, nan, other], "wrong": [wrong, nan], "b": [nan]}
+
+    def load(run):
+        return pandas.DataFrame(runs[run]).assign(machine="B" if run == "b" else "A")
+
+    monkeypatch.setattr("harness.results.read.load", load)
+    found = read_measured_times(iter(["a", "wrong"]))
+    assert (found.device, found.where, found.ops()) == ("A", "a, wrong", ["mla_decode"])
+    assert found.at("mla_decode", (16, "bf16"), 8, 100).us == pytest.approx(9.0)
+    for given, says in ((["a", "b"], r"of 2 machines \(A, B\)"), (["wrong"], "no correct times of .* in wrong")):
+        with pytest.raises(UsageError, match=says):
+            read_measured_times(given)
 
 
 def test_own_times_replace_the_tables_where_they_are_near(tmp_path):

@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -48,7 +49,7 @@ LOAD = StepLoad(tokens=8, batch=8, context=1024)
 
 
 def test_a_curve_is_linear_in_logarithms_and_less_sure_beyond_its_points():
-    curve = Curve([(16, 10.0), (64, 40.0)])
+    curve = Curve([(64, 40.0), (16, 10.0)])
     found = {x: (curve.at(x).us, curve.at(x).distance) for x in (1, 16, 32, 256)}
     assert [us for us, _ in found.values()] == pytest.approx([10.0, 10.0, 20.0, 160.0])
     assert found[16][1] == 0.0 and found[32][1] == pytest.approx(0.25 * math.log(4))
@@ -56,8 +57,8 @@ def test_a_curve_is_linear_in_logarithms_and_less_sure_beyond_its_points():
     falls = Curve([(1, 10.0), (2, 20.0), (4, 10.0), (8, 40.0)])  # which is noise
     assert falls.at(2).us == falls.at(4).us == pytest.approx(math.sqrt(200))
     assert falls.at(2).noise > 0.1 and Curve([(1, 1.0), (2, 2.0)]).noise == 0.0
-    surface = Surface([((n, m), float(n * m)) for n in (2, 8) for m in (1, 16)])
-    assert (surface.at(4, 4).us, surface.at(16, 4).us) == (pytest.approx(16.0), pytest.approx(64.0))
+    surface = Surface([((n, m), float(n * m)) for n in (8, 2) for m in (16, 1)])
+    assert [surface.at(n, 4).us for n in (1, 2, 4, 16)] == pytest.approx([8.0, 8.0, 16.0, 64.0])
 
 
 def changed(path: Path, **columns) -> None:
@@ -320,8 +321,40 @@ def test_parquet_is_as_csv(tmp_path):
     (tmp_path / "parquet").mkdir()
     for stem in FILES:
         if (path := tmp_path / "csv" / f"{stem}.csv").exists():
+            path.write_text(path.read_text() + path.read_text().replace("fp8_block", "int8").partition("\n")[2])
             parquet.write_table(read_csv(path), tmp_path / "parquet" / f"{stem}.parquet")
     assert read_tables(tmp_path / "parquet").rows == read_tables(tmp_path / "csv").rows
+
+
+@pytest.mark.parametrize(("name", "data", "says"), [
+    ("gemm_perf.parquet", b"version https://git-lfs.github.com/spec/v1", ".* `git lfs pull`"),
+    ("gemm_perf.parquet", b"PAR1\n\nPAR1", "cannot read .*gemm_perf.parquet: .*"),
+    ("gemm_perf.csv", "é".encode("latin-1"), "cannot read .*gemm_perf.csv: 'utf-8'"),
+    ("gemm_perf.json", b"", "no tables in .*; wanted: one or more of gemm_perf, .* as .csv or .parquet"),
+])  # fmt: skip
+def test_a_table_that_cannot_be_read_is_one_line(tmp_path, name, data, says):
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError, match=f"^{says}.*$"):
+        read_tables(tmp_path)
+
+
+def test_parquet_needs_its_library(tmp_path, monkeypatch):
+    (tmp_path / "gemm_perf.parquet").touch()
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(UsageError, match="needs pyarrow"):
+        read_tables(tmp_path)
+
+
+@pytest.mark.parametrize("since", [False, True])
+def test_an_all_reduce_of_another_version_stands_in_and_the_latest_one_does(tmp_path, since):
+    for version, us in (("9", 8.0), ("10", 7.0), ("11", 6.0)):
+        if since:
+            where = by_op(tmp_path, "vllm", version, framework="VLLM", us=US | {"reduce": us})
+        else:
+            where = written(tmp_path / "vllm" / version, US | {"reduce": us}, "NVIDIA X1", "VLLM", version)
+    path = (tmp_path / "comm" / "vllm" / "11" if since else where) / "custom_allreduce_perf.csv"
+    path.rename(path.with_suffix(".json"))
+    assert read_tables(where).all_reduce(7168, 8).us == pytest.approx(7.0)
 
 
 # Times from data sheets: against AITER's own, and against serving that nobody fitted anything to

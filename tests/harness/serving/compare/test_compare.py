@@ -6,9 +6,10 @@ import pytest
 
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import Quantity, option, quantity_of_run
-from harness.serving.compare.sourced import prints, same_engine, same_hardware, sourced
+from harness.serving.compare.select import default_metric
+from harness.serving.compare.sourced import by_kind, prints, same_engine, same_hardware, sourced
 from harness.serving.published.index import known_by_id
-from harness.serving.schema import Metric, OfferedLoad, Parallelism, Totals
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
 from tests.support.serving_files import SGLANG_ROW
 
 KNOWN = known_by_id()
@@ -167,7 +168,8 @@ def test_of_a_range_the_longest_alone_may_be_known():
     other = figure("c", workload=workload(**longest | {"longest_input_len": 8192}))
     assert aspects(compare(a, other)) == ["input length"]
     mean = workload(input_len=1024, output_len=1024)
-    assert aspects(compare(a, figure("d", workload=mean))) == ["input length", "output length"]
+    for pair in ((a, figure("d", workload=mean)), (figure("d", workload=mean), a)):
+        assert aspects(compare(*pair)) == ["input length", "output length"]
 
 
 def test_what_was_served_counts_not_what_was_asked():
@@ -222,6 +224,15 @@ def test_a_claims_number_is_what_its_row_says(says, changes, tokens, scope):
         twin = {"twin": KNOWN["dstack.offline:18"].model_copy(update={"id": "twin"})}
         found = sourced(claim.model_copy(update={"refers_to": ()}), claim.metric, KNOWN | twin, None)
         assert found.metric.tokens == "unknown"
+
+
+def test_which_of_several_numbers_counts():
+    """Throughput where both have it; of one kind and scope the first."""
+    others = (metric(value=9.0), metric(value=8.0, scope="gpu", tokens="total"))
+    run = ServingRun(id="a", client="c", source="a", metrics=(TTFT, OUTPUT, *others))
+    less = run.model_copy(update={"metrics": (others[0].model_copy(update={"name": "goodput"}), TTFT)})
+    assert [default_metric(run, other) for other in (run, less)] == ["throughput", "ttft"]
+    assert by_kind(run) == {"output": 800.0}
 
 
 def test_names_of_machines_and_engines_and_printed_numbers():

@@ -1,7 +1,6 @@
 """`serving link` with files of a user's own: results, runs, traces. What it prints: cli/transcripts."""
 
 import json
-import re
 import sys
 import types
 import warnings
@@ -14,7 +13,6 @@ from click.testing import CliRunner
 
 from harness.cli.serving import serving
 from harness.errors import UsageError
-from harness.paths import ROOT
 from harness.serving.link.calibration import MeasuredPoint, measured
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.experts import shared_expert_factor
@@ -36,18 +34,6 @@ def document(*words):
     done = run(*words, "--json", "-")
     assert done.exit_code == 0, done.output
     return json.loads(done.output)
-
-
-def test_validation_is_near():
-    """What the documents promise of InferenceX's points, which are predicted from the others or from nothing.
-    What the command prints is held by that transcript."""
-    text = (ROOT / "tests/harness/cli/transcripts/serving_link.txt").read_text()
-    text = text.partition("$ serving link --validate\n")[2].partition("\n$ ")[0]
-    *alike, dstack = (float(error) for error in re.findall(r"TPOT: mean error ([\d.]+)%", text))
-    assert len(alike) == 4 and max(alike) <= 8 and dstack > 50  # of DP attention, and an older engine
-    assert re.findall(r"TPOT: .*; (\d) of (\d)", text)[:4] == [("5", "5")] * 3 + [("4", "4")]
-    assert max(float(error) for error in re.findall(r"mean TTFT: mean error ([\d.]+)%", text)[:4]) <= 20
-    assert max(float(error) for error in re.findall(r"p99 TTFT: mean error ([\d.]+)%", text)) <= 25
 
 
 def test_json_holds_every_number_with_its_interval():
@@ -107,7 +93,7 @@ def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
     found = read_measured_times(iter(["a", "wrong"]))
     assert (found.device, found.where, found.ops()) == ("A", "a, wrong", ["mla_decode"])
     assert found.at("mla_decode", (16, "bf16"), 8, 100).us == pytest.approx(9.0)
-    for given, says in ((["a", "b"], r"of 2 machines \(A, B\)"), (["wrong"], "no correct times of .* in wrong")):
+    for given, says in ((["a", "b"], r"of 2 machines \(A, B\)"), (["wrong"], "no correct .* in wrong")):
         with pytest.raises(UsageError, match=says):
             read_measured_times(given)
 

@@ -1,6 +1,5 @@
 """Traces made by hand, whose sums are known; recorded ones and rocprofv3's formats; what the command says."""
 
-import json
 import random
 from pathlib import Path
 
@@ -258,19 +257,7 @@ def test_what_is_printed_of_every_trace(here, snapshot):
         here("serving", "trace", path).stdout for path in sorted([*FOLDER.glob("*.gz"), *MADE.iterdir()])
     )
     shown += here("serving", "trace", CPU, "--phase", "decode", "--steps", "--top", "3").stdout
-    snapshot(Path(__file__).with_name("traces.txt"), shown.replace(f"{FOLDER}/", ""))
-
-
-def test_what_is_written_of_a_phase_sums_up(here, tmp_path):
-    done = here("serving", "trace", CPU, "--phase", "decode", "--json", tmp_path / "out.json")
-    assert (done.returncode, done.stdout) == (0, "")
-    written = json.loads((tmp_path / "out.json").read_text())
-    assert list(written) == ["trace", "classes", "kernels", "steps", "unknown"]
-    rows = [*written["classes"], *written["steps"], *written["kernels"]]
-    assert {row["phase"] for row in rows} == {"decode"}
-    total = sum(row["time_us"] for row in written["classes"])
-    assert total == pytest.approx(sum(row["time_us"] for row in written["kernels"]))
-    assert sum(row["share"] for row in written["classes"]) == pytest.approx(1)
-    assert sum(step["time_us"] for step in written["steps"]) == pytest.approx(total)
+    shown += here("serving", "trace", MADE / "unknown_kernels.json", "--json", "-").stdout
     none = here("serving", "trace", FOLDER / "deepseek_v3_training.json.gz", "--phase", "decode")
     assert "has no decode steps; it has: training" in error_line(none)
+    snapshot(Path(__file__).with_name("traces.txt"), shown.replace(f"{FOLDER}/", ""))

@@ -1,7 +1,5 @@
 """`serving compare`: what may be set beside what, what has to be done first, and each reason why not."""
 
-import json
-
 import pytest
 
 from harness.serving.compare.alike import compare
@@ -10,7 +8,6 @@ from harness.serving.compare.select import default_metric
 from harness.serving.compare.sourced import by_kind, prints, same_engine, same_hardware, sourced
 from harness.serving.published.index import known_by_id
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
-from tests.support.serving_files import SGLANG_ROW
 
 KNOWN = known_by_id()
 OUTPUT = Metric(name="throughput", value=800.0, unit="tok/s", scope="instance", tokens="output")
@@ -242,14 +239,3 @@ def test_names_of_machines_and_engines_and_printed_numbers():
     assert not same_engine("vllm", "sglang") and not same_engine("", "vllm")
     assert prints(2656, 2655.89) and prints(83.82, 83.822)
     assert not prints(2656, 2658) and not prints(17000, 16964.2)
-
-
-def test_rows_of_a_file_that_does_not_say_its_machine(here, tmp_path):
-    row = SGLANG_ROW | {"random_range_ratio": 1.0, "total_output_tokens": 160 * 1024}
-    path = tmp_path / "mine.jsonl"
-    path.write_text("\n".join(json.dumps({**row, "output_throughput": v}) for v in (320.0, 160.0)))
-    rows = (f"{path}:1", f"{path}:2")
-    done = here("serving", "compare", *rows)
-    assert done.returncode == 1 and "hardware: unknown against unknown" in done.stdout
-    done = here("serving", "compare", *rows, "--assume", "hardware", "--assume", "model")
-    assert done.returncode == 0 and "A / B = 2" in done.stdout

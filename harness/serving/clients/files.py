@@ -152,11 +152,11 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 def _csv(path: Path, text: str) -> Document:
-    first = text.split("\n", 1)[0]
+    first = text.lstrip("\r\n").split("\n", 1)[0]
     delimiter = max(DELIMITERS, key=first.count)
     try:
         reader = csv.reader(io.StringIO(text), delimiter=delimiter, strict=True)
-        rows = [(reader.line_num, row) for row in reader]
+        rows = [(reader.line_num, row) for row in reader if any(cell.strip() for cell in row)]
     except csv.Error as error:
         raise UnreadableError(f"cannot read {path}: broken CSV: {error}") from None
     header, lines = _header([row for _, row in rows[:DEEPEST_HEADER]])
@@ -164,8 +164,6 @@ def _csv(path: Path, text: str) -> Document:
         raise UnreadableError(f"cannot read {path}: a column name stands twice in its first line")
     body = []
     for number, row in rows[lines:]:
-        if not any(cell.strip() for cell in row):
-            continue
         if len(row) != len(header):
             raise UnreadableError(
                 f"cannot read {path}, line {number}: {len(row)} cells under {len(header)} columns; "

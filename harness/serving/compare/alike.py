@@ -57,7 +57,7 @@ def compare(a: Quantity, b: Quantity, assumed: Collection[str] = ()) -> Quantity
         side_a,
         side_b,
         tuple(_confounders(a, b)),
-        tuple(_uncertain(a, b)),
+        tuple(_uncertain(a, b, {reason.aspect for reason in reasons})),
     )
 
 
@@ -195,9 +195,10 @@ def _layout(quantity: Quantity) -> str:
     return " ".join(f"{k}={v}" for k, v in quantity.parallelism.model_dump(exclude_none=True).items())
 
 
-def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
+def _uncertain(a: Quantity, b: Quantity, refused: Collection[str]) -> Iterator[str]:
+    """refused: aspects that are reasons already, which are not said again."""
     left, right = conditions(a), conditions(b)
-    for aspect in MAY_BE_UNKNOWN:
+    for aspect in (aspect for aspect in MAY_BE_UNKNOWN if aspect not in refused):
         of_a, of_b = left[aspect], right[aspect]
         if UNKNOWN in (of_a, of_b) or (aspect == "precision" and of_a != of_b):
             yield f"{aspect}: {of_a} against {of_b}"

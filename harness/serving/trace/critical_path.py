@@ -64,16 +64,13 @@ class Timeline:
         }
 
 
-def gaps(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(before, after, length) of each stretch in which nothing runs: the interval that ended last, the one
-    that begins next (their numbers), and ns. start, end: int64 [n]."""
+def gaps(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(after, length) of each stretch in which nothing runs: the number of the interval that begins next,
+    and ns. start, end: int64 [n]."""
     order = np.argsort(start, kind="stable")
-    ends = end[order]
-    latest = np.maximum.accumulate(ends)
-    length = start[order][1:] - latest[:-1]
+    length = start[order][1:] - np.maximum.accumulate(end[order])[:-1]
     after = np.flatnonzero(length > 0)
-    last = np.maximum.accumulate(np.where(ends == latest, np.arange(len(ends)), 0))
-    return order[last[after]], order[after + 1], length[after]
+    return order[after + 1], length[after]
 
 
 def own_time(

@@ -170,15 +170,15 @@ class _Sums:
             per_class.setdefault((device, step), {})[CLASSES[op_class]] = times
         origin = int(work.start.min())
         for device, on_device in enumerate(self.lines):
-            before, after, length = gaps(work.start[on_device], work.end[on_device])
+            after, length = gaps(work.start[on_device], work.end[on_device])
             of = steps.of[on_device]
-            inside = (of[before] == of[after]) & (of[after] != NONE)
-            idle_between.append(int(length[~inside].sum()))
-            idle = np.bincount(of[after][inside], length[inside], count)
             starts = np.full(count + 1, np.iinfo(np.int64).max)
             ends = np.full(count + 1, np.iinfo(np.int64).min)
             np.minimum.at(starts, of, work.start[on_device])
             np.maximum.at(ends, of, work.end[on_device])
+            inside = (of[after] != NONE) & (starts[of[after]] < work.start[on_device][after])
+            idle_between.append(int(length[~inside].sum()))
+            idle = np.bincount(of[after][inside], length[inside], count)
             there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
             for place, step in enumerate(there):
                 period = int(starts[there[place + 1]] - starts[step]) if place + 1 < len(there) else None

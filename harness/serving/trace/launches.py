@@ -74,7 +74,7 @@ def _note_merged(recorded: RecordedTrace) -> None:
     if shared:
         recorded.note(
             "merged",
-            f"{shared} launches of several processes have the same id: ranks were merged into one file, and "
+            f"launches of several processes with the same id: {shared}; ranks were merged into one file, and "
             "which step a kernel is of cannot be told; take each rank's own file",
         )
 

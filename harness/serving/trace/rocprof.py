@@ -105,14 +105,14 @@ class _Tool:
         """Puts names where numbers stand, and says what was lost."""
         into = self.into
         if self.lost:
-            into.note("unreadable", f"{self.lost} records have no start and end that make sense: left out")
+            into.note("unreadable", f"records left out, as their start and end make no sense: {self.lost}")
         names = {
             name: self.kernels.get(name[1:], f"kernel_id {name[2]}") if name[0] == "kernel" else name[1]
             for name in into.names.all()
         }
         nameless = sum(name[0] == "kernel" and name[1:] not in self.kernels for name in names)
         if nameless:
-            into.note("unreadable", f"{nameless} kernels are not among kernel_symbols: known by number")
+            into.note("unreadable", f"kernels that are not among kernel_symbols, known by number: {nameless}")
         _rename(into, names)
 
 

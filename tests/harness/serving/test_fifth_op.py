@@ -11,7 +11,6 @@ from harness.serving.experiment.spec import FILES, read_experiment
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.inverse import needs
 from harness.serving.link.model import link
-from harness.serving.link.times import measured_times
 from harness.serving.replay.replay import BASE
 from harness.serving.replay.request import read_arms
 from harness.serving.trace.classify import UNKNOWN
@@ -45,14 +44,6 @@ def test_the_inverse_question_is_asked_of_every_op_that_the_model_has(monkeypatc
     assert [need.ops for need in needs(link(), load, None)][-1] == four
     monkeypatch.setitem(kernels.OPS, "bf16_gemm", OP)
     assert ("bf16_gemm",) in [need.ops for need in needs(link(), load, None)]
-
-
-def test_own_times_of_an_op_need_its_axes_alone(monkeypatch):
-    monkeypatch.setitem(measured_times.AXES, "rms_norm", ((), ("rows",)))
-    best: dict = {}
-    cell = {"op": "rms_norm", "boundary": "core", "launch": "eager", "case": "rms_norm rows=64"}
-    measured_times._take(best, {**cell, "time_us": 2.0})
-    assert best == {("rms_norm", ()): {(64.0,): ((0, 1), 2.0)}}
 
 
 def test_a_step_of_a_trace_may_begin_with_it():

@@ -99,20 +99,22 @@ def test_lists_that_do_not_fit_are_left_out_and_flagged(lists, tmp_path):
 # Files as a whole
 
 TEXT = (DATA / "vllm_serve_0.32.json").read_text()
+CSV = (DATA / "dstack_online.csv").read_text("utf-8-sig")
 PACKED = gzip.compress(TEXT.encode(), mtime=0)
 
 
 @pytest.mark.parametrize(("data", "name"), [
     (b"\xef\xbb\xbf" + TEXT.encode(), "a.json"), (TEXT.encode("utf-16"), "a.json"),
     (re.sub("\n", "\r\n", TEXT).encode(), "a.json"), (PACKED, "a.json.gz"),
+    (re.sub("^|\n", "\n\n", CSV).encode(), "a.csv"),
 ])  # fmt: skip
 def test_what_a_file_may_be_packed_in(tmp_path, data, name):
     (tmp_path / name).write_bytes(data)
-    assert shapes(load(tmp_path / name)[0]) == shapes(of("vllm_serve_0.32.json")[0])
+    same = "dstack_online.csv" if name == "a.csv" else "vllm_serve_0.32.json"
+    assert shapes(load(tmp_path / name)[0]) == shapes(of(same)[0])
 
 
 ROWS = (DATA / "vllm_serve_0.32_appended.jsonl").read_text()
-CSV = (DATA / "dstack_online.csv").read_text()
 
 
 @pytest.mark.parametrize(("name", "data", "says"), [

@@ -1,15 +1,13 @@
 """`serving compare`: what may be set beside what, what has to be done first, and each reason why not."""
 
-import json
-
 import pytest
 
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import Quantity, option, quantity_of_run
-from harness.serving.compare.sourced import prints, same_engine, same_hardware, sourced
+from harness.serving.compare.select import default_metric
+from harness.serving.compare.sourced import by_kind, prints, same_engine, same_hardware, sourced
 from harness.serving.published.index import known_by_id
-from harness.serving.schema import Metric, OfferedLoad, Parallelism, Totals
-from tests.support.serving_files import SGLANG_ROW
+from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
 
 KNOWN = known_by_id()
 OUTPUT = Metric(name="throughput", value=800.0, unit="tok/s", scope="instance", tokens="output")
@@ -86,7 +84,7 @@ def test_of_another_share_of_all_gpus_each_number_is_brought_to_one(scope, other
 def test_each_unlikeness_refuses_by_its_name(aspect, changes):
     for found in (compare(figure(), figure("b", **changes)), compare(figure("b", **changes), figure())):
         assert found.verdict == "refused" and found.ratio is None
-        assert aspect in aspects(found)
+        assert aspect in aspects(found) and not any(line.startswith(aspect) for line in found.uncertain)
 
 
 def test_every_reason_is_given_and_what_neither_says_is_not_alike():
@@ -167,7 +165,8 @@ def test_of_a_range_the_longest_alone_may_be_known():
     other = figure("c", workload=workload(**longest | {"longest_input_len": 8192}))
     assert aspects(compare(a, other)) == ["input length"]
     mean = workload(input_len=1024, output_len=1024)
-    assert aspects(compare(a, figure("d", workload=mean))) == ["input length", "output length"]
+    for pair in ((a, figure("d", workload=mean)), (figure("d", workload=mean), a)):
+        assert aspects(compare(*pair)) == ["input length", "output length"]
 
 
 def test_what_was_served_counts_not_what_was_asked():
@@ -224,6 +223,15 @@ def test_a_claims_number_is_what_its_row_says(says, changes, tokens, scope):
         assert found.metric.tokens == "unknown"
 
 
+def test_which_of_several_numbers_counts():
+    """Throughput where both have it; of one kind and scope the first."""
+    others = (metric(value=9.0), metric(value=8.0, scope="gpu", tokens="total"))
+    run = ServingRun(id="a", client="c", source="a", metrics=(TTFT, OUTPUT, *others))
+    less = run.model_copy(update={"metrics": (others[0].model_copy(update={"name": "goodput"}), TTFT)})
+    assert [default_metric(run, other) for other in (run, less)] == ["throughput", "ttft"]
+    assert by_kind(run) == {"output": 800.0}
+
+
 def test_names_of_machines_and_engines_and_printed_numbers():
     assert same_hardware("8x AMD Instinct MI300X", "mi300") and not same_hardware("MI300X", "MI350X")
     assert not same_hardware("H200", "H100") and not same_hardware("", "H200")
@@ -231,14 +239,3 @@ def test_names_of_machines_and_engines_and_printed_numbers():
     assert not same_engine("vllm", "sglang") and not same_engine("", "vllm")
     assert prints(2656, 2655.89) and prints(83.82, 83.822)
     assert not prints(2656, 2658) and not prints(17000, 16964.2)
-
-
-def test_rows_of_a_file_that_does_not_say_its_machine(here, tmp_path):
-    row = SGLANG_ROW | {"random_range_ratio": 1.0, "total_output_tokens": 160 * 1024}
-    path = tmp_path / "mine.jsonl"
-    path.write_text("\n".join(json.dumps({**row, "output_throughput": v}) for v in (320.0, 160.0)))
-    rows = (f"{path}:1", f"{path}:2")
-    done = here("serving", "compare", *rows)
-    assert done.returncode == 1 and "hardware: unknown against unknown" in done.stdout
-    done = here("serving", "compare", *rows, "--assume", "hardware", "--assume", "model")
-    assert done.returncode == 0 and "A / B = 2" in done.stdout

@@ -191,6 +191,8 @@ def test_what_cannot_be_is_found_with_its_numbers(change, rule, severity, says):
     (of("samples", ttfts_ms=(9e3, *TTFTS[1:])), "suspect",
      "1 of 100 requests do not take what their tokens take: request 0"),
     (of("samples", ttfts_ms=TTFTS[::-1]), "suspect", "e2es and ttfts and itls do not belong together"),
+    (lambda _: of("samples", output_lens=tuple(map(int, LENGTHS[::-1])))(good_run(LENGTHS)), "suspect",
+     "output_lens and itls and the first token do not belong together"),
     (of("samples", itls_ms=(ITLS[0][:9], *ITLS[1:])), "suspect", "they are 32 and 10 of request 0"),
     (of("samples", ttfts_ms=(TTFTS[0] + 30, *TTFTS[1:])), "suspect", "though they agree over all or in most"),
 ])  # fmt: skip
@@ -222,6 +224,7 @@ SECONDS = each(*(times(1e-3, name, "mean", "std", "median", "p90", "p99")
     (UNSAMPLED, of("workload", output_len=30.5, range_ratio=0.5), "output_length", None),  # by chance
     (UNSAMPLED, also("goodput", 0.5, "req/s"), "goodput", None),
     (UNSAMPLED, times(1.5, "tpot", "std"), "parts_of_e2e", None),  # deviations do not add up
+    (UNLIKE, each(without("e2e", "mean"), also("max_concurrent_requests", 7.0, "1", "max")), "peak", None),
     *[(UNSAMPLED, also("max_concurrent_requests", most, "1", "max"), "peak", None) for most in (7.9, 9.0)],
     (UNSAMPLED, also("max_output_tokens_per_s", 90.0, "tok/s", "max"), "peak", None),
     # Pieces of a stream that are more than a token say nothing of tokens a second.
@@ -294,6 +297,9 @@ UNSAID = {"unit": "tok/s", "scope": "node", "tokens": "unknown"}
       for p10, severity in ((750.0, None), (550.0, "wrong"))],
     *[("moments", severity, [_metric("itl", v, "ms", "request", s) for s, v in known.items()], {})
       for known, severity in ((ITL, "suspect"), (ITL | {"p25": 0.1}, None))],  # pieces of several tokens
+    *[("moments", severity, (_metric("itl", 10.0, "ms", "request", "mean"), e2e(1e3, "p99"),
+                             _metric("itl", std, "ms", "request", "std")), {})
+      for std, severity in ((142.0, "suspect"), (141.0, None))],  # one pause as long as a request
     *[("plausible", severity, (_metric(name, value, unit, statistic="mean"),), {})
       for severity, name, unit, value in (("suspect", "tpot", "ms", 0.05), (None, "tpot", "ms", 5.0),
                                           ("suspect", "prefill", "ms", 1e8),

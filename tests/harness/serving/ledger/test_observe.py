@@ -1,5 +1,6 @@
 """What a user records: a prediction of the link, then what serving runs showed, in one row of a ledger."""
 
+import itertools
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.ledger.identity import FIELDS, NEEDED, differences
 from harness.serving.ledger.ledger import Setting, read, rows
-from harness.serving.ledger.observe import observe, t_interval
+from harness.serving.ledger.observe import observation, observe, t_interval
 from harness.serving.ledger.residuals import residuals
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import record
@@ -66,10 +67,13 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     text = ledger.read_text()
     a, b = written(tmp_path / "a.json"), written(tmp_path / "b.json", mean_tpot_ms=9.0)
     copy = written(tmp_path / "c.json")
+    lacks = dict.fromkeys(("mean_tpot_ms", "mean_ttft_ms", "output_throughput"))
+    less = written(tmp_path / "d.json", **lacks)
     for row, before, after, assumed, says in (
         ("moe", [a], [a, a], ["all"], "1 runs before and 2 after"),
         ("mla", [a], [a], ["all"], "no row 'mla'; rows: moe"),
         ("moe", [a, copy], [b, b], ["all"], r"c.json is .*a.json again, by every number"),  # it counts once
+        ("moe", [a], [less], ["all"], "none of tpot, ttft, output_throughput, .* is in all of these runs"),
         ("moe", [a], [b], ["weather"], f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"),
         ("moe", [a], [b], [], r"no run of this row: the run does not say its hardware .*--assume"),
     ):
@@ -117,6 +121,29 @@ RUN = ServingRun(
     workload=LOAD,
     totals=Totals(duration_s=60, completed=160, failed=0, input_tokens=147_600, output_tokens=147_500),
 )  # fmt: skip
+
+
+OUTPUT = Metric(name="throughput", value=80.0, unit="tok/s", scope="gpu", tokens="output")
+
+
+@pytest.mark.parametrize(("changes", "says"), [
+    ({"mode": "offline"}, "are not alike in output_throughput: .*mode"),
+    ({"metrics": (OUTPUT.model_copy(update={"scope": "instance"}),)}, "they need normalising"),
+    ({"gpus": None}, "a.json and b.json do not say of how many GPUs their output_throughput is"),
+])  # fmt: skip
+def test_a_pair_has_to_be_of_one_kind(changes, says):
+    a = RUN.model_copy(update={"metrics": (OUTPUT,)})
+    with pytest.raises(UsageError, match=says):
+        observation("output_throughput", [(a, a.model_copy(update={"id": "b.json"} | changes))])
+    assert observation("tpot", [(a, a)]) is None
+
+
+def test_latencies_are_the_means_that_clients_report():
+    kinds = itertools.product(("itl", "e2e", "ttft", "tpot"), ("median", "mean"))
+    metrics = [Metric(name=name, value=n, unit="ms", scope="request", statistic=which)
+               for n, (name, which) in enumerate(kinds, 1)]  # fmt: skip
+    run = RUN.model_copy(update={"metrics": tuple(metrics)})
+    assert [observation(name, [(run, run)]).before for name in ("itl", "e2e", "ttft", "tpot")] == [2, 4, 6, 8]
 
 
 def offered(**changes: Any) -> dict[str, Any]:
@@ -193,8 +220,9 @@ UNSAID: list[tuple[str, dict[str, Any]]] = [
 def test_what_a_run_says_by_other_means_need_not_be_assumed():
     """Another spelling; without flags InferenceX's keys, one rank, an engine without such a scheduler."""
     assert differences(SETTING, RUN) == []
-    says = {"spec_decoding": "none", "disagg": False, "enforce_eager": "False"}
-    run = RUN.model_copy(update={"flags": (), "extra": says, "engine": "vllm"})
+    says = {"spec_decoding": "none", "disagg": False, "enforce_eager": "False", "dcp_size": "0"}
+    alone = ACCEPTED.model_copy(update={"value": 1.0})
+    run = RUN.model_copy(update={"flags": (), "extra": says, "engine": "vllm", "metrics": (alone,)})
     unsaid = [each.name for each in differences(SETTING, run) if not each.is_known]
     assert unsaid == ["precision", "KV cache", "tokens of a prefill step"]
 

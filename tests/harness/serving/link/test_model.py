@@ -74,7 +74,7 @@ ONE = ClosedLoop(isl=100, osl=1000, concurrency=1)
 @pytest.mark.parametrize(("text", "saved_us"), [
     ("mla_decode=2x", 61 * US["decode"] / 2),
     ("block_scale_gemm:qkv_a@decode=saved:4us", 61 * 4),
-    ("block_scale_gemm:qkv_a@decode=saved:100us", 61 * 100),  # more than it takes
+    *[(f"block_scale_gemm:qkv_a@decode=saved:{us}us", 61 * us) for us in (8.9, 9.1, 100)],  # of 10
 ])  # fmt: skip
 def test_a_change_is_what_its_calls_save_times_kappa(tiny, text, saved_us):
     change, plain = parse_change(text), central(tiny, ONE)[0]
@@ -84,7 +84,7 @@ def test_a_change_is_what_its_calls_save_times_kappa(tiny, text, saved_us):
         "the server before was slower" in line for line in predict(tiny, ONE, [change])[0].assumptions
     )
     assert (after if slower else before) == pytest.approx(plain)
-    assert slower == ("100us" in text)
+    assert slower == ("saved" in text and saved_us > 61 * 9)
 
 
 def test_of_a_prompt_in_chunks_attention_is_the_whole_s_and_all_else_is_called_for_each(tiny):
@@ -177,6 +177,7 @@ def test_times_to_the_first_token(load, how, ttft):
 @pytest.mark.parametrize(("load", "most"), [
     *[(ClosedLoop(512, osl, concurrency, 0.5, prefill_tokens=4096, waves=40), np.inf)
       for concurrency in (1, 4, 48) for osl in (150, 600)],
+    (ClosedLoop(512, 150, 48, 0.5, prefill_tokens=512, waves=40), np.inf),  # prefills take one, seldom two
     (ClosedLoop(512, 300, 32, 0.5, prefill_tokens=4096, waves=30), 8),  # the others wait
     (ClosedLoop(512, 200, 16, 1.0, prefill_tokens=4096, waves=25), np.inf),  # one length stays in step
     (ClosedLoop(1000, 1000, 8, waves=40, recv_interval=31), np.inf),
@@ -189,7 +190,16 @@ def test_it_is_what_requests_one_by_one_come_to(load, most):
     assert float(found.output[0]) == pytest.approx(1e3 * run.tokens / run.duration, rel=0.1)
     short = replace(load, waves=2)  # half of its requests come at once and find the memory empty
     whole = simulated(short, most=most).ttft.mean()
-    assert float(closed(short, most=most).ttft_mean[0]) == pytest.approx(whole, rel=0.32)
+    assert float(closed(short, most=most).ttft_mean[0]) == pytest.approx(
+        whole, rel=0.32 if most == np.inf else 0.05
+    )
+
+
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_a_cold_first_wave_is_a_part_of_the_mean(ratio):
+    load = ClosedLoop(1000, 101, 8, ratio, waves=4)
+    warm, cold = closed(load), closed_loop(load, decode_ms, prefill_ms, np.array([HOST_MS]), np.inf, 900, 2)
+    assert cold.ttft_mean - warm.ttft_mean == pytest.approx((900 + warm.first_wave) / 4)
 
 
 def test_what_does_not_settle_is_said_in_one_line():
@@ -199,7 +209,9 @@ def test_what_does_not_settle_is_said_in_one_line():
 
 
 def test_few_requests_are_alone_and_bursts_make_a_longer_tail_and_a_ramp_a_longer_run():
-    found = simulated(OpenLoop(1000, 101, 64, range_ratio=1.0, rate=0.01, requests=50))
+    found = simulated(OpenLoop(1000, 101, 64, range_ratio=1.0, rate=0.01, requests=50), cold_ms=900.0)
+    assert found.ttft == pytest.approx(np.full(50, HOST_MS + prefill_ms(1)))  # none is of a first wave
+    assert simulated(ClosedLoop(100, 2, 4, range_ratio=0.0)).tpot == pytest.approx(np.full(40, decode_ms(4)))
     assert found.tpot == pytest.approx(np.full(50, decode_ms(1))) and not found.falls_behind
     load = OpenLoop(1000, 101, 64, rate=8.0, requests=1000)
     tails = [np.percentile(simulated(replace(load, burstiness=b)).ttft, 99) for b in (50.0, 0.2)]

@@ -1,19 +1,18 @@
 """`serving link` with files of a user's own: results, runs, traces. What it prints: cli/transcripts."""
 
 import json
-import re
 import sys
 import types
 import warnings
 from dataclasses import replace
 from pathlib import Path
 
+import pandas
 import pytest
 from click.testing import CliRunner
 
 from harness.cli.serving import serving
 from harness.errors import UsageError
-from harness.paths import ROOT
 from harness.serving.link.calibration import MeasuredPoint, measured
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.experts import shared_expert_factor
@@ -35,18 +34,6 @@ def document(*words):
     done = run(*words, "--json", "-")
     assert done.exit_code == 0, done.output
     return json.loads(done.output)
-
-
-def test_validation_is_near():
-    """What the documents promise of InferenceX's points, which are predicted from the others or from nothing.
-    What the command prints is held by that transcript."""
-    text = (ROOT / "tests/harness/cli/transcripts/serving_link.txt").read_text()
-    text = text.partition("$ serving link --validate\n")[2].partition("\n$ ")[0]
-    *alike, dstack = (float(error) for error in re.findall(r"TPOT: mean error ([\d.]+)%", text))
-    assert len(alike) == 4 and max(alike) <= 8 and dstack > 50  # of DP attention, and an older engine
-    assert re.findall(r"TPOT: .*; (\d) of (\d)", text)[:4] == [("5", "5")] * 3 + [("4", "4")]
-    assert max(float(error) for error in re.findall(r"mean TTFT: mean error ([\d.]+)%", text)[:4]) <= 20
-    assert max(float(error) for error in re.findall(r"p99 TTFT: mean error ([\d.]+)%", text)) <= 25
 
 
 def test_json_holds_every_number_with_its_interval():
@@ -91,6 +78,24 @@ def test_which_time_of_own_runs_is_taken():
         ("mla_decode", (16, "bf16")): {(64.0, 1500.0): ((0, 0), 40.0)},
         ("block_scale_gemm", (2112, 7168)): {(64.0,): ((0, 0), 9.0)},
     }
+
+
+def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
+    where = "batch=8 ctx=100 heads=16 kv=bf16"
+    wrong, nan = cell(where, 1.0) | {"status": "wrong"}, cell(where, float("nan"))
+    other = cell(where, 1.0, op="another")
+    runs = {"a": [cell(where, 9.0), wrong, nan, other], "wrong": [wrong, nan], "b": [nan]}
+
+    def load(run):
+        return pandas.DataFrame(runs[run]).assign(machine="B" if run == "b" else "A")
+
+    monkeypatch.setattr("harness.results.read.load", load)
+    found = read_measured_times(iter(["a", "wrong"]))
+    assert (found.device, found.where, found.ops()) == ("A", "a, wrong", ["mla_decode"])
+    assert found.at("mla_decode", (16, "bf16"), 8, 100).us == pytest.approx(9.0)
+    for given, says in ((["a", "b"], r"of 2 machines \(A, B\)"), (["wrong"], "no correct .* in wrong")):
+        with pytest.raises(UsageError, match=says):
+            read_measured_times(given)
 
 
 def test_own_times_replace_the_tables_where_they_are_near(tmp_path):

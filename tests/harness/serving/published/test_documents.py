@@ -2,33 +2,19 @@
 
 import hashlib
 import json
-import re
 
 import check_documents
 import pytest
 
-from harness.catalogue import published, recipes
+from harness.catalogue import recipes
 from harness.errors import UsageError
-from harness.paths import PUBLISHED
-from harness.serving import load
-from harness.serving.published.documents import configurations, documents
+from harness.serving.published.documents import documents
 from harness.serving.published.shell import commands_of, flags_of
-from tests.support.paths import SERVING_DATA
 
 DOCUMENTS = {one.id: one for one in documents()}
 RUNS = {run.id: run for one in DOCUMENTS.values() for run in one.runs}
 CLAIMS = {claim.id: claim for one in DOCUMENTS.values() for claim in one.claims}
 MOAI = [run for run in RUNS.values() if run.client == "moai.console"]
-
-
-def test_the_runs_of_moai_are_its_console_blocks():
-    """Every number of the seven blocks, as they stand in the document, and none beside them."""
-    for run, block in zip(MOAI, load(SERVING_DATA / "console_moai.txt"), strict=True):
-        assert run.totals.model_dump() == block.totals.model_dump() | {"failed": run.totals.failed}
-        asked = ("concurrency", "request_rate", "warmup_s", "cooldown_s")
-        assert all(getattr(run.workload, name) == getattr(block.workload, name) for name in asked)
-        named = {(m.name, m.statistic, m.tokens): m.value for m in run.metrics}
-        assert named == {(m.name, m.statistic, m.tokens): m.value for m in block.metrics}
 
 
 def test_a_run_has_what_its_configuration_says():
@@ -38,34 +24,6 @@ def test_a_run_has_what_its_configuration_says():
     assert "--quantization ds_fp8_per_token" in run.flags
     assert "prefill: --max-num-batched-token 64000" in run.flags
     assert RUNS["mi350x-vllm-c1"].environment == recipes.find("mi350x-vllm").environment
-
-
-@pytest.mark.parametrize("name", sorted(configurations()))
-def test_environments_and_options_are_those_of_the_texts(name):
-    """The environments stand in recipes.json and in the documents' texts: both say the same."""
-    one = configurations()[name]
-    text = "\n".join((one.docker, one.server, one.task_file, *one.manifests.values()))
-    for role, environment in one.environments.items():
-        recipe = recipes.find(environment)
-        for variable, value in recipe.environment.items():
-            pattern = rf'{variable}(=|\n\s+value: "?){re.escape(value)}'
-            assert re.search(pattern, text), (variable, value)
-        flags = (*one.flags, *(one.roles[role].flags if role else ()))
-        options = [option for option in recipe.options if option.startswith("--")]
-        scattered = " ".join(text.replace("\\\n", " ").split())
-        assert [o for o in options if o not in flags and o not in scattered] == []
-        assert options
-
-
-def test_claims_for_aiter_have_no_second_copy_of_their_factors():
-    factors = {c["op"]: c["factor"] for c in published.read(PUBLISHED / "claims.json")["claims"]}
-    named = [claim for name, claim in CLAIMS.items() if name.startswith("amd-aiter-")]
-    assert len(named) == 8
-    for claim in named:
-        (op,) = (one.removeprefix("claims:") for one in claim.refers_to)
-        assert claim.metric.value == factors[op]
-        assert re.search(rf"\b{factors[op]}X", claim.quote, re.IGNORECASE)
-        assert claim.bound == ("up to" if "up to" in claim.quote else "exactly")
 
 
 SMALL = {

@@ -38,6 +38,7 @@ def test_no_rule_fits_anything_and_a_product_that_bmm_launched_is_the_absorbed_o
     ("execute_context_1(888_788544)_generation_0(0)", "prefill"),
     ("step[EXTEND bs=15 toks=15360]", "prefill"),
     ("step[DECODE bs=64]", "decode"),
+    ("step[DREAM bs=64]", "other"),
     ("step[TARGET_VERIFY bs=4]", "decode"),
     ("step[MIXED bs=5 c=2 g=3]", "mixed"),
     ("prefill[bs=2 tok=14721 ctx=[7803, 6918]]", "prefill"),

@@ -28,7 +28,7 @@ def share(ours: ModuleType) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
         # `from kernels import vendor` asks for the attribute before it looks for a module of ours.
-        if any((own_folder / place).exists() for place in (f"{name}.py", f"{name}/__init__.py")):
+        if (own_folder / f"{name}.py").exists():
             return importlib.import_module(f"{ours.__name__}.{name}")
         return getattr(_load(f"{ours.__name__}._namesake", folder), name)
 

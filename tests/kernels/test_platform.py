@@ -373,7 +373,6 @@ def test_torch_compiles_for_a_cpu_with_either_of_two(monkeypatch, here, ok):
 
 
 def test_a_command_that_is_missing_fails_or_hangs_says_nothing(monkeypatch):
-    assert run("echo", "it works") == "it works"
     assert run("no-such-command") == run("false") == ""
 
     def hang(*command, **how):

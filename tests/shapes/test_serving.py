@@ -131,12 +131,6 @@ def chunk_steps(workload: Workload) -> list[tuple[int, tuple[tuple[int, int], ..
     ]
 
 
-def test_a_chunked_prefill_worked_by_hand():
-    """Two prompts of 10 in chunks of 4, then both decode twice."""
-    chunks = [((4, 0),), ((4, 4),), ((2, 8), (2, 0)), ((4, 2),), ((4, 6),)]
-    assert chunk_steps(Workload(10, 3, 2, 2, token_budget=4)) == [(0, c) for c in chunks] + [(2, ())] * 2
-
-
 def test_whole_prompts_wait_for_a_step_that_holds_them():
     whole = Workload(10, 2, 5, 5, token_budget=25, whole_prompts=True)
     assert chunk_steps(whole) == [(0, ((10, 0),) * n) for n in (2, 2, 1)] + [(5, ())]

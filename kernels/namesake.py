@@ -19,7 +19,7 @@ from types import ModuleType
 def share(ours: ModuleType) -> None:
     """Lets `ours` answer for the installed namesake too, if there is one."""
     own_folder = Path(ours.__file__ or "").resolve().parent
-    folder = _find(own_folder)
+    folder = _find()
     if folder is None:
         return
     ours.__path__.append(str(folder))
@@ -35,10 +35,11 @@ def share(ours: ModuleType) -> None:
     ours.__getattr__ = lookup  # type: ignore[method-assign]  # a module has its own (PEP 562)
 
 
-def _find(own_folder: Path) -> Path | None:
+def _find() -> Path | None:
+    """Ours has no `layer`."""
     for entry in sys.path:
         folder = Path(entry or ".").resolve() / "kernels"
-        if folder != own_folder and (folder / "layer").is_dir() and (folder / "__init__.py").exists():
+        if (folder / "layer").is_dir() and (folder / "__init__.py").exists():
             return folder
     return None
 

@@ -1,5 +1,6 @@
 """What machine this is, read from made-up systems."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -160,7 +161,7 @@ def test_torch_tells_what_the_driver_s_tools_do_not(machine, monkeypatch):
 
 def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
     """Of torch 2.11's properties, and of older ones that have no uuid."""
-    (tmp_path / "torch.py").write_text(
+    text = (
         "import os\nfrom types import SimpleNamespace as S\n"
         "assert os.environ['CUDA_DEVICE_ORDER'] == 'PCI_BUS_ID'\n"
         "h100 = S(major=9, minor=0, name='NVIDIA H100', total_memory=85, uuid='11223344-5566')\n"
@@ -169,6 +170,7 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
         "version = S(hip=None, cuda='13.0')\n"
         "cuda = S(init=lambda: None, device_count=lambda: 2, get_device_properties=gpus.__getitem__)\n"
     )
+    (tmp_path / "torch.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(platform, "torch_build", lambda: "cuda")
     found, wrong = platform._by_torch([], MISMATCH)
@@ -177,6 +179,10 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
         ("cuda:1", "NVIDIA H100 MIG 1g.10gb", 10, ""),
     ]
     assert wrong == ""
+    text = text.replace("major=9, minor=0", "gcnArchName='gfx942:xnack-'")
+    (tmp_path / "torch.py").write_text(text.replace("hip=None, cuda='13.0'", "hip='7.1', cuda=None"))
+    found, wrong = platform._by_torch([], MISMATCH)
+    assert ([(p.arch, p.uuid) for p in found], wrong) == ([("gfx942", "")] * 2, "")
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     assert platform._by_torch([], MISMATCH) == (
         [],
@@ -324,6 +330,10 @@ def test_a_cpu_is_what_cpuinfo_and_the_system_say(info, machine, arch, name, fea
     found = _cpu_facts(info, machine)
     assert (found[0], found[2]) == (arch, features)
     assert found[1] == name if name else found[1], "a name there is always"
+
+
+def test_without_proc_all_memory_may_be_taken(tmp_path):
+    assert available_memory(tmp_path) == os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def v1(limit: int, used: int, group: str = "memory") -> dict[str, object]:

@@ -19,7 +19,7 @@ from types import ModuleType
 def share(ours: ModuleType) -> None:
     """Lets `ours` answer for the installed namesake too, if there is one."""
     own_folder = Path(ours.__file__ or "").resolve().parent
-    folder = _find(own_folder)
+    folder = _find()
     if folder is None:
         return
     ours.__path__.append(str(folder))
@@ -28,17 +28,18 @@ def share(ours: ModuleType) -> None:
         if name.startswith("__"):
             raise AttributeError(name)
         # `from kernels import vendor` asks for the attribute before it looks for a module of ours.
-        if any((own_folder / place).exists() for place in (f"{name}.py", f"{name}/__init__.py")):
+        if (own_folder / f"{name}.py").exists():
             return importlib.import_module(f"{ours.__name__}.{name}")
         return getattr(_load(f"{ours.__name__}._namesake", folder), name)
 
     ours.__getattr__ = lookup  # type: ignore[method-assign]  # a module has its own (PEP 562)
 
 
-def _find(own_folder: Path) -> Path | None:
+def _find() -> Path | None:
+    """Ours has no `layer`."""
     for entry in sys.path:
         folder = Path(entry or ".").resolve() / "kernels"
-        if folder != own_folder and (folder / "layer").is_dir() and (folder / "__init__.py").exists():
+        if (folder / "layer").is_dir() and (folder / "__init__.py").exists():
             return folder
     return None
 

@@ -500,7 +500,6 @@ def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/
             level, kind, size = ((index / name).read_text().strip() for name in ("level", "type", "size"))
             shared = (index / "shared_cpu_list").read_text().strip()
             if kind != "Instruction":
-                scale = {"K": 10, "M": 20, "G": 30}.get(size[-1], 0)
-                caches[level, shared] = (int(level), int(size.rstrip("KMG")) << scale)
+                caches[level, shared] = (int(level), int(size.removesuffix("K")) << 10)
     last = max((level for level, _ in caches.values()), default=0)
     return sum(size for level, size in caches.values() if level == last)

@@ -205,7 +205,7 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
         first, second = a.get(name), b.get(name)
         if first == second:
             continue
-        if isinstance(first, int | float) and isinstance(second, int | float) and min(first, second) >= 0:
+        if isinstance(first, int | float) and isinstance(second, int | float):
             total += abs(math.log2((first + 1) / (second + 1)))
         else:
             total += 4.0

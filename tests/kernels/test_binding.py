@@ -196,7 +196,7 @@ def test_an_older_library_than_a_row_takes_is_said(packages):
     library(packages)
 
     class Row(Vendor):
-        name, requires, kinds, library, since = "somelib.row", "", ("rocm",), "somelib", "0.1.10"
+        name, requires, kinds, library, since = "ours.row", "", ("rocm",), "somelib", "0.1.10"
 
         def prepare(self, operands, out): ...
 

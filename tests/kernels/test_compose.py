@@ -48,12 +48,6 @@ def test_producer_kernels_give_what_the_judge_takes_for_granted(op_name, wide, n
                 assert torch.equal(*bits), (sizes, name)
 
 
-def test_there_is_nothing_narrower_than_core():
-    op, every = smoke("block_scale_gemm")
-    with pytest.raises(NotImplementedError, match="no boundary narrower than core"):
-        op.make(every[0], Seeds(), "cpu").narrowed()
-
-
 def by_expert(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """A token's picks have no order of their own: here they stand by expert."""
     if "topk_ids" not in tensors:

@@ -56,6 +56,19 @@ def test_lengths_have_a_seed_of_their_own(op, text):
     assert any(lengths(made(op, text, "core", seed)) != lengths(first) for seed in (4, 5))
 
 
+@pytest.mark.parametrize(
+    ("op", "text", "names"),
+    [
+        (MLA, "batch=2 ctx=1", {"q"}), (MLA, "batch=2 ctx=1..2", set()),
+        (MHA, "batch=2 new=1", {"q", "k"}), (MHA, "batch=2 new=1 prefix=0..1", set()),
+        (MOE, "tokens=2 experts=16 topk=1 hidden=128 inter=128", {"logits"}),
+        (MOE, "tokens=2 experts=16 topk=2 hidden=128 inter=128", set()),
+    ],
+)  # fmt: skip
+def test_what_may_leave_the_output_as_it_is(op, text, names):
+    assert made(op, text).without_effect == names
+
+
 @each_boundary
 def test_the_digest_sees_one_changed_bit_in_any_tensor_and_the_order_of_parts(op, text, boundary):
     operands = made(op, text, boundary)

@@ -1,5 +1,6 @@
 """What machine this is, read from made-up systems."""
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,7 +16,7 @@ from kernels import platform
 from kernels.gpus import nvidia
 from kernels.gpus.nvidia import Gpu
 from kernels.platform import Platform, _amd, _cpu_facts, _kfd, available_memory, free_memory, run
-from kernels.triton_runtime import CPU, target_of
+from kernels.triton_runtime import target_of
 from kernels.tuning import Target
 
 MI300X = "simd_count 1216\ngfx_target_version 90402\n"
@@ -53,13 +54,13 @@ def test_gpus_that_a_container_was_not_given_are_no_devices(tmp_path):
 def test_the_last_level_caches_of_all_dies_count(tmp_path):
     names = ("shared_cpu_list", "level", "type", "size")
     for cpu, die in enumerate(("0-1", "0-1", "2")):
-        caches = ((die, "3", "Unified", "32M"), (die, "2", "Unified", "64M"), (die, "4", "Instruction", "1M"))
+        caches = ((die, "3", "Unified", "32K"), (die, "2", "Unified", "64K"), (die, "4", "Instruction", "1K"))
         for index, facts in enumerate(caches):
             for name, fact in zip(names, facts, strict=True):
                 (folder := tmp_path / f"cpu{cpu}/cache/index{index}").mkdir(parents=True, exist_ok=True)
                 (folder / name).write_text(fact)
     found = [platform._cpu_last_level(cpus, tmp_path) for cpus in ((0, 1), (0, 1, 2), ())]
-    assert found == [32 << 20, 64 << 20, 0]
+    assert found == [32 << 10, 64 << 10, 0]
 
 
 H100 = Gpu("sm_90", "NVIDIA H100 80GB HBM3", 81559 << 20, "GPU-aaaa")
@@ -71,11 +72,12 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gpus: list[Gpu] = []
+        self.amds: list[Platform] = []
         self.wrong = self.trace = self.build = ""
         self.torch: tuple[str, str] | None = None
         monkeypatch.setattr(platform.nvidia, "gpus", lambda: (self.gpus, self.wrong))
         monkeypatch.setattr(platform.nvidia, "driver_trace", lambda: self.trace)
-        monkeypatch.setattr(platform, "_kfd", lambda *_: [])
+        monkeypatch.setattr(platform, "_kfd", lambda *_: self.amds)
         monkeypatch.setattr(platform, "torch_build", lambda: self.build)
         monkeypatch.setattr(platform, "version", lambda module: "2.11.0")
         monkeypatch.setattr(platform, "answer", self.ask)
@@ -121,6 +123,11 @@ NOT_SHOWN = "/dev/nvidia0 is here, but no GPU is shown"
             ({"gpus": [WHOLE]}, none, f"CUDA_VISIBLE_DEVICES={none} selects none of the GPUs here (1)")
             for none in ("7", "MIG-1234")
         ),
+        (
+            {"amds": [Platform("rocm", "a")] * 2},
+            "7",
+            "CUDA_VISIBLE_DEVICES=7 selects none of the GPUs here (2)",
+        ),
         ({"gpus": [nvidia.LOST], "wrong": "GPU is lost"}, None, "GPU is lost"),
         (
             {"gpus": [nvidia.LOST], "wrong": "GPU is lost"},
@@ -160,7 +167,7 @@ def test_torch_tells_what_the_driver_s_tools_do_not(machine, monkeypatch):
 
 def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
     """Of torch 2.11's properties, and of older ones that have no uuid."""
-    (tmp_path / "torch.py").write_text(
+    text = (
         "import os\nfrom types import SimpleNamespace as S\n"
         "assert os.environ['CUDA_DEVICE_ORDER'] == 'PCI_BUS_ID'\n"
         "h100 = S(major=9, minor=0, name='NVIDIA H100', total_memory=85, uuid='11223344-5566')\n"
@@ -169,6 +176,7 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
         "version = S(hip=None, cuda='13.0')\n"
         "cuda = S(init=lambda: None, device_count=lambda: 2, get_device_properties=gpus.__getitem__)\n"
     )
+    (tmp_path / "torch.py").write_text(text)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(platform, "torch_build", lambda: "cuda")
     found, wrong = platform._by_torch([], MISMATCH)
@@ -177,6 +185,10 @@ def test_torch_is_asked_in_a_process_of_its_own(tmp_path, monkeypatch):
         ("cuda:1", "NVIDIA H100 MIG 1g.10gb", 10, ""),
     ]
     assert wrong == ""
+    text = text.replace("major=9, minor=0", "gcnArchName='gfx942:xnack-'")
+    (tmp_path / "torch.py").write_text(text.replace("hip=None, cuda='13.0'", "hip='7.1', cuda=None"))
+    found, wrong = platform._by_torch([], MISMATCH)
+    assert ([(p.arch, p.uuid) for p in found], wrong) == ([("gfx942", "")] * 2, "")
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     assert platform._by_torch([], MISMATCH) == (
         [],
@@ -195,7 +207,6 @@ def test_a_tensor_s_device_is_what_torch_says_of_it(monkeypatch, hip, kind, arch
     for device, name in (("cuda", "cuda:0"), ("cuda:1", "cuda:1")):
         assert platform.of(torch.device(device)) == Platform(kind, arch, name, "a GPU", memory=85)
         assert target_of(torch.device(device)) == Target(kind, arch, 132, "a GPU")
-    assert (target_of(torch.device("cpu")), platform.of(torch.device("cpu")).kind) == (CPU, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -214,6 +225,8 @@ def test_the_build_of_torch_is_read_and_not_imported(tmp_path, monkeypatch, text
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     assert platform.torch_build.__wrapped__() == kind
+    monkeypatch.setattr(platform.importlib.util, "find_spec", lambda name: None)
+    assert platform.torch_build.__wrapped__() == ""
 
 
 def test_no_row_runs_on_a_gpu_that_torch_is_not_built_for(monkeypatch):
@@ -224,6 +237,7 @@ def test_no_row_runs_on_a_gpu_that_torch_is_not_built_for(monkeypatch):
     monkeypatch.setattr(platform, "torch_build", lambda: "rocm")
     assert [row.name for row in rows if row.available(here).ok]
     assert Platform("rocm", "gfx942", "cuda:0", here=False).library("torch").ok
+    assert Platform("cpu", "x86").library("torch").ok, "any build computes on a CPU"
 
 
 def test_amds_are_chosen_by_the_name_that_rocm_gives_them(tmp_path, monkeypatch):
@@ -363,6 +377,8 @@ def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"{content << 20 if isinstance(content, int) else content}\n")
     assert available_memory(tmp_path) == mebibytes << 20
+    everything = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert available_memory(tmp_path / "without proc") == everything
 
 
 @pytest.mark.parametrize(("here", "ok"), [("g++", True), ("clang++", True), ("cc", False)])
@@ -373,7 +389,6 @@ def test_torch_compiles_for_a_cpu_with_either_of_two(monkeypatch, here, ok):
 
 
 def test_a_command_that_is_missing_fails_or_hangs_says_nothing(monkeypatch):
-    assert run("echo", "it works") == "it works"
     assert run("no-such-command") == run("false") == ""
 
     def hang(*command, **how):

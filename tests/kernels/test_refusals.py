@@ -42,7 +42,7 @@ REFUSED = [
     (MHA, "flash_attn.fa4@vllm", "sm_90", "dtype=fp8", "takes dtype=bf16 on sm_90"),
     (MHA, "aiter.asm", "gfx942", "new=43690 prefix=43691 heads=128", ""),
     (MHA, "aiter.asm", "gfx942", "new=43691 prefix=43691 heads=128", "within a sequence's keys end at 4 GiB"),
-    (MLA, SGLANGS, "gfx950", "kv=fp8", "by 0 on gfx950 where a sequence has fewer than 196 tokens, as 100"),
+    (MLA, SGLANGS, "gfx950", "ctx=100..400 kv=fp8", "where a sequence has fewer than 196 tokens, as 100"),
     (MLA, SGLANGS, "gfx950", "ctx=196 kv=fp8", ""),
     (MLA, SGLANGS, "gfx942", "kv=fp8 fp8=e4m3fnuz", ""),
     (MLA, "aiter.gluon", "gfx950", "batch=256 ctx=8192", "up to 2 GiB, beyond which it masks no loads"),
@@ -93,14 +93,7 @@ def test_which_sizes_rows_take(snapshot) -> None:
         (MLA, "flashinfer.fa3", "sm_90", "flashinfer 0.6.11", "page=64", "takes no FP8 cache"),
         (MLA, "sglang.triton", "sm_90", "sglang 0.5.9", "page=64", "has no scales for an FP8 cache"),
         (MLA, "flashmla", "sm_90", "flash_mla 1.0.0+20260429", "page=64", "no dense decode on an FP8 cache"),
-        (
-            MOE,
-            "flashinfer.trtllm",
-            "sm_100",
-            "flashinfer 0.6.3",
-            f"{ROUTED} shared=1",
-            "fuses no shared expert",
-        ),
+        (MOE, "flashinfer.trtllm", "sm_100", "flashinfer 0.6.3", f"{ROUTED} shared=1", "no shared expert"),
     ],
 )
 def test_what_a_release_does_not_take(op, name, arch, library, text, reason) -> None:

@@ -257,16 +257,19 @@ def test_torch_is_held_to_one_kernel_and_asked_whether_that_takes_each_sequence(
         assert (mask is not None, dropout, causal) == (written_out, 0.0, s.prefix == 0)
 
 
-def older(q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False): ...
-def newer(q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1)): ...
+OLDER, NEWER = (
+    lambda q, k, v, cu_q, cu_k, max_q, max_k, is_causal=False: None,
+    lambda q, k, v, cu_q, cu_k, max_q, max_k, *, scale=None, window_size=(-1, -1): None,
+)
 
 
 @pytest.mark.parametrize(
     ("version", "options"),
-    [(older, {"is_causal": True}), (newer, {"window_size": (-1, 0), "scale": 192**-0.5})],
+    [(OLDER, {"is_causal": True}), (NEWER, {"window_size": (-1, 0), "scale": 0.25})],
 )
 def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatch, version, options):
     o, out = prefill()
+    o = o.replaced(scale=options.get("scale", o.scale))
     attend = create_autospec(version, side_effect=lambda q, *rest, **more: q + 1)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=attend))
     prepared = torch_sdpa.TorchVarlenPrefill().prepare(o, out)
@@ -276,7 +279,7 @@ def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatc
     assert lengths[0] is o.cu_q and lengths[1] is o.cu_k
     assert lengths[2:] == [max(new for new, _ in at), max(length for _, length in at)] and given == options
     assert torch.equal(out, (o.q + 1)[..., :128])
-    if version is older:
+    if version is OLDER:
         with pytest.raises(Unsupported, match="takes no scale"):
             torch_sdpa.TorchVarlenPrefill().prepare(o.replaced(scale=1.0), out)
 

@@ -53,6 +53,8 @@ def test_span_of_gives_back_the_span_that_was_spread(span, count):
 
 
 def test_few_bins_still_keep_the_tokens_and_no_step_makes_none():
+    assert reduce_phases([Phase(16, (100, 200), 0)]) == [(1.0, 2, "108..207")], "it saw 100 to 215"
+    assert reduce_phases([Phase(64, (100, 200), 0)], most=1) == [(1.0, 2, "132..231")]
     (only,) = reduce_phases([Phase(10, (100, 300), 0), Phase(30, (1000, 1000), 0)], most=1)
     assert (only.weight, only.batch) == (1.0, 2)
     tokens = (10 * (400 + 9) + 30 * (2000 + 29)) / 40

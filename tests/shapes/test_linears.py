@@ -37,3 +37,5 @@ def test_a_split_that_does_not_divide_is_one_clear_line():
         linears(odd, TP4)
     with pytest.raises(ValueError, match=r"^tp=3 must divide the 128 heads of deepseek-r1$"):
         linears(R1, Parallel(tp=3))
+    with pytest.raises(ValueError, match=r"^dp=0 must be at least 1$"):
+        Parallel(dp=0)

@@ -29,8 +29,3 @@ def test_models_are_listed_and_v3_is_r1_by_another_name():
 def test_what_a_rank_has(parallel, text, heads, requests, batch):
     assert (parallel.text, parallel.heads(model("deepseek-r1"))) == (text, heads)
     assert parallel.share(requests) == batch
-
-
-def test_parallel_that_does_not_fit_is_one_clear_line():
-    with pytest.raises(ValueError, match=r"^dp=0 must be at least 1$"):
-        Parallel(dp=0)

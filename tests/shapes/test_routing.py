@@ -1,5 +1,6 @@
 """Routing patterns: limits, loads and counts by brute force, for every seed and turn."""
 
+import hashlib
 from collections import Counter
 
 import pytest
@@ -86,6 +87,13 @@ def test_touched_is_the_union_over_turns_and_neighbouring_seeds_differ(routings)
                 assert all(a != b for a, b in zip(here[0], next_[0], strict=True))
 
 
+def test_picks_are_those_of_recorded_runs():
+    layers = (*LAYERS, {"experts": 32, "topk": 4, "group_topk": 3})
+    picks = [Routing(40, pattern=p, **layer).global_picks(1) for p in PATTERNS for layer in layers]
+    digest = hashlib.sha256(repr(picks).encode()).hexdigest()[:16]
+    assert digest == "012831b4ecce76c6"
+
+
 def test_balanced_tokens_use_as_many_groups_as_they_may():
     """Of 32 experts, two picks in each of four: turns of one token touch them all."""
     one, few = Routing(1, **R1), Routing(3, **R1)
@@ -110,18 +118,6 @@ def test_reach_is_the_share_of_tokens_that_a_rank_gets():
     assert Routing(1, **R1, pattern="uniform").reach == 1
     two = Routing(1, **R1, ep=16, pattern="uniform").reach
     assert 0.25 < two < 0.5, "two ranks to a group"
-
-
-def test_popular_experts_are_busier():
-    skews = [Routing(4000, **R1, pattern=p).skew for p in ("uniform", "zipf:0.3", "zipf:0.8", "zipf:1.6")]
-    assert skews == sorted(skews)
-    assert skews[0] < 1.5 < 10 < skews[2]
-
-
-def test_one_sends_all_tokens_to_the_same_experts():
-    routing = Routing(10, **R1, pattern="one", shared=1)
-    assert len(set(routing.picks(3, 2))) == 1
-    assert (routing.hit, routing.pairs, routing.skew) == (9, 90, 32.0)
 
 
 @pytest.mark.parametrize(

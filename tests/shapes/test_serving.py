@@ -93,15 +93,6 @@ def test_the_steady_part_is_always_full():
     assert all(lengths[-1] - lengths[0] > 400 for lengths in steps)
 
 
-def test_mean_batches_agree_with_the_concurrency_that_dstack_measured():
-    """`concurrency` of SGLang on MI300X in dstackai/benchmarks, online_results.csv: 500 requests end in a
-    last, smaller wave, which pulls the mean below the limit."""
-    measured = {4: 3.9999, 8: 7.9438, 16: 15.7319, 32: 31.3594, 64: 62.6092, 128: 125.0876}
-    for concurrency, mean in measured.items():
-        steps = decode_steps(documented()[f"serving-3200-800-c{concurrency}"].workload)
-        assert sum(map(len, steps)) / len(steps) == pytest.approx(mean, rel=0.01)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "line"),
     [
@@ -129,12 +120,6 @@ def chunk_steps(workload: Workload) -> list[tuple[int, tuple[tuple[int, int], ..
         for phase in simulate(workload)
         for i in range(phase.steps)
     ]
-
-
-def test_a_chunked_prefill_worked_by_hand():
-    """Two prompts of 10 in chunks of 4, then both decode twice."""
-    chunks = [((4, 0),), ((4, 4),), ((2, 8), (2, 0)), ((4, 2),), ((4, 6),)]
-    assert chunk_steps(Workload(10, 3, 2, 2, token_budget=4)) == [(0, c) for c in chunks] + [(2, ())] * 2
 
 
 def test_whole_prompts_wait_for_a_step_that_holds_them():

@@ -47,7 +47,7 @@ def mla_decode() -> Iterator[Case]:
         ("tokenspeed_mla", "sm_100 sm_103", "tokenspeed_mla",
          f"{RAGGED} page=32 kv=fp8", f"{RAGGED} heads=128 page=64 kv=fp8", f"{short} kv=fp8"),
         ("sglang.triton", "sm_90 sm_120 gfx942", "sglang", page_1, many, fp8, "batch=3 ctx=130 page=16"),
-        ("sglang.triton", "sm_90", "sglang 0.5.9", short),
+        ("sglang.triton", "sm_90", "sglang 0.5.9", short, "batch=300 ctx=2 heads=1"),
     ):  # fmt: skip
         yield from rows("mla_decode", name, archs, libraries, *texts)
 

@@ -277,8 +277,7 @@ class _PagedMlaDecode(FiniteCache):
 
 def tiles_heads(heads: int) -> bool:
     """Whether vLLM trusts TensorRT-LLM's kernels with so many (_trtllm_gen_mla_decode_supports_num_heads)."""
-    tile = 8 if heads <= 8 else 16 if heads <= 32 else 64
-    return heads <= 128 and heads % min(heads, tile) == 0
+    return heads % min(heads, 16 if heads <= 32 else 64) == 0
 
 
 def counters(operands: MlaDecodeOperands) -> torch.Tensor:

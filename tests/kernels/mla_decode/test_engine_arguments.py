@@ -8,7 +8,7 @@ import itertools
 import pytest
 
 import kernels
-from kernels.mla_decode.providers import aiter, sglang_triton, vllm_triton
+from kernels.mla_decode.providers import aiter, flash_attn, flashinfer, sglang_triton, vllm_triton
 
 OP = kernels.OPS["mla_decode"]
 
@@ -36,6 +36,12 @@ def listed(row: type[aiter.AsmMlaDecode], model_len: int) -> int:
         (SGLANGS, (163_840, 304, "gfx950"), 512),
         (SGLANGS, (2112, 132, "sm_90"), 128),
         (SGLANGS, (130, 132, "sm_90"), 8),
+        # By FlashAttention 3's: num_splits_heuristic on 132 units.
+        (flash_attn.most_splits, (96, 163_840), 66),
+        (flash_attn.most_splits, (16, 2049), 33),
+        # Heads that vLLM gives TensorRT-LLM's kernels.
+        *((flashinfer.tiles_heads, (heads,), True) for heads in (6, 16, 32, 48, 128)),
+        *((flashinfer.tiles_heads, (heads,), False) for heads in (20, 96)),
         # Entries of the list that AITER is given.
         (listed, (ASM, 163_840), 2 * 163_840),
         (listed, (ASM, 512), 512 * 512),

@@ -305,8 +305,10 @@ def test_a_model_is_read_from_its_folder(tmp_path):
     path, left_out = tmp_path / "config.json", ("name", "source", "rope_scaling", "weight_block_size")
     config = {name: value for name, value in vars(TINY).items() if name not in left_out}
     config["dtype"] = config.pop("torch_dtype") + " by its newer name"
+    config["rope_scaling"] = None
     path.write_text(json.dumps(config))
     read = read_model(tmp_path)
+    assert read == read_model(path)
     assert (read.hidden_size, read.weight_block_size, read.torch_dtype) == (256, (128, 128), config["dtype"])
     del config["kv_lora_rank"]
     for text, says in ((json.dumps(config), "'kv_lora_rank'"), ("[1", "cannot read")):

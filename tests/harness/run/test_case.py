@@ -76,7 +76,6 @@ def test_the_exit_code_is_of_all_that_could_run():
 
 
 def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():
-    """Of all stations, the judge and what is timed beside them too."""
     trees = [SimpleNamespace(contenders=[SimpleNamespace(arm=Arm(tree=tree))]) for tree in (None, "older")]
     seeds = {"first": seeds_of(Seeds(3, 3)), "live": seeds_of(Seeds(3, 4)), "other": seeds_of(Seeds(4, 4))}
     assert driven(stations=trees, rules=TimingRules(3)).seeds == seeds

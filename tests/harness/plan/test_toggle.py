@@ -96,7 +96,6 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
 
 
 def test_what_toggles_come_to_is_as_committed(snapshot):
-    """On a GPU calls are in a graph unless eager ones are asked for; engines' flags compare rows."""
     lines: list[str] = []
     for words, arch, more in ASKED:
         op, *settings = words.split()

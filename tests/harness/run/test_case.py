@@ -21,6 +21,7 @@ from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules, 
 from harness.run.check import Checked
 from harness.run.execute import exit_code, measure
 from harness.run.folder import DeviceFacts, begin, finished_cases, select_all
+from harness.run.plan import RunPlan
 from harness.run.request import Request
 from harness.run.session import Session
 from harness.timing.rounds import Policy, Rounds, Turn
@@ -30,7 +31,7 @@ from kernels.platform import Platform, named
 from kernels.vendor import Vendor
 from shapes.case import Case
 from tests.support.simulated_pool import PROVENANCE
-from tests.support.written_runs import a_cell, finished
+from tests.support.written_runs import a_cell, a_run, finished
 
 MLA, MOE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), {"tokens": 3}
 OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
@@ -109,6 +110,7 @@ def test_a_run_that_goes_on_has_what_is_left_of_its_budget(monkeypatch):
     before = {"a": [a_cell(), finished(MLA, measured_s=4.0)], "b": [finished(MLA, measured_s=1.5)]}
     measure(Mock(**{"record.cases": []}), None, Mock(), None, print, finished=before)
     assert session.call_args.kwargs == {"spent_s": 5.5}
+    assert RunPlan.of(a_run(disturbed="keep"), Request()).disturbed == "keep", "and its rule"
 
 
 def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys):

@@ -48,10 +48,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Gives pytest-benchmark's fixture our clock, which it takes from a marker."""
+    """Gives pytest-benchmark's fixture our clock, which it takes from a test's first marker."""
     for item in items:
         if "kernel_benchmark" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.benchmark(timer=DeviceClock()))
+            own = item.get_closest_marker("benchmark")
+            given = dict(own.kwargs) if own else {}
+            item.add_marker(pytest.mark.benchmark(**given | {"timer": DeviceClock()}), append=False)
 
 
 @pytest.fixture

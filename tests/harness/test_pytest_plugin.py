@@ -37,7 +37,9 @@ def fades(o, out):  # right when it is checked first, and wrong when it was time
 def raises(o, out):
     raise RuntimeError("no such luck")
 
-@pytest.mark.parametrize("kernel", [attend, "torch.sdpa", half, fades, raises, "flashmla", "torch.sdp", 7])
+GROUPED = pytest.param("torch.sdpa", marks=pytest.mark.benchmark(group="mine"))
+
+@pytest.mark.parametrize("kernel", [attend, GROUPED, half, fades, raises, "flashmla", "torch.sdp", 7])
 def test_mine(kernel_benchmark, kernel):
     facts = kernel_benchmark("mla_decode", kernel, case=CASE, cache="warm", rounds=5)
     assert facts["check"]["ok"]
@@ -79,7 +81,8 @@ def test_stats_are_of_calls_what_is_wrong_fails_and_what_cannot_run_is_skipped(c
     assert (facts["implementation"], facts["check"]["ok"], facts["cache"]) == ("torch.sdpa", True, "warm")
     assert facts["case"].startswith("batch=2 ctx=5..20")
     assert facts["device"] and facts["tflops"] > 0 and facts["kernels"]
-    assert mine["group"] == suites["group"]
+    assert (mine["group"], suites["group"]) == (f"mla_decode {facts['case']} core", "mine")
+    assert all("DeviceClock" in of["options"]["timer"] for of in (mine, suites)), "whatever a marker says"
 
 
 def test_without_benchmarks_it_is_a_test_of_the_kernel_where_and_how_options_say(cli, tmp_path):

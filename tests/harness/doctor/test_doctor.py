@@ -75,6 +75,9 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
     monkeypatch.setattr(examine, "meters", broken)
     monkeypatch.setattr(examine, "advice", lambda here, threads: ["sleep more"])
     examined = examine.examine(CPU, {"SM clock": "1980 MHz"}, ["it is throttled"])
+    assert examined["machine"].keys().isdisjoint(("last_level_cache", "uuid")), (
+        "what is not known is not told"
+    )
     pair = {"ratio": 1.003, "low": 0.996, "high": 1.009, "floor": 0.0}
     rates = {"fp8": 1.4e15, "bf16": 7.7e14}
     clock = {"step_s": 5e-7, "reading_s": 2e-6}

@@ -9,7 +9,7 @@ import pytest
 
 from harness.machine import cpu_threads
 from harness.machine.cgroups import quota
-from harness.machine.cpu_threads import MainThread, cores, cpus_in, default_threads
+from harness.machine.cpu_threads import MainThread, cores, default_threads
 from harness.workers.child.timers import cpu
 from harness.workers.child.timers.base import Program
 
@@ -56,13 +56,6 @@ def test_one_thread_of_each_core_of_the_node_with_the_most_comes_first(tmp_path)
     assert cores(tmp_path, EIGHT) == [[2, 4, 6], [0]]
     assert cores(tmp_path, {0, 1, 3}) == [[0], [3]]
     assert default_threads(tmp_path, EIGHT) == 3
-
-
-@pytest.mark.parametrize(
-    ("said", "cpus"), [("0-3,8", {0, 1, 2, 3, 8}), ("5", {5}), ("", set()), ("0,2-3", {0, 2, 3})]
-)
-def test_lists_of_cpus(said, cpus):
-    assert cpus_in(said + "\n") == cpus
 
 
 @pytest.mark.skipif(len(cpu_threads.ALLOWED) < 2, reason="one CPU is all there is")

@@ -9,11 +9,6 @@ from harness.plan import arms
 from harness.workers.environment import cache_environment, worker_environment
 
 
-def test_values_of_a_flag():
-    (flag,) = arms.parse_flags([r"KMP_AFFINITY=granularity=fine\,compact,,unset"])
-    assert flag == arms.ToggledFlag("KMP_AFFINITY", ("granularity=fine,compact", "", None))
-
-
 @pytest.mark.parametrize(
     ("texts", "said"),
     [

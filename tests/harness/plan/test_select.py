@@ -47,9 +47,9 @@ def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
     assert ragged_cases(of, first, CPU.arch) == others, "the case itself is left out"
 
 
-def asked(measurer: CaseMeasurer, case: Case) -> int:
-    impl = next(i for i in kernels.implementations("mla_decode") if i.name == "torch.naive")
-    return len(measurer._ragged(case, Group([Contender(impl.name, impl, Arm(), "eager")], "", None)))
+def asked(measurer: CaseMeasurer, case: Case, *names: str) -> int:
+    impls = [i for i in kernels.implementations("mla_decode") if i.name in ("torch.naive", *names)]
+    return len(measurer._ragged(case, Group([Contender(i.name, i, Arm(), "eager") for i in impls], "", None)))
 
 
 def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
@@ -60,6 +60,7 @@ def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
     assert asked(measurer, bf16) > 1
     measurer.ragged[("torch.naive", "core", "heads=16", "page=64", "kv=bf16")] = ""
     assert (asked(measurer, long), asked(measurer, fp8) > 1) == (0, True)
+    assert asked(measurer, long, "torch.sdpa") > 1, "of two one was not"
     plan.record.race = "its configurations are checked at their own case"
     assert asked(measurer, fp8) == 0
 
@@ -92,8 +93,6 @@ def test_each_arm_has_workers_of_its_own_and_is_compared_with_those_of_its_row()
     ]
     assert measurer._compared(made) == rivals, "each is compared with its like"
     assert measurer._compared([]) == [("torch.sdpa", [])], "which all are refused"
-    record.contrast = "implementations"
-    assert measurer._compared(made) == [("torch.sdpa", made)]
 
 
 def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):

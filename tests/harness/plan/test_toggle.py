@@ -86,6 +86,7 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("fused_moe VLLM_ROCM_USE_AITER=True,unset,2", "gfx942", {}),
     *((f"{AITER} {KERNARG}", "gfx942", more) for more in (EAGER, FORCE)),
     *(("fused_moe HIP_FORCE_DEV_KERNARGS=1", "gfx942", more) for more in ({}, FORCE)),
+    (r"fused_moe XYZZY=granularity=fine\,compact,,unset", "gfx942", {}),
     ("fused_moe XYZZY=1 HIP_FORCE_DEV_KERNARG=2", "gfx942", EAGER | {"common": ["C=3"]}),
     (f"fused_moe {KERNARG} XYZZY=1,unset", "gfx942", EAGER | {"design": "one-at-a-time"}),
     *(("fused_moe", "gfx950", RECIPE | more) for more in ({}, {"leave_one_out": True}, FORCE)),
@@ -95,7 +96,6 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
 
 
 def test_what_toggles_come_to_is_as_committed(snapshot):
-    """On a GPU calls are in a graph unless eager ones are asked for; engines' flags compare rows."""
     lines: list[str] = []
     for words, arch, more in ASKED:
         op, *settings = words.split()

@@ -42,10 +42,11 @@ def test_what_is_appended_is_read_again_and_a_case_measured_again_replaces_the_f
     assert journal.finished() == {} and read.load(tmp_path / "run").empty
     for key, time_us in (("case a", 100.0), ("case b", 100.0), ("case a", 7.0)):
         journal.append(finished_case(key, time_us))
+    journal.append([*finished_case("lost")[:2], *finished_case("case c")])
     assert Journal(tmp_path / "run").run().id == "run"
     assert Journal(tmp_path / "run").finished() == {
         "case a": finished_case("case a", 7.0),
-        "case b": finished_case("case b"),
+        **{key: finished_case(key) for key in ("case b", "case c")},
     }
 
 

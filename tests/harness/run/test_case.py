@@ -19,8 +19,9 @@ from harness.plan.rotation import Rotation
 from harness.results.schema import RaceSettings, Status
 from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules, seeds_of
 from harness.run.check import Checked
-from harness.run.execute import exit_code
+from harness.run.execute import exit_code, measure
 from harness.run.folder import DeviceFacts, begin, finished_cases, select_all
+from harness.run.plan import RunPlan
 from harness.run.request import Request
 from harness.run.session import Session
 from harness.timing.rounds import Policy, Rounds, Turn
@@ -30,7 +31,7 @@ from kernels.platform import Platform, named
 from kernels.vendor import Vendor
 from shapes.case import Case
 from tests.support.simulated_pool import PROVENANCE
-from tests.support.written_runs import a_cell, finished
+from tests.support.written_runs import a_cell, a_run, finished
 
 MLA, MOE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 3}), {"tokens": 3}
 OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
@@ -53,15 +54,17 @@ def contender(op: str = "mla_decode", **facts: Any) -> Contender:
 
 
 def test_a_new_run_s_record_is_as_committed(monkeypatch, tmp_path, snapshot):
-    """Asked for a race, a budget, and nothing: without it a race has what each of its cases is worth."""
+    """Asked for a race, a budget, nothing, written cases: a race has what each of its cases is worth."""
     cpu, asked, lines = named("cpu"), [], []
     told = lambda cases, least_s, contenders, case_s: asked.append((contenders, case_s)) or cases  # noqa: E731
     monkeypatch.setattr("harness.plan.budget.well_measured_first", told)
     facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
-    for budget, race in ((None, RaceSettings(keep=3, folder="")), ("5m", None), (None, None)):
+    race, written = RaceSettings(keep=3, folder=""), ("batch=1 ctx=5",)
+    for budget, heats, case in ((None, race, ()), ("5m", None, ()), (None, None, ()), (None, None, written)):
         out = str(tmp_path / str(len(lines)))
-        request = Request(op="mla_decode", impl="torch.sdpa", per_case="7s", budget=budget, out=out)
-        plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, race)[1]
+        asked_for = {"op": "mla_decode", "impl": "torch.sdpa", "per_case": "7s"}
+        request = Request(**asked_for, case=case, budget=budget, out=out)
+        plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, heats)[1]
         lines.append(plan.record.model_dump_json(exclude={"created", "command", "provenance"}))
     snapshot(Path(__file__).parent / "snapshots" / "run.jsonl", "\n".join(lines) + "\n")
     assert asked == [(2, 7.0)] * 3, "torch.sdpa and its twin"
@@ -76,7 +79,6 @@ def test_the_exit_code_is_of_all_that_could_run():
 
 
 def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():
-    """Of all stations, the judge and what is timed beside them too."""
     trees = [SimpleNamespace(contenders=[SimpleNamespace(arm=Arm(tree=tree))]) for tree in (None, "older")]
     seeds = {"first": seeds_of(Seeds(3, 3)), "live": seeds_of(Seeds(3, 4)), "other": seeds_of(Seeds(4, 4))}
     assert driven(stations=trees, rules=TimingRules(3)).seeds == seeds
@@ -92,7 +94,6 @@ def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():
     [(10.0, 1.3, 4.35, 2), (10.0, 1.5, 4.25, 1), (3.0, 0.0, 3.0, 1)],
 )
 def test_a_case_is_begun_where_most_of_what_it_is_worth_is_left(budget_s, spent_s, share_s, begun):
-    """The first of all in any case."""
     cases = [kernels.OPS["mla_decode"].case({"batch": 1, "ctx": ctx}, weight=0.5) for ctx in (3, 4)]
     made = {case.key: [finished(case, measured_s=5.0)] for case in cases}
     plan = SimpleNamespace(budget_s=budget_s, per_case_s=4.0)
@@ -101,6 +102,15 @@ def test_a_case_is_begun_where_most_of_what_it_is_worth_is_left(budget_s, spent_
     session.run(cases)
     assert measurer.measure.call_args_list[0].args[:3] == (cases[0], share_s, budget_s - spent_s)
     assert (session.left_out, list(session.records)) == (cases[begun:], list(made)[:begun])
+
+
+def test_a_run_that_goes_on_has_what_is_left_of_its_budget(monkeypatch):
+    session = Mock(return_value=Mock(records={}, left_out=[]))
+    monkeypatch.setattr("harness.run.execute.Session", session)
+    before = {"a": [a_cell(), finished(MLA, measured_s=4.0)], "b": [finished(MLA, measured_s=1.5)]}
+    measure(Mock(**{"record.cases": []}), None, Mock(), None, print, finished=before)
+    assert session.call_args.kwargs == {"spent_s": 5.5}
+    assert RunPlan.of(a_run(disturbed="keep"), Request()).disturbed == "keep", "and its rule"
 
 
 def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys):

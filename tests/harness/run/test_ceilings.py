@@ -18,6 +18,7 @@ from harness.results.schema import Cell
 from harness.run.case import Measured
 from harness.run.ceilings import ceilings, impossible, keep, measured, stored
 from harness.run.cells import Yardsticks, build_cells
+from harness.run.device import device_type
 from harness.timing.rounds import Round, Rounds
 from harness.workers.child import METER, meter
 from harness.workers.child.meter import MIB, Meter, buffer_bytes, reach
@@ -153,6 +154,7 @@ DEVICES = {
 
 def test_what_is_known_of_devices_is_as_committed(snapshot):
     """Of each its type, and of the data sheets that may be its own the highest rates, and shares of parts."""
+    assert device_type(CPU) == "cpu"
     lines = []
     for arch, name in [(arch, name) for arch, names in DEVICES.items() for name in names]:
         device = gpu(name if arch.startswith("gfx") else f"NVIDIA {name}", arch)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.cli.run_display import RunDisplay
-from harness.errors import NothingRan, UsageError
+from harness.errors import NothingRan
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, Verdict
 from harness.run import device
@@ -100,12 +100,3 @@ def test_a_machine_too_disturbed_gives_no_number_where_that_is_refused(tmp_path)
 def test_a_device_for_one_process_alone_is_refused(tmp_path):
     with pytest.raises(NothingRan, match=r"^cpu cannot be measured: it is in exclusive mode$"):
         measure(tmp_path, Scripted([], blocked="it is in exclusive mode"))
-
-
-def test_a_mistake_on_a_busy_machine_is_one_line_still(monkeypatch, capsys):
-    monitor = Scripted([], busy=[WHO])
-    monkeypatch.setattr(device, "monitor_for", lambda platform, ours: monitor)
-    request = Request(op="nonsense", device="cpu")
-    with pytest.raises(UsageError, match="unknown op"):
-        run(request, RunDisplay(request))
-    assert capsys.readouterr() == ("", "")

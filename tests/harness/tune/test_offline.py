@@ -21,7 +21,7 @@ from harness.compile.resources import Product, Resources
 from harness.tune import offline, store
 from harness.tune.compile_records import CompiledLaunch, CompileRecords
 from harness.tune.compile_records import file as records_file
-from harness.tune.cost_model import HIDDEN, WITHIN, Peaks, estimate, held, least, peaks, share
+from harness.tune.cost_model import HIDDEN, WITHIN, Peaks, estimate, held, least, peaks, reach, share
 from harness.tune.offline import Compiling
 from harness.tune.search import Search, _paired, fewest, run
 from harness.tune.store import Place
@@ -112,7 +112,9 @@ def test_older_instructions_and_what_a_unit_holds():
     assert share(COMPUTE, wide, SM_90) == 1.0
     assert share(COMPUTE, older, SM_90) == SM_90.older_rate["fp8"] < 0.5
     assert share(dataclasses.replace(COMPUTE, flops=0, dtype="fp32"), older, SM_90) == 1.0
+    assert share(dataclasses.replace(COMPUTE, dtype="bf16"), older, architectures()["gfx942"]) == 1.0
     assert held(wide, SM_90) == 4
+    assert [reach(dataclasses.replace(wide, threads=n), SM_90) for n in (32, 128, 512)] == [0.25, 1.0, 1.0]
 
 
 def test_no_estimate_is_below_the_bound():

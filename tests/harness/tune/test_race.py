@@ -190,6 +190,7 @@ def records(*verdicts: tuple[str, str, float | None]) -> list:
     found: list = [a_cell(**facts, config={"columns": int(n), "fault": ""}) for n in names]
     ratios = {"faster": (1.25, 1.2, 1.3), "slower": (0.8, 0.75, 0.85), "unclear": (1.0, 0.5, 2.0)}
     ratios["faster?"] = (1.4, 1.1, 1.8)  # less surely
+    ratios["same?"] = (1.6, 1.3, 1.9)  # within its group's floor
     for cell, (_, word, floor) in zip(found[1:], verdicts, strict=True):
         ratio, low, high = ratios[word]
         facts = {"case": CASE.key, "a": cell.name, "b": found[0].name, "about": "baseline", "floor": floor}
@@ -225,6 +226,7 @@ def test_a_challenger_is_stored_only_if_it_is_faster(chosen):
         ([("8", "unclear", 0.0), ("128", "faster", 0.0)], (128, 16)),
         ([("8", "faster?", 0.0), ("128", "faster", 0.0)], (128, 16)),
         ([("128", "faster", 0.0), ("8", "faster?", 0.0)], (128, 16)),
+        ([("8", "same?", 1.0), ("128", "faster", 0.0)], (128, 16)),
         ([("8", "unclear", 0.0), ("128", "slower", 0.0)], (16, 128)),  # what it was held against most surely
         ([("8", "faster", None), ("128", "slower", 0.0)], (16, 128)),  # the noise swallowed that one
         ([("128", "unclear", None)], None),
@@ -238,7 +240,8 @@ def test_of_several_groups_the_surest_is_stored(chosen, verdicts, columns):
 
 def test_what_was_stored_is_used(chunked, chosen, monkeypatch, tmp_path):
     place = store.Place("cpu", "cpu", measured=True)
-    store.store(tmp_path, "plugin.chunked", place, [chosen(("128", "faster", 0.0))], {"source": "s"})
+    for columns in ("8", "128"):  # a later one takes the place of the first
+        store.store(tmp_path, "plugin.chunked", place, [chosen((columns, "faster", 0.0))], {"source": "s"})
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path))
     tuning.stored.cache_clear()
     used = chunked.choose(CPU, kernels.OPS["block_scale_gemm"].sizes({"m": 4, "n": 512, "k": 256}))

@@ -83,6 +83,9 @@ def test_a_folder_stands_for_all_that_is_recorded_below_it_and_is_no_part_of_ano
         for of in vars(inputs([str(tmp_path)])).values()
     ]
     assert found == [["a run"], ["of an experiment"], ["of live runs"], ["ledger.jsonl"], []]
+    (tmp_path / "written").mkdir()
+    (file := tmp_path / "written/link.json").touch()
+    assert inputs([str(file.parent)]).documents == [file]
 
 
 def test_the_command(here, tmp_path):

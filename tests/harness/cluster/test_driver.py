@@ -305,35 +305,30 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
     assert len(driven.journal.devices()) == len({d.name for d in driven.journal.devices()})
 
 
-class Taken:
-    """A task of Ray's that is done where its answer is asked for; `on`: which node it was sent to."""
+class RayTask:
+    """Of Ray's, done where its answer is asked for; `on`: the node that it was sent to, if to one."""
 
     def __init__(self, function: Callable[..., object], on: str = "") -> None:
         self.function, self.on = function, on
+        self.options = lambda scheduling_strategy="", **_: RayTask(function, scheduling_strategy)
 
-    def options(self, scheduling_strategy: str = "", **_: object) -> "Taken":
-        return Taken(self.function, scheduling_strategy)
+    def remote(self, *given: object) -> Callable[[], object]:
+        return lambda: self.function(*given, *filter(None, [self.on]))
 
-    def remote(self, *arguments: object) -> Callable[[], object]:
-        return lambda: self.function(*arguments, *([self.on] if self.on else []))
+
+def answered(answer: object) -> object:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 @pytest.mark.parametrize(("theirs", "said"), [
-    (OURS := version("triton") or "", None), ("0.1", f"node b has triton 0.1, this machine {OURS}: "),
+    (OURS := version("triton"), ""), ("0.1", f"node b has triton 0.1, this machine {OURS}: "),
     (None, "node b has triton missing, this"), (OSError("gone"), "node b does not answer: OSError"),
 ])  # fmt: skip
 def test_kernels_are_compiled_where_all_nodes_with_cpus_have_this_triton(monkeypatch, theirs, said):
     """A node that dies while it compiles costs that kernel alone."""
-
-    def at_node(node: str) -> object:
-        return answered(theirs) if node == "b" else {"a": OURS}[node]
-
-    def answered(answer: object) -> object:
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    ray = Mock(remote=Taken, get=lambda answer, timeout=None: answer(), exceptions=Mock(RayError=OSError))
+    ray = Mock(remote=RayTask, get=lambda answer, timeout=None: answer(), exceptions=Mock(RayError=OSError))
     ray.wait = lambda refs, **_: (refs[:1], refs[1:])
     ray.nodes.return_value = [
         {"Alive": id != "dead", "NodeManagerHostname": f"node {id}", "NodeID": id, "Resources": has}
@@ -341,7 +336,8 @@ def test_kernels_are_compiled_where_all_nodes_with_cpus_have_this_triton(monkeyp
     ]
     strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
     monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
-    for name, stand_in in (("join", lambda _: ray), ("Head", Mock()), ("_triton", at_node),
+    for name, stand_in in (("join", lambda _: ray), ("Head", Mock()),
+                           ("_triton", lambda node: answered({"a": OURS, "b": theirs}[node])),
                            ("compile_launch", lambda kernel, arch, data: answered(data))):  # fmt: skip
         monkeypatch.setattr(f"harness.cluster.ray_compile.{name}", stand_in)
     if said:

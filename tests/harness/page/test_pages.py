@@ -72,7 +72,7 @@ def two_runs(folder: Path) -> Page:
 
 
 def gemm(folder: Path) -> Page:
-    """Out of order, by sizes that do not go with the load, one of them 0; slower by rounds; an endless time."""
+    """Out of order, by sizes that do not go with the load, one of them 0; slower by rounds."""
     of = [replace(case(op="block_scale_gemm", n=n, k=k), weight=weight)
           for n, k, weight in ((4, 0, 0.2), (1, 8, 0.3), (1, 0, 0.4), (2, 0, 0.1))]  # fmt: skip
     records = [r for one in of for r in ranked(one, {"torch.bf16": 99_999.5, "x.y": 1234.56}, "slower")]
@@ -121,6 +121,8 @@ def partial_ledger(folder: Path) -> Page:
         LedgerRow(id="f", predictions=(prediction(unit="1"),), observations=(observation(unit="1"),)),
         LedgerRow(id="g", predictions=(prediction(unit="1"),)),
         LedgerRow(id="h", observations=(observation(unit="1"),)),
+        LedgerRow(id="a", ledger="another", predictions=(prediction(), prediction()), observations=(
+            observation(change=-20.0, low=-21.0, high=-19.0), observation(change=0.1, low=-1.0, high=1.0))),
     ]  # fmt: skip
     return Page("ledger", sections=[ledger_section(rows, "partial")])
 
@@ -130,6 +132,7 @@ PAGES: dict[str, Callable[[Path], Page]] = {
     "arms": arms,
     "a GPU": lambda folder: page_of(RESULTS / "h200/mla_decode-b64"),
     "two runs": two_runs,
+    "two machines": lambda folder: page_of(*(RESULTS / f"{gpu}/mla_decode-b64" for gpu in ("h100", "h200"))),
     "gemm": gemm,
     "live runs": lambda folder: page_of(COMMITTED / "serving/cpu-default/live/linears-unpacked"),
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),

@@ -12,13 +12,10 @@ from harness.page.document import Page
 from harness.page.serving.experiment import experiment_section
 from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
-from harness.page.serving.ledger_lines import ledger_lines, row_names
 from harness.page.serving.replay import replay_section
 from harness.page.written import written_section
 from harness.serving.experiment.spec import Experiment, read_experiment
-from harness.serving.ledger.index import known_rows
 from harness.serving.ledger.ledger import LedgerRow
-from harness.serving.ledger.residuals import residuals
 from tests.harness.page.serving.entries import expressions, observation, prediction
 from tests.harness.page.test_pages import require_valid
 from tests.support.paths import DATA, ROOT
@@ -35,21 +32,6 @@ def require_harmless(section) -> None:
 
 
 # Ledgers
-
-
-def test_every_row_and_every_miss_of_the_committed_ledgers_is_there():
-    rows = list(known_rows([]))
-    section = ledger_section(rows, "all")
-    names = row_names(rows)
-    assert len(set(names)) == len(rows) > 30
-    tables = [chart.table for chart in section.charts if chart.table and chart.title != "How far off"]
-    tabled = [row.cells[0] for table in tables for row in table.rows]
-    assert {*tabled} | {label for label, _ in section.notes} >= set(names)
-    judged = [residual.verdict for row in rows for residual in residuals(row)]
-    lines = ledger_lines(rows)
-    assert len(tabled) == len(lines)
-    for verdict in ("missed", "bound broken"):
-        assert sum(line.verdict == verdict for line in lines) == judged.count(verdict) > 0
 
 
 def test_a_ledger_s_text_stays_data_and_nothing_is_said():

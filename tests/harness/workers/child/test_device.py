@@ -169,3 +169,7 @@ def test_cuda_numbers_gpus_as_the_driver_does(monkeypatch):
     assert worker_environment({})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     assert worker_environment({})["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert [environment.worker_threads(asked) for asked in (None, 5)] == [3, 5]
+    folders = {environment.cache_environment("x" * n)["TRITON_CACHE_DIR"].split("/")[-2] for n in (90, 91)}
+    assert [*map(len, folders)] == [53, 53], "as long as a folder's name may be, and each its own"

@@ -1,6 +1,5 @@
 """A page is made of whatever is recorded: many runs, broken ones, none."""
 
-
 import pytest
 
 from harness.cli.report import report
@@ -17,12 +16,6 @@ TWO = {"torch.sdpa": 200.0, "vllm.amx": 100.0}
 
 def page_of(*names):
     return assemble(inputs(map(str, names)))
-
-
-def test_a_run_of_little_says_so(tmp_path):
-    of = case()
-    nothing = write(tmp_path / "empty", [], [of])
-    assert page_of(nothing).sections[0].headline == "No case was finished."
 
 
 def test_many_cases_have_one_page_that_says_what_it_leaves_out(tmp_path):

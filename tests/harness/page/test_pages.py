@@ -33,6 +33,7 @@ DISTURBED = [
     DisturbedRound(block=0, round=1, reason="other processes", counted=True),
     DisturbedRound(block=7, round=0, reason="heat", counted=False, seconds={"vllm.amx": 9e-4}),
 ]
+LATER = prediction().model_copy(update={"at": "2026-02-01"})
 HEATS = Samples(block=[9], round=[0], seconds=[2e-4])
 
 
@@ -78,7 +79,9 @@ def gemm(folder: Path) -> Page:
     records = [r for one in of for r in ranked(one, {"torch.bf16": 99_999.5, "x.y": 1234.56}, "slower")]
     records += [cell(of[0], "x.z", 1e4, 1e4), finished(of[0])]
     told = {"arms": {"plain": {"A": "", "B": None}}, "busy": ["a compiler runs"]}
-    return page_of(write(folder / "run", records, of, **told))
+    return page_of(
+        write(folder / "run", records, of, **told), write(folder / "nothing finished", [], [case()])
+    )
 
 
 def arms(folder: Path) -> Page:
@@ -121,7 +124,7 @@ def partial_ledger(folder: Path) -> Page:
         LedgerRow(id="f", predictions=(prediction(unit="1"),), observations=(observation(unit="1"),)),
         LedgerRow(id="g", predictions=(prediction(unit="1"),)),
         LedgerRow(id="h", observations=(observation(unit="1"),)),
-        LedgerRow(id="a", ledger="another", predictions=(prediction(), prediction()), observations=(
+        LedgerRow(id="a", ledger="another", predictions=(prediction(), LATER), observations=(
             observation(change=-20.0, low=-21.0, high=-19.0), observation(change=0.1, low=-1.0, high=1.0))),
     ]  # fmt: skip
     return Page("ledger", sections=[ledger_section(rows, "partial")])

@@ -1,7 +1,6 @@
 """Sections of serving whose records are broken, begun or hostile; of whole ones: ../test_pages.py."""
 
 import json
-import shlex
 import shutil
 
 import pytest
@@ -14,7 +13,6 @@ from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section
 from harness.page.written import written_section
-from harness.serving.experiment.spec import Experiment, read_experiment
 from harness.serving.ledger.ledger import LedgerRow
 from tests.harness.page.serving.entries import expressions, observation, prediction
 from tests.harness.page.test_pages import require_valid
@@ -73,15 +71,6 @@ def journal(folder, *lines):
     (live / "live.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def test_the_command_that_makes_it_again_is_one(here):
-    name = "cpu-default-decode"
-    *start, plan = shlex.split(dict(experiment_section(FOLDER / name).notes)["again"])
-    assert start == ["python", "-m", "harness", "serving", "experiment"]
-    asked = Experiment.model_validate_json((FOLDER / name / "experiment.json").read_bytes())
-    assert read_experiment(plan) == asked
-    assert here(*start[3:], plan, "--dry-run").returncode == 0
-
-
 def test_an_experiment_just_begun(folder):
     section = experiment_section(folder)
     assert section.headline == "Nothing was predicted or observed."
@@ -90,9 +79,12 @@ def test_an_experiment_just_begun(folder):
     assert experiment_section(folder).sections[1].headline == "No live runs yet."
     run = {"kind": "run", "pair": 0, "attempt": 0, "status": "ok", "arm": "base", "steady_itl_ms": 5.0}
     file = folder / "live/linears-bf16/live.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in ({"kind": "plan", "arms": ARMS}, run)))
+    file.write_text("".join(json.dumps(line) + "\n" for line in (
+        {"kind": "plan", "arms": ARMS}, run, run | {"attempt": 1})))  # fmt: skip
     (chart,) = Page("", sections=[experiment_section(folder)]).charts()
-    assert chart.table.rows[0].cells[-1] == "its pair was not finished"
+    assert [(row.cells[0], row.cells[-1]) for row in chart.table.rows] == [
+        (f"pair 1, attempt {number}", "its pair was not finished") for number in (1, 2)
+    ]
 
 
 def test_hostile_names_and_runs_without_numbers(folder):

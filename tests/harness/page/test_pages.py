@@ -124,7 +124,7 @@ def partial_ledger(folder: Path) -> Page:
         LedgerRow(id="f", predictions=(prediction(unit="1"),), observations=(observation(unit="1"),)),
         LedgerRow(id="g", predictions=(prediction(unit="1"),)),
         LedgerRow(id="h", observations=(observation(unit="1"),)),
-        LedgerRow(id="a", ledger="another", predictions=(prediction(), LATER), observations=(
+        LedgerRow(id="a", ledger="another", predictions=(LATER,), observations=(
             observation(change=-20.0, low=-21.0, high=-19.0), observation(change=0.1, low=-1.0, high=1.0))),
     ]  # fmt: skip
     return Page("ledger", sections=[ledger_section(rows, "partial")])

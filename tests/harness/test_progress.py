@@ -17,7 +17,7 @@ class Terminal(io.StringIO):
 
 def test_what_is_written_is_as_committed(snapshot, monkeypatch):
     """Of a line of a terminal each that it shows after another; never longer than the terminal."""
-    monkeypatch.setattr("harness.progress.time.monotonic", lambda: 0.0)
+    monkeypatch.setattr("harness.progress.time.monotonic", lambda: now)
     text = ""
     for kind, columns, file, quiet in (
         ("xterm", 100, Terminal(), False), ("xterm", 64, Terminal(), False), ("xterm", 100, Terminal(), True),
@@ -25,6 +25,7 @@ def test_what_is_written_is_as_committed(snapshot, monkeypatch):
     ):  # fmt: skip
         monkeypatch.setenv("TERM", kind)
         monkeypatch.setenv("COLUMNS", str(columns))
+        now = 0.0
         progress = Progress(quiet, file)
         progress.case(CASE, 3, 90.0)
         progress.say("measuring")
@@ -32,6 +33,8 @@ def test_what_is_written_is_as_committed(snapshot, monkeypatch):
         progress.say("checking again")  # no rounds of another stage
         progress.clear()
         progress.note("a note")
+        now = 50.0  # which the first case took
+        progress.case(CASE, 2, 90.0)
         for budget_s in (59.0, 61.0):  # minutes from one and a half on
             Progress(quiet, file).case(CASE, 1, budget_s)
         shown = file.getvalue().split(LINE_GONE)

@@ -67,7 +67,10 @@ class SimulatedPool:
     def send(self, device: str, order: Order) -> None:
         if isinstance(order, Opening):
             self.openings.append(order)
-            if self.takes_s(device, "opening") == "hangs":
+            if (takes := self.takes_s(device, "opening")) == "hangs":
+                return
+            if takes == "breaks":
+                self._answer(device, 1.0, Answer(device, None, "its agent is gone", lost=True))
                 return
             versions = {"torch": self.versions.get(device, "2.13.0")}
             facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)

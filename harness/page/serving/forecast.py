@@ -212,8 +212,7 @@ def _notes(forecast: ForecastDocument) -> Iterator[tuple[str, str]]:
     yield "lengths", f"at most {load.isl} tokens in and {load.osl} out"
     if forecast.tables:
         yield "times of kernels", forecast.tables
-    if forecast.kappa is not None:
-        kappa = forecast.kappa
+    if (kappa := forecast.constants.kappa) is not None:
         how = "; ".join(forecast.calibration) or "not calibrated: assumed"
         yield "kappa", f"{ranged(kappa.value, kappa.low, kappa.high, '.3f')}, {how}"
     last = forecast.workloads[-1]

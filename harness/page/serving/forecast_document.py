@@ -68,6 +68,10 @@ class ForecastWorkload(ForecastRecord):
     needs: tuple[ForecastNeed, ...] = ()
 
 
+class ForecastConstants(ForecastRecord):
+    kappa: ForecastValue | None = None
+
+
 class ForecastDocument(ForecastRecord):
     """Without workloads where only bounds, or a validation, were asked for."""
 
@@ -76,7 +80,7 @@ class ForecastDocument(ForecastRecord):
     parallel: str = ""
     gpus: int | None = None
     tables: str = ""
-    kappa: ForecastValue | None = None
+    constants: ForecastConstants = ForecastConstants()
     calibration: tuple[str, ...] = ()
     what_if: tuple[str, ...] = ()
     target_tpot_ms: float | None = None

@@ -118,10 +118,14 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
         agent.platform, agent.threads = platform, 4
         assert shown.items() <= agent._environment().items()
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setenv("GPU_DEVICE_ORDINAL", "0")
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     variables = _environment()
-    assert "CUDA_VISIBLE_DEVICES" not in variables and variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    assert (
+        not {"CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL"} & {*variables}
+        and variables["ONEDNN_MAX_CPU_ISA"] == "AVX2"
+    )
     assert variables["PYTHONPATH"].split(":")[0] == str(ROOT) and THREADS_ASKED not in variables
     monkeypatch.setattr("harness.cluster.agent.choose_device", lambda _: detect("cpu"))
     with pytest.raises(NothingRan, match="a device of type H200 is a GPU, but its agent sees none"):

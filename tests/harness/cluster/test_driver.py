@@ -3,6 +3,7 @@
 import math
 import random
 import socket
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ from harness.cluster.jobs import RunJob
 from harness.cluster.orders import Opening
 from harness.cluster.pool import PoolGone
 from harness.cluster.ray_cluster import Head
-from harness.cluster.ray_pool import RayPool
+from harness.cluster.ray_compile import compile_on
+from harness.cluster.ray_pool import RayPool, _cause
 from harness.errors import NothingRan, UsageError
 from harness.files import JournalFull
 from harness.results.journal import Journal
@@ -27,7 +29,7 @@ from harness.results.schema import CaseDone, Cell, DeviceUsed, Record
 from harness.run.device import DeviceFacts
 from harness.run.plan import RunPlan
 from harness.run.request import Request
-from kernels.platform import named
+from kernels.platform import named, version
 from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, records
 
 
@@ -119,6 +121,7 @@ def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
         "an agent never starts": (
             pool("ab", lambda device, case: 400.0 if device == "a" else "hangs"), 4, math.inf,
         ),
+        "an agent dies whenever it starts": (pool("ab", failing("breaks", ("b", "opening"))), 4, math.inf),
         "a pool that does not grow is not waited for": (
             pool("a", of_device("dies", "a"), grows=False), 4, math.inf,
         ),
@@ -200,6 +203,8 @@ def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_tim
     first, _ = calibrations(type, opened, [], print)
     orders = [first.order(first.tasks()[0], left_s) for left_s in (math.inf, 4.0)]
     assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
+    of_one, _ = calibrations(type, opened[:1], [], print)
+    assert of_one.tasks() == [] and len(of_one.joined(opened[1])) == 2, "the first is beside another now"
 
 
 def test_no_device_at_all_is_one_line(drive):
@@ -245,7 +250,7 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
     has = [
         ("a", {"GPU": 2.0, "CPU": 8.0, "accelerator_type:H200": 1.0}), ("a", {"CPU": 4.0}),
         ("a", {"CPU": 8.0, "device:left": 1.0}), ("b", {}),
-        ("b", {"GPU": 1.0, "device:MI300X": 1.0}), ("dead", {"GPU": 8.0}),
+        ("b", {"GPU": 1.0, "device:MI300X": 1.0}), ("dead", {"GPU": 8.0}), ("c", {"GPU": 1.0}),
     ]  # fmt: skip
     pool = RayPool.__new__(RayPool)
     pool.head, pool.ray, pool.types = Mock(), Mock(), set()
@@ -258,7 +263,10 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
         ("a-123456", "cpu", 2, None, {"CPU": 4.0}),
         ("a-223456", "left", 2, None, {"CPU": 8.0, "device:left": 1.0}),
         ("b-423456-gpu0", "MI300X", 1, True, {"GPU": 1.0, "device:MI300X": 1.0}),
+        ("c-623456-gpu0", "gpu", 1, True, {"GPU": 1.0}),
     ]
+    said = {"its node x died": "its node died", "a dead node": "its node died", "it died": "OSError"}
+    assert {text: _cause(OSError(text)) for text in said} == said
 
 
 def test_one_run_is_measured_by_devices_that_are_alike():
@@ -295,3 +303,47 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
     assert not {*driven.recorded} & given_up
     assert driven.shown == driven.recorded
     assert len(driven.journal.devices()) == len({d.name for d in driven.journal.devices()})
+
+
+class RayTask:
+    """Of Ray's, done where its answer is asked for; `on`: the node that it was sent to, if to one."""
+
+    def __init__(self, function: Callable[..., object], on: str = "") -> None:
+        self.function, self.on = function, on
+        self.options = lambda scheduling_strategy="", **_: RayTask(function, scheduling_strategy)
+
+    def remote(self, *given: object) -> Callable[[], object]:
+        return lambda: self.function(*given, *filter(None, [self.on]))
+
+
+def answered(answer: object) -> object:
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
+
+
+@pytest.mark.parametrize(("theirs", "said"), [
+    (OURS := version("triton"), ""), ("0.1", f"node b has triton 0.1, this machine {OURS}: "),
+    (None, "node b has triton missing, this"), (OSError("gone"), "node b does not answer: OSError"),
+])  # fmt: skip
+def test_kernels_are_compiled_where_all_nodes_with_cpus_have_this_triton(monkeypatch, theirs, said):
+    """A node that dies while it compiles costs that kernel alone."""
+    ray = Mock(remote=RayTask, get=lambda answer, timeout=None: answer(), exceptions=Mock(RayError=OSError))
+    ray.wait = lambda refs, **_: (refs[:1], refs[1:])
+    ray.nodes.return_value = [
+        {"Alive": id != "dead", "NodeManagerHostname": f"node {id}", "NodeID": id, "Resources": has}
+        for id, has in (("a", {"CPU": 2.0}), ("b", {"CPU": 1.0}), ("no CPU", {}), ("dead", {"CPU": 4.0}))
+    ]
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
+    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
+    for name, stand_in in (("join", lambda _: ray), ("Head", Mock()),
+                           ("_triton", lambda node: answered({"a": OURS, "b": theirs}[node])),
+                           ("compile_launch", lambda kernel, arch, data: answered(data))):  # fmt: skip
+        monkeypatch.setattr(f"harness.cluster.ray_compile.{name}", stand_in)
+    if said:
+        with pytest.raises(UsageError, match=f"^{said}"):
+            compile_on("auto")
+    else:
+        todo = {key: Mock(data=data) for key, data in (("x", "resources"), ("y", OSError("died")))}
+        (_, made), (_, lost) = sorted(compile_on("auto")(todo))
+        assert (made, lost.error) == ("resources", "compiling failed: its node gave OSError")

@@ -1,11 +1,13 @@
 """A run on devices one of which is slower: what is recorded and printed of them."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.cli.run_display import RunDisplay
 from harness.cluster.execute import run_on
+from harness.errors import FAILED, OK
 from harness.page.assemble import assemble
 from harness.page.document import PageSection
 from harness.page.inputs import inputs
@@ -16,18 +18,22 @@ from harness.run.request import Request
 from tests.support.page_text import page_text
 from tests.support.simulated_pool import pool
 
+Takes = Callable[[str, str], float | str]
 CASES = tuple(f"m={m} n=512 k=7168" for m in (16, 32, 64, 128))
 
 
 @pytest.fixture
 def run_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    def run(devices: str, resume: str = "") -> tuple[str, Path]:
+    def run(
+        devices: str, resume: str = "", takes: Takes = lambda *_: 10.0, code: int = OK
+    ) -> tuple[str, Path]:
         request = Request(resume=resume, budget="2h") if resume else Request(
             op="block_scale_gemm", case=CASES, impl="torch.bf16,torch.naive", out=str(tmp_path / "run"),
             budget="10m", boundary="core",
         )  # fmt: skip
         with RunDisplay(request) as display:
-            assert run_on(pool(devices, slower={"c": 1.3}), request, lambda platform: request, display) == 0
+            several = pool(devices, takes, slower={"c": 1.3})
+            assert run_on(several, request, lambda platform: request, display) == code
         return capsys.readouterr().out, tmp_path / "run"
 
     return run
@@ -64,3 +70,8 @@ def test_of_several_each_case_has_its_device_and_the_one_that_lags_is_named(run_
         )
         printed, _ = run_with("a", str(folder))
         assert "\ndevice " in printed, "of a run that others measured, too, one alone is named"
+
+
+def test_a_case_that_no_device_measures_is_left_out_and_the_run_has_failed(run_with):
+    printed, _ = run_with("ab", takes=lambda _, case: "fails" if " m=32 " in case else 10.0, code=FAILED)
+    assert "being spent: 1 case of core" in printed

@@ -1,7 +1,5 @@
 """A page is made of whatever is recorded: many runs, broken ones, none."""
 
-import json
-
 import pytest
 
 from harness.cli.report import report
@@ -10,7 +8,7 @@ from harness.page.assemble import assemble
 from harness.page.inputs import inputs
 from harness.page.measured.op_section import MOST_CASES
 from harness.paths import RESULTS
-from tests.support.written_runs import altered, case, ranked, write
+from tests.support.written_runs import case, ranked, write
 
 COMMITTED = RESULTS / "epyc-zen4-2core"
 TWO = {"torch.sdpa": 200.0, "vllm.amx": 100.0}
@@ -18,28 +16,6 @@ TWO = {"torch.sdpa": 200.0, "vllm.amx": 100.0}
 
 def page_of(*names):
     return assemble(inputs(map(str, names)))
-
-
-def test_runs_are_told_apart_by_their_machine_or_else_their_name(tmp_path):
-    of = case()
-    for name, factor, device in (("a", 1.0, "A machine"), ("b", 2.0, "A machine"), ("c", 1.0, "Another")):
-        folder = write(tmp_path / name, ranked(of, {impl: us * factor for impl, us in TWO.items()}), [of])
-        machine = json.loads((folder / "run.json").read_text())["provenance"]["machine"]
-        altered(folder, provenance={"machine": machine | {"device": device}})
-
-    def ranking(*names):
-        page = page_of(*(tmp_path / name for name in names))
-        return {row.cells[0] for c in page.charts() if c.anchor.startswith("ranking") for row in c.table.rows}
-
-    assert ranking("a", "b") == {f"{impl} · {run}" for impl in TWO for run in "ab"}
-    assert ranking("a", "c") == {f"{impl} · {device}" for impl in TWO for device in ("A machine", "Another")}
-    assert len(ranking("a", "b", "c")) == 6, "of which no two are compared"
-
-
-def test_a_run_of_little_says_so(tmp_path):
-    of = case()
-    nothing = write(tmp_path / "empty", [], [of])
-    assert page_of(nothing).sections[0].headline == "No case was finished."
 
 
 def test_many_cases_have_one_page_that_says_what_it_leaves_out(tmp_path):
@@ -83,6 +59,9 @@ def test_a_folder_stands_for_all_that_is_recorded_below_it_and_is_no_part_of_ano
         for of in vars(inputs([str(tmp_path)])).values()
     ]
     assert found == [["a run"], ["of an experiment"], ["of live runs"], ["ledger.jsonl"], []]
+    (tmp_path / "written").mkdir()
+    (file := tmp_path / "written/link.json").touch()
+    assert inputs([str(file.parent)]).documents == [file]
 
 
 def test_the_command(here, tmp_path):

@@ -6,9 +6,7 @@ from harness.page.assemble import assemble
 from harness.page.document import anchor
 from harness.page.html import html
 from harness.page.inputs import inputs
-from harness.page.measured.case import measured_cases, us_text
 from harness.paths import RESULTS
-from harness.report.text import microseconds
 from tests.support.written_runs import case, ranked, write
 
 pytest_plugins = ["tests.support.browser"]
@@ -44,25 +42,6 @@ def test_every_chart_is_drawn_with_its_marks_and_nothing_is_fetched(opened, cli,
         for width in (1600, 380):
             view.page.set_viewport_size({"width": width, "height": 900})
             assert view.page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
-        if name == "an op":
-            says_the_records_time(view.page)
-
-
-def says_the_records_time(page):
-    """In a tooltip, and in the row that a link finds."""
-    of = next(case for case in measured_cases(COMMITTED / "mla_decode-r1-tp8") if case.timed)
-    fastest = of.timed[0]
-    row = of.row_anchor(fastest)
-    page.set_viewport_size({"width": 1600, "height": 900})
-    page.evaluate("row => { location.hash = row; }", row)
-    marked = page.locator(f"[id='{row}']")
-    marked.wait_for()
-    assert us_text(fastest.time_us) in marked.inner_text()
-    page.locator(f"[id='ranking-{row.removesuffix('-vllm-amx')}'] .mark-symbol path").first.hover()
-    tooltip = page.locator("#vg-tooltip-element")
-    tooltip.wait_for()
-    assert microseconds(fastest.time_us) in tooltip.inner_text()
-    assert fastest.name in tooltip.inner_text()
 
 
 def test_a_chosen_row_stands_beside_its_baseline_and_the_pair_alone(opened, tmp_path):

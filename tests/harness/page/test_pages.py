@@ -1,6 +1,7 @@
 """Pages as committed in `snapshots/`: all that they say, their tables, the data of their pictures."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ DISTURBED = [
     DisturbedRound(block=0, round=1, reason="other processes", counted=True),
     DisturbedRound(block=7, round=0, reason="heat", counted=False, seconds={"vllm.amx": 9e-4}),
 ]
+LATER = prediction().model_copy(update={"at": "2026-02-01"})
 HEATS = Samples(block=[9], round=[0], seconds=[2e-4])
 
 
@@ -62,9 +64,24 @@ def measured(folder: Path) -> Page:
 
 def two_runs(folder: Path) -> Page:
     """Of one name, and nobody knows whether their sources differ; and of the same commit."""
-    of = [case(1)]
-    old, new = (ranked(of[0], THREE | {"vllm.vec": us}) for us in (150.0, 300.0))
-    return page_of(write(folder / "a/run", old, of), write(folder / "b/run", new, of), COMMITTED / "compare")
+    of = [case(8), case(1)]
+    old, new = ([r for one in of for r in ranked(one, THREE | {"vllm.vec": us})] for us in (150.0, 300.0))
+    earlier = {"created": "2026-11-23T00:00:00Z"}
+    return page_of(
+        write(folder / "a/run", old, of), write(folder / "b/run", new, of, **earlier), COMMITTED / "compare"
+    )
+
+
+def gemm(folder: Path) -> Page:
+    """Out of order, by sizes that do not go with the load, one of them 0; slower by rounds."""
+    of = [replace(case(op="block_scale_gemm", n=n, k=k), weight=weight)
+          for n, k, weight in ((4, 0, 0.2), (1, 8, 0.3), (1, 0, 0.4), (2, 0, 0.1))]  # fmt: skip
+    records = [r for one in of for r in ranked(one, {"torch.bf16": 99_999.5, "x.y": 1234.56}, "slower")]
+    records += [cell(of[0], "x.z", 1e4, 1e4), finished(of[0])]
+    told = {"arms": {"plain": {"A": "", "B": None}}, "busy": ["a compiler runs"]}
+    return page_of(
+        write(folder / "run", records, of, **told), write(folder / "nothing finished", [], [case()])
+    )
 
 
 def arms(folder: Path) -> Page:
@@ -82,10 +99,12 @@ def arms(folder: Path) -> Page:
 def replay(folder: Path) -> Page:
     file = COMMITTED / "serving/cpu-default/stages/experts-grouped/replay-decode-0.json"
     document = json.loads(archive.read_bytes(file))
-    broken = {"chosen": {"fused_moe": "x"}, "failed": "out of luck", "difference": {"a": 0.1, "b": 0.01}}
+    broken = {"chosen": {"fused_moe": "x"}, "failed": "out of luck", "difference": {"a": 0.01, "b": 0.1}}
     document["replays"][0]["arms"]["broken"] = broken
     (found,) = replays(document, "")
-    return Page("replay", sections=[replay_section([found], "replay")])
+    step = {"phase": "prefill", "model": "a model", "tokens": 512}
+    empty = found.model_copy(update={"arms": {}, "twin": None, "step": step})
+    return Page("replay", sections=[replay_section([found, empty, empty], "replay")])
 
 
 def partial_ledger(folder: Path) -> Page:
@@ -96,13 +115,17 @@ def partial_ledger(folder: Path) -> Page:
         LedgerRow(id="c"),
         LedgerRow(
             id="d", predictions=(prediction(change=None, high=None, method="bound"),),
-            observations=(observation(),), explanations=(ExplanationEntry(row="d", text="why"),),
+            observations=(observation(),),
+            explanations=(ExplanationEntry(row="d", text="why"),
+                          ExplanationEntry(row="d", text="how", evidence=("a trace", "a run"))),
         ),
         LedgerRow(id="e", predictions=(prediction(change=-20.0, low=-21.0, high=-19.0),),
                   observations=(observation(),)),
         LedgerRow(id="f", predictions=(prediction(unit="1"),), observations=(observation(unit="1"),)),
         LedgerRow(id="g", predictions=(prediction(unit="1"),)),
         LedgerRow(id="h", observations=(observation(unit="1"),)),
+        LedgerRow(id="a", ledger="another", predictions=(LATER,), observations=(
+            observation(change=-20.0, low=-21.0, high=-19.0), observation(change=0.1, low=-1.0, high=1.0))),
     ]  # fmt: skip
     return Page("ledger", sections=[ledger_section(rows, "partial")])
 
@@ -112,6 +135,8 @@ PAGES: dict[str, Callable[[Path], Page]] = {
     "arms": arms,
     "a GPU": lambda folder: page_of(RESULTS / "h200/mla_decode-b64"),
     "two runs": two_runs,
+    "two machines": lambda folder: page_of(*(RESULTS / f"{gpu}/mla_decode-b64" for gpu in ("h100", "h200"))),
+    "gemm": gemm,
     "live runs": lambda folder: page_of(COMMITTED / "serving/cpu-default/live/linears-unpacked"),
     "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),
     "replay": replay,
@@ -125,7 +150,9 @@ PAGES: dict[str, Callable[[Path], Page]] = {
 def test_a_page_says_and_draws_what_is_committed(snapshot, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     page = PAGES[name](Path())
-    snapshot(SNAPSHOTS / f"{name.replace(' ', '-')}.txt", page_text(page.sections))
+    snapshot(SNAPSHOTS / f"{name.replace(' ', '-')}.txt", text := page_text(page.sections))
+    titles = [line.partition(" [")[0] for line in text.splitlines() if re.match("- .* marks$", line)]
+    assert titles == [f"- {chart.title}" for chart in page.charts()], "in the order of the page"
     require_valid(page)
 
 

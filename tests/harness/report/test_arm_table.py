@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.report.arm_table import case_table, conclusion
+from harness.report.arm_table import case_table, conclusion, conclusion_lines
 from harness.report.terminal import plain
 from harness.results.journal import Journal
 from harness.results.schema import Cell, Verdict
@@ -23,6 +23,8 @@ def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
     records = [record for case in (first, *others) for record in case]
     text += "\n" + plain(conclusion(records, journal.run()), columns) + "\n"
     snapshot(SNAPSHOTS / f"arms-{name}-{columns or 'piped'}.txt", text)
+    revisions = journal.run().model_copy(update={"trees": {"HEAD": "/somewhere"}})
+    assert conclusion_lines([], revisions) == ("nothing was measured, so nothing is known", [])
 
 
 @pytest.mark.parametrize(("ratio", "said"), [

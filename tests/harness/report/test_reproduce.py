@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from harness.cli import cli
-from harness.report.reproduce import reproductions
+from harness.report.reproduce import FAR, reproductions
 from harness.results.schema import Cell
 from tests.support.written_runs import a_cell
 
@@ -43,6 +43,7 @@ ROWS: dict[str, tuple[dict, dict]] = {
     "an arm": ({"arm": "A=b c"}, {"arms": {"A=b c": {"A": "b c"}}}),
     "an arm that takes a variable away": ({"arm": "A unset"}, {"arms": {"A unset": {"A": None}}}),
     "the case that showed it was another": ({"reason": REASON}, {}),
+    "with far addresses alone: none": ({"reason": f"{FAR}3 of 64 rows are off"}, {}),
     "crashed: none": ({"status": "crashed"}, {}),
     "right: none": ({"status": "ok"}, {}),
     "unsupported: none": ({"status": "unsupported"}, {}),

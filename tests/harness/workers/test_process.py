@@ -42,7 +42,7 @@ class Served:
         return Gadget()
 
     def crash(self):
-        print("out of luck", flush=True)
+        print("out of luck".ljust(200, "!"), flush=True)
         os.kill(os.getpid(), signal.SIGSEGV)
 
     def refuse(self):
@@ -99,13 +99,14 @@ def test_all_that_a_worker_started_rests_with_it_and_goes_with_it(served, tmp_pa
     assert comes(lambda: not states(group))
 
 
+WORDS = "out of luck".ljust(120, "!")
 ILLEGAL = "RuntimeError: an illegal access"
 
 
 @pytest.mark.parametrize(
     ("request_", "given", "status", "reason"),
     [
-        ("crash", {}, "crashed", "the worker died of SIGSEGV while in crash; its last words: out of luck"),
+        ("crash", {}, "crashed", f"the worker died of SIGSEGV while in crash; its last words: {WORDS}"),
         ("leave", {}, "crashed", "the worker ended with exit code 3 while in leave"),
         ("hang", {"deadline": 0.1}, "timeout", "no answer within 0.1 s while in hang"),
         ("fail", {"sound": False}, "crashed", ILLEGAL),  # the GPU is lost, and the worker with it

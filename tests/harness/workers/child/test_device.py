@@ -65,8 +65,7 @@ T4 = like(H100, name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=T
         (
             T4,
             PLANNED,
-            "to torch it is sm_75, Tesla T4, gpu-22223344-5566-7788-99aa-bbccddeeff02, 15.0 GiB, to the "
-            "driver sm_90, NVIDIA H100 80GB HBM3, GPU-11223344-5566-7788-99aa-bbccddeeff01, 79.6 GiB",
+            f"it is sm_75, Tesla T4, gpu-{TWIN}, 15.0 GiB, to the driver sm_90, {H100.name}, GPU-{UUID}",
         ),
         (like(H100, uuid=TWIN), PLANNED, "to torch it is gpu-22223344"),
         (H100, SLICE, "to torch it is 79.2 GiB, to the driver 9.8 GiB"),
@@ -114,7 +113,7 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
     asked = []
 
     def ask(request: str, deadline: float, **arguments: object) -> dict[str, str]:
-        asked.append(arguments["planned"])
+        asked.append((arguments["planned"], arguments["threads"]))
         return {"pinned": ""}
 
     worker = SimpleNamespace(ask=ask, kill=list)
@@ -122,11 +121,12 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
     for module in (station, judge, ceilings):
         monkeypatch.setattr(module, "Worker", lambda *arguments: worker)
     impl = kernels.implementations("mla_decode")[0]
-    Station([Contender("a row", impl, Arm(), "eager")], PLANNED, 1, Deadlines(), tmp_path).start()
+    row = Contender("a row", impl, Arm({"OMP_NUM_THREADS": "3"}), "eager")
+    Station([row], PLANNED, 1, Deadlines(), tmp_path).start()
     judge.start_judge(PLANNED, 1, 1.0, tmp_path)
     with ceilings.meters(PLANNED, 1, 1):
         pass
-    assert asked == [PLANNED.identity] * 3
+    assert asked == [(PLANNED.identity, threads) for threads in (3, 1, 1)]
 
 
 def test_a_new_worker_is_brought_to_where_the_lost_one_was(monkeypatch, tmp_path):
@@ -169,3 +169,7 @@ def test_cuda_numbers_gpus_as_the_driver_does(monkeypatch):
     assert worker_environment({})["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "FASTEST_FIRST")
     assert worker_environment({})["CUDA_DEVICE_ORDER"] == "FASTEST_FIRST"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert [environment.worker_threads(asked) for asked in (None, 5)] == [3, 5]
+    folders = {environment.cache_environment("x" * n)["TRITON_CACHE_DIR"].split("/")[-2] for n in (90, 91)}
+    assert [*map(len, folders)] == [53, 53], "as long as a folder's name may be, and each its own"

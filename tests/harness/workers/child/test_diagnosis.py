@@ -221,18 +221,6 @@ def test_places_of_sampled_rows_are_their_numbers():
     assert report["diagnosis"]["worst"]["at"][:2] == [9, 4]
 
 
-def test_the_worst_element_has_its_place_and_both_values():
-    of = problem("block_scale_gemm")
-    out = changed(of, lambda out: out[7, 300].add_(60 * of.reference.sigma[7, 300].bfloat16()))
-    report = of.report(out)
-    worst = report["diagnosis"]["worst"]
-    assert worst["at"] == [7, 300]
-    assert worst["output"] == float(out[7, 300])
-    assert worst["reference"] == float(of.reference.value[7, 300])
-    assert worst["sigmas"] == pytest.approx(60, abs=3)
-    assert f"; worst [7, 300]: {worst['output']:.4g}, not {worst['reference']:.4g}, " in report["reason"]
-
-
 def test_an_answer_to_operands_of_which_other_rows_are_known_is_named():
     of = problem("block_scale_gemm")
     (other,) = of.context.others.values()
@@ -272,21 +260,14 @@ def test_a_verdict_stands_without_a_diagnosis(monkeypatch):
     assert "diagnosis" not in report
 
 
-@pytest.mark.parametrize(
-    ("indices", "size", "text"),
-    [
-        ([7], 16, "head 7"),
-        ([8, 9, 10], 16, "heads 8..10"),
-        ([3, 7], 16, "heads 3 and 7"),
-        ([1, 2, 5, 9, 10], 16, "heads 1..2, 5 and 9..10"),
-        ([0, 2, 4, 6], 8, "every 2nd head from 0"),
-        ([*range(128, 256)], 512, "heads 128..255 (tile 1 of 128)"),
-        ([*range(64, 192)], 512, "heads 64..191 (tiles 1..2 of 64)"),
-        ([*range(256, 300)], 300, "heads 256..299, to the end"),
-        ([*range(16, 32), *range(48, 64), *range(80, 96)], 96, "heads 16..31 of every 32"),
-        ([0, 3, 4, 9, 11, 17, 30], 40, "7 of heads 0..30"),
-    ],
-)
+@pytest.mark.parametrize(("indices", "size", "text"), [
+    ([7], 16, "head 7"), ([8, 9, 10], 16, "heads 8..10"), ([3, 7], 16, "heads 3 and 7"),
+    ([1, 2, 5, 9, 10], 16, "heads 1..2, 5 and 9..10"), ([0, 2, 4, 6], 8, "every 2nd head from 0"),
+    ([0, 3, 6], 9, "every 3rd head from 0"), ([*range(128, 256)], 512, "heads 128..255 (tile 1 of 128)"),
+    ([*range(64, 192)], 512, "heads 64..191 (tiles 1..2 of 64)"), ([*range(9, 30)], 30, "heads 9..29"),
+    ([*range(256, 300)], 300, "heads 256..299, to the end"), ([0, 3, 4, 9, 11, 17], 40, "6 of heads 0..17"),
+    ([*range(16, 32), *range(48, 64), *range(80, 96)], 96, "heads 16..31 of every 32"),
+])  # fmt: skip
 def test_numbers_as_ranges(indices, size, text):
     assert in_words("head", indices, range(size)) == text
 

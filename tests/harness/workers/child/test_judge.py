@@ -28,30 +28,16 @@ def off(index: Any, by: float) -> torch.Tensor:
 LIMITS = Tolerance(row=2.0, element=10.0)
 
 
-@pytest.mark.parametrize(
-    ("out", "ok"),
-    [
-        (off(0, 0.0), True),
-        (off(1, 1.9), True),
-        (off(1, 2.1), False),
-        (off((2, 7), 9.0), True),
-        (off((2, 7), 11.0), False),  # a row error of 0.5
-        (off((2, 7), math.nan), False),
-        (off((2, 7), math.inf), False),
-        (off(0, 0.0).flatten(), False),
-        (off(0, 0.0)[:2], False),
-    ],
-)
+@pytest.mark.parametrize(("out", "ok"), [
+    (off(0, 0.0), True), (off(1, 1.9), True), (off(1, 2.1), False), (off((2, 7), 9.0), True),
+    (off((2, 7), 11.0), False),  # a row error of 0.5
+    (off((2, 7), math.nan), False), (off((2, 7), math.inf), False), (off(0, 0.0).flatten(), False),
+    (off(0, 0.0)[:2], False),
+])  # fmt: skip
 def test_limits_of_row_and_element(out, ok):
     report = judge(out, simple(), LIMITS)
     assert report["ok"] is ok
     assert bool(report["reason"]) is not ok
-
-
-def test_an_exact_value_must_be_met_exactly():
-    reference = Reference(torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64))
-    assert judge(torch.zeros(1, 4), reference, LIMITS)["ok"]
-    assert not judge(torch.tensor([[0, 0, 1e-30, 0]]), reference, LIMITS)["ok"]
 
 
 def test_an_error_in_one_block_is_not_diluted_by_the_rest_of_the_row():
@@ -91,19 +77,13 @@ def test_calls_in_fp8_err_no_more_in_all_than_a_format_of_so_many_bits(by, rows,
     assert (report["ok"], report["noise"], report["noise_limit"]) == (ok, noise, 1.2 if fp8 else None)
 
 
-@pytest.mark.parametrize(
-    ("factor", "rows", "how", "ok"),
-    [
-        (1.01, 8, {}, False),
-        (0.99, 8, {}, False),
-        (1.005, 8, {}, True),
-        (1.01, 7, {}, True),  # too few rows to tell
-        (torch.tensor([[1.0], [1.014]] * 4), 8, {}, True),  # rows that scatter so far
-        (0.99, 8, {"truncates": True}, True),
-        (0.98, 8, {"truncates": True}, False),
-        (1.01, 8, {"fp8": True}, True),
-    ],
-)
+@pytest.mark.parametrize(("factor", "rows", "how", "ok"), [
+    (1.01, 8, {}, False), (0.99, 8, {}, False), (1.005, 8, {}, True),
+    (1.01, 7, {}, True),  # too few rows to tell
+    (torch.tensor([[1.0], [1.014]] * 4), 8, {}, True),  # rows that scatter so far
+    (0.99, 8, {"truncates": True}, True), (0.98, 8, {"truncates": True}, False),
+    (1.01, 8, {"fp8": True}, True),
+])  # fmt: skip
 def test_a_factor_on_all_of_an_output_shows_where_rounding_hides_it(factor, rows, how, ok):
     reference = replace(simple(rows), sigma=simple(rows).sigma * 4, sigma_fp8=simple(rows).sigma * 8)
     report = judge(factor * reference.value, reference, LIMITS, **how)

@@ -47,3 +47,7 @@ def test_of_outputs_that_differ_the_farthest_is_kept():
     assert (repeats.calls, repeats.differed) == (4, 3)
     repeats.see(0, math.nan * known, True)
     assert repeats.distance == math.inf
+    signs = Repeats()
+    for zeros in (torch.zeros(1, 8), -torch.zeros(1, 8)):
+        signs.see(0, zeros, True)
+    assert signs.farthest and not signs.distance, "other bits of the same value, too"

@@ -60,12 +60,6 @@ def test_one_untimed_call_comes_first_and_calls_rotate_on_from_turn_to_turn(cuda
     assert cuda.executed == (["a", "b"] * len(cuda.executed))[: len(cuda.executed)]
 
 
-def test_sets_that_differ_are_averaged_as_they_rotate(cuda, timer):
-    program = prepared(timer, *(Contender(cuda, s, 5e-6) for s in (100e-6, 300e-6)))
-    turn = timer.turn(program, TURN_S)
-    assert turn.seconds == pytest.approx(200e-6, rel=1 / turn.calls)
-
-
 @pytest.mark.parametrize("waits", ["torch", "library"])
 @pytest.mark.parametrize(("device_s", "host_s"), [(5e-6, 20e-6), (3e-3, 20e-6), (0.3, 1e-3), (5e-6, 30e-3)])
 def test_who_synchronises_is_found_and_timed_with_its_host_time(cuda, timer, device_s, host_s, waits):

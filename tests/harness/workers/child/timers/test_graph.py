@@ -59,20 +59,6 @@ def test_replays_are_queued_behind_the_sleep_too(cuda, timer):
     assert turn.seconds == pytest.approx(1e-6 + GAP_S, rel=1e-9)
 
 
-def test_every_set_s_output_is_written_anew_by_a_replay(cuda, timer):
-    memory: dict[int, str] = {}
-    calls = [
-        Contender(cuda, 40e-6, 5e-6, effect=lambda i=i: memory.__setitem__(i, "right")) for i in range(3)
-    ]
-    for call in calls:
-        call()
-    program = timer.program(calls)
-    for which in range(3):
-        memory[which] = "poison"
-        program.reproduce(which)
-        assert memory == dict.fromkeys(range(3), "right")
-
-
 def test_work_that_was_skipped_in_the_capture_is_not_done_by_a_replay(cuda, timer):
     """A call that stops computing once it is captured leaves the poison where it was."""
     memory = {}
@@ -157,10 +143,3 @@ def test_a_call_that_fails_by_itself_is_an_error_and_not_unsupported(cuda, timer
     with pytest.raises(IndexError):
         timer.program([lambda: [][0]])
     assert cuda.current is cuda.default
-
-
-def test_more_launches_than_the_device_queues_are_captured_all_the_same(cuda, timer):
-    """One by one they fill the queue; a graph is one launch."""
-    program = timer.program(contenders(cuda, 4e-3, launches=4000))
-    turn = timer.turn(program, TURN_S)
-    assert turn.seconds == pytest.approx(4e-3 + GAP_S / program.calls, rel=1e-9)

@@ -83,6 +83,7 @@ CHANGES = [
     # AIPerf: each metric in the unit that stands beside it
     *[(AIPERF, {"time_to_first_token": in_unit(unit, scale)})
       for unit, scale in (("ns", 1e6), ("us", 1e3), ("s", 1e-3), ("sec", 1e-3))],
+    (AIPERF, {"request_throughput/unit": "requests/s", "output_token_throughput/unit": "tokens/s"}),
     *[(AIPERF, {"time_to_first_token/unit": unit}) for unit in ("fortnights", None, "tokens/sec", "")],
     *[(AIPERF, {"total_usage_completion_tokens/avg": tokens, "total_usage_prompt_tokens/avg": 640.0,
                 "input_config/datasets/0/prompts/osl/mean": 111}) for tokens in (1109.0, 1150.0)],

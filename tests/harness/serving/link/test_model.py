@@ -177,7 +177,7 @@ def test_times_to_the_first_token(load, how, ttft):
 @pytest.mark.parametrize(("load", "most"), [
     *[(ClosedLoop(512, osl, concurrency, 0.5, prefill_tokens=4096, waves=40), np.inf)
       for concurrency in (1, 4, 48) for osl in (150, 600)],
-    (ClosedLoop(512, 150, 48, 0.5, prefill_tokens=512, waves=40), np.inf),  # prefills take one, seldom two
+    (ClosedLoop(1000, 300, 48, 0.5, prefill_tokens=1000, waves=30, recv_interval=10), np.inf),  # one or two
     (ClosedLoop(512, 300, 32, 0.5, prefill_tokens=4096, waves=30), 8),  # the others wait
     (ClosedLoop(512, 200, 16, 1.0, prefill_tokens=4096, waves=25), np.inf),  # one length stays in step
     (ClosedLoop(1000, 1000, 8, waves=40, recv_interval=31), np.inf),

@@ -8,13 +8,11 @@ import pytest
 
 from harness.catalogue import recipes
 from harness.errors import UsageError
-from harness.serving.published.documents import documents
+from harness.serving.published.documents import configurations, documents
 from harness.serving.published.shell import commands_of, flags_of
 
 DOCUMENTS = {one.id: one for one in documents()}
 RUNS = {run.id: run for one in DOCUMENTS.values() for run in one.runs}
-CLAIMS = {claim.id: claim for one in DOCUMENTS.values() for claim in one.claims}
-MOAI = [run for run in RUNS.values() if run.client == "moai.console"]
 
 
 def test_a_run_has_what_its_configuration_says():
@@ -23,6 +21,9 @@ def test_a_run_has_what_its_configuration_says():
     assert (run.parallelism.prefill_gpus, run.parallelism.decode_gpus) == (16, 24)
     assert "--quantization ds_fp8_per_token" in run.flags
     assert "prefill: --max-num-batched-token 64000" in run.flags
+    moai = configurations()["moai"]
+    for name, role in moai.roles.items():
+        assert moai.environment | role.environment == recipes.find(f"moai-{name}").environment
     assert RUNS["mi350x-vllm-c1"].environment == recipes.find("mi350x-vllm").environment
 
 

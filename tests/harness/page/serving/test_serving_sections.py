@@ -78,10 +78,12 @@ def test_an_experiment_just_begun(folder):
     journal(folder)
     assert experiment_section(folder).sections[1].headline == "No live runs yet."
     run = {"kind": "run", "pair": 0, "attempt": 0, "status": "ok", "arm": "base", "steady_itl_ms": 5.0}
-    file = folder / "live/linears-bf16/live.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in (
-        {"kind": "plan", "arms": ARMS}, run, run | {"attempt": 1})))  # fmt: skip
-    (chart,) = Page("", sections=[experiment_section(folder)]).charts()
+    lines = [{"kind": "plan", "arms": ARMS}, run, run | {"attempt": 1}]
+    lines += [run | {"kind": "given_up", "reasons": ["a", "b"]}]
+    shutil.rmtree(folder / "live")
+    journal(folder, *lines)
+    (chart,) = Page("", sections=[section := experiment_section(folder)]).charts()
+    assert section.sections[1].notes == [("pair 1 given up", "a; b")]
     assert [(row.cells[0], row.cells[-1]) for row in chart.table.rows] == [
         (f"pair 1, attempt {number}", "its pair was not finished") for number in (1, 2)
     ]

@@ -202,7 +202,7 @@ class Tables:
 def bundled() -> dict[tuple[str, str], Path]:
     """(hardware, engine) to the folder of its tables; folders are named hardware-engine-version."""
     folders = {}
-    for folder in sorted(TABLES.iterdir()):
+    for folder in sorted(TABLES.glob("*-*-*")):
         hardware, engine, _ = folder.name.split("-", 2)
         folders[(hardware, engine)] = folder
     return folders

@@ -324,12 +324,14 @@ def test_the_command(told, here, tmp_path: Path):
     asked = (*asked, "--out", tmp_path)
     lacking = here(*asked, "--check")
     assert (lacking.returncode, lacking.stderr.count("nothing is stored")) == (1, 2)
-    before = sum(told)
+    begun = [len(told)]
     done = here(*asked)
     assert done.returncode == 0 and "rows=" in done.stdout
-    whole = sum(told) - before
-    here(*asked, "--shard", "1/2", "--out", tmp_path / "half")
-    assert whole < sum(told) - before < 2 * whole and not (tmp_path / "half").exists()
+    for shard in ("1/2", "2/2"):
+        begun.append(len(told))
+        here(*asked, "--shard", shard, "--out", tmp_path / "half")
+    whole, *halves = (told[first] for first in begun)
+    assert whole == sum(halves) and not (tmp_path / "half").exists()
     stored = json.loads((tmp_path / "sm_90" / "triton.split_k.json").read_text())
     about = {name: stored[name] for name in ("kind", "arch", "device", "measured")}
     assert about == {"kind": "cuda", "arch": "sm_90", "device": "", "measured": False}

@@ -167,7 +167,7 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
         ({"machine": {"driver": "580"}}, "driver differs: unknown and 580"),
         ({"cache": "warm"}, "cache differs: serving and warm"),
         ({"arms": {"plain": {}, "A=1": {"A": "1"}}}, "arms differs: plain and plain; A=1"),
-        ({"clock": 1800.0}, "sm_clock_mhz differs: 2000 and 1800"),
+        *(({"clock": clock}, f"sm_clock_mhz differs: 2000 and {clock:.0f}") for clock in (1800.0, 2100.0)),
     ],
 )
 def test_unlike_runs_are_refused_with_the_reason(tmp_path, other, reason):

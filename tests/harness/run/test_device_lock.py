@@ -1,5 +1,6 @@
 """Who may measure beside whom."""
 
+import os
 from dataclasses import replace
 
 import pytest
@@ -14,8 +15,12 @@ GPU = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H100 80GB HBM3", uuid="GPU-aaa
 def test_a_gpu_is_locked_however_it_is_numbered(monkeypatch, tmp_path):
     monkeypatch.setenv(LOCKS, str(tmp_path))
     with device_lock(GPU):
+        pass
+    (lock,) = tmp_path.iterdir()
+    lock.write_text("12345678901234")  # of a process before, with a longer number
+    with device_lock(GPU):
         with (
-            pytest.raises(NothingRan, match="cuda:1 is being measured"),
+            pytest.raises(NothingRan, match=f"cuda:1 is being measured by process {os.getpid()};"),
             device_lock(replace(GPU, device="cuda:1")),
         ):
             pass

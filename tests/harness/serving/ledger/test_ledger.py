@@ -127,6 +127,11 @@ def test_only_what_was_predicted_before_is_blind_and_counts(tmp_path):
     append(tmp_path / "a", PredictionEntry(row="a", prediction=prediction(change=-8.2)))
     [one] = residuals(rows(timed(read(tmp_path / "a")))[0])
     assert one.blind and one.predicted == -8.0 and one.residual == pytest.approx(-0.2)
+    tpot = {"quantity": "tpot"}
+    seen = ObservationEntry(row="a", observation=observation().model_copy(update=tpot))
+    after = PredictionEntry(row="a", prediction=prediction().model_copy(update=tpot))
+    found = residuals(rows(timed([*read(tmp_path / "a"), seen, after]))[0])
+    assert [(one.quantity, one.blind) for one in found] == [("itl", True), ("tpot", False)]
     late = ledger(tmp_path / "b", observe_first=True)
     at_once = [entry.model_copy(update={"at": "2026-01-01"}) for entry in late]
     undated = [e.model_copy(update={"at": "" if e.kind == "prediction" else e.at}) for e in at_once]

@@ -1,6 +1,8 @@
 """Suites of cases for all ops."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 
@@ -61,3 +63,15 @@ def test_ranks_get_a_share_of_columns_and_whole_experts():
     assert fused_moe_sizes(R1, Parallel(tp=4, ep=4), 64)["inter"] == 2048
     with pytest.raises(ValueError, match=r"^tp=3 must divide the 2048 expert columns of deepseek-r1$"):
         fused_moe_sizes(R1, Parallel(tp=3), 64)
+
+
+def test_listing_suites_imports_no_library_and_simulates_nothing():
+    code = (
+        "import sys; from shapes.suites import suites;"
+        "[(s.name, s.description) for s in suites().values()];"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & "
+        "{'torch', 'pandas', 'numpy', 'scipy', 'triton', 'pydantic', 'kernels', 'harness'}),"
+        "'shapes.bins' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[] False"

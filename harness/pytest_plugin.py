@@ -73,7 +73,7 @@ def kernel_benchmark(
     options = request.config.option
     try:
         device = choose_device(options.kernel_device)
-    except HarnessError as error:
+    except HarnessError as error:  # pytest.fail would print this one, too
         raise pytest.fail.Exception(str(error), pytrace=False) from None
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         benchmarks = KernelBenchmarks(device, options.kernel_cache, options.kernel_launch, Path(scratch))

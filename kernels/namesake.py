@@ -27,7 +27,8 @@ def share(ours: ModuleType) -> None:
     def lookup(name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        # `from kernels import vendor` asks for the attribute before it looks for a module of ours.
+        # `from kernels import vendor` asks for the attribute before it looks for a module of ours. Our packages
+        # are attributes already, as `kernels` imports them.
         if (own_folder / f"{name}.py").exists():
             return importlib.import_module(f"{ours.__name__}.{name}")
         return getattr(_load(f"{ours.__name__}._namesake", folder), name)
@@ -36,7 +37,7 @@ def share(ours: ModuleType) -> None:
 
 
 def _find() -> Path | None:
-    """Ours has no `layer`."""
+    """The folder of the installed one: it has a package `layer`, which ours has not."""
     for entry in sys.path:
         folder = Path(entry or ".").resolve() / "kernels"
         if (folder / "layer").is_dir() and (folder / "__init__.py").exists():

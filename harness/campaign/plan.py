@@ -96,6 +96,6 @@ def simulated(dispatcher: Dispatcher, counts: Mapping[str, int], left_s: float) 
         lane.fit += 1
         if lane.begins_s is None:
             lane.begins_s = now
-        lane.ends_s = end  # a lane's tasks take alike: the last that begins is the last that ends
+        lane.ends_s = end  # tasks of a lane take equally long: the last to begin is the last to end
         heapq.heappush(free, (end, device, type))
     return list(lanes.values())

@@ -94,7 +94,7 @@ def test_no_block_is_of_heats_and_of_the_end_and_all_start_anew(monkeypatch):
     race(field(), max_rounds=8)
     assert heats == [(32, 2, 0), (16, 4, 3), (9, 8, 6), (5, 8, 9), (3, 8, 12), (3, 8, 0)]
     heats.clear()
-    race(field(), max_rounds=8, budget_s=1000.0)  # who is not told from the best goes on, while rounds grow
+    race(field(), max_rounds=8, budget_s=1000.0)  # those not told from the best go on, while rounds grow
     assert [size for size, *_ in heats] == [32, 28, 28, 15, 8, 5, 3, 3]
     found = race(field(c3=0.9))
     assert {r.block for r in found.heats}.isdisjoint(r.block for r in found.rounds)

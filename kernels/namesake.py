@@ -27,8 +27,8 @@ def share(ours: ModuleType) -> None:
     def lookup(name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        # `from kernels import vendor` asks for the attribute before it looks for a module of ours. Our packages
-        # are attributes already, as `kernels` imports them.
+        # `from kernels import vendor` asks for the attribute before it looks for a module of ours. Our
+        # packages are attributes already, as `kernels` imports them.
         if (own_folder / f"{name}.py").exists():
             return importlib.import_module(f"{ours.__name__}.{name}")
         return getattr(_load(f"{ours.__name__}._namesake", folder), name)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from harness.serving.live.ab.journal import LiveJournal
-from harness.serving.live.ab.steps import steps
 from harness.serving.live.checkpoint.directory import check_model, default_model
 from harness.serving.live.checkpoint.shape import ModelShape
 from harness.serving.live.client.request_times import request_times
@@ -76,7 +75,7 @@ def test_a_swap_is_served_timed_logged_and_left_no_process(tmp_path, cli):
     for arm, has in ((base, True), (swapped, False)):
         trace = gzip.decompress((out / arm["trace"]).read_bytes())
         assert any(kernel in trace for kernel in kernels) == has
-        assert steps(request_times(out / arm["result"]).requests, 4).steady > 24
+        assert request_times(out / arm["result"]).output_lens == (48, 48, 48, 48)
     texts = [json.loads((out / arm["result"]).read_text())["generated_texts"] for arm in (base, swapped)]
     same = [a.split()[0] == b.split()[0] for a, b in zip(*texts, strict=True)]
     assert same.count(True) >= 3  # of four

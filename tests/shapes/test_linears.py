@@ -19,6 +19,12 @@ def test_linears_of_a_rank(snapshot):
     snapshot(Path(__file__).parent / "linears.txt", "".join(lines))
 
 
+def test_all_ranks_together_hold_the_parameters_of_the_model():
+    """671 B parameters with the experts and the embedding (DeepSeek-V3 technical report, section 4.2)."""
+    held = sum(linear.n * linear.k * linear.prefill_calls for linear in linears(R1, Parallel()))
+    assert held + 58 * 256 * 3 * 7168 * 2048 + 129280 * 7168 == pytest.approx(671e9, rel=0.001)
+
+
 def test_shared_experts_are_one_linear():
     widths = {linear.name: linear.n for linear in linears(replace(R1, n_shared_experts=2), TP8)}
     assert widths["shared gate_up"] == 2 * 512

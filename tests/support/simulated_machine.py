@@ -14,13 +14,14 @@ TURN_S = 0.05
 
 @dataclass(frozen=True)
 class Noise:
-    """Standard deviations of log times, of each turn and of each preparation of a contender."""
+    """Deviations of log times, of turns and of preparations; spikes: the share of turns that take much longer"""
 
     own: float = 0.02
     offset: float = 0.0
+    spikes: float = 0.0
 
 
-QUIET, OFFSETS = Noise(), Noise(offset=0.005)
+QUIET, OFFSETS, SPIKES = Noise(), Noise(offset=0.005), Noise(spikes=0.03)
 
 
 class Machine:
@@ -40,7 +41,9 @@ class Machine:
 
     def turn(self, name: str) -> float:
         self.now += TURN_S
-        return self.true[name] * math.exp(self.offset[name] + self.random.gauss(0, self.noise.own))
+        has_spike = self.noise.spikes and self.random.random() < self.noise.spikes
+        spike = 1.1 + self.random.expovariate(1) if has_spike else 1.0
+        return self.true[name] * spike * math.exp(self.offset[name] + self.random.gauss(0, self.noise.own))
 
     @property
     def contenders(self) -> dict[str, Callable[[], float]]:

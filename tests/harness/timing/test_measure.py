@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from harness.statistics.intervals import MIN_BLOCKS
+from harness.statistics.paired import compare
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Round, Rounds
 from tests.support.simulated_machine import Machine, Noise
@@ -318,3 +319,30 @@ def test_who_has_no_quiet_time_makes_all_rounds_count():
     rounds.dropped["b"] = "gone"
     assert not rounds.choose(6)
     assert (len(rounds.rounds), len(rounds.disturbed)) == (6, 6)
+
+
+class Neighbours(Machine):
+    """Others come and go every thirty turns or so, are seen, and double a turn's time, give or take 30 %."""
+
+    here = seen = False
+
+    def turn(self, name: str) -> float:
+        self.here ^= self.random.random() < 1 / 30
+        self.seen |= self.here
+        return super().turn(name) * (2 * math.exp(self.random.gauss(0, 0.3)) if self.here else 1)
+
+    def end_round(self) -> str:
+        seen, self.seen = self.seen, False
+        return "neighbours" if seen else ""
+
+
+@pytest.mark.parametrize(("b", "verdicts"), [(1.0, {"same", "unclear"}), (1.5, {"faster"})])
+def test_verdicts_beside_neighbours_that_come_and_go(b, verdicts):
+    """Who is as fast is not called otherwise, who takes half as long again is found; 5 % may be wrong."""
+    wrong = 0
+    for seed in range(40):
+        machine = Neighbours({"a": 1.0, "b": b}, seed=seed)
+        found = machine.measured(end_round=machine.end_round)
+        compared = compare(found.series("a"), found.series("b"), blocks=found.blocks)
+        wrong += compared.verdict not in verdicts
+    assert wrong <= 3

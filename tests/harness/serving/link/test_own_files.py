@@ -1,6 +1,7 @@
 """`serving link` with files of a user's own: results, runs, traces. What it prints: cli/transcripts."""
 
 import json
+import re
 import sys
 import types
 import warnings
@@ -57,6 +58,16 @@ def test_bounds_do_not_swallow_a_prediction(tmp_path):
     words = "--hardware mi300x --assumed --observed 53ms..28ms --what-if fused_moe=3x --concurrency 4 --row a"
     assert run(*words.split(), "--ledger", str(ledger)).exit_code == 0
     assert ledger.read_text().count("prediction") > 0
+
+
+def test_validation_is_near():
+    """What the documents promise of InferenceX's points, which are predicted from each other or from nothing."""
+    text = run("--validate").output
+    *alike, dstack = (float(error) for error in re.findall(r"TPOT: mean error ([\d.]+)%", text))
+    assert len(alike) == 4 and max(alike) <= 8 and dstack > 50  # of DP attention, and an older engine
+    assert re.findall(r"TPOT: .*; (\d) of (\d)", text)[:4] == [("5", "5")] * 3 + [("4", "4")]
+    assert max(float(error) for error in re.findall(r"mean TTFT: mean error ([\d.]+)%", text)[:4]) <= 20
+    assert max(float(error) for error in re.findall(r"p99 TTFT: mean error ([\d.]+)%", text)) <= 25
 
 
 # Own runs

@@ -1,6 +1,7 @@
 """Times of kernels for the serving link: tables, data sheets, whose they are; numbers by hand."""
 
 import csv
+import json
 import math
 import shutil
 import sys
@@ -13,6 +14,7 @@ from pyarrow import parquet
 from pyarrow.csv import read_csv
 
 from harness.errors import UsageError
+from harness.paths import PUBLISHED
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.experts import experts_hit, routed, shared_expert_factor
 from harness.serving.link.model import link
@@ -29,7 +31,7 @@ from harness.serving.link.structure import (
     structure,
     without,
 )
-from harness.serving.link.times.assumed_times import SOURCE, AssumedTables
+from harness.serving.link.times.assumed_times import DEVIATION, SOURCE, AssumedTables
 from harness.serving.link.times.interpolation import Curve, Surface, TimeEstimate, between
 from harness.serving.link.times.kernel_identity import of_engine, words
 from harness.serving.link.times.measured_times import MeasuredTimes
@@ -356,6 +358,27 @@ def test_an_all_reduce_of_another_version_stands_in_and_the_latest_one_does(tmp_
 
 
 SIXTEEN = ClosedLoop(1024, 1024, 16)
+
+
+def test_aiters_own_times_lie_where_they_should():
+    """In a 90 % interval of their assumed times; AITER's tuned kernels, not SGLang 0.5.9's."""
+    inside = []
+    for figure in json.loads((PUBLISHED / "aiter-tuned.json").read_text())["figures"]:
+        tables, sizes = AssumedTables.of(figure["device"].lower(), "vllm", H200), figure["sizes"]
+        if figure["op"] == "block_scale_gemm":
+            assumed = tables.gemm("fp8_block", sizes["m"], sizes["n"], sizes["k"]).us
+        elif figure["op"] == "fused_moe" and sizes["experts"] == 256:
+            assumed = tables.moe(sizes["tokens"], 2048 // sizes["inter"], 1, "balanced").us
+        else:
+            continue
+        inside.append(abs(math.log(figure["time_us"] / assumed)) <= 1.645 * DEVIATION)
+    assert len(inside) == 31 and sum(inside) >= 0.85 * len(inside)
+
+
+def test_all_reduce_takes_elements():
+    """Were its sizes bytes, 8 GPUs would reduce at half of what NVLink gives."""
+    us = H200.all_reduce(2**29, 8).us
+    assert 380 < 2 * 2**29 * 2 * 7 / 8 / us / 1e3 < 480  # GB/s
 
 
 def test_what_bounds_a_kernel_scales_it():

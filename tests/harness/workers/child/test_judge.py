@@ -39,6 +39,12 @@ def test_limits_of_row_and_element(out, ok):
     assert bool(report["reason"]) is not ok
 
 
+def test_an_exact_value_must_be_met_exactly():
+    reference = Reference(torch.zeros(1, 4, dtype=torch.float64), torch.zeros(1, 4, dtype=torch.float64))
+    assert judge(torch.zeros(1, 4), reference, LIMITS)["ok"]
+    assert not judge(torch.tensor([[0, 0, 1e-30, 0]]), reference, LIMITS)["ok"]
+
+
 def test_an_error_in_one_block_is_not_diluted_by_the_rest_of_the_row():
     out = off((1, slice(128, 256)), 3.0)  # 1.5 over the row
     assert judge(out, simple(), LIMITS)["ok"]

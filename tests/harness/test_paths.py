@@ -24,15 +24,12 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path / f"tmp/deepseek-kernel-bench-{os.getuid()}"
 
 
-@pytest.mark.parametrize(
-    ("xdg", "home", "wanted"),
-    [
-        *((xdg, "home", "home/.cache/deepseek-kernel-bench") for xdg in (None, "", "read-only")),
-        *(("xdg", home, "xdg/deepseek-kernel-bench") for home in ("read-only", "~")),
-        # `~`: no HOME, and a user that the system does not know
-        *((xdg, home, "") for xdg, home in (("read-only", "read-only"), (None, "read-only"), (None, "~"))),
-    ],
-)
+@pytest.mark.parametrize(("xdg", "home", "wanted"), [
+    *((xdg, "home", "home/.cache/deepseek-kernel-bench") for xdg in (None, "", "read-only")),
+    *(("xdg", home, "xdg/deepseek-kernel-bench") for home in ("read-only", "~")),
+    # `~`: no HOME, and a user that the system does not know
+    *((xdg, home, "") for xdg, home in (("read-only", "read-only"), (None, "read-only"), (None, "~"))),
+])  # fmt: skip
 def test_the_cache_is_in_the_first_place_that_can_be_written(
     tmp_path, temporary, monkeypatch, xdg, home, wanted
 ):
@@ -55,25 +52,22 @@ def test_workers_have_a_home_that_can_be_written(tmp_path, temporary, monkeypatc
     assert environment["PYTHONUSERBASE"]
 
 
-@pytest.mark.parametrize(
-    ("text", "recorded"),
-    [
-        (f"{ROOT}/tools/mine.py:/home/someone/more/other.py", "tools/mine.py:other.py"),
-        (f"{ROOT}", ROOT.name),
-        ("--out=/tmp/rt/two", "--out=two"),
-        ("/tmp/rt/two/", "two/"),
-        ("/scratch", "scratch"),
-        *(
-            (kept, kept)
-            for kept in (
-                "http://127.0.0.1:8000/v1/models",
-                "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
-                "results/local/run ../there a/b ~/c /",
-                "batch=1,16 ctx=1024..4096 routing=zipf:0.8",
-            )
-        ),
-    ],
-)
+@pytest.mark.parametrize(("text", "recorded"), [
+    (f"{ROOT}/tools/mine.py:/home/someone/more/other.py", "tools/mine.py:other.py"),
+    (f"{ROOT}", ROOT.name),
+    ("--out=/tmp/rt/two", "--out=two"),
+    ("/tmp/rt/two/", "two/"),
+    ("/scratch", "scratch"),
+    *(
+        (kept, kept)
+        for kept in (
+            "http://127.0.0.1:8000/v1/models",
+            "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4",
+            "results/local/run ../there a/b ~/c /",
+            "batch=1,16 ctx=1024..4096 routing=zipf:0.8",
+        )
+    ),
+])  # fmt: skip
 def test_a_recorded_text_keeps_names_alone(text, recorded):
     assert portable(text) == recorded
 

@@ -47,15 +47,12 @@ def library(packages, text: str = "", **modules: str) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "other", "real"),
-    [
-        ("aiter", "server.py", ["ops/mha.py"]),
-        ("deep_gemm", "jit_kernels/gemm.py", ["_C.abi3.so", "include/deep_gemm/common.cuh"]),
-        ("flash_mla", "nothing.py", ["flash_mla_interface.py"]),
-        ("triton_kernels", "add_vectors.py", ["matmul_ogs.py"]),
-    ],
-)
+@pytest.mark.parametrize(("name", "other", "real"), [
+    ("aiter", "server.py", ["ops/mha.py"]),
+    ("deep_gemm", "jit_kernels/gemm.py", ["_C.abi3.so", "include/deep_gemm/common.cuh"]),
+    ("flash_mla", "nothing.py", ["flash_mla_interface.py"]),
+    ("triton_kernels", "add_vectors.py", ["matmul_ogs.py"]),
+])  # fmt: skip
 def test_a_lookalike_is_named_as_such_and_never_imported(packages, name, other, real):
     folder = packages({f"{name}/__init__.py": "raise SystemExit('imported')", f"{name}/{other}": ""})
     reason = HERE.library(name, install="ask your image").reason

@@ -127,15 +127,12 @@ class OffByOne(NaiveGemm):
 """
 
 
-@pytest.mark.parametrize(
-    ("source", "op", "boundary", "case", "reason"),
-    [
-        # The judge asks for a turn of the routing after timing.
-        (CHEAT, "fused_moe", "core", "tokens=1 experts=16 topk=2 hidden=256 inter=128", "after timing: "),
-        # Rounding to FP8 would explain the wrong scale of one block; the call was given what was rounded.
-        (OFF_BY_ONE, "block_scale_gemm", "with_quant", "m=8 n=256 k=7168", ""),
-    ],
-)
+@pytest.mark.parametrize(("source", "op", "boundary", "case", "reason"), [
+    # The judge asks for a turn of the routing after timing.
+    (CHEAT, "fused_moe", "core", "tokens=1 experts=16 topk=2 hidden=256 inter=128", "after timing: "),
+    # Rounding to FP8 would explain the wrong scale of one block; the call was given what was rounded.
+    (OFF_BY_ONE, "block_scale_gemm", "with_quant", "m=8 n=256 k=7168", ""),
+])  # fmt: skip
 def test_what_cheats_on_turns_or_on_the_boundary_is_wrong(tmp_path, source, op, boundary, case, reason):
     plugin = tmp_path / "wrong.py"
     plugin.write_text(source)

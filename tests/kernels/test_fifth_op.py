@@ -161,20 +161,17 @@ def test_serving_leaves_it_alone(cli, here, rmsnorm: Path):
     assert beside.stdout == plain.stdout, beside.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "command", "wanted"),
-    [
-        ("rmsnorm", None, ("list",), "which is not a Python file or package"),
-        ("rmsnorm", "OPS = 1", ("list",), "has no attribute 'OP'"),
-        (
-            "rmsnorm",
-            "import nothing",
-            ("run", "--op", "rmsnorm", "--device", "cpu"),
-            "No module named 'nothing'",
-        ),
-        ("mla_decode", "", ("list",), "kernels/ has a mla_decode already"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "command", "wanted"), [
+    ("rmsnorm", None, ("list",), "which is not a Python file or package"),
+    ("rmsnorm", "OPS = 1", ("list",), "has no attribute 'OP'"),
+    (
+        "rmsnorm",
+        "import nothing",
+        ("run", "--op", "rmsnorm", "--device", "cpu"),
+        "No module named 'nothing'",
+    ),
+    ("mla_decode", "", ("list",), "kernels/ has a mla_decode already"),
+])  # fmt: skip
 def test_a_folder_that_is_no_op_is_one_line(cli, tmp_path: Path, name, text, command, wanted):
     (tmp_path / name).mkdir()
     if text is not None:

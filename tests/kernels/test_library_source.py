@@ -232,21 +232,18 @@ def test_a_name_of_a_module(tmp_path, text, wanted):
     assert (GONE if isinstance(found, NotThere) else found) == wanted
 
 
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        ("class C(P):\n    b: int = 1", "(a, b=...)"),
-        ("class C(P):\n    a: int = 1", "(a=...)"),
-        ("class C(elsewhere.P):\n    b: int = 1", None),
-        ("class C:\n    a: ClassVar[int] = 1\n    b: int = field(init=False)\n    c: int = field()", "(c)"),
-        (
-            "class C:\n    a: int = field(default_factory=list)\n    b: int = field(kw_only=True)",
-            "(a=..., *, b)",
-        ),
-        ("class C:\n    a: int = 1\n    _: KW_ONLY\n    b: int", "(a=..., *, b)"),
-        ("class C:\n    a: int\n    def __init__(self, other): ...", "(other)"),
-    ],
-)
+@pytest.mark.parametrize(("text", "wanted"), [
+    ("class C(P):\n    b: int = 1", "(a, b=...)"),
+    ("class C(P):\n    a: int = 1", "(a=...)"),
+    ("class C(elsewhere.P):\n    b: int = 1", None),
+    ("class C:\n    a: ClassVar[int] = 1\n    b: int = field(init=False)\n    c: int = field()", "(c)"),
+    (
+        "class C:\n    a: int = field(default_factory=list)\n    b: int = field(kw_only=True)",
+        "(a=..., *, b)",
+    ),
+    ("class C:\n    a: int = 1\n    _: KW_ONLY\n    b: int", "(a=..., *, b)"),
+    ("class C:\n    a: int\n    def __init__(self, other): ...", "(other)"),
+])  # fmt: skip
 def test_the_fields_of_a_dataclass(tmp_path, text, wanted):
     parent = "@dataclass\nclass P:\n    a: int\n"
     source = read(tmp_path, f"{parent}@dataclasses.dataclass(frozen=True)\n{text}")

@@ -119,17 +119,14 @@ def run(code: str, *path: Path, cwd: Path | None = None) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "from kernels import get_kernel; assert get_kernel('x') == 'kernel x'",
-        "import kernels; assert kernels.get_kernel('x') == 'kernel x'",
-        "import importlib; assert importlib.import_module('kernels.layer').Mode.INFERENCE; "
-        "from kernels.layer.mode import Mode; from kernels import Mode as again; assert again is Mode",
-        "import kernels._loader as a; from kernels import Device, get_kernel, kernelize, ThatItMakesUp; "
-        "get_kernel('x'); assert a.LOADED == ['x'] and kernelize(3) == 3",
-    ],
-)
+@pytest.mark.parametrize("code", [
+    "from kernels import get_kernel; assert get_kernel('x') == 'kernel x'",
+    "import kernels; assert kernels.get_kernel('x') == 'kernel x'",
+    "import importlib; assert importlib.import_module('kernels.layer').Mode.INFERENCE; "
+    "from kernels.layer.mode import Mode; from kernels import Mode as again; assert again is Mode",
+    "import kernels._loader as a; from kernels import Device, get_kernel, kernelize, ThatItMakesUp; "
+    "get_kernel('x'); assert a.LOADED == ['x'] and kernelize(3) == 3",
+])  # fmt: skip
 @pytest.mark.parametrize("first", ["", "import kernels; kernels.OPS; "], ids=["theirs first", "ours first"])
 def test_what_is_theirs_comes_from_them(namesake, first, code):
     run(first + code, namesake)
@@ -168,17 +165,14 @@ without_it = pytest.mark.skipif(INSTALLED, reason="Hugging Face's kernels is ins
 
 
 @without_it
-@pytest.mark.parametrize(
-    ("code", "error"),
-    [
-        (
-            "import kernels; kernels.get_kernel",
-            "AttributeError: module 'kernels' has no attribute 'get_kernel'",
-        ),
-        ("from kernels import get_kernel", "ImportError: cannot import name 'get_kernel' from 'kernels'"),
-        ("import kernels.layer", "ModuleNotFoundError: No module named 'kernels.layer'"),
-    ],
-)
+@pytest.mark.parametrize(("code", "error"), [
+    (
+        "import kernels; kernels.get_kernel",
+        "AttributeError: module 'kernels' has no attribute 'get_kernel'",
+    ),
+    ("from kernels import get_kernel", "ImportError: cannot import name 'get_kernel' from 'kernels'"),
+    ("import kernels.layer", "ModuleNotFoundError: No module named 'kernels.layer'"),
+])  # fmt: skip
 def test_without_it_or_with_another_package_of_its_name(tmp_path, code, error):
     assert error in python(code).stderr
     write(tmp_path, {"kernels/__init__.py": "get_kernel = 1", "kernels/layer.py": ""})

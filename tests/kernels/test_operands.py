@@ -130,15 +130,12 @@ def sha(*tensors: torch.Tensor) -> str:
     return hashlib.sha256(b"".join(map(bits, tensors))).hexdigest()[:16]
 
 
-@pytest.mark.parametrize(
-    ("op", "text", "digest"),
-    [
-        (MLA, "batch=3 ctx=1..200 heads=16 page=16", "e3337a03de9f3c90"),
-        (MLA, "batch=2 ctx=100 heads=20 page=7 kv=fp8", "156d796e109b5919"),
-        (MHA, "batch=4 new=1..40 prefix=0..30 heads=3", "3881a80d947d2f57"),
-        (MHA, "batch=3 new=20..90 prefix=0..60 heads=4 dtype=fp8", "0a31b0b93411eca9"),
-    ],
-)
+@pytest.mark.parametrize(("op", "text", "digest"), [
+    (MLA, "batch=3 ctx=1..200 heads=16 page=16", "e3337a03de9f3c90"),
+    (MLA, "batch=2 ctx=100 heads=20 page=7 kv=fp8", "156d796e109b5919"),
+    (MHA, "batch=4 new=1..40 prefix=0..30 heads=3", "3881a80d947d2f57"),
+    (MHA, "batch=3 new=20..90 prefix=0..60 heads=4 dtype=fp8", "0a31b0b93411eca9"),
+])  # fmt: skip
 def test_operands_are_those_of_recorded_runs(op, text, digest):
     """If torch draws here what it drew there: its numbers differ by instruction set in the last place."""
     dtypes = (torch.float32, torch.bfloat16)

@@ -109,33 +109,30 @@ WHOLE = replace(H100, divided=False)
 NOT_SHOWN = "/dev/nvidia0 is here, but no GPU is shown"
 
 
-@pytest.mark.parametrize(
-    ("given", "visible", "said"),
-    [
-        ({}, None, ""),
-        ({"build": "cpu"}, None, ""),
-        ({"build": "cuda"}, None, "torch 2.11.0 is built for CUDA, but no driver for that is here"),
-        ({"build": "cpu", "trace": "/dev/nvidia0"}, None, f"{NOT_SHOWN}; torch 2.11.0 is built for CPUs"),
-        ({"trace": "/dev/nvidia0"}, None, f"{NOT_SHOWN}; torch is not installed"),
-        # The user hides all of them.
-        *(({"build": "cuda", "wrong": MISMATCH}, hidden, "") for hidden in ("", "-1", "NoDevFiles")),
-        *(
-            ({"gpus": [WHOLE]}, none, f"CUDA_VISIBLE_DEVICES={none} selects none of the GPUs here (1)")
-            for none in ("7", "MIG-1234")
-        ),
-        (
-            {"amds": [Platform("rocm", "a")] * 2},
-            "7",
-            "CUDA_VISIBLE_DEVICES=7 selects none of the GPUs here (2)",
-        ),
-        ({"gpus": [nvidia.LOST], "wrong": "GPU is lost"}, None, "GPU is lost"),
-        (
-            {"gpus": [nvidia.LOST], "wrong": "GPU is lost"},
-            "0",
-            "CUDA_VISIBLE_DEVICES=0 selects none of the GPUs here (1); GPU is lost",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("given", "visible", "said"), [
+    ({}, None, ""),
+    ({"build": "cpu"}, None, ""),
+    ({"build": "cuda"}, None, "torch 2.11.0 is built for CUDA, but no driver for that is here"),
+    ({"build": "cpu", "trace": "/dev/nvidia0"}, None, f"{NOT_SHOWN}; torch 2.11.0 is built for CPUs"),
+    ({"trace": "/dev/nvidia0"}, None, f"{NOT_SHOWN}; torch is not installed"),
+    # The user hides all of them.
+    *(({"build": "cuda", "wrong": MISMATCH}, hidden, "") for hidden in ("", "-1", "NoDevFiles")),
+    *(
+        ({"gpus": [WHOLE]}, none, f"CUDA_VISIBLE_DEVICES={none} selects none of the GPUs here (1)")
+        for none in ("7", "MIG-1234")
+    ),
+    (
+        {"amds": [Platform("rocm", "a")] * 2},
+        "7",
+        "CUDA_VISIBLE_DEVICES=7 selects none of the GPUs here (2)",
+    ),
+    ({"gpus": [nvidia.LOST], "wrong": "GPU is lost"}, None, "GPU is lost"),
+    (
+        {"gpus": [nvidia.LOST], "wrong": "GPU is lost"},
+        "0",
+        "CUDA_VISIBLE_DEVICES=0 selects none of the GPUs here (1); GPU is lost",
+    ),
+])  # fmt: skip
 def test_why_no_gpu_is_found(machine, monkeypatch, given, visible, said):
     vars(machine).update(given)
     if visible is not None:
@@ -209,15 +206,12 @@ def test_a_tensor_s_device_is_what_torch_says_of_it(monkeypatch, hip, kind, arch
         assert target_of(torch.device(device)) == Target(kind, arch, 132, "a GPU")
 
 
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda"),
-        ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0.51831'\n", "rocm"),
-        ("cuda = None\nhip = None\n", "cpu"),
-        ('cuda = "12.8"\n', "cuda"),
-    ],
-)
+@pytest.mark.parametrize(("text", "kind"), [
+    ("cuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n", "cuda"),
+    ("cuda: Optional[str] = None\nhip: Optional[str] = '7.0.51831'\n", "rocm"),
+    ("cuda = None\nhip = None\n", "cpu"),
+    ('cuda = "12.8"\n', "cuda"),
+])  # fmt: skip
 def test_the_build_of_torch_is_read_and_not_imported(tmp_path, monkeypatch, text, kind):
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch/__init__.py").write_text("raise SystemExit('imported')")
@@ -279,20 +273,17 @@ def test_an_amd_is_called_by_its_product_and_told_from_others_by_its_place(tmp_p
     assert (device_type(first), machine_name(first)) == ("MI300X", "mi300x")
 
 
-@pytest.mark.parametrize(
-    ("device", "dies", "told", "name"),
-    [
-        (0x74A1, 1, {}, "AMD Instinct MI300X CPX"),
-        (0x74B5, 2, {}, "AMD Instinct MI300X VF QPX"),
-        (0x74A0, 2, {}, "AMD Instinct MI300A TPX"),
-        (0x75A3, 4, {}, "AMD Instinct MI355X DPX"),
-        (0x74A2, 4, {}, "AMD Instinct MI308X"),
-        (0x74A1, 1, {"compute": "CPX", "memory": "NPS4"}, "AMD Instinct MI300X CPX/NPS4"),
-        (0x74A1, 8, {"compute": "SPX", "memory": "NPS1"}, "AMD Instinct MI300X"),
-        (0x74A1, 8, {"compute": "UNKNOWN"}, "AMD Instinct MI300X"),
-        (0x74A1, 0, {}, "AMD Instinct MI300X"),
-    ],
-)
+@pytest.mark.parametrize(("device", "dies", "told", "name"), [
+    (0x74A1, 1, {}, "AMD Instinct MI300X CPX"),
+    (0x74B5, 2, {}, "AMD Instinct MI300X VF QPX"),
+    (0x74A0, 2, {}, "AMD Instinct MI300A TPX"),
+    (0x75A3, 4, {}, "AMD Instinct MI355X DPX"),
+    (0x74A2, 4, {}, "AMD Instinct MI308X"),
+    (0x74A1, 1, {"compute": "CPX", "memory": "NPS4"}, "AMD Instinct MI300X CPX/NPS4"),
+    (0x74A1, 8, {"compute": "SPX", "memory": "NPS1"}, "AMD Instinct MI300X"),
+    (0x74A1, 8, {"compute": "UNKNOWN"}, "AMD Instinct MI300X"),
+    (0x74A1, 0, {}, "AMD Instinct MI300X"),
+])  # fmt: skip
 def test_a_part_of_an_amd_has_a_name_and_a_lock_of_its_own(tmp_path, device, dies, told, name):
     """Parts share the unique id; of the place the highest bits may be a part's number."""
     text = f"{MI300X}device_id {device}\nunique_id 255\nnum_xcc {dies}\n"
@@ -348,26 +339,23 @@ def v2(limit: object, used: int, group: str = ".") -> dict[str, object]:
     return {f"{group}/memory.max": limit, f"{group}/memory.current": used}
 
 
-@pytest.mark.parametrize(
-    ("files", "mebibytes"),
-    [
-        ({}, 4096),
-        (v2("max", 7), 4096),
-        (v2(1024, 256), 768),
-        (v1(1024, 512), 512),
-        (v1(1024, 256, "cpu,memory/none"), 768),
-        (v1((1 << 43) - 1, 7), 4096),  # what stands there for no limit
-        (v2(1024, 900) | {"memory.stat": f"anon 9\ninactive_file {600 << 20}\nactive_file {200 << 20}"}, 924),
-        (
-            v1(1024, 900, "memory/job")
-            | {"memory/job/memory.stat": f"total_active_file {500 << 20}\ntotal_inactive_file {300 << 20}"},
-            924,
-        ),
-        (v2("max", 0, "job/step") | v2(1024, 24, "job") | v2(2048, 1536), 512),  # the least of all
-        (v2(8, 9, "job"), 0),
-        ({"memory.max": 1024, "memory.current": f"{(256 << 20) + 5000}"}, 768),  # a MiB's part is none
-    ],
-)
+@pytest.mark.parametrize(("files", "mebibytes"), [
+    ({}, 4096),
+    (v2("max", 7), 4096),
+    (v2(1024, 256), 768),
+    (v1(1024, 512), 512),
+    (v1(1024, 256, "cpu,memory/none"), 768),
+    (v1((1 << 43) - 1, 7), 4096),  # what stands there for no limit
+    (v2(1024, 900) | {"memory.stat": f"anon 9\ninactive_file {600 << 20}\nactive_file {200 << 20}"}, 924),
+    (
+        v1(1024, 900, "memory/job")
+        | {"memory/job/memory.stat": f"total_active_file {500 << 20}\ntotal_inactive_file {300 << 20}"},
+        924,
+    ),
+    (v2("max", 0, "job/step") | v2(1024, 24, "job") | v2(2048, 1536), 512),  # the least of all
+    (v2(8, 9, "job"), 0),
+    ({"memory.max": 1024, "memory.current": f"{(256 << 20) + 5000}"}, 768),  # a MiB's part is none
+])  # fmt: skip
 def test_memory_is_what_the_control_group_leaves(tmp_path, files, mebibytes):
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("5:cpu,memory:/none\n4:memory:/job\n0::/job/step\n")

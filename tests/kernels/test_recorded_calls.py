@@ -42,17 +42,14 @@ def test_every_row_of_a_gpu_is_recorded() -> None:
     assert recorded == set(ROWS) == of_gpus
 
 
-@pytest.mark.parametrize(
-    ("op", "name"),
-    [
-        ("block_scale_gemm", "deepgemm"),
-        ("mla_decode", "flashmla@vllm"),
-        pytest.param("fused_moe", "aiter.ck", marks=pytest.mark.slow),
-        pytest.param("mla_decode", "flashinfer.auto", marks=pytest.mark.slow),
-        pytest.param("mha_prefill", "flashinfer.cutlass", marks=pytest.mark.slow),
-        pytest.param("mha_prefill", "cudnn", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("op", "name"), [
+    ("block_scale_gemm", "deepgemm"),
+    ("mla_decode", "flashmla@vllm"),
+    pytest.param("fused_moe", "aiter.ck", marks=pytest.mark.slow),
+    pytest.param("mla_decode", "flashinfer.auto", marks=pytest.mark.slow),
+    pytest.param("mha_prefill", "flashinfer.cutlass", marks=pytest.mark.slow),
+    pytest.param("mha_prefill", "cudnn", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_broken_argument_changes_the_record(op: str, name: str) -> None:
     """Each argument of each call in every way that a mistake would give."""
     *_, case = ROWS[op, name]
@@ -67,13 +64,10 @@ def moves(self: FlashInferDecode, live: Mapping[str, torch.Tensor]) -> None:
     self.run = functools.partial(self.run, q_nope=self.run.keywords["q_nope"].clone())
 
 
-@pytest.mark.parametrize(
-    ("step", "instead", "reason"),
-    [
-        ("call", spoils, "the call changed its operands"),
-        ("load", moves, "a recorded graph would not see what was loaded"),
-    ],
-)
+@pytest.mark.parametrize(("step", "instead", "reason"), [
+    ("call", spoils, "the call changed its operands"),
+    ("load", moves, "a recorded graph would not see what was loaded"),
+])  # fmt: skip
 def test_what_no_row_may_do(step: str, instead: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FlashInferDecode, step, instead)
     with pytest.raises(Wrong, match=reason):

@@ -87,15 +87,12 @@ def test_which_sizes_rows_take(snapshot) -> None:
     snapshot(RECORDS / "sizes.txt", "".join(lines))
 
 
-@pytest.mark.parametrize(
-    ("op", "name", "arch", "library", "text", "reason"),
-    [
-        (MLA, "flashinfer.fa3", "sm_90", "flashinfer 0.6.11", "page=64", "takes no FP8 cache"),
-        (MLA, "sglang.triton", "sm_90", "sglang 0.5.9", "page=64", "has no scales for an FP8 cache"),
-        (MLA, "flashmla", "sm_90", "flash_mla 1.0.0+20260429", "page=64", "no dense decode on an FP8 cache"),
-        (MOE, "flashinfer.trtllm", "sm_100", "flashinfer 0.6.3", f"{ROUTED} shared=1", "no shared expert"),
-    ],
-)
+@pytest.mark.parametrize(("op", "name", "arch", "library", "text", "reason"), [
+    (MLA, "flashinfer.fa3", "sm_90", "flashinfer 0.6.11", "page=64", "takes no FP8 cache"),
+    (MLA, "sglang.triton", "sm_90", "sglang 0.5.9", "page=64", "has no scales for an FP8 cache"),
+    (MLA, "flashmla", "sm_90", "flash_mla 1.0.0+20260429", "page=64", "no dense decode on an FP8 cache"),
+    (MOE, "flashinfer.trtllm", "sm_100", "flashinfer 0.6.3", f"{ROUTED} shared=1", "no shared expert"),
+])  # fmt: skip
 def test_what_a_release_does_not_take(op, name, arch, library, text, reason) -> None:
     """Which is no error of the row: it takes other cases."""
     whole, boundary = (f"batch=2 ctx=100 {text} kv=fp8", "core") if op == MLA else (text, "with_routing")

@@ -36,15 +36,12 @@ CK = {"libtype": "ck", "kernelName": "a8w8_1x128x128", "splitK": 2}
 
 
 @pytest.mark.parametrize("boundary", kernels.OPS[GEMM].boundaries)
-@pytest.mark.parametrize(
-    ("name", "row", "told"),
-    [
-        ("aiter.dispatch", CK, "tuned: ck a8w8_1x128x128 splitK=2"),
-        ("aiter.dispatch_preshuffled", {"libtype": "asm"}, "tuned: asm splitK=0"),
-        ("aiter.dispatch", None, "default: the tuned table has no row for these sizes"),
-        ("aiter.ck", CK, ""),
-    ],
-)
+@pytest.mark.parametrize(("name", "row", "told"), [
+    ("aiter.dispatch", CK, "tuned: ck a8w8_1x128x128 splitK=2"),
+    ("aiter.dispatch_preshuffled", {"libtype": "asm"}, "tuned: asm splitK=0"),
+    ("aiter.dispatch", None, "default: the tuned table has no row for these sizes"),
+    ("aiter.ck", CK, ""),
+])  # fmt: skip
 def test_aiter_tells_what_its_table_picked(name, row, told, boundary):
     asked = {}
     tables = SimpleNamespace(
@@ -127,15 +124,12 @@ def stage(kernel: str) -> Any:
     return partial(print, kernelName=kernel)
 
 
-@pytest.mark.parametrize(
-    ("run_1stage", "kernels_of_stages", "told"),
-    [
-        (True, ("", "other"), "one stage, not tuned"),
-        (False, ("", ""), "two stages, not tuned"),
-        (False, ("ck_1", "ck_2"), "two stages, tuned: ck_1 ck_2"),
-        (True, ("asm", ""), "one stage, tuned: asm"),
-    ],
-)
+@pytest.mark.parametrize(("run_1stage", "kernels_of_stages", "told"), [
+    (True, ("", "other"), "one stage, not tuned"),
+    (False, ("", ""), "two stages, not tuned"),
+    (False, ("ck_1", "ck_2"), "two stages, tuned: ck_1 ck_2"),
+    (True, ("asm", ""), "one stage, tuned: asm"),
+])  # fmt: skip
 def test_aiter_tells_how_many_stages_it_picked(run_1stage, kernels_of_stages, told):
     first, second = map(stage, kernels_of_stages)
     found, asked = SimpleNamespace(stage1=first, stage2=second, run_1stage=run_1stage), {}

@@ -66,16 +66,13 @@ def test_a_cpu_needs_the_interpreter(op, monkeypatch):
         assert ("TRITON_INTERPRET" in row(op).environment(named(kind))) == (kind == "cpu")
 
 
-@pytest.mark.parametrize(
-    ("op", "text", "may"),
-    [
-        (MOE, "tokens=64 experts=16 topk=4 hidden=512 inter=128", True),
-        (MOE, "tokens=64 experts=16 topk=4 hidden=512 inter=128 fp8=e4m3fnuz", False),
-        (MOE, "tokens=16", False),
-        (MHA, "batch=1 new=130 heads=2", True),
-        (MHA, "batch=40 new=3200", False),
-    ],
-)
+@pytest.mark.parametrize(("op", "text", "may"), [
+    (MOE, "tokens=64 experts=16 topk=4 hidden=512 inter=128", True),
+    (MOE, "tokens=64 experts=16 topk=4 hidden=512 inter=128 fp8=e4m3fnuz", False),
+    (MOE, "tokens=16", False),
+    (MHA, "batch=1 new=130 heads=2", True),
+    (MHA, "batch=40 new=3200", False),
+])  # fmt: skip
 def test_what_takes_long_is_not_interpreted(op, text, may):
     case = kernels.OPS[op].case(parse(text)[0])
     support = row(op).supports(case, named("cpu"))
@@ -159,13 +156,10 @@ COMPILED = [
 QUICK = ("m=64 n=2112 k=7216", "tokens=1", PREFILL, f"{LONG} heads=16")
 
 
-@pytest.mark.parametrize(
-    ("op", "target", "text", "kernel", "instruction", "others"),
-    [
-        pytest.param(*each, marks=() if each[1] == "gfx942" and each[2] in QUICK else pytest.mark.slow)
-        for each in COMPILED
-    ],
-)
+@pytest.mark.parametrize(("op", "target", "text", "kernel", "instruction", "others"), [
+    pytest.param(*each, marks=() if each[1] == "gfx942" and each[2] in QUICK else pytest.mark.slow)
+    for each in COMPILED
+])  # fmt: skip
 def test_compiles(op, target, text, kernel, instruction, others):
     architecture, found = architectures()[target], {}
     for launch in launches(op, architecture, [Case(op, parse(text)[0])]):

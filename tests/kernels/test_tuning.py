@@ -137,15 +137,12 @@ def test_a_folder_of_ones_own_goes_before(folder: Path, monkeypatch, tmp_path: P
         chosen(64)
 
 
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        ("{", "Expecting"),
-        ("[]", "indices"),
-        ('{"kind": "cuda"}', "lacks 'arch'"),
-        ('{"choices": 3}', "lacks"),
-    ],
-)
+@pytest.mark.parametrize(("text", "why"), [
+    ("{", "Expecting"),
+    ("[]", "indices"),
+    ('{"kind": "cuda"}', "lacks 'arch'"),
+    ('{"choices": 3}', "lacks"),
+])  # fmt: skip
 def test_a_broken_file_is_named(folder: Path, text: str, why: str):
     path = keep(folder, COMPILED, (64, 32))
     path.write_text(text)

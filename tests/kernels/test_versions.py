@@ -22,15 +22,12 @@ def test_an_alias_in_a_module_is_no_implementation():
     assert isinstance(module.Pairs, type) and list(kernels._defined(module)) == []
 
 
-@pytest.mark.parametrize(
-    ("triton", "numpy", "interprets"),
-    [
-        ("3.6.0", "2.5.5", False),
-        ("3.6.0", "2.4.0", False),
-        ("3.6.0", "2.3.5", True),
-        ("3.7.0", "2.5.5", True),
-    ],
-)
+@pytest.mark.parametrize(("triton", "numpy", "interprets"), [
+    ("3.6.0", "2.5.5", False),
+    ("3.6.0", "2.4.0", False),
+    ("3.6.0", "2.3.5", True),
+    ("3.7.0", "2.5.5", True),
+])  # fmt: skip
 def test_an_interpreter_that_numpy_refuses_is_unsupported(monkeypatch, triton, numpy, interprets):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setattr(triton_runtime, "version", {"triton": triton, "numpy": numpy}.get)

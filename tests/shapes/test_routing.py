@@ -103,6 +103,12 @@ def test_balanced_tokens_use_as_many_groups_as_they_may():
         assert sorted(Counter(expert // 32 for expert in row).values()) == [2, 2, 2, 2]
 
 
+def test_popular_experts_are_busier():
+    skews = [Routing(4000, **R1, pattern=p).skew for p in ("uniform", "zipf:0.3", "zipf:0.8", "zipf:1.6")]
+    assert skews == sorted(skews)
+    assert skews[0] < 1.5 < 10 < skews[2]
+
+
 def test_a_rank_gets_its_slice_of_all_pairs():
     """Of 4 groups of 8, a rank that holds one is reached by about half of the tokens, with two picks each."""
     routing = Routing(1000, **R1, ep=8, pattern="uniform")
@@ -132,16 +138,13 @@ def test_an_unknown_pattern_is_one_clear_line(pattern):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("fields", "line"),
-    [
-        ({"tokens": 0}, "tokens=0 of a routing must be at least 1"),
-        ({"ep": 3}, "ep=3 must divide the 256 experts"),
-        ({"shared": 2}, "shared=2 of a routing must be 0 or 1"),
-        ({"experts": 8}, "topk=8 does not fit into 4 groups of 1 experts"),
-        ({"experts": 4}, "topk=8 does not fit into 1 groups of 4 experts"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "line"), [
+    ({"tokens": 0}, "tokens=0 of a routing must be at least 1"),
+    ({"ep": 3}, "ep=3 must divide the 256 experts"),
+    ({"shared": 2}, "shared=2 of a routing must be 0 or 1"),
+    ({"experts": 8}, "topk=8 does not fit into 4 groups of 1 experts"),
+    ({"experts": 4}, "topk=8 does not fit into 1 groups of 4 experts"),
+])  # fmt: skip
 def test_an_impossible_routing_is_one_clear_line(fields, line):
     with pytest.raises(ValueError) as error:
         Routing(**{"tokens": 1} | R1 | fields)

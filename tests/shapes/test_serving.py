@@ -102,17 +102,14 @@ def test_the_steady_part_is_always_full():
     assert all(lengths[-1] - lengths[0] > 400 for lengths in steps)
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "line"),
-    [
-        ("isl", 0, "isl=0 of a workload must be at least 1"),
-        ("policy", "fifo", "unknown policy 'fifo'; policies: prefill_first, mixed, disaggregated"),
-        ("range_ratio", 0, "range_ratio=0 must be above 0 and at most 1"),
-        ("max_running", 0, "max_running=0 of a workload must be at least 1"),
-        ("arrival_steps", -1, "arrival_steps=-1 of a workload must not be negative"),
-        ("token_budget", 1, "token_budget=1 must be at least the 2 requests of a step"),
-    ],
-)
+@pytest.mark.parametrize(("field", "value", "line"), [
+    ("isl", 0, "isl=0 of a workload must be at least 1"),
+    ("policy", "fifo", "unknown policy 'fifo'; policies: prefill_first, mixed, disaggregated"),
+    ("range_ratio", 0, "range_ratio=0 must be above 0 and at most 1"),
+    ("max_running", 0, "max_running=0 of a workload must be at least 1"),
+    ("arrival_steps", -1, "arrival_steps=-1 of a workload must not be negative"),
+    ("token_budget", 1, "token_budget=1 must be at least the 2 requests of a step"),
+])  # fmt: skip
 def test_an_impossible_workload_is_one_clear_line(field, value, line):
     with pytest.raises(ValueError) as error:
         replace(Workload(10, 10, 2, 4, policy="mixed"), **{field: value})

@@ -9,10 +9,12 @@ import pytest
 from harness.paths import ROOT
 from kernels import OPS
 from shapes.attention import Parallel
+from shapes.bins.tokens import token_bins
 from shapes.experts import fused_moe_sizes, rows
 from shapes.models import model
 from shapes.suites import OPS as CASES
 from shapes.suites import ragged, suite, suites
+from shapes.workloads import documented
 
 SIZES = {
     "block_scale_gemm": ("m", "n", "k"),
@@ -54,6 +56,21 @@ def test_the_cases_of_suites(snapshot):
             lines.append(f"{name}: {case.text}, {case.weight:.6g}, {case.place}\n")
     lines += [f"ragged: {case.text}\n" for op in SIZES for case in ragged(op)]
     snapshot(ROOT / "tests/shapes/cases_of_suites.txt", "".join(lines))
+
+
+@pytest.mark.parametrize(
+    "name", ["serving-3200-800-c128", "serving-3200-800-c64-mixed", "serving-512-512-c10800"]
+)
+def test_served_cases_keep_the_tokens_of_the_bins(name):
+    run = documented()[name]
+    bins = token_bins(run.on_rank)
+    mean = sum(bin_.weight * bin_.tokens for bin_ in bins)
+    reach = 4 if run.parallel.ep == 8 else 1  # half of eight ranks' tokens
+    moe = sum(case.weight * case.sizes["tokens"] for case in suite(name).cases("fused_moe"))
+    assert moe == pytest.approx(mean * reach, rel=0.01)
+    gemms = [case for case in suite(name).cases("block_scale_gemm") if case.place.endswith("qkv_a")]
+    total = sum(case.weight for case in gemms)
+    assert sum(case.weight * case.sizes["m"] for case in gemms) / total == pytest.approx(mean)
 
 
 def test_ranks_get_a_share_of_columns_and_whole_experts():

@@ -14,7 +14,7 @@ TURN_S = 0.05
 
 @dataclass(frozen=True)
 class Noise:
-    """Deviations of log times, of turns and of preparations; spikes: the share of turns that take much longer"""
+    """Deviations of log times, of turns and of preparations; spikes: the share of turns that take longer"""
 
     own: float = 0.02
     offset: float = 0.0

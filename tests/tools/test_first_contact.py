@@ -10,14 +10,11 @@ from harness.errors import NOTHING_RAN, USAGE
 from harness.paths import ROOT
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "wanted"),
-    [
-        ((), USAGE, ""),
-        (("out", "gem", "pairs"), USAGE, "error: no step gem; steps: mla-small pairs "),
-        (("out",), NOTHING_RAN, "error: no GPU here: this is what only a GPU can tell\n"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "code", "wanted"), [
+    ((), USAGE, ""),
+    (("out", "gem", "pairs"), USAGE, "error: no step gem; steps: mla-small pairs "),
+    (("out",), NOTHING_RAN, "error: no GPU here: this is what only a GPU can tell\n"),
+])  # fmt: skip
 def test_a_mistake_is_one_line(tmp_path, arguments, code, wanted):
     done = subprocess.run(
         [ROOT / "tools" / "first_contact.sh", *arguments],

@@ -249,17 +249,14 @@ NODE = replace(
 )
 
 
-@pytest.mark.parametrize(
-    ("node", "about", "reason"),
-    [
-        (NODE, {"python": "3.99"}, rf"is for Python 3\.99 on .*, and .* is Python {HERE} on .*FOR={HERE}`"),
-        (NODE, {"machine": "vax"}, rf"is for Python {HERE} on vax, and "),
-        (replace(NODE, modules={}), {}, r"^neither \S+ nor \S+ has torch: "),
-        (replace(NODE, packages={}), {}, r"^neither \S+ nor \S+ has numpy: .*ALL=1`"),
-        (NODE, {"sha256": {ONE: "0"}}, r"there-1\.0\S+ is not what wheels\.json says"),
-        (NODE, {"sha256": {"gone-1.0-py3-none-any.whl": "0"}}, r"gone-1\.0\S+ is not what wheels\.json says"),
-    ],
-)
+@pytest.mark.parametrize(("node", "about", "reason"), [
+    (NODE, {"python": "3.99"}, rf"is for Python 3\.99 on .*, and .* is Python {HERE} on .*FOR={HERE}`"),
+    (NODE, {"machine": "vax"}, rf"is for Python {HERE} on vax, and "),
+    (replace(NODE, modules={}), {}, r"^neither \S+ nor \S+ has torch: "),
+    (replace(NODE, packages={}), {}, r"^neither \S+ nor \S+ has numpy: .*ALL=1`"),
+    (NODE, {"sha256": {ONE: "0"}}, r"there-1\.0\S+ is not what wheels\.json says"),
+    (NODE, {"sha256": {"gone-1.0-py3-none-any.whl": "0"}}, r"gone-1\.0\S+ is not what wheels\.json says"),
+])  # fmt: skip
 def test_wheels_that_will_not_do_are_one_line(tmp_path, node, about, reason):
     with pytest.raises(set_up.SetUpError, match=reason):
         set_up.carried_names(carry(tmp_path / "wheels", **about), node)

@@ -98,15 +98,12 @@ def test_values_have_meanings_and_a_run_records_every_flag_that_was_set(monkeypa
 # Names
 
 
-@pytest.mark.parametrize(
-    ("find", "name", "said"),
-    [
-        (flags.find, "ONEDNN_MAX_ISA", "unknown flag 'ONEDNN_MAX_ISA'; did you mean .*ONEDNN_MAX_CPU_ISA"),
-        (flags.find, "hip_force_dev_kernarg", "did you mean .*HIP_FORCE_DEV_KERNARG"),
-        (flags.find, "XYZZY", "unknown flag 'XYZZY'; `list flags` shows all"),
-        (recipes.find, "mi350", "unknown recipe 'mi350'; recipes: mi350x-vllm, .*, moai-decode, "),
-    ],
-)
+@pytest.mark.parametrize(("find", "name", "said"), [
+    (flags.find, "ONEDNN_MAX_ISA", "unknown flag 'ONEDNN_MAX_ISA'; did you mean .*ONEDNN_MAX_CPU_ISA"),
+    (flags.find, "hip_force_dev_kernarg", "did you mean .*HIP_FORCE_DEV_KERNARG"),
+    (flags.find, "XYZZY", "unknown flag 'XYZZY'; `list flags` shows all"),
+    (recipes.find, "mi350", "unknown recipe 'mi350'; recipes: mi350x-vllm, .*, moai-decode, "),
+])  # fmt: skip
 def test_a_misspelt_name_gets_a_suggestion(find, name, said):
     with pytest.raises(UsageError, match=said):
         find(name)

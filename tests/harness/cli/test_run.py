@@ -120,21 +120,18 @@ def copied(finished, place, tmp_path):
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "said"),
-    [
-        (["schema_version"], SCHEMA + 1, f"has schema {SCHEMA + 1}; this version of the suite reads up to "),
-        (["op"], "mla_encode", "unknown op 'mla_encode'; ops: "),
-        (["provenance"], {}, "run.json: its provenance is not whole"),
-        (["provenance"], {"machine": 3, "versions": 4}, "run.json: its provenance is not whole"),
-        *(
-            (["provenance", "machine", of], "another", f"was measured with {of} another; here it is ")
-            for of in ("device", "arch", "driver")
-        ),
-        (["provenance", "versions", "torch"], "9", "was measured with torch 9; here it is "),
-        (["provenance", "versions", "aiter"], "1.0", "aiter 1.0; here it is None: start a new"),
-    ],
-)
+@pytest.mark.parametrize(("path", "value", "said"), [
+    (["schema_version"], SCHEMA + 1, f"has schema {SCHEMA + 1}; this version of the suite reads up to "),
+    (["op"], "mla_encode", "unknown op 'mla_encode'; ops: "),
+    (["provenance"], {}, "run.json: its provenance is not whole"),
+    (["provenance"], {"machine": 3, "versions": 4}, "run.json: its provenance is not whole"),
+    *(
+        (["provenance", "machine", of], "another", f"was measured with {of} another; here it is ")
+        for of in ("device", "arch", "driver")
+    ),
+    (["provenance", "versions", "torch"], "9", "was measured with torch 9; here it is "),
+    (["provenance", "versions", "aiter"], "1.0", "aiter 1.0; here it is None: start a new"),
+])  # fmt: skip
 def test_resume_of_another_run_than_this_machine_s_is_refused(copied, place, path, value, said):
     whole = inner = json.loads((copied / "run.json").read_text())
     *above, last = path

@@ -73,14 +73,11 @@ def test_a_run_on_one_type(command, tmp_path):
     assert "Traceback" not in done.stderr and "raylet" not in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "said"),
-    [
-        ([], 2, "several types of devices: choose --device "),
-        (["--device", "middle"], 3, "no device can be measured: there is none"),
-        (["--cluster", "127.0.0.1:9"], 2, "no Ray cluster at '127.0.0.1:9': "),
-    ],
-)
+@pytest.mark.parametrize(("words", "code", "said"), [
+    ([], 2, "several types of devices: choose --device "),
+    (["--device", "middle"], 3, "no device can be measured: there is none"),
+    (["--cluster", "127.0.0.1:9"], 2, "no Ray cluster at '127.0.0.1:9': "),
+])  # fmt: skip
 def test_a_mistake_is_one_line(cli, nodes, tmp_path, words, code, said):
     cluster = ("--cluster", nodes.address, *words)
     done = cli(

@@ -37,25 +37,22 @@ LLVM = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264
 """`; Occupancy` in the assembly of the suite's own kernels, by their registers: waves of a SIMD."""
 
 
-@pytest.mark.parametrize(
-    ("arch", "registers", "shared", "columns", "waves", "resident", "bound"),
-    [
-        ("sm_90", 128, 0, 0, 4, 4, "registers"),  # 64 K registers of an SM / (128 * 128 threads)
-        ("sm_90", 32, 0, 0, 4, 16, "registers"),
-        ("sm_90", 24, 0, 0, 4, 16, "waves"),  # 64 warps
-        ("sm_90", 24, 0, 0, 1, 32, "waves"),  # programs of one warp
-        ("sm_90", 80, 0, 0, 1, 24, "registers"),  # of which each of four parts holds six
-        ("gfx950", 74, 0, 0, 1, 24, "registers"),
-        ("sm_90", 64, 100 << 10, 0, 4, 2, "shared"),
-        ("sm_90", 64, 57 << 10, 0, 4, 3, "shared"),  # 228 KB, of which each program takes 1 KB more
-        ("sm_100", 64, 1024, 256, 4, 2, "tensor memory"),
-        ("gfx942", 128, 0, 0, 4, 4, "registers"),  # 512 of a lane / 128
-        ("gfx942", 257, 0, 0, 4, 1, "registers"),
-        ("gfx942", 32, 32 << 10, 0, 4, 2, "shared"),
-        ("gfx950", 32, 32 << 10, 0, 4, 4, "shared"),  # of 160 KB, in steps of 1280 bytes
-        *(("gfx950", registers, 0, 0, 4, waves, "registers") for registers, waves in LLVM.items()),
-    ],
-)
+@pytest.mark.parametrize(("arch", "registers", "shared", "columns", "waves", "resident", "bound"), [
+    ("sm_90", 128, 0, 0, 4, 4, "registers"),  # 64 K registers of an SM / (128 * 128 threads)
+    ("sm_90", 32, 0, 0, 4, 16, "registers"),
+    ("sm_90", 24, 0, 0, 4, 16, "waves"),  # 64 warps
+    ("sm_90", 24, 0, 0, 1, 32, "waves"),  # programs of one warp
+    ("sm_90", 80, 0, 0, 1, 24, "registers"),  # of which each of four parts holds six
+    ("gfx950", 74, 0, 0, 1, 24, "registers"),
+    ("sm_90", 64, 100 << 10, 0, 4, 2, "shared"),
+    ("sm_90", 64, 57 << 10, 0, 4, 3, "shared"),  # 228 KB, of which each program takes 1 KB more
+    ("sm_100", 64, 1024, 256, 4, 2, "tensor memory"),
+    ("gfx942", 128, 0, 0, 4, 4, "registers"),  # 512 of a lane / 128
+    ("gfx942", 257, 0, 0, 4, 1, "registers"),
+    ("gfx942", 32, 32 << 10, 0, 4, 2, "shared"),
+    ("gfx950", 32, 32 << 10, 0, 4, 4, "shared"),  # of 160 KB, in steps of 1280 bytes
+    *(("gfx950", registers, 0, 0, 4, waves, "registers") for registers, waves in LLVM.items()),
+])  # fmt: skip
 def test_what_a_unit_holds(arch, registers, shared, columns, waves, resident, bound):
     assert architectures()[arch].resident(registers, shared, columns, waves) == (resident, bound)
 

@@ -237,15 +237,12 @@ def test_a_gpu_that_sleeps_between_calls_is_said_so(advised, monkeypatch, persis
     assert advised(SLOW, replace(H200, uuid="MIG-1111")) == []
 
 
-@pytest.mark.parametrize(
-    ("beside", "alone", "said"),
-    [
-        ("8", "8", ""),
-        ("0", "8", "beside the installed amdsmi torch counts 0 devices, without it 8, of 8"),
-        ("0", "0", "torch counts 0 devices of 8 that the driver shows"),
-        ("", "", ""),  # there is no torch
-    ],
-)
+@pytest.mark.parametrize(("beside", "alone", "said"), [
+    ("8", "8", ""),
+    ("0", "8", "beside the installed amdsmi torch counts 0 devices, without it 8, of 8"),
+    ("0", "0", "torch counts 0 devices of 8 that the driver shows"),
+    ("", "", ""),  # there is no torch
+])  # fmt: skip
 def test_devices_that_torch_counts_are_those_that_the_driver_shows(advised, monkeypatch, beside, alone, said):
     gpus = {f"cuda:{i}": Platform("rocm", "gfx942", f"cuda:{i}") for i in range(8)}
     monkeypatch.setattr(advice_module, "devices", lambda: gpus | {"cpu": CPU})

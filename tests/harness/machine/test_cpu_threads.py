@@ -28,18 +28,15 @@ def version_1(folder: str, quota: str) -> dict[str, str]:
     return {f"{folder}cpu.cfs_quota_us": quota, f"{folder}cpu.cfs_period_us": "100000"}
 
 
-@pytest.mark.parametrize(
-    ("group", "files", "cpus"),
-    [
-        ("", {}, math.inf),
-        ("0::/", {"cpu.max": "150000 100000"}, 1.5),
-        ("0::/", {"cpu.max": "max 100000"}, math.inf),
-        ("0::/a/b", {"a/b/cpu.max": "400000 100000", "a/cpu.max": "300000 100000"}, 3.0),
-        # In a container.
-        ("4:memory:/docker/7\n3:cpu,cpuacct:/docker/7\n0::/", version_1("", "400000"), 4.0),
-        ("3:cpu,cpuacct:/docker/7", version_1("docker/7/", "-1"), math.inf),
-    ],
-)
+@pytest.mark.parametrize(("group", "files", "cpus"), [
+    ("", {}, math.inf),
+    ("0::/", {"cpu.max": "150000 100000"}, 1.5),
+    ("0::/", {"cpu.max": "max 100000"}, math.inf),
+    ("0::/a/b", {"a/b/cpu.max": "400000 100000", "a/cpu.max": "300000 100000"}, 3.0),
+    # In a container.
+    ("4:memory:/docker/7\n3:cpu,cpuacct:/docker/7\n0::/", version_1("", "400000"), 4.0),
+    ("3:cpu,cpuacct:/docker/7", version_1("docker/7/", "-1"), math.inf),
+])  # fmt: skip
 def test_the_least_quota_around_us_limits_threads(tmp_path, group, files, cpus):
     has(tmp_path, {"sys/devices/system/node/node0/cpulist": "0-7"})
     has(tmp_path, {"proc/self/cgroup": group} if group else {})

@@ -22,14 +22,11 @@ GPU = Platform("cuda", "sm_90", "cuda:0", memory=80 << 30)
 MISMATCH, LOST = "nvidia-smi: Driver/library version mismatch", "NVML: GPU 3: GPU is lost"
 
 
-@pytest.mark.parametrize(
-    ("gpus", "problem", "note"),
-    [
-        ([], MISMATCH, "the CPU is measured, as no GPU can be"),
-        ([GPU], LOST, "some GPUs cannot be used"),
-        ([replace(GPU, memory=0)], LOST, "not all of the GPU is known"),
-    ],
-)
+@pytest.mark.parametrize(("gpus", "problem", "note"), [
+    ([], MISMATCH, "the CPU is measured, as no GPU can be"),
+    ([GPU], LOST, "some GPUs cannot be used"),
+    ([replace(GPU, memory=0)], LOST, "not all of the GPU is known"),
+])  # fmt: skip
 def test_a_gpu_that_is_not_seen_is_never_passed_over_in_silence(monkeypatch, capsys, gpus, problem, note):
     monkeypatch.setattr(platform, "_gpus", lambda: (gpus, problem))
     platform.devices.cache_clear()

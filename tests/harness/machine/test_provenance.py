@@ -6,15 +6,12 @@ from harness.machine import provenance
 from kernels.platform import Platform
 
 
-@pytest.mark.parametrize(
-    ("said", "version"),
-    [
-        ("580.95.05\n580.95.05", "580.95.05"),
-        ("580.95.05\nUnable to determine the device handle for GPU1: Unknown Error", "580.95.05"),
-        ("Failed to initialize NVML: Driver/library version mismatch", ""),
-        ("", ""),
-    ],
-)
+@pytest.mark.parametrize(("said", "version"), [
+    ("580.95.05\n580.95.05", "580.95.05"),
+    ("580.95.05\nUnable to determine the device handle for GPU1: Unknown Error", "580.95.05"),
+    ("Failed to initialize NVML: Driver/library version mismatch", ""),
+    ("", ""),
+])  # fmt: skip
 def test_what_nvidia_smi_fails_with_is_no_version_of_a_driver(monkeypatch, tmp_path, said, version):
     monkeypatch.setattr(provenance, "Path", lambda *parts: tmp_path.joinpath(*(p.strip("/") for p in parts)))
     monkeypatch.setattr(provenance, "smi", lambda *arguments: (said, said))

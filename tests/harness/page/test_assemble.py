@@ -28,16 +28,13 @@ def test_many_cases_have_one_page_that_says_what_it_leaves_out(tmp_path):
     assert section.charts[0].marks == len(cases)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "said"),
-    [
-        ("run/run.json", "{}", "is not a run of this suite"),
-        ("run/cells.jsonl", "{nonsense}\n{}\n", r"cells\.jsonl, line 1"),
-        ("README.md", "beside runs", "is no record"),
-        *(("x.json", text, r"x\.json") for text in ("", "[]", '{"a": 1}', '{"compiles": [null]}')),
-        ("x.json", '{"workloads": [{"load": 1}]}', r"x\.json"),
-    ],
-)
+@pytest.mark.parametrize(("file", "text", "said"), [
+    ("run/run.json", "{}", "is not a run of this suite"),
+    ("run/cells.jsonl", "{nonsense}\n{}\n", r"cells\.jsonl, line 1"),
+    ("README.md", "beside runs", "is no record"),
+    *(("x.json", text, r"x\.json") for text in ("", "[]", '{"a": 1}', '{"compiles": [null]}')),
+    ("x.json", '{"workloads": [{"load": 1}]}', r"x\.json"),
+])  # fmt: skip
 def test_what_cannot_be_read_is_one_line(tmp_path, file, text, said):
     of = case()
     write(tmp_path / "run", ranked(of, TWO), [of])

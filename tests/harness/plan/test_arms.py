@@ -9,18 +9,15 @@ from harness.plan import arms
 from harness.workers.environment import cache_environment, worker_environment
 
 
-@pytest.mark.parametrize(
-    ("texts", "said"),
-    [
-        (["A"], "cannot read --flag 'A'"),
-        (["=1"], "cannot read --flag '=1'"),
-        (["A B=1"], "cannot read --flag 'A B=1'"),
-        (["A=1\n2"], "no line breaks"),
-        (["A=1\x00"], "control signs"),
-        (["A=1,1"], "names a value twice"),
-        (["A=1", "A=2"], "--flag A is given twice"),
-    ],
-)
+@pytest.mark.parametrize(("texts", "said"), [
+    (["A"], "cannot read --flag 'A'"),
+    (["=1"], "cannot read --flag '=1'"),
+    (["A B=1"], "cannot read --flag 'A B=1'"),
+    (["A=1\n2"], "no line breaks"),
+    (["A=1\x00"], "control signs"),
+    (["A=1,1"], "names a value twice"),
+    (["A=1", "A=2"], "--flag A is given twice"),
+])  # fmt: skip
 def test_mistakes_are_one_line(texts, said):
     with pytest.raises(UsageError, match=said) as failure:
         arms.parse_flags(texts)

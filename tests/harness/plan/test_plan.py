@@ -30,14 +30,11 @@ def test_cases_that_are_the_same_measurement_are_merged():
     assert found[0].weight == pytest.approx(1)
 
 
-@pytest.mark.parametrize(
-    ("budget", "weights", "reached", "share"),
-    [
-        *((budget, (0.5, 0.3, 0.2), reached, None) for budget, reached in ((5, 1), (29, 1), (31, 2))),
-        *((budget, (0.5, 0.3, 0.2), 3, 0.5) for budget in (60, 600)),
-        (45, (0.3, 0.2), 2, 0.6),  # what one case leaves goes to the next
-    ],
-)
+@pytest.mark.parametrize(("budget", "weights", "reached", "share"), [
+    *((budget, (0.5, 0.3, 0.2), reached, None) for budget, reached in ((5, 1), (29, 1), (31, 2))),
+    *((budget, (0.5, 0.3, 0.2), 3, 0.5) for budget in (60, 600)),
+    (45, (0.3, 0.2), 2, 0.6),  # what one case leaves goes to the next
+])  # fmt: skip
 def test_a_budget_reaches_as_many_cases_as_get_the_least_time(budget, weights, reached, share):
     given, count = budget_module.allowance(budget, cases(*weights), min_s=15)
     assert count == reached and 0 < given <= budget
@@ -56,18 +53,15 @@ FITS_S = 20 / (2 * 4 * Policy().opening * Policy().first_rounds * TYPICAL)
 """Of a call: what the opening blocks of four contenders take within 20 s."""
 
 
-@pytest.mark.parametrize(
-    ("weights", "least_s", "contenders", "wanted"),
-    [
-        # Among equal weights those come first whose opening blocks fit.
-        ([0.25] * 4, [1.01 * FITS_S, 0.1 * FITS_S, 0.99 * FITS_S, 5 * FITS_S], 4, [1, 2, 0, 3]),
-        ([0.25] * 4, [1.01 * FITS_S, 0.1 * FITS_S, 0.99 * FITS_S, 5 * FITS_S], 5, [1, 0, 2, 3]),
-        # Weight goes before what is well measured.
-        ([0.5, 0.3, 0.2], [9.0, 9.0, 1e-6], 4, [0, 1, 2]),
-        # Where none fits the order is the suite's.
-        ([0.5, 0.5], [9.0, 1.0], 4, [0, 1]),
-    ],
-)
+@pytest.mark.parametrize(("weights", "least_s", "contenders", "wanted"), [
+    # Among equal weights those come first whose opening blocks fit.
+    ([0.25] * 4, [1.01 * FITS_S, 0.1 * FITS_S, 0.99 * FITS_S, 5 * FITS_S], 4, [1, 2, 0, 3]),
+    ([0.25] * 4, [1.01 * FITS_S, 0.1 * FITS_S, 0.99 * FITS_S, 5 * FITS_S], 5, [1, 0, 2, 3]),
+    # Weight goes before what is well measured.
+    ([0.5, 0.3, 0.2], [9.0, 9.0, 1e-6], 4, [0, 1, 2]),
+    # Where none fits the order is the suite's.
+    ([0.5, 0.5], [9.0, 1.0], 4, [0, 1]),
+])  # fmt: skip
 def test_cases_that_are_measured_well_come_first(weights, least_s, contenders, wanted):
     found = well_measured_first(
         cases(*weights), lambda case: least_s[case.sizes["batch"] - 1], contenders, 20

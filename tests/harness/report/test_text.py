@@ -5,37 +5,34 @@ import pytest
 from harness.report import text
 
 
-@pytest.mark.parametrize(
-    ("function", "values", "wanted"),
-    [
-        (text.microseconds, (None,), ""),
-        (text.microseconds, (0.5,), "0.5 us"),
-        (text.microseconds, (312.44,), "312.4 us"),
-        (text.microseconds, (48100,), "48.1 ms"),
-        (text.microseconds, (2.5e6,), "2.5 s"),
-        # The digits that are known, by half an interval.
-        *((text.decimals, (half,), n) for half, n in ((40, 0), (6, 0), (3, 0), (2.4, 1), (1.15, 1))),
-        *((text.decimals, (half,), n) for half, n in ((0.645, 1), (0.09, 2), (0.021, 3), (0.0, 3))),
-        (text.uncertain, (33.41, 32.21, 34.61), ("33.4", "± 1.2")),
-        (text.uncertain, (163.1, 154, 172), ("163", "± 9")),
-        (text.uncertain, (334.7, 154.2, 726.6), ("335", "(154 to 727)")),
-        (text.uncertain, (0.4, 0.1, 40.0), ("0.4", "(0.1 to 40.0)")),
-        (text.uncertain, (12.3456, None, None), ("12.35", "")),
-        (text.uncertain_ratio, (None, None, None), ("?", "")),
-        (text.uncertain_ratio, (1.2345, 1.2, None), ("1.23x", "")),
-        (text.uncertain_ratio, (1.2345, 0.0, float("inf")), ("1.23x", "")),
-        (text.uncertain_ratio, (1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
-        (text.uncertain_ratio, (0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
-        (text.uncertain_ratio, (10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),
-        (text.aligned, (["1.5x", "12x", "", "0.25x"],), [" 1.5x ", "12x   ", "", " 0.25x"]),
-        (text.aligned, ([],), []),
-        # One number where all are alike.
-        *((text.extent, (of,), wanted) for of, wanted in (([3, None, 3.0001], "3"), ([12, 48], "12-48"))),
-        (text.extent, ([None],), ""),
-        *((text.duration, (seconds,), wanted) for seconds, wanted in ((1.2e-6, "1.2 us"), (2.5e-8, "25 ns"))),
-        *((text.three_digits, (value,), wanted) for value, wanted in ((99.95, "100"), (1234.5, "1234"))),
-    ],
-)
+@pytest.mark.parametrize(("function", "values", "wanted"), [
+    (text.microseconds, (None,), ""),
+    (text.microseconds, (0.5,), "0.5 us"),
+    (text.microseconds, (312.44,), "312.4 us"),
+    (text.microseconds, (48100,), "48.1 ms"),
+    (text.microseconds, (2.5e6,), "2.5 s"),
+    # The digits that are known, by half an interval.
+    *((text.decimals, (half,), n) for half, n in ((40, 0), (6, 0), (3, 0), (2.4, 1), (1.15, 1))),
+    *((text.decimals, (half,), n) for half, n in ((0.645, 1), (0.09, 2), (0.021, 3), (0.0, 3))),
+    (text.uncertain, (33.41, 32.21, 34.61), ("33.4", "± 1.2")),
+    (text.uncertain, (163.1, 154, 172), ("163", "± 9")),
+    (text.uncertain, (334.7, 154.2, 726.6), ("335", "(154 to 727)")),
+    (text.uncertain, (0.4, 0.1, 40.0), ("0.4", "(0.1 to 40.0)")),
+    (text.uncertain, (12.3456, None, None), ("12.35", "")),
+    (text.uncertain_ratio, (None, None, None), ("?", "")),
+    (text.uncertain_ratio, (1.2345, 1.2, None), ("1.23x", "")),
+    (text.uncertain_ratio, (1.2345, 0.0, float("inf")), ("1.23x", "")),
+    (text.uncertain_ratio, (1.9421, 1.854, 2.034), ("1.94x", "(1.85 to 2.03)")),
+    (text.uncertain_ratio, (0.09123, 0.0891, 0.0931), ("0.091x", "(0.089 to 0.093)")),
+    (text.uncertain_ratio, (10.971, 10.61, 11.34), ("11.0x", "(10.6 to 11.3)")),
+    (text.aligned, (["1.5x", "12x", "", "0.25x"],), [" 1.5x ", "12x   ", "", " 0.25x"]),
+    (text.aligned, ([],), []),
+    # One number where all are alike.
+    *((text.extent, (of,), wanted) for of, wanted in (([3, None, 3.0001], "3"), ([12, 48], "12-48"))),
+    (text.extent, ([None],), ""),
+    *((text.duration, (seconds,), wanted) for seconds, wanted in ((1.2e-6, "1.2 us"), (2.5e-8, "25 ns"))),
+    *((text.three_digits, (value,), wanted) for value, wanted in ((99.95, "100"), (1234.5, "1234"))),
+])  # fmt: skip
 def test_numbers_as_text(function, values, wanted):
     assert function(*values) == wanted
 

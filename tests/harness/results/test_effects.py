@@ -74,16 +74,13 @@ def test_three_values_are_held_against_the_first():
 BEFORE = {"kernels": ["gemm", "copy"], "kernel_us": [99.0, 1.0], "ran": ["onednn matmul brg:avx512"]}
 
 
-@pytest.mark.parametrize(
-    ("after", "told"),
-    [
-        ({"kernels": ["gemm"], "kernel_us": [99.0]}, ""),
-        ({"kernels": ["copy", "gemm"], "kernel_us": [5.4, 94.0]}, ""),
-        ({"kernels": ["slow", "copy"], "kernel_us": [99.0, 1.0]}, "gemm -> slow"),
-        ({"ran": ["onednn none"]}, "onednn matmul brg:avx512 -> onednn none"),
-        ({"picked": "tile 2"}, "nothing -> tile 2"),
-    ],
-)
+@pytest.mark.parametrize(("after", "told"), [
+    ({"kernels": ["gemm"], "kernel_us": [99.0]}, ""),
+    ({"kernels": ["copy", "gemm"], "kernel_us": [5.4, 94.0]}, ""),
+    ({"kernels": ["slow", "copy"], "kernel_us": [99.0, 1.0]}, "gemm -> slow"),
+    ({"ran": ["onednn none"]}, "onednn matmul brg:avx512 -> onednn none"),
+    ({"picked": "tile 2"}, "nothing -> tile 2"),
+])  # fmt: skip
 def test_what_ran_is_told_apart(after, told):
     """A kernel that takes next to nothing may be missing from a list."""
     one, other = cell("plain", [1.0] * 40, **BEFORE), cell("A=1", [1.0] * 40, **(BEFORE | after))

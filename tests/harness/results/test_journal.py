@@ -150,19 +150,16 @@ def test_a_kill_anywhere_costs_no_more_than_the_case_that_was_being_written(tmp_
 # What cannot be read
 
 
-@pytest.mark.parametrize(
-    ("number", "broken", "said"),
-    [
-        *((1, text, "") for text in ("{", "", "null", '"cell"', "\x00\x00", b"\xff\xfe")),
-        *((3, text, "") for text in ('{"kind": "cell"}', '{"kind": "rumour"}', '{"kind": ["cell"]}')),
-        *(
-            (5, '{"case": "x"}', ""),
-            (2, {"time_us": "fast"}, "time_us: "),
-            (2, {"new_field": 1}, "new_field: "),
-        ),
-        *((line, {"type": 7}, "type: ") for line in (11, 12)),
-    ],
-)
+@pytest.mark.parametrize(("number", "broken", "said"), [
+    *((1, text, "") for text in ("{", "", "null", '"cell"', "\x00\x00", b"\xff\xfe")),
+    *((3, text, "") for text in ('{"kind": "cell"}', '{"kind": "rumour"}', '{"kind": ["cell"]}')),
+    *(
+        (5, '{"case": "x"}', ""),
+        (2, {"time_us": "fast"}, "time_us: "),
+        (2, {"new_field": 1}, "new_field: "),
+    ),
+    *((line, {"type": 7}, "type: ") for line in (11, 12)),
+])  # fmt: skip
 def test_a_broken_line_is_named(tmp_path, number, broken, said):
     journal = filled(tmp_path / "run", "case a", "case b")
     journal.append([used("n1/x"), *CALIBRATED])
@@ -215,15 +212,12 @@ def test_load(tmp_path):
     assert ({*table["device"]}, {*table["host"]}) == ({""}, {"here"})
 
 
-@pytest.mark.parametrize(
-    ("where", "runs"),
-    [
-        *((where, ["one"]) for where in ("day/one/", "day/one/cells.jsonl", "day/one/run.json")),
-        *(("day", ["one", "two"]), (".", ["one", "two", "three"]), ("day/t*", ["two"])),
-        *(("*/*/cells.jsonl", ["one", "two"]), ("**/three", ["three"]), ("thr*", ["three"])),
-        *((where, []) for where in ("nowhere", "no*", "empty", "*.log")),
-    ],
-)
+@pytest.mark.parametrize(("where", "runs"), [
+    *((where, ["one"]) for where in ("day/one/", "day/one/cells.jsonl", "day/one/run.json")),
+    *(("day", ["one", "two"]), (".", ["one", "two", "three"]), ("day/t*", ["two"])),
+    *(("*/*/cells.jsonl", ["one", "two"]), ("**/three", ["three"]), ("thr*", ["three"])),
+    *((where, []) for where in ("nowhere", "no*", "empty", "*.log")),
+])  # fmt: skip
 def test_where_load_finds_runs(tmp_path, where, runs):
     for name in ("day/one", "day/two", "three"):
         filled(tmp_path / name, "case a")

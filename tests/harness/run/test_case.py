@@ -158,16 +158,13 @@ def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
     assert f"{NO_KERNELS}: {row.name}" in said
 
 
-@pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
-        ({}, ""),
-        ({"digest": 8}, "then: it changed its operands"),
-        ({"late": True}, "then: its output changed after its call had returned"),
-        ({"guards": False}, "then: it wrote beside its output"),
-        ({"result_s": 0.2}, "then: reading its answer took 200 ms: it is not made in the call"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "reason"), [
+    ({}, ""),
+    ({"digest": 8}, "then: it changed its operands"),
+    ({"late": True}, "then: its output changed after its call had returned"),
+    ({"guards": False}, "then: it wrote beside its output"),
+    ({"result_s": 0.2}, "then: reading its answer took 200 ms: it is not made in the call"),
+])  # fmt: skip
 def test_an_output_is_wrong_whatever_it_holds(facts, reason):
     row, given = contender(), {"seconds": 0.1, "digest": 7, "late": False, "guards": True, "result_s": 0.0}
     output = driven()._output(answering(given | facts), row, 7, stage="then: ")
@@ -185,15 +182,12 @@ def test_an_output_of_any_set_is_held_to_that_sets_reference():
     assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
 
 
-@pytest.mark.parametrize(
-    ("facts", "reason"),
-    [
-        ({"kept": True, "outputs": []}, "its timed calls gave an old answer to new activations"),
-        ({"guards": False, "outputs": []}, "it wrote beside its output"),
-        # No other row may need another set's reference in the boundary that its own call covers.
-        ({}, "zeros"),
-    ],
-)
+@pytest.mark.parametrize(("facts", "reason"), [
+    ({"kept": True, "outputs": []}, "its timed calls gave an old answer to new activations"),
+    ({"guards": False, "outputs": []}, "it wrote beside its output"),
+    # No other row may need another set's reference in the boundary that its own call covers.
+    ({}, "zeros"),
+])  # fmt: skip
 def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_reference(facts, reason):
     impl = next(i for i in kernels.implementations("fused_moe") if i.native("with_quant") == "core")
     row = Contender(impl.name, impl, Arm(), "eager")
@@ -230,17 +224,14 @@ def test_comparing_takes_a_share_of_the_time_of_the_turns(turns_s, spent_s):
     assert asked == [spent_s]
 
 
-@pytest.mark.parametrize(
-    ("seen", "differed", "reason"),
-    [
-        ({"stale": 2 * STALE}, 0, "holds something of the call before"),
-        ({"stale": 2 * STALE}, 3, ""),  # sums of no fixed order
-        ({"stale": STALE / 2}, 0, ""),
-        ({"kept": ["kv"]}, 0, "its output did not change with kv, written in place"),
-        ({"unseen": [1.0, 1.0]}, 0, "on activations that it had not seen a call took 1e+03 ms, on those"),
-        ({"unseen": [1e-3, 1.0]}, 0, ""),
-    ],
-)
+@pytest.mark.parametrize(("seen", "differed", "reason"), [
+    ({"stale": 2 * STALE}, 0, "holds something of the call before"),
+    ({"stale": 2 * STALE}, 3, ""),  # sums of no fixed order
+    ({"stale": STALE / 2}, 0, ""),
+    ({"kept": ["kv"]}, 0, "its output did not change with kv, written in place"),
+    ({"unseen": [1.0, 1.0]}, 0, "on activations that it had not seen a call took 1e+03 ms, on those"),
+    ({"unseen": [1e-3, 1.0]}, 0, ""),
+])  # fmt: skip
 def test_calls_on_activations_that_were_never_seen(seen, differed, reason):
     row = contender(check={"differed": differed})
     answer = {"kept": [], "unseen": [1e-3], "again": [1e-3], "stale": 0.0} | seen
@@ -317,18 +308,15 @@ def test_what_broke_is_made_again_by_a_retry_and_what_is_wrong_is_not():
     assert again == {"crashed", "timeout", "error"}
 
 
-@pytest.mark.parametrize(
-    ("call_s", "budget_s", "max_s", "given_s"),
-    [
-        (0.01, 5.0, 10.0, 5.0),
-        # A turn of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
-        # in each of six blocks; and a fifth more.
-        (0.01, 0.5, 10.0, 0.864),
-        (0.1, 1.0, 10.0, 2.88),
-        (1.0, 1.0, 30.0, 14.4),
-        (1.0, 1.0, 10.0, 10.0),
-    ],
-)
+@pytest.mark.parametrize(("call_s", "budget_s", "max_s", "given_s"), [
+    (0.01, 5.0, 10.0, 5.0),
+    # A turn of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
+    # in each of six blocks; and a fifth more.
+    (0.01, 0.5, 10.0, 0.864),
+    (0.1, 1.0, 10.0, 2.88),
+    (1.0, 1.0, 30.0, 14.4),
+    (1.0, 1.0, 10.0, 10.0),
+])  # fmt: skip
 def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s, max_s, given_s):
     row = contender(call_s=call_s)
     given: list[float] = []

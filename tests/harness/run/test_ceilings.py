@@ -31,32 +31,26 @@ from shapes.case import Case
 CPU = Platform("cpu", "x86", name="a CPU")
 
 
-@pytest.mark.parametrize(
-    ("rates", "copy", "work", "seconds"),
-    [
-        ({"fp8": 8.0, "bf16": 4.0}, 5.0, Work(16.0, 10.0, "fp8"), 2.0),
-        ({"fp8": 8.0, "bf16": 4.0}, 5.0, Work(16.0, 10.0, "bf16"), 4.0),
-        ({"fp8": 8.0, "bf16": 4.0}, 5.0, Work(16.0, 50.0, "fp8"), 5.0),
-        ({"fp8": 8.0, "bf16": 4.0}, 20.0, Work(0.0, 40.0), 2.0),  # the larger of read and copy
-        ({"fp8": 8.0, "bf16": 4.0}, 0.0, Work(16.0, 0.0, "fp32"), 2.0),  # none that wide: it can be no less
-        ({"bf16": 4.0, "fp32": 2.0}, 0.0, Work(16.0, 0.0, "fp8"), 4.0),  # nothing measured in FP8
-        ({"bf16": 1.0, "fp32": 2.0}, 0.0, Work(16.0, 0.0, "bf16"), 8.0),  # emulated bf16
-    ],
-)
+@pytest.mark.parametrize(("rates", "copy", "work", "seconds"), [
+    ({"fp8": 8.0, "bf16": 4.0}, 5.0, Work(16.0, 10.0, "fp8"), 2.0),
+    ({"fp8": 8.0, "bf16": 4.0}, 5.0, Work(16.0, 10.0, "bf16"), 4.0),
+    ({"fp8": 8.0, "bf16": 4.0}, 5.0, Work(16.0, 50.0, "fp8"), 5.0),
+    ({"fp8": 8.0, "bf16": 4.0}, 20.0, Work(0.0, 40.0), 2.0),  # the larger of read and copy
+    ({"fp8": 8.0, "bf16": 4.0}, 0.0, Work(16.0, 0.0, "fp32"), 2.0),  # none that wide: it can be no less
+    ({"bf16": 4.0, "fp32": 2.0}, 0.0, Work(16.0, 0.0, "fp8"), 4.0),  # nothing measured in FP8
+    ({"bf16": 1.0, "fp32": 2.0}, 0.0, Work(16.0, 0.0, "bf16"), 8.0),  # emulated bf16
+])  # fmt: skip
 def test_least_time_is_the_longer_of_memory_and_products_of_that_dtype_or_a_wider(rates, copy, work, seconds):
     assert Ceilings(rates, read=10.0, copy=copy).min_time(work) == seconds
 
 
-@pytest.mark.parametrize(
-    ("op", "sizes", "dtype"),
-    [
-        ("block_scale_gemm", {"m": 1, "n": 128, "k": 128}, "fp8"),
-        ("fused_moe", {"tokens": 2}, "fp8"),
-        ("mla_decode", {"batch": 1, "ctx": "9"}, "bf16"),
-        ("mla_decode", {"batch": 1, "ctx": "9", "kv": "fp8"}, "fp8"),
-        ("mha_prefill", {"batch": 1, "new": "9"}, "bf16"),
-    ],
-)
+@pytest.mark.parametrize(("op", "sizes", "dtype"), [
+    ("block_scale_gemm", {"m": 1, "n": 128, "k": 128}, "fp8"),
+    ("fused_moe", {"tokens": 2}, "fp8"),
+    ("mla_decode", {"batch": 1, "ctx": "9"}, "bf16"),
+    ("mla_decode", {"batch": 1, "ctx": "9", "kv": "fp8"}, "fp8"),
+    ("mha_prefill", {"batch": 1, "new": "9"}, "bf16"),
+])  # fmt: skip
 def test_each_op_says_what_its_products_may_take(op, sizes, dtype):
     it = kernels.OPS[op]
     assert {it.work(it.sizes(sizes), boundary).dtype for boundary in it.boundaries} == {dtype}
@@ -182,30 +176,24 @@ HOST = Platform("cpu", "x86-amx", last_level=480 * MIB)
 KNOWN = Ceilings({"bf16": 1e12}, read=1e10, reach=128 * MIB)
 
 
-@pytest.mark.parametrize(
-    ("platform", "known", "mebibytes"),
-    [
-        (Platform("cuda", "sm_90", name="NVIDIA H200", last_level=99 * MIB), None, 99),
-        (HOST, None, 480),
-        (HOST, replace(KNOWN, reach=0), 480),
-        (HOST, KNOWN, 128),
-        (replace(HOST, last_level=32 * MIB), KNOWN, 32),
-    ],
-)
+@pytest.mark.parametrize(("platform", "known", "mebibytes"), [
+    (Platform("cuda", "sm_90", name="NVIDIA H200", last_level=99 * MIB), None, 99),
+    (HOST, None, 480),
+    (HOST, replace(KNOWN, reach=0), 480),
+    (HOST, KNOWN, 128),
+    (replace(HOST, last_level=32 * MIB), KNOWN, 32),
+])  # fmt: skip
 def test_the_last_level_is_the_larger_of_what_is_said_as_far_as_it_reaches(platform, known, mebibytes):
     assert last_level(platform, known) == mebibytes * MIB
     assert replace(KNOWN, reach=64 * MIB).or_better(KNOWN).reach == 128 * MIB
 
 
-@pytest.mark.parametrize(
-    ("rates", "reached"),
-    [
-        ((50, 49, 12, 10, 10), 512),
-        ((50, 11, 12, 10, 10), 128),
-        ((10, 10, 10, 10, 10), 64),
-        ((50, 50, 50, 49, 25), 960),
-    ],
-)
+@pytest.mark.parametrize(("rates", "reached"), [
+    ((50, 49, 12, 10, 10), 512),
+    ((50, 11, 12, 10, 10), 128),
+    ((10, 10, 10, 10, 10), 64),
+    ((50, 50, 50, 49, 25), 960),
+])  # fmt: skip
 def test_the_reach_of_a_cache_ends_where_reading_is_as_slow_as_memory(rates, reached):
     sizes = (64 * MIB, 128 * MIB, 256 * MIB, 512 * MIB, 960 * MIB)
     assert reach({size: rate * 1e9 for size, rate in zip(sizes, rates, strict=True)}) == reached * MIB
@@ -405,18 +393,15 @@ def test_the_best_try_of_any_counts(small, candidates, seconds, best):
     assert small._best(iter(candidates), seconds) == best
 
 
-@pytest.mark.parametrize(
-    ("kind", "share", "last_level", "reach", "mebibytes"),
-    [
-        ("cpu", math.inf, 32 * MIB, 0, 256),
-        ("cpu", math.inf, 384 * MIB, 0, 1536),
-        ("cpu", math.inf, 384 * MIB, 256 * MIB, 512),
-        ("cpu", math.inf, 384 * MIB, 64 * MIB, 256),
-        ("cpu", 100.5 * MIB, 32 * MIB, 0, 100),
-        ("cpu", 17, 0, 0, 1),
-        ("rocm", 20 << 30, 256 * MIB, 0, 2048),
-        ("rocm", 20 << 30, 1024 * MIB, 0, 4096),
-    ],
-)
+@pytest.mark.parametrize(("kind", "share", "last_level", "reach", "mebibytes"), [
+    ("cpu", math.inf, 32 * MIB, 0, 256),
+    ("cpu", math.inf, 384 * MIB, 0, 1536),
+    ("cpu", math.inf, 384 * MIB, 256 * MIB, 512),
+    ("cpu", math.inf, 384 * MIB, 64 * MIB, 256),
+    ("cpu", 100.5 * MIB, 32 * MIB, 0, 100),
+    ("cpu", 17, 0, 0, 1),
+    ("rocm", 20 << 30, 256 * MIB, 0, 2048),
+    ("rocm", 20 << 30, 1024 * MIB, 0, 4096),
+])  # fmt: skip
 def test_a_buffer_lies_past_the_cache_and_within_memory(kind, share, last_level, reach, mebibytes):
     assert buffer_bytes(kind, share, last_level, reach) == mebibytes * MIB

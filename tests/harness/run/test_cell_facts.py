@@ -99,14 +99,11 @@ SPLITS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("status", "name", "known"),
-    [
-        *((status, "aiter.asm", SPLITS) for status in ("wrong", "crashed", "timeout")),
-        *((status, "aiter.asm", "") for status in ("error", "unsupported")),
-        ("wrong", "aiter.triton", ""),
-    ],
-)
+@pytest.mark.parametrize(("status", "name", "known"), [
+    *((status, "aiter.asm", SPLITS) for status in ("wrong", "crashed", "timeout")),
+    *((status, "aiter.asm", "") for status in ("error", "unsupported")),
+    ("wrong", "aiter.triton", ""),
+])  # fmt: skip
 def test_what_failed_is_told_with_the_known_defects_of_its_library(status, name, known):
     contender = contending(name)
     contender.fail(status, "why it failed")

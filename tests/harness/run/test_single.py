@@ -33,14 +33,11 @@ def benchmark(monkeypatch, tmp_path, reasons):
     return made, monitor
 
 
-@pytest.mark.parametrize(
-    ("reasons", "turns", "said"),
-    [
-        (["", "heat", WHO, "", ""], [1, 4, 5], f"2 of 5 turns: {WHO}"),  # made again; the last one's reason
-        ([""] * 3, [1, 2, 3], None),
-        ([WHO] * 99, [ENOUGH_ROUNDS, ENOUGH_ROUNDS + 1], f"31 of 31 turns: {WHO}"),  # they count
-    ],
-)
+@pytest.mark.parametrize(("reasons", "turns", "said"), [
+    (["", "heat", WHO, "", ""], [1, 4, 5], f"2 of 5 turns: {WHO}"),  # made again; the last one's reason
+    ([""] * 3, [1, 2, 3], None),
+    ([WHO] * 99, [ENOUGH_ROUNDS, ENOUGH_ROUNDS + 1], f"31 of 31 turns: {WHO}"),  # they count
+])  # fmt: skip
 def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, reasons, turns, said):
     made, monitor = benchmark(monkeypatch, tmp_path, reasons)
     assert [made.turn() for _ in turns] == turns

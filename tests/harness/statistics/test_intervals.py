@@ -28,29 +28,38 @@ def test_ratio_is_the_time_of_b_over_the_time_of_a():
     assert found.high - found.low < 0.01
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "floor", "margin", "wanted"),
-    [
-        (1.01, 1.02, 0.0, 0.005, "faster"),
-        (0.98, 0.99, 0.0, 0.005, "slower"),
-        (1.001, 1.003, 0.0, 0.005, "same"),  # told apart, but by less than anyone cares about
-        (0.996, 1.004, 0.0, 0.001, "unclear"),
-        (1.0, 1.02, 0.0, 0.005, "unclear"),  # the edge is not outside
-        (1.001, 1.02, 0.0, 0.005, "faster"),
-        # A floor above the margin takes its place, and an effect has to clear it whole.
-        (0.98, 1.02, 0.03, 0.005, "same"),
-        (1.02, 1.05, 0.03, 0.005, "unclear"),
-        (1.04, 1.05, 0.03, 0.005, "faster"),
-        (0.95, 0.96, 0.03, 0.005, "slower"),
-        # A floor below the margin leaves the margin as it is.
-        (0.996, 1.004, 0.001, 0.005, "same"),
-        # The A/A pair found nothing out, or the pair did not.
-        (1.5, 1.6, math.inf, 0.005, "unclear"),
-        (0.999, 1.001, math.inf, 0.005, "unclear"),
-        (0.999, 1.001, math.nan, 0.005, "unclear"),
-        (0.0, math.inf, 0.0, 0.005, "unclear"),
-    ],
-)
+@pytest.mark.parametrize("true_ratio", [1.0, 1.002, 1.02, 1.5, 30])
+@pytest.mark.parametrize("floor", [0.0, 0.01, 0.05])
+def test_swapping_a_and_b_swaps_the_verdict(true_ratio, floor):
+    a, b = noisy(1, 1), noisy(true_ratio, 2)
+    there, back = (compare(*pair, blocks=BLOCKS, floor=floor) for pair in ((a, b), (b, a)))
+    assert there.ratio == pytest.approx(1 / back.ratio)
+    assert there.low == pytest.approx(1 / back.high)
+    assert there.high == pytest.approx(1 / back.low)
+    opposite = {"faster": "slower", "slower": "faster", "same": "same", "unclear": "unclear"}
+    assert there.verdict == opposite[back.verdict]
+
+
+@pytest.mark.parametrize(("low", "high", "floor", "margin", "wanted"), [
+    (1.01, 1.02, 0.0, 0.005, "faster"),
+    (0.98, 0.99, 0.0, 0.005, "slower"),
+    (1.001, 1.003, 0.0, 0.005, "same"),  # told apart, but by less than anyone cares about
+    (0.996, 1.004, 0.0, 0.001, "unclear"),
+    (1.0, 1.02, 0.0, 0.005, "unclear"),  # the edge is not outside
+    (1.001, 1.02, 0.0, 0.005, "faster"),
+    # A floor above the margin takes its place, and an effect has to clear it whole.
+    (0.98, 1.02, 0.03, 0.005, "same"),
+    (1.02, 1.05, 0.03, 0.005, "unclear"),
+    (1.04, 1.05, 0.03, 0.005, "faster"),
+    (0.95, 0.96, 0.03, 0.005, "slower"),
+    # A floor below the margin leaves the margin as it is.
+    (0.996, 1.004, 0.001, 0.005, "same"),
+    # The A/A pair found nothing out, or the pair did not.
+    (1.5, 1.6, math.inf, 0.005, "unclear"),
+    (0.999, 1.001, math.inf, 0.005, "unclear"),
+    (0.999, 1.001, math.nan, 0.005, "unclear"),
+    (0.0, math.inf, 0.0, 0.005, "unclear"),
+])  # fmt: skip
 def test_verdict(low, high, floor, margin, wanted):
     assert verdict(low, high, floor=floor, margin=margin) == wanted
 
@@ -86,17 +95,14 @@ def test_pairs_with_a_missing_time_are_left_out(missing):
     assert compare(a, b, blocks=BLOCKS) == wanted
 
 
-@pytest.mark.parametrize(
-    ("a", "b", "blocks", "confidence", "ratio"),
-    [
-        ([], [], None, 0.95, math.nan),
-        ([math.nan] * 3, [1.0] * 3, None, 0.95, math.nan),
-        ([0.0] * 3, [1.0] * 3, None, 0.95, math.nan),
-        ([1.0], [2.0], None, 0.95, 2.0),
-        ([1.0] * 4, [2.0] * 4, [0] * 4, 0.95, 2.0),  # one block is no interval
-        ([1.0, 1.0], [1.0, 2.0], [0, 1], 0.9999, math.sqrt(2)),  # Student's t is 6366: no float holds that
-    ],
-)
+@pytest.mark.parametrize(("a", "b", "blocks", "confidence", "ratio"), [
+    ([], [], None, 0.95, math.nan),
+    ([math.nan] * 3, [1.0] * 3, None, 0.95, math.nan),
+    ([0.0] * 3, [1.0] * 3, None, 0.95, math.nan),
+    ([1.0], [2.0], None, 0.95, 2.0),
+    ([1.0] * 4, [2.0] * 4, [0] * 4, 0.95, 2.0),  # one block is no interval
+    ([1.0, 1.0], [1.0, 2.0], [0, 1], 0.9999, math.sqrt(2)),  # Student's t is 6366: no float holds that
+])  # fmt: skip
 def test_nothing_is_clear_without_an_interval(a, b, blocks, confidence, ratio):
     found = compare(a, b, blocks=blocks, confidence=confidence)
     assert found.ratio == pytest.approx(ratio, nan_ok=True)

@@ -116,13 +116,10 @@ def test_the_budget_holds_and_is_shared_by_the_blocks(budget_s):
     assert max(rounds.values()) - min(rounds.values()) <= 1
 
 
-@pytest.mark.parametrize(
-    ("lengths", "blocks"),
-    [
-        ([1, 1, 5, 1], [0, 0, 0]),  # as long as the one before
-        ([5, 1, 1, 1], [0, 1, 1]),  # in a block that would be prepared for it as long as the longest so far
-    ],
-)
+@pytest.mark.parametrize(("lengths", "blocks"), [
+    ([1, 1, 5, 1], [0, 0, 0]),  # as long as the one before
+    ([5, 1, 1, 1], [0, 1, 1]),  # in a block that would be prepared for it as long as the longest so far
+])  # fmt: skip
 def test_no_round_is_begun_that_may_not_fit(lengths, blocks):
     race = Race()
     left = iter(lengths)
@@ -185,13 +182,10 @@ def test_interrupting_is_not_a_contenders_failure():
         measure({"a": raising(KeyboardInterrupt())})
 
 
-@pytest.mark.parametrize(
-    ("turn_s", "turns"),
-    [
-        ({"a": 1, "b": 3, "c": 9}, {"a": 12, "b": 12, "c": 3}),
-        ({"a": 1, "b": 5, "c": 9}, {"a": 12, "b": 12, "c": 12}),  # only the fastest would be left
-    ],
-)
+@pytest.mark.parametrize(("turn_s", "turns"), [
+    ({"a": 1, "b": 3, "c": 9}, {"a": 12, "b": 12, "c": 3}),
+    ({"a": 1, "b": 5, "c": 9}, {"a": 12, "b": 12, "c": 12}),  # only the fastest would be left
+])  # fmt: skip
 def test_who_is_slow_has_a_turn_in_the_first_round_of_each_block_only(turn_s, turns):
     race = Race(**turn_s)
     found = race.measure(blocks=3, max_rounds=4, slow=4.0)

@@ -88,17 +88,14 @@ WGMMA, TCGEN05, MFMA = (
 )
 
 
-@pytest.mark.parametrize(
-    ("arch", "instruction", "tile", "threads", "fed"),
-    [
-        # Bytes of a step of k over its flops, against 128 or 256 bytes a clock at the full rate.
-        ("sm_90", WGMMA, (128, 128, "bf16"), 256, 1.0),  # (128 + 2 * 128) * 2 over 2 * 128 * 128: 96 a clock
-        ("sm_90", WGMMA, (128, 32, "bf16"), 128, 128 / 192),
-        ("sm_100", TCGEN05, (128, 64, "bf16"), 128, 128 / 192),
-        ("gfx942", "v_mfma_f32_32x32x16_fp8_fp8", (128, 128, "fp8"), 256, 1.0),  # four waves of 64x64
-        ("gfx942", MFMA, (64, 16, "bf16"), 256, 0.5),  # of 16x16: (4 * 16 + 64) * 2 over 2 * 64 * 16: 256
-    ],
-)
+@pytest.mark.parametrize(("arch", "instruction", "tile", "threads", "fed"), [
+    # Bytes of a step of k over its flops, against 128 or 256 bytes a clock at the full rate.
+    ("sm_90", WGMMA, (128, 128, "bf16"), 256, 1.0),  # (128 + 2 * 128) * 2 over 2 * 128 * 128: 96 a clock
+    ("sm_90", WGMMA, (128, 32, "bf16"), 128, 128 / 192),
+    ("sm_100", TCGEN05, (128, 64, "bf16"), 128, 128 / 192),
+    ("gfx942", "v_mfma_f32_32x32x16_fp8_fp8", (128, 128, "fp8"), 256, 1.0),  # four waves of 64x64
+    ("gfx942", MFMA, (64, 16, "bf16"), 256, 0.5),  # of 16x16: (4 * 16 + 64) * 2 over 2 * 64 * 16: 256
+])  # fmt: skip
 def test_shared_memory_feeds_large_tiles_only(arch, instruction, tile, threads, fed):
     m, n, dtype = tile
     figures = Resources(threads=threads, instructions=[instruction], products=[Product(m, n, 64, dtype)])

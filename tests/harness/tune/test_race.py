@@ -220,19 +220,16 @@ def test_a_challenger_is_stored_only_if_it_is_faster(chosen):
     assert chosen(("128", "slower", 0.0))["ratio"] == 1.25
 
 
-@pytest.mark.parametrize(
-    ("verdicts", "columns"),
-    [
-        ([("8", "unclear", 0.0), ("128", "faster", 0.0)], (128, 16)),
-        ([("8", "faster?", 0.0), ("128", "faster", 0.0)], (128, 16)),
-        ([("128", "faster", 0.0), ("8", "faster?", 0.0)], (128, 16)),
-        ([("8", "same?", 1.0), ("128", "faster", 0.0)], (128, 16)),
-        ([("8", "unclear", 0.0), ("128", "slower", 0.0)], (16, 128)),  # what it was held against most surely
-        ([("8", "faster", None), ("128", "slower", 0.0)], (16, 128)),  # the noise swallowed that one
-        ([("128", "unclear", None)], None),
-        ([], None),
-    ],
-)
+@pytest.mark.parametrize(("verdicts", "columns"), [
+    ([("8", "unclear", 0.0), ("128", "faster", 0.0)], (128, 16)),
+    ([("8", "faster?", 0.0), ("128", "faster", 0.0)], (128, 16)),
+    ([("128", "faster", 0.0), ("8", "faster?", 0.0)], (128, 16)),
+    ([("8", "same?", 1.0), ("128", "faster", 0.0)], (128, 16)),
+    ([("8", "unclear", 0.0), ("128", "slower", 0.0)], (16, 128)),  # what it was held against most surely
+    ([("8", "faster", None), ("128", "slower", 0.0)], (16, 128)),  # the noise swallowed that one
+    ([("128", "unclear", None)], None),
+    ([], None),
+])  # fmt: skip
 def test_of_several_groups_the_surest_is_stored(chosen, verdicts, columns):
     found = chosen(*verdicts)
     assert columns == (found and (found["config"]["columns"], found["against"]["columns"]))

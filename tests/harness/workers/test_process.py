@@ -103,18 +103,15 @@ WORDS = "out of luck".ljust(120, "!")
 ILLEGAL = "RuntimeError: an illegal access"
 
 
-@pytest.mark.parametrize(
-    ("request_", "given", "status", "reason"),
-    [
-        ("crash", {}, "crashed", f"the worker died of SIGSEGV while in crash; its last words: {WORDS}"),
-        ("leave", {}, "crashed", "the worker ended with exit code 3 while in leave"),
-        ("hang", {"deadline": 0.1}, "timeout", "no answer within 0.1 s while in hang"),
-        ("fail", {"sound": False}, "crashed", ILLEGAL),  # the GPU is lost, and the worker with it
-        ("fail", {}, "error", ILLEGAL),
-        ("fail", {"used": False, "sound": False}, "error", ILLEGAL),
-        ("refuse", {}, "error", ILLEGAL),  # without torch
-    ],
-)
+@pytest.mark.parametrize(("request_", "given", "status", "reason"), [
+    ("crash", {}, "crashed", f"the worker died of SIGSEGV while in crash; its last words: {WORDS}"),
+    ("leave", {}, "crashed", "the worker ended with exit code 3 while in leave"),
+    ("hang", {"deadline": 0.1}, "timeout", "no answer within 0.1 s while in hang"),
+    ("fail", {"sound": False}, "crashed", ILLEGAL),  # the GPU is lost, and the worker with it
+    ("fail", {}, "error", ILLEGAL),
+    ("fail", {"used": False, "sound": False}, "error", ILLEGAL),
+    ("refuse", {}, "error", ILLEGAL),  # without torch
+])  # fmt: skip
 def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, given, status, reason):
     worker, stays = Worker(*served, tmp_path / "log"), status == "error"
     try:

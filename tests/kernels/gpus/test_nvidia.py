@@ -88,17 +88,14 @@ def test_free_memory_is_nvmls_or_else_nvidia_smis(smi, monkeypatch):
     assert nvidia.free_bytes("GPU-aaaa") == (made.handles[0].mebibytes - 1000) << 20
 
 
-@pytest.mark.parametrize(
-    ("script", "said"),
-    [
-        (f"echo '{MISMATCH}'; echo NVML library version: 550; exit 18", MISMATCH),
-        ("echo 'no permission' >&2; exit 4", "no permission"),
-        ("echo 'no permission' >&2", "no permission"),
-        ("echo 'No devices were found'", "No devices were found"),
-        ("exit 9", "exit code 9"),
-        ("true", "it shows no GPU"),
-    ],
-)
+@pytest.mark.parametrize(("script", "said"), [
+    (f"echo '{MISMATCH}'; echo NVML library version: 550; exit 18", MISMATCH),
+    ("echo 'no permission' >&2; exit 4", "no permission"),
+    ("echo 'no permission' >&2", "no permission"),
+    ("echo 'No devices were found'", "No devices were found"),
+    ("exit 9", "exit code 9"),
+    ("true", "it shows no GPU"),
+])  # fmt: skip
 def test_what_nvidia_smi_fails_with_is_quoted(smi, script, said):
     smi(script)
     assert nvidia.gpus() == ([], f"nvidia-smi: {said}")
@@ -171,15 +168,12 @@ def smi_must_not_run(monkeypatch):
     monkeypatch.setattr(nvidia, "smi_program", lambda: pytest.fail("NVML had said it"))
 
 
-@pytest.mark.parametrize(
-    ("setting", "uuid", "name"),
-    [
-        (None, "MIG-1111", "MIG 1c.3g.40gb"),
-        ("MIG-2222", "MIG-2222", "MIG 1g.10gb"),
-        ("MIG-GPU-aaaa/9/0", "MIG-2222", "MIG 1g.10gb"),
-        ("MIG-2,MIG-1", "MIG-2222", "MIG 1g.10gb"),
-    ],
-)
+@pytest.mark.parametrize(("setting", "uuid", "name"), [
+    (None, "MIG-1111", "MIG 1c.3g.40gb"),
+    ("MIG-2222", "MIG-2222", "MIG 1g.10gb"),
+    ("MIG-GPU-aaaa/9/0", "MIG-2222", "MIG 1g.10gb"),
+    ("MIG-2,MIG-1", "MIG-2222", "MIG 1g.10gb"),
+])  # fmt: skip
 def test_nvml_tells_slices_with_their_own_memory(nvml, smi_must_not_run, setting, uuid, name):
     divide(nvml.handles[0])
     known, _ = nvidia.gpus()

@@ -21,34 +21,31 @@ def listed(row: type[aiter.AsmMlaDecode], model_len: int) -> int:
     return aiter.listed(sizes, row.requests)
 
 
-@pytest.mark.parametrize(
-    ("function", "given", "wanted"),
-    [
-        # Splits by vLLM's: _compute_num_kv_splits of its triton_mla.py.
-        (vllm_triton.splits_for, (163_840, 304), 512),
-        (vllm_triton.splits_for, (163_840, 132), 264),
-        (vllm_triton.splits_for, (32_768, 304), 64),
-        (vllm_triton.splits_for, (2112, 304), 4),
-        (vllm_triton.splits_for, (130, 304), 1),
-        # By SGLang's: _mla_decode_kv_splits_cap of its triton_backend.py.
-        (SGLANGS, (163_840, 132, "sm_90"), 256),
-        (SGLANGS, (163_840, 304, "gfx942"), 256),
-        (SGLANGS, (163_840, 304, "gfx950"), 512),
-        (SGLANGS, (2112, 132, "sm_90"), 128),
-        (SGLANGS, (130, 132, "sm_90"), 8),
-        # By FlashAttention 3's: num_splits_heuristic on 132 units.
-        (flash_attn.most_splits, (96, 163_840), 66),
-        (flash_attn.most_splits, (16, 2049), 33),
-        # Heads that vLLM gives TensorRT-LLM's kernels.
-        *((flashinfer.tiles_heads, (heads,), True) for heads in (6, 16, 32, 48, 128)),
-        *((flashinfer.tiles_heads, (heads,), False) for heads in (20, 96)),
-        # Entries of the list that AITER is given.
-        (listed, (ASM, 163_840), 2 * 163_840),
-        (listed, (ASM, 512), 512 * 512),
-        (listed, (aiter.AsmPersistent, 130), 1024 * 130),
-        (listed, (aiter.AsmPersistentOfSglang, 130), 200),
-    ],
-)
+@pytest.mark.parametrize(("function", "given", "wanted"), [
+    # Splits by vLLM's: _compute_num_kv_splits of its triton_mla.py.
+    (vllm_triton.splits_for, (163_840, 304), 512),
+    (vllm_triton.splits_for, (163_840, 132), 264),
+    (vllm_triton.splits_for, (32_768, 304), 64),
+    (vllm_triton.splits_for, (2112, 304), 4),
+    (vllm_triton.splits_for, (130, 304), 1),
+    # By SGLang's: _mla_decode_kv_splits_cap of its triton_backend.py.
+    (SGLANGS, (163_840, 132, "sm_90"), 256),
+    (SGLANGS, (163_840, 304, "gfx942"), 256),
+    (SGLANGS, (163_840, 304, "gfx950"), 512),
+    (SGLANGS, (2112, 132, "sm_90"), 128),
+    (SGLANGS, (130, 132, "sm_90"), 8),
+    # By FlashAttention 3's: num_splits_heuristic on 132 units.
+    (flash_attn.most_splits, (96, 163_840), 66),
+    (flash_attn.most_splits, (16, 2049), 33),
+    # Heads that vLLM gives TensorRT-LLM's kernels.
+    *((flashinfer.tiles_heads, (heads,), True) for heads in (6, 16, 32, 48, 128)),
+    *((flashinfer.tiles_heads, (heads,), False) for heads in (20, 96)),
+    # Entries of the list that AITER is given.
+    (listed, (ASM, 163_840), 2 * 163_840),
+    (listed, (ASM, 512), 512 * 512),
+    (listed, (aiter.AsmPersistent, 130), 1024 * 130),
+    (listed, (aiter.AsmPersistentOfSglang, 130), 200),
+])  # fmt: skip
 def test_what_follows_from_the_context_length(function, given, wanted) -> None:
     assert function(*given) == wanted
 

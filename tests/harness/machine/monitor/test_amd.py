@@ -52,14 +52,11 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench):
     assert "not_read" not in read
 
 
-@pytest.mark.parametrize(
-    ("turn", "said", "least"),
-    [
-        (clocks(1400), "GFX clock 1400 MHz, 67% of the 2100 MHz before", 1400),  # the slowest die's
-        ({"average_gfx_activity": 3} | clocks(132), "", 2100),  # that of a resting device means nothing
-        ({"ppt_residency_acc": 800} | clocks(1300), "", 1300),  # the power limit is no disturbance
-    ],
-)
+@pytest.mark.parametrize(("turn", "said", "least"), [
+    (clocks(1400), "GFX clock 1400 MHz, 67% of the 2100 MHz before", 1400),  # the slowest die's
+    ({"average_gfx_activity": 3} | clocks(132), "", 2100),  # that of a resting device means nothing
+    ({"ppt_residency_acc": 800} | clocks(1300), "", 1300),  # the power limit is no disturbance
+])  # fmt: skip
 def test_a_clock_below_three_quarters_of_the_highest(bench, turn, said, least):
     bench.round(clocks(2100))
     assert bench.round(turn) == said
@@ -71,15 +68,12 @@ def test_a_clock_below_three_quarters_of_the_highest(bench, turn, said, least):
     assert read["package_power_limit_percent"]["max"] == pytest.approx(80 if limited else 0)
 
 
-@pytest.mark.parametrize(
-    ("counter", "said"),
-    [
-        ("prochot_residency_acc", "processor hot for 25% of the round"),
-        ("socket_thm_residency_acc", "socket thermal slowdown for 25% of the round"),
-        ("vr_thm_residency_acc", "voltage regulator thermal slowdown for 25% of the round"),
-        ("hbm_thm_residency_acc", "HBM thermal slowdown for 25% of the round"),
-    ],
-)
+@pytest.mark.parametrize(("counter", "said"), [
+    ("prochot_residency_acc", "processor hot for 25% of the round"),
+    ("socket_thm_residency_acc", "socket thermal slowdown for 25% of the round"),
+    ("vr_thm_residency_acc", "voltage regulator thermal slowdown for 25% of the round"),
+    ("hbm_thm_residency_acc", "HBM thermal slowdown for 25% of the round"),
+])  # fmt: skip
 def test_slowdowns_are_counted_over_the_round(bench, counter, said):
     assert bench.round({}, {counter: 500}) == said
     assert bench.round({}, {counter: 10}) == ""
@@ -137,19 +131,16 @@ def test_what_is_not_told_of_a_process():
     assert bench.monitor.conditions()["not_read"] == {"compute units by process": "not told"}
 
 
-@pytest.mark.parametrize(
-    ("environment", "device", "node"),
-    [
-        ({}, "cuda:0", 1),
-        ({}, "cuda:2", 5),
-        ({"ROCR_VISIBLE_DEVICES": "2,0"}, "cuda:0", 5),
-        ({"ROCR_VISIBLE_DEVICES": "GPU-3"}, "cuda:0", 3),
-        ({"HIP_VISIBLE_DEVICES": "1"}, "cuda:0", 3),
-        ({"CUDA_VISIBLE_DEVICES": "1"}, "cuda:0", 3),
-        ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, "cuda:0", 5),
-        ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "1"}, "cuda:0", 5),
-    ],
-)
+@pytest.mark.parametrize(("environment", "device", "node"), [
+    ({}, "cuda:0", 1),
+    ({}, "cuda:2", 5),
+    ({"ROCR_VISIBLE_DEVICES": "2,0"}, "cuda:0", 5),
+    ({"ROCR_VISIBLE_DEVICES": "GPU-3"}, "cuda:0", 3),
+    ({"HIP_VISIBLE_DEVICES": "1"}, "cuda:0", 3),
+    ({"CUDA_VISIBLE_DEVICES": "1"}, "cuda:0", 3),
+    ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, "cuda:0", 5),
+    ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "1"}, "cuda:0", 5),
+])  # fmt: skip
 def test_torch_numbers_in_the_kernel_drivers_order_what_is_visible(environment, device, node):
     smi = FakeAmdSmi(nodes=(5, 1, 3))
     monitor = open_amd(Platform("rocm", "gfx942", device), list, smi, environment)

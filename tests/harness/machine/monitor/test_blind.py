@@ -31,26 +31,23 @@ def amd(nodes=(1,), platform=MI300X, environment=(), code=None):
     return lambda: open_amd(platform, list, smi, dict(environment))
 
 
-@pytest.mark.parametrize(
-    ("opened", "reason"),
-    [
-        (lambda: monitor_for(CPU, list), "not Linux"),
-        (lambda: monitor_for(H100, list), "nvidia-ml-py is not installed"),
-        (nvidia(code=9), "NVML: Driver Not Loaded"),
-        (nvidia(Platform("cuda", "sm_90", "cuda:1", uuid="")), "the UUID of cuda:1 is not known"),
-        (nvidia(Platform("cuda", "sm_90", "cuda:1", uuid="GPU-zz")), "NVML: Not Found"),
-        (lambda: monitor_for(MI300X, list), "amdsmi is not installed"),
-        (amd(code=34), "amdsmi: AMDSMI_STATUS_DRIVER_NOT_LOADED - Driver not loaded"),
-        # Beside a torch with a library of its own amdsmi shows none (pytorch/pytorch#186516).
-        (amd(()), "amdsmi shows no device: it is not of this ROCm, whose own is in share/amd_smi"),
-        (amd((1,), SECOND), "amdsmi shows 1 devices: cuda:1 is none of these"),
-        (
-            amd((1, 2), SECOND, HIDDEN),
-            "amdsmi shows 2 devices, of which ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES leave 1: "
-            "cuda:1 is none of these",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("opened", "reason"), [
+    (lambda: monitor_for(CPU, list), "not Linux"),
+    (lambda: monitor_for(H100, list), "nvidia-ml-py is not installed"),
+    (nvidia(code=9), "NVML: Driver Not Loaded"),
+    (nvidia(Platform("cuda", "sm_90", "cuda:1", uuid="")), "the UUID of cuda:1 is not known"),
+    (nvidia(Platform("cuda", "sm_90", "cuda:1", uuid="GPU-zz")), "NVML: Not Found"),
+    (lambda: monitor_for(MI300X, list), "amdsmi is not installed"),
+    (amd(code=34), "amdsmi: AMDSMI_STATUS_DRIVER_NOT_LOADED - Driver not loaded"),
+    # Beside a torch with a library of its own amdsmi shows none (pytorch/pytorch#186516).
+    (amd(()), "amdsmi shows no device: it is not of this ROCm, whose own is in share/amd_smi"),
+    (amd((1,), SECOND), "amdsmi shows 1 devices: cuda:1 is none of these"),
+    (
+        amd((1, 2), SECOND, HIDDEN),
+        "amdsmi shows 2 devices, of which ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES leave 1: "
+        "cuda:1 is none of these",
+    ),
+])  # fmt: skip
 def test_why_nothing_is_seen(monkeypatch, opened, reason):
     monkeypatch.delattr(os, "sched_getaffinity")
     for library in ("pynvml", "amdsmi"):

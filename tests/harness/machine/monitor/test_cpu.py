@@ -36,21 +36,18 @@ def round_of(fake: FakeLinux, monitor: CpuMonitor, ours=1.0, wall=1.0, meanwhile
     return monitor.end()
 
 
-@pytest.mark.parametrize(
-    ("cpus", "wall", "busy", "stolen", "ours", "said"),
-    [
-        (None, 1.0, {0: 1.0, 1: 1.0}, {}, 1.99, ""),
-        (None, 1.0, {0: 1.0, 1: 0.2}, {}, 1.0, "other processes took 20% of a CPU"),
-        ((0,), 1.0, {0: 1.0, 1: 1.0}, {}, 1.0, ""),  # on CPUs that we may not use
-        ((6, 7), 1.0, {0: 1.0}, {}, 0.0, "other processes took 100% of a CPU"),  # a container's, from 0 on
-        (None, 0.1, {0: 0.1, 1: 0.03}, {}, 0.1, ""),  # rounding of a short round
-        (None, 0.1, {0: 0.1, 1: 0.06}, {}, 0.1, "other processes took 60% of a CPU"),
-        # By the CPU that lost most; two ticks of a short round, or under 2 % of a long one, are none.
-        (None, 1.0, {0: 1.0, 1: 0.96}, {1: 0.04}, 1.96, "the hypervisor took 4% of cpu1"),
-        (None, 0.1, {}, {0: 0.02}, 0.0, ""),
-        (None, 10.0, {}, {0: 0.19}, 0.0, ""),
-    ],
-)
+@pytest.mark.parametrize(("cpus", "wall", "busy", "stolen", "ours", "said"), [
+    (None, 1.0, {0: 1.0, 1: 1.0}, {}, 1.99, ""),
+    (None, 1.0, {0: 1.0, 1: 0.2}, {}, 1.0, "other processes took 20% of a CPU"),
+    ((0,), 1.0, {0: 1.0, 1: 1.0}, {}, 1.0, ""),  # on CPUs that we may not use
+    ((6, 7), 1.0, {0: 1.0}, {}, 0.0, "other processes took 100% of a CPU"),  # a container's, from 0 on
+    (None, 0.1, {0: 0.1, 1: 0.03}, {}, 0.1, ""),  # rounding of a short round
+    (None, 0.1, {0: 0.1, 1: 0.06}, {}, 0.1, "other processes took 60% of a CPU"),
+    # By the CPU that lost most; two ticks of a short round, or under 2 % of a long one, are none.
+    (None, 1.0, {0: 1.0, 1: 0.96}, {1: 0.04}, 1.96, "the hypervisor took 4% of cpu1"),
+    (None, 0.1, {}, {0: 0.02}, 0.0, ""),
+    (None, 10.0, {}, {0: 0.19}, 0.0, ""),
+])  # fmt: skip
 def test_what_others_and_the_hypervisor_took(linux, cpus, wall, busy, stolen, ours, said):
     monitor = watch(linux, cpus=cpus)
     assert round_of(linux, monitor, ours, wall, busy=busy, stolen=stolen) == said
@@ -119,14 +116,11 @@ def test_nobody_is_blamed_for_a_worker_that_died(linux):
 VERSION_1 = "4:cpuset:/\n3:cpu,cpuacct:/seen/outside\n"
 
 
-@pytest.mark.parametrize(
-    ("group", "folder", "before", "after"),
-    [
-        ("0::/jobs/one\n", "jobs/one", "throttled_usec 5", "throttled_usec 200005"),
-        ("0::/jobs/one\n", "jobs", "throttled_usec 5", "throttled_usec 200005"),
-        (VERSION_1, "cpu,cpuacct", "throttled_time 0", "throttled_time 200000000"),
-    ],
-)
+@pytest.mark.parametrize(("group", "folder", "before", "after"), [
+    ("0::/jobs/one\n", "jobs/one", "throttled_usec 5", "throttled_usec 200005"),
+    ("0::/jobs/one\n", "jobs", "throttled_usec 5", "throttled_usec 200005"),
+    (VERSION_1, "cpu,cpuacct", "throttled_time 0", "throttled_time 200000000"),
+])  # fmt: skip
 def test_a_quota_that_held_our_group(linux, group, folder, before, after):
     def counts(line: str) -> None:
         linux.write(f"sys/fs/cgroup/{folder}/cpu.stat", f"nr_periods 7\n{line}\n")

@@ -94,20 +94,17 @@ def test_a_clock_is_held_against_the_same_work_that_the_power_cap_did_not_hold_d
     assert bench.round({"sm": 1200}) == ""
 
 
-@pytest.mark.parametrize(
-    ("turn", "said"),
-    [
-        ({"sm": 1485}, ""),
-        ({"sm": 1484}, "SM clock 1484 MHz, 75% of the 1980 MHz before"),
-        ({"sm": 345, "reasons": IDLE | HW}, ""),  # the clock of a resting device means nothing
-        ({"reasons": HW}, "hardware slowdown seen"),
-        ({"reasons": SW_THERMAL | POWER}, "software thermal slowdown seen"),
-        ({"reasons": HW_THERMAL}, "hardware thermal slowdown seen"),
-        ({"reasons": BRAKE}, "hardware power brake seen"),
-        ({"counted": (1, 9_000_000)}, ""),
-        ({"counted": (1, 300_000_000)}, "thermal slowdown for 30% of the round"),  # between the samples
-    ],
-)
+@pytest.mark.parametrize(("turn", "said"), [
+    ({"sm": 1485}, ""),
+    ({"sm": 1484}, "SM clock 1484 MHz, 75% of the 1980 MHz before"),
+    ({"sm": 345, "reasons": IDLE | HW}, ""),  # the clock of a resting device means nothing
+    ({"reasons": HW}, "hardware slowdown seen"),
+    ({"reasons": SW_THERMAL | POWER}, "software thermal slowdown seen"),
+    ({"reasons": HW_THERMAL}, "hardware thermal slowdown seen"),
+    ({"reasons": BRAKE}, "hardware power brake seen"),
+    ({"counted": (1, 9_000_000)}, ""),
+    ({"counted": (1, 300_000_000)}, "thermal slowdown for 30% of the round"),  # between the samples
+])  # fmt: skip
 def test_one_sample_or_the_counter_shows_what_slowed_it(bench, turn, said):
     quiet = {"sm": 1980, "reasons": 0}
     assert bench.round(quiet) == ""
@@ -161,17 +158,14 @@ def test_older_drivers_and_libraries_have_fewer_functions():
     assert "samples" not in read
 
 
-@pytest.mark.parametrize(
-    ("before", "present", "ran", "foreign"),
-    [
-        ([900], [11, 12], {11: 70, 12: 60, 900: 34}, 900),
-        ([], [11, 901], {901: 50}, 901),
-        # In a container our 11 and 12 are the host's 5011 and 5012; 900 was there before us.
-        ([900], [5011, 5012], {5011: 40, 5012: 40}, None),
-        ([900], [5011, 5012], {5011: 40, 900: 40}, 900),
-        ([900], [5011, 5012], {5011: 40, 5012: 40, 5013: 40}, "one more"),
-    ],
-)
+@pytest.mark.parametrize(("before", "present", "ran", "foreign"), [
+    ([900], [11, 12], {11: 70, 12: 60, 900: 34}, 900),
+    ([], [11, 901], {901: 50}, 901),
+    # In a container our 11 and 12 are the host's 5011 and 5012; 900 was there before us.
+    ([900], [5011, 5012], {5011: 40, 5012: 40}, None),
+    ([900], [5011, 5012], {5011: 40, 900: 40}, 900),
+    ([900], [5011, 5012], {5011: 40, 5012: 40, 5013: 40}, "one more"),
+])  # fmt: skip
 def test_a_foreign_process_that_ran_in_the_round(before, present, ran, foreign):
     nvml = FakeNvml()
     nvml.processes = dict.fromkeys(before, 2 << 30)

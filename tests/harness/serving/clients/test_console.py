@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from harness.serving.clients.files import UnreadableError
 from harness.serving.schema import OfferedLoad
 from tests.support.serving_files import DATA, look, of, rules, shapes, written
 
@@ -63,6 +64,20 @@ def test_a_block_broken_off(tmp_path):
     (run,) = written(tmp_path, BLOCK[: BLOCK.index("1049.39") + 3])
     assert run.value("throughput", tokens="output") is None
     assert rules(run) == ["unreadable", "truncated"] and "cut through" in run.findings[0].message
+
+
+@pytest.mark.parametrize("cut", range(60, len(BLOCK) - 50, 131))
+def test_cut_anywhere(tmp_path, cut):
+    """What is read of a block cut off is as in the whole: no number that was cut through."""
+    (whole,) = of("console_vllm.txt")
+    try:
+        (run,) = written(tmp_path, BLOCK[:cut])
+    except UnreadableError as error:
+        assert "\n" not in str(error)
+        return
+    assert "truncated" in rules(run)
+    assert shapes(run).items() <= shapes(whole).items()
+    assert {k: v for k, v in run.totals if v is not None}.items() <= dict(whole.totals).items()
 
 
 # The workload from the command or the printed arguments before a block, only where there is no doubt

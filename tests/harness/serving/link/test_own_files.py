@@ -61,7 +61,7 @@ def test_bounds_do_not_swallow_a_prediction(tmp_path):
 
 
 def test_validation_is_near():
-    """What the documents promise of InferenceX's points, which are predicted from each other or from nothing."""
+    """What documents promise of InferenceX's points, which are predicted from each other or from nothing."""
     text = run("--validate").output
     *alike, dstack = (float(error) for error in re.findall(r"TPOT: mean error ([\d.]+)%", text))
     assert len(alike) == 4 and max(alike) <= 8 and dstack > 50  # of DP attention, and an older engine

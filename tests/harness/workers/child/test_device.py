@@ -51,30 +51,27 @@ TWIN = UUID.replace("1", "2")
 T4 = like(H100, name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=TWIN)
 
 
-@pytest.mark.parametrize(
-    ("gpu", "planned", "said"),
-    [
-        (H100, PLANNED, ""),
-        (OLD, PLANNED, ""),
-        (H100, Platform("cuda", "sm_90", "cuda:0", H100.name), ""),
-        (like(OLD, name=SLICE.name, total_memory=9900 << 20), SLICE, ""),
-        (like(H100, name=SLICE.name, total_memory=9900 << 20, uuid="of its GPU"), SLICE, ""),
-        (like(OLD, name=SLICE.name), replace(SLICE, name=f"{H100.name} MIG-77", memory=0), ""),
-        (MI300X, AMD, ""),
-        (like(MI300X, uuid="00000000-0000-0000-0000-000000000000"), AMD, ""),
-        (
-            T4,
-            PLANNED,
-            f"it is sm_75, Tesla T4, gpu-{TWIN}, 15.0 GiB, to the driver sm_90, {H100.name}, GPU-{UUID}",
-        ),
-        (like(H100, uuid=TWIN), PLANNED, "to torch it is gpu-22223344"),
-        (H100, SLICE, "to torch it is 79.2 GiB, to the driver 9.8 GiB"),
-        (like(OLD, total_memory=60 * GIB), PLANNED, "to torch it is 60.0 GiB, to the driver 79.6 GiB"),
-        (like(OLD, total_memory=9900 << 20), PLANNED, "to torch it is 9.7 GiB, to the driver 79.6 GiB"),
-        (like(MI300X, uuid="30303030-3030-3030-3030-303030306163"), AMD, "gpu-00000000000000ac, to the"),
-        (like(MI300X, gcnArchName="gfx950"), AMD, "to torch it is gfx950, to the driver gfx942"),
-    ],
-)
+@pytest.mark.parametrize(("gpu", "planned", "said"), [
+    (H100, PLANNED, ""),
+    (OLD, PLANNED, ""),
+    (H100, Platform("cuda", "sm_90", "cuda:0", H100.name), ""),
+    (like(OLD, name=SLICE.name, total_memory=9900 << 20), SLICE, ""),
+    (like(H100, name=SLICE.name, total_memory=9900 << 20, uuid="of its GPU"), SLICE, ""),
+    (like(OLD, name=SLICE.name), replace(SLICE, name=f"{H100.name} MIG-77", memory=0), ""),
+    (MI300X, AMD, ""),
+    (like(MI300X, uuid="00000000-0000-0000-0000-000000000000"), AMD, ""),
+    (
+        T4,
+        PLANNED,
+        f"it is sm_75, Tesla T4, gpu-{TWIN}, 15.0 GiB, to the driver sm_90, {H100.name}, GPU-{UUID}",
+    ),
+    (like(H100, uuid=TWIN), PLANNED, "to torch it is gpu-22223344"),
+    (H100, SLICE, "to torch it is 79.2 GiB, to the driver 9.8 GiB"),
+    (like(OLD, total_memory=60 * GIB), PLANNED, "to torch it is 60.0 GiB, to the driver 79.6 GiB"),
+    (like(OLD, total_memory=9900 << 20), PLANNED, "to torch it is 9.7 GiB, to the driver 79.6 GiB"),
+    (like(MI300X, uuid="30303030-3030-3030-3030-303030306163"), AMD, "gpu-00000000000000ac, to the"),
+    (like(MI300X, gcnArchName="gfx950"), AMD, "to torch it is gfx950, to the driver gfx942"),
+])  # fmt: skip
 def test_another_device_is_refused_in_one_line(monkeypatch, gpu, planned, said):
     """What torch only calls a little otherwise is the device."""
     monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)

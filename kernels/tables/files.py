@@ -1,0 +1,129 @@
+"""The files of a library, wherever it lies: a checkout, site-packages, an unpacked image, a wheel."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import re
+import zipfile
+from fnmatch import fnmatch
+from pathlib import Path
+
+RECORDED = Path(__file__).parent / "recorded"
+"""A zip for each library: its tables for DeepSeek's shapes, made by tools/record_tables.py."""
+
+LARGEST = 64 * 2**20
+"""Bytes. AITER's largest table has 6 MB; a file beyond this is none of theirs."""
+
+PLACES = (
+    "{package}",
+    "python/{package}",
+    "lib/python3*/site-packages/{package}",
+    "*/lib/python3*/*-packages/{package}",
+    "*/*/lib/python3*/*-packages/{package}",
+    "*/{package}/{package}",
+    "*/*/{package}",
+)
+"""Where a package is looked for below a path, as patterns: a checkout, an environment, an image's file system."""
+
+VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
+
+
+class TableError(ValueError):
+    """A table or library cannot be read; the text is one line that says which, and why."""
+
+
+class Files:
+    """Text files of a package. Names are as in Python's search path: `aiter/configs/tuned_fmoe.csv`."""
+
+    def __init__(self, package: str, path: Path) -> None:
+        """path: a wheel or another zip, or a folder that holds the package. Raises TableError."""
+        self.package, self.path = package, path
+        try:
+            self._zip = zipfile.ZipFile(path) if path.is_file() else None
+        except (OSError, zipfile.BadZipFile) as error:
+            raise TableError(f"cannot read {path}: {error}") from None
+        self._root = path
+        if self._zip:
+            if not any(name.startswith(f"{package}/") for name in self._zip.namelist()):
+                raise TableError(f"{path} holds no package {package}")
+        else:
+            self._root = _parent(package, path)
+
+    def names(self, pattern: str) -> list[str]:
+        """Files whose name matches a shell pattern, in which `*` stays within a folder; sorted."""
+        if self._zip:
+            depth = pattern.count("/")
+            found = (name for name in self._zip.namelist() if name.count("/") == depth)
+            return sorted(name for name in found if fnmatch(name, pattern))
+        return sorted(path.relative_to(self._root).as_posix() for path in self._root.glob(pattern))
+
+    def has(self, name: str) -> bool:
+        if self._zip:
+            return name in self._zip.NameToInfo
+        return (self._root / name).is_file()
+
+    def text(self, name: str) -> str:
+        """Of a file; bytes that are no UTF-8 become U+FFFD. Raises TableError."""
+        try:
+            if self._zip:
+                size = self._zip.getinfo(name).file_size
+            else:
+                size = (self._root / name).stat().st_size
+            if size > LARGEST:
+                raise TableError(f"{name}: {size} bytes, which no table has; it is not read")
+            data = self._zip.read(name) if self._zip else (self._root / name).read_bytes()
+        except (OSError, KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            raise TableError(f"{name}: {reason}") from None
+        return data.decode(errors="replace")
+
+    @functools.cached_property
+    def version(self) -> str:
+        """As its metadata or its source says, else its commit; empty where nothing tells."""
+        for metadata in self.names(f"{self.package}-*.dist-info/METADATA") or self.names(
+            f"*{self.package}-*.dist-info/METADATA"
+        ):
+            for line in self.text(metadata).splitlines():
+                if line.startswith("Version: "):
+                    return line.removeprefix("Version: ").strip()
+        for name in (f"{self.package}/_version.py", f"{self.package}/version.py"):
+            if self.has(name) and (said := VERSION.search(self.text(name))):
+                return said[1]
+        return self._commit()
+
+    def _commit(self) -> str:
+        """`commit 1234567` of a git checkout, from its files."""
+        for folder in (self._root, *self._root.parents):
+            head = folder / ".git" / "HEAD"
+            if head.is_file():
+                said = head.read_text(errors="replace").strip()
+                if said.startswith("ref: "):
+                    branch = folder / ".git" / said.removeprefix("ref: ")
+                    said = branch.read_text(errors="replace").strip() if branch.is_file() else ""
+                return f"commit {said[:7]}" if said else ""
+        return ""
+
+
+def _parent(package: str, path: Path) -> Path:
+    """The folder that holds the package. Raises TableError."""
+    if not path.is_dir():
+        raise TableError(f"{path}: no such file or folder")
+    if path.name == package and (path / "__init__.py").is_file() and not (path / package).is_dir():
+        return path.parent
+    for place in PLACES:
+        for found in sorted(path.glob(place.format(package=package))):
+            if (found / "__init__.py").is_file() or (found / "configs").is_dir():
+                return found.parent
+    raise TableError(f"{path} holds no package {package}: give its checkout, wheel or site-packages")
+
+
+def library(package: str, path: Path | None = None) -> Files:
+    """A library's files: at the path, else the installed ones, else those recorded here. Raises TableError."""
+    if path:
+        return Files(package, path)
+    spec = importlib.util.find_spec(package)  # of a package at the top, which imports nothing
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if (Path(folder) / "configs").is_dir() or package != "aiter":  # PyPI has another `aiter`
+            return Files(package, Path(folder).parent)
+    return Files(package, RECORDED / f"{package}.zip")

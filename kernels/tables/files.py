@@ -24,7 +24,7 @@ PLACES = (
     "*/{package}/{package}",
     "*/*/{package}",
 )
-"""Where a package is looked for below a path, as patterns: a checkout, an environment, an image's file system."""
+"""Where a package is looked for below a path: a checkout, an environment, the file system of an image."""
 
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
 
@@ -119,7 +119,7 @@ def _parent(package: str, path: Path) -> Path:
 
 
 def library(package: str, path: Path | None = None) -> Files:
-    """A library's files: at the path, else the installed ones, else those recorded here. Raises TableError."""
+    """A library's files: at the path, else those installed, else those recorded here. Raises TableError."""
     if path:
         return Files(package, path)
     spec = importlib.util.find_spec(package)  # of a package at the top, which imports nothing

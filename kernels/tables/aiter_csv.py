@@ -1,0 +1,386 @@
+"""AITER's tuned CSVs, merged and read as AITER does it with pandas, and what is wrong with them.
+
+Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files`.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels.tables import Problem
+from kernels.tables.files import LARGEST, Files, TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from kernels.tables.aiter_rules import Rules
+
+CONFIGS = "aiter/configs"
+LINE = "_line"
+"""A column of the recorded extracts: the row's line in AITER's own file."""
+
+GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
+"""What AITER takes for a row without a gfx (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
+
+MISSING = {"", "#N/A", "N/A", "NA", "n/a", "NULL", "null", "None", "nan", "NaN", "-nan", "-NaN", "<NA>"}
+BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Files that AITER merges into one table.
+
+    variable: the environment variable whose files replace them
+    numbers:  columns of the key that pandas must read as numbers
+    texts:    the other columns of the key, gfx left out
+    """
+
+    name: str
+    variable: str
+    numbers: tuple[str, ...]
+    texts: tuple[str, ...] = ()
+
+    @property
+    def untuned(self) -> str:
+        return f"{CONFIGS}/{'untuned'.join(self.name.rsplit('tuned', 1))}.csv"
+
+
+GEMM = Family(
+    "a8w8_blockscale_tuned_gemm", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", ("cu_num", "M", "N", "K")
+)
+PRESHUFFLED = Family(
+    "a8w8_blockscale_bpreshuffle_tuned_gemm",
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
+    ("cu_num", "M", "N", "K"),
+)
+MOE = Family(
+    "tuned_fmoe",
+    "AITER_CONFIG_FMOE",
+    ("cu_num", "token", "model_dim", "inter_dim", "expert", "topk", "use_g1u1", "doweight_stage1"),
+    ("act_type", "dtype", "q_dtype_a", "q_dtype_w", "q_type"),
+)
+
+
+def number(cell: str) -> float | None:
+    """A cell as pandas reads it in a column of numbers; NaN where it is missing, None where it is none."""
+    cell = cell.strip()
+    if cell in MISSING:
+        return math.nan
+    if cell in BOOLEANS:
+        return BOOLEANS[cell]
+    try:
+        return None if "_" in cell else float(cell)
+    except ValueError:
+        return None
+
+
+class _Numbers(dict[str, float]):
+    """Of cells, each parsed once; NaN where a cell is none."""
+
+    def __missing__(self, cell: str) -> float:
+        value = number(cell)
+        self[cell] = math.nan if value is None else value
+        return self[cell]
+
+
+NUMBERS = _Numbers()
+
+
+class Source:
+    """A CSV: `columns` by their place, `rows` with the line of each; `error` where pandas refuses it."""
+
+    def __init__(self, file: str, text: str) -> None:
+        self.file, self.error, self.truncated = file, "", []
+        self.columns: dict[str, int] = {}
+        self.rows: list[tuple[int, list[str]]] = []
+        reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
+        try:
+            header = next((row for row in reader if row), None)
+            if header is None:
+                self.error = "is empty; pandas raises EmptyDataError"
+                return
+            for place, name in enumerate(header):
+                self.columns.setdefault(name, place)
+            width = len(header)
+            for row in reader:
+                if not row:
+                    continue
+                if len(row) > width:
+                    self.error = (
+                        f"line {reader.line_num} has {len(row)} cells under {width} columns; "
+                        "pandas raises ParserError"
+                    )
+                    continue
+                if len(row) < width:
+                    self.truncated.append(reader.line_num)
+                    row += [""] * (width - len(row))
+                self.rows.append((reader.line_num, row))
+        except csv.Error as error:
+            self.error = f"line {reader.line_num} is no CSV: {error}"
+        if LINE in self.columns:
+            place = self.columns[LINE]
+            self.rows = [(int(NUMBERS[row[place]]), row) for _, row in self.rows]
+
+    def cells(self, column: str, missing: str = "0") -> list[str]:
+        """Of each row; `missing` where the file lacks the column: 0, as AITER fills it."""
+        place = self.columns.get(column)
+        if place is None:
+            return [missing] * len(self.rows)
+        return [row[place] for _, row in self.rows]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a merged table."""
+
+    source: Source
+    line: int
+    cells: list[str]
+    gfx: str
+    numbers: tuple[float, ...]
+    texts: tuple[str, ...]
+
+    def cell(self, column: str) -> str:
+        """Its text; empty where it is missing or the file lacks the column."""
+        place = self.source.columns.get(column)
+        cell = "" if place is None else self.cells[place].strip()
+        return "" if cell in MISSING else cell
+
+    def number(self, column: str) -> float | None:
+        value = number(self.cell(column))
+        return None if value is None or math.isnan(value) else value
+
+    @property
+    def us(self) -> float | None:
+        return self.number("us")
+
+    @property
+    def truncated(self) -> bool:
+        return self.line in self.source.truncated
+
+
+def _on_disk(path: str) -> str:
+    """The text of a file that a variable names. Raises TableError."""
+    try:
+        size = os.stat(path).st_size
+        if size > LARGEST:
+            raise TableError(f"{size} bytes, which no table has; it is not read")
+        return Path(path).read_bytes().decode(errors="replace")
+    except (OSError, ValueError) as error:
+        if isinstance(error, TableError):
+            raise
+        raise TableError(getattr(error, "strerror", None) or str(error)) from None
+
+
+class Table:
+    """The files of a family, merged.
+
+    problems: what is wrong with them, whatever the GPU
+    dead:     why no row can be found; empty where they can
+    """
+
+    def __init__(self, files: Files, family: Family, rules: Rules, environment: Mapping[str, str]) -> None:
+        self.family, self._files, self._rules = family, files, rules
+        self.problems: list[Problem] = []
+        self.dead = ""
+        self.given = environment.get(family.variable, "")
+        names = self.given.split(os.pathsep) if self.given else self._packaged()
+        self.merged = len(names) > 1
+        self.sources = [source for name in names if (source := self._read(name))]
+        self.title = f"{family.name} ({len(self.sources)} file{'s' * (len(self.sources) != 1)})"
+        if self.given:
+            self._say_what_is_replaced()
+        self.has_gfx = any("gfx" in source.columns for source in self.sources)
+        self.has_tag = any("_tag" in source.columns for source in self.sources)
+        self._check_columns()
+        self._rows: dict[str, list[Row]] = {}
+        self._lost = self._duplicates()
+
+    def _packaged(self) -> list[str]:
+        default = f"{CONFIGS}/{self.family.name}.csv"
+        if not self._rules.merges:
+            return [default]
+        models = self._files.names(f"{CONFIGS}/model_configs/*{self.family.name}*.csv")
+        return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
+
+    def _read(self, name: str) -> Source | None:
+        try:
+            if self.given:
+                text = _on_disk(name)
+            elif not self._files.has(name) and self.merged:
+                return None
+            else:
+                text = self._files.text(name)
+        except TableError as error:
+            reason = str(error).removeprefix(f"{name}: ")
+            missing = self.given and not os.path.exists(name)
+            then = "AITER leaves it out" if missing and self.merged else "AITER raises at the first look-up"
+            self._say(name or self.family.variable, 0, f"cannot be read ({reason}): {then}")
+            return None
+        source = Source(name, text)
+        if source.error:
+            self._say(name, 0, f"{source.error}: AITER raises at the first look-up")
+        if source.truncated:
+            self._say(
+                name,
+                source.truncated[0],
+                f"{_count(source.truncated, 'line')} cut short, the first here: AITER reads what lacks as nan",
+            )
+        return source if source.columns else None
+
+    def _say(self, file: str, line: int, text: str) -> None:
+        self.problems.append(Problem(file, line, text))
+
+    def _say_what_is_replaced(self) -> None:
+        hidden, rows = self._packaged(), 0
+        for name in hidden:
+            if self._files.has(name):
+                try:
+                    rows += max(0, len(self._files.text(name).split("\n")) - 2)
+                except TableError:
+                    continue
+        self._say(
+            self.family.variable,
+            0,
+            f"replaces the {len(hidden)} files of the package, {rows} rows, by {self.given}: "
+            "to add to them, name them too",
+        )
+
+    def _check_columns(self) -> None:
+        family = self.family
+        for source in self.sources:
+            absent = [c for c in (*family.numbers, *family.texts) if c not in source.columns]
+            if absent:
+                rows = f"its {len(source.rows)} rows are never found"
+                self._say(source.file, 1, f"has no column {', '.join(absent)}: {rows}")
+            elif "gfx" not in source.columns and source.rows:
+                self._say_without_gfx(source)
+        total = sum(len(source.rows) for source in self.sources)
+        for column in family.numbers:
+            kinds: dict[str, tuple[str, int, str]] = {}
+            for source in self.sources:
+                cells = source.cells(column)
+                for cell in set(cells):
+                    if (value := number(cell)) is None or not math.isnan(value):
+                        kind = "text" if value is None else "bool" if cell.strip() in BOOLEANS else "number"
+                        if kind not in kinds:
+                            kinds[kind] = (source.file, source.rows[cells.index(cell)][0], cell)
+            if "text" in kinds or len(kinds) > 1:
+                file, line, cell = kinds.get("text") or kinds["bool"]
+                self.dead = f"{file}:{line}: {column} is {cell[:20]!r}, so no row is found"
+                self._say(
+                    file,
+                    line,
+                    f"{column} is {cell[:20]!r}: pandas reads the whole column as text, "
+                    f"and none of the {total} rows of {family.name} is found",
+                )
+
+    def _say_without_gfx(self, source: Source) -> None:
+        if self.family is MOE:
+            units = {NUMBERS[cell] for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
+            if units and self._rules.moe_gfx:
+                numbers = ", ".join(f"{unit:g}" for unit in sorted(units))
+                self._say(source.file, 1, f"has no column gfx, and AITER knows none of cu_num {numbers}")
+        elif not self.has_gfx:
+            self._say(source.file, 1, "has no column gfx: a row is found by its number of CUs on any GPU")
+        elif not self._rules.infers_gfx:
+            self._say(source.file, 1, f"has no column gfx: its {len(source.rows)} rows are never found")
+
+    def _duplicates(self) -> set[tuple[int, int]]:
+        """(place of the source, line) of rows that a faster one of the same key stands beside."""
+        family, lost = self.family, set()
+        moe = family is MOE
+        if moe and not (self.merged and self._files.has(family.untuned)):
+            return lost  # AITER warns and keeps the first
+        best: dict[tuple[object, ...], tuple[float, int, int]] = {}
+        first: dict[int, tuple[int, int]] = {}
+        for place, source in enumerate(self.sources):
+            columns = [[NUMBERS[cell] for cell in source.cells(c)] for c in family.numbers]
+            columns += [source.cells(c) for c in family.texts]  # type: ignore[misc]
+            if self.has_gfx:
+                columns.append(self._gfx(source))  # type: ignore[arg-type]
+            if moe and self.has_tag:
+                columns.append(source.cells("_tag"))  # type: ignore[arg-type]
+            rows = source.rows
+            if not self.merged:  # full copies are dropped
+                columns.append(["\n".join(cells) for _, cells in rows])  # type: ignore[arg-type]
+            times = source.cells("us", "")
+            for (line, _), us, key in zip(rows, times, zip(*columns, strict=True), strict=True):
+                here = (math.inf if math.isnan(NUMBERS[us]) else NUMBERS[us], place, line)
+                if (before := best.setdefault(key, here)) is here:
+                    continue
+                count, _ = first.get(place, (0, 0))
+                first[place] = (count + 1, first.get(place, (0, line))[1])
+                best[key], worse = sorted((before, here))
+                lost.add(worse[1:])
+        if not self.merged:
+            return lost
+        for place, (count, line) in first.items():
+            self._say(
+                self.sources[place].file,
+                line,
+                f"{count} row{'s' * (count != 1)} with a key that another row has, the first here: AITER keeps "
+                "the fastest, rewrites its files and raises RuntimeError",
+            )
+        return lost
+
+    def _gfx(self, source: Source, live: str = "") -> list[str]:
+        """Of each row, as the merge fills it in; live: the GPU's, for CUs that AITER does not know."""
+        if "gfx" in source.columns:
+            cells = source.cells("gfx")
+            if self.family is not MOE:
+                return cells
+        elif not (self._rules.infers_gfx if self.family is not MOE else self._rules.moe_gfx):
+            return ["0"] * len(source.rows)
+        else:
+            cells = [""] * len(source.rows)
+        units = source.cells("cu_num")
+        return [
+            gfx if gfx not in MISSING and gfx != "0" else GFX_OF_UNITS.get(NUMBERS[unit], live)  # type: ignore[call-overload]
+            for gfx, unit in zip(cells, units, strict=True)
+        ]
+
+    def rows(self, arch: str) -> list[Row]:
+        """Those that a GPU of this architecture may find, with any number of CUs, in the order of the merge."""
+        if arch not in self._rows:
+            self._rows[arch] = list(self._select(arch))
+        return self._rows[arch]
+
+    def _select(self, arch: str) -> Iterator[Row]:
+        family = self.family
+        by_gfx = self._rules.moe_gfx if family is MOE else self.has_gfx
+        for place, source in enumerate(self.sources):
+            gfxs = self._gfx(source, arch)
+            numbers = [source.cells(column) for column in family.numbers]
+            texts = [source.cells(column) for column in family.texts]
+            tags = source.cells("_tag", "0" if self.has_tag else "")
+            for index, (line, cells) in enumerate(source.rows):
+                if by_gfx and gfxs[index] != arch:
+                    continue
+                if (place, line) in self._lost or (family is MOE and not self._rules.keeps_tag(tags[index])):
+                    continue
+                yield Row(
+                    source,
+                    line,
+                    cells,
+                    gfxs[index] if by_gfx else "",
+                    tuple(NUMBERS[column[index]] for column in numbers),
+                    tuple(column[index] for column in texts),
+                )
+
+    def by_file(self, rows: Iterable[Row]) -> dict[str, list[Row]]:
+        grouped: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            grouped[row.source.file].append(row)
+        return grouped
+
+
+def _count(things: list[int], name: str) -> str:
+    return f"{len(things)} {name}{'s are' if len(things) != 1 else ' is'}"

@@ -1,0 +1,165 @@
+"""AITER's configurations of its Triton GEMM: which folder, which file, which bucket of M.
+
+Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called by `_get_config` of
+`aiter/ops/triton/_triton_kernels/gemm/basic/gemm_a8w8_blockscale.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from kernels.tables import Entry, Found, Problem
+from kernels.tables.files import TableError
+
+if TYPE_CHECKING:
+    from kernels.tables import Target
+    from kernels.tables.aiter_rules import Rules
+    from kernels.tables.files import Files
+
+FOLDER = "aiter/ops/triton/configs"
+NAMES = {False: "GEMM-A8W8_BLOCKSCALE", True: "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED"}
+SHAPED = re.compile(r"-N=(\d+)-K=(\d+)\.json$")
+
+
+class TritonTables:
+    """Look-ups in the JSON files of `GEMM-A8W8_BLOCKSCALE`, the weight preshuffled or not."""
+
+    def __init__(self, files: Files, rules: Rules) -> None:
+        self._files, self._rules = files, rules
+        self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
+        self._problems: dict[str, Problem] = {}
+
+    def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
+        """A file of the shape is a hit, but for its bucket `any`: AITER calls that untuned."""
+        stem, default = self._place(target, preshuffled)
+        shaped = f"{stem}-N={n}-K={k}.json"
+        if not self._files.has(default):
+            return Found(shaped, None, f"AITER raises AssertionError: there is no {default}")
+        file = shaped if self._files.has(shaped) else default
+        if (read := self._json(file)) is None:
+            return Found(shaped, None, f"AITER raises: {file} cannot be read")
+        buckets, text = read
+        bucket = self._bucket(buckets, m)
+        if not isinstance(buckets.get(bucket), dict):
+            return Found(shaped, None, f"AITER raises KeyError: {file} has no bucket for M={m}")
+        line = text[: text.index(f'"{bucket}"')].count("\n") + 1 if f'"{bucket}"' in text else 0
+        kernel = _described(buckets[bucket])
+        if file == default or bucket == "any":
+            return Found(shaped, None, f"{bucket} of {file}:{line}: {kernel}")
+        bound = int(bucket.rsplit("_", 1)[1])
+        return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
+
+    def _bucket(self, buckets: dict[str, Any], m: int) -> str:
+        """`any` where no bound holds, whether the file has it or not."""
+        for bound in self._rules.bounds:
+            if m <= bound and f"M_LEQ_{bound}" in buckets:
+                return f"M_LEQ_{bound}"
+        for bound in reversed(self._rules.bounds):
+            if m >= bound and f"M_GEQ_{bound}" in buckets:
+                return f"M_GEQ_{bound}"
+        return "any"
+
+    def _places(self, target: Target, name: str) -> list[tuple[str, str]]:
+        """(stem of shaped files, default file) of each folder in AITER's order."""
+        backend = "gluon" if target.arch == "gfx1250" else "triton"
+        places = []
+        if self._rules.nested:
+            folder = f"{FOLDER}/{target.arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
+            places.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
+        for folder in (*((f"gemm/{backend}",) if self._rules.backends else ()), "gemm"):
+            stem = f"{FOLDER}/{folder}/{target.arch}-{name}"
+            places.append((stem, f"{stem}.json"))
+        return places
+
+    def _place(self, target: Target, preshuffled: bool) -> tuple[str, str]:
+        places = self._places(target, NAMES[preshuffled])
+        return next((place for place in places if self._files.has(place[1])), places[-1])
+
+    def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
+        if file not in self._read:
+            self._read[file] = None
+            try:
+                text = self._files.text(file)
+                buckets = json.loads(text)
+                if isinstance(buckets, dict):
+                    self._read[file] = (buckets, text)
+                else:
+                    self._say(file, "is no object of buckets")
+            except TableError as error:
+                self._say(file, f"cannot be read ({str(error).removeprefix(f'{file}: ')})")
+            except json.JSONDecodeError as error:
+                self._say(file, f"is no JSON: {error.msg}", error.lineno)
+            except (ValueError, RecursionError) as error:
+                self._say(file, f"is no JSON: {type(error).__name__}")
+        return self._read[file]
+
+    def _say(self, file: str, text: str, line: int = 0) -> None:
+        self._problems[file] = Problem(file, line, f"{text}: AITER raises where it looks into it")
+
+    def problems(self, target: Target) -> list[Problem]:
+        """Files of this architecture that no look-up reads, or that end before large M."""
+        found = []
+        for name in NAMES.values():
+            used, _ = self._place(target, name == NAMES[True])
+            folders = dict(self._places(target, name))
+            if target.arch != "gfx1250":
+                folders[f"{FOLDER}/gemm/gluon/{target.arch}-{name}"] = ""
+            for stem in folders:
+                shaped = [file for file in self._named(f"{stem}-") if SHAPED.search(file)]
+                if stem != used and shaped:
+                    found.append(
+                        Problem(shaped[0], 0, f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before")
+                    )
+                elif stem == used:
+                    found += self._short(shaped)
+                    self._json(folders[stem]) if self._files.has(folders[stem]) else None
+            foreign = [
+                file
+                for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
+                if not file.rsplit("/", 1)[1].startswith("gfx")
+                and (SHAPED.search(file) or file.endswith(f"-{name}.json"))
+                and not file.rsplit("/", 1)[1].startswith(("FUSED", "BATCHED"))
+            ]
+            if foreign:
+                found.append(
+                    Problem(foreign[0], 0, f"{_files(foreign)} never read: the name must begin with {target.arch}-")
+                )
+        return [*self._problems.values(), *found]
+
+    def _short(self, shaped: list[str]) -> list[Problem]:
+        """Files with buckets that no M reaches, or without one for large M."""
+        found = []
+        only_any = []
+        for file in shaped:
+            if (read := self._json(file)) is None:
+                continue
+            buckets = read[0]
+            if set(buckets) == {"any"}:
+                only_any.append(file)
+            known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._rules.bounds} | {"any"}
+            dead = sorted(set(buckets) - known)
+            if dead:
+                found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER asks for no such bucket"))
+            if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
+                most = max((bound for bound in self._rules.bounds if f"M_LEQ_{bound}" in buckets), default=0)
+                found.append(Problem(file, 0, f"has no bucket for M above {most}: AITER raises KeyError there"))
+        if only_any:
+            found.append(Problem(only_any[0], 0, f"{_files(only_any)} of the one bucket `any`, never tuned"))
+        return found
+
+    def _named(self, stem: str) -> list[str]:
+        folder = stem.rsplit("/", 1)[0]
+        return [file for file in self._files.names(f"{folder}/*.json") if file.startswith(stem)]
+
+
+def _files(names: list[str]) -> str:
+    return "this file is" if len(names) == 1 else f"{len(names)} files, the first here, are"
+
+
+def _described(config: dict[str, Any]) -> str:
+    """`64x128x128, num_warps 4, ...`."""
+    block = [f"BLOCK_SIZE_{side}" for side in "MNK"]
+    rest = [f"{name} {value}" for name, value in config.items() if name not in block and value is not None]
+    return ", ".join(["x".join(str(config.get(side, "?")) for side in block), *rest])

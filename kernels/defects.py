@@ -37,22 +37,26 @@ class Defect:
     when: Callable[[Any], bool] = lambda sizes: True
     refuse: bool = False
 
-    def concerns(self, row: Implementation, sizes: object, arch: str) -> bool:
+    def concerns(self, row: Implementation, sizes: object, arch: str, version: str) -> bool:
         return (
             self.op == row.op
             and any(fnmatch.fnmatchcase(row.name, pattern) for pattern in self.rows)
             and arch in self.archs
             and self.when(sizes)
-            and _within(row.version, self.versions)
+            and _within(version, self.versions)
         )
 
     def __str__(self) -> str:
         return f"known: {self.issue}, {self.symptom}"
 
 
-def known_defects(row: Implementation, sizes: object, arch: str) -> list[Defect]:
-    """Those that may show where an implementation runs at these sizes; imports no library of its."""
-    return [defect for defect in DEFECTS if defect.concerns(row, sizes, arch)]
+def known_defects(row: Implementation, sizes: object, arch: str, version: str | None = None) -> list[Defect]:
+    """Those that may show where an implementation runs at these sizes; imports no library of its.
+
+    version: of its library; None: the installed one
+    """
+    version = row.version if version is None else version
+    return [defect for defect in DEFECTS if defect.concerns(row, sizes, arch, version)]
 
 
 def _within(version: str, specifiers: str) -> bool:

@@ -11,8 +11,8 @@ from kernels import PluginError
 from kernels.tuning import StoredError
 
 COMMANDS = (
-    "campaign", "check", "claims", "compare", "compile", "doctor", "export", "list", "report", "run",
-    "serving", "toggle", "tune",
+    "campaign", "check", "claims", "compare", "compile", "doctor", "engine", "export", "list", "report",
+    "run", "serving", "toggle", "tune",
 )  # fmt: skip
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS} | {
     "compile": f"{__name__}.compile:compile_command",

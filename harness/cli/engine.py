@@ -1,0 +1,180 @@
+"""`python -m harness engine`: what a serving engine runs for a deployment, and what is tuned for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from harness.cli.options import json_option
+
+if TYPE_CHECKING:
+    from shapes.scheduler import Workload
+
+OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
+
+
+@click.command()
+@click.argument("engine", metavar="sglang|vllm")
+@click.option(
+    "--arch", metavar="NAME", help="gfx942, sm_90 ... or a GPU of it: MI325X, H100 (default: this machine's)."
+)
+@click.option("--model", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
+              help="A model of `shapes`, or a folder with a config.json.")  # fmt: skip
+@click.option("--tp", type=click.IntRange(1), default=8, show_default=True, help="Ranks of the server.")
+@click.option("--ep", type=click.IntRange(1), default=1, show_default=True,
+              help="Ranks that share the experts: all or one.")  # fmt: skip
+@click.option("--dp-attention", is_flag=True, help="Each rank has requests of its own.")
+@click.option("--kv", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True, help="KV cache.")
+@click.option(
+    "--workload",
+    metavar="isl=N,osl=N,concurrency=N",
+    help="What is served; also prompts=N, chunk=TOKENS (default: a sweep of 3200 in, 800 out).",
+)
+@click.option(
+    "--with",
+    "given",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="A variable or flag of the engine that is set.",
+)
+@click.option("--op", multiple=True, help="Only this op.")
+@click.option("--aiter", metavar="PATH", help="A checkout, wheel, site-packages or unpacked image of AITER.")
+@click.option("--vllm", metavar="PATH", help="The same of vLLM.")
+@click.option(
+    "--sglang", metavar="PATH", help="The same of SGLang (each by default: installed, else recorded)."
+)
+@click.option(
+    "--triton", default="", metavar="VERSION", help="Triton beside the engine: SGLang's files are by it."
+)
+@click.option("--diff", nargs=2, metavar="A B", help="What two versions of a library hold otherwise.")
+@click.option("--entries", is_flag=True, help="Each shape on a line, with what its table holds.")
+@click.option(
+    "--write", "folder", metavar="DIR", help="Write the misses there as the library's own tuner reads them."
+)
+@click.option("--page", metavar="FILE", help="Write a page there: shapes by tokens, tuned or not.")
+@click.option("--csv", "csv_to", metavar="FILE|-", help="Write CSV there.")
+@json_option("Write JSON there.")
+def engine(
+    engine: str,
+    arch: str | None,
+    model: str,
+    tp: int,
+    ep: int,
+    dp_attention: bool,
+    kv: str,
+    workload: str | None,
+    given: tuple[str, ...],
+    op: tuple[str, ...],
+    aiter: str | None,
+    vllm: str | None,
+    sglang: str | None,
+    triton: str,
+    diff: tuple[str, str] | None,
+    entries: bool,
+    folder: str | None,
+    page: str | None,
+    csv_to: str | None,
+    json_to: str | None,
+) -> None:
+    """What sglang or vllm runs for each shape of a deployment, by share of the step: the implementation and
+    the line that decides it, the tuned table that it looks into, the entry it finds or what runs instead, and
+    known defects. Files alone are read; no GPU is needed.
+
+    \b
+    python -m harness engine sglang --arch MI300X
+    python -m harness engine vllm --arch gfx942 --tp 4 --with VLLM_ROCM_USE_AITER=1
+    python -m harness engine vllm --arch gfx942 --with VLLM_ROCM_USE_AITER=1 --aiter ~/aiter --write untuned
+    """
+    import json
+
+    from harness.engine.view import EngineRequest, engine_view
+    from harness.errors import UsageError
+    from harness.files import require_writable, require_writable_folder, write
+    from harness.plan.select import choose_op
+    from kernels.engines import engines
+    from kernels.engines.deploy import settings
+    from kernels.platform import detect
+    from shapes.models import model as known_model
+    from shapes.models import read_model
+
+    require_writable(json_to, csv_to)
+    if page:
+        require_writable(page, None)
+    if folder:
+        require_writable_folder(Path(folder))
+    if engine not in engines():
+        raise UsageError(f"unknown engine {engine!r}; engines: {', '.join(engines())}")
+    paths = {
+        name: Path(path) for name, path in (("aiter", aiter), ("vllm", vllm), ("sglang", sglang)) if path
+    }
+    try:
+        request = EngineRequest(
+            engine,
+            arch or detect().arch,
+            read_model(Path(model)) if Path(model).exists() else known_model(model),
+            tp,
+            ep,
+            dp_attention,
+            kv,
+            _workload(workload) if workload else None,
+            settings(given),
+            paths,
+            triton,
+            [choose_op(name).name for name in op],
+        )
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if diff:
+        from harness.engine.changes import changes, changes_text
+
+        found = changes(request, Path(diff[0]), Path(diff[1]))
+        if json_to:
+            write(json_to, json.dumps(found.facts(), indent=1) + "\n")
+        if json_to != "-":
+            click.echo(changes_text(found))
+        return
+    view = engine_view(request)
+    if json_to:
+        write(json_to, json.dumps(view.facts(), indent=1) + "\n")
+    if csv_to:
+        from harness.report.engine_table import engine_csv
+
+        write(csv_to, engine_csv(view))
+    if page:
+        from harness.engine.page import write_page
+
+        write_page(view, page)
+    if folder:
+        from harness.engine.untuned import write_untuned
+
+        for path in write_untuned(view, Path(folder)):
+            click.echo(f"written: {path}", err=True)
+    if "-" not in (json_to, csv_to):
+        import sys
+
+        from harness.report.engine_table import engine_text
+        from harness.report.terminal import show
+
+        show(engine_text(view, entries), sys.stdout)
+
+
+def _workload(text: str) -> Workload:
+    """Raises ValueError."""
+    from shapes.scheduler import Workload
+
+    values: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, number = part.strip().partition("=")
+        if name not in OF_A_WORKLOAD or not equals or not number.isdecimal():
+            raise ValueError(
+                f"--workload takes {', '.join(f'{n}=N' for n in OF_A_WORKLOAD)}, not {part.strip()!r}"
+            )
+        values[name] = int(number)
+    if missing := [name for name in OF_A_WORKLOAD[:3] if name not in values]:
+        raise ValueError(f"--workload needs {', '.join(missing)}")
+    concurrency = values["concurrency"]
+    prompts = values.get("prompts", 8 * concurrency)
+    budget = {"token_budget": values["chunk"]} if "chunk" in values else {}
+    return Workload(values["isl"], values["osl"], concurrency, prompts, **budget)

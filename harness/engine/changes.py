@@ -1,0 +1,110 @@
+"""What two versions of a library hold otherwise for a deployment: a changelog by shape."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from harness.engine.view import LIBRARIES, EngineRequest, EngineView, Shape, engine_view
+from harness.errors import UsageError
+from kernels.tables import Found
+from kernels.tables.files import Files, TableError
+from shapes.case import Size, text_of
+
+
+@dataclass(frozen=True)
+class Change:
+    """of: the shape with the second version"""
+
+    of: Shape
+    before: Found
+    after: Found
+
+    @property
+    def text(self) -> str:
+        return f"{_what(self.before)} -> {_what(self.after)}"
+
+
+@dataclass(frozen=True)
+class Changes:
+    """asked: shapes whose kernels look into this library"""
+
+    library: str
+    before: EngineView
+    after: EngineView
+    asked: int
+    changes: Sequence[Change]
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has them."""
+        changes = [
+            {
+                **{
+                    name: change.of.facts()[name] for name in ("op", "sizes", "share", "row", "place", "step")
+                },
+                "a": _facts(change.before),
+                "b": _facts(change.after),
+            }
+            for change in self.changes
+        ]
+        a, b = (view.libraries.get(self.library, "") for view in (self.before, self.after))
+        return {"library": self.library, "a": a, "b": b, "asked": self.asked, "changes": changes}
+
+
+def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
+    """Of the library that both paths hold. Raises UsageError."""
+    package = _package(a, b)
+    before, after = (engine_view(replace(request, paths={**request.paths, package: path})) for path in (a, b))
+    pairs = [
+        (now, was.found, now.found)
+        for was, now in zip(before.shapes, after.shapes, strict=True)
+        if was.found and now.found and package in before.libraries
+    ]
+    changed = [Change(*pair) for pair in pairs if _what(pair[1]) != _what(pair[2])]
+    return Changes(package, before, after, len(pairs), sorted(changed, key=lambda c: -c.of.share))
+
+
+def _package(a: Path, b: Path) -> str:
+    wrong = ""
+    for package in LIBRARIES:
+        try:
+            Files(package, a), Files(package, b)
+        except TableError as error:
+            wrong = str(error)
+            continue
+        return package
+    raise UsageError(
+        f"--diff takes two checkouts, wheels or site-packages of {', '.join(LIBRARIES)}: {wrong}"
+    )
+
+
+def _what(found: Found) -> str:
+    return found.entry.kernel if found.entry else f"miss: {found.fallback}"
+
+
+def _facts(found: Found) -> Mapping[str, Any]:
+    return {"entry": found.entry.__dict__ if found.entry else None, "fallback": found.fallback or None}
+
+
+def changes_text(found: Changes) -> str:
+    """The changed shapes by their share, those of one layer that change alike on a line."""
+    a, b = (view.libraries.get(found.library, "unknown") for view in (found.before, found.after))
+    lines = [
+        f"{found.before.release} on {found.before.device}: {found.library} {a} -> {b}: "
+        f"{len(found.changes)} of {found.asked} shapes run otherwise"
+    ]
+    groups: dict[tuple[str, str, str, str], list[Change]] = {}
+    for change in found.changes:
+        call = change.of.call
+        groups.setdefault((call.op, call.place, _layer(change.of.sizes), change.text), []).append(change)
+    for (op, place, layer, text), group in groups.items():
+        tokens = ", ".join(str(change.of.tokens) for change in group)
+        share = sum(change.of.share for change in group)
+        lines.append(f"{share:6.1%}  {op} {place} {layer}, at {tokens}: {text}")
+    return "\n".join(lines)
+
+
+def _layer(sizes: Mapping[str, Size]) -> str:
+    return text_of({name: value for name, value in sizes.items() if name in ("n", "k", "experts", "inter")})

@@ -1,0 +1,275 @@
+"""Each shape that a deployment calls: what the engine runs for it, and what a tuned table holds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import kernels
+from harness.catalogue.architectures import architectures
+from harness.catalogue.devices import Ceilings, known_devices
+from harness.errors import UsageError
+from kernels import engines
+from kernels.defects import known_defects
+from kernels.engines import EngineDefault
+from kernels.engines.deploy import chosen, columns, deployed, unread
+from kernels.op import DTYPES
+from kernels.tables import Found, Problem, Target
+from kernels.tables.files import TableError
+from kernels.tables.lookup import Lookups
+from kernels.vendor import READ_TO
+from shapes.case import Size
+from shapes.deployment import Call, served, sweep
+from shapes.models import ModelConfig
+from shapes.scheduler import Workload
+
+LIBRARIES = ("aiter", "vllm", "sglang")
+"""That have tuned tables, read here."""
+
+
+ROWS = 16384
+"""With more, products bound the experts and not their weights; to draw so many picks takes seconds."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """model, tp, ep, dp_attention, kv: how the model is served (kernels.engines.deploy)
+    arch:     an architecture or a device: gfx942, MI325X
+    workload: None: the sweep of shapes.deployment
+    given:    variables and flags of the engine
+    paths:    library -> where its files lie
+    triton:   its version beside the engine; empty: not known
+    """
+
+    engine: str
+    arch: str
+    model: ModelConfig
+    tp: int = 8
+    ep: int = 1
+    dp_attention: bool = False
+    kv: str = "bf16"
+    workload: Workload | None = None
+    given: Mapping[str, str] = field(default_factory=dict)
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    triton: str = ""
+    ops: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Shape:
+    """share: of the time of the deployment's steps, each call at the limits of the device
+    entry:   what the engine runs; None: not known
+    found:   what its table holds; None: no table decides
+    defects: known ones of what runs
+    """
+
+    call: Call
+    sizes: Mapping[str, Size]
+    share: float
+    entry: EngineDefault | None
+    found: Found | None
+    defects: tuple[str, ...]
+
+    @property
+    def row(self) -> str:
+        return self.entry.row if self.entry else ""
+
+    @property
+    def decided_in(self) -> str:
+        return f"{self.entry.file}:{self.entry.line}" if self.entry else ""
+
+    @property
+    def state(self) -> str:
+        """`tuned`, `fallback`, `no table`, or `no row` where the suite has none that does the same."""
+        if not self.row:
+            return "no row"
+        if self.found is None:
+            return "no table"
+        return "tuned" if self.found.entry else "fallback"
+
+    @property
+    def tokens(self) -> int:
+        """By which a table is asked: rows, or requests of attention."""
+        for name in ("m", "tokens", "batch"):
+            if name in self.sizes:
+                return int(self.sizes[name])
+        return 0
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has them."""
+        entry = self.found and self.found.entry
+        return {
+            "op": self.call.op,
+            "sizes": dict(self.sizes),
+            "share": round(self.share, 6),
+            "row": self.row or None,
+            "decided_in": self.decided_in or None,
+            "table": self.found.table if self.found else None,
+            "entry": entry.__dict__ if entry else None,
+            "fallback": (self.found.fallback or None) if self.found else None,
+            "defects": list(self.defects),
+            "step": self.call.step,
+            "place": self.call.place,
+            "why": self.entry.why if self.entry else "the engine's choice is not known",
+            "notes": list(self.found.notes) if self.found else [],
+        }
+
+
+@dataclass(frozen=True)
+class EngineView:
+    request: EngineRequest
+    target: Target
+    device: str
+    shapes: Sequence[Shape]
+    problems: Sequence[Problem]
+    notes: Sequence[str]
+    libraries: Mapping[str, str]
+    tables: Lookups
+
+    @property
+    def release(self) -> str:
+        return f"{self.request.engine} {engines.defaults(self.request.engine)[0].version}"
+
+    def facts(self) -> dict[str, Any]:
+        """As JSON has them."""
+        asked = self.request
+        return {
+            "engine": self.release,
+            "arch": self.target.arch,
+            "device": self.device,
+            "model": asked.model.name,
+            "tp": asked.tp,
+            "ep": asked.ep,
+            "dp_attention": asked.dp_attention,
+            "kv": asked.kv,
+            "with": dict(asked.given),
+            "libraries": dict(self.libraries),
+            "shapes": [shape.facts() for shape in self.shapes],
+            "problems": [str(problem) for problem in self.problems],
+            "notes": list(self.notes),
+        }
+
+
+def engine_view(request: EngineRequest) -> EngineView:
+    """Raises UsageError, also where a library's files cannot be read."""
+    device = _device(request)
+    arch, ops = device["arch"], list(request.ops or kernels.OPS)
+    try:
+        deployment = deployed(
+            request.engine,
+            arch,
+            request.model,
+            request.tp,
+            request.ep,
+            request.dp_attention,
+            request.kv,
+            request.given,
+        )
+        calls = served(deployment, request.workload) if request.workload else sweep(deployment)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    target = Target(
+        arch, int(request.given.get("CU_NUM") or device["units"]), device["driver"], request.triton
+    )
+    tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
+    shares = _shares(calls, arch, device)
+    try:
+        shapes = [
+            _shape(request, arch, call, share, tables)
+            for call, share in zip(calls, shares, strict=True)
+            if call.op in ops
+        ]
+        problems = tables.problems()
+    except TableError as error:
+        raise UsageError(str(error)) from None
+    libraries = {name: f"{files.version or 'version unknown'}" for name, files in tables.asked.items()}
+    notes = _notes(request, arch, ops, libraries)
+    return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
+
+
+def _device(request: EngineRequest) -> Mapping[str, Any]:
+    """The data sheet of the device that is meant, with `units` and `driver`. Raises UsageError."""
+    known = engines.archs(request.engine)
+    devices = [entry for entry in known_devices() if entry["arch"] in known]
+    stands_for = {name: each.device for name, each in architectures().items()} | {"sm_103": "B300"}
+    wanted = stands_for.get(request.arch, request.arch).lower()
+    units = {each.arch: each.units for each in architectures().values()}
+    for entry in devices:
+        if entry["name"].lower() == wanted:
+            maker = "AMD Instinct" if entry["arch"].startswith("gfx") else "NVIDIA"
+            return {"units": units.get(entry["arch"], 0), "driver": f"{maker} {entry['name']}"} | entry
+    if request.arch in known:
+        return {"arch": request.arch, "name": request.arch, "units": 0, "driver": ""}
+    raise UsageError(
+        f"no defaults of {request.engine} for {request.arch!r}; --arch takes {', '.join(known)}, "
+        f"or {', '.join(entry['name'] for entry in devices)}; "
+        f"read at {request.engine} {engines.defaults(request.engine)[0].version}"
+    )
+
+
+def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list[float]:
+    """Of all steps' time, each call taking the least that the data sheet allows: by bytes alone where there
+    is none. Each step of a sweep counts alike."""
+    rates = {dtype: rate * 1e12 for dtype, rate in device.get("tflops", {}).items()}
+    limits = Ceilings(rates or dict.fromkeys(DTYPES, math.inf), device.get("tbps", 1.0) * 1e12)
+    times = [call.times * _least_s(call, arch, limits) for call in calls]
+    steps: dict[str, float] = defaultdict(float)
+    for call, seconds in zip(calls, times, strict=True):
+        steps[call.step] += seconds
+    return [seconds / steps[call.step] / len(steps) for call, seconds in zip(calls, times, strict=True)]
+
+
+def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
+    """Seconds of a call at the device's limits. Experts are taken as evenly picked; beyond ROWS rows, where
+    products bound them, their time goes by rows."""
+    op, sizes, times = kernels.OPS[call.op], call.sizes, 1.0
+    if call.rows:
+        times = max(call.rows, ROWS) / ROWS
+        sizes = sizes | {"tokens": min(call.rows, ROWS), "routing": "balanced"}
+    return times * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
+
+
+def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:
+    op = kernels.OPS[call.op]
+    sizes = op.case({**op.defaults(arch), **call.sizes}).sizes
+    entry = chosen(request.engine, call.op, arch, sizes, request.given)
+    if call.op == "mha_prefill" and not (entry and entry.row):  # an engine may cast q, k and v
+        cast = op.case({**sizes, "dtype": "fp8"}).sizes
+        other = chosen(request.engine, call.op, arch, cast, request.given)
+        if other and other.row:
+            sizes, entry = cast, other
+    found = tables.find(call.op, entry.row, sizes) if entry and entry.row else None
+    return Shape(call, sizes, share, entry, found, _defects(call.op, entry, sizes, arch, tables))
+
+
+def _defects(
+    op: str, entry: EngineDefault | None, sizes: Mapping[str, Size], arch: str, tables: Lookups
+) -> tuple[str, ...]:
+    row = next((each for each in kernels.implementations(op) if entry and each.name == entry.row), None)
+    if row is None:
+        return ()
+    package = row.library or row.provider
+    asked = tables.asked.get(package)
+    version = asked.version if asked else ""
+    if not version[:1].isdigit():
+        version = READ_TO.get(package, ("",))[0]
+    return tuple(
+        f"{defect.issue}: {defect.symptom}"
+        for defect in known_defects(row, kernels.OPS[op].sizes(sizes), arch, version)
+    )
+
+
+def _notes(request: EngineRequest, arch: str, ops: Sequence[str], libraries: Mapping[str, str]) -> list[str]:
+    read = engines.defaults(request.engine)[0].version
+    notes = [
+        f"{name}: nothing recorded of {request.engine} reads it on {arch}, so it changed nothing here"
+        for name in unread(request.engine, ops, arch, request.given)
+    ]
+    other = libraries.get(request.engine, read)
+    if other != read:
+        notes.append(f"what {request.engine} runs was read in {read}; the tables are those of {other}")
+    return notes

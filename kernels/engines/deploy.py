@@ -1,0 +1,146 @@
+"""What an engine makes of a deployment: how it splits the model, and which of its choices hold with the
+variables and flags that are set.
+
+Read in models/deepseek_v2.py, layers/moe/ and arg_groups/ of SGLang 0.5.23 and in
+model_executor/models/deepseek_v2.py, config/parallel.py and _aiter_ops.py of vLLM 0.33.0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kernels.engines import EngineDefault, default, entries
+from shapes.case import Size
+from shapes.deployment import Deployment
+
+if TYPE_CHECKING:
+    from shapes.models import ModelConfig
+
+Settings = Mapping[str, str]
+"""Name -> value of variables, and of flags without their dashes (`moe-a2a-backend` -> `deepep`); the value of
+a flag that takes none is empty."""
+
+FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
+
+SPLITS = {
+    "vllm": (FUSED,),
+    "sglang": ("disable-shared-experts-fusion", "moe-a2a-backend", "moe-dense-tp-size"),
+}
+"""What changes how an engine splits the model, beside --tp, --dp-attention and --ep."""
+
+AITER_TABLES = (
+    "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
+    "AITER_CONFIG_FMOE", "AITER_BYPASS_TUNE_CONFIG", "AITER_KSPLIT", "CU_NUM",
+)  # fmt: skip
+
+TABLES = {
+    "vllm": ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", *AITER_TABLES),
+    "sglang": ("SGLANG_MOE_CONFIG_DIR", *AITER_TABLES),
+}
+"""What changes where an engine and its libraries look for tuned tables."""
+
+
+def settings(texts: Iterable[str]) -> dict[str, str]:
+    """Of `NAME=VALUE`, `--flag=value` or `--flag` texts. Raises ValueError."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.strip().partition("=")
+        name = name.strip().lstrip("-")
+        if not name or (not equals and not text.startswith("--")):
+            raise ValueError(f"cannot read {text!r}; write NAME=VALUE, --flag=VALUE or --flag")
+        if name.islower():
+            name = name.replace("_", "-")
+        found[name] = value.strip()
+    return found
+
+
+def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
+    """Names that something recorded of the engine reads, on an architecture."""
+    read = (flag for op in ops for entry in entries(engine, op, arch) for flag in flags(entry))
+    return list(dict.fromkeys([*read, *SPLITS[engine], *TABLES[engine]]))
+
+
+def flags(entry: EngineDefault) -> dict[str, str]:
+    """What must be set for an entry: of `NAME=VALUE` and `--flag value` words."""
+    found: dict[str, str] = {}
+    flag = ""
+    for word in entry.flags.split():
+        if word.startswith("--"):
+            flag = word.lstrip("-")
+            found[flag] = ""
+        elif "=" in word:
+            name, _, value = word.partition("=")
+            found[name], flag = value, ""
+        elif flag:
+            found[flag], flag = word, ""
+    return found
+
+
+def chosen(
+    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Settings
+) -> EngineDefault | None:
+    """What an engine runs for a case with these settings: of the entries that apply and whose flags are set
+    the first of those with the most flags. None where its data does not tell."""
+    holding = [
+        entry
+        for entry in entries(engine, op, arch)
+        if entry.holds(sizes) and all(given.get(name) == value for name, value in flags(entry).items())
+    ]
+    return max(holding, key=lambda entry: len(flags(entry)), default=None)
+
+
+def deployed(
+    engine: str,
+    arch: str,
+    model: ModelConfig,
+    tp: int,
+    ep: int,
+    dp_attention: bool,
+    kv: str,
+    given: Settings,
+) -> Deployment:
+    """How an engine splits a model over `tp` ranks. Raises ValueError where it cannot.
+
+    dp_attention: each rank has requests of its own: vLLM's --data-parallel-size, where the whole of a linear
+    is on each rank; SGLang's --enable-dp-attention, where all ranks still split dense MLPs over the tokens of
+    all
+    """
+    if ep not in (1, tp):
+        raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")
+    attention, groups = (1, tp) if dp_attention else (tp, 1)
+    split = Deployment(model, attention, dp=groups, ep=ep, dense_tp=tp, shared_tp=tp, kv=kv)
+    if engine == "vllm":
+        split = replace(split, dense_tp=attention, shared_tp=attention)
+        with_aiter = given.get("VLLM_ROCM_USE_AITER") == "1" and given.get(FUSED) == "1"
+        return replace(split, shared=int(with_aiter and arch.startswith("gfx")))
+    dispatched = given.get("moe-a2a-backend", "none") != "none"
+    if dispatched:
+        split = replace(split, ep=tp, shared_tp=1, dispatched=True)
+    if given.get("moe-dense-tp-size") == "1":
+        split = replace(split, dense_tp=1)
+    fused = not dispatched and "disable-shared-experts-fusion" not in given
+    return replace(split, shared=int(fused and _fuses(arch, tp, ep)))
+
+
+def _fuses(arch: str, tp: int, ep: int) -> bool:
+    """Whether what SGLang runs for experts there takes the shared one among them."""
+    found = default("sglang", "fused_moe", arch, {"shared": 1, "ep": ep, "inter": 2048 // tp, "tokens": 64})
+    return bool(found and found.row)
+
+
+def columns(engine: str, deployment: Deployment) -> tuple[int, bool]:
+    """Columns of the `topk_ids` that an engine hands to AITER's fused_moe, and whether an expert mask goes
+    with them: vLLM's expert_map_manager.py and experts/rocm_aiter_moe.py add one for the fused expert of
+    other ranks, SGLang's token_dispatcher/standard.py does not."""
+    picks = deployment.model.num_experts_per_tok + deployment.shared
+    masked = deployment.ep > 1
+    return picks + int(engine == "vllm" and masked and deployment.shared > 0), masked
+
+
+def unread(engine: str, ops: Sequence[str], arch: str, given: Settings) -> list[str]:
+    """Names of settings that nothing recorded of the engine reads there."""
+    known = {re.sub("_", "-", name.lower()) for name in known_settings(engine, ops, arch)}
+    return [name for name in given if re.sub("_", "-", name.lower()) not in known]

@@ -1,0 +1,139 @@
+"""Every call of the four ops that one rank of a served model makes, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from shapes.attention import Parallel, mha_prefill_sizes, mla_decode_sizes
+from shapes.case import Size
+from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
+from shapes.cases.mla_decode import SEEN
+from shapes.experts import fused_moe_sizes, rows
+from shapes.linears import FP8, block_scale_gemm_sizes, linears
+
+if TYPE_CHECKING:
+    from shapes.models import ModelConfig
+    from shapes.scheduler import Workload
+
+GROUPS = {
+    "dense gate_up": "dense",
+    "dense down": "dense",
+    "shared gate_up": "shared",
+    "shared down": "shared",
+}
+"""A linear's name -> which ranks split it, of all that are not attention's."""
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """How a model is split over the ranks of a server.
+
+    tp:         ranks that share the heads of an attention
+    dp:         such groups, each with requests of its own (DP attention)
+    ep:         ranks that share the experts; 1: each expert's columns are split over all ranks
+    dense_tp:   ranks that share the dense layers' MLP
+    shared_tp:  ranks that share the shared expert
+    shared:     1 where the shared expert is one more of the routed ones
+    dispatched: an all-to-all brings a rank only the tokens that chose its experts; else it gets all
+    kv:         format of the KV cache
+    """
+
+    model: ModelConfig
+    tp: int
+    dp: int = 1
+    ep: int = 1
+    dense_tp: int = 1
+    shared_tp: int = 1
+    shared: int = 0
+    dispatched: bool = False
+    kv: str = "bf16"
+
+    @property
+    def attention(self) -> Parallel:
+        return Parallel(tp=self.tp, dp=self.dp, ep=self.ep)
+
+    def together(self, tokens: int, ranks: int) -> int:
+        """Tokens of a call that so many ranks share, where each DP group has `tokens`."""
+        return tokens * (ranks // self.tp)
+
+
+@dataclass(frozen=True)
+class Call:
+    """Calls of an op that are alike.
+
+    step:  in which step; empty where a workload's steps are mixed
+    times: how often a step has it, or a mean step of the workload
+    place: which of the model's layers, `o_proj`
+    rows:  of a call of experts, those that have picked an expert of the rank; else 0
+    """
+
+    op: str
+    sizes: dict[str, Size]
+    step: str
+    times: float
+    place: str
+    rows: int = 0
+
+
+def sweep(deployment: Deployment) -> list[Call]:
+    """The steps of AMD's and dstack's runs, each once: 3200 tokens in, 800 out; with DP attention
+    DeepSeek's own too (see shapes.cases)."""
+    spread = deployment.dp > 1
+    prompts = DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]
+    calls: list[Call] = []
+    for batch in DP_BATCHES if spread else BATCHES:
+        step = f"decode, {batch} requests"
+        sizes = mla_decode_sizes(deployment.model, deployment.attention, batch, SEEN, kv=deployment.kv)
+        calls += _of_tokens(deployment, step, batch)
+        calls.append(Call("mla_decode", sizes, step, deployment.model.num_hidden_layers, "attention"))
+    for count, tokens in prompts:
+        step = f"prefill, {count} x {tokens} tokens"
+        sizes = mha_prefill_sizes(deployment.model, deployment.attention, count, str(tokens))
+        calls += _of_tokens(deployment, step, count * tokens, count * tokens)
+        calls.append(Call("mha_prefill", sizes, step, deployment.model.num_hidden_layers, "attention"))
+    return calls
+
+
+def served(deployment: Deployment, workload: Workload) -> list[Call]:
+    """Of a workload of the whole server, by its simulated steps (see shapes.scheduler)."""
+    from shapes.bins.decode import decode_bins
+    from shapes.bins.prefill import prefill_bins
+    from shapes.bins.tokens import token_bins
+
+    layers, model, parallel = deployment.model.num_hidden_layers, deployment.model, deployment.attention
+    on_rank = workload.on_rank(deployment.dp)
+    calls = [
+        replace(call, times=call.times * bin_.weight)
+        for bin_ in token_bins(on_rank)
+        for call in _of_tokens(deployment, "", bin_.tokens, bin_.prompt)
+    ]
+    for decode in decode_bins(on_rank):
+        sizes = mla_decode_sizes(model, parallel, decode.batch, decode.ctx, kv=deployment.kv)
+        calls.append(Call("mla_decode", sizes, "", decode.weight * layers, "attention"))
+    for prefill in prefill_bins(on_rank):
+        sizes = mha_prefill_sizes(model, parallel, prefill.batch, prefill.new, prefill.prefix)
+        calls.append(Call("mha_prefill", sizes, "", prefill.weight * layers, "attention"))
+    return calls
+
+
+def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
+    """The FP8 linears and the experts of a step of `tokens` in each DP group, `prompt` of them of prompts."""
+    ranks = {"attention": deployment.tp, "dense": deployment.dense_tp, "shared": deployment.shared_tp}
+    for group, tp in ranks.items():
+        for linear in linears(deployment.model, Parallel(tp=tp)):
+            calls = linear.prefill_calls if prompt else linear.decode_calls
+            if linear.kind != FP8 or not calls or GROUPS.get(linear.name, "attention") != group:
+                continue
+            if group == "shared" and deployment.shared:
+                continue
+            seen = deployment.together(tokens if linear.decode_calls else prompt, tp)
+            yield Call("block_scale_gemm", block_scale_gemm_sizes(linear, seen), step, calls, linear.name)
+    model, everyone = deployment.model, deployment.tp * deployment.dp
+    reached = rows(model, deployment.attention, tokens)
+    here = reached if deployment.dispatched else deployment.together(tokens, everyone)
+    sizes = fused_moe_sizes(model, Parallel(tp=everyone, ep=deployment.ep), here, deployment.shared)
+    moe_layers = model.num_hidden_layers - model.first_k_dense_replace
+    reached = reached if deployment.ep > 1 else here
+    yield Call("fused_moe", sizes, step, moe_layers, "experts", reached)

@@ -32,12 +32,13 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
     "<=": operator.le,
     ">": operator.gt,
     ">=": operator.ge,
+    "multiple-of": lambda given, of: int(given) % int(of) == 0,
 }
 
 
 @dataclass(frozen=True)
 class SizeCondition:
-    """A size of the case against a number or a word: `m < 32`, `kv = fp8`."""
+    """A size of the case against a number or a word: `m < 32`, `kv = fp8`, `page multiple-of 64`."""
 
     size: str
     relation: str

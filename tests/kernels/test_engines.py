@@ -35,6 +35,56 @@ def test_every_case_of_r1_has_an_answer(op):
             assert engines.default(engine, op, arch, sizes_of(op, whole.sizes)), (engine, arch, whole.text)
 
 
+GRID = {
+    "block_scale_gemm": {
+        "m": (1, 16, 33, 4096),
+        "n k": (
+            (2112, 7168), (2624, 6144), (2688, 6144), (576, 7168), (1536, 1536), (24576, 1536), (7168, 2048),
+            (7168, 256), (4096, 512), (18432, 7168), (576, 1536), (2048, 2048),
+        ),
+        "scales": ("fp32", "ue8m0"),
+    },
+    "fused_moe": {
+        "tokens": (1, 64, 4096),
+        "experts hidden inter ep": (
+            (256, 7168, 256, 1), (384, 7168, 256, 1), (256, 6144, 256, 1),
+            (256, 7168, 2048, 8), (384, 7168, 2048, 8), (288, 7168, 2048, 32),
+        ),
+        "scales": ("fp32", "ue8m0"),
+    },
+    "mha_prefill": {
+        "batch": (2,), "new": ("1024",), "prefix": ("0", "1024"), "heads": (4, 8, 12, 16, 20, 32, 64, 128),
+        "dtype": ("bf16", "fp8"),
+    },
+    "mla_decode": {
+        "batch": (16,), "ctx": ("4096",), "heads": (4, 8, 12, 16, 20, 32, 64, 96, 128), "kv": ("bf16", "fp8"),
+        "page": (1, 16, 32, 48, 64, 128),
+    },
+}  # fmt: skip
+"""Of each op the values of sizes, or of several that go together: DeepSeek-R1's and Kimi K2's, and others."""
+
+
+@pytest.mark.parametrize("op", GRID)
+def test_a_listed_row_takes_the_cases_of_its_line(op):
+    """Where nothing is set each case has a line; with the flags of a line those that it is for."""
+    by_name = rows(op)
+    for engine, values in itertools.product(engines.engines(), itertools.product(*GRID[op].values())):
+        given = {}
+        for names, value in zip(GRID[op], values, strict=True):
+            given |= zip(names.split(), value, strict=True) if " " in names else {names: value}
+        for arch in engines.archs(engine):
+            of_arch = engines.entries(engine, op, arch)
+            sizes = sizes_of(op, {**kernels.OPS[op].defaults(arch), **given})
+            for flags in dict.fromkeys(entry.flags for entry in of_arch):
+                entry = next((e for e in of_arch if e.flags == flags and e.holds(sizes)), None)
+                assert entry or flags, (engine, arch, given)
+                if entry and entry.row:
+                    machine = named(engines.kind(arch), arch)
+                    cases = [kernels.OPS[op].case(sizes, boundary=b) for b in kernels.OPS[op].boundaries]
+                    answers = [by_name[entry.row].supports(case, machine) for case in cases]
+                    assert any(answer.ok for answer in answers), (entry, given, answers[-1].reason)
+
+
 def sizes_of(op: str, sizes: dict[str, object]) -> dict[str, object]:
     """With those that the case leaves to the op."""
     built = kernels.OPS[op].Sizes(**sizes)
@@ -82,6 +132,7 @@ MOST = EngineDefault("vllm", "1", "mla_decode", ("sm_90",), "a.b", "vllm/a.py", 
         (("kv != fp8",), {"kv": "fp8"}, False), (("n = 2112 and k = 7168",), {"n": 2112, "k": 1}, False),
         (("n = 2112 and k = 7168", "k <= 1"), {"n": 2112, "k": 1}, True),
         (("prefix = 0",), {"prefix": "0..60"}, False), (("prefix = 0",), {"prefix": "0"}, True),
+        (("page multiple-of 64",), {"page": 128}, True), (("page multiple-of 64",), {"page": 96}, False),
         (("ep > 1",), {"ep": 8}, True), (("heads >= 16",), {"heads": 8}, False),
     ],
 )  # fmt: skip

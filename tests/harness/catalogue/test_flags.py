@@ -13,6 +13,7 @@ from harness.catalogue import flags, recipes
 from harness.catalogue.flags import READ, catalogue
 from harness.errors import UsageError
 from harness.paths import DATA
+from harness.report.catalogue_text import flags_text
 from harness.workers.environment import provenance
 from kernels.platform import KINDS, named
 from tests.support import paths
@@ -93,6 +94,16 @@ def test_values_have_meanings_and_a_run_records_every_flag_that_was_set(monkeypa
     assert flags.find("OMP_NUM_THREADS").meaning("3").ok and flags.find("AITER_CONFIG_FMOE").meaning(None).ok
     monkeypatch.setenv("DISABLE_PTXAS_OPT", "1")
     assert provenance(named("cpu"), 1)["environment"]["DISABLE_PTXAS_OPT"] == "1"
+
+
+@pytest.mark.parametrize("name", [name for name in flags.catalogue() if name.startswith("AITER_CONFIG_")])
+def test_a_table_of_aiter_is_a_merge_that_a_value_replaces(name):
+    """As get_config_file and update_config_files of its aiter/jit/core.py have it."""
+    said = " ".join(flags_text([flags.find(name)]).split())
+    (table,) = re.findall(r"default: aiter/configs/(\w+)\.csv merged with ", said)
+    assert f"merged with aiter/configs/model_configs/*{table}*.csv" in said
+    assert f"writes what it merges to /tmp/aiter_configs/{table}.csv, one place for all processes" in said
+    assert "a path, which replaces that merge; or several, joined by :, which are merged" in said
 
 
 # Names

@@ -87,12 +87,12 @@ def sweep(deployment: Deployment) -> list[Call]:
         step = f"decode, {batch} requests"
         sizes = mla_decode_sizes(deployment.model, deployment.attention, batch, SEEN, kv=deployment.kv)
         calls += _of_tokens(deployment, step, batch)
-        calls.append(Call("mla_decode", sizes, step, deployment.model.num_hidden_layers, "attention"))
+        calls.append(Call("mla_decode", sizes, step, deployment.model.num_hidden_layers, "MLA decode"))
     for count, tokens in prompts:
         step = f"prefill, {count} x {tokens} tokens"
         sizes = mha_prefill_sizes(deployment.model, deployment.attention, count, str(tokens))
         calls += _of_tokens(deployment, step, count * tokens, count * tokens)
-        calls.append(Call("mha_prefill", sizes, step, deployment.model.num_hidden_layers, "attention"))
+        calls.append(Call("mha_prefill", sizes, step, deployment.model.num_hidden_layers, "MHA prefill"))
     return calls
 
 
@@ -111,10 +111,10 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
     ]
     for decode in decode_bins(on_rank):
         sizes = mla_decode_sizes(model, parallel, decode.batch, decode.ctx, kv=deployment.kv)
-        calls.append(Call("mla_decode", sizes, "", decode.weight * layers, "attention"))
+        calls.append(Call("mla_decode", sizes, "", decode.weight * layers, "MLA decode"))
     for prefill in prefill_bins(on_rank):
         sizes = mha_prefill_sizes(model, parallel, prefill.batch, prefill.new, prefill.prefix)
-        calls.append(Call("mha_prefill", sizes, "", prefill.weight * layers, "attention"))
+        calls.append(Call("mha_prefill", sizes, "", prefill.weight * layers, "MHA prefill"))
     return calls
 
 

@@ -40,7 +40,11 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
     help="A variable or flag of the engine that is set.",
 )
 @click.option("--op", multiple=True, help="Only this op.")
-@click.option("--aiter", metavar="PATH", help="A checkout, wheel, site-packages or unpacked image of AITER.")
+@click.option(
+    "--aiter",
+    metavar="PATH",
+    help="A checkout, wheel, site-packages or unpacked image of AITER; or `recorded`.",
+)
 @click.option("--vllm", metavar="PATH", help="The same of vLLM.")
 @click.option(
     "--sglang", metavar="PATH", help="The same of SGLang (each by default: installed, else recorded)."
@@ -162,6 +166,8 @@ def engine(
 
 def _workload(text: str) -> Workload:
     """Raises ValueError."""
+    from dataclasses import replace
+
     from shapes.scheduler import Workload
 
     values: dict[str, int] = {}
@@ -176,5 +182,5 @@ def _workload(text: str) -> Workload:
         raise ValueError(f"--workload needs {', '.join(missing)}")
     concurrency = values["concurrency"]
     prompts = values.get("prompts", 8 * concurrency)
-    budget = {"token_budget": values["chunk"]} if "chunk" in values else {}
-    return Workload(values["isl"], values["osl"], concurrency, prompts, **budget)
+    loaded = Workload(values["isl"], values["osl"], concurrency, prompts)
+    return replace(loaded, token_budget=values.get("chunk", loaded.token_budget))

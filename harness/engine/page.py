@@ -45,12 +45,12 @@ def engine_section(view: EngineView) -> PageSection:
         }
         for shape in view.shapes
     ]
-    order = list(dict.fromkeys(value["layer"] for value in values))
+    order = list(dict.fromkeys(f"{shape.call.place} {layer_text(shape)}" for shape in view.shapes))
     picture = (
         alt.Chart({"values": values})
         .mark_rect(stroke="#FFFFFF", strokeWidth=1)
         .encode(
-            x=alt.X("tokens:O", title="tokens (requests of attention)"),
+            x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=order, title=None, axis=alt.Axis(labelLimit=320)),
             color=alt.Color(
                 "state:N", scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())), title=None

@@ -93,11 +93,11 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """By which a table is asked: rows, or requests of attention."""
-        for name in ("m", "tokens", "batch"):
-            if name in self.sizes:
-                return int(self.sizes[name])
-        return 0
+        """Of the step: what a table is asked by; where sequences differ in length, how many there are."""
+        if self.call.op == "mha_prefill":
+            new = str(self.sizes["new"])
+            return int(self.sizes["batch"]) * (int(new) if new.isdecimal() else 1)
+        return next((int(self.sizes[name]) for name in ("m", "tokens", "batch") if name in self.sizes), 0)
 
     def facts(self) -> dict[str, Any]:
         """As JSON has them."""

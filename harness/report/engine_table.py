@@ -142,15 +142,17 @@ def _entries(view: EngineView) -> FittingTable:
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    groups = _grouped(
-        [shape for shape in shapes if shape.state == "fallback"],
-        lambda s: (s.call.op, s.row, s.found.table if s.found else "", s.found.fallback if s.found else ""),
-    )
-    return [
-        f"{op} {row}: {len(shapes)} shapes, {sum(s.share for s in shapes):.1%} of the time: {fallback}, "
-        f"for want of an entry in {table}"
-        for (op, row, table, fallback), shapes in groups
-    ]
+    """Of each table that holds nothing for some shapes, what runs for those instead."""
+    lines = []
+    misses = [shape for shape in shapes if shape.state == "fallback"]
+    for (op, row, table), group in _grouped(
+        misses, lambda s: (s.call.op, s.row, s.found.table if s.found else "")
+    ):
+        share = sum(shape.share for shape in group)
+        lines.append(f"{op} {row}, {share:.1%} of the time, {len(group)} shapes: no entry in {table}; runs")
+        for fallback, alike in _grouped(group, lambda s: s.found.fallback if s.found else ""):
+            lines.append(f"  at {_listed(shape.tokens for shape in alike)} tokens: {fallback}")
+    return lines
 
 
 def _no_rows(shapes: Sequence[Shape]) -> list[str]:

@@ -119,9 +119,12 @@ def _parent(package: str, path: Path) -> Path:
 
 
 def library(package: str, path: Path | None = None) -> Files:
-    """A library's files: at the path, else those installed, else those recorded here. Raises TableError."""
-    if path:
+    """A library's files: at the path, which may be the word `recorded`, else those installed, else those
+    recorded here. Raises TableError."""
+    if path and path != Path("recorded"):
         return Files(package, path)
+    if path:
+        return Files(package, RECORDED / f"{package}.zip")
     spec = importlib.util.find_spec(package)  # of a package at the top, which imports nothing
     for folder in (spec and spec.submodule_search_locations) or ():
         if (Path(folder) / "configs").is_dir() or package != "aiter":  # PyPI has another `aiter`

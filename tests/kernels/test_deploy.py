@@ -1,0 +1,96 @@
+"""How engines split a model, and which of their choices hold with what is set."""
+
+import pytest
+
+from kernels.engines import defaults
+from kernels.engines.deploy import chosen, columns, deployed, flags, settings, unread
+from shapes.models import model
+
+R1 = model("deepseek-r1")
+AITER = {"VLLM_ROCM_USE_AITER": "1"}
+FUSED = AITER | {"VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS": "1"}
+DEEPEP = {"moe-a2a-backend": "deepep"}
+
+
+def split(engine, arch="gfx942", tp=8, ep=1, dp=False, given=None):
+    return deployed(engine, arch, R1, tp, ep, dp, "bf16", given or {})
+
+
+@pytest.mark.parametrize("engine, given, ep, dp, experts, wanted", [
+    # experts: the rank's, its columns of each; wanted: columns of topk_ids, whether a mask goes with them
+    ("vllm", AITER, 1, False, (256, 256), (8, False)),
+    ("vllm", FUSED, 1, False, (257, 256), (9, False)),
+    ("vllm", AITER, 8, True, (32, 2048), (8, True)),
+    ("vllm", FUSED, 8, True, (33, 2048), (10, True)),
+    ("sglang", {}, 1, False, (257, 256), (9, False)),
+    ("sglang", {"disable-shared-experts-fusion": ""}, 1, False, (256, 256), (8, False)),
+    ("sglang", {}, 8, False, (33, 2048), (9, True)),
+    ("sglang", DEEPEP, 8, False, (32, 2048), (8, True)),
+    ("sglang", {}, 1, True, (257, 256), (9, False)),
+])  # fmt: skip
+def test_what_reaches_aiters_experts(engine, given, ep, dp, experts, wanted):
+    """As vLLM's expert_map_manager.py and rocm_aiter_moe.py and SGLang's token_dispatcher/standard.py do."""
+    from shapes.deployment import sweep
+
+    deployment = split(engine, ep=ep, dp=dp, given=given)
+    sizes = next(call.sizes for call in sweep(deployment) if call.op == "fused_moe")
+    local = int(sizes["experts"]) // int(sizes["ep"]) + int(sizes["shared"])
+    assert (local, sizes["inter"]) == experts
+    assert columns(engine, deployment) == wanted
+
+
+@pytest.mark.parametrize("engine, given, attention, dense, shared", [
+    ("vllm", {}, 1, 1, 1),
+    ("sglang", {}, 1, 8, 8),
+    ("sglang", {"moe-dense-tp-size": "1"}, 1, 1, 8),
+    ("sglang", DEEPEP, 1, 8, 1),
+])  # fmt: skip
+def test_dp_attention_leaves_linears_whole(engine, given, attention, dense, shared):
+    deployment = split(engine, dp=True, given=given)
+    assert (deployment.tp, deployment.dense_tp, deployment.shared_tp) == (attention, dense, shared)
+
+
+def test_sglang_fuses_the_shared_expert_where_its_kernel_takes_it():
+    assert [split("sglang", arch).shared for arch in ("sm_90", "sm_100", "gfx950")] == [1, 0, 1]
+
+
+def test_experts_are_spread_over_all_ranks_or_none():
+    with pytest.raises(
+        ValueError, match=r"^--ep 4: experts are spread over all ranks here, so give --ep 8 or none$"
+    ):
+        split("vllm", ep=4)
+
+
+def test_settings():
+    texts = ["VLLM_ROCM_USE_AITER=1", "--moe-a2a-backend=deepep", "moe_dense_tp_size=1", "--enable-x"]
+    assert settings(texts) == AITER | DEEPEP | {"moe-dense-tp-size": "1", "enable-x": ""}
+    with pytest.raises(ValueError, match=r"^cannot read 'FOO'; write NAME=VALUE, --flag=VALUE or --flag$"):
+        settings(["FOO"])
+
+
+def test_flags_of_entries_are_read():
+    read = {entry.flags: flags(entry) for engine in ("vllm", "sglang") for entry in defaults(engine)}
+    assert read[""] == {}
+    assert read["--moe-a2a-backend deepep"] == DEEPEP
+    assert read["--tp 8 --dp 2 --enable-dp-attention"] == {"tp": "8", "dp": "2", "enable-dp-attention": ""}
+    assert read["SGLANG_USE_AITER=0"] == {"SGLANG_USE_AITER": "0"}
+
+
+def test_the_entry_with_most_flags_that_are_set_holds():
+    sizes = {"m": 64, "n": 2112, "k": 7168}
+    assert chosen("vllm", "block_scale_gemm", "gfx942", sizes, {}).row == "vllm.triton"
+    assert chosen("vllm", "block_scale_gemm", "gfx942", sizes, AITER).row == "aiter.dispatch"
+    assert (
+        chosen("vllm", "block_scale_gemm", "gfx942", sizes, {"VLLM_ROCM_USE_AITER": "0"}).row == "vllm.triton"
+    )
+    assert chosen("vllm", "block_scale_gemm", "gfx906", sizes, {}) is None
+    experts = {"tokens": 64, "ep": 8, "shared": 1, "experts": 256, "inter": 2048}
+    assert chosen("vllm", "fused_moe", "gfx942", experts, AITER).row == ""
+    assert chosen("vllm", "fused_moe", "gfx942", experts, FUSED).row == "aiter.dispatch"
+
+
+def test_what_nothing_recorded_reads_is_named():
+    ops = ("block_scale_gemm", "fused_moe")
+    given = {"VLLM_ROCM_USE_AITER": "1", "AITER_CONFIG_FMOE": "mine.csv", "VLLM_ROCM_USE_AITERR": "1"}
+    assert unread("vllm", ops, "gfx942", given) == ["VLLM_ROCM_USE_AITERR"]
+    assert unread("vllm", ops, "sm_90", {"VLLM_ROCM_USE_AITER": "1"}) == ["VLLM_ROCM_USE_AITER"]

@@ -161,7 +161,7 @@ class AiterTables:
         if forced and forced == forced:
             return int(forced)
         tiles = pairs * -(-inter // 128)
-        if pairs > experts or tiles >= units:
+        if not tiles or pairs > experts or tiles >= units:
             return 0
         splits = range(-(-units // tiles), 1, -1)
         return next((split for split in splits if hidden % split == 0 and hidden // split % 256 == 0), 0)
@@ -319,11 +319,11 @@ class AiterTables:
                 gaps[last.source.file].append((missed, key, last))
         for file, shapes in gaps.items():
             missed, key, row = max(shapes, key=lambda shape: len(shape[0]))
-            many = f"{len(shapes)} shapes have rows that miss" if len(shapes) > 1 else "a shape has rows that miss"
+            many = f"{len(shapes)} shapes have" if len(shapes) > 1 else "a shape has"
             name = "x".join(f"{part:g}" for part in key)
             what = "tokens" if family is MOE else "M"
-            ms = ", ".join(map(str, missed[-4:]))
-            yield Problem(file, row.line, f"{many} some {what}: {name} {'' if len(missed) < 5 else '.. '}{ms}")
+            ms = ("" if len(missed) < 5 else "... ") + ", ".join(map(str, missed[-4:]))
+            yield Problem(file, row.line, f"{many} rows, but not for every M: {name} has none for {what} {ms}")
 
     def _reached(self, family: Family, m: int, key: tuple[float, ...]) -> set[int]:
         """M of the rows that a call with m rows asks for."""

@@ -39,7 +39,9 @@ PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 DEFAULT_GEMM = (
     "CK a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2_intrawave_v1"
 )
-DEFAULT_PRESHUFFLED = "CK a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1_intrawave_v1"
+DEFAULT_PRESHUFFLED = (
+    "CK a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1_intrawave_v1"
+)
 """One kernel for every shape without a row (csrc/ck_gemm_a8w8_blockscale*/*.cu, the `-1` instance)."""
 
 INSTANCES = {
@@ -99,14 +101,7 @@ class AiterTables:
         return Found(table.title, None, fallback, self._why(family, target, (n, k), shape, padded(m, n)))
 
     def moe(
-        self,
-        target: Target,
-        tokens: int,
-        hidden: int,
-        inter: int,
-        experts: int,
-        columns: int,
-        mask: bool = False,
+        self, target: Target, tokens: int, hidden: int, inter: int, experts: int, columns: int, mask: bool = False
     ) -> Found:
         """`fused_moe` of FP8 in blocks (per_1x128), SiLU, gate and up together.
 
@@ -125,9 +120,7 @@ class AiterTables:
             if row is None:
                 continue
             gfx = f"{target.arch}," if self.rules.moe_gfx else ""
-            key = (
-                f"{gfx}{target.units},{tried},{hidden},{inter},{experts},{topk},{fp8.removeprefix('torch.')}"
-            )
+            key = f"{gfx}{target.units},{tried},{hidden},{inter},{experts},{topk},{fp8.removeprefix('torch.')}"
             entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
             if bypass:
                 notes.append(f"AITER_BYPASS_TUNE_CONFIG: {entry.file}:{entry.line} is not used")
@@ -155,9 +148,7 @@ class AiterTables:
             return same[0]
         return rows[0] if rows and self.rules.moe_act != "exact" else None
 
-    def _moe_default(
-        self, target: Target, token: int, hidden: int, inter: int, experts: int, topk: int
-    ) -> str:
+    def _moe_default(self, target: Target, token: int, hidden: int, inter: int, experts: int, topk: int) -> str:
         if token > 32 and inter % self.rules.one_stage == 0 and target.arch in FORMATS:
             return "1stage asm chosen by get_heuristic_kernel, block_m 32"
         split = self._split(target.units, token * topk, hidden, inter, experts)
@@ -170,7 +161,7 @@ class AiterTables:
         if forced and forced == forced:
             return int(forced)
         tiles = pairs * -(-inter // 128)
-        if pairs > experts or tiles >= units:
+        if not tiles or pairs > experts or tiles >= units:
             return 0
         splits = range(-(-units // tiles), 1, -1)
         return next((split for split in splits if hidden % split == 0 and hidden // split % 256 == 0), 0)
@@ -196,10 +187,7 @@ class AiterTables:
         if family is not MOE:
             return True
         fp8 = FORMATS.get(target.arch, "torch.float8_e4m3fn")
-        return row.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128") and row.numbers[6:] == (
-            1,
-            0,
-        )
+        return row.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128") and row.numbers[6:] == (1, 0)
 
     def _why(
         self,
@@ -214,9 +202,7 @@ class AiterTables:
         if table.dead:
             return (table.dead,)
         if shape:
-            rows = (
-                f"rows for M {min(shape)} to {max(shape)}" if len(shape) > 1 else f"a row for M {min(shape)}"
-            )
+            rows = f"rows for M {min(shape)} to {max(shape)}" if len(shape) > 1 else f"a row for M {min(shape)}"
             return (f"the shape has {rows}, none for {', '.join(map(str, tried))}",)
         others = {
             int(row.numbers[0])
@@ -234,9 +220,7 @@ class AiterTables:
         """What is wrong with the tables, for this GPU: one line for each kind and file."""
         found = []
         if self.rules.assumed:
-            found.append(
-                Problem("aiter", 0, f"{self.rules.assumed}; the rules of v0.1.20 are assumed for the rest")
-            )
+            found.append(Problem("aiter", 0, f"{self.rules.assumed}; the rules of v0.1.20 are assumed for the rest"))
         found += self._unread()
         for family in (GEMM, PRESHUFFLED, MOE):
             table = self._table(family)
@@ -268,9 +252,7 @@ class AiterTables:
             yield f"for {_cell(others[0], 'cu_num')} CUs, of {many} without rows for {target.units}", others
         if family is MOE:
             yield from self._dead_moe(target, rows)
-        elif family is GEMM and (
-            bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]
-        ):
+        elif family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
             if any("libtype" in row.source.columns for row in bad):
                 yield f"of libtype {bad[0].cell('libtype')}, which this GEMM asserts against", bad
         yield from self._unknown_names(family, arch, rows)
@@ -278,10 +260,7 @@ class AiterTables:
     def _dead_moe(self, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
         wrong = {fp8 for fp8 in FORMATS.values() if fp8 != FORMATS.get(target.arch, "torch.float8_e4m3fn")}
         if bad := [row for row in rows if row.texts[2] in wrong or row.texts[3] in wrong]:
-            yield (
-                f"of {wrong & set(bad[0].texts[2:4])}, which {target.arch} never asks for".translate(BRACES),
-                bad,
-            )
+            yield f"of {wrong & set(bad[0].texts[2:4])}, which {target.arch} never asks for".translate(BRACES), bad
         reachable = {*LADDER, *self.rules.moe_tiers}
         if bad := [row for row in rows if row.numbers[1] not in reachable]:
             yield f"for {_cell(bad[0], 'token')} tokens, which no number of tokens is padded to", bad
@@ -296,9 +275,7 @@ class AiterTables:
         for row in rows:
             for column in columns:
                 name = row.cell(column)
-                known = (
-                    assembled if name.startswith("_ZN") else built if row.cell("libtype") == "ck" else set()
-                )
+                known = assembled if name.startswith("_ZN") else built if row.cell("libtype") == "ck" else set()
                 if name and known and name not in known:
                     bad.append((row, name))
         if bad:
@@ -324,9 +301,7 @@ class AiterTables:
         for root in ("csrc", "aiter_meta/csrc"):
             try:
                 text = self.files.text(f"{root}/{file}") if self.files.has(f"{root}/{file}") else ""
-                for call in re.findall(
-                    r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", text, re.MULTILINE
-                ):
+                for call in re.findall(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", text, re.MULTILINE):
                     names.add(_instance(prefix, ast.literal_eval(f"({call})")))
             except (TableError, ValueError, SyntaxError, IndexError, TypeError, RecursionError, MemoryError):
                 return set()
@@ -344,17 +319,11 @@ class AiterTables:
                 gaps[last.source.file].append((missed, key, last))
         for file, shapes in gaps.items():
             missed, key, row = max(shapes, key=lambda shape: len(shape[0]))
-            many = (
-                f"{len(shapes)} shapes have rows that miss"
-                if len(shapes) > 1
-                else "a shape has rows that miss"
-            )
+            many = f"{len(shapes)} shapes have" if len(shapes) > 1 else "a shape has"
             name = "x".join(f"{part:g}" for part in key)
             what = "tokens" if family is MOE else "M"
-            ms = ", ".join(map(str, missed[-4:]))
-            yield Problem(
-                file, row.line, f"{many} some {what}: {name} {'' if len(missed) < 5 else '.. '}{ms}"
-            )
+            ms = ("" if len(missed) < 5 else "... ") + ", ".join(map(str, missed[-4:]))
+            yield Problem(file, row.line, f"{many} rows, but not for every M: {name} has none for {what} {ms}")
 
     def _reached(self, family: Family, m: int, key: tuple[float, ...]) -> set[int]:
         """M of the rows that a call with m rows asks for."""
@@ -377,9 +346,7 @@ class AiterTables:
 
     def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:
         """(m, n, k) as the input of AITER's GEMM tuner. M stays as it is: AITER looks for it before padding."""
-        return "M,N,K\n" + "".join(
-            f"{m},{n},{k}\n" for m, n, k in sorted(set(shapes), key=lambda s: (s[1:], s[0]))
-        )
+        return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for m, n, k in sorted(set(shapes), key=lambda s: (s[1:], s[0])))
 
     def untuned_moe(self, target: Target, calls: Iterable[tuple[int, int, int, int, int, bool]]) -> str:
         """(tokens, hidden, inter, experts, columns, mask), see `moe`, as the input of AITER's MoE tuner.
@@ -449,3 +416,5 @@ def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
     lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
     parts = ["x".join(str(size) for size in group) for group in (*groups, *lists)]  # type: ignore[attr-defined]
     return "_".join((prefix, *parts, str(sizes[19]).lower(), f"v{sizes[20]}"))
+
+

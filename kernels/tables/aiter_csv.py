@@ -52,7 +52,9 @@ class Family:
         return f"{CONFIGS}/{'untuned'.join(self.name.rsplit('tuned', 1))}.csv"
 
 
-GEMM = Family("a8w8_blockscale_tuned_gemm", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", ("cu_num", "M", "N", "K"))
+GEMM = Family(
+    "a8w8_blockscale_tuned_gemm", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", ("cu_num", "M", "N", "K")
+)
 PRESHUFFLED = Family(
     "a8w8_blockscale_bpreshuffle_tuned_gemm",
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",

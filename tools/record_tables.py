@@ -1,0 +1,167 @@
+"""Records the tuned tables of AITER, vLLM and SGLang for DeepSeek-R1 and V3: kernels/tables/recorded/*.zip.
+
+    python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR [--version aiter="commit e404860, 2026-08-22"]
+
+Each extract has the paths of the package, so that the same reader reads it: rows of the linears of TP1 to TP16,
+fused MoE of the hidden size, and for the source, which it leaves out, the rules that the reader took from it.
+The same input gives the same bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import dataclasses
+import io
+import json
+import re
+import subprocess
+import zipfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kernels.tables import aiter_rules
+from kernels.tables.aiter_csv import CONFIGS, GEMM, LINE, MOE, PRESHUFFLED
+from kernels.tables.aiter_triton import FOLDER, NAMES
+from kernels.tables.files import RECORDED, Files
+from shapes.attention import Parallel
+from shapes.linears import FP8, linears
+from shapes.models import model
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TP = (1, 2, 4, 8, 16)
+MODEL = model("deepseek-r1")
+INTER = {MODEL.moe_intermediate_size // tp for tp in TP}
+EXPERTS = {MODEL.n_routed_experts // ep + shared for ep in (1, 8, 16, 32) for shared in (0, 1)}
+LINEARS = {
+    (linear.n, linear.k) for tp in TP for linear in linears(MODEL, Parallel(tp=tp)) if linear.kind == FP8
+}
+
+GEMM_COLUMNS = ("gfx", *GEMM.numbers, "libtype", "kernelId", "splitK", "us", "kernelName")
+MOE_COLUMNS = (
+    *("gfx", "cu_num", "token", "model_dim", "inter_dim", "expert", "topk", *MOE.texts, "use_g1u1"),
+    *("doweight_stage1", "block_m", "ksplit", "kernelName1", "kernelName2", "us", "run_1stage", "_tag"),
+)
+
+JSON = {
+    "vllm": (
+        "vllm/model_executor/layers/fused_moe/configs/*.json",
+        "vllm/model_executor/layers/quantization/utils/configs/*.json",
+    ),
+    "sglang": (
+        "sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_*/*.json",
+        "sglang/kernels/ops/gemm/configs/*.json",
+    ),
+}
+
+LICENCES = {
+    "aiter": "AITER, https://github.com/ROCm/aiter, is under the MIT License, copyright Advanced Micro Devices, Inc.",
+    "vllm": "vLLM, https://github.com/vllm-project/vllm, is under the Apache License 2.0.",
+    "sglang": "SGLang, https://github.com/sgl-project/sglang, is under the Apache License 2.0.",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for library in LICENCES:
+        parser.add_argument(f"--{library}", type=Path, metavar="DIR", help="checkout, wheel or site-packages")
+    parser.add_argument(
+        "--version", action="append", default=[], metavar="LIBRARY=TEXT", help="what the copy does not tell itself"
+    )
+    options = parser.parse_args(arguments)
+    versions = dict(text.split("=", 1) for text in options.version)
+    for library in LICENCES:
+        if path := getattr(options, library):
+            files = Files(library, path)
+            place = RECORDED / f"{library}.zip"
+            write(place, library, files, versions.get(library) or version(library, files, path))
+            print(f"{place}: {place.stat().st_size // 1000} kB")
+
+
+def version(library: str, files: Files, path: Path) -> str:
+    """`0.33.0, 4ba787e, 2026-11-01`: of its metadata, and of git where it is a checkout."""
+    git = subprocess.run(
+        ["git", "-C", str(path), "log", "-1", "--format=%h, %cs"], capture_output=True, text=True, check=False
+    )
+    told = [files.version]
+    if not git.returncode:
+        told = [git.stdout.strip()]
+    elif metadata := next(iter(path.glob("*.dist-info/METADATA")), None):
+        source = f"{library}/_version.py"
+        commit = re.search(r"^__commit_id__ = .*'g?([0-9a-f]{7})", files.text(source), re.MULTILINE)
+        told += [commit[1]] if commit else []
+        told.append(datetime.fromtimestamp(metadata.stat().st_mtime, timezone.utc).strftime("%Y-%m-%d"))
+    return ", ".join(told)
+
+
+def write(place: Path, library: str, files: Files, version: str) -> None:
+    """The zip: sorted, without times, deflated."""
+    entries = dict(_aiter(files) if library == "aiter" else _json(files, library))
+    entries[f"{library}/_version.py"] = f'__version__ = "{version}"\n'
+    entries["NOTICE"] = f"Extracts of {library} {version}.\n{LICENCES[library]}\n"
+    place.parent.mkdir(exist_ok=True)
+    with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(entries):
+            info = zipfile.ZipInfo(name)
+            info.compress_type, info.external_attr = zipfile.ZIP_DEFLATED, 0o644 << 16
+            archive.writestr(info, entries[name])
+
+
+def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
+    for pattern in JSON[library]:
+        for name in files.names(pattern):
+            base = name.rsplit("/", 1)[1]
+            if "dtype=fp8_w8a8,block_shape=[128" not in base:
+                continue
+            sizes = {key: int(value) for key, value in re.findall(r"\b([ENK])=(\d+)", base)}
+            if (sizes.get("N"), sizes.get("K")) in LINEARS or (
+                sizes.get("E") in EXPERTS and sizes.get("N") in INTER
+            ):
+                yield name, files.text(name)
+
+
+def _aiter(files: Files) -> Iterator[tuple[str, str]]:
+    yield aiter_rules.RECORDED, json.dumps(dataclasses.asdict(aiter_rules.read_rules(files)), indent=1) + "\n"
+    for family in (GEMM, PRESHUFFLED, MOE):
+        names = [f"{CONFIGS}/{family.name}.csv", *files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv")]
+        for name in names:
+            if "untuned" not in name.rsplit("/", 1)[1]:
+                yield name, _rows(files.text(name), MOE_COLUMNS if family is MOE else GEMM_COLUMNS)
+        if files.has(family.untuned):
+            yield family.untuned, files.text(family.untuned).split("\n")[0].strip() + "\n"
+    folders = [f"{FOLDER}/gemm", f"{FOLDER}/gemm/triton", f"{FOLDER}/gemm/gluon"]
+    for name in NAMES.values():
+        for arch in ("gfx942", "gfx950", "gfx1250"):
+            defaults = [f"{folder}/{arch}-{name}" for folder in folders]
+            stems = [(stem, f"{stem}.json") for stem in defaults]
+            for backend in ("triton", "gluon"):
+                folder = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
+                stems.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
+            for stem, default in stems:
+                for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
+                    if files.has(file):
+                        yield file, files.text(file)
+
+
+def _rows(text: str, columns: tuple[str, ...]) -> str:
+    """A CSV's rows of DeepSeek's shapes, of it the columns that are read, with the line of each."""
+    reader = csv.DictReader(io.StringIO(text, newline=""))
+    kept = [column for column in columns if column in (reader.fieldnames or ())]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*kept, LINE])
+    for row in reader:
+        if "N" in row:
+            ours = (int(row["N"]), int(row["K"])) in LINEARS
+        else:
+            ours = int(row["model_dim"]) == MODEL.hidden_size
+        if ours:
+            writer.writerow([*(row[column] for column in kept), reader.line_num])
+    return out.getvalue()
+
+
+if __name__ == "__main__":
+    main()

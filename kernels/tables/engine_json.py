@@ -1,14 +1,487 @@
-from kernels.tables import Found
+"""JSON tables of vLLM and SGLang for their Triton kernels of block FP8 [128, 128]: GEMM and fused MoE.
+
+One reader for both; RULES holds what differs. Read in vLLM 0.33.0 (`get_moe_configs` of fused_moe.py,
+`get_w8a8_block_fp8_configs` of fp8_utils.py) and SGLang 0.5.23 (fused_moe_triton_config.py, fp8_kernel.py).
+An entry belongs to a number of rows M. A call takes the entry of the nearest M; of two that are as near, the
+one that stands first in the file.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from kernels.tables import Entry, Found, Problem, Target
+from kernels.tables.configurations import Config, Configurations, as_text, parse
+from kernels.tables.files import LARGEST, Files, TableError
+
+Place = str | Path
+"""A file or folder: by its name in the package, or by its path where a variable of the engine names it."""
+
+
+def _tile(m: int, n: int, group: int, stages: int) -> Config:
+    sizes = {"BLOCK_SIZE_M": m, "BLOCK_SIZE_N": n, "BLOCK_SIZE_K": 128, "GROUP_SIZE_M": group}
+    return {**sizes, "num_warps": 4, "num_stages": stages}
+
+
+def _vllm_moe_default(m: int, is_rocm: bool) -> Config:
+    """get_default_config of vLLM's fused_moe.py, for FP8 with blocks of 128."""
+    rows, group = 16 if m <= 64 else 64, 1 if m <= 16 else 32
+    if is_rocm:
+        tile = _tile(rows, 128, group, 2)
+    elif m <= 8:
+        tile = _tile(rows, 64, group, 4 if m <= 4 else 3)
+    else:
+        tile = _tile(rows, 128, group, 3)
+    return {**tile, "SPLIT_K": 1}
+
+
+def _sglang_moe_default(m: int, is_rocm: bool) -> Config:
+    """get_default_config of SGLang's fused_moe_triton_config.py, for FP8 with blocks of 128."""
+    return _tile(64, 128, 32, 2 if is_rocm else 3)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What differs between the engines.
+
+    gemm, moe:    folders of the package; SGLang's for MoE holds a folder for each version of Triton
+    block:        how names of files spell the block
+    space:        what becomes `_` in a device's name
+    variable:     names another folder for MoE
+    impossible:   names of devices that no driver gives, as a pattern
+    gemm_default: where the product has no table
+    moe_default:  where the MoE has none, by tokens and whether this is ROCm
+    """
+
+    gemm: str
+    moe: str
+    block: str
+    space: str
+    variable: str
+    impossible: str
+    gemm_default: Config
+    moe_default: Callable[[int, bool], Config]
+
+
+RULES: Mapping[str, Rules] = {
+    "vllm": Rules(
+        gemm="vllm/model_executor/layers/quantization/utils/configs",
+        moe="vllm/model_executor/layers/fused_moe/configs",
+        block="[128,128]",
+        space=r"[\s/]+",
+        variable="VLLM_TUNED_CONFIG_FOLDER",
+        impossible="AMD_Instinct_MI3(00|08|25)X?_OAM",  # _ROCM_DEVICE_ID_NAME_MAP of platforms/rocm.py
+        gemm_default=_tile(64, 128, 32, 2),
+        moe_default=_vllm_moe_default,
+    ),
+    "sglang": Rules(
+        gemm="sglang/kernels/ops/gemm/configs",
+        moe="sglang/srt/layers/moe/moe_runner/triton_utils/configs",
+        block="[128, 128]",
+        space=" ",
+        variable="SGLANG_MOE_CONFIG_DIR",
+        impossible="",
+        gemm_default=_tile(64, 128, 32, 3),
+        moe_default=_sglang_moe_default,
+    ),
+}
+
+INVARIANT: Config = {
+    "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "SPLIT_K": 1,
+}  # fmt: skip
+"""vLLM's MoE with VLLM_BATCH_INVARIANT=1."""
+
+WITHOUT_TABLES: Mapping[str, str] = {
+    "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
+    "flash_attn": "rules by lengths, heads and SMs (flash-attention hopper/heuristics.h)",
+    "flashinfer": "tactics profiled at start-up and cached on the machine, else the runner's own choice "
+    "(flashinfer/autotuner/autotuner.py)",
+    "flashmla": "a plan by lengths and SMs (FlashMLA csrc/smxx/decode/get_decoding_sched_meta)",
+    "sglang.cutlass": "rules by m, n and k (sgl-kernel/csrc/gemm/fp8_blockwise_gemm_kernel.cu)",
+    "vllm.cutlass": "rules by m, n, k and SMs "
+    "(vLLM csrc/.../cutlass/c3x/scaled_mm_blockwise_sm90_fp8_dispatch.cuh and its like)",
+    "vllm.cutlass_mla": "splits by length and SMs "
+    "(vLLM csrc/attention/mla/cutlass_sm100_mla/device/sm100_mla.hpp)",
+}
+"""How names of rows begin that look into no table of shapes -> what decides there; the longest one holds."""
+
+NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 
 
 class EngineTables:
-    def __init__(self, engine, files, environment={}):
-        pass
+    """One engine's tables.
 
-    def gemm(self, *a, **k):
-        return Found("x", None, "default")
+    Of the environment VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT count. Not
+    known here: SGLang's --enable-deterministic-inference, and torch.compile; it takes no table with them.
+    """
 
-    moe = gemm
+    def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
+        """engine: of RULES. Raises TableError for a value that the engine does not take."""
+        self.engine, self._files, self._rules = engine, files, RULES[engine]
+        own = environment.get(self._rules.variable)
+        self._setting = f"{self._rules.variable}={own}"
+        self._own = None if own is None else Path(own)
+        if self._own is not None and engine == "sglang":
+            self._own /= "configs"
+        self._invariant = engine == "vllm" and _is_invariant(environment)
+        self._loaded: dict[Place, Configurations] = {}
+        self._asked: dict[str, None] = {}
 
-    def problems(self, t):
-        return []
+    def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
+        """Of x (m, k) and w (n, k): w8a8_triton_block_scaled_mm, w8a8_block_fp8_matmul_triton."""
+        file = f"{self._rules.gemm}/{self._gemm_name(target, n, k)}"
+        fallback = as_text(self._rules.gemm_default)
+        if self._invariant:
+            return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
+        if not self._is_there(file):
+            return Found(file, None, fallback)
+        table = self._load(file)
+        if stop := self._stop(table, m, "BLOCK_SIZE_K"):
+            return Found(file, None, stop, table.odd)
+        if not table.by_m:
+            return Found(file, None, fallback, ("the file has no entry",))
+        key, notes = table.nearest(m), self._notes(target, table, m)
+        config = table.by_m[key]
+        small = config["BLOCK_SIZE_K"]
+        if self.engine == "sglang" and small < 128 and (_is_rocm(target) or 128 % small):
+            config = {**config, "BLOCK_SIZE_K": 128}
+            notes += (f"BLOCK_SIZE_K {small} of the file is raised to 128",)
+        return Found(file, _entry(table, key, as_text(config)), notes=notes)
+
+    def moe(self, target: Target, tokens: int, inter: int, experts: int) -> Found:
+        """tokens: rows of the call; inter: of a rank; experts: of a rank, a fused shared one counted.
+
+        try_get_optimal_moe_config of either engine. SGLang has a second file, for the down projection.
+        """
+        name = self._moe_name(target, inter, experts)
+        shown = str(_join(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
+        if self._invariant:
+            return Found(shown, None, as_text(INVARIANT), ("VLLM_BATCH_INVARIANT: no table is read",))
+        self._asked[name] = None
+        try:
+            up = self._moe_table(target, name)
+            down = self._moe_table(target, _down(name)) if self.engine == "sglang" else None
+        except TableError as error:
+            return Found(shown, None, f"none, sglang stops: {error}")
+        for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
+            if table and (stop := self._stop(table, tokens, of_all)):
+                return Found(table.file, None, stop, table.odd)
+        entry, notes = None, tuple[str, ...]()
+        config = self._rules.moe_default(tokens, _is_rocm(target))
+        if up and up.by_m:
+            entry = _entry(up, up.nearest(tokens), "")
+            config = up.by_m[entry.m]
+            notes = self._notes(target, up, tokens)
+        elif up:
+            notes = (f"{up.file} has no entry",)
+        kernel = as_text(config)
+        if down and down.by_m:
+            of_down = down.by_m[down.nearest(tokens)]
+            notes += tuple(f"down: {note}" for note in self._notes(target, down, tokens))
+            if of_down["BLOCK_SIZE_M"] != config["BLOCK_SIZE_M"]:
+                notes += (f"down: BLOCK_SIZE_M {of_down['BLOCK_SIZE_M']} of the file becomes that of up",)
+            of_down = {**of_down, "BLOCK_SIZE_M": config["BLOCK_SIZE_M"]}
+            kernel = f"up {kernel}; down {as_text(of_down)}"
+        elif entry and self.engine == "sglang":
+            kernel = f"up {kernel}; down {kernel}"
+            notes += (f"down: {'nothing in the' if down else 'no'} _down file, so up's configuration",)
+        if not entry:
+            return Found(up.file if up else shown, None, kernel, notes)
+        return Found(entry.file, replace(entry, kernel=kernel), notes=notes)
+
+    def missing(
+        self, target: Target, gemms: Iterable[tuple[int, int]], moes: Iterable[tuple[int, int]]
+    ) -> list[str]:
+        """Names of the files that are not there, as the engine's tuner writes them.
+
+        gemms: (n, k) as of `gemm`; moes: (inter, experts) as of `moe`.
+        """
+        names = [self._gemm_name(target, n, k) for n, k in gemms]
+        names = [name for name in names if not self._is_there(f"{self._rules.gemm}/{name}")]
+        for inter, experts in moes:
+            name = self._moe_name(target, inter, experts)
+            if not self._all_places(target, name):
+                names.append(name)
+        return list(dict.fromkeys(names))
+
+    def problems(self, target: Target) -> list[Problem]:
+        """Of the files for this GPU, a line for each kind and folder; shadowed ones of what was asked."""
+        device = self._device(target, is_moe=True)
+        found = list(self._of_folder(self._rules.gemm, self._device(target)))
+        try:
+            folders = self._folders
+        except TableError as error:
+            folders = []
+            text = (
+                f"{str(error).removeprefix(f'{self._moe_root}: ')}; sglang stops where it looks for a version"
+            )
+            found.append(Problem(str(self._moe_root), 0, text))
+        else:
+            if not folders:
+                found.append(Problem(str(self._moe_root), 0, "no folder triton_... in it"))
+        for folder in folders:
+            found += self._of_folder(folder, device)
+        if self._own is not None:
+            found += self._of_variable(device)
+        return [*_grouped(found), *self._shadowed(target, device)]
+
+    def _of_variable(self, device: str) -> Iterator[Problem]:
+        """Of the folder that a variable names."""
+        if self.engine == "sglang":
+            shipped = [name for name in self._files.names(f"{self._rules.moe}/*/*") if f"={device}," in name]
+            text = f"replaces the package's folder, in which {_files(len(shipped))} of {device}"
+            yield Problem(self._setting, 0, text)
+        try:
+            own = [folder for folder in self._folders if isinstance(folder, Path)]
+            names = [name for folder in own for name in self._names(folder)]
+        except TableError:  # said of the folder
+            return
+        if not any(name.startswith("E=") and NAME.fullmatch(name) for name in names):
+            yield Problem(self._setting, 0, "no file in it is named E=...,N=...,device_name=....json")
+        if products := sum(name.startswith("N=") for name in names):
+            yield Problem(
+                self._setting, 0, f"{_files(products)} N=...,K=...: these are read in the package alone"
+            )
+
+    def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
+        """Of files whose names lead nowhere, and of what is in those of the device."""
+        try:
+            names = self._names(folder)
+        except TableError as error:
+            yield Problem(str(folder), 0, str(error).removeprefix(f"{folder}: "))
+            return
+        if not names:
+            yield Problem(str(folder), 0, f"nothing there, in {self.engine} {self._files.version}")
+        wanted = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
+        unasked = Counter[str]()
+        for name in names:
+            said = NAME.fullmatch(name)
+            if said and said["device"] == device:
+                rest = said["rest"] or ""
+                if rest == wanted:
+                    yield from self._of_table(self._load(_join(folder, name)))
+                elif rest.replace(" ", "") == wanted.replace(" ", ""):
+                    unasked[f"with a block that {self.engine} writes as {self._rules.block}"] += 1
+            elif said and said["device"] == "":
+                unasked["without the device's name"] += 1
+            elif said and _model(said["device"]) == _model(device) != "":
+                other = f"for the device {said['device']}; this one is {device}"
+                if re.fullmatch(self._rules.impossible, said["device"]):
+                    other += ", and no driver gives that name"
+                unasked[other] += 1
+        for text, count in unasked.items():
+            yield Problem(str(folder), 0, f"{_files(count)} {text}")
+
+    def _of_table(self, table: Configurations) -> Iterator[Problem]:
+        if table.broken:
+            yield Problem(table.file, table.line, f"{table.broken}; {self.engine} stops where it loads this")
+            return
+        if not table.by_m:
+            yield Problem(table.file, 0, "no entry, so the default runs")
+        for m, text in table.bad.items():
+            yield Problem(table.file, table.lines.get(m, 0), f"M {m}: {text}; its launch fails")
+        for text in (*table.odd, table.thin):
+            if text:
+                yield Problem(table.file, 0, text)
+
+    def _shadowed(self, target: Target, device: str) -> Iterator[Problem]:
+        for name in self._asked:
+            if f"device_name={device}," not in name:
+                continue
+            for each in (name, _down(name)) if self.engine == "sglang" else (name,):
+                places = self._all_places(target, each)
+                if len(places) > 1:
+                    folders = ", ".join(Path(place).parent.name for place in places[1:])
+                    yield Problem(str(places[0]), 0, f"shadows the file of this name in {folders}")
+
+    def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
+        """What is odd about the entry that m rows take."""
+        key, notes = table.nearest(m), [*table.odd, table.thin]
+        if m > 2 * key or 2 * m < key:
+            notes.append(f"the nearest M is {key}, for {m}")
+        if self.engine == "vllm":
+            if table.triton and target.triton not in ("", table.triton):
+                notes.append(f"tuned with Triton {table.triton}, here {target.triton}")
+            if self._own is not None and table.file.startswith(self._rules.moe):
+                notes.append(f"not in {self._setting}")
+        elif not table.file.startswith(self._rules.gemm):
+            folder = Path(table.file).parent.name
+            if folder != _version_folder(target):
+                notes.append(f"{folder}: none for Triton {target.triton or 'of a version that is not said'}")
+        return tuple(note for note in notes if note)
+
+    def _stop(self, table: Configurations, m: int, of_all: str) -> str:
+        """What happens in place of a launch; empty where it goes well.
+
+        of_all: what SGLang reads of every entry, whichever it takes
+        """
+        if table.broken:
+            return f"none, {self.engine} stops: {table.broken}"
+        if self.engine == "sglang" and of_all and (entries := table.without(of_all)):
+            return f"none, sglang stops: M {entries[0]} has {table.bad[entries[0]]}"
+        if table.by_m and (wrong := table.bad.get(key := table.nearest(m))):
+            return f"none, the launch fails: M {key} has {wrong}"
+        return ""
+
+    @property
+    def _moe_root(self) -> Place:
+        return self._rules.moe if self._own is None else self._own
+
+    def _device(self, target: Target, is_moe: bool = False) -> str:
+        """get_device_name_as_file_name of vLLM, get_device_name of SGLang."""
+        name = re.sub(self._rules.space, "_", target.name)
+        is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
+        return "NVIDIA_H200" if is_h200 else name
+
+    def _gemm_name(self, target: Target, n: int, k: int) -> str:
+        return f"N={n},K={k},{self._device_and_type(self._device(target))}"
+
+    def _moe_name(self, target: Target, inter: int, experts: int) -> str:
+        return f"E={experts},N={inter},{self._device_and_type(self._device(target, is_moe=True))}"
+
+    def _device_and_type(self, device: str) -> str:
+        return f"device_name={device},dtype=fp8_w8a8,block_shape={self._rules.block}.json"
+
+    def _moe_table(self, target: Target, name: str) -> Configurations | None:
+        """Raises TableError where SGLang cannot list its folders."""
+        place = next(self._places(target, name), None)
+        return None if place is None else self._load(place)
+
+    def _places(self, target: Target, name: str) -> Iterator[Place]:
+        """Where a file of MoE is. The engine takes the first. Raises TableError as above."""
+        if self.engine == "vllm":
+            candidates: list[Place] = [] if self._own is None else [self._own / name]
+            yield from filter(self._is_there, [*candidates, f"{self._rules.moe}/{name}"])
+            return
+        exact = _join(self._moe_root, _version_folder(target))
+        if self._is_there(place := _join(exact, name)):
+            yield place
+        for folder in self._folders:
+            if folder != exact and self._is_there(place := _join(folder, name)):
+                yield place
+
+    def _all_places(self, target: Target, name: str) -> list[Place]:
+        places: list[Place] = []
+        try:
+            for place in self._places(target, name):
+                places.append(place)
+        except TableError:
+            pass
+        return places
+
+    @functools.cached_property
+    def _folders(self) -> list[Place]:
+        """Where files of MoE lie, in the engine's order. Raises TableError where SGLang cannot order them."""
+        if self.engine == "vllm":
+            return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
+        if isinstance(self._moe_root, Path):
+            names = self._names(self._moe_root)
+        else:  # a zip lists files alone
+            names = [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
+            if not names:
+                raise TableError(f"{self._moe_root}: no such folder in sglang {self._files.version}")
+        versions: dict[tuple[int, ...], str] = {}
+        for name in names:
+            if name.startswith("triton_"):
+                try:
+                    versions[tuple(int(part) for part in name.removeprefix("triton_").split("_"))] = name
+                except ValueError:
+                    raise TableError(f"the name {name} is no triton_ and version") from None
+        return [_join(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
+
+    def _is_there(self, place: Place) -> bool:
+        try:
+            return place.is_file() if isinstance(place, Path) else self._files.has(place)
+        except OSError:  # to the engines a folder that may not be entered is one without the file
+            return False
+
+    def _names(self, folder: Place) -> list[str]:
+        """Of the files in a folder. Raises TableError."""
+        if isinstance(folder, str):
+            return [name.rpartition("/")[2] for name in self._files.names(f"{folder}/*")]
+        try:
+            return sorted(path.name for path in folder.iterdir())
+        except OSError as error:
+            raise TableError(f"{folder}: {error.strerror}") from None
+
+    def _load(self, place: Place) -> Configurations:
+        if place not in self._loaded:
+            self._loaded[place] = self._parsed(place)
+        return self._loaded[place]
+
+    def _parsed(self, place: Place) -> Configurations:
+        file = str(place)
+        try:
+            text = _read(place) if isinstance(place, Path) else self._files.text(place)
+        except TableError as error:
+            return Configurations(file, broken=str(error).removeprefix(f"{file}: "))
+        is_moe = not Path(file).name.startswith("N=")
+        return parse(file, text, says_triton=self.engine == "vllm" and is_moe)
+
+
+def _read(path: Path) -> str:
+    """Of a file that a variable names. Raises TableError."""
+    try:
+        if path.stat().st_size > LARGEST:
+            raise TableError(f"{path}: too large for a table")
+        return path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise TableError(f"{path}: {error.strerror}") from None
+
+
+def _is_invariant(environment: Mapping[str, str]) -> bool:
+    value = environment.get("VLLM_BATCH_INVARIANT", "0")
+    try:
+        return bool(int(value))
+    except ValueError:
+        raise TableError(f"VLLM_BATCH_INVARIANT={value}: vllm takes 0 or 1") from None
+
+
+def _is_rocm(target: Target) -> bool:
+    return target.arch.startswith("gfx")
+
+
+def _version_folder(target: Target) -> str:
+    return f"triton_{target.triton.replace('.', '_')}"
+
+
+def _join(folder: Place, name: str) -> Place:
+    return folder / name if isinstance(folder, Path) else f"{folder}/{name}"
+
+
+def _down(name: str) -> str:
+    return f"{name.removesuffix('.json')}_down.json"
+
+
+def _model(device: str) -> str:
+    """`MI325` of AMD_Instinct_MI325X and AMD_Instinct_MI325_OAM; empty where there is no such part."""
+    for part in re.split(r"[\s/_-]", device.upper()):
+        if re.fullmatch(r"[A-Z]+\d+X?", part):
+            return part.removesuffix("X")
+    return ""
+
+
+def _files(count: int) -> str:
+    return "1 file" if count == 1 else f"{count} files"
+
+
+def _entry(table: Configurations, m: int, kernel: str) -> Entry:
+    return Entry(table.file, table.lines.get(m, 0), str(m), m, kernel)
+
+
+def _grouped(problems: list[Problem]) -> list[Problem]:
+    """One line for files of a folder of which the same is to be said."""
+    same: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        same.setdefault((problem.file.rpartition("/")[0], problem.text), []).append(problem)
+    return [
+        several[0]
+        if len(several) == 1
+        else Problem(several[0].file, 0, f"{text}; {len(several) - 1} more like it")
+        for (_, text), several in same.items()
+    ]

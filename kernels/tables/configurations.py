@@ -1,0 +1,117 @@
+"""A JSON file of Triton configurations by M, as vLLM and SGLang load it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Config = Mapping[str, Any]
+
+TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
+"""Without these no launch goes well; the kernels have defaults for OPTIONS."""
+
+OPTIONS = (
+    "SPLIT_K", "SWAP_AB", "USE_TMA", "grf_mode", "kpack", "matrix_instr_nonkdim", "num_ctas", "num_stages",
+    "num_warps", "waves_per_eu",
+)  # fmt: skip
+
+KEY = re.compile(r'"(\s*\d+\s*)"\s*:')
+
+
+@dataclass(frozen=True)
+class Configurations:
+    """What a file holds.
+
+    file:   its name or path
+    by_m:   configurations by M, in the file's order
+    lines:  where these stand
+    bad:    why a launch does not take some of these, by M
+    triton: the version that the file says
+    odd:    what is wrong and harms no load
+    broken: why loading the file stops the engine; at the line
+    """
+
+    file: str
+    by_m: Mapping[int, Config] = field(default_factory=dict)
+    lines: Mapping[int, int] = field(default_factory=dict)
+    bad: Mapping[int, str] = field(default_factory=dict)
+    triton: str = ""
+    odd: tuple[str, ...] = ()
+    broken: str = ""
+    line: int = 0
+
+    def nearest(self, m: int) -> int:
+        """Of two that are as near, the one that stands first in the file. At least one entry is there."""
+        return min(self.by_m, key=lambda key: abs(key - m))
+
+    def without(self, name: str) -> list[int]:
+        """M of the entries that have no number of this name."""
+        by_m = self.by_m
+        return [
+            m for m in self.bad if not isinstance(by_m[m], dict) or not isinstance(by_m[m].get(name), int)
+        ]
+
+    @property
+    def thin(self) -> str:
+        """By a tuner that was cut short, or of whose processes the last one alone wrote (vLLM #36840)."""
+        keys = sorted(self.by_m)
+        if 0 < len(keys) < 8:
+            return f"thin: entries for M {', '.join(map(str, keys))} alone"
+        return f"thin: no entry below M {keys[0]}" if keys and keys[0] > 64 else ""
+
+
+def parse(file: str, text: str, says_triton: bool) -> Configurations:
+    """Of a file's text. says_triton: whether the engine takes the key `triton_version`, which is no M."""
+    if "\ufffd" in text:
+        return Configurations(file, broken="no UTF-8")
+    doubled: list[str] = []
+
+    def pairs(given: list[tuple[str, Any]]) -> dict[str, Any]:
+        doubled.extend(key for key, count in Counter(key for key, _ in given).items() if count > 1)
+        return dict(given)
+
+    try:
+        whole = json.loads(text, object_pairs_hook=pairs)
+    except json.JSONDecodeError as error:
+        reason = f"no JSON: {error.msg}" if text.strip() else "empty, which is no JSON"
+        return Configurations(file, broken=reason, line=error.lineno)
+    except (ValueError, RecursionError) as error:
+        return Configurations(file, broken=f"no JSON: {error}")
+    if not isinstance(whole, dict):
+        return Configurations(file, broken="no JSON object")
+    triton = str(whole.pop("triton_version", "")) if says_triton else ""
+    lines = {int(key[1]): text.count("\n", 0, key.start()) + 1 for key in KEY.finditer(text)}
+    by_m: dict[int, Config] = {}
+    for key, config in whole.items():
+        try:
+            by_m[int(key)] = config
+        except ValueError:
+            return Configurations(file, broken=f"the key {key!r} is no number of rows")
+    bad = {m: reason for m, config in by_m.items() if (reason := _refused(config))}
+    odd = [f"the key {key} stands twice, and the last one holds" for key in doubled]
+    if unknown := {name for m in by_m.keys() - bad.keys() for name in by_m[m]} - {*TILE, *OPTIONS}:
+        odd.append(f"no kernel is known to take {', '.join(sorted(unknown))}")
+    return Configurations(file, by_m, lines, bad, triton, tuple(odd))
+
+
+def _refused(config: object) -> str:
+    """Why a launch does not take it; empty where it does."""
+    if not isinstance(config, dict):
+        return "no configuration"
+    if missing := [name for name in TILE if name not in config]:
+        return f"no {', '.join(missing)}"
+    wrong = [name for name in (*TILE, *OPTIONS) if not isinstance(config.get(name, 0), int)]
+    return ", ".join(f"{name} is {config[name]!r}" for name in wrong)
+
+
+def as_text(config: Config) -> str:
+    """`16x128x128 group 1, 2 warps, 4 stages, waves_per_eu 0`: M, N and K of a tile, and the rest."""
+    tile = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
+    parts = [f"{tile} group {config['GROUP_SIZE_M']}"]
+    parts += [f"{config[f'num_{what}']} {what}" for what in ("warps", "stages") if f"num_{what}" in config]
+    rest = [name for name in config if name not in (*TILE, "num_warps", "num_stages")]
+    return ", ".join([*parts, *(f"{name} {config[name]}" for name in rest)])

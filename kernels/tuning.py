@@ -215,9 +215,14 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
 def folders() -> list[Path]:
     """Where choices are stored, the first goes before. Raises StoredError."""
     own = os.environ.get(OWN)
-    if own and not Path(own).is_dir():
-        raise StoredError(f"{OWN} names {own}, which is not a folder")
-    return [*([Path(own)] if own else []), TUNED]
+    return [*([own_folder(own)] if own else []), TUNED]
+
+
+def own_folder(named: str) -> Path:
+    """What OWN names. Raises StoredError."""
+    if not Path(named).is_dir():
+        raise StoredError(f"{OWN} names {named}, which is not a folder")
+    return Path(named)
 
 
 @functools.cache

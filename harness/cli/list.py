@@ -15,6 +15,7 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 @click.command("list")
 @click.argument("what", default="impls", type=click.Choice(LISTS))
 @only_op
+@click.option("--case", metavar='"NAME=V ..."', help="For impls of --op: which take this case, and why not.")
 @click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
 @click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
 @click.option("--arch", default="", help="Of this architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
@@ -23,6 +24,7 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 def list_command(
     what: str,
     op: str | None,
+    case: str | None,
     suite: str | None,
     platform: str | None,
     arch: str,
@@ -37,12 +39,14 @@ def list_command(
     from harness.files import write
     from harness.plan.select import choose_op
     from harness.report.engine_list import engine_platform, of_engine
-    from harness.report.lists import listing
+    from harness.report.lists import listing, of_case
     from harness.report.terminal import show
     from kernels.engines import kind
     from kernels.platform import detect, named
 
     ops = [choose_op(op).name] if op else list(kernels.OPS)
+    if case and (what != "impls" or op is None):
+        raise UsageError("--case is for `list impls --op OP`")
     if engine:
         if what != "impls":
             raise UsageError(f"--engine is for `list impls`, not `list {what}`")
@@ -53,7 +57,7 @@ def list_command(
         if arch and not platform:
             raise UsageError(f"the platform of {arch!r} is not known; name it by --platform")
         machine = named(platform, arch) if platform else detect()
-        listed = listing(what, ops, machine, suite)
+        listed = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite)
     if json_to:
         write(json_to, json.dumps(listed.rows, indent=1) + "\n")
         return

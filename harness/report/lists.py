@@ -15,6 +15,7 @@ from harness.catalogue import flags, recipes
 from harness.catalogue.evidence import evidence
 from harness.catalogue.published import figures
 from harness.errors import UsageError
+from harness.plan.select import choose_cases
 from harness.report.catalogue_text import flags_text, recipes_text
 from kernels.platform import Platform
 from shapes.attention import Parallel
@@ -57,6 +58,23 @@ def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str |
     return Listing(rows, lambda: _by_suite(rows) if what == "cases" else _table(rows))
 
 
+def of_case(op: str, text: str, platform: Platform) -> Listing:
+    """Implementations of an op, those that take a case in one of its boundaries first, the others with what
+    `run` says of them in the widest. Raises UsageError for what is not one case."""
+    cases = choose_cases(kernels.OPS[op], None, [text], None, platform.arch)
+    if len(cases) != len(kernels.OPS[op].boundaries):
+        raise UsageError(f"--case of list is one case; {text!r} is several")
+    rows = []
+    for row, implementation in zip(
+        _implementations([op], platform, None), kernels.implementations(op), strict=True
+    ):
+        answers = [implementation.supports(case, platform) for case in cases]
+        takes = any(answer.ok for answer in answers)
+        rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
+    shown = [row | {"runs": row["takes"], "why not": row["reason"]} for row in rows]
+    return Listing(rows, lambda: _by_reason(shown, f"take {cases[0].text}"))
+
+
 def _table(rows: Sequence[Row]) -> FittingTable:
     from harness.report.fitting_table import Column, FittingTable
 
@@ -69,9 +87,9 @@ def _table(rows: Sequence[Row]) -> FittingTable:
     return FittingTable(columns, cells)
 
 
-def _by_reason(rows: Sequence[Row]) -> RenderableType:
-    """Implementations: those that can run first, then the others by what keeps them away; of one op, with
-    what each requires."""
+def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
+    """Implementations: those that do what the verb says first, then the others by what keeps them away; of
+    one op, with what each requires."""
     from rich.console import Group
     from rich.text import Text
 
@@ -94,7 +112,7 @@ def _by_reason(rows: Sequence[Row]) -> RenderableType:
             # Which machine this is stands above already.
             others.setdefault(str(row["why not"]).partition("; this is ")[0], []).append(row)
     everywhere = "" if len(boundaries) > 1 else f"; all compute {boundaries.pop()}"
-    can = Text(f"\n{len(here)} of {len(rows)} can run{everywhere}", "bold green")
+    can = Text(f"\n{len(here)} of {len(rows)} {verb}{everywhere}", "bold green")
     parts: list[RenderableType] = [can, *([_table(here)] if here else [])]
     for reason, group in sorted(others.items(), key=lambda item: -len(item[1])):
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -24,6 +25,7 @@ from harness.run.request import PLANNING, Request
 from harness.statistics.intervals import CONFIDENCE
 from harness.workers.environment import worker_threads
 from kernels.platform import Platform
+from kernels.tuning import OWN, own_folder
 from shapes.case import Case
 from shapes.suites import CASE_S, suites
 
@@ -70,13 +72,17 @@ def begin(
     race: RaceSettings | None = None,
 ) -> tuple[Journal, RunPlan]:
     """Opens the folder of a new run. The default budget is 60 s, of a race what each of its cases is worth at
-    least. `log` is told in a line where there are no ceilings.
+    least. `log` is told in a line where there are no ceilings, and where a folder of one's own has no
+    configurations. Raises StoredError where it is no folder.
 
     facts_of: by the threads of each worker
     """
     suite, op = selection.suite, selection.cases[0].op
     arms = list(request.arms) or [parse_arm(request.set)]
     launches = select.launches(platform, request.launch)
+    for own in (os.environ.get(OWN), *(arm.variables.get(OWN) for arm in arms)):
+        if own and not _has_choices(own_folder(own)):
+            log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
     per_case_s = worth_s(request, suite)
     if request.budget:
         budget_s = budget.parse_seconds(request.budget, "--budget")
@@ -115,6 +121,11 @@ def begin(
         provenance=facts.provenance,
     )
     return Journal.create(folder, record), RunPlan.of(record, request)
+
+
+def _has_choices(folder: Path) -> bool:
+    stored = {path.stem for path in folder.glob("*/*.json")}
+    return any(impl.name in stored for op in kernels.OPS for impl in kernels.implementations(op))
 
 
 def worth_s(request: Request, suite: str) -> float:

@@ -15,9 +15,9 @@ SCALING = 2.5
 @dataclass(frozen=True)
 class FusedMoeSizes:
     """tokens: rows of the rank's kernel; experts: routed ones of the layer; topk: that a token picks;
-    hidden, inter: of an expert on this rank, multiples of 128 (engines refuse others: gate and up would
-    share a scale); ep: ranks that share the experts; shared: 1 if the shared expert is fused as one more;
-    routing: a pattern of shapes.routing; fp8: e4m3fn or e4m3fnuz; scales: fp32, or ue8m0 for powers of
+    hidden, inter: of an expert on this rank, multiples of 128 (gate and up would share a scale; for what
+    engines do see _padded); ep: ranks that share the experts; shared: 1 if the shared expert is fused as one
+    more; routing: a pattern of shapes.routing; fp8: e4m3fn or e4m3fnuz; scales: fp32, or ue8m0 for powers of
     two."""
 
     tokens: int
@@ -35,7 +35,8 @@ class FusedMoeSizes:
         for name in ("hidden", "inter"):
             value = getattr(self, name)
             if value < 1 or value % BLOCK:
-                raise ValueError(f"size {name}={value} of fused_moe must be a multiple of {BLOCK}")
+                said = f"size {name}={value} of fused_moe must be a multiple of {BLOCK}"
+                raise ValueError(f"{said}{_padded(value) if name == 'inter' and value > 0 else ''}")
         fp8_format(self.fp8)
         if self.scales not in SCALES:
             raise ValueError(f"size scales={self.scales!r} of fused_moe must be {' or '.join(SCALES)}")
@@ -68,3 +69,14 @@ class FusedMoeSizes:
         """One expert: w13 and w2 in FP8, their scales in fp32."""
         values = 3 * self.hidden * self.inter
         return values + values // BLOCK**2 * 4
+
+
+def _padded(inter: int) -> str:
+    """What engines do about one that is no multiple of 128: get_moe_weight_sizes in srt/layers/moe/utils.py
+    and create_fp8_moe_weight_ in srt/layers/quantization/fp8.py of SGLang 0.5.23;
+    resolve_fp8_moe_weight_block_shape in model_executor/layers/fused_moe/oracle/fp8.py of vLLM 0.33."""
+    to = -(-inter // BLOCK) * BLOCK
+    return (
+        f"; give inter={to}, to which SGLang pads it with AITER and vLLM with a named --moe-backend "
+        "(else SGLang refuses it, and vLLM makes the blocks of scales smaller, for Triton)"
+    )

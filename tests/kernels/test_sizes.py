@@ -14,9 +14,11 @@ MLA_TEXT, MODEL_LEN = "batch=2 ctx=100", 163_840
     (GEMM, "m=1 n=1", "block_scale_gemm needs k; sizes: m, n, k, fp8, scales"),
     (GEMM, "m=1 n=1 k=1 fp8=e5m2", "unknown FP8 format 'e5m2'; formats: e4m3fn, e4m3fnuz"),
     (GEMM, "m=1 n=1 k=1 scales=bf16", "size scales='bf16' of block_scale_gemm must be fp32 or ue8m0"),
+    (MOE, "tokens=8 experts=128 topk=8 hidden=512 inter=192", "size inter=192 of fused_moe must be a "
+     "multiple of 128; give inter=256, to which SGLang pads it with AITER and vLLM with a named --moe-back"),
     *(
         (MOE, f"tokens=4 {text}", f"{text.split('=')[0]}=")
-        for text in ("inter=192", "hidden=100", "topk=300", "ep=7", "scales=fp16")
+        for text in ("inter=0", "hidden=100", "topk=300", "ep=7", "scales=fp16")
     ),
     (MOE, "tokens=4 fp8=e5m2", "unknown FP8 format 'e5m2'"),
     (MOE, "tokens=4 routing=best", "unknown routing 'best'"),

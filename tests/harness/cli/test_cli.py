@@ -38,6 +38,28 @@ def test_it_runs_from_any_folder_and_without_a_command_says_what_there_is(cli, t
     assert (done.returncode, "Usage:" in done.stderr, "Traceback" in done.stderr) == (2, True, False)
 
 
+def test_list_says_which_rows_take_a_case(here):
+    """Each as `run` would say, in the widest boundary: a row that routes too takes no narrower one."""
+    case = ("--op", "mla_decode", "--arch", "gfx942", "--case", "batch=16 ctx=4096 heads=32 kv=fp8")
+    rows = json.loads(here("list", "impls", *case, "--json", "-").stdout)
+    reasons = {row["implementation"]: row["reason"] for row in rows if not row["takes"]}
+    assert {row["implementation"] for row in rows if row["takes"] and not row["reason"]} == {
+        "aiter.asm_persistent", "aiter.triton", "aiter.triton_split", "sglang.triton", "torch.compile",
+        "torch.naive", "torch.sdpa", "triton.split_kv", "vllm.triton",
+    }  # fmt: skip
+    assert reasons["aiter.asm"] == "takes 8, 16, 128 heads with kv=fp8"
+    assert reasons["tilelang.split"] == "takes a bf16 cache, not fp8"
+    assert reasons["aiter.gluon"].startswith("needs gfx950")
+    assert (
+        "9 of 29 take batch=16 ctx=4096 heads=32 page=64 kv=fp8" in here("list", *case).stdout
+    )
+    case = ("--op", "fused_moe", "--arch", "sm_100", "--case", "tokens=64 experts=384")
+    rows = json.loads(here("list", "impls", *case, "--json", "-").stdout)
+    (row,) = [row for row in rows if row["implementation"] == "flashinfer.trtllm"]
+    assert (row["runs"], row["takes"], row["why not"]) == (True, False, "")
+    assert row["reason"] == "takes groups of 2 to 32 experts, not of 48"
+
+
 @pytest.mark.parametrize(
     ("what", "name"),
     [("ops", "op"), ("impls", "implementation"), ("suites", "suite"), ("linears", "name"), ("flags", "name")],

@@ -28,6 +28,7 @@ from harness.timing.rounds import Policy, Rounds, Turn
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
 from kernels.platform import Platform, named
+from kernels.tuning import StoredError
 from kernels.vendor import Vendor
 from shapes.case import Case
 from tests.support.simulated_pool import PROVENANCE
@@ -68,6 +69,34 @@ def test_a_new_run_s_record_is_as_committed(monkeypatch, tmp_path, snapshot):
         lines.append(plan.record.model_dump_json(exclude={"created", "command", "provenance"}))
     snapshot(Path(__file__).parent / "snapshots" / "run.jsonl", "\n".join(lines) + "\n")
     assert asked == [(2, 7.0)] * 3, "torch.sdpa and its twin"
+
+
+@pytest.mark.parametrize("by_set", [False, True])
+def test_a_folder_without_configurations_is_said_in_a_line(by_set, monkeypatch, tmp_path):
+    """One that is not there ends the run. AITER's files of configurations are not this suite's."""
+    cpu, own = named("cpu"), tmp_path / "own"
+    given = {"op": "mla_decode", "impl": "torch.sdpa", "case": ("batch=1 ctx=5",)}
+    if by_set:
+        given["set"] = (f"KERNEL_BENCH_TUNED={own}",)
+    else:
+        monkeypatch.setenv("KERNEL_BENCH_TUNED", str(own))
+
+    def told(run: str) -> list[str]:
+        lines: list[str] = []
+        request = Request(**given, out=str(tmp_path / run))
+        facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
+        begin(request, cpu, lambda threads: facts, select_all(request, cpu), lines.append)
+        return lines
+
+    with pytest.raises(StoredError, match=f"KERNEL_BENCH_TUNED names {own}, which is not a folder"):
+        told("missing")
+    for name in ("gemm/gfx950-GEMM-A8W8.json", "triton.split_kv.json"):
+        (own / name).parent.mkdir(parents=True, exist_ok=True)
+        (own / name).write_text("{}")
+        said = f"KERNEL_BENCH_TUNED names {own}, which holds no <device>/<implementation>.json of this suite"
+        assert told(name[:6]) == [f"note: {said}"]
+    (own / "gemm" / "triton.split_kv.json").write_text("{}")
+    assert told("right") == []
 
 
 def test_the_exit_code_is_of_all_that_could_run():

@@ -270,6 +270,6 @@ def _notes(request: EngineRequest, arch: str, ops: Sequence[str], libraries: Map
         for name in unread(request.engine, ops, arch, request.given)
     ]
     other = libraries.get(request.engine, read)
-    if other != read:
+    if not other.startswith(read):
         notes.append(f"what {request.engine} runs was read in {read}; the tables are those of {other}")
     return notes

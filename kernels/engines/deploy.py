@@ -13,8 +13,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.engines import EngineDefault, default, entries
+from shapes.attention import Parallel
 from shapes.case import Size
 from shapes.deployment import Deployment
+from shapes.experts import fused_moe_sizes
 
 if TYPE_CHECKING:
     from shapes.models import ModelConfig
@@ -122,12 +124,16 @@ def deployed(
     if given.get("moe-dense-tp-size") == "1":
         split = replace(split, dense_tp=1)
     fused = not dispatched and "disable-shared-experts-fusion" not in given
-    return replace(split, shared=int(fused and _fuses(arch, tp, ep)))
+    return replace(split, shared=int(fused and _fuses(arch, split)))
 
 
-def _fuses(arch: str, tp: int, ep: int) -> bool:
+def _fuses(arch: str, split: Deployment) -> bool:
     """Whether what SGLang runs for experts there takes the shared one among them."""
-    found = default("sglang", "fused_moe", arch, {"shared": 1, "ep": ep, "inter": 2048 // tp, "tokens": 64})
+    import kernels
+
+    op = kernels.OPS["fused_moe"]
+    sizes = fused_moe_sizes(split.model, Parallel(tp=split.tp * split.dp, ep=split.ep), 64, 1)
+    found = default("sglang", op.name, arch, op.case({**op.defaults(arch), **sizes}).sizes)
     return bool(found and found.row)
 
 

@@ -55,8 +55,9 @@ class Deployment:
         return Parallel(tp=self.tp, dp=self.dp, ep=self.ep)
 
     def together(self, tokens: int, ranks: int) -> int:
-        """Tokens of a call that so many ranks share, where each DP group has `tokens`."""
-        return tokens * (ranks // self.tp)
+        """Tokens of a call that so many ranks share, where each DP group has `tokens`: of fewer ranks than a
+        group has each takes its part of them."""
+        return -(-tokens * ranks // self.tp)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 @click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
 @click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
 @click.option("--arch", default="", help="Of this architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
-@click.option("--engine", help="For impls: what vllm or sglang would run by default there, for DeepSeek-R1.")
 @json_option("Write JSON there instead of a table.")
 def list_command(
     what: str,
@@ -28,7 +27,6 @@ def list_command(
     suite: str | None,
     platform: str | None,
     arch: str,
-    engine: str | None,
     json_to: str | None,
 ) -> None:
     """What there is, and what can run here, with reasons."""
@@ -38,7 +36,6 @@ def list_command(
     from harness.errors import UsageError
     from harness.files import write
     from harness.plan.select import choose_op
-    from harness.report.engine_list import engine_platform, of_engine
     from harness.report.lists import listing, of_case
     from harness.report.terminal import show
     from kernels.engines import kind
@@ -47,17 +44,11 @@ def list_command(
     ops = [choose_op(op).name] if op else list(kernels.OPS)
     if case and (what != "impls" or op is None):
         raise UsageError("--case is for `list impls --op OP`")
-    if engine:
-        if what != "impls":
-            raise UsageError(f"--engine is for `list impls`, not `list {what}`")
-        machine = engine_platform(engine, platform, arch)
-        listed = of_engine(engine, ops, machine)
-    else:
-        platform = platform or kind(arch)
-        if arch and not platform:
-            raise UsageError(f"the platform of {arch!r} is not known; name it by --platform")
-        machine = named(platform, arch) if platform else detect()
-        listed = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite)
+    platform = platform or kind(arch)
+    if arch and not platform:
+        raise UsageError(f"the platform of {arch!r} is not known; name it by --platform")
+    machine = named(platform, arch) if platform else detect()
+    listed = of_case(ops[0], case, machine) if case else listing(what, ops, machine, suite)
     if json_to:
         write(json_to, json.dumps(listed.rows, indent=1) + "\n")
         return

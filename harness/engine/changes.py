@@ -67,17 +67,18 @@ def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
 
 
 def _package(a: Path, b: Path) -> str:
-    wrong = ""
+    """Which library both are of. Raises UsageError."""
     for package in LIBRARIES:
         try:
-            Files(package, a), Files(package, b)
-        except TableError as error:
-            wrong = str(error)
+            Files(package, a)
+        except TableError:
             continue
+        try:
+            Files(package, b)
+        except TableError as error:
+            raise UsageError(str(error)) from None
         return package
-    raise UsageError(
-        f"--diff takes two checkouts, wheels or site-packages of {', '.join(LIBRARIES)}: {wrong}"
-    )
+    raise UsageError(f"{a} holds none of {', '.join(LIBRARIES)}: give two checkouts, wheels or site-packages")
 
 
 def _what(found: Found) -> str:

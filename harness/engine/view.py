@@ -172,9 +172,10 @@ def engine_view(request: EngineRequest) -> EngineView:
         calls = served(deployment, request.workload) if request.workload else sweep(deployment)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    target = Target(
-        arch, int(request.given.get("CU_NUM") or device["units"]), device["driver"], request.triton
-    )
+    units = request.given.get("CU_NUM", str(device["units"]))
+    if not units.isdecimal():
+        raise UsageError(f"CU_NUM={units} is no number of compute units")
+    target = Target(arch, int(units), device["driver"], request.triton)
     tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
     shares = _shares(calls, arch, device)
     try:

@@ -151,7 +151,7 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
         share = sum(shape.share for shape in group)
         lines.append(f"{op} {row}, {share:.1%} of the time, {len(group)} shapes: no entry in {table}; runs")
         for fallback, alike in _grouped(group, lambda s: s.found.fallback if s.found else ""):
-            lines.append(f"  at {_listed(shape.tokens for shape in alike)} tokens: {fallback}")
+            lines.append(f"  {_listed(shape.tokens for shape in alike)} tokens: {fallback}")
     return lines
 
 

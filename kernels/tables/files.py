@@ -41,8 +41,10 @@ class Files:
         self.package, self.path = package, path
         try:
             self._zip = zipfile.ZipFile(path) if path.is_file() else None
-        except (OSError, zipfile.BadZipFile) as error:
-            raise TableError(f"cannot read {path}: {error}") from None
+        except zipfile.BadZipFile:
+            raise TableError(f"{path} is neither a folder nor a wheel") from None
+        except OSError as error:
+            raise TableError(f"cannot read {path}: {error.strerror}") from None
         self._root = path
         if self._zip:
             if not any(name.startswith(f"{package}/") for name in self._zip.namelist()):

@@ -51,6 +51,13 @@ def test_a_linear_that_all_ranks_split_sees_all_ranks_tokens():
     assert (step["experts"]["tokens"], step["experts"]["inter"], step["experts"]["ep"]) == (1024, 256, 1)
 
 
+def test_a_rank_with_a_whole_linear_takes_its_part_of_its_groups_tokens():
+    """SGLang's `--tp 8 --moe-a2a-backend deepep`."""
+    calls = sweep(Deployment(R1, 8, ep=8, dense_tp=8, shared_tp=1, dispatched=True))
+    ms = {c.step: c.sizes["m"] for c in calls if c.place == "shared down"}
+    assert [ms["decode, 128 requests"], ms["decode, 1 requests"]] == [16, 1]
+
+
 def test_experts_get_all_tokens_or_those_that_chose_them():
     gathered = replace(DP_EP8, dispatched=False)
     of = {d.dispatched: next(c for c in sweep(d) if c.op == "fused_moe") for d in (DP_EP8, gathered)}

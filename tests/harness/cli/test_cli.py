@@ -16,7 +16,7 @@ HEAVY = {"torch", "pandas", "numpy", "scipy", "pydantic", "vllm", "triton", "tra
     [
         ["run", "--help"],
         ["list", "impls"],
-        ["list", "impls", "--engine", "vllm", "--arch", "gfx942"],
+        ["engine", "vllm", "--arch", "gfx942", "--vllm", "recorded"],
         ["list", "flags", "--json", "-"],
         ["list", "cases", "--suite", "smoke"],
         ["doctor", "--quick"],

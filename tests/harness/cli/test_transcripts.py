@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from harness.paths import ROOT
-from kernels.platform import named
 from tests.support.command_line import contents
 from tests.support.transcripts import replayed
 
@@ -29,8 +28,6 @@ def test_a_command_prints_what_is_committed(snapshot, here, tmp_path, monkeypatc
         (tmp_path / name).write_text(text)
     before = contents(tmp_path)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    # Of an architecture that no transcript asks for: of its own a machine says its name.
-    monkeypatch.setattr("harness.report.engine_list.detect", lambda: named("cpu", "x86-avx2"))
     monkeypatch.chdir(ROOT)
     text = replayed(file.read_text(), tmp_path, here)
     snapshot(file, text)

@@ -76,32 +76,29 @@ class Lookups:
         return [problem for tables in self._tables.values() for problem in tables.problems(self.target)]
 
     def untuned(self, misses: Iterable[tuple[str, str, Mapping[str, Size]]]) -> dict[str, str]:
-        """Of (op, row, sizes) that tables hold nothing for: a file's name -> its text, as the library's own
-        tuner reads it: AITER's CSV of untuned shapes, and the names of JSON files that an engine lacks."""
-        gemms: dict[str, list[tuple[int, int, int]]] = {}
-        calls = []
-        lacking: dict[str, set[str]] = {}
+        """Of (op, row, sizes) that tables hold nothing for: a file's name -> its text. AITER's CSV of untuned
+        shapes is as its tuner reads it; of an engine's JSON files their names are listed."""
+        shapes: dict[tuple[str, str, bool], list[Mapping[str, Size]]] = {}
         for op, row, sizes in misses:
-            package = self.library_of(row)
-            if package != "aiter":
-                tables = self._tables[package]
-                assert isinstance(tables, EngineTables)
-                lacking.setdefault(f"{package}_missing.txt", set()).update(
-                    tables.missing(op, self.target, sizes)
+            if not (self.library_of(row) == "aiter" and ".triton" in row):  # AITER tunes those by hand
+                key = self.library_of(row), op, row.endswith("_preshuffled")
+                shapes.setdefault(key, []).append(sizes)
+        texts = {}
+        for (package, op, shuffled), of_op in shapes.items():
+            tables, is_gemm = self._tables[package], op == "block_scale_gemm"
+            if isinstance(tables, EngineTables):
+                gemms = [_gemm(sizes)[1:] for sizes in of_op if is_gemm]
+                moes = [_moe(sizes)[2:] for sizes in of_op if not is_gemm]
+                if names := tables.missing(self.target, gemms, moes):
+                    texts[f"{package}_{op}_missing.txt"] = "".join(f"{name}\n" for name in names)
+            elif is_gemm:
+                family = PRESHUFFLED if shuffled else GEMM
+                texts[PurePosixPath(family.untuned).name] = tables.untuned_gemm(
+                    _gemm(sizes) for sizes in of_op
                 )
-            elif ".triton" not in row and op == "block_scale_gemm":
-                family = PRESHUFFLED if row.endswith("_preshuffled") else GEMM
-                gemms.setdefault(PurePosixPath(family.untuned).name, []).append(_gemm(sizes))
-            elif op == "fused_moe":
-                calls.append((*_moe(sizes), self.columns, self.masked))
-        texts = {
-            name: "".join(f"{file}\n" for file in sorted(files)) for name, files in lacking.items() if files
-        }
-        aiter = self._tables.get("aiter")
-        if isinstance(aiter, AiterTables):
-            texts |= {name: aiter.untuned_gemm(shapes) for name, shapes in gemms.items()}
-            if calls:
-                texts[PurePosixPath(MOE.untuned).name] = aiter.untuned_moe(self.target, calls)
+            else:
+                calls = [(*_moe(sizes), self.columns, self.masked) for sizes in of_op]
+                texts[PurePosixPath(MOE.untuned).name] = tables.untuned_moe(self.target, calls)
         return texts
 
 

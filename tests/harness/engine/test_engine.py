@@ -1,0 +1,133 @@
+"""What an engine runs for a deployment, from tables that hold a few entries."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.engine.page import engine_section
+from harness.engine.view import EngineRequest, engine_view
+from shapes.models import model
+
+COLUMNS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
+AITER = ("engine", "vllm", "--arch", "gfx942", "--with", "VLLM_ROCM_USE_AITER=1")
+
+
+def aiter(folder: Path, *rows: tuple[int, int, int, int, str]) -> Path:
+    """A package with a table of (CUs, m, n, k, kernel)."""
+    configs = folder / "aiter" / "configs"
+    configs.mkdir(parents=True)
+    (folder / "aiter" / "__init__.py").touch()
+    lines = [f"gfx942,{units},{m},{n},{k},ck,7,0,{m / 10},{kernel},1,1,0" for units, m, n, k, kernel in rows]
+    (configs / "a8w8_blockscale_tuned_gemm.csv").write_text("\n".join([COLUMNS, *lines, ""]))
+    return folder
+
+
+def shapes(here, path, *options):
+    done = here(*AITER, "--aiter", str(path), *options, "--json", "-")
+    assert done.returncode == 0
+    return json.loads(done.stdout)["shapes"]
+
+
+def test_json_says_of_each_shape_what_runs_and_what_is_tuned(here, tmp_path):
+    path = aiter(tmp_path, (304, 64, 2112, 7168, "fast"), (80, 64, 3072, 1536, "other"))
+    found = {(s["sizes"].get("m"), s["sizes"].get("n")): s for s in shapes(here, path)}
+    hit = found[64, 2112]
+    assert hit["entry"] == {
+        "file": "aiter/configs/a8w8_blockscale_tuned_gemm.csv", "line": 2, "key": "gfx942,304,64,2112,7168",
+        "m": 64, "kernel": "ck fast, splitK 0", "us": 6.4,
+    }  # fmt: skip
+    assert (hit["row"], hit["fallback"]) == ("aiter.dispatch", None)
+    assert hit["decided_in"].startswith("vllm/model_executor/kernels/linear/scaled_mm/aiter.py:")
+    miss = found[64, 3072]
+    assert miss["entry"] is None
+    assert miss["fallback"].startswith("CK a8w8_blockscale_1x128x128_256x16x128x256")
+    assert found[32, 2112]["entry"] is None
+
+
+def test_shares_are_of_all_ops(here, tmp_path):
+    found = shapes(here, aiter(tmp_path))
+    assert sum(shape["share"] for shape in found) == pytest.approx(1, abs=1e-4)
+    assert {shape["op"] for shape in found} == {"block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill"}
+    assert [s["table"] for s in found if s["op"] == "mla_decode"] == [None] * 8
+    of_step = {s["step"]: 0.0 for s in found}
+    for shape in found:
+        of_step[shape["step"]] += shape["share"]
+    assert list(of_step.values()) == pytest.approx([1 / 11] * 11, abs=1e-4)
+
+
+def test_csv_has_a_line_for_each_shape(here, tmp_path):
+    path = aiter(tmp_path, (304, 64, 2112, 7168, "fast"))
+    done = here(*AITER, "--aiter", str(path), "--op", "block_scale_gemm", "--csv", "-")
+    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert len(rows) == 80
+    tuned = [row for row in rows if row["entry_kernel"]]
+    assert [(row["sizes"], row["entry_us"]) for row in tuned] == [
+        ("m=64 n=2112 k=7168 fp8=e4m3fnuz scales=fp32", "6.4")
+    ]
+
+
+def test_misses_are_written_for_the_tuner(here, tmp_path):
+    """The keys of a look-up: topk as AITER strips it with a mask, tokens as it pads them."""
+    out = tmp_path / "out"
+    path = aiter(tmp_path / "a", *((304, m, 2112, 7168, "fast") for m in (16, 32, 64, 128, 3200, 16384)))
+    done = here(*AITER, "--aiter", str(path), "--dp-attention", "--ep", "8", "--write", str(out))
+    assert done.returncode == 0
+    assert sorted(done.stderr.splitlines()) == [
+        f"written: {out}/a8w8_blockscale_untuned_gemm.csv", f"written: {out}/untuned_fmoe.csv"
+    ]  # fmt: skip
+    gemms = (out / "a8w8_blockscale_untuned_gemm.csv").read_text().splitlines()
+    assert gemms[:2] == ["M,N,K", "16,4096,7168"]
+    assert not [line for line in gemms if ",2112," in line]
+    experts = (out / "untuned_fmoe.csv").read_text().splitlines()
+    assert [line.split(",")[:5] for line in experts[1:]] == [
+        [str(tokens), "7168", "2048", "32", "7"] for tokens in (128, 256, 512, 1024, 32768, 131072)
+    ]
+
+
+def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
+    a = aiter(tmp_path / "a", (304, 64, 2112, 7168, "old"), (304, 32, 2112, 7168, "same"))
+    b = aiter(
+        tmp_path / "b",
+        (304, 64, 2112, 7168, "new"), (304, 32, 2112, 7168, "same"), (304, 1, 512, 7168, "first"),
+    )  # fmt: skip
+    text = here(*AITER, "--diff", str(a), str(b)).stdout
+    assert "aiter version unknown -> version unknown: 2 of 91 shapes run otherwise" in text
+    assert "block_scale_gemm qkv_a n=2112 k=7168, at 64: ck old, splitK 0 -> ck new, splitK 0" in text
+    assert "block_scale_gemm shared gate_up n=512 k=7168, at 1: miss: CK" in text
+    found = json.loads(here(*AITER, "--diff", str(a), str(b), "--json", "-").stdout)
+    assert (found["library"], found["asked"], len(found["changes"])) == ("aiter", 91, 2)
+    change = next(each for each in found["changes"] if each["sizes"]["n"] == 512)
+    assert (change["a"]["entry"], change["b"]["entry"]["kernel"]) == (None, "ck first, splitK 0")
+
+
+def test_what_is_set_changes_what_runs(here, tmp_path):
+    """AITER_CONFIG_* replaces the package's tables; CU_NUM is what AITER takes for the device's CUs."""
+    path = aiter(tmp_path / "a", (304, 64, 2112, 7168, "fast"), (80, 64, 2112, 7168, "small"))
+    mine = (
+        aiter(tmp_path / "b", (304, 32, 2112, 7168, "mine")) / "aiter/configs/a8w8_blockscale_tuned_gemm.csv"
+    )
+
+    def kernels(*options):
+        found = shapes(here, path, "--op", "block_scale_gemm", *options)
+        return {s["sizes"]["m"]: s["entry"]["kernel"] for s in found if s["entry"]}
+
+    assert kernels() == {64: "ck fast, splitK 0"}
+    assert kernels("--with", "CU_NUM=80") == {64: "ck small, splitK 0"}
+    assert kernels("--with", f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE={mine}") == {32: "ck mine, splitK 0"}
+
+
+def test_a_page_maps_shapes_by_tokens(tmp_path):
+    path = aiter(tmp_path, (304, 64, 2112, 7168, "fast"))
+    given = {"VLLM_ROCM_USE_AITER": "1"}
+    request = EngineRequest("vllm", "MI300X", model("deepseek-r1"), given=given, paths={"aiter": path})
+    section = engine_section(engine_view(request))
+    (chart,) = section.charts
+    (values,) = chart.picture.to_dict()["datasets"].values()
+    assert chart.marks == len(values) == len(chart.table.rows) == 102
+    states = {(value["layer"], value["tokens"]): value["state"] for value in values}
+    assert states["qkv_a n=2112 k=7168", 64] == "tuned"
+    assert states["qkv_a n=2112 k=7168", 3200] == "fallback"
+    assert states["MLA decode heads=16 kv=bf16", 64] == "no table"
+    assert next(iter(section.notes))[0] == "falls back"

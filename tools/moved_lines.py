@@ -1,0 +1,154 @@
+"""Says which recorded lines of an engine's source moved in another release.
+
+    python -m tools.moved_lines vllm NEW --from OLD [--write]
+
+NEW and OLD are a wheel, a checkout or a site-packages. OLD is the release in which the lines were read for
+kernels/engines/ENGINE.toml or harness/catalogue/flags.json; without it the tool only says which lines of the
+former lie outside their function. --write puts new lines into entries whose function did not
+change; run tools.write_tables then. Exit code 1 where a line is not in its place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import functools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.paths import ROOT
+from kernels.tables.files import Files, TableError
+
+ENTRY = re.compile(r'^file = "(.+)"\nline = (\d+)\nfunction = "(.+)"$', re.MULTILINE)
+SOURCE = re.compile(r"([\w/]+\.py)(?: \([^)]*\))?:(\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)")
+FOLDERS = (
+    "",
+    "srt/",
+    "model_executor/",
+    "model_executor/layers/",
+    "v1/attention/backends/",
+)  # of flags' files
+MOVED = "moved to line "
+parsed = functools.cache(ast.parse)
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """where: in this tree, with the line there; function: empty for a flag's source"""
+
+    where: str
+    file: str
+    line: int
+    function: str = ""
+
+
+def entries(text: str, where: str) -> Iterator[Recorded]:
+    """Of an engine's toml."""
+    for entry in ENTRY.finditer(text):
+        number = text.count("\n", 0, entry.start(2)) + 1
+        yield Recorded(f"{where}:{number}", entry[1], int(entry[2]), entry[3])
+
+
+def sources(text: str, where: str, release: Files) -> Iterator[Recorded]:
+    """Of flags that name this release, as in `vllm 0.33.0: envs.py:1269, layers/utils.py:229, 313`."""
+    named = re.compile(rf"(?i)\b{release.package} {re.escape(release.version)}:? ([^;\"]+)")
+    for number, line in enumerate(text.splitlines(), 1):
+        for source in (each for part in named.findall(line) for each in SOURCE.finditer(part)):
+            for first in re.findall(r"(?<![-\d])\d+", source[2]):
+                yield Recorded(f"{where}:{number}", source[1], int(first))
+
+
+def source_of(release: Files, file: str) -> str:
+    """Text of a file; empty where it is not there. Raises TableError."""
+    package = f"{release.package}/"
+    places = (f"{package}{folder}{file.removeprefix(package)}" for folder in FOLDERS)
+    return next((release.text(place) for place in places if release.has(place)), "")
+
+
+def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
+    """First line and lines of a function, or of all; no lines where it is gone. Raises SyntaxError."""
+    lines = text.splitlines()
+    if not function:
+        return 1, tuple(lines)
+    node: ast.AST | None = parsed(text)
+    for name in function.split("."):
+        node = next((each for each in ast.walk(node) if name in _names(each)), None) if node else None
+    if not isinstance(node, ast.stmt):
+        return 1, ()
+    return node.lineno, tuple(lines[node.lineno - 1 : node.end_lineno])
+
+
+def _names(node: ast.AST) -> list[str]:
+    """What a statement defines."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    targets = getattr(node, "targets", [getattr(node, "target", None)])
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
+    """Empty for the same line; `moved to line 12`, or what else befell it. Raises TableError."""
+    text = source_of(new, recorded.file)
+    try:
+        first, lines = part_of(text, recorded.function)
+        before, were = part_of(source_of(old, recorded.file), recorded.function) if old else (first, lines)
+    except SyntaxError as error:
+        return f"its file cannot be parsed by this Python, line {error.lineno}"
+    if not lines:
+        return "its function is gone" if text else "its file is gone"
+    at = recorded.line - before
+    if not 0 <= at < len(were):
+        return "it is not there in the old release" if old else f"its function begins at line {first}"
+    now = first + _kept(were, lines)[at] if at in _kept(were, lines) else 0
+    if recorded.function and were != lines:
+        return f"its function changed, and the line {f'is now {now}' if now else 'too'}"
+    if not now:
+        return "the line changed"
+    return "" if now == recorded.line else f"{MOVED}{now}"
+
+
+@functools.cache
+def _kept(were: tuple[str, ...], lines: tuple[str, ...]) -> dict[int, int]:
+    """Where lines that did not change are now."""
+    blocks = difflib.SequenceMatcher(None, were, lines, autojunk=False).get_matching_blocks()
+    return {block.a + at: block.b + at for block in blocks for at in range(block.size)}
+
+
+def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("engine", choices=("sglang", "vllm"))
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--from", dest="old", type=Path)
+    parser.add_argument("--write", action="store_true")
+    given = parser.parse_args(arguments)
+    toml, flags = f"kernels/engines/{given.engine}.toml", "harness/catalogue/flags.json"
+    text = (root / toml).read_text()
+    try:
+        new, old = Files(given.engine, given.new), Files(given.engine, given.old) if given.old else None
+        is_read_in_old = old is not None and f'version = "{old.version}"' in text
+        if given.write and not is_read_in_old:
+            parser.error(f"--write needs --from with the release that {toml} names")
+        found = [(each, verdict(each, old if is_read_in_old else None, new)) for each in entries(text, toml)]
+        if old:
+            of_flags = sources((root / flags).read_text(), flags, old)
+            found += [(each, verdict(each, old, new)) for each in of_flags]
+    except TableError as error:
+        parser.error(str(error))
+    if given.write:
+        lines = text.splitlines(keepends=True)
+        for each, said in found:
+            if each.function and said.startswith(MOVED):
+                lines[int(each.where.rpartition(":")[2]) - 1] = f"line = {said.removeprefix(MOVED)}\n"
+        (root / toml).write_text("".join(lines))
+    moved = [(each, said) for each, said in found if said]
+    for each, said in moved:
+        print(f"{each.where}: {each.file}:{each.line}", f"{each.function}: {said}".removeprefix(": "))
+    print(f"{given.engine} {new.version}: {len(found) - len(moved)} of {len(found)} lines in their place")
+    return 1 if moved else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

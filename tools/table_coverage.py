@@ -1,58 +1,47 @@
-"""Which shapes of DeepSeek-R1 the newest AITER, vLLM and SGLang have tuned: writes results/tables.
+"""Which shapes of DeepSeek-R1 have a tuned entry in AITER, vLLM and SGLang: writes results/tables.
 
     python -m tools.table_coverage [--aiter PATH] [--vllm PATH] [--sglang PATH]
 
-Each PATH as `harness engine` takes it; the tables recorded in kernels/tables by default.
+Each PATH as `harness engine` takes it; by default the tables that are recorded in kernels/tables.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from harness.engine.view import EngineRequest, EngineView, engine_view
+from harness.engine.view import EngineRequest, EngineView, Shape, engine_view
 from harness.paths import ROOT
 from kernels.engines import archs
 from shapes.models import model
 
 FOLDER = ROOT / "results" / "tables"
 DEVICES = ("MI300X", "MI325X", "MI350X", "MI355X", "H100", "H200", "B200")
-ENGINES = {
-    "vllm": ("vllm", {}),
-    "vllm, VLLM_ROCM_USE_AITER=1": ("vllm", {"VLLM_ROCM_USE_AITER": "1"}),
+ENGINES: Mapping[str, tuple[str, Mapping[str, str]]] = {
     "sglang": ("sglang", {}),
+    "vllm": ("vllm", {}),
+    "vllm with AITER": ("vllm", {"VLLM_ROCM_USE_AITER": "1"}),
 }
-DEPLOYMENTS = {
+DEPLOYMENTS: Mapping[str, Mapping[str, Any]] = {
     "TP8": {"tp": 8},
     "TP4": {"tp": 4},
-    "DP8 attention, EP8": {"tp": 8, "ep": 8, "dp_attention": True},
+    "DP attention, EP8": {"tp": 8, "ep": 8, "dp_attention": True},
 }
-COLUMNS = ("device", "engine", "deployment", "op", "row", "table", "tuned", "shapes", "time tuned", "share")
+TRITON = {"vllm": "3.7.1", "sglang": "3.7.1"}
+"""Beside the newest releases (torch 2.14.1, which both pin)."""
 
 
-def rows_of(view: EngineView, device: str, engine: str, deployment: str) -> list[dict[str, str]]:
-    """A line for each op and row whose kernel looks into a table."""
-    groups: dict[tuple[str, str], list] = {}
-    for shape in view.shapes:
-        if shape.found:
-            groups.setdefault((shape.call.op, shape.row), []).append(shape)
-    lines = []
-    for (op, row), shapes in groups.items():
-        share = sum(shape.share for shape in shapes)
-        tuned = [shape for shape in shapes if shape.state == "tuned"]
-        lines.append(
-            {
-                "device": device,
-                "engine": engine,
-                "deployment": deployment,
-                "op": op,
-                "row": row,
-                "table": " ".join(dict.fromkeys(shape.found.table.split(" (")[0] for shape in shapes)),
-                "tuned": str(len(tuned)),
-                "shapes": str(len(shapes)),
-                "time tuned": f"{sum(shape.share for shape in tuned) / share:.3f}" if share else "",
-                "share": f"{share:.3f}",
-            }
-        )
-    return lines
+def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView]]:
+    """Device, engine and deployment with what is found."""
+    for device in DEVICES:
+        for name, (engine, given) in ENGINES.items():
+            if given and not device.startswith("MI"):
+                continue
+            for deployment, how in DEPLOYMENTS.items():
+                request = EngineRequest(
+                    engine, device, model("deepseek-r1"), given=given, paths=paths, triton=TRITON[engine], **how
+                )
+                yield device, name, deployment, engine_view(request)

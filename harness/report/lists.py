@@ -71,7 +71,7 @@ def of_case(op: str, text: str, platform: Platform) -> Listing:
         answers = [implementation.supports(case, platform) for case in cases]
         takes = any(answer.ok for answer in answers)
         rows.append({**row, "takes": takes, "reason": row["why not"] if takes else answers[-1].reason})
-    shown = [row | {"runs": row["takes"], "why not": row["reason"]} for row in rows]
+    shown = [row | {"runs": row["takes"], "why not": row["reason"], "near": row["runs"]} for row in rows]
     return Listing(rows, lambda: _by_reason(shown, f"take {cases[0].text}"))
 
 
@@ -114,7 +114,8 @@ def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
     everywhere = "" if len(boundaries) > 1 else f"; all compute {boundaries.pop()}"
     can = Text(f"\n{len(here)} of {len(rows)} {verb}{everywhere}", "bold green")
     parts: list[RenderableType] = [can, *([_table(here)] if here else [])]
-    for reason, group in sorted(others.items(), key=lambda item: -len(item[1])):
+    # What the case alone keeps away stands before what the machine does.
+    for reason, group in sorted(others.items(), key=lambda of: (not of[1][0].get("near"), -len(of[1]))):
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
         parts += [_table(_requirements(group, named) if one_op else list(_names(group)))]
     return Group(*parts, *([] if one_op else ["", "with --op OP or --json: what each requires"]))

@@ -33,6 +33,7 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
     ">": operator.gt,
     ">=": operator.ge,
     "multiple-of": lambda given, of: int(given) % int(of) == 0,
+    "not-multiple-of": lambda given, of: int(given) % int(of) != 0,
 }
 
 

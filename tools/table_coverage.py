@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator, Mapping
+import io
+import itertools
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.engine.view import EngineRequest, EngineView, Shape, engine_view
+from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor
+from harness.page.html import html
 from harness.paths import ROOT
-from kernels.engines import archs
 from shapes.models import model
 
 FOLDER = ROOT / "results" / "tables"
@@ -30,8 +34,11 @@ DEPLOYMENTS: Mapping[str, Mapping[str, Any]] = {
     "TP4": {"tp": 4},
     "DP attention, EP8": {"tp": 8, "ep": 8, "dp_attention": True},
 }
-TRITON = {"vllm": "3.7.1", "sglang": "3.7.1"}
-"""Beside the newest releases (torch 2.14.1, which both pin)."""
+TITLES = {"fused_moe": "Fused MoE, FP8", "block_scale_gemm": "Block-scale FP8 GEMM"}
+COLUMNS = (
+    "device", "engine", "deployment", "op", "implementations", "tables", "tuned", "shapes", "time tuned",
+    "share of time",
+)  # fmt: skip
 
 
 def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView]]:
@@ -41,7 +48,126 @@ def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView
             if given and not device.startswith("MI"):
                 continue
             for deployment, how in DEPLOYMENTS.items():
-                request = EngineRequest(
-                    engine, device, model("deepseek-r1"), given=given, paths=paths, triton=TRITON[engine], **how
-                )
+                request = EngineRequest(engine, device, model("deepseek-r1"), given=given, paths=paths, **how)
                 yield device, name, deployment, engine_view(request)
+
+
+def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[str, Any]]:
+    """One for each op of a deployment whose kernels look into a table; share of time: of all four ops, at the
+    limits of the device; time tuned: of that."""
+    for (device, engine, deployment, view), op in itertools.product(found, TITLES):
+        shapes = [shape for shape in view.shapes if shape.found and shape.call.op == op]
+        if not shapes:
+            continue
+        tuned = [shape for shape in shapes if shape.state == "tuned"]
+        share = sum(shape.share for shape in shapes)
+        yield {
+            "device": device,
+            "engine": engine,
+            "deployment": deployment,
+            "op": op,
+            "implementations": " ".join(dict.fromkeys(shape.row for shape in shapes)),
+            "tables": " ".join(dict.fromkeys(_table(shape) for shape in shapes)),
+            "tuned": len(tuned),
+            "shapes": len(shapes),
+            "time tuned": round(sum(shape.share for shape in tuned) / share, 3),
+            "share of time": round(share, 3),
+        }
+
+
+def _table(shape: Shape) -> str:
+    """Its name, or the folder where a table is a file for each shape."""
+    name = shape.found.table if shape.found else ""
+    return name.rpartition("/")[0] if name.endswith(".json") else name.partition(" ")[0]
+
+
+def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
+    """The README of results/tables."""
+    about = (
+        f"{read} Untested on hardware; a miss is not yet a loss: `python -m harness engine` says what runs "
+        "instead. Each cell: tuned of all shapes of 3200 tokens in and 800 out, at 1 to 128 requests (with "
+        "DP attention at 16 to 128 a rank), how much of their time that is at the limits of the device, and what "
+        "the engine runs. `-`: no table decides, as on B200, where FlashInfer and DeepGEMM choose at run time. "
+        "[coverage.csv](coverage.csv) has the tables and shares, [coverage.html](coverage.html) a map. "
+        "`python -m tools.table_coverage` writes all three."
+    )
+    text = [
+        "# Which shapes of DeepSeek-R1 are tuned",
+        "",
+        textwrap.fill(about, 120, break_on_hyphens=False),
+        "",
+    ]
+    for op, title in TITLES.items():
+        text += [f"## {title}", "", f"| | {' | '.join(DEPLOYMENTS)} |", f"|{'---|' * (len(DEPLOYMENTS) + 1)}"]
+        for device, engine in itertools.product(DEVICES, ENGINES):
+            mine = [row for row in rows if (row["device"], row["engine"], row["op"]) == (device, engine, op)]
+            if mine:
+                text.append(
+                    f"| {device}, {engine} | {' | '.join(_cell(mine, name) for name in DEPLOYMENTS)} |"
+                )
+        text.append("")
+    return "\n".join(text)
+
+
+def page(rows: Sequence[Mapping[str, Any]], read: str) -> Page:
+    """A map of each op: devices and engines by deployments, coloured by how much of the time is tuned."""
+    import altair as alt
+
+    charts = []
+    for op, title in TITLES.items():
+        values = [
+            {**row, "where": f"{row['device']}, {row['engine']}", "of": f"{row['tuned']} of {row['shapes']}"}
+            for row in rows
+            if row["op"] == op
+        ]
+        base = alt.Chart({"values": values}).encode(
+            x=alt.X("deployment:N", sort=list(DEPLOYMENTS), title=None, axis=alt.Axis(labelAngle=0)),
+            y=alt.Y("where:N", sort=[value["where"] for value in values], title=None),
+            tooltip=[alt.Tooltip(f"{column}:N") for column in COLUMNS],
+        )
+        scale = alt.Scale(domain=[0, 1], range=["#E69F00", "#009E73"])
+        cells = base.mark_rect(stroke="#FFFFFF").encode(
+            color=alt.Color("time tuned:Q", scale=scale, title="time tuned", legend=alt.Legend(format=".0%"))
+        )
+        picture = (cells + base.mark_text(color="#000000").encode(text="of:N")).properties(
+            width=480, height=alt.Step(24)
+        )
+        table = Table(COLUMNS, [TableRow([str(value[column]) for column in COLUMNS]) for value in values])
+        reading = "Tuned of all shapes; the colour is the share of their time, at the limits of the device."
+        charts.append(Chart(anchor("coverage", op), title, reading, picture, table, len(values)))
+    section = PageSection("coverage", "Coverage", read, charts)
+    return Page("Which shapes of DeepSeek-R1 are tuned", "read from files, untested on hardware", [section])
+
+
+def _cell(rows: Sequence[Mapping[str, Any]], deployment: str) -> str:
+    row = next((row for row in rows if row["deployment"] == deployment), None)
+    if row is None:
+        return "-"
+    return (
+        f"{row['tuned']} of {row['shapes']}, {row['time tuned']:.0%} of the time, `{row['implementations']}`"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for library in ("aiter", "vllm", "sglang"):
+        parser.add_argument(f"--{library}", type=Path, default=Path("recorded"), metavar="PATH")
+    found = list(views(vars(parser.parse_args())))
+    rows = list(lines(found))
+    releases = dict.fromkeys(view.release for *_, view in found)
+    versions = {name: version for *_, view in found for name, version in view.libraries.items()}
+    read = (
+        f"{' and '.join(releases)}, with the tables of {'; '.join(f'{n} {v}' for n, v in versions.items())}."
+    )
+    FOLDER.mkdir(exist_ok=True)
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    (FOLDER / "coverage.csv").write_text(file.getvalue())
+    (FOLDER / "README.md").write_text(document(rows, read))
+    (FOLDER / "coverage.html").write_text(html(page(rows, read), "python -m tools.table_coverage"))
+
+
+if __name__ == "__main__":
+    main()

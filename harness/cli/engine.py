@@ -50,7 +50,10 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
     "--sglang", metavar="PATH", help="The same of SGLang (each by default: installed, else recorded)."
 )
 @click.option(
-    "--triton", default="", metavar="VERSION", help="Triton beside the engine: SGLang's files are by it."
+    "--triton",
+    default="",
+    metavar="VERSION",
+    help="Beside the engine, by which SGLang chooses files (default: its release's).",
 )
 @click.option("--diff", nargs=2, metavar="A B", help="What two versions of a library hold otherwise.")
 @click.option("--entries", is_flag=True, help="Each shape on a line, with what its table holds.")

@@ -42,7 +42,7 @@ class EngineRequest:
     workload: None: the sweep of shapes.deployment
     given:    variables and flags of the engine
     paths:    library -> where its files lie
-    triton:   its version beside the engine; empty: not known
+    triton:   its version beside the engine; empty: what comes with its release
     """
 
     engine: str
@@ -175,7 +175,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     units = request.given.get("CU_NUM", str(device["units"]))
     if not units.isdecimal():
         raise UsageError(f"CU_NUM={units} is no number of compute units")
-    target = Target(arch, int(units), device["driver"], request.triton)
+    target = Target(arch, int(units), device["driver"], request.triton or engines.triton(request.engine))
     tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
     shares = _shares(calls, arch, device)
     try:

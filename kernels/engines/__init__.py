@@ -108,6 +108,12 @@ def defaults(engine: str) -> tuple[EngineDefault, ...]:
     )
 
 
+@functools.cache
+def triton(engine: str) -> str:
+    """The version of Triton that comes with an engine's release on PyPI, by the torch that it pins."""
+    return str(tomllib.loads((DATA / f"{engine}.toml").read_text())["triton"])
+
+
 def archs(engine: str) -> list[str]:
     """Those that an engine's entries name."""
     return list(dict.fromkeys(arch for entry in defaults(engine) for arch in entry.archs))

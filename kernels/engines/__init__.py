@@ -60,7 +60,8 @@ class EngineDefault:
     engine, version: vllm or sglang, and the release that was read
     op, archs:       what for, and where
     when:            conditions on the case's sizes, any of which suffices; empty: all cases
-    row:             the implementation of this suite; empty: it has none that does the same
+    row:             the implementation of this suite; empty: it has none that does the same, or the engine
+                     never has such a case; `why` says which
     file, line, function: that decide it, within the engine's Python package
     why:             what that code says, in a phrase
     flags:           what must be set for it; empty: nothing

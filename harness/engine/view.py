@@ -236,12 +236,16 @@ def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
 
 def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:
     op = kernels.OPS[call.op]
+    over_tp = request.model.num_attention_heads // request.tp if request.dp_attention else 0
+
+    def runs(sizes: Mapping[str, Size]) -> EngineDefault | None:
+        return chosen(request.engine, call.op, arch, sizes, request.given, over_tp)
+
     sizes = op.case({**op.defaults(arch), **call.sizes}).sizes
-    entry = chosen(request.engine, call.op, arch, sizes, request.given)
+    entry = runs(sizes)
     if call.op == "mha_prefill" and not (entry and entry.row):  # an engine may cast q, k and v
         cast = op.case({**sizes, "dtype": "fp8"}).sizes
-        other = chosen(request.engine, call.op, arch, cast, request.given)
-        if other and other.row:
+        if (other := runs(cast)) and other.row:
             sizes, entry = cast, other
     found = tables.find(call.op, entry.row, sizes) if entry and entry.row else None
     return Shape(call, sizes, share, entry, found, _defects(call.op, entry, sizes, arch, tables))

@@ -82,10 +82,18 @@ def flags(entry: EngineDefault) -> dict[str, str]:
 
 
 def chosen(
-    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Settings
+    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Settings, over_tp: int = 0
 ) -> EngineDefault | None:
     """What an engine runs for a case with these settings: of the entries that apply and whose flags are set
-    the first of those with the most flags. None where its data does not tell."""
+    the first of those with the most flags. None where its data does not tell.
+
+    over_tp: heads of the model over --tp where a rank has more of them (DP attention). By these SGLang takes
+    AITER's attention on AMD, or Triton's (get_default_attn_backend)
+    """
+    if over_tp and engine == "sglang" and arch.startswith("gfx") and "heads" in sizes:
+        without_dp = chosen(engine, op, arch, {**sizes, "heads": over_tp}, given)
+        if without_dp and without_dp.row.startswith("sglang.triton"):
+            return without_dp
     holding = [
         entry
         for entry in entries(engine, op, arch)

@@ -89,6 +89,14 @@ def test_the_entry_with_most_flags_that_are_set_holds():
     assert chosen("vllm", "fused_moe", "gfx942", experts, FUSED).row == "aiter.dispatch"
 
 
+def test_sglang_takes_aiters_attention_by_heads_over_tp():
+    """`--tp 4 --dp 4 --enable-dp-attention`: a rank has 128 heads, and 32 over TP leave Triton's kernels."""
+    sizes = {"batch": 16, "ctx": "4096", "heads": 128, "page": 64, "kv": "bf16"}
+    rows = [chosen("sglang", "mla_decode", "gfx942", sizes, {}, over_tp).row for over_tp in (0, 16, 32)]
+    assert rows == ["aiter.asm", "aiter.asm", "sglang.triton"]
+    assert chosen("sglang", "mla_decode", "sm_90", sizes, {}, 32).row == "flash_attn.fa3@sglang"
+
+
 def test_what_nothing_recorded_reads_is_named():
     ops = ("block_scale_gemm", "fused_moe")
     given = {"VLLM_ROCM_USE_AITER": "1", "AITER_CONFIG_FMOE": "mine.csv", "VLLM_ROCM_USE_AITERR": "1"}

@@ -87,8 +87,8 @@ def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
         f"{read} Untested on hardware; a miss is not yet a loss: `python -m harness engine` says what runs "
         "instead. Each cell: tuned of all shapes of 3200 tokens in and 800 out, at 1 to 128 requests (with "
         "DP attention at 16 to 128 a rank), how much of their time that is at the limits of the device, and "
-        "what the engine runs. `-`: no table decides, as on B200, where FlashInfer and DeepGEMM choose at run "
-        "time. [coverage.csv](coverage.csv) has the tables and shares, [coverage.html](coverage.html) a map. "
+        "what the engine runs. `-`: no table decides, as on B200, where FlashInfer and DeepGEMM choose at "
+        "run time. [coverage.csv](coverage.csv) has the tables and shares, [coverage.html](coverage.html) a map. "
         "`python -m tools.table_coverage` writes all three."
     )
     text = [

@@ -110,6 +110,7 @@ WITHOUT_TABLES: Mapping[str, str] = {
 }
 """How names of rows begin that look into no table of shapes -> what decides there; the longest one holds."""
 
+NOTHING = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 
 
@@ -156,7 +157,8 @@ class EngineTables:
     def moe(self, target: Target, tokens: int, inter: int, experts: int) -> Found:
         """tokens: rows of the call; inter: of a rank; experts: of a rank, a fused shared one counted.
 
-        try_get_optimal_moe_config of either engine. SGLang has a second file, for the down projection.
+        try_get_optimal_moe_config of either engine. SGLang has a second file, for the down projection. vLLM
+        cuts a tile's K to that of a block (invoke_fused_moe_triton_kernel).
         """
         name = self._moe_name(target, inter, experts)
         shown = str(_join(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
@@ -179,6 +181,8 @@ class EngineTables:
             notes = self._notes(target, up, tokens)
         elif up:
             notes = (f"{up.file} has no entry",)
+        if self.engine == "vllm" and config["BLOCK_SIZE_K"] > 128:
+            notes += (f"BLOCK_SIZE_K {config['BLOCK_SIZE_K']} of the file runs as 128",)
         kernel = as_text(config)
         if down and down.by_m:
             of_down = down.by_m[down.nearest(tokens)]
@@ -256,7 +260,7 @@ class EngineTables:
             yield Problem(str(folder), 0, str(error).removeprefix(f"{folder}: "))
             return
         if not names:
-            yield Problem(str(folder), 0, f"nothing there, in {self.engine} {self._files.version}")
+            yield Problem(str(folder), 0, NOTHING)
         wanted = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
         unasked = Counter[str]()
         for name in names:
@@ -379,12 +383,11 @@ class EngineTables:
         """Where files of MoE lie, in the engine's order. Raises TableError where SGLang cannot order them."""
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
-        if isinstance(self._moe_root, Path):
-            names = self._names(self._moe_root)
-        else:  # a zip lists files alone
-            names = [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
+        names = self._names(self._moe_root)
+        if isinstance(self._moe_root, str):  # a zip lists files alone
+            names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
-                raise TableError(f"{self._moe_root}: no such folder in sglang {self._files.version}")
+                raise TableError(f"{self._moe_root}: {NOTHING}")
         versions: dict[tuple[int, ...], str] = {}
         for name in names:
             if name.startswith("triton_"):

@@ -63,7 +63,11 @@ def test_vllm_takes_the_nearest_m_and_of_two_the_first_in_the_file(tables):
     """M 20, 384 and 5000 of E=256,N=256 on MI300X: 16 (24 is as near), 256 (512 is), 4096, the largest."""
     file = f"{RULES['vllm'].moe}/{moe_name('vllm', 'AMD_Instinct_MI300X')}"
     entries = {m: config(group=8, waves_per_eu=0) for m in (*LADDER, 1536, 2048, 3072, 4096)}
-    entries |= {16: config(warps=2, waves_per_eu=0), 512: config(m=32, group=8, waves_per_eu=0)}
+    entries |= {
+        4096: config(k=256),
+        16: config(warps=2, waves_per_eu=0),
+        512: config(m=32, group=8, waves_per_eu=0),
+    }
     read = tables("vllm", {file: json.dumps(entries, indent=1)})
     found = read.moe(MI300X, 20, 256, 256)
     assert found.table == found.entry.file == file
@@ -71,7 +75,10 @@ def test_vllm_takes_the_nearest_m_and_of_two_the_first_in_the_file(tables):
     assert found.entry.kernel == "16x128x128 group 1, 2 warps, 2 stages, waves_per_eu 0"
     assert (found.fallback, found.notes) == ("", ())
     assert [read.moe(MI300X, m, 256, 256).entry.m for m in (384, 385, 5000)] == [256, 512, 4096]
-    assert read.moe(MI300X, 10000, 256, 256).notes == ("the nearest M is 4096, for 10000",)
+    assert read.moe(MI300X, 10000, 256, 256).notes == (
+        "the nearest M is 4096, for 10000",
+        "BLOCK_SIZE_K 256 of the file runs as 128",
+    )
 
     turned = tables("vllm", {file: table((24, 16))})
     assert turned.moe(MI300X, 20, 256, 256).entry.m == 24

@@ -98,9 +98,9 @@ INVARIANT: Config = {
 
 WITHOUT_TABLES: Mapping[str, str] = {
     "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
-    "flash_attn": "rules by lengths, heads and SMs (flash-attention hopper/heuristics.h)",
-    "flashinfer": "tactics profiled at start-up and cached on the machine, else the runner's own choice "
-    "(flashinfer/autotuner/autotuner.py)",
+    "flash_attn": "rules by lengths, heads and SMs (of version 3: flash-attention hopper/heuristics.h)",
+    "flashinfer": "GEMM and MoE: tactics profiled at start-up and kept on the machine, else the runner's own "
+    "choice; bundled ones with FLASHINFER_AUTOTUNER_LOAD_FROM_FILE=1 alone (flashinfer/autotuner/autotuner.py)",
     "flashmla": "a plan by lengths and SMs (FlashMLA csrc/smxx/decode/get_decoding_sched_meta)",
     "sglang.cutlass": "rules by m, n and k (sgl-kernel/csrc/gemm/fp8_blockwise_gemm_kernel.cu)",
     "vllm.cutlass": "rules by m, n, k and SMs "

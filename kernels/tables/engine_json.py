@@ -100,7 +100,7 @@ WITHOUT_TABLES: Mapping[str, str] = {
     "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
     "flash_attn": "rules by lengths, heads and SMs (of version 3: flash-attention hopper/heuristics.h)",
     "flashinfer": "GEMM and MoE: tactics profiled at start-up and kept on the machine, else the runner's own "
-    "choice; bundled ones with FLASHINFER_AUTOTUNER_LOAD_FROM_FILE=1 alone (flashinfer/autotuner/autotuner.py)",
+    "choice; those that ship need FLASHINFER_AUTOTUNER_LOAD_FROM_FILE=1 (flashinfer/autotuner/autotuner.py)",
     "flashmla": "a plan by lengths and SMs (FlashMLA csrc/smxx/decode/get_decoding_sched_meta)",
     "sglang.cutlass": "rules by m, n and k (sgl-kernel/csrc/gemm/fp8_blockwise_gemm_kernel.cu)",
     "vllm.cutlass": "rules by m, n, k and SMs "
@@ -220,11 +220,9 @@ class EngineTables:
         try:
             folders = self._folders
         except TableError as error:
-            folders = []
-            text = (
-                f"{str(error).removeprefix(f'{self._moe_root}: ')}; sglang stops where it looks for a version"
-            )
-            found.append(Problem(str(self._moe_root), 0, text))
+            folders, reason = [], str(error).removeprefix(f"{self._moe_root}: ")
+            stop = f"{reason}; sglang stops where it looks for a version"
+            found.append(Problem(str(self._moe_root), 0, stop))
         else:
             if not folders:
                 found.append(Problem(str(self._moe_root), 0, "no folder triton_... in it"))
@@ -259,8 +257,8 @@ class EngineTables:
         except TableError as error:
             yield Problem(str(folder), 0, str(error).removeprefix(f"{folder}: "))
             return
-        if not names:
-            yield Problem(str(folder), 0, NOTHING)
+        if not names and isinstance(folder, str):
+            yield Problem(folder, 0, NOTHING)
         wanted = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
         unasked = Counter[str]()
         for name in names:
@@ -287,8 +285,12 @@ class EngineTables:
             return
         if not table.by_m:
             yield Problem(table.file, 0, "no entry, so the default runs")
-        for m, text in table.bad.items():
-            yield Problem(table.file, table.lines.get(m, 0), f"M {m}: {text}; its launch fails")
+        for reason in dict.fromkeys(table.bad.values()):
+            wrong = [m for m, text in table.bad.items() if text == reason]
+            entries = f"M {', '.join(map(str, wrong))}"
+            yield Problem(
+                table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; no launch takes it"
+            )
         for text in (*table.odd, table.thin):
             if text:
                 yield Problem(table.file, 0, text)

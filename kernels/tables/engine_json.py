@@ -98,9 +98,9 @@ INVARIANT: Config = {
 
 WITHOUT_TABLES: Mapping[str, str] = {
     "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
-    "flash_attn": "rules by lengths, heads and SMs (flash-attention hopper/heuristics.h)",
-    "flashinfer": "tactics profiled at start-up and cached on the machine, else the runner's own choice "
-    "(flashinfer/autotuner/autotuner.py)",
+    "flash_attn": "rules by lengths, heads and SMs (of version 3: flash-attention hopper/heuristics.h)",
+    "flashinfer": "GEMM and MoE: tactics profiled at start-up and kept on the machine, else the runner's own "
+    "choice; those that ship need FLASHINFER_AUTOTUNER_LOAD_FROM_FILE=1 (flashinfer/autotuner/autotuner.py)",
     "flashmla": "a plan by lengths and SMs (FlashMLA csrc/smxx/decode/get_decoding_sched_meta)",
     "sglang.cutlass": "rules by m, n and k (sgl-kernel/csrc/gemm/fp8_blockwise_gemm_kernel.cu)",
     "vllm.cutlass": "rules by m, n, k and SMs "
@@ -110,6 +110,7 @@ WITHOUT_TABLES: Mapping[str, str] = {
 }
 """How names of rows begin that look into no table of shapes -> what decides there; the longest one holds."""
 
+NOTHING = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 
 
@@ -156,7 +157,8 @@ class EngineTables:
     def moe(self, target: Target, tokens: int, inter: int, experts: int) -> Found:
         """tokens: rows of the call; inter: of a rank; experts: of a rank, a fused shared one counted.
 
-        try_get_optimal_moe_config of either engine. SGLang has a second file, for the down projection.
+        try_get_optimal_moe_config of either engine. SGLang has a second file, for the down projection. vLLM
+        cuts a tile's K to that of a block (invoke_fused_moe_triton_kernel).
         """
         name = self._moe_name(target, inter, experts)
         shown = str(_join(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
@@ -179,6 +181,8 @@ class EngineTables:
             notes = self._notes(target, up, tokens)
         elif up:
             notes = (f"{up.file} has no entry",)
+        if self.engine == "vllm" and config["BLOCK_SIZE_K"] > 128:
+            notes += (f"BLOCK_SIZE_K {config['BLOCK_SIZE_K']} of the file runs as 128",)
         kernel = as_text(config)
         if down and down.by_m:
             of_down = down.by_m[down.nearest(tokens)]
@@ -216,11 +220,9 @@ class EngineTables:
         try:
             folders = self._folders
         except TableError as error:
-            folders = []
-            text = (
-                f"{str(error).removeprefix(f'{self._moe_root}: ')}; sglang stops where it looks for a version"
-            )
-            found.append(Problem(str(self._moe_root), 0, text))
+            folders, reason = [], str(error).removeprefix(f"{self._moe_root}: ")
+            stop = f"{reason}; sglang stops where it looks for a version"
+            found.append(Problem(str(self._moe_root), 0, stop))
         else:
             if not folders:
                 found.append(Problem(str(self._moe_root), 0, "no folder triton_... in it"))
@@ -255,8 +257,8 @@ class EngineTables:
         except TableError as error:
             yield Problem(str(folder), 0, str(error).removeprefix(f"{folder}: "))
             return
-        if not names:
-            yield Problem(str(folder), 0, f"nothing there, in {self.engine} {self._files.version}")
+        if not names and isinstance(folder, str):
+            yield Problem(folder, 0, NOTHING)
         wanted = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
         unasked = Counter[str]()
         for name in names:
@@ -283,8 +285,12 @@ class EngineTables:
             return
         if not table.by_m:
             yield Problem(table.file, 0, "no entry, so the default runs")
-        for m, text in table.bad.items():
-            yield Problem(table.file, table.lines.get(m, 0), f"M {m}: {text}; its launch fails")
+        for reason in dict.fromkeys(table.bad.values()):
+            wrong = [m for m, text in table.bad.items() if text == reason]
+            entries = f"M {', '.join(map(str, wrong))}"
+            yield Problem(
+                table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; no launch takes it"
+            )
         for text in (*table.odd, table.thin):
             if text:
                 yield Problem(table.file, 0, text)
@@ -379,12 +385,11 @@ class EngineTables:
         """Where files of MoE lie, in the engine's order. Raises TableError where SGLang cannot order them."""
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
-        if isinstance(self._moe_root, Path):
-            names = self._names(self._moe_root)
-        else:  # a zip lists files alone
-            names = [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
+        names = self._names(self._moe_root)
+        if isinstance(self._moe_root, str):  # a zip lists files alone
+            names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
-                raise TableError(f"{self._moe_root}: no such folder in sglang {self._files.version}")
+                raise TableError(f"{self._moe_root}: {NOTHING}")
         versions: dict[tuple[int, ...], str] = {}
         for name in names:
             if name.startswith("triton_"):

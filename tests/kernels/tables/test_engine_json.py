@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import kernels
 from kernels.tables import Target
 from kernels.tables.engine_json import RULES, WITHOUT_TABLES, EngineTables
 from kernels.tables.files import Files, TableError
@@ -63,7 +64,11 @@ def test_vllm_takes_the_nearest_m_and_of_two_the_first_in_the_file(tables):
     """M 20, 384 and 5000 of E=256,N=256 on MI300X: 16 (24 is as near), 256 (512 is), 4096, the largest."""
     file = f"{RULES['vllm'].moe}/{moe_name('vllm', 'AMD_Instinct_MI300X')}"
     entries = {m: config(group=8, waves_per_eu=0) for m in (*LADDER, 1536, 2048, 3072, 4096)}
-    entries |= {16: config(warps=2, waves_per_eu=0), 512: config(m=32, group=8, waves_per_eu=0)}
+    entries |= {
+        4096: config(k=256),
+        16: config(warps=2, waves_per_eu=0),
+        512: config(m=32, group=8, waves_per_eu=0),
+    }
     read = tables("vllm", {file: json.dumps(entries, indent=1)})
     found = read.moe(MI300X, 20, 256, 256)
     assert found.table == found.entry.file == file
@@ -71,7 +76,10 @@ def test_vllm_takes_the_nearest_m_and_of_two_the_first_in_the_file(tables):
     assert found.entry.kernel == "16x128x128 group 1, 2 warps, 2 stages, waves_per_eu 0"
     assert (found.fallback, found.notes) == ("", ())
     assert [read.moe(MI300X, m, 256, 256).entry.m for m in (384, 385, 5000)] == [256, 512, 4096]
-    assert read.moe(MI300X, 10000, 256, 256).notes == ("the nearest M is 4096, for 10000",)
+    assert read.moe(MI300X, 10000, 256, 256).notes == (
+        "the nearest M is 4096, for 10000",
+        "BLOCK_SIZE_K 256 of the file runs as 128",
+    )
 
     turned = tables("vllm", {file: table((24, 16))})
     assert turned.moe(MI300X, 20, 256, 256).entry.m == 24
@@ -143,6 +151,9 @@ def test_names_of_missing_files_are_those_that_the_tuners_write(tables):
         "N=7168,K=256,device_name=NVIDIA_H200_NVL,dtype=fp8_w8a8,block_shape=[128,128].json",
         "E=32,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json",
     ]
+    slash = replace(H200, name="A  GPU/B")
+    assert "device_name=A_GPU_B," in read.missing(slash, [(1, 1)], [])[0]
+    assert "device_name=A__GPU/B," in tables("sglang", {}).missing(slash, [(1, 1)], [])[0]
     assert tables("sglang", {}).missing(H200, [(512, 7168)], [(256, 257)]) == [
         "N=512,K=7168,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json",
         "E=257,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128, 128].json",
@@ -212,7 +223,7 @@ FAULTS = {
     "triton_version": ('{"triton_version": "3.4.0"}', "stops: the key 'triton_version' is no number of rows"),
     "renamed": (table().replace("BLOCK_SIZE_N", "BLOCK_N"), "the launch fails: M 1 has no BLOCK_SIZE_N"),
     "a string": (table().replace('warps": 4', 'warps": "4"'), "the launch fails: M 1 has num_warps is '4'"),
-    "null": ('{"1": null}', "the launch fails: M 1 has no configuration"),
+    "null": (json.dumps(dict.fromkeys(LADDER)), "the launch fails: M 1 has no configuration"),
 }
 
 
@@ -225,7 +236,7 @@ def test_a_file_that_breaks_the_engine_is_said_and_not_read(tables, fault):
     assert (found.table, found.entry) == (file, None)
     assert expected in found.fallback
     assert read.gemm(MI300X, 1, 7168, 7168).entry, "the others are read"
-    assert any(line.startswith(file) for line in said(read))
+    assert len([line for line in said(read) if line.startswith(file)]) == 1
 
 
 def test_what_harms_no_load_is_said(tables):
@@ -237,6 +248,7 @@ def test_what_harms_no_load_is_said(tables):
         32: "{}",
         64: table((2048, 3072, 4096)),
         128: '{"triton_version": "3.1.0",' + table(tile_m=1)[1:],
+        256: table(range(65, 75)),
     }
     read = tables(
         "vllm", {f"{folder}/{moe_name('vllm', 'AMD_Instinct_MI300X', e)}": text for e, text in files.items()}
@@ -248,12 +260,15 @@ def test_what_harms_no_load_is_said(tables):
         32: (f"{founds[32].table} has no entry",),
         64: ("thin: entries for M 2048, 3072, 4096 alone", "the nearest M is 2048, for 16"),
         128: ("no kernel is known to take tile_m", "tuned with Triton 3.1.0, here 3.4.0"),
+        256: ("thin: no entry below M 65", "the nearest M is 65, for 16"),
     }
+    assert read.moe(replace(MI300X, triton=""), 16, 256, 128).notes == founds[128].notes[:1]
     assert founds[16].entry.kernel.startswith("64x") and founds[16].entry.line == 114
     assert founds[32].fallback == "16x128x128 group 1, 4 warps, 2 stages, SPLIT_K 1"
     assert [line.partition("json: ")[2] for line in said(read)] == [
         "no kernel is known to take tile_m",
         "the key 16 stands twice, and the last one holds",
+        "thin: no entry below M 65",
         "no entry, so the default runs",
         "thin: entries for M 2048, 3072, 4096 alone",
     ]
@@ -346,6 +361,10 @@ def test_what_sglang_reads_of_every_entry_stops_it(tables):
     read = tables("sglang", {gemm: bad, f"{folder}/triton_3_7_1/{name}": bad})
     stops = "none, sglang stops: M 512 has no BLOCK_SIZE_M, BLOCK_SIZE_K, GROUP_SIZE_M"
     assert read.gemm(H200, 1, 512, 7168).fallback == read.moe(H200, 1, 256, 256).fallback == stops
+    says_triton = {f"{folder}/triton_3_7_1/{name}": '{"triton_version": "3.7.1"}'}
+    stops = "none, sglang stops: the key 'triton_version' is no number of rows"
+    assert tables("sglang", says_triton).moe(H200, 1, 256, 256).fallback == stops
+    read = tables("sglang", {f"{folder}/triton_3_7_1/{name}": bad})
     with_down = {f"{folder}/triton_3_7_1/{name.replace('.json', '_down.json')}": table()}
     read = tables("sglang", with_down)
     assert read.moe(H200, 1, 256, 256).entry
@@ -359,7 +378,10 @@ def test_a_file_that_may_not_be_read_is_said(tables, monkeypatch):
     def refuse(path):
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)  # as root nothing is refused
+    with monkeypatch.context() as no_entry:  # as root nothing is refused
+        no_entry.setattr("pathlib.Path.is_file", refuse)
+        assert read.gemm(MI300X, 1, 512, 7168).fallback == "64x128x128 group 32, 4 warps, 2 stages"
+    monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
     assert read.gemm(MI300X, 1, 512, 7168).fallback == "none, vllm stops: Permission denied"
     assert [line.partition("json: ")[2] for line in said(read)] == [
         "Permission denied; vllm stops where it loads this; 1 more like it"
@@ -390,5 +412,6 @@ def test_a_wheel_answers_as_its_files_do(tables, tmp_path):
     assert zipped.problems(H200) == read.problems(H200)
 
 
-def test_rows_without_tables_say_what_decides():
-    assert all(text.endswith(")") and "\n" not in text for text in WITHOUT_TABLES.values())
+def test_what_decides_elsewhere_is_said_of_rows_that_are_there():
+    names = [row.name for op in kernels.OPS for row in kernels.implementations(op)]
+    assert [start for start in WITHOUT_TABLES if not any(name.startswith(start) for name in names)] == []

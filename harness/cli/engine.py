@@ -134,7 +134,8 @@ def engine(
     except ValueError as error:
         raise UsageError(str(error)) from None
     if diff:
-        from harness.engine.changes import changes, changes_text
+        from harness.engine.changes import changes
+        from harness.report.engine_table import changes_text
 
         found = changes(request, Path(diff[0]), Path(diff[1]))
         if json_to:
@@ -150,7 +151,7 @@ def engine(
 
         write(csv_to, engine_csv(view))
     if page:
-        from harness.engine.page import write_page
+        from harness.page.engine import write_page
 
         write_page(view, page)
     if folder:

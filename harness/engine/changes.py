@@ -11,7 +11,6 @@ from harness.engine.view import LIBRARIES, EngineRequest, EngineView, Shape, eng
 from harness.errors import UsageError
 from kernels.tables import Found
 from kernels.tables.files import Files, TableError
-from shapes.case import Size, text_of
 
 
 @dataclass(frozen=True)
@@ -87,25 +86,3 @@ def _what(found: Found) -> str:
 
 def _facts(found: Found) -> Mapping[str, Any]:
     return {"entry": found.entry.__dict__ if found.entry else None, "fallback": found.fallback or None}
-
-
-def changes_text(found: Changes) -> str:
-    """The changed shapes by their share, those of one layer that change alike on a line."""
-    a, b = (view.libraries.get(found.library, "unknown") for view in (found.before, found.after))
-    lines = [
-        f"{found.before.release} on {found.before.device}: {found.library} {a} -> {b}: "
-        f"{len(found.changes)} of {found.asked} shapes run otherwise"
-    ]
-    groups: dict[tuple[str, str, str, str], list[Change]] = {}
-    for change in found.changes:
-        call = change.of.call
-        groups.setdefault((call.op, call.place, _layer(change.of.sizes), change.text), []).append(change)
-    for (op, place, layer, text), group in groups.items():
-        tokens = ", ".join(str(change.of.tokens) for change in group)
-        share = sum(change.of.share for change in group)
-        lines.append(f"{share:6.1%}  {op} {place} {layer}, at {tokens}: {text}")
-    return "\n".join(lines)
-
-
-def _layer(sizes: Mapping[str, Size]) -> str:
-    return text_of({name: value for name, value in sizes.items() if name in ("n", "k", "experts", "inter")})

@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from harness.engine.changes import Change, Changes
 from harness.engine.view import EngineView, Shape
 from shapes.case import Size, text_of
 
@@ -231,3 +232,21 @@ def engine_csv(view: EngineView) -> str:
         }
         writer.writerow(facts)
     return file.getvalue()
+
+
+def changes_text(found: Changes) -> str:
+    """The changed shapes by their share, those of one layer that change alike on a line."""
+    a, b = (view.libraries.get(found.library, "unknown") for view in (found.before, found.after))
+    lines = [
+        f"{found.before.release} on {found.before.device}: {found.library} {a} -> {b}: "
+        f"{len(found.changes)} of {found.asked} shapes run otherwise"
+    ]
+    groups: dict[tuple[str, str, str, str], list[Change]] = {}
+    for change in found.changes:
+        call = change.of.call
+        groups.setdefault((call.op, call.place, layer_text(change.of), change.text), []).append(change)
+    for (op, place, layer, text), group in groups.items():
+        tokens = ", ".join(str(change.of.tokens) for change in group)
+        share = sum(change.of.share for change in group)
+        lines.append(f"{share:6.1%}  {op} {place} {layer}, at {tokens}: {text}")
+    return "\n".join(lines)

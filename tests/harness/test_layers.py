@@ -16,7 +16,7 @@ kernels
 errors paths files archive progress
 catalogue statistics
 timing machine
-plan
+plan engine
 workers results
 compile
 run
@@ -32,7 +32,7 @@ __main__
 """
 """Each uses what stands on the lines above its own, and what stands beside it only among the third line's."""
 BASE = LAYERS.split("\n")[3].split()
-REPORT_USES = {"shapes", "kernels", *BASE, "catalogue", "statistics", "plan", "results", "compile", "report"}
+REPORT_USES = {"shapes", "kernels", *BASE, *"catalogue statistics plan engine results compile report".split()}
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 NAMED = re.compile(r"((harness|kernels|shapes)(\.\w+)*)(:[\w.]+)?")
 

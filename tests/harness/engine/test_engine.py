@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine.page import engine_section
 from harness.engine.view import EngineRequest, engine_view
+from harness.page.engine import engine_section
 from shapes.models import model
 
 COLUMNS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"

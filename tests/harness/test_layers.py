@@ -32,7 +32,8 @@ __main__
 """
 """Each uses what stands on the lines above its own, and what stands beside it only among the third line's."""
 BASE = LAYERS.split("\n")[3].split()
-REPORT_USES = {"shapes", "kernels", *BASE, *"catalogue statistics plan engine results compile report".split()}
+REPORT_USES = {"shapes", "kernels", *BASE, "catalogue", "statistics", "plan", "engine", "results", "compile"}
+REPORT_USES.add("report")
 RANKS = {name: rank for rank, line in enumerate(LAYERS.split("\n")) for name in line.split()}
 NAMED = re.compile(r"((harness|kernels|shapes)(\.\w+)*)(:[\w.]+)?")
 

@@ -65,11 +65,17 @@ LICENCES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for library in LICENCES:
         parser.add_argument(f"--{library}", type=Path, metavar="DIR", help="checkout, wheel or site-packages")
     parser.add_argument(
-        "--version", action="append", default=[], metavar="LIBRARY=TEXT", help="what the copy does not tell itself"
+        "--version",
+        action="append",
+        default=[],
+        metavar="LIBRARY=TEXT",
+        help="what the copy does not tell itself",
     )
     options = parser.parse_args(arguments)
     versions = dict(text.split("=", 1) for text in options.version)

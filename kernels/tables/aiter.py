@@ -13,7 +13,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Entry, Found, Problem
-from kernels.tables.aiter_csv import GEMM, MOE, NUMBERS, PRESHUFFLED, Family, Row, Table
+from kernels.tables.aiter_csv import GEMM, MOE, NUMBERS, PRESHUFFLED, UNITS, Family, Row, Table, rows_here
 from kernels.tables.aiter_rules import power_of_two, read_rules
 from kernels.tables.aiter_triton import TritonTables
 from kernels.tables.files import TableError
@@ -27,21 +27,13 @@ if TYPE_CHECKING:
 FORMATS = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}
 """The FP8 that AITER gives each architecture (`aiter/utility/dtypes.py`); others have e4m3fn."""
 
-UNITS = {
-    "gfx942": {20, 38, 40, 76, 80, 114, 152, 228, 304},
-    "gfx950": {32, 64, 128, 256},
-}
-"""CUs of MI300X, MI325X, MI300A, MI308X; of MI350X, MI355X; whole and in partitions."""
-
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 """Dense FP8 TFLOP/s of a CU: AMD's data sheets of MI300X and MI355X."""
 
 DEFAULT_GEMM = (
     "CK a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2_intrawave_v1"
 )
-DEFAULT_PRESHUFFLED = (
-    "CK a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1_intrawave_v1"
-)
+DEFAULT_PRESHUFFLED = "CK a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1_intrawave_v1"
 """One kernel for every shape without a row (csrc/ck_gemm_a8w8_blockscale*/*.cu, the `-1` instance)."""
 
 INSTANCES = {
@@ -101,7 +93,14 @@ class AiterTables:
         return Found(table.title, None, fallback, self._why(family, target, (n, k), shape, padded(m, n)))
 
     def moe(
-        self, target: Target, tokens: int, hidden: int, inter: int, experts: int, columns: int, mask: bool = False
+        self,
+        target: Target,
+        tokens: int,
+        hidden: int,
+        inter: int,
+        experts: int,
+        columns: int,
+        mask: bool = False,
     ) -> Found:
         """`fused_moe` of FP8 in blocks (per_1x128), SiLU, gate and up together.
 
@@ -120,7 +119,9 @@ class AiterTables:
             if row is None:
                 continue
             gfx = f"{target.arch}," if self.rules.moe_gfx else ""
-            key = f"{gfx}{target.units},{tried},{hidden},{inter},{experts},{topk},{fp8.removeprefix('torch.')}"
+            key = (
+                f"{gfx}{target.units},{tried},{hidden},{inter},{experts},{topk},{fp8.removeprefix('torch.')}"
+            )
             entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
             if bypass:
                 notes.append(f"AITER_BYPASS_TUNE_CONFIG: {entry.file}:{entry.line} is not used")
@@ -148,7 +149,9 @@ class AiterTables:
             return same[0]
         return rows[0] if rows and self.rules.moe_act != "exact" else None
 
-    def _moe_default(self, target: Target, token: int, hidden: int, inter: int, experts: int, topk: int) -> str:
+    def _moe_default(
+        self, target: Target, token: int, hidden: int, inter: int, experts: int, topk: int
+    ) -> str:
         if token > 32 and inter % self.rules.one_stage == 0 and target.arch in FORMATS:
             return "1stage asm chosen by get_heuristic_kernel, block_m 32"
         split = self._split(target.units, token * topk, hidden, inter, experts)
@@ -177,8 +180,9 @@ class AiterTables:
             shapes: dict[tuple[float, ...], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
             for row in self._table(family).rows(target.arch):
                 if row.numbers[0] == target.units and self._matches(family, row, target):
-                    if (m := row.numbers[1]) == m and m.is_integer():
-                        shapes[_shape(family, row)][int(m)].append(row)
+                    shape, m = _shape(family, row), row.numbers[1]
+                    if all(size.is_integer() for size in (m, *shape)):  # NaN is none
+                        shapes[shape][int(m)].append(row)
             self._shapes[family, target] = shapes
         return self._shapes[family, target]
 
@@ -187,7 +191,10 @@ class AiterTables:
         if family is not MOE:
             return True
         fp8 = FORMATS.get(target.arch, "torch.float8_e4m3fn")
-        return row.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128") and row.numbers[6:] == (1, 0)
+        return row.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128") and row.numbers[6:] == (
+            1,
+            0,
+        )
 
     def _why(
         self,
@@ -202,13 +209,15 @@ class AiterTables:
         if table.dead:
             return (table.dead,)
         if shape:
-            rows = f"rows for M {min(shape)} to {max(shape)}" if len(shape) > 1 else f"a row for M {min(shape)}"
+            rows = (
+                f"rows for M {min(shape)} to {max(shape)}" if len(shape) > 1 else f"a row for M {min(shape)}"
+            )
             return (f"the shape has {rows}, none for {', '.join(map(str, tried))}",)
         others = {
             int(row.numbers[0])
             for row in table.rows(target.arch)
             if row.numbers[0] != target.units
-            and row.numbers[0] == row.numbers[0]
+            and row.numbers[0].is_integer()
             and _shape(family, row) == key
             and self._matches(family, row, target)
         }
@@ -220,7 +229,9 @@ class AiterTables:
         """What is wrong with the tables, for this GPU: one line for each kind and file."""
         found = []
         if self.rules.assumed:
-            found.append(Problem("aiter", 0, f"{self.rules.assumed}; the rules of v0.1.20 are assumed for the rest"))
+            found.append(
+                Problem("aiter", 0, f"{self.rules.assumed}; the rules of v0.1.20 are assumed for the rest")
+            )
         found += self._unread()
         for family in (GEMM, PRESHUFFLED, MOE):
             table = self._table(family)
@@ -228,22 +239,18 @@ class AiterTables:
             by_file = table.by_file(table.rows(target.arch))
             for file, rows in by_file.items():
                 for text, bad in self._dead(family, target, rows):
-                    count = "1 row" if len(bad) == 1 else f"{len(bad)} rows, the first here,"
-                    found.append(Problem(file, bad[0].line, f"{count} {text}"))
+                    found.append(Problem(file, bad[0].line, f"{rows_here(len(bad))} {text}"))
             found += self._ladders(family, target)
         return found + self._triton.problems(target)
 
     def _dead(self, family: Family, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
         """Rows of a file that cannot do what they are there for: what to say, and which."""
         arch = target.arch
-        units = UNITS.get(arch)
-        if units and (bad := [row for row in rows if row.numbers[0] not in units]):
-            yield f"for {_cell(bad[0], 'cu_num')} CUs, which no {arch} has", bad
         tuned = self._by_shape(family, target)
         others = [
             row
             for row in rows
-            if row.numbers[0] != target.units and (not units or row.numbers[0] in units)
+            if row.numbers[0] != target.units and row.numbers[0] in UNITS.get(arch, {row.numbers[0]})
             if self._matches(family, row, target) and _shape(family, row) not in tuned
         ]
         if others:
@@ -252,7 +259,9 @@ class AiterTables:
             yield f"for {_cell(others[0], 'cu_num')} CUs, of {many} without rows for {target.units}", others
         if family is MOE:
             yield from self._dead_moe(target, rows)
-        elif family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
+        elif family is GEMM and (
+            bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]
+        ):
             if any("libtype" in row.source.columns for row in bad):
                 yield f"of libtype {bad[0].cell('libtype')}, which this GEMM asserts against", bad
         yield from self._unknown_names(family, arch, rows)
@@ -260,7 +269,10 @@ class AiterTables:
     def _dead_moe(self, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
         wrong = {fp8 for fp8 in FORMATS.values() if fp8 != FORMATS.get(target.arch, "torch.float8_e4m3fn")}
         if bad := [row for row in rows if row.texts[2] in wrong or row.texts[3] in wrong]:
-            yield f"of {wrong & set(bad[0].texts[2:4])}, which {target.arch} never asks for".translate(BRACES), bad
+            yield (
+                f"of {wrong & set(bad[0].texts[2:4])}, which {target.arch} never asks for".translate(BRACES),
+                bad,
+            )
         reachable = {*LADDER, *self.rules.moe_tiers}
         if bad := [row for row in rows if row.numbers[1] not in reachable]:
             yield f"for {_cell(bad[0], 'token')} tokens, which no number of tokens is padded to", bad
@@ -275,7 +287,9 @@ class AiterTables:
         for row in rows:
             for column in columns:
                 name = row.cell(column)
-                known = assembled if name.startswith("_ZN") else built if row.cell("libtype") == "ck" else set()
+                known = (
+                    assembled if name.startswith("_ZN") else built if row.cell("libtype") == "ck" else set()
+                )
                 if name and known and name not in known:
                     bad.append((row, name))
         if bad:
@@ -301,7 +315,9 @@ class AiterTables:
         for root in ("csrc", "aiter_meta/csrc"):
             try:
                 text = self.files.text(f"{root}/{file}") if self.files.has(f"{root}/{file}") else ""
-                for call in re.findall(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", text, re.MULTILINE):
+                for call in re.findall(
+                    r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", text, re.MULTILINE
+                ):
                     names.add(_instance(prefix, ast.literal_eval(f"({call})")))
             except (TableError, ValueError, SyntaxError, IndexError, TypeError, RecursionError, MemoryError):
                 return set()
@@ -323,7 +339,9 @@ class AiterTables:
             name = "x".join(f"{part:g}" for part in key)
             what = "tokens" if family is MOE else "M"
             ms = ("" if len(missed) < 5 else "... ") + ", ".join(map(str, missed[-4:]))
-            yield Problem(file, row.line, f"{many} rows, but not for every M: {name} has none for {what} {ms}")
+            yield Problem(
+                file, row.line, f"{many} rows, but not for every M: {name} has none for {what} {ms}"
+            )
 
     def _reached(self, family: Family, m: int, key: tuple[float, ...]) -> set[int]:
         """M of the rows that a call with m rows asks for."""
@@ -346,7 +364,9 @@ class AiterTables:
 
     def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:
         """(m, n, k) as the input of AITER's GEMM tuner. M stays as it is: AITER looks for it before padding."""
-        return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for m, n, k in sorted(set(shapes), key=lambda s: (s[1:], s[0])))
+        return "M,N,K\n" + "".join(
+            f"{m},{n},{k}\n" for m, n, k in sorted(set(shapes), key=lambda s: (s[1:], s[0]))
+        )
 
     def untuned_moe(self, target: Target, calls: Iterable[tuple[int, int, int, int, int, bool]]) -> str:
         """(tokens, hidden, inter, experts, columns, mask), see `moe`, as the input of AITER's MoE tuner.
@@ -416,5 +436,3 @@ def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
     lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
     parts = ["x".join(str(size) for size in group) for group in (*groups, *lists)]  # type: ignore[attr-defined]
     return "_".join((prefix, *parts, str(sizes[19]).lower(), f"v{sizes[20]}"))
-
-

@@ -9,6 +9,7 @@ import csv
 import io
 import math
 import os
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,14 @@ LINE = "_line"
 
 GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 """What AITER takes for a row without a gfx (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
+
+UNITS = {
+    "gfx942": {20, 38, 40, 76, 80, 114, 152, 228, 304},
+    "gfx950": {32, 64, 128, 256},
+}
+"""CUs of MI300X, MI325X, MI300A, MI308X; of MI350X, MI355X; whole and in partitions."""
+
+ARCHITECTURE = re.compile(r"gfx(90a|94[0-2]|950|1[0-2]\d\d)")
 
 MISSING = {"", "#N/A", "N/A", "NA", "n/a", "NULL", "null", "None", "nan", "NaN", "-nan", "-NaN", "<NA>"}
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
@@ -52,9 +61,7 @@ class Family:
         return f"{CONFIGS}/{'untuned'.join(self.name.rsplit('tuned', 1))}.csv"
 
 
-GEMM = Family(
-    "a8w8_blockscale_tuned_gemm", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", ("cu_num", "M", "N", "K")
-)
+GEMM = Family("a8w8_blockscale_tuned_gemm", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", ("cu_num", "M", "N", "K"))
 PRESHUFFLED = Family(
     "a8w8_blockscale_bpreshuffle_tuned_gemm",
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
@@ -76,7 +83,7 @@ def number(cell: str) -> float | None:
     if cell in BOOLEANS:
         return BOOLEANS[cell]
     try:
-        return None if "_" in cell else float(cell)
+        return float(cell) if cell.isascii() and "_" not in cell else None
     except ValueError:
         return None
 
@@ -110,8 +117,8 @@ class Source:
                 self.columns.setdefault(name, place)
             width = len(header)
             for row in reader:
-                if not row:
-                    continue
+                if not "".join(row).strip() and len(row) < 2:
+                    continue  # pandas leaves out a line of spaces, too
                 if len(row) > width:
                     self.error = (
                         f"line {reader.line_num} has {len(row)} cells under {width} columns; "
@@ -126,7 +133,9 @@ class Source:
             self.error = f"line {reader.line_num} is no CSV: {error}"
         if LINE in self.columns:
             place = self.columns[LINE]
-            self.rows = [(int(NUMBERS[row[place]]), row) for _, row in self.rows]
+            self.rows = [
+                (int(row[place]) if row[place].isdecimal() else line, row) for line, row in self.rows
+            ]
 
     def cells(self, column: str, missing: str = "0") -> list[str]:
         """Of each row; `missing` where the file lacks the column: 0, as AITER fills it."""
@@ -211,27 +220,26 @@ class Table:
         return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
     def _read(self, name: str) -> Source | None:
+        there = os.path.exists(name) if self.given else self._files.has(name)
+        if not there and self.merged:
+            self._say(name or self.family.variable, 0, "is not there: AITER merges the other files")
+            return None
         try:
-            if self.given:
-                text = _on_disk(name)
-            elif not self._files.has(name) and self.merged:
-                return None
-            else:
-                text = self._files.text(name)
+            text = _on_disk(name) if self.given else self._files.text(name)
         except TableError as error:
             reason = str(error).removeprefix(f"{name}: ")
-            missing = self.given and not os.path.exists(name)
-            then = "AITER leaves it out" if missing and self.merged else "AITER raises at the first look-up"
-            self._say(name or self.family.variable, 0, f"cannot be read ({reason}): {then}")
+            self._say(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
             return None
         source = Source(name, text)
         if source.error:
             self._say(name, 0, f"{source.error}: AITER raises at the first look-up")
+        elif not source.rows and LINE not in source.columns:
+            self._say(name, 1, "has no rows")
         if source.truncated:
             self._say(
                 name,
                 source.truncated[0],
-                f"{_count(source.truncated, 'line')} cut short, the first here: AITER reads what lacks as nan",
+                f"{rows_here(len(source.truncated))} cut short: AITER reads what lacks as nan",
             )
         return source if source.columns else None
 
@@ -260,7 +268,9 @@ class Table:
             if absent:
                 rows = f"its {len(source.rows)} rows are never found"
                 self._say(source.file, 1, f"has no column {', '.join(absent)}: {rows}")
-            elif "gfx" not in source.columns and source.rows:
+            elif "gfx" in source.columns:
+                self._say_of_no_gpu(source)
+            elif source.rows:
                 self._say_without_gfx(source)
         total = sum(len(source.rows) for source in self.sources)
         for column in family.numbers:
@@ -282,6 +292,19 @@ class Table:
                     f"and none of the {total} rows of {family.name} is found",
                 )
 
+    def _say_of_no_gpu(self, source: Source) -> None:
+        pairs = list(zip(source.cells("gfx"), source.cells("cu_num"), strict=True))
+        odd = {
+            (gfx, units)
+            for gfx, units in set(pairs)
+            if gfx not in MISSING
+            if not ARCHITECTURE.fullmatch(gfx) or NUMBERS[units] not in UNITS.get(gfx, {NUMBERS[units]})
+        }
+        if bad := [place for place, pair in enumerate(pairs) if pair in odd]:
+            gfx, units = pairs[bad[0]]
+            text = f"{rows_here(len(bad))} for {gfx[:20]} with {units[:20]} CUs, which is no GPU"
+            self._say(source.file, source.rows[bad[0]][0], text)
+
     def _say_without_gfx(self, source: Source) -> None:
         if self.family is MOE:
             units = {NUMBERS[cell] for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
@@ -292,6 +315,10 @@ class Table:
             self._say(source.file, 1, "has no column gfx: a row is found by its number of CUs on any GPU")
         elif not self._rules.infers_gfx:
             self._say(source.file, 1, f"has no column gfx: its {len(source.rows)} rows are never found")
+        else:
+            self._say(
+                source.file, 1, "has no column gfx: AITER takes gfx942 for 80 and 304 CUs, gfx950 for 256"
+            )
 
     def _duplicates(self) -> set[tuple[int, int]]:
         """(place of the source, line) of rows that a faster one of the same key stands beside."""
@@ -326,8 +353,8 @@ class Table:
             self._say(
                 self.sources[place].file,
                 line,
-                f"{count} row{'s' * (count != 1)} with a key that another row has, the first here: AITER keeps "
-                "the fastest, rewrites its files and raises RuntimeError",
+                f"{rows_here(count)} with a key that another row has: AITER keeps the fastest, rewrites its "
+                "files and raises RuntimeError",
             )
         return lost
 
@@ -382,5 +409,6 @@ class Table:
         return grouped
 
 
-def _count(things: list[int], name: str) -> str:
-    return f"{len(things)} {name}{'s are' if len(things) != 1 else ' is'}"
+def rows_here(count: int) -> str:
+    """Of rows whose first one is in the line of the message."""
+    return "1 row" if count == 1 else f"{count} rows, the first here,"

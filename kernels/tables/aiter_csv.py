@@ -10,7 +10,6 @@ import io
 import math
 import os
 import re
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +18,7 @@ from kernels.tables import Problem
 from kernels.tables.files import LARGEST, Files, TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from kernels.tables.aiter_rules import Rules
 
@@ -156,6 +155,26 @@ class Row:
     numbers: tuple[float, ...]
     texts: tuple[str, ...]
 
+    @property
+    def units(self) -> float:
+        return self.numbers[0]
+
+    @property
+    def m(self) -> float:
+        return self.numbers[1]
+
+    @property
+    def shape(self) -> tuple[float, ...]:
+        """(N, K), or (model_dim, inter_dim, expert, topk)."""
+        return self.numbers[2:6]
+
+    def is_asked(self, fp8: str) -> bool:
+        """Whether the rest of the key, act_type aside, is that of FP8 in blocks; a GEMM's always is."""
+        return not self.texts or (
+            self.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128")
+            and self.numbers[6:] == (1, 0)
+        )
+
     def cell(self, column: str) -> str:
         """Its text; empty where it is missing or the file lacks the column."""
         place = self.source.columns.get(column)
@@ -178,7 +197,7 @@ class Row:
 def _on_disk(path: str) -> str:
     """The text of a file that a variable names. Raises TableError."""
     try:
-        size = os.stat(path).st_size
+        size = Path(path).stat().st_size
         if size > LARGEST:
             raise TableError(f"{size} bytes, which no table has; it is not read")
         return Path(path).read_bytes().decode(errors="replace")
@@ -220,7 +239,7 @@ class Table:
         return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
     def _read(self, name: str) -> Source | None:
-        there = os.path.exists(name) if self.given else self._files.has(name)
+        there = Path(name).exists() if self.given else self._files.has(name)
         if not there and self.merged:
             self._say(name or self.family.variable, 0, "is not there: AITER merges the other files")
             return None
@@ -322,40 +341,43 @@ class Table:
 
     def _duplicates(self) -> set[tuple[int, int]]:
         """(place of the source, line) of rows that a faster one of the same key stands beside."""
-        family, lost = self.family, set()
-        moe = family is MOE
-        if moe and not (self.merged and self._files.has(family.untuned)):
+        lost: set[tuple[int, int]] = set()
+        moe = self.family is MOE
+        if moe and not (self.merged and self._files.has(self.family.untuned)):
             return lost  # AITER warns and keeps the first
+        then = (
+            "AITER keeps the fastest, rewrites its files and raises RuntimeError"
+            if self.merged
+            else "pandas raises ValueError at the first look-up"
+        )
         best: dict[tuple[object, ...], tuple[float, int, int]] = {}
-        first: dict[int, tuple[int, int]] = {}
         for place, source in enumerate(self.sources):
-            columns = [[NUMBERS[cell] for cell in source.cells(c)] for c in family.numbers]
-            columns += [source.cells(c) for c in family.texts]  # type: ignore[misc]
+            columns: list[list[str] | list[float]] = [
+                [NUMBERS[cell] for cell in source.cells(column)] for column in self.family.numbers
+            ]
+            columns += [source.cells(column) for column in self.family.texts]
             if self.has_gfx:
-                columns.append(self._gfx(source))  # type: ignore[arg-type]
+                columns.append(self._gfx(source))
             if moe and self.has_tag:
-                columns.append(source.cells("_tag"))  # type: ignore[arg-type]
-            rows = source.rows
-            if not self.merged:  # full copies are dropped
-                columns.append(["\n".join(cells) for _, cells in rows])  # type: ignore[arg-type]
-            times = source.cells("us", "")
-            for (line, _), us, key in zip(rows, times, zip(*columns, strict=True), strict=True):
-                here = (math.inf if math.isnan(NUMBERS[us]) else NUMBERS[us], place, line)
-                if (before := best.setdefault(key, here)) is here:
-                    continue
-                count, _ = first.get(place, (0, 0))
-                first[place] = (count + 1, first.get(place, (0, line))[1])
-                best[key], worse = sorted((before, here))
-                lost.add(worse[1:])
-        if not self.merged:
-            return lost
-        for place, (count, line) in first.items():
-            self._say(
-                self.sources[place].file,
-                line,
-                f"{rows_here(count)} with a key that another row has: AITER keeps the fastest, rewrites its "
-                "files and raises RuntimeError",
-            )
+                columns.append(source.cells("_tag"))
+            copies: set[tuple[str, ...]] = set()
+            lines = []
+            times = [NUMBERS[cell] for cell in source.cells("us", "")]
+            for (line, cells), us, key in zip(source.rows, times, zip(*columns, strict=True), strict=True):
+                if not self.merged and (copy := tuple(cells)) in copies:
+                    continue  # AITER drops whole copies where it merges nothing
+                if not self.merged:
+                    copies.add(copy)
+                here = (math.inf if math.isnan(us) else us, place, line)
+                before = best.setdefault(key, here)
+                if before is not here:
+                    best[key], worse = sorted((before, here))
+                    lost.add(worse[1:])
+                    lines.append(line)
+            if lines:
+                self._say(
+                    source.file, lines[0], f"{rows_here(len(lines))} with a key that another row has: {then}"
+                )
         return lost
 
     def _gfx(self, source: Source, live: str = "") -> list[str]:
@@ -375,7 +397,7 @@ class Table:
         ]
 
     def rows(self, arch: str) -> list[Row]:
-        """Those that a GPU of this architecture may find, with any number of CUs, in the order of the merge."""
+        """Those that a GPU of this architecture may find, of any number of CUs, in the merge's order."""
         if arch not in self._rows:
             self._rows[arch] = list(self._select(arch))
         return self._rows[arch]
@@ -401,12 +423,6 @@ class Table:
                     tuple(NUMBERS[column[index]] for column in numbers),
                     tuple(column[index] for column in texts),
                 )
-
-    def by_file(self, rows: Iterable[Row]) -> dict[str, list[Row]]:
-        grouped: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            grouped[row.source.file].append(row)
-        return grouped
 
 
 def rows_here(count: int) -> str:

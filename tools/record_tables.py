@@ -1,10 +1,10 @@
 """Records the tuned tables of AITER, vLLM and SGLang for DeepSeek-R1 and V3: kernels/tables/recorded/*.zip.
 
-    python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR [--version aiter="commit e404860, 2026-08-22"]
+    python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR --version aiter="commit e404860, 2026-08"
 
-Each extract has the paths of the package, so that the same reader reads it: rows of the linears of TP1 to TP16,
-fused MoE of the hidden size, and for the source, which it leaves out, the rules that the reader took from it.
-The same input gives the same bytes.
+Each extract has the paths of the package, so that the same reader reads it: rows of the linears of TP1 to
+TP16, and of fused MoE of the hidden size. AITER's source is left out; the rules that the reader took from it
+stand in its place. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -58,18 +58,24 @@ JSON = {
 }
 
 LICENCES = {
-    "aiter": "AITER, https://github.com/ROCm/aiter, is under the MIT License, copyright Advanced Micro Devices, Inc.",
+    "aiter": "AITER, https://github.com/ROCm/aiter, is under the MIT License, (c) Advanced Micro Devices.",
     "vllm": "vLLM, https://github.com/vllm-project/vllm, is under the Apache License 2.0.",
     "sglang": "SGLang, https://github.com/sgl-project/sglang, is under the Apache License 2.0.",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for library in LICENCES:
         parser.add_argument(f"--{library}", type=Path, metavar="DIR", help="checkout, wheel or site-packages")
     parser.add_argument(
-        "--version", action="append", default=[], metavar="LIBRARY=TEXT", help="what the copy does not tell itself"
+        "--version",
+        action="append",
+        default=[],
+        metavar="LIBRARY=TEXT",
+        help="what the copy does not tell itself",
     )
     options = parser.parse_args(arguments)
     versions = dict(text.split("=", 1) for text in options.version)

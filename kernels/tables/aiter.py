@@ -1,69 +1,42 @@
-"""What AITER finds in its tuned tables for a GEMM or fused MoE of FP8 in blocks, and what it runs after a miss.
+"""What AITER finds in its tuned tables for GEMM and fused MoE of FP8 in blocks, or runs after a miss.
 
 Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `get_2stage_cfgs`.
 """
 
 from __future__ import annotations
 
-import ast
-import csv
-import io
-import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from kernels.tables import Entry, Found, Problem
-from kernels.tables.aiter_csv import GEMM, MOE, NUMBERS, PRESHUFFLED, Family, Row, Table
-from kernels.tables.aiter_rules import power_of_two, read_rules
+from kernels.tables import Entry, Found
+from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row, Table
+from kernels.tables.aiter_problems import problems
+from kernels.tables.aiter_rules import FORMATS, fp8_of, padded, read_rules
 from kernels.tables.aiter_triton import TritonTables
-from kernels.tables.files import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from kernels.tables import Target
+    from kernels.tables import Problem, Target
     from kernels.tables.files import Files
-
-FORMATS = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}
-"""The FP8 that AITER gives each architecture (`aiter/utility/dtypes.py`); others have e4m3fn."""
-
-UNITS = {
-    "gfx942": {20, 38, 40, 76, 80, 114, 152, 228, 304},
-    "gfx950": {32, 64, 128, 256},
-}
-"""CUs of MI300X, MI325X, MI300A, MI308X; of MI350X, MI355X; whole and in partitions."""
 
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 """Dense FP8 TFLOP/s of a CU: AMD's data sheets of MI300X and MI355X."""
 
-DEFAULT_GEMM = (
-    "CK a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2_intrawave_v1"
-)
-DEFAULT_PRESHUFFLED = (
-    "CK a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1_intrawave_v1"
-)
-"""One kernel for every shape without a row (csrc/ck_gemm_a8w8_blockscale*/*.cu, the `-1` instance)."""
-
-INSTANCES = {
-    GEMM: ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py", "a8w8_blockscale"),
-    PRESHUFFLED: (
-        "ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_common.py",
-        "a8w8_blockscale_bpreshuffle",
-    ),
+DEFAULTS = {
+    GEMM: "a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2"
+    "_intrawave_v1",
+    PRESHUFFLED: "a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1"
+    "_1x32x1x8_8_2x1_intrawave_v1",
 }
-LADDER = tuple(2**power for power in range(16))
-"""M that a table is asked for whether it reaches: to 32768, the largest chunk of a prefill."""
+"""The CK kernel of every shape without a row: the `-1` instance of csrc/ck_gemm_a8w8_blockscale*/."""
 
 MOE_HEADER = (
     "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
 )
 
-
-def padded(m: int, n: int) -> list[int]:
-    """M as AITER looks for it, in order: itself, then twice padded (csrc/py_itfs_cu/gemm_common.cu)."""
-    step = 16 if m <= 256 else 32 if m <= 1024 else 64 if m <= 4096 else 128
-    coarse = 8192 if m > 8192 and n > 4096 else power_of_two(m)
-    return list(dict.fromkeys((m, -(-m // step) * step, coarse)))
+Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
+"""Rows by the key without the GPU and M, then by M."""
 
 
 class AiterTables:
@@ -74,286 +47,157 @@ class AiterTables:
         self.rules = read_rules(files)
         self._triton = TritonTables(files, self.rules)
         self._tables: dict[Family, Table] = {}
-        self._shapes: dict[tuple[Family, Target], dict[tuple[float, ...], dict[int, list[Row]]]] = {}
+        self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """`gemm_a8w8_blockscale`, or `gemm_a8w8_blockscale_bpreshuffle`: y [m, n] = x [m, k] w [n, k]^T."""
         family = PRESHUFFLED if preshuffled else GEMM
-        table = self._table(family)
-        shape = self._by_shape(family, target).get((n, k), {})
-        if not table.dead:
-            for tried in padded(m, n):
-                if tried in shape:
-                    row = min(shape[tried], key=_time)
-                    gfx = f"{target.arch}," if table.has_gfx else ""
-                    key = f"{gfx}{target.units},{tried},{n},{k}"
-                    notes = [*_doubts(row, shape, tried, 2 * tried * n * k, target)]
-                    if tried < m:
-                        notes.append(f"tuned for {tried} rows, asked for {m}")
-                    kernel = f"{row.cell('libtype')} {row.cell('kernelName') or 'kernelId ' + row.cell('kernelId')}"
-                    if split := row.cell("splitK"):
-                        kernel += f", splitK {split}"
-                    entry = Entry(row.source.file, row.line, key, tried, kernel.strip(), row.us)
-                    return Found(table.title, entry, notes=tuple(notes))
-        fallback = DEFAULT_PRESHUFFLED if preshuffled else DEFAULT_GEMM
-        if target.arch == "gfx1250":
-            fallback = "AITER's Triton kernel"
-        return Found(table.title, None, fallback, self._why(family, target, (n, k), shape, padded(m, n)))
+        table = self.table(family)
+        by_m = self.by_shape(family, target).get((n, k), {})
+        tried = padded(m, n)
+        if (hit := next((each for each in tried if each in by_m), None)) is None:
+            kernel = "AITER's Triton kernel" if target.arch == "gfx1250" else f"CK {DEFAULTS[family]}"
+            return Found(table.title, None, kernel, self._why(family, target, (n, k), by_m, tried))
+        row = min(by_m[hit], key=_time)
+        kernel = (
+            f"{row.cell('libtype')} {row.cell('kernelName') or 'kernelId ' + row.cell('kernelId')}".strip()
+        )
+        if split := row.cell("splitK"):
+            kernel += f", splitK {split}"
+        key = f"{target.units},{hit},{n},{k}"
+        key = f"{target.arch},{key}" if table.has_gfx else key
+        notes = (*_doubts(row, by_m, hit, 2 * hit * n * k, target), *_smaller(hit, m))
+        return Found(table.title, Entry(row.source.file, row.line, key, hit, kernel, row.us), notes=notes)
 
     def moe(
-        self, target: Target, tokens: int, hidden: int, inter: int, experts: int, columns: int, mask: bool = False
+        self,
+        target: Target,
+        tokens: int,
+        hidden: int,
+        inter: int,
+        experts: int,
+        columns: int,
+        mask: bool = False,
     ) -> Found:
         """`fused_moe` of FP8 in blocks (per_1x128), SiLU, gate and up together.
 
-        experts: of this rank, as w1 has them; columns: of topk_ids; mask: an expert_mask is given (EP)
+        experts: of this rank, as w1 has them
+        columns: of topk_ids
+        mask:    an expert_mask is given (EP); AITER then takes one column for a sentinel
         """
-        table = self._table(MOE)
+        table = self.table(MOE)
         topk = columns - 1 if mask and self.rules.moe_strips else columns
         token = self.rules.token(tokens)
-        fp8 = FORMATS.get(target.arch, "torch.float8_e4m3fn")
-        shape = self._by_shape(MOE, target).get((hidden, inter, experts, topk), {})
+        shape = (hidden, inter, experts, topk)
+        by_m = self.by_shape(MOE, target).get(shape, {})
         tiers = [tier for tier in reversed(self.rules.moe_tiers) if tier < token]
-        notes = []
-        bypass = self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0")
-        for tried in () if table.dead else (token, *tiers):
-            row = self._of_activation(shape.get(tried, []))
-            if row is None:
+        default = self._moe_default(target, token, shape)
+        for tried in (token, *tiers):
+            if (row := self._of_silu(by_m.get(tried, []))) is None:
                 continue
-            gfx = f"{target.arch}," if self.rules.moe_gfx else ""
-            key = f"{gfx}{target.units},{tried},{hidden},{inter},{experts},{topk},{fp8.removeprefix('torch.')}"
-            entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
-            if bypass:
-                notes.append(f"AITER_BYPASS_TUNE_CONFIG: {entry.file}:{entry.line} is not used")
-                break
-            notes += _doubts(row, shape, tried, 6 * tried * topk * hidden * inter, target)
+            if self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0"):
+                note = f"AITER_BYPASS_TUNE_CONFIG: {row.source.file}:{row.line} is not used"
+                return Found(table.title, None, default, (note,))
+            key = ",".join(
+                map(str, (target.units, tried, *shape, fp8_of(target.arch).removeprefix("torch.")))
+            )
+            key = f"{target.arch},{key}" if self.rules.moe_gfx else key
+            notes = [*_doubts(row, by_m, tried, 6 * tried * topk * hidden * inter, target)]
             if row.texts[0] != "ActivationType.Silu":
                 act = row.texts[0].removeprefix("ActivationType.")
                 notes.append(f"a row of {act} answers: AITER does not compare act_type, and it comes first")
-            if tried < tokens:
-                notes.append(f"tuned for {tried} tokens, asked for {tokens}")
+            notes += _smaller(tried, tokens)
+            entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
             return Found(table.title, entry, notes=tuple(notes))
-        notes += self._why(MOE, target, (hidden, inter, experts, topk), shape, [token])
-        return Found(
-            table.title, None, self._moe_default(target, token, hidden, inter, experts, topk), tuple(notes)
-        )
+        return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
 
     def triton_gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """The configuration of AITER's Triton kernel, `aiter/ops/triton/configs`."""
         return self._triton.gemm(target, m, n, k, preshuffled)
 
-    def _of_activation(self, rows: list[Row]) -> Row | None:
-        """Of rows that differ in act_type the one that SiLU gets."""
+    def problems(self, target: Target) -> list[Problem]:
+        """What is wrong with the tables, for this GPU: one line for each kind and file."""
+        return problems(self, target) + self._triton.problems(target)
+
+    def _of_silu(self, rows: list[Row]) -> Row | None:
+        """Of rows that may differ in act_type the one that SiLU gets."""
         same = [row for row in rows if row.texts[0] == "ActivationType.Silu"]
         if self.rules.moe_act != "blind" and same:
             return same[0]
         return rows[0] if rows and self.rules.moe_act != "exact" else None
 
-    def _moe_default(self, target: Target, token: int, hidden: int, inter: int, experts: int, topk: int) -> str:
-        if token > 32 and inter % self.rules.one_stage == 0 and target.arch in FORMATS:
+    def _moe_default(self, target: Target, token: int, shape: tuple[int, int, int, int]) -> str:
+        if token > 32 and shape[1] % self.rules.one_stage == 0 and target.arch in FORMATS:
             return "1stage asm chosen by get_heuristic_kernel, block_m 32"
-        split = self._split(target.units, token * topk, hidden, inter, experts)
-        block_m = 64 if token > 32 else 16
+        block_m, split = 64 if token > 32 else 16, self._split(target.units, token, *shape)
         return f"2stage CK chosen by moe_stage1/2_heuristic_dispatch, block_m {block_m}, ksplit {split}"
 
-    def _split(self, units: int, pairs: int, hidden: int, inter: int, experts: int) -> int:
+    def _split(self, units: int, token: int, hidden: int, inter: int, experts: int, topk: int) -> int:
         """`get_ksplit` of `aiter/fused_moe.py`."""
-        forced = NUMBERS[self.environment.get("AITER_KSPLIT", "0")]
-        if forced and forced == forced:
+        forced = self.environment.get("AITER_KSPLIT", "0").strip()
+        if forced.lstrip("-").isdecimal() and int(forced):
             return int(forced)
-        tiles = pairs * -(-inter // 128)
-        if not tiles or pairs > experts or tiles >= units:
+        tiles = token * topk * -(-inter // 128)
+        if not tiles or token * topk > experts or tiles >= units:
             return 0
         splits = range(-(-units // tiles), 1, -1)
         return next((split for split in splits if hidden % split == 0 and hidden // split % 256 == 0), 0)
 
-    def _table(self, family: Family) -> Table:
+    def table(self, family: Family) -> Table:
         if family not in self._tables:
             self._tables[family] = Table(self.files, family, self.rules, self.environment)
         return self._tables[family]
 
-    def _by_shape(self, family: Family, target: Target) -> dict[tuple[float, ...], dict[int, list[Row]]]:
-        """Rows that the target can find: by the key without M, then by M."""
+    def by_shape(self, family: Family, target: Target) -> Shapes:
+        """Rows that the target can find; none of a table whose rows are never found."""
         if (family, target) not in self._shapes:
-            shapes: dict[tuple[float, ...], dict[int, list[Row]]] = defaultdict(lambda: defaultdict(list))
-            for row in self._table(family).rows(target.arch):
-                if row.numbers[0] == target.units and self._matches(family, row, target):
-                    if (m := row.numbers[1]) == m and m.is_integer():
-                        shapes[_shape(family, row)][int(m)].append(row)
+            shapes: Shapes = defaultdict(lambda: defaultdict(list))
+            table = self.table(family)
+            for row in () if table.dead else table.rows(target.arch):
+                if (
+                    row.units == target.units
+                    and row.is_asked(fp8_of(target.arch))
+                    and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is none
+                ):
+                    shapes[row.shape][int(row.m)].append(row)
             self._shapes[family, target] = shapes
         return self._shapes[family, target]
-
-    def _matches(self, family: Family, row: Row, target: Target) -> bool:
-        """Whether the rest of the key is that of a call; act_type aside."""
-        if family is not MOE:
-            return True
-        fp8 = FORMATS.get(target.arch, "torch.float8_e4m3fn")
-        return row.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128") and row.numbers[6:] == (1, 0)
 
     def _why(
         self,
         family: Family,
         target: Target,
-        key: tuple[int, ...],
-        shape: Mapping[int, list[Row]],
+        shape: tuple[int, ...],
+        by_m: Mapping[int, list[Row]],
         tried: list[int],
     ) -> tuple[str, ...]:
-        """Of a miss, where there are rows that one would expect to hit."""
-        table = self._table(family)
+        """Of a miss, where there are rows of which one would expect a hit."""
+        table = self.table(family)
         if table.dead:
             return (table.dead,)
-        if shape:
-            rows = f"rows for M {min(shape)} to {max(shape)}" if len(shape) > 1 else f"a row for M {min(shape)}"
+        if by_m:
+            rows = f"rows for M {min(by_m)} to {max(by_m)}" if len(by_m) > 1 else f"a row for M {min(by_m)}"
             return (f"the shape has {rows}, none for {', '.join(map(str, tried))}",)
         others = {
-            int(row.numbers[0])
+            f"{row.units:g}"
             for row in table.rows(target.arch)
-            if row.numbers[0] != target.units
-            and row.numbers[0] == row.numbers[0]
-            and _shape(family, row) == key
-            and self._matches(family, row, target)
+            if row.units != target.units and row.shape == shape and row.is_asked(fp8_of(target.arch))
         }
         if others:
-            return (f"the shape has rows for {', '.join(map(str, sorted(others)))} CUs, not {target.units}",)
+            return (f"the shape has rows for {', '.join(sorted(others))} CUs, not {target.units}",)
         return ()
 
-    def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables, for this GPU: one line for each kind and file."""
-        found = []
-        if self.rules.assumed:
-            found.append(Problem("aiter", 0, f"{self.rules.assumed}; the rules of v0.1.20 are assumed for the rest"))
-        found += self._unread()
-        for family in (GEMM, PRESHUFFLED, MOE):
-            table = self._table(family)
-            found += table.problems
-            by_file = table.by_file(table.rows(target.arch))
-            for file, rows in by_file.items():
-                for text, bad in self._dead(family, target, rows):
-                    count = "1 row" if len(bad) == 1 else f"{len(bad)} rows, the first here,"
-                    found.append(Problem(file, bad[0].line, f"{count} {text}"))
-            found += self._ladders(family, target)
-        return found + self._triton.problems(target)
-
-    def _dead(self, family: Family, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-        """Rows of a file that cannot do what they are there for: what to say, and which."""
-        arch = target.arch
-        units = UNITS.get(arch)
-        if units and (bad := [row for row in rows if row.numbers[0] not in units]):
-            yield f"for {_cell(bad[0], 'cu_num')} CUs, which no {arch} has", bad
-        tuned = self._by_shape(family, target)
-        others = [
-            row
-            for row in rows
-            if row.numbers[0] != target.units and (not units or row.numbers[0] in units)
-            if self._matches(family, row, target) and _shape(family, row) not in tuned
-        ]
-        if others:
-            shapes = {_shape(family, row) for row in others}
-            many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
-            yield f"for {_cell(others[0], 'cu_num')} CUs, of {many} without rows for {target.units}", others
-        if family is MOE:
-            yield from self._dead_moe(target, rows)
-        elif family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
-            if any("libtype" in row.source.columns for row in bad):
-                yield f"of libtype {bad[0].cell('libtype')}, which this GEMM asserts against", bad
-        yield from self._unknown_names(family, arch, rows)
-
-    def _dead_moe(self, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-        wrong = {fp8 for fp8 in FORMATS.values() if fp8 != FORMATS.get(target.arch, "torch.float8_e4m3fn")}
-        if bad := [row for row in rows if row.texts[2] in wrong or row.texts[3] in wrong]:
-            yield f"of {wrong & set(bad[0].texts[2:4])}, which {target.arch} never asks for".translate(BRACES), bad
-        reachable = {*LADDER, *self.rules.moe_tiers}
-        if bad := [row for row in rows if row.numbers[1] not in reachable]:
-            yield f"for {_cell(bad[0], 'token')} tokens, which no number of tokens is padded to", bad
-
-    def _unknown_names(self, family: Family, arch: str, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-        """Kernels that the checkout does not have. CK Tile, CK's MoE and FlyDSL are not known by name here."""
-        folders = ("fmoe/*", "fmoe_2stages") if family is MOE else ("fp8gemm_blockscale",)
-        assembled = self._assembled(arch, folders)
-        built = self._built(family) if family in INSTANCES else set()
-        columns = ("kernelName1", "kernelName2") if family is MOE else ("kernelName",)
-        bad = []
-        for row in rows:
-            for column in columns:
-                name = row.cell(column)
-                known = assembled if name.startswith("_ZN") else built if row.cell("libtype") == "ck" else set()
-                if name and known and name not in known:
-                    bad.append((row, name))
-        if bad:
-            yield f"of kernel {bad[0][1]}, which this AITER does not have", [row for row, _ in bad]
-
-    def _assembled(self, arch: str, folders: tuple[str, ...]) -> set[str]:
-        """Names in the lists of assembled kernels; empty where they are not there."""
-        names = set()
-        for root in ("hsa", "aiter_meta/hsa"):
-            for folder in folders:
-                for file in self.files.names(f"{root}/{arch}/{folder}/*.csv"):
-                    try:
-                        rows = csv.DictReader(io.StringIO(self.files.text(file), newline=""))
-                        names |= {row.get("knl_name") or "" for row in rows}
-                    except (TableError, csv.Error):
-                        continue
-        return names
-
-    def _built(self, family: Family) -> set[str]:
-        """Names of CK kernels, put together as `KernelInstance.name` does; empty where the list is not there."""
-        file, prefix = INSTANCES[family]
-        names = set()
-        for root in ("csrc", "aiter_meta/csrc"):
-            try:
-                text = self.files.text(f"{root}/{file}") if self.files.has(f"{root}/{file}") else ""
-                for call in re.findall(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", text, re.MULTILINE):
-                    names.add(_instance(prefix, ast.literal_eval(f"({call})")))
-            except (TableError, ValueError, SyntaxError, IndexError, TypeError, RecursionError, MemoryError):
-                return set()
-        return names
-
-    def _ladders(self, family: Family, target: Target) -> Iterator[Problem]:
-        """Shapes with rows of which none is found for some M."""
-        if self._table(family).dead:
-            return
-        gaps: dict[str, list[tuple[list[int], tuple[float, ...], Row]]] = defaultdict(list)
-        for key, by_m in self._by_shape(family, target).items():
-            missed = [m for m in LADDER if not self._reached(family, m, key) & by_m.keys()]
-            if missed and len(by_m) > 1:
-                last = by_m[max(by_m)][0]
-                gaps[last.source.file].append((missed, key, last))
-        for file, shapes in gaps.items():
-            missed, key, row = max(shapes, key=lambda shape: len(shape[0]))
-            many = f"{len(shapes)} shapes have" if len(shapes) > 1 else "a shape has"
-            name = "x".join(f"{part:g}" for part in key)
-            what = "tokens" if family is MOE else "M"
-            ms = ("" if len(missed) < 5 else "... ") + ", ".join(map(str, missed[-4:]))
-            yield Problem(file, row.line, f"{many} rows, but not for every M: {name} has none for {what} {ms}")
-
-    def _reached(self, family: Family, m: int, key: tuple[float, ...]) -> set[int]:
-        """M of the rows that a call with m rows asks for."""
-        if family is not MOE:
-            return set(padded(m, int(key[0])))
-        token = self.rules.token(m)
-        return {token, *(tier for tier in self.rules.moe_tiers if tier < token)}
-
-    def _unread(self) -> Iterator[Problem]:
-        """Files of model_configs/ that no table takes in."""
-        try:
-            core = self.files.text("aiter/jit/core.py")
-        except TableError:
-            return
-        families = re.findall(r'"(\w*tuned\w*)"', core)
-        for file in self.files.names("aiter/configs/model_configs/*.csv"):
-            name = file.rsplit("/", 1)[1]
-            if families and "untuned" not in name and not any(family in name for family in families):
-                yield Problem(file, 0, "is never read: its name holds no name of a table")
-
     def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:
-        """(m, n, k) as the input of AITER's GEMM tuner. M stays as it is: AITER looks for it before padding."""
-        return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for m, n, k in sorted(set(shapes), key=lambda s: (s[1:], s[0])))
+        """(m, n, k) as the input of AITER's GEMM tuner; m as it is: AITER looks for it unpadded first."""
+        rows = sorted((n, k, m) for m, n, k in set(shapes))
+        return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for n, k, m in rows)
 
     def untuned_moe(self, target: Target, calls: Iterable[tuple[int, int, int, int, int, bool]]) -> str:
         """(tokens, hidden, inter, experts, columns, mask), see `moe`, as the input of AITER's MoE tuner.
 
         Tokens are padded and topk is that of the key, else no look-up finds what is tuned.
         """
-        fp8 = FORMATS.get(target.arch, "torch.float8_e4m3fn")
+        fp8 = fp8_of(target.arch)
         rest = f"ActivationType.Silu,torch.bfloat16,{fp8},{fp8},QuantType.per_1x128,1,0"
         rows = {
             (hidden, inter, experts, columns - (mask and self.rules.moe_strips), self.rules.token(tokens))
@@ -363,20 +207,12 @@ class AiterTables:
         return "\n".join((MOE_HEADER, *lines)) + "\n"
 
 
-BRACES = str.maketrans("", "", "{}'")
-
-
-def _shape(family: Family, row: Row) -> tuple[float, ...]:
-    """The key without the GPU and M; of MoE without what is the same for every call."""
-    return row.numbers[2:6] if family is MOE else row.numbers[2:]
-
-
 def _time(row: Row) -> float:
     return float("inf") if row.us is None else row.us
 
 
-def _cell(row: Row, column: str) -> str:
-    return row.cell(column) or "nan"
+def _smaller(hit: int, m: int) -> list[str]:
+    return [f"tuned for {hit} rows, asked for {m}"] if hit < m else []
 
 
 def _moe_kernel(row: Row) -> str:
@@ -407,14 +243,3 @@ def _doubts(row: Row, shape: Mapping[int, list[Row]], m: int, flops: int, target
     beside = [other for other in places[max(0, here - 1) : here + 2] if other != m]
     if any(other.us == us and other.texts == row.texts for near in beside for other in shape[near]):
         yield f"{us:g} us stands in the next row, too: a copied time"
-
-
-def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
-    """`KernelInstance.name`: groups of its fields, joined; the waves are not in the preshuffled ones'."""
-    waves = () if "bpreshuffle" in prefix else (sizes[11:13],)
-    groups = (sizes[1:4], (sizes[0], *sizes[4:7]), sizes[7:9], sizes[9:11], *waves)
-    lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
-    parts = ["x".join(str(size) for size in group) for group in (*groups, *lists)]  # type: ignore[attr-defined]
-    return "_".join((prefix, *parts, str(sizes[19]).lower(), f"v{sizes[20]}"))
-
-

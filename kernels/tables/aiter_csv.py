@@ -9,7 +9,7 @@ import csv
 import io
 import math
 import os
-from collections import defaultdict
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from kernels.tables import Problem
 from kernels.tables.files import LARGEST, Files, TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from kernels.tables.aiter_rules import Rules
 
@@ -28,6 +28,14 @@ LINE = "_line"
 
 GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 """What AITER takes for a row without a gfx (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
+
+UNITS = {
+    "gfx942": {20, 38, 40, 76, 80, 114, 152, 228, 304},
+    "gfx950": {32, 64, 128, 256},
+}
+"""CUs of MI300X, MI325X, MI300A, MI308X; of MI350X, MI355X; whole and in partitions."""
+
+ARCHITECTURE = re.compile(r"gfx(90a|94[0-2]|950|1[0-2]\d\d)")
 
 MISSING = {"", "#N/A", "N/A", "NA", "n/a", "NULL", "null", "None", "nan", "NaN", "-nan", "-NaN", "<NA>"}
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
@@ -52,9 +60,7 @@ class Family:
         return f"{CONFIGS}/{'untuned'.join(self.name.rsplit('tuned', 1))}.csv"
 
 
-GEMM = Family(
-    "a8w8_blockscale_tuned_gemm", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", ("cu_num", "M", "N", "K")
-)
+GEMM = Family("a8w8_blockscale_tuned_gemm", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", ("cu_num", "M", "N", "K"))
 PRESHUFFLED = Family(
     "a8w8_blockscale_bpreshuffle_tuned_gemm",
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
@@ -76,7 +82,7 @@ def number(cell: str) -> float | None:
     if cell in BOOLEANS:
         return BOOLEANS[cell]
     try:
-        return None if "_" in cell else float(cell)
+        return float(cell) if cell.isascii() and "_" not in cell else None
     except ValueError:
         return None
 
@@ -110,8 +116,8 @@ class Source:
                 self.columns.setdefault(name, place)
             width = len(header)
             for row in reader:
-                if not row:
-                    continue
+                if not "".join(row).strip() and len(row) < 2:
+                    continue  # pandas leaves out a line of spaces, too
                 if len(row) > width:
                     self.error = (
                         f"line {reader.line_num} has {len(row)} cells under {width} columns; "
@@ -126,7 +132,9 @@ class Source:
             self.error = f"line {reader.line_num} is no CSV: {error}"
         if LINE in self.columns:
             place = self.columns[LINE]
-            self.rows = [(int(NUMBERS[row[place]]), row) for _, row in self.rows]
+            self.rows = [
+                (int(row[place]) if row[place].isdecimal() else line, row) for line, row in self.rows
+            ]
 
     def cells(self, column: str, missing: str = "0") -> list[str]:
         """Of each row; `missing` where the file lacks the column: 0, as AITER fills it."""
@@ -146,6 +154,26 @@ class Row:
     gfx: str
     numbers: tuple[float, ...]
     texts: tuple[str, ...]
+
+    @property
+    def units(self) -> float:
+        return self.numbers[0]
+
+    @property
+    def m(self) -> float:
+        return self.numbers[1]
+
+    @property
+    def shape(self) -> tuple[float, ...]:
+        """(N, K), or (model_dim, inter_dim, expert, topk)."""
+        return self.numbers[2:6]
+
+    def is_asked(self, fp8: str) -> bool:
+        """Whether the rest of the key, act_type aside, is that of FP8 in blocks; a GEMM's always is."""
+        return not self.texts or (
+            self.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128")
+            and self.numbers[6:] == (1, 0)
+        )
 
     def cell(self, column: str) -> str:
         """Its text; empty where it is missing or the file lacks the column."""
@@ -169,7 +197,7 @@ class Row:
 def _on_disk(path: str) -> str:
     """The text of a file that a variable names. Raises TableError."""
     try:
-        size = os.stat(path).st_size
+        size = Path(path).stat().st_size
         if size > LARGEST:
             raise TableError(f"{size} bytes, which no table has; it is not read")
         return Path(path).read_bytes().decode(errors="replace")
@@ -211,27 +239,26 @@ class Table:
         return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
     def _read(self, name: str) -> Source | None:
+        there = Path(name).exists() if self.given else self._files.has(name)
+        if not there and self.merged:
+            self._say(name or self.family.variable, 0, "is not there: AITER merges the other files")
+            return None
         try:
-            if self.given:
-                text = _on_disk(name)
-            elif not self._files.has(name) and self.merged:
-                return None
-            else:
-                text = self._files.text(name)
+            text = _on_disk(name) if self.given else self._files.text(name)
         except TableError as error:
             reason = str(error).removeprefix(f"{name}: ")
-            missing = self.given and not os.path.exists(name)
-            then = "AITER leaves it out" if missing and self.merged else "AITER raises at the first look-up"
-            self._say(name or self.family.variable, 0, f"cannot be read ({reason}): {then}")
+            self._say(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
             return None
         source = Source(name, text)
         if source.error:
             self._say(name, 0, f"{source.error}: AITER raises at the first look-up")
+        elif not source.rows and LINE not in source.columns:
+            self._say(name, 1, "has no rows")
         if source.truncated:
             self._say(
                 name,
                 source.truncated[0],
-                f"{_count(source.truncated, 'line')} cut short, the first here: AITER reads what lacks as nan",
+                f"{rows_here(len(source.truncated))} cut short: AITER reads what lacks as nan",
             )
         return source if source.columns else None
 
@@ -260,7 +287,9 @@ class Table:
             if absent:
                 rows = f"its {len(source.rows)} rows are never found"
                 self._say(source.file, 1, f"has no column {', '.join(absent)}: {rows}")
-            elif "gfx" not in source.columns and source.rows:
+            elif "gfx" in source.columns:
+                self._say_of_no_gpu(source)
+            elif source.rows:
                 self._say_without_gfx(source)
         total = sum(len(source.rows) for source in self.sources)
         for column in family.numbers:
@@ -282,6 +311,19 @@ class Table:
                     f"and none of the {total} rows of {family.name} is found",
                 )
 
+    def _say_of_no_gpu(self, source: Source) -> None:
+        pairs = list(zip(source.cells("gfx"), source.cells("cu_num"), strict=True))
+        odd = {
+            (gfx, units)
+            for gfx, units in set(pairs)
+            if gfx not in MISSING
+            if not ARCHITECTURE.fullmatch(gfx) or NUMBERS[units] not in UNITS.get(gfx, {NUMBERS[units]})
+        }
+        if bad := [place for place, pair in enumerate(pairs) if pair in odd]:
+            gfx, units = pairs[bad[0]]
+            text = f"{rows_here(len(bad))} for {gfx[:20]} with {units[:20]} CUs, which is no GPU"
+            self._say(source.file, source.rows[bad[0]][0], text)
+
     def _say_without_gfx(self, source: Source) -> None:
         if self.family is MOE:
             units = {NUMBERS[cell] for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
@@ -292,43 +334,50 @@ class Table:
             self._say(source.file, 1, "has no column gfx: a row is found by its number of CUs on any GPU")
         elif not self._rules.infers_gfx:
             self._say(source.file, 1, f"has no column gfx: its {len(source.rows)} rows are never found")
+        else:
+            self._say(
+                source.file, 1, "has no column gfx: AITER takes gfx942 for 80 and 304 CUs, gfx950 for 256"
+            )
 
     def _duplicates(self) -> set[tuple[int, int]]:
         """(place of the source, line) of rows that a faster one of the same key stands beside."""
-        family, lost = self.family, set()
-        moe = family is MOE
-        if moe and not (self.merged and self._files.has(family.untuned)):
+        lost: set[tuple[int, int]] = set()
+        moe = self.family is MOE
+        if moe and not (self.merged and self._files.has(self.family.untuned)):
             return lost  # AITER warns and keeps the first
+        then = (
+            "AITER keeps the fastest, rewrites its files and raises RuntimeError"
+            if self.merged
+            else "pandas raises ValueError at the first look-up"
+        )
         best: dict[tuple[object, ...], tuple[float, int, int]] = {}
-        first: dict[int, tuple[int, int]] = {}
         for place, source in enumerate(self.sources):
-            columns = [[NUMBERS[cell] for cell in source.cells(c)] for c in family.numbers]
-            columns += [source.cells(c) for c in family.texts]  # type: ignore[misc]
+            columns: list[list[str] | list[float]] = [
+                [NUMBERS[cell] for cell in source.cells(column)] for column in self.family.numbers
+            ]
+            columns += [source.cells(column) for column in self.family.texts]
             if self.has_gfx:
-                columns.append(self._gfx(source))  # type: ignore[arg-type]
+                columns.append(self._gfx(source))
             if moe and self.has_tag:
-                columns.append(source.cells("_tag"))  # type: ignore[arg-type]
-            rows = source.rows
-            if not self.merged:  # full copies are dropped
-                columns.append(["\n".join(cells) for _, cells in rows])  # type: ignore[arg-type]
-            times = source.cells("us", "")
-            for (line, _), us, key in zip(rows, times, zip(*columns, strict=True), strict=True):
-                here = (math.inf if math.isnan(NUMBERS[us]) else NUMBERS[us], place, line)
-                if (before := best.setdefault(key, here)) is here:
-                    continue
-                count, _ = first.get(place, (0, 0))
-                first[place] = (count + 1, first.get(place, (0, line))[1])
-                best[key], worse = sorted((before, here))
-                lost.add(worse[1:])
-        if not self.merged:
-            return lost
-        for place, (count, line) in first.items():
-            self._say(
-                self.sources[place].file,
-                line,
-                f"{count} row{'s' * (count != 1)} with a key that another row has, the first here: AITER keeps "
-                "the fastest, rewrites its files and raises RuntimeError",
-            )
+                columns.append(source.cells("_tag"))
+            copies: set[tuple[str, ...]] = set()
+            lines = []
+            times = [NUMBERS[cell] for cell in source.cells("us", "")]
+            for (line, cells), us, key in zip(source.rows, times, zip(*columns, strict=True), strict=True):
+                if not self.merged and (copy := tuple(cells)) in copies:
+                    continue  # AITER drops whole copies where it merges nothing
+                if not self.merged:
+                    copies.add(copy)
+                here = (math.inf if math.isnan(us) else us, place, line)
+                before = best.setdefault(key, here)
+                if before is not here:
+                    best[key], worse = sorted((before, here))
+                    lost.add(worse[1:])
+                    lines.append(line)
+            if lines:
+                self._say(
+                    source.file, lines[0], f"{rows_here(len(lines))} with a key that another row has: {then}"
+                )
         return lost
 
     def _gfx(self, source: Source, live: str = "") -> list[str]:
@@ -348,7 +397,7 @@ class Table:
         ]
 
     def rows(self, arch: str) -> list[Row]:
-        """Those that a GPU of this architecture may find, with any number of CUs, in the order of the merge."""
+        """Those that a GPU of this architecture may find, of any number of CUs, in the merge's order."""
         if arch not in self._rows:
             self._rows[arch] = list(self._select(arch))
         return self._rows[arch]
@@ -375,12 +424,7 @@ class Table:
                     tuple(column[index] for column in texts),
                 )
 
-    def by_file(self, rows: Iterable[Row]) -> dict[str, list[Row]]:
-        grouped: dict[str, list[Row]] = defaultdict(list)
-        for row in rows:
-            grouped[row.source.file].append(row)
-        return grouped
 
-
-def _count(things: list[int], name: str) -> str:
-    return f"{len(things)} {name}{'s are' if len(things) != 1 else ' is'}"
+def rows_here(count: int) -> str:
+    """Of rows whose first one is in the line of the message."""
+    return "1 row" if count == 1 else f"{count} rows, the first here,"

@@ -17,6 +17,10 @@ RECORDED = "aiter/rules.json"
 """Of recorded extracts, which hold no source: these rules as JSON."""
 
 
+FORMATS = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}
+"""The FP8 that AITER gives each architecture (`aiter/utility/dtypes.py`); others have e4m3fn."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """What differs between releases.
@@ -56,6 +60,17 @@ class Rules:
         if tokens < self.moe_tiers[0]:
             return power_of_two(tokens)
         return max(tier for tier in self.moe_tiers if tokens >= tier)
+
+
+def fp8_of(arch: str) -> str:
+    return FORMATS.get(arch, "torch.float8_e4m3fn")
+
+
+def padded(m: int, n: int) -> list[int]:
+    """M as a GEMM is looked for, in order: itself, then twice padded (csrc/py_itfs_cu/gemm_common.cu)."""
+    step = 16 if m <= 256 else 32 if m <= 1024 else 64 if m <= 4096 else 128
+    coarse = 8192 if m > 8192 and n > 4096 else power_of_two(m)
+    return list(dict.fromkeys((m, -(-m // step) * step, coarse)))
 
 
 def power_of_two(m: int) -> int:

@@ -110,7 +110,11 @@ class TritonTables:
                 shaped = [file for file in self._named(f"{stem}-") if SHAPED.search(file)]
                 if stem != used and shaped:
                     found.append(
-                        Problem(shaped[0], 0, f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before")
+                        Problem(
+                            shaped[0],
+                            0,
+                            f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before",
+                        )
                     )
                 elif stem == used:
                     found += self._short(shaped)
@@ -124,7 +128,11 @@ class TritonTables:
             ]
             if foreign:
                 found.append(
-                    Problem(foreign[0], 0, f"{_files(foreign)} never read: the name must begin with {target.arch}-")
+                    Problem(
+                        foreign[0],
+                        0,
+                        f"{_files(foreign)} never read: the name must begin with {target.arch}-",
+                    )
                 )
         return [*self._problems.values(), *found]
 
@@ -144,7 +152,9 @@ class TritonTables:
                 found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER asks for no such bucket"))
             if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
                 most = max((bound for bound in self._rules.bounds if f"M_LEQ_{bound}" in buckets), default=0)
-                found.append(Problem(file, 0, f"has no bucket for M above {most}: AITER raises KeyError there"))
+                found.append(
+                    Problem(file, 0, f"has no bucket for M above {most}: AITER raises KeyError there")
+                )
         if only_any:
             found.append(Problem(only_any[0], 0, f"{_files(only_any)} of the one bucket `any`, never tuned"))
         return found

@@ -1,0 +1,172 @@
+"""Rows of AITER's tables that cannot do what they are there for: one line for each kind and file."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import io
+import re
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from kernels.tables import Problem
+from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, rows_here
+from kernels.tables.aiter_rules import FORMATS, fp8_of, padded
+from kernels.tables.files import TableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from kernels.tables import Target
+    from kernels.tables.aiter import AiterTables
+    from kernels.tables.files import Files
+
+LADDER = tuple(2**power for power in range(16))
+"""M that a table is asked for whether it reaches: to 32768, the largest chunk of a prefill."""
+
+INSTANCES = {
+    GEMM.name: ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py", "a8w8_blockscale"),
+    PRESHUFFLED.name: (
+        "ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_common.py",
+        "a8w8_blockscale_bpreshuffle",
+    ),
+}
+"""Where the names of CK kernels come from, and how they begin."""
+
+INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
+BRACES = str.maketrans("", "", "{}'")
+
+
+def problems(tables: AiterTables, target: Target) -> list[Problem]:
+    """Of the three CSV tables; what the files are, then what their rows are for this GPU."""
+    found = []
+    if assumed := tables.rules.assumed:
+        found.append(Problem("aiter", 0, f"{assumed}; the rest by the rules of v0.1.20"))
+    found += _unread(tables.files)
+    for family in (GEMM, PRESHUFFLED, MOE):
+        table = tables.table(family)
+        found += table.problems
+        by_file = defaultdict(list)
+        for row in table.rows(target.arch):
+            by_file[row.source.file].append(row)
+        for file, rows in by_file.items():
+            for text, bad in _dead(tables, family, target, rows):
+                found.append(Problem(file, bad[0].line, f"{rows_here(len(bad))} {text}"))
+        if not table.dead:
+            found += _gaps(tables, family, target)
+    return found
+
+
+def _dead(
+    tables: AiterTables, family: Family, target: Target, rows: list[Row]
+) -> Iterator[tuple[str, list[Row]]]:
+    """Of the rows of a file: what to say, and of which."""
+    arch, tuned = target.arch, tables.by_shape(family, target)
+    others = [
+        row
+        for row in rows
+        if row.units != target.units and row.units in UNITS.get(arch, {row.units})
+        if row.is_asked(fp8_of(arch)) and row.shape not in tuned
+    ]
+    if others:
+        shapes = {row.shape for row in others}
+        many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
+        yield f"for {others[0].units:g} CUs, of {many} without rows for {target.units}", others
+    if family is MOE:
+        wrong = set(FORMATS.values()) - {fp8_of(arch)}
+        if bad := [row for row in rows if wrong & set(row.texts[2:4])]:
+            yield f"of {wrong}, which {arch} never asks for".translate(BRACES), bad
+        reachable = {*LADDER, *tables.rules.moe_tiers}
+        if bad := [row for row in rows if row.m not in reachable]:
+            yield f"for {bad[0].m:g} tokens, which no number of tokens is padded to", bad
+    if family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
+        yield f"of libtype {bad[0].cell('libtype')[:20]}, which this GEMM asserts against", bad
+    yield from _unknown_names(tables.files, family, arch, rows)
+
+
+def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
+    """Shapes with rows of which none is found for some M."""
+    gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
+    for shape, by_m in tables.by_shape(family, target).items():
+        missed = []
+        for m in LADDER:
+            asked = [tables.rules.token(m)] if family is MOE else padded(m, int(shape[0]))
+            if not any(tried in by_m for tried in asked):
+                missed.append(m)
+        if missed and len(by_m) > 1:
+            last = by_m[max(by_m)][0]
+            gaps[last.source.file].append((missed, last))
+    for file, shapes in gaps.items():
+        missed, row = max(shapes, key=lambda shape: len(shape[0]))
+        many = f"{len(shapes)} shapes have" if len(shapes) > 1 else "a shape has"
+        name = "x".join(f"{part:g}" for part in row.shape)
+        ms = ("" if len(missed) < 5 else "... ") + ", ".join(map(str, missed[-4:]))
+        yield Problem(file, row.line, f"{many} rows, but not for every M: {name} has none for M {ms}")
+
+
+def _unknown_names(
+    files: Files, family: Family, arch: str, rows: list[Row]
+) -> Iterator[tuple[str, list[Row]]]:
+    """Kernels that this copy does not have; of CK Tile, CK's MoE and FlyDSL no names are known here."""
+    assembled = _assembled(
+        files, arch, ("fmoe/*", "fmoe_2stages") if family is MOE else ("fp8gemm_blockscale",)
+    )
+    built = set() if family is MOE else _built(files, family)
+    bad = []
+    for row in rows:
+        for column in ("kernelName1", "kernelName2") if family is MOE else ("kernelName",):
+            name = row.cell(column)
+            known = assembled if name.startswith("_ZN") else built if row.cell("libtype") == "ck" else set()
+            if name and known and name not in known:
+                bad.append((row, name))
+    if bad:
+        yield f"of kernel {bad[0][1][:200]}, which this AITER does not have", [row for row, _ in bad]
+
+
+def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
+    """Names in the lists of assembled kernels; empty where they are not there."""
+    names = set()
+    for root in ("hsa", "aiter_meta/hsa"):
+        for folder in folders:
+            for file in files.names(f"{root}/{arch}/{folder}/*.csv"):
+                try:
+                    rows = csv.DictReader(io.StringIO(files.text(file), newline=""))
+                    names |= {row.get("knl_name") or "" for row in rows}
+                except (TableError, csv.Error):
+                    continue
+    return names
+
+
+def _built(files: Files, family: Family) -> set[str]:
+    """Names of CK kernels as `KernelInstance.name` makes them; empty where the list is not there."""
+    file, prefix = INSTANCES[family.name]
+    names = set()
+    for root in ("csrc", "aiter_meta/csrc"):
+        try:
+            text = files.text(f"{root}/{file}") if files.has(f"{root}/{file}") else ""
+            for call in INSTANCE.findall(text):
+                names.add(_instance(prefix, ast.literal_eval(f"({call})")))
+        except (TableError, ValueError, SyntaxError, IndexError, TypeError, RecursionError, MemoryError):
+            return set()
+    return names
+
+
+def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
+    """`KernelInstance.name`: groups of its fields, joined; the waves are not in the preshuffled ones'."""
+    waves = () if "bpreshuffle" in prefix else (sizes[11:13],)
+    groups = (sizes[1:4], (sizes[0], *sizes[4:7]), sizes[7:9], sizes[9:11], *waves)
+    lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
+    parts = ["x".join(map(str, group)) for group in (*groups, *lists)]
+    return "_".join((prefix, *parts, str(sizes[19]).lower(), f"v{sizes[20]}"))
+
+
+def _unread(files: Files) -> Iterator[Problem]:
+    """Files of model_configs/ that no table takes in."""
+    try:
+        families = re.findall(r'"(\w*tuned\w*)"', files.text("aiter/jit/core.py"))
+    except TableError:
+        return
+    for file in files.names("aiter/configs/model_configs/*.csv"):
+        name = file.rsplit("/", 1)[1]
+        if families and "untuned" not in name and not any(family in name for family in families):
+            yield Problem(file, 0, "is never read: its name holds no name of a table")

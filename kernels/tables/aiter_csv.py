@@ -335,9 +335,7 @@ class Table:
         elif not self._rules.infers_gfx:
             self._say(source.file, 1, f"has no column gfx: its {len(source.rows)} rows are never found")
         else:
-            self._say(
-                source.file, 1, "has no column gfx: AITER takes gfx942 for 80 and 304 CUs, gfx950 for 256"
-            )
+            self._say(source.file, 1, "has no column gfx: AITER takes it from cu_num, 80 and 304 or 256")
 
     def _duplicates(self) -> set[tuple[int, int]]:
         """(place of the source, line) of rows that a faster one of the same key stands beside."""

@@ -30,7 +30,7 @@ MOE_KEY = (
 )
 MOE_HEADER = f"gfx,cu_num,{MOE_KEY},block_m,ksplit,kernelName1,kernelName2,us,run_1stage"
 
-CORE = "# model_configs gfx_from_cu_num\n"
+CORE = "# model_configs gfx_from_cu_num re-run\n"
 FUSED = """
 _PADDED_M_TIERS = [32768, 131072]
 _ACT_TYPE_DISABLED_KEY = ""
@@ -310,8 +310,9 @@ def test_a_fault_is_one_line(tmp_path, fault):
     said = [str(each) for each in tables.problems(MI300X) if each.file in files]
     assert f"{next(iter(files))}{line}" in said
     assert all("\n" not in each for each in said) and not any(MODEL in each for each in before)
-    entry = tables.gemm(MI300X, 48, 2112, 7168).entry
-    assert (entry and entry.us) == us
+    found = tables.gemm(MI300X, 48, 2112, 7168)
+    assert (found.entry and found.entry.us) == us
+    assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
 
 
 @pytest.mark.parametrize(
@@ -462,7 +463,7 @@ def test_variables_of_moe(tmp_path):
             "# model_configs",
             FUSED.replace('"gfx"', '"cu_num"').replace("topk -= int(is_ep)", ""),
             "STANDARD_M_BOUNDS = (4, 8)",
-            {"infers_gfx": False, "moe_gfx": False, "moe_strips": False}
+            {"duplicates_raise": False, "infers_gfx": False, "moe_gfx": False, "moe_strips": False}
             | {"bounds": (4, 8), "nested": False, "backends": False},
         ),
         (

@@ -1,6 +1,6 @@
 """Records the tuned tables of AITER, vLLM and SGLang for DeepSeek-R1 and V3: kernels/tables/recorded/*.zip.
 
-    python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR --version aiter="commit e404860, 2026-08"
+    python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR --version aiter="commit e404860"
 
 Each extract has the paths of the package, so that the same reader reads it: rows of the linears of TP1 to
 TP16, and of fused MoE of the hidden size. AITER's source is left out; the rules that the reader took from it

@@ -9,7 +9,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Entry, Found
-from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row, Table
+from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row
+from kernels.tables.aiter_merge import Table
 from kernels.tables.aiter_problems import problems
 from kernels.tables.aiter_rules import FORMATS, fp8_of, padded, read_rules
 from kernels.tables.aiter_triton import TritonTables
@@ -66,8 +67,9 @@ class AiterTables:
             kernel += f", splitK {split}"
         key = f"{target.units},{hit},{n},{k}"
         key = f"{target.arch},{key}" if table.has_gfx else key
-        notes = (*_doubts(row, by_m, hit, 2 * hit * n * k, target), *_smaller(hit, m))
-        return Found(table.title, Entry(row.source.file, row.line, key, hit, kernel, row.us), notes=notes)
+        notes = [*_doubts(row, by_m, hit, 2 * hit * n * k, target), *_smaller(hit, m), table.raises]
+        entry = Entry(row.source.file, row.line, key, hit, kernel, row.us)
+        return Found(table.title, entry, notes=tuple(filter(None, notes)))
 
     def moe(
         self,
@@ -106,9 +108,9 @@ class AiterTables:
             if row.texts[0] != "ActivationType.Silu":
                 act = row.texts[0].removeprefix("ActivationType.")
                 notes.append(f"a row of {act} answers: AITER does not compare act_type, and it comes first")
-            notes += _smaller(tried, tokens)
+            notes += [*_smaller(tried, tokens), table.raises]
             entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
-            return Found(table.title, entry, notes=tuple(notes))
+            return Found(table.title, entry, notes=tuple(filter(None, notes)))
         return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
 
     def triton_gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
@@ -173,8 +175,8 @@ class AiterTables:
     ) -> tuple[str, ...]:
         """Of a miss, where there are rows of which one would expect a hit."""
         table = self.table(family)
-        if table.dead:
-            return (table.dead,)
+        if table.raises or table.dead:
+            return (table.raises or table.dead,)
         if by_m:
             rows = f"rows for M {min(by_m)} to {max(by_m)}" if len(by_m) > 1 else f"a row for M {min(by_m)}"
             return (f"the shape has {rows}, none for {', '.join(map(str, tried))}",)

@@ -26,6 +26,7 @@ class Rules:
     """What differs between releases.
 
     merges:        model_configs/ is joined to the default file (`aiter/jit/core.py`)
+    duplicates_raise: of keys in a merge; before, the fastest was kept
     infers_gfx:    the merge takes a missing gfx from cu_num
     moe_gfx:       the key of tuned_fmoe begins with gfx (`aiter/fused_moe.py` `get_2stage_cfgs`)
     moe_strips:    with an expert mask, topk of the key is one less than the columns of topk_ids
@@ -40,6 +41,7 @@ class Rules:
     """
 
     merges: bool = True
+    duplicates_raise: bool = True
     infers_gfx: bool = True
     moe_gfx: bool = True
     moe_strips: bool = True
@@ -97,8 +99,12 @@ def read_rules(files: Files) -> Rules:
     ]
     rules = Rules(assumed=f"it has no readable {', '.join(missing)}" if missing else "")
     if core:
-        merges, infers = "model_configs" in core, "gfx_from_cu_num" in core
-        rules = dataclasses.replace(rules, merges=merges, infers_gfx=infers)
+        rules = dataclasses.replace(
+            rules,
+            merges="model_configs" in core,
+            duplicates_raise="re-run" in core,
+            infers_gfx="gfx_from_cu_num" in core,
+        )
     if moe:
         rules = _moe_rules(rules, moe)
     if triton:

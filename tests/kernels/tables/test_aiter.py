@@ -1,0 +1,573 @@
+"""AITER's tables: what a call finds, how files are merged, and what is said of broken ones.
+
+What is expected is what AITER's own functions gave on its files and on such doubles: `get_CKGEMM_config`,
+`update_config_files`, `get_2stage_cfgs` and `get_gemm_config` of commit e404860, run with stubs.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from kernels.tables import Target
+from kernels.tables.aiter import AiterTables
+from kernels.tables.aiter_rules import Rules, padded, read_rules
+from kernels.tables.files import RECORDED, Files
+from shapes.suites import suite
+
+MI300X = Target("gfx942", 304, "AMD Instinct MI300X")
+MI308X = Target("gfx942", 80, "AMD Instinct MI308X")
+MI355X = Target("gfx950", 256, "AMD Instinct MI355X")
+
+GEMM = "aiter/configs/a8w8_blockscale_tuned_gemm.csv"
+MODEL = "aiter/configs/model_configs/a8w8_blockscale_tuned_gemm_ds_v3.csv"
+MOE = "aiter/configs/tuned_fmoe.csv"
+MODEL_MOE = "aiter/configs/model_configs/ds_tuned_fmoe.csv"
+HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName"
+MOE_KEY = (
+    "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
+)
+MOE_HEADER = f"gfx,cu_num,{MOE_KEY},block_m,ksplit,kernelName1,kernelName2,us,run_1stage"
+
+CORE = "# model_configs gfx_from_cu_num re-run\n"
+FUSED = """
+_PADDED_M_TIERS = [32768, 131072]
+_ACT_TYPE_DISABLED_KEY = ""
+    _INDEX_COLS = [
+        "gfx",
+    topk -= int(is_ep)
+    keys = (
+        activation,
+    )
+"""
+TRITON = "# _dtype_dir( gemm/{backend}\nSTANDARD_M_BOUNDS = (1, 4, 8, 16, 32, 64)\n"
+
+
+def gemm_row(m, us, *, gfx="gfx942", units=304, nk="2112,7168", rest="ck,7,2", name="kernel"):
+    return f"{gfx},{units},{m},{nk},{rest},{us},{name}"
+
+
+def moe_row(
+    token, us, *, key="7168,256,256,8", act="Silu", fp8="fnuz", gfx="gfx942,304", flags="1,0", name="one"
+):
+    fp8 = f"torch.float8_e4m3{fp8}"
+    texts = f"ActivationType.{act},torch.bfloat16,{fp8},{fp8},QuantType.per_1x128"
+    return f"{gfx},{token},{key},{texts},{flags},32,0,{name},two,{us},0"
+
+
+def csv(*rows, header=HEADER):
+    return "\n".join((header, *rows)) + "\n"
+
+
+def checkout(folder: Path, files: dict[str, str]) -> AiterTables:
+    """A double of AITER's package with source of the newest rules and these files."""
+    source = {
+        "aiter/__init__.py": "",
+        "aiter/jit/core.py": CORE,
+        "aiter/fused_moe.py": FUSED,
+        "aiter/ops/triton/utils/gemm_config_utils.py": TRITON,
+        "aiter/configs/a8w8_blockscale_untuned_gemm.csv": "M,N,K\n",
+        "aiter/configs/untuned_fmoe.csv": f"{MOE_KEY}\n",
+        "aiter/configs/a8w8_blockscale_bpreshuffle_tuned_gemm.csv": csv(gemm_row(16, 5)),
+        GEMM: csv(gemm_row(16, 5, nk="512,512")),
+        MOE: csv(moe_row(16, 5, key="1024,128,8,2"), header=MOE_HEADER),
+    }
+    for name, text in {**source, **files}.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return AiterTables(Files("aiter", folder))
+
+
+@pytest.fixture(scope="module")
+def recorded():
+    return AiterTables(Files("aiter", RECORDED / "aiter.zip"))
+
+
+@pytest.mark.parametrize(
+    ("target", "preshuffled", "hits"),
+    [
+        (MI300X, False, (76, 21, 12)),
+        (MI355X, False, (80, 80, 44)),
+        (MI355X, True, (76, 57, 18)),
+        (MI308X, False, (0, 0, 0)),
+        (MI300X, True, (0, 0, 0)),
+    ],
+)
+def test_coverage_of_the_suites(recorded, target, preshuffled, hits):
+    found = []
+    for name in ("r1-tp8", "r1-tp4", "r1-dp-ep8"):
+        sizes = [case.sizes for case in suite(name).cases("block_scale_gemm")]
+        asked = (recorded.gemm(target, each["m"], each["n"], each["k"], preshuffled) for each in sizes)
+        found.append(sum(each.entry is not None for each in asked))
+    assert tuple(found) == hits
+
+
+@pytest.mark.parametrize(
+    ("target", "shape", "preshuffled", "line", "m", "us"),
+    [
+        (MI300X, (37, 2112, 7168), False, 7298, 48, 15.852),
+        (MI300X, (20000, 2112, 7168), False, 35, 32768, 1348.5752),
+        (MI355X, (64, 4096, 512), True, 308, 64, 3.5282),
+    ],
+)
+def test_gemm_of_the_recorded_tables(recorded, target, shape, preshuffled, line, m, us):
+    entry = recorded.gemm(target, *shape, preshuffled).entry
+    assert (entry.line, entry.m, entry.us) == (line, m, us)
+    assert entry.key == f"{target.arch},{target.units},{m},{shape[1]},{shape[2]}"
+
+
+@pytest.mark.parametrize(
+    ("target", "call", "line", "m", "notes"),
+    [
+        (MI355X, (48, 7168, 256, 257, 9), 358, 64, 0),
+        (MI355X, (200000, 7168, 256, 257, 9), 367, 32768, 3),  # copied, above the peak, for fewer tokens
+        (MI300X, (64, 7168, 2048, 33, 10, True), 388, 64, 0),
+        (MI308X, (64, 7168, 256, 256, 8), 354, 64, 1),  # a row of Gelu
+    ],
+)
+def test_moe_of_the_recorded_tables(recorded, target, call, line, m, notes):
+    found = recorded.moe(target, *call)
+    assert (found.entry.line, found.entry.m, len(found.notes)) == (line, m, notes), found
+
+
+@pytest.mark.parametrize(
+    ("target", "call", "fallback"),
+    [
+        (MI355X, (48, 7168, 256, 256, 8), "1stage asm chosen by get_heuristic_kernel, block_m 32"),
+        (MI300X, (64, 7168, 2048, 32, 8, True), "1stage asm chosen by get_heuristic_kernel, block_m 32"),
+        (MI300X, (1, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 14"),
+        (MI300X, (16, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 2"),
+        (MI300X, (32, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 0"),
+        (MI300X, (64, 7168, 192, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
+    ],
+)
+def test_moe_without_a_row(recorded, target, call, fallback):
+    found = recorded.moe(target, *call)
+    assert found.entry is None
+    assert re.fullmatch(fallback, found.fallback)
+
+
+def test_triton_of_the_recorded_tables(recorded):
+    hit = recorded.triton_gemm(MI355X, 64, 7168, 2048).entry
+    assert (hit.m, hit.line, hit.kernel.split(",")[0]) == (64, 38, "32x16x128")
+    untuned = recorded.triton_gemm(MI355X, 600, 7168, 2048)
+    assert (
+        untuned.entry is None
+        and "any of " in untuned.fallback
+        and "N=7168-K=2048.json:62" in untuned.fallback
+    )
+    default = recorded.triton_gemm(MI300X, 1, 24576, 1536)
+    assert default.entry is None and "gfx942-GEMM-A8W8_BLOCKSCALE.json" in default.fallback
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "tried"),
+    [
+        (3, 512, [3, 16, 4]),
+        (300, 512, [300, 320, 512]),
+        (2000, 512, [2000, 2048]),
+        (5000, 512, [5000, 5120, 8192]),
+        (10000, 24576, [10000, 10112, 8192]),
+        (10000, 2112, [10000, 10112, 16384]),
+        (0, 512, [0, 1]),
+    ],
+)
+def test_m_is_looked_for_unpadded_then_padded(m, n, tried):
+    assert padded(m, n) == tried
+
+
+def test_files_of_models_join_the_default_file(tmp_path):
+    old = csv("304,32,2112,7168,ck,7,0,4,without", header=HEADER.removeprefix("gfx,"))
+    tables = checkout(
+        tmp_path,
+        {
+            MODEL: csv(gemm_row(16, 6)),
+            MODEL.replace("ds_v3", "old"): old,
+            MODEL.replace("tuned", "untuned"): csv(gemm_row(64, 1)),
+        },
+    )
+    found = tables.gemm(MI300X, 3, 2112, 7168)
+    assert (found.table, found.entry.file, found.entry.line) == (
+        "a8w8_blockscale_tuned_gemm (3 files)",
+        MODEL,
+        2,
+    )
+    assert found.entry.kernel == "ck kernel, splitK 2"
+    assert tables.gemm(MI300X, 32, 2112, 7168).entry.kernel == "ck without, splitK 0"  # gfx from 304 CUs
+    assert tables.gemm(MI300X, 64, 2112, 7168).notes == ("the shape has rows for M 16 to 32, none for 64",)
+
+
+def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
+    tables = checkout(tmp_path / "package", {MODEL: csv(gemm_row(16, 6), gemm_row(32, 7))})
+    mine, other = tmp_path / "mine.csv", tmp_path / "missing.csv"
+    mine.write_text(csv(gemm_row(64, 8), gemm_row(64, 9, name="slower")))
+    variable = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE"
+
+    def given(*paths):
+        return AiterTables(tables.files, {variable: ":".join(map(str, paths))})
+
+    alone = given(mine)
+    assert alone.gemm(MI300X, 16, 2112, 7168).entry is None
+    assert alone.gemm(MI300X, 64, 2112, 7168).entry.us == 8
+    assert [
+        str(each) for each in alone.problems(MI300X) if variable in each.file or each.file == str(mine)
+    ] == [
+        f"{variable}: replaces the 2 files of the package, 3 rows, by {mine}: to add to them, name them too",
+        f"{mine}:3: 1 row with a key that another row has: pandas raises ValueError at the first look-up",
+    ]
+    joined = given(mine, other, tables.files.path / MODEL)
+    assert joined.gemm(MI300X, 16, 2112, 7168).entry.file == str(tables.files.path / MODEL)
+    texts = [each.text for each in joined.problems(MI300X)]
+    assert "is not there: AITER merges the other files" in texts
+    assert any(
+        "AITER keeps the fastest, rewrites its files and raises RuntimeError" in text for text in texts
+    )
+    assert "No such file" in given(other).problems(MI300X)[0].text
+
+
+def ds(*rows, model=MODEL, header=HEADER):
+    return {model: csv(*rows, header=header)}
+
+
+GOOD = gemm_row(48, 15.8)
+FAULTS = {
+    "wrong CUs": (
+        ds(gemm_row(48, 15.8, units=80)),
+        ":2: 1 row for 80 CUs, of a shape without rows for 304",
+        None,
+    ),
+    "no GPU": (ds(gemm_row(48, 15.8, units=303)), ":2: 1 row for gfx942 with 303 CUs, which is no GPU", None),
+    "duplicate": (
+        ds(GOOD, gemm_row(48, 9.5)),
+        ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
+        "RuntimeError",
+        9.5,
+    ),
+    "cut short": (
+        {MODEL: csv(GOOD)[:-8]},
+        ":2: 1 row cut short: AITER reads what lacks as nan",
+        15.8,
+    ),
+    "empty": (
+        {MODEL: ""},
+        ": is empty; pandas raises EmptyDataError: AITER raises at the first look-up",
+        None,
+    ),
+    "no rows": (ds(), ":1: has no rows", None),
+    "text": (
+        ds(GOOD, gemm_row("64x", 1)),
+        ":3: M is '64x': pandas reads the whole column as text, and none of the 3 rows of "
+        "a8w8_blockscale_tuned_gemm is found",
+        None,
+    ),
+    "too many cells": (
+        ds(GOOD, GOOD.replace("48", "64") + ",1"),
+        ": line 3 has 11 cells under 10 columns; pandas raises ParserError: AITER raises at the first "
+        "look-up",
+        15.8,
+    ),
+    "open quote": (
+        ds(GOOD, '"' + GOOD.replace("48", "64")),
+        ": line 3 is no CSV: unexpected end of data: AITER raises at the first look-up",
+        15.8,
+    ),
+    "no gfx": (
+        ds(GOOD.removeprefix("gfx942,"), header=HEADER.removeprefix("gfx,")),
+        ":1: has no column gfx: AITER takes it from cu_num, 80 and 304 or 256",
+        15.8,
+    ),
+    "no header": (
+        {MODEL: f"{GOOD}\n{GOOD.replace('48', '64')}\n"},
+        ":1: has no column cu_num, M, N, K: its 1 rows are never found",
+        None,
+    ),
+    "libtype": (
+        ds(gemm_row(48, 15.8, rest="asm,1,0")),
+        ":2: 1 row of libtype asm, which this GEMM asserts against",
+        15.8,
+    ),
+    "ladder": (
+        ds(*(gemm_row(2**power, power + 1) for power in range(13)), GOOD),
+        ":14: a shape has rows, but not for every M: 2112x7168 has none for M 8192, 16384, 32768",
+        15.8,
+    ),
+    "name of the file": (
+        {"aiter/configs/model_configs/a8w8_blockscale_tunde_gemm.csv": csv(GOOD)},
+        ": is never read: its name holds no name of a table",
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_line(tmp_path, fault):
+    files, line, us = FAULTS[fault]
+    core = {"aiter/jit/core.py": CORE + 'get_config_file("a8w8_blockscale_tuned_gemm")\n'}
+    tables = checkout(tmp_path, {**files, **core})
+    before = [str(each) for each in checkout(tmp_path / "good", ds(GOOD)).problems(MI300X)]
+    said = [str(each) for each in tables.problems(MI300X) if each.file in files]
+    assert f"{next(iter(files))}{line}" in said
+    assert all("\n" not in each for each in said) and not any(MODEL in each for each in before)
+    found = tables.gemm(MI300X, 48, 2112, 7168)
+    assert (found.entry and found.entry.us) == us
+    assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        csv(GOOD).replace("\n", "\r\n"),
+        "\ufeff" + csv(GOOD),
+        csv(GOOD.replace(",48,", ', "48",').replace(' "48"', '"48"')),
+        csv("", "   ", GOOD),
+        csv(GOOD.replace(",48,", ",48.0,")),
+        csv(GOOD.replace(",48,", ", 48 ,")),
+        csv(GOOD, gemm_row("", 3)),  # a missing cell makes the column float, and 48.0 is 48
+    ],
+    ids=["crlf", "bom", "quoted", "blank lines", "float", "spaces", "nan beside it"],
+)
+def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
+    tables = checkout(tmp_path, {MODEL: text})
+    assert tables.gemm(MI300X, 48, 2112, 7168).entry.us == 15.8
+    assert not [each for each in tables.problems(MI300X) if each.file == MODEL]
+
+
+def test_a_renamed_kernel_is_in_no_list(tmp_path):
+    sizes = "256, 1, 128, 128, 16, 128, 256, 16, 16, 16, 16, 1, 2, [16, 16, 1], [16, 16, 1], 1, 2"
+    instance = f'    7:   KernelInstance({sizes}, [1, 16, 1, 16], [8], "Intrawave", 1,),\n'
+    name = "a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1"
+    name += "_1x16x1x16_8_1x2_intrawave_v1"
+    csrc = "csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py"
+    asm = {"hsa/gfx942/fmoe/silu/list.csv": "knl_name,co_name\n_ZN5aiter4goodE,x\n"}
+    rows = (moe_row(1, 1, name="_ZN5aiter4goodE"), moe_row(2, 2, name="_ZN5aiter3oldE"))
+    tables = checkout(
+        tmp_path,
+        {
+            csrc: instance,
+            **asm,
+            **ds(gemm_row(16, 1, name=name), gemm_row(32, 2, name="a9w8")),
+            **ds(*rows, model=MODEL_MOE, header=MOE_HEADER),
+        },
+    )
+    said = [str(each) for each in tables.problems(MI300X) if "does not have" in each.text]
+    assert f"{MODEL}:3: 1 row of kernel a9w8, which this AITER does not have" in said
+    assert f"{MODEL_MOE}:3: 1 row of kernel _ZN5aiter3oldE, which this AITER does not have" in said
+    assert not any(f"{MODEL}:2" in each for each in said)
+
+
+def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
+    tables = checkout(tmp_path, ds(GOOD))
+    real = Path.read_bytes
+
+    def read_bytes(path):
+        if path.name == Path(MODEL).name:
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    line = f"{MODEL}: cannot be read (Permission denied): AITER raises at the first look-up"
+    assert line in map(str, tables.problems(MI300X))
+    assert tables.gemm(MI300X, 16, 512, 512).entry  # the rest goes on
+
+
+def moe_tables(folder, *rows, header=MOE_HEADER, **files):
+    return checkout(folder, {MODEL_MOE: csv(*rows, header=header), **files})
+
+
+def test_tokens_are_padded_to_powers_and_tiers(tmp_path):
+    tables = moe_tables(tmp_path, moe_row(64, 1), moe_row(32768, 2))
+    found = {
+        tokens: tables.moe(MI300X, tokens, 7168, 256, 256, 8) for tokens in (33, 64, 65, 20000, 40000, 200000)
+    }
+    rows = {33: 64, 64: 64, 65: None, 20000: 32768, 40000: 32768, 200000: 32768}
+    assert {tokens: each.entry and each.entry.m for tokens, each in found.items()} == rows
+    assert found[65].notes == ("the shape has rows for M 64 to 32768, none for 128",)
+    assert "tuned for 32768 rows, asked for 200000" in found[200000].notes
+
+
+def test_a_mask_takes_a_column(tmp_path):
+    tables = moe_tables(tmp_path, moe_row(64, 1, key="7168,2048,33,9"))
+    assert tables.moe(MI300X, 64, 7168, 2048, 33, 10, mask=True).entry
+    assert tables.moe(MI300X, 64, 7168, 2048, 33, 9, mask=True).entry is None
+    assert tables.moe(MI300X, 64, 7168, 2048, 33, 9).entry
+
+
+def test_the_first_row_answers_whatever_its_activation(tmp_path):
+    rows = moe_row(64, 91, act="Gelu", name="gelu"), moe_row(64, 92, name="silu")
+    blind = moe_tables(tmp_path / "blind", *rows).moe(MI300X, 64, 7168, 256, 256, 8)
+    assert blind.entry.kernel == "gelu + two, block_m 32"
+    assert blind.notes == ("a row of Gelu answers: AITER does not compare act_type, and it comes first",)
+    text = FUSED.replace("activation,", "str(activation),")
+    exact = moe_tables(tmp_path / "exact", *rows, **{"aiter/fused_moe.py": text}).moe(
+        MI300X, 64, 7168, 256, 256, 8
+    )
+    assert (exact.entry.kernel, exact.notes) == ("silu + two, block_m 32", ())
+
+
+def test_rows_that_no_call_of_moe_can_find(tmp_path):
+    rows = (
+        moe_row(56, 1),
+        moe_row(64, 2, fp8="fn"),
+        moe_row(64, 3, fp8="fn", gfx="gfx942,80"),
+        moe_row(128, 4),
+    )
+    tables = moe_tables(tmp_path, *rows)
+    said = [
+        str(each).removeprefix(f"{MODEL_MOE}:") for each in tables.problems(MI300X) if each.file == MODEL_MOE
+    ]
+    assert said[:2] == [
+        "3: 2 rows, the first here, of torch.float8_e4m3fn, which gfx942 never asks for",
+        "2: 1 row for 56 tokens, which no number of tokens is padded to",
+    ]
+    assert tables.moe(MI300X, 64, 7168, 256, 256, 8).entry is None
+
+
+def test_a_column_of_booleans_beside_numbers_is_text(tmp_path):
+    """The forms that AITER's README shows; a column of booleans alone pandas compares with 1."""
+    mixed = moe_tables(tmp_path / "mixed", moe_row(64, 1, flags="True,0"), moe_row(128, 1))
+    assert mixed.moe(MI300X, 128, 7168, 256, 256, 8).entry is None
+    assert any("use_g1u1 is 'True'" in each.text for each in mixed.problems(MI300X))
+    alone = {MOE: csv(moe_row(64, 1, flags="True,0"), header=MOE_HEADER)}
+    assert checkout(tmp_path / "alone", alone).moe(MI300X, 64, 7168, 256, 256, 8).entry
+
+
+def test_tags_by_release(tmp_path):
+    rows = [
+        f"{moe_row(token, token)},{tag}"
+        for token, tag in ((64, ""), (128, "flydsl_fallback"), (256, "other"))
+    ]
+    new = moe_tables(tmp_path / "new", *rows, header=f"{MOE_HEADER},_tag")
+    old_source = {"aiter/fused_moe.py": FUSED + 'df = df[df["_tag"].fillna("") == ""]'}
+    old = moe_tables(tmp_path / "old", *rows, header=f"{MOE_HEADER},_tag", **old_source)
+    for tables, hits in ((new, [True, False, True]), (old, [True, False, False])):
+        asked = [tables.moe(MI300X, token, 7168, 256, 256, 8).entry for token in (64, 128, 256)]
+        assert [entry is not None for entry in asked] == hits
+
+
+def test_variables_of_moe(tmp_path):
+    files = moe_tables(tmp_path, moe_row(64, 1)).files
+    bypassed = AiterTables(files, {"AITER_BYPASS_TUNE_CONFIG": "1"}).moe(MI300X, 64, 7168, 256, 256, 8)
+    assert bypassed.entry is None and bypassed.fallback.startswith("1stage")
+    assert bypassed.notes == (f"AITER_BYPASS_TUNE_CONFIG: {MODEL_MOE}:2 is not used",)
+    split = AiterTables(files, {"AITER_KSPLIT": "4"}).moe(MI300X, 1, 7168, 256, 256, 8)
+    assert split.fallback.endswith("ksplit 4")
+
+
+@pytest.mark.parametrize(
+    ("core", "fused", "triton", "rules"),
+    [
+        (CORE, FUSED, TRITON, {"bounds": (1, 4, 8, 16, 32, 64)}),
+        (
+            "# model_configs",
+            FUSED.replace('"gfx"', '"cu_num"').replace("topk -= int(is_ep)", ""),
+            "STANDARD_M_BOUNDS = (4, 8)",
+            {"duplicates_raise": False, "infers_gfx": False, "moe_gfx": False, "moe_strips": False}
+            | {"bounds": (4, 8), "nested": False, "backends": False},
+        ),
+        (
+            CORE,
+            "run_1stage = token > 32 and (inter_dim % 256 == 0)",
+            TRITON,
+            {"moe_gfx": False, "moe_strips": False, "moe_act": "exact", "moe_tiers": (32768,)}
+            | {"one_stage": 256, "bounds": (1, 4, 8, 16, 32, 64)}
+            | {"assumed": "older than v0.1.14: tokens are padded as v0.1.12 does it"},
+        ),
+        ("", FUSED, TRITON, {"bounds": (1, 4, 8, 16, 32, 64), "assumed": "it has no readable jit/core.py"}),
+    ],
+    ids=["e404860", "v0.1.15", "v0.1.9", "no source"],
+)
+def test_rules_are_read_in_the_source(tmp_path, core, fused, triton, rules):
+    files = {
+        "aiter/jit/core.py": core,
+        "aiter/fused_moe.py": fused,
+        "aiter/ops/triton/utils/gemm_config_utils.py": triton,
+    }
+    tables = checkout(tmp_path, files)
+    assert read_rules(tables.files) == Rules(**rules)
+    assert any("by the rules of v0.1.20" in each.text for each in tables.problems(MI300X)) == (
+        "assumed" in rules
+    )
+
+
+def bucket(m):
+    return {
+        "BLOCK_SIZE_M": m,
+        "BLOCK_SIZE_N": 16,
+        "BLOCK_SIZE_K": 128,
+        "num_warps": 4,
+        "cache_modifier": None,
+    }
+
+
+FOLDER = "aiter/ops/triton/configs"
+FLAT = f"{FOLDER}/gemm/gfx942-GEMM-A8W8_BLOCKSCALE"
+NESTED = f"{FOLDER}/gfx942/triton/gemm/gemm_a8w8_blockscale"
+
+
+def test_buckets_of_triton(tmp_path):
+    shaped = {"M_LEQ_4": bucket(4), "M_LEQ_32": bucket(32), "M_GEQ_64": bucket(64)}
+    tables = checkout(
+        tmp_path,
+        {
+            f"{FLAT}.json": json.dumps({"any": bucket(99)}),
+            f"{FLAT}-N=2112-K=7168.json": json.dumps(shaped, indent=1),
+        },
+    )
+    found = {m: tables.triton_gemm(MI300X, m, 2112, 7168) for m in (1, 5, 33, 64, 9000)}
+    assert {m: each.entry and each.entry.m for m, each in found.items()} == {
+        1: 4,
+        5: 32,
+        33: None,
+        64: 64,
+        9000: 64,
+    }
+    assert found[33].fallback.startswith("AITER raises KeyError")
+    assert (found[5].entry.line, found[5].entry.kernel) == (9, "32x16x128, num_warps 4")
+    assert tables.triton_gemm(MI300X, 5, 512, 512).fallback == f"any of {FLAT}.json:1: 99x16x128, num_warps 4"
+    assert "AssertionError" in tables.triton_gemm(MI355X, 5, 512, 512).fallback
+
+
+def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
+    files = {
+        f"{FLAT}.json": json.dumps({"any": bucket(1)}),
+        f"{FLAT}-N=512-K=512.json": json.dumps({"M_LEQ_64": bucket(2), "any": bucket(3)}),
+        f"{NESTED}/DEFAULT.json": json.dumps({"any": bucket(4)}),
+        f"{NESTED}/GEMM-A8W8_BLOCKSCALE-N=256-K=512.json": json.dumps({"M_LEQ_64": bucket(5)}),
+        f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
+    }
+    tables = checkout(tmp_path, files)
+    assert "DEFAULT.json" in tables.triton_gemm(MI300X, 8, 512, 512).fallback
+    assert tables.triton_gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
+    said = [str(each) for each in tables.problems(MI300X) if each.file.startswith(FOLDER)]
+    assert f"{FLAT}-N=512-K=512.json: this file is never read: {NESTED}/ goes before" in said
+    assert any("MI300X-GEMM" in each and "the name must begin with gfx942-" in each for each in said)
+    assert any(each.endswith("has no bucket for M above 64: AITER raises KeyError there") for each in said)
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "[1]", '{"any": 3}', "[" * 100000, b"\xff\xfe\x00", '{"M_LEQ_64": []}']
+)
+def test_a_hostile_configuration_harms_nothing(tmp_path, text):
+    file = f"{FLAT}-N=512-K=512.json"
+    tables = checkout(tmp_path, {f"{FLAT}.json": json.dumps({"any": bucket(1)}), file: text})
+    found = tables.triton_gemm(MI300X, 8, 512, 512)
+    assert found.entry is None and found.fallback.startswith("AITER raises")
+    assert any(each.file == file and "\n" not in str(each) for each in tables.problems(MI300X))
+
+
+def test_misses_as_the_tuners_want_them(tmp_path):
+    tables = checkout(tmp_path, {})
+    assert tables.untuned_gemm([(64, 2112, 7168), (1, 512, 7168), (64, 2112, 7168)]) == (
+        "M,N,K\n1,512,7168\n64,2112,7168\n"
+    )
+    rest = (
+        "ActivationType.Silu,torch.bfloat16,torch.float8_e4m3fn,torch.float8_e4m3fn,QuantType.per_1x128,1,0"
+    )
+    calls = [(48, 7168, 2048, 33, 9, True), (64, 7168, 2048, 33, 9, True), (40000, 7168, 256, 256, 8, False)]
+    assert tables.untuned_moe(MI355X, calls).splitlines() == [
+        MOE_KEY,
+        f"32768,7168,256,256,8,{rest}",
+        f"64,7168,2048,33,8,{rest}",
+    ]

@@ -7,7 +7,7 @@ import contextlib
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,10 @@ class EngineConfigs:
         self.implementation, self.target, self.keep, self.tables = implementation, target, keep, tables
 
     def entries(self, implementation: Implementation, case: Case) -> Entries:
-        table = self.tables[case.key]
-        ranks = ranked(self.implementation, self.target, self.op.sizes(case.sizes), entries_of(table))
-        others = [config for config in ranks if config.entry != table.now]
+        table, sizes = self.tables[case.key], self.op.sizes(case.sizes)
+        own = [each for each in entries_of(table, self.implementation.rows(sizes)) if each.entry != table.now]
+        ranks = [*own[:NEIGHBOURS], *ranked(self.implementation, self.target, sizes, own)]
+        others = [config for config in dict.fromkeys(ranks) if config.entry != table.now]
         raced = [config.entry for config in others[: self.keep]]
         search = ConfigSearch(
             anchor=dict(table.now),
@@ -60,14 +61,20 @@ class EngineConfigs:
         return Entries([None, *raced], search)
 
 
-def entries_of(table: EngineTable) -> Iterator[EngineConfig]:
-    """What the engine takes at other M, of which its older tuners tried tiles that its present one does not;
-    without entries that say more than EngineConfig, or less."""
+NEIGHBOURS = 3
+"""Of what the engine takes at other M, at most so many are raced whatever the estimate says."""
+
+
+def entries_of(table: EngineTable, m: int) -> list[EngineConfig]:
+    """What the engine takes at all M, the nearest first: older tuners of its own tried tiles that the present
+    one does not. Without entries that say more than EngineConfig, or less."""
     known = {field.name for field in fields(EngineConfig)}
-    for entry in next(iter(table.files.values())).values():
+    found: dict[EngineConfig, None] = {}
+    for _, entry in sorted(next(iter(table.files.values())).items(), key=lambda each: abs(each[0] - m)):
         if entry.keys() <= known:
             with contextlib.suppress(TypeError):
-                yield EngineConfig(**entry)
+                found[EngineConfig(**entry)] = None
+    return list(found)
 
 
 def ranked(
@@ -75,8 +82,8 @@ def ranked(
 ) -> list[EngineConfig]:
     """All configurations, those first that may be best by the estimate, whose registers are guessed here: an
     engine's kernel is not compiled for it. Each further one of the same tile counts WITHIN worse, so that few
-    tiles, whose other options the estimate hardly tells apart, do not fill a race. As they come where the
-    architecture is not known."""
+    tiles, whose other options the estimate hardly tells apart, do not fill a race; another GROUP_SIZE_M than
+    the first, of which it knows nothing, comes last. As they come where the architecture is not known."""
     configs = list(dict.fromkeys([*implementation.configurations(target, sizes), *also]))
     known = architectures().get(target.arch)
     if known is None:
@@ -91,9 +98,10 @@ def ranked(
         demands = implementation.products(config, sizes)
         return estimate(on, [(demand, max(1, resident), rate, reach) for demand in demands]).seconds
 
-    by_estimate = sorted(((seconds(config), config) for config in configs), key=lambda pair: pair[0])
+    group = configs[0].GROUP_SIZE_M
+    estimates = [(seconds(config), config) for config in configs]
     seen, penalised = Counter[tuple[int, int, int]](), []
-    for took, config in by_estimate:
+    for took, config in sorted(estimates, key=lambda pair: (pair[1].GROUP_SIZE_M != group, pair[0])):
         penalised.append((took * (1 + WITHIN) ** seen[config.tile], config))
         seen[config.tile] += 1
     return [config for _, config in sorted(penalised, key=lambda pair: pair[0])]

@@ -16,7 +16,7 @@ from harness.tune import engine, race
 from harness.tune.engine import EngineConfigs, ask_tables, ranked, store_winner
 from harness.tune.race import Race, RaceRequest, TuneRequest, implementations_here, would_race
 from kernels.binding import Function
-from kernels.engine_tuning import LADDER, EngineConfig, table_of
+from kernels.engine_tuning import LADDER, EngineConfig, nearest_of, table_of
 from kernels.fused_moe.engine_tables import MoeTables
 from kernels.op import Unsupported
 from kernels.platform import Platform
@@ -50,13 +50,18 @@ def test_the_engine_is_told_nothing_where_its_own_choice_is_the_anchor(gemm):
     assert len({tuple(each.values())[:3] for each in entries.configs[1:]}) > 2, "one tile fills the race"
 
 
-def test_what_the_engine_takes_at_other_m_enters_too(gemm):
-    own = {16: EngineConfig(8, 32, 128, 1, 4, 5).entry, 64: NOW, 128: {"USE_TMA": True, **FAST}}
-    table = table_of(24, own, own.get(24, lambda m: own[min(own, key=lambda each: abs(each - m))]), FILE)
+def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
+    own = {
+        m: EngineConfig(8, 32, 128, 1, 4, stages).entry for m, stages in ((16, 5), (48, 4), (96, 3), (512, 2))
+    }
+    own[24] = {"USE_TMA": True, **FAST}  # which is more than EngineConfig says
+    table = table_of(16, own, lambda m: own[nearest_of(own, m)], FILE)
     assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
-    known = ranked(gemm, H200, OP.sizes(CASE.sizes))
-    more = ranked(gemm, H200, OP.sizes(CASE.sizes), engine.entries_of(table))
-    assert set(more) - set(known) == {EngineConfig(8, 32, 128, 1, 4, 5), EngineConfig(**NOW)}
+    case = OP.case({"m": 16, "n": 6144, "k": 1536})
+    entries = EngineConfigs(gemm, H200, 4, {case.key: table}).entries(gemm, case)
+    first, *near = entries.configs[:4]
+    assert first is None and near == [own[48], own[96], own[512]]
+    assert len(entries.configs) == 5 and own[16] not in entries.configs
 
 
 @pytest.mark.parametrize("target", [H200, Target("rocm", "gfx942", 304, "AMD Instinct MI300X", shared=65536)])

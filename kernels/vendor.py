@@ -51,7 +51,7 @@ class Vendor(Implementation):
 
     kinds:    platforms that it runs on
     archs:    architectures that it has been built for; empty: all of those platforms
-    features: instruction sets that a CPU must have
+    instructions: sets of them that a CPU must have
     install:  how to get the library
     also:     modules that it needs beside torch and the library, each with how to get it
     any_fp8:  it takes FP8 in either format; others take that of the architecture's matrix instructions
@@ -62,7 +62,7 @@ class Vendor(Implementation):
 
     kinds: ClassVar[tuple[str, ...]]
     archs: ClassVar[tuple[str, ...]] = ()
-    features: ClassVar[tuple[str, ...]] = ()
+    instructions: ClassVar[tuple[str, ...]] = ()
     install: ClassVar[str] = ""
     also: ClassVar[Mapping[str, str]] = {}
     any_fp8: ClassVar[bool] = False
@@ -75,7 +75,7 @@ class Vendor(Implementation):
         return Support.all_of(
             platform.is_a(*self.kinds),
             need(platform.arch in archs, f"needs {either(archs)}; this is {platform.arch}"),
-            platform.has(*self.features),
+            platform.has(*self.instructions),
             platform.library("torch"),
             *(platform.library(module, install=install) for module, install in self.also.items()),
             self.installed(platform),
@@ -344,7 +344,7 @@ class VllmCpu(Vllm):
     kinds: ClassVar[tuple[str, ...]] = ("cpu",)
     # vLLM loads another build where AVX-512 has no bf16: it lacks most of these kernels, truncates to bf16 in
     # the others (csrc/cpu/cpu_types_x86.hpp), and serves no FP8 model.
-    features = ("avx512_bf16",)
+    instructions = ("avx512_bf16",)
     also: ClassVar = {}
     onednn_isa: ClassVar[str] = ""
 

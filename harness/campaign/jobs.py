@@ -69,7 +69,7 @@ class StepRace:
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         self.display.case(self.step, run, case, records)
 
-    def stored(self, file: Path, choice: Mapping[str, Any] | None) -> None:
+    def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
         pass
 
     def end(self, run: Run, outcome: Outcome) -> None:

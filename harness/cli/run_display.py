@@ -84,9 +84,11 @@ class RaceTables(TerminalDisplay):
         self.print("")
         self.print(race_table(records, run))
 
-    def stored(self, file: Path, choice: Mapping[str, Any] | None) -> None:
+    def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
         if choice is None:
             text = "nothing stored: there is no verdict on the configuration that was used before"
+        elif file is None:
+            text = f"leave it: {choice['before']} stays, nothing is written: {stored_text(choice)}"
         else:
             text = f"stored in {file}: {stored_text(choice)}"
         self.print(f"{text}\n")

@@ -40,6 +40,7 @@ def _race_request() -> type[RaceRequest]:
 @click.option("--shard", metavar="I/N", help="Compile into the cache, or race, the I-th of N parts only.")
 @click.option("--out", metavar="DIR", help="Where to store (default: kernels/tuned, which runs read).")
 @json_option("Write JSON there instead of a table.")
+@click.option("--dry-run", is_flag=True, help="Say what would be raced, and how long; race nothing.")
 @click.option("--check", is_flag=True, help="Store nothing; exit code 1 where the stored is not the best.")
 @click.option("--device", help="Race on cpu, cuda, cuda:1 ... (default: the first GPU, else the CPU).")
 @click.option("--launch", type=click.Choice(["graph", "eager"]), help="Of races on GPUs (default: graph).")
@@ -65,6 +66,7 @@ def tune(
     shard: str | None,
     out: str | None,
     json_to: str | None,
+    dry_run: bool,
     check: bool,
     cluster: str | None,
 ) -> None:
@@ -75,27 +77,35 @@ def tune(
     faster than what was used before (harness/timing/successive_halving.py). Elsewhere, or with --target, the
     estimate chooses. Runs read what is stored in kernels/tuned, and before it the folder that
     KERNEL_BENCH_TUNED names.
+
+    vLLM's and SGLang's Triton kernels are raced where --impl names them (vllm.triton, sglang.triton): against
+    what the engine takes at present, of its table or by default. What is faster goes into --out as the
+    engine's tables; where nothing is, its own is left.
     """
     import kernels
     from harness.cli.run_display import RaceTables
+    from harness.errors import NothingRan
     from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune.race import TuneRequest, race_if_possible
     from kernels.tuning import TUNED
 
     kernels.import_plugins()  # their configurations are looked at here
-    request = TuneRequest(op, impl, suite, case, parse_shard(shard), Path(out) if out else TUNED)
+    folder = Path(out) if out else TUNED
+    request = TuneRequest(op, impl, suite, case, parse_shard(shard), folder, dry_run)
     with interruptible("finished cases are stored, tune --resume RUN races the rest"):
-        if not (check or shard):
+        if not (check or shard or dry_run):
             require_writable_folder(request.folder, "; give another by --out")
         compiling = "--target" if target else "--check" if check else ""
         with RaceTables() as display:
-            if cluster and not compiling:
+            if cluster and not compiling and not dry_run:
                 from harness.cluster.race import race_on_cluster
 
                 raced: tuple[int, list[Row]] | None = race_on_cluster(request, race, cluster, display)
             else:
                 raced = race_if_possible(request, race, compiling, display)
+        if raced is None and dry_run:
+            raise NothingRan("--dry-run is for races, and nothing of these can be timed here")
         if raced is None:
             compile_each = compiling_on(cluster)
             sys.exit(_tune_offline(request, target, check, shard is None, json_to, compile_each))

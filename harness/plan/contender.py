@@ -22,6 +22,7 @@ class ConfigSearch:
     considered: how many there are
     pruned:     how many of them were left out, by reason
     raced:      how many were not
+    tables:     of an engine's kernel, its files with what it takes at present by M (kernels.engine_tuning)
     """
 
     anchor: dict[str, Any]
@@ -29,6 +30,7 @@ class ConfigSearch:
     considered: int
     pruned: dict[str, int]
     raced: int
+    tables: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

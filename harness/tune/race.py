@@ -20,6 +20,7 @@ from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.machine.device import choose_device
 from harness.machine.provenance import surroundings
 from harness.plan import select
+from harness.plan.budget import parse_seconds
 from harness.plan.contender import ConfigSearch, Entries
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run, Verdict
@@ -30,14 +31,17 @@ from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
 from harness.timing.rounds import Disturbed
 from harness.timing.successive_halving import halving
+from harness.tune.engine import EngineConfigs, ask_tables, store_winner
 from harness.tune.offline import CompileProgress
 from harness.tune.store import Place, path, read, source, store
+from harness.workers.environment import worker_threads
 from harness.workers.judge import start_judge
 from harness.workers.process import Worker, WorkerFailure
+from kernels.engine_tuning import EngineTuned
 from kernels.op import BOUNDARIES, Implementation
 from kernels.platform import Platform
 from kernels.triton_runtime import CPU, SuiteTriton
-from kernels.tuning import Target, Tunable
+from kernels.tuning import TUNED, Target, Tunable
 from shapes.case import Case, merge
 from shapes.suites import suites
 
@@ -52,8 +56,9 @@ Row = dict[str, Any]
 class RaceDisplay(Display, Protocol):
     """What a person sees of a race."""
 
-    def stored(self, file: Path, choice: Mapping[str, Any] | None) -> None:
-        """What was stored of a finished case, and where; None: nothing."""
+    def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
+        """What was stored of a finished case, and where. No file: an engine's own choice, which is left; no
+        choice: nothing."""
 
 
 class RacedConfigs:
@@ -144,14 +149,14 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
     return {
         "case": case.text,
         "features": implementation.features(sizes),
-        "config": cells[this].config,
+        "config": cells[this].config or search.anchor,
         "time_us": _short(cells[this].time_us),
         "verdict": best.verdict if won else TURNED.get(best.verdict, best.verdict),
         "ratio": _short(ratio),
         "low": _short(low),
         "high": _short(high),
         "confidence": best.confidence,
-        "against": cells[other].config,
+        "against": cells[other].config or search.anchor,
         "before": search.origin,
         "considered": search.considered,
         "pruned": search.pruned,
@@ -233,6 +238,7 @@ class TuneRequest:
 
     shard:  (i, n): the i-th of n parts of the cases, from 1
     folder: of the choices
+    dry:    only say what would be raced
     """
 
     op: str | None
@@ -241,19 +247,26 @@ class TuneRequest:
     case: Sequence[str]
     shard: tuple[int, int]
     folder: Path
+    dry: bool = False
 
 
 def implementations_here(tuned: TuneRequest, platform: Platform) -> list[Tunable]:
-    """Implementations that have configurations and can be timed here."""
+    """Implementations that have configurations and can be timed here; those of engines where they are named.
+    Raises UsageError where winners of an engine's would go among the suite's own."""
     ops = [select.choose_op(tuned.op)] if tuned.op else kernels.OPS.values()
-    return [
+    here = [
         implementation
         for op in ops
         for implementation in select.choose_implementations(op, tuned.impl)
         if isinstance(implementation, Tunable)
+        and (tuned.impl or not isinstance(implementation, EngineTuned))
         and implementation.available(platform).ok
         and not implementation.interpreted(platform)
     ]
+    engines = [implementation.name for implementation in here if isinstance(implementation, EngineTuned)]
+    if engines and tuned.folder == TUNED and not tuned.dry:
+        raise UsageError(f"--out is missing: the folder for the tables of {engines[0]}'s engine")
+    return here
 
 
 def race_if_possible(
@@ -268,12 +281,48 @@ def race_if_possible(
         return None
     platform = choose_device(request.device)
     if request.resume or implementations_here(tuned, platform):
+        if tuned.dry:
+            display.log("\n".join(would_race(tuned, request, platform)))
+            return OK, []
         return race(tuned, request, platform, display)
     if request.race_option:
         raise NothingRan(
             f"{request.race_option} is for races, and nothing of these can be timed on {platform.device}"
         )
     return None
+
+
+CASE_S, CONFIG_S = 12.0, 1.0
+"""Beside measuring, of a case and of each of its configurations: on an H100 six or seven took 12 to 17 s
+(results/h100/tune-*)."""
+
+
+def would_race(tuned: TuneRequest, request: RaceRequest, platform: Platform) -> Iterator[str]:
+    """A line for each case and one for all, of each implementation. No engine is asked, and no device but for
+    what it is."""
+    keep = request.keep or KEEP
+    with ExitStack() as stack:
+        target, _ = target_here(platform, worker_threads(), stack)
+        for implementation in implementations_here(tuned, platform):
+            op, counts = kernels.OPS[implementation.op], []
+            cases = race_selection(implementation, tuned, platform).cases
+            for case in cases:
+                known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
+                counts.append(min(keep, known) + 1)
+                yield f"{implementation.name}: {case.text}: up to {counts[-1]} of {known} configurations"
+            per_case_s = parse_seconds(request.per_case or PER_CASE, "--per-case")
+            if request.budget:
+                measuring_s = parse_seconds(request.budget, "--budget")
+            else:
+                measuring_s = per_case_s * len(cases)
+            beside_s = CASE_S * len(cases) + CONFIG_S * sum(counts)
+            each = f"{implementation.name}: {len(cases)} cases, {sum(counts)} configurations"
+            yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {beside_s:.0f} s"
+            if isinstance(implementation, EngineTuned):
+                yield (
+                    f"{implementation.name}: against what the engine takes now; what is faster goes into "
+                    f"tables in --out: {implementation.reads}"
+                )
 
 
 def race(
@@ -333,7 +382,14 @@ def racing(
     with ExitStack() as stack:
         target, judge = target_here(device.platform, plan.threads, stack)
         where = f"{device.platform.name or device.platform.kind} {implementation.name}"
-        configs = RacedConfigs(implementation, target, record.race.keep, CompileProgress(where))
+        keep = record.race.keep
+        configs: RacedConfigs | EngineConfigs
+        if isinstance(implementation, EngineTuned):
+            cases = [case_of(planned) for planned in record.cases]
+            tables = ask_tables(implementation, cases, device.platform, plan.deadlines.prepare)
+            configs = EngineConfigs(implementation, target, keep, tables)
+        else:
+            configs = RacedConfigs(implementation, target, keep, CompileProgress(where))
         if configs.unpruned:
             log(configs.unpruned)
         yield replace(plan, entries=configs.entries, make_rounds=halving), judge, target
@@ -376,9 +432,9 @@ class Race:
 
     def _store(
         self, case: Case, records: Sequence[Record], unless_newer: bool = False
-    ) -> tuple[Path, Mapping[str, Any] | None]:
+    ) -> tuple[Path | None, Mapping[str, Any] | None]:
         """Stores what a finished case chose, and gives it with its file; unless_newer: only if what is there
-        is not newer."""
+        is not newer. Of an engine's it stores only what was faster than the engine's own."""
         assert self.plan.record.race is not None
         place = Place(self.target.kind, self.target.arch, self.target.device, measured=True)
         folder = Path(self.plan.record.race.folder)
@@ -386,8 +442,13 @@ class Race:
             if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):
                 self.display.log(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}")
         entry = choice(case, records, self.implementation, self.plan.record)
-        row = {"op": case.op, "implementation": self.implementation.name, "target": place.folder}
-        self.rows.append(row | (entry or {"case": case.text, "config": None}))
+        row: Row = {"op": case.op, "implementation": self.implementation.name, "target": place.folder}
+        row |= entry or {"case": case.text, "config": None}
+        self.rows.append(row)
+        if isinstance(self.implementation, EngineTuned):
+            to = self._store_engine(case, records, entry)
+            row["file"] = str(to) if to else None
+            return to, entry
         file = path(folder, self.implementation.name, place)
         if entry is None:
             return file, None
@@ -398,6 +459,19 @@ class Race:
         if not newer:
             store(folder, self.implementation.name, place, [entry], self._provenance())
         return file, entry
+
+    def _store_engine(
+        self, case: Case, records: Sequence[Record], entry: Mapping[str, Any] | None
+    ) -> Path | None:
+        """The file into which a winner over the engine's own went; None: that is left as it is."""
+        assert self.plan.record.race is not None and isinstance(self.implementation, EngineTuned)
+        search = next(r for r in records if isinstance(r, CaseDone)).entries
+        if search is None or entry is None or entry["config"] == search.anchor:
+            return None
+        if entry["against"] != search.anchor:  # which failed
+            return None
+        m = self.implementation.rows(kernels.OPS[case.op].sizes(case.sizes))
+        return store_winner(Path(self.plan.record.race.folder), search.tables, m, entry["config"])
 
     def _provenance(self) -> dict[str, Any]:
         """Of the file; each choice has what was different for those before it."""

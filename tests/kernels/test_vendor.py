@@ -34,7 +34,7 @@ ARCHS = [named("rocm", a) for a in ("gfx942", "gfx950")] + [
 def test_where_rows_run_and_what_they_say_of_themselves(snapshot):
     names = (
         "library runtime boundaries activations truncates allocates captures shared_layout rebinds per_size "
-        "any_fp8 features since others_since"
+        "any_fp8 instructions since others_since"
     )
     usual = {name: getattr(Vendor, name) for name in names.split()} | {"environment": {}}
     lines = []
@@ -52,7 +52,7 @@ def test_a_provider_is_installed_in_one_way(monkeypatch):
     monkeypatch.setattr(platform, "version", lambda module: "99" if module in ("torch", "triton") else None)
     said: dict[str, set[str]] = {}
     for row in ROWS:
-        here = Platform(row.kinds[0], (*row.archs, "any")[0], features=frozenset(row.features))
+        here = Platform(row.kinds[0], (*row.archs, "any")[0], features=frozenset(row.instructions))
         module = row.library or row.provider
         lacks = f"{module} is not installed; {row.install}"
         if module == "torch":

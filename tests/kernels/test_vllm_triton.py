@@ -5,8 +5,11 @@ stand between empty modules. Torch stands in for what vLLM compiles: the sort in
 over picks.
 """
 
+import contextlib
+import importlib
 import importlib.util
 import json
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 
 import kernels
 from kernels.compose import bind
+from kernels.engine_tuning import EngineConfig
 from kernels.mla_decode.providers import vllm_triton as mla
 from kernels.op import Unsupported
 from kernels.operands import Seeds
@@ -39,6 +43,16 @@ CASES = [
     (MLA, "batch=2 ctx=1..70 heads=32 page=64", "core"),
     (MLA, f"{RAGGED} page=16 kv=fp8", "core"),
 ]
+TOLD = [
+    (0, EngineConfig(16, 64, 128, 1, 4, 3)),
+    (0, EngineConfig(32, 32, 64, 16, 8, 2)),
+    (2, EngineConfig(16, 64, 128, 1, 4, 3)),
+    (3, EngineConfig(64, 32, 64, 16, 8, 2)),
+    (0, EngineConfig(16, 64, 256, 1, 4, 3)),
+]
+"""Of cases, what their rows are told to use; the last is wrong."""
+
+DEFAULT = EngineConfig(64, 128, 128, 32, 4, 2).entry
 LAYERS, QUANTISATION = "vllm.model_executor.layers.fused_moe", "vllm.model_executor.layers.quantization.utils"
 REAL = {
     *(f"{LAYERS}.{name}" for name in ("fused_moe", "config", "activation", "moe_align_block_size", "utils")),
@@ -74,6 +88,17 @@ def register(op_name: str, op_func: Any, **_: Any) -> None:
     setattr(torch.ops.vllm, op_name, op_func)
 
 
+GIVEN: list[Any] = [None]
+
+
+@contextlib.contextmanager
+def override_config(config: Any) -> Iterator[None]:
+    """Of fused_moe/__init__.py, which imports all of vLLM."""
+    GIVEN.append(config)
+    yield
+    GIVEN.pop()
+
+
 def given() -> dict[str, dict[str, Any]]:
     """What the real files use of the others."""
     import triton
@@ -105,21 +130,23 @@ def given() -> dict[str, dict[str, Any]]:
         "vllm.utils.import_utils": {"get_triton_kernels_version": lambda: None},
         "vllm.utils.platform_utils": {"get_device_name_as_file_name": lambda: "none"},
         "vllm.utils.deep_gemm": {"is_deep_gemm_e8m0_used": lambda: False},
-        LAYERS: {"get_config": lambda: None},
+        LAYERS: {"get_config": lambda: GIVEN[-1], "override_config": override_config},
         f"{LAYERS}.modular_kernel": {"FusedMoEExpertsModular": modular},
     }
 
 
-def interpret(op_name: str, text: str, boundary: str, broken: str = "") -> list[str]:
+def interpret(op_name: str, text: str, boundary: str, broken: str = "", config: Any = None) -> list[str]:
     """What the judge has against a call, and against one after other live operands were loaded. What is bf16
     is fp32 of the same values, and so is all that lies between: the interpreter gets bf16 wrong.
 
     broken: `stale ids`, that are not brought up to date for the second call, or `scale`, another of the cache
+    config: that the row is told to use
     """
     from tests.support.judging import judged
 
     op = kernels.OPS[op_name]
     (row,) = (i for i in kernels.implementations(op_name) if i.name == "vllm.triton")
+    row = row.configured(config) if config else row
     sizes = op.sizes(parse(text)[0])
 
     def widened(live: int) -> Any:
@@ -145,11 +172,45 @@ def interpret(op_name: str, text: str, boundary: str, broken: str = "") -> list[
     return found
 
 
+def taken(op_name: str, text: str, boundary: str, place: str) -> list[Any]:
+    """The file that vLLM looks for, what its table is said to hold, and what it launches with."""
+    module, _, name = place.rpartition(".")
+    kernel, launches = getattr(importlib.import_module(module), name), []
+
+    class Recorder:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *arguments, **options: (
+                launches.append(options),
+                kernel[grid](*arguments, **options),
+            )
+
+    setattr(importlib.import_module(module), name, Recorder())
+    interpret(op_name, text, boundary)
+    (row,) = (i for i in kernels.implementations(op_name) if i.name == "vllm.triton")
+    table = row.engine_table(kernels.OPS[op_name].sizes(parse(text)[0]))
+    names = vars(EngineConfig(0, 0, 0, 0, 0, 0))
+    options = {key: value for key, value in launches[0].items() if key in names}
+    return [next(iter(table.files)), table.now, options]
+
+
 @pytest.mark.slow
 def test_vllms_source_is_right_interpreted() -> None:
-    found, stale, scaled = json.loads(run_interpreted(__file__).stdout.splitlines()[-1])
+    found, stale, scaled, told, at = json.loads(run_interpreted(__file__).stdout.splitlines()[-1])
     assert found == [["", ""]] * len(CASES)
     assert (stale[0], bool(stale[1])) == ("", True) and all(scaled), "a break is not seen"
+    right, wrong = told[:-1], told[-1]
+    assert right == [["", ""]] * 4
+    assert all(wrong), "K of two blocks' scales: the configuration is not the one that was told"
+    gemm, moe, given = at
+    assert gemm == [
+        "N=300,K=600,device_name=none,dtype=fp8_w8a8,block_shape=[128,128].json",
+        DEFAULT,
+        DEFAULT,
+    ]
+    name, now, taken = moe
+    assert name == "E=9,N=128,device_name=none,dtype=fp8_w8a8,block_shape=[128,128].json"
+    assert now == taken and now["BLOCK_SIZE_M"] == 16, "not what vLLM launches with"
+    assert given is None, "put back"
 
 
 def test_without_the_interpreter_a_cpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,4 +226,10 @@ if __name__ == "__main__":
     torch.ops._C.silu_and_mul = silu_and_mul
     mla.compute_units = lambda device: 4
     found = [interpret(*case) for case in CASES]
-    print(json.dumps([found, interpret(*CASES[4], "stale ids"), interpret(*CASES[-1], "scale")]))
+    told = [interpret(*CASES[case], config=config.entry) for case, config in TOLD]
+    breaks = [interpret(*CASES[4], "stale ids"), interpret(*CASES[-1], "scale")]
+    tables = [
+        taken(*CASES[0], f"{QUANTISATION}.fp8_utils._w8a8_triton_block_scaled_mm"),
+        taken(*CASES[3], f"{LAYERS}.fused_moe.fused_moe_kernel"),
+    ]
+    print(json.dumps([found, *breaks, told, [*tables, GIVEN[-1]]]))

@@ -3,3 +3,4 @@
 BENCH = "harness.workers.child.bench:Bench"
 JUDGE = "harness.workers.child.judge:Judge"
 METER = "harness.workers.child.meter:Meter"
+TABLES = "harness.workers.child.tables:Tables"

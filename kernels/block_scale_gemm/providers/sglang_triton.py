@@ -8,16 +8,12 @@ DeepGEMM.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.binding import Function
-from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.providers.vllm_triton import ARGUMENTS, TritonProduct
-from kernels.op import Prepared
+from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
+from kernels.block_scale_gemm.providers.vllm_triton import ARGUMENTS, TritonGemm
+from kernels.engine_tuning import EngineConfig
+from kernels.formats import BLOCK
 from kernels.vendor import Sglang
-
-if TYPE_CHECKING:
-    import torch
 
 OLDER = "sglang.srt.layers.quantization.fp8_kernel"
 
@@ -28,13 +24,22 @@ MULTIPLY = Function(
     f"{OLDER}.w8a8_block_fp8_matmul",
     needs=ARGUMENTS,
 )
+TABLES = GemmTables(
+    MULTIPLY,
+    own=Function(
+        *(f"{place.rpartition('.')[0]}.{LOOK_UP}" for place in dict.fromkeys(MULTIPLY.places)),
+        needs="N K block_n block_k",
+    ),
+    default=EngineConfig(64, BLOCK, BLOCK, 32, 4, 3),
+    device=Function("sglang.srt.utils.get_device_name"),
+    sides="[128, 128]",
+)
 
 
-class SglangTritonGemm(Sglang):
+class SglangTritonGemm(Sglang, TritonGemm):
     name = "sglang.triton"
     requires = "SGLang with Triton, cuda or rocm (read to 0.5.23)"
     allocates = True
     symbols = (MULTIPLY,)
-
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return TritonProduct(operands, MULTIPLY)
+    tables = TABLES
+    reads = "copy it to sglang/kernels/ops/gemm/configs (up to 0.5.18 srt/layers/quantization/configs)"

@@ -9,15 +9,19 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.binding import Function
+from kernels.block_scale_gemm.engine_tables import GemmTables, products
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton.split_k import CODE_S, FLOPS, STEP_S
+from kernels.engine_tuning import EngineConfig, EngineTable, EngineTuned
 from kernels.formats import BLOCK
 from kernels.op import Prepared
 from kernels.triton_runtime import TritonImplementation, require_interpreter
+from kernels.tuning import Demand, Target
 from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
@@ -28,12 +32,48 @@ TILE_M = 64  # of its default configuration, which it takes on a CPU
 ARGUMENTS = "A B As Bs block_size output_dtype"
 """Of the function that vLLM and SGLang have."""
 
-MULTIPLY = Function(
-    "vllm.model_executor.layers.quantization.utils.fp8_utils.w8a8_triton_block_scaled_mm", needs=ARGUMENTS
+MODULE = "vllm.model_executor.layers.quantization.utils.fp8_utils"
+
+MULTIPLY = Function(f"{MODULE}.w8a8_triton_block_scaled_mm", needs=ARGUMENTS)
+TABLES = GemmTables(
+    MULTIPLY,
+    own=Function(f"{MODULE}.get_w8a8_block_fp8_configs", needs="N K block_n block_k"),
+    default=EngineConfig(TILE_M, BLOCK, BLOCK, 32, 4, 2),
+    device=Function(f"{MODULE}.get_device_name_as_file_name"),
+    sides="[128,128]",
 )
 
 
-class VllmTritonGemm(Vllm, TritonImplementation):
+class TritonGemm(EngineTuned):
+    """The row of the product that vLLM and SGLang have.
+
+    tables: of the engine
+    """
+
+    depths = (128, 64)
+    tables: GemmTables
+
+    def rows(self, sizes: BlockScaleGemmSizes) -> int:
+        return sizes.m
+
+    def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
+        """Where one tile has all rows there are no groups of tiles."""
+        every = super().configurations(target, sizes)
+        yield from dict.fromkeys(
+            replace(each, GROUP_SIZE_M=1) if sizes.m <= each.BLOCK_SIZE_M else each for each in every
+        )
+
+    def engine_table(self, sizes: BlockScaleGemmSizes) -> EngineTable:
+        return self.tables.engine_table(sizes)
+
+    def products(self, config: EngineConfig, sizes: BlockScaleGemmSizes) -> list[Demand]:
+        return products(config, sizes)
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        return TritonProduct(operands, self.tables, self.forced)
+
+
+class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
     """Keeps a tuned configuration for some sizes and devices; reads every layout as it is."""
 
     name = "vllm.triton"
@@ -42,6 +82,8 @@ class VllmTritonGemm(Vllm, TritonImplementation):
     kinds = ("cuda", "rocm", "cpu")
     allocates = True
     symbols = (MULTIPLY,)
+    tables = TABLES
+    reads = f"copy it to {MODULE.rpartition('.')[0].replace('.', '/')}/configs"
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         steps = math.ceil(sizes.m / TILE_M) * sizes.n_blocks * sizes.k_blocks
@@ -54,7 +96,7 @@ class VllmTritonGemm(Vllm, TritonImplementation):
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         require_interpreter(operands.b_q.device)
         with _triton_let_in(operands.b_q.device):
-            return TritonProduct(operands, MULTIPLY)
+            return super().prepare(operands, out)
 
 
 @contextlib.contextmanager
@@ -78,13 +120,19 @@ def _triton_let_in(device: torch.device) -> Iterator[None]:
 class TritonProduct(Prepared):
     """A call of the function that vLLM and SGLang have."""
 
-    def __init__(self, operands: BlockScaleGemmOperands, multiply: Function) -> None:
+    operands: BlockScaleGemmOperands
+
+    def __init__(
+        self, operands: BlockScaleGemmOperands, tables: GemmTables, config: EngineConfig | None
+    ) -> None:
         import torch
 
         super().__init__(operands)
+        self.tables, self.config = tables, config
+        self.overridden = tables.overridden(config)
         # The interpreter truncates where it should round to bf16: there torch rounds the output.
         self.interpreted = operands.b_q.device.type == "cpu"
-        self.multiply = multiply.bind(
+        self.multiply = tables.multiply.bind(
             A=operands.a_q,
             B=operands.b_q,
             As=operands.a_scale,
@@ -94,5 +142,9 @@ class TritonProduct(Prepared):
         )
 
     def call(self) -> None:
-        result = self.multiply()
+        with self.overridden():
+            result = self.multiply()
         self.out = result.bfloat16() if self.interpreted else result
+
+    def picked(self) -> str:
+        return self.tables.picked(self.operands.sizes, self.config)

@@ -6,11 +6,14 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from kernels.binding import Function
+from kernels.engine_tuning import EngineConfig, EngineTable
 from kernels.formats import BLOCK
+from kernels.fused_moe.engine_tables import MoeTables
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.providers.vllm_triton import triton_workspace
+from kernels.fused_moe.providers.vllm_triton import TritonMoe, triton_workspace
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared
+from kernels.platform import version
 from kernels.vendor import Sglang
 
 if TYPE_CHECKING:
@@ -40,7 +43,33 @@ PUBLISH = Function("sglang.srt.server_args.set_global_server_args_for_scheduler"
 ARGUMENTS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
 
 
-class SglangTritonMoe(Sglang):
+def _triton_folder() -> str:
+    return f"configs/triton_{(version('triton') or '').replace('.', '_')}/"
+
+
+HERE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
+LOOK_UPS = tuple(f"{place}.fused_moe_triton_config" for place in HERE)
+TABLES = MoeTables(
+    take=Function(
+        *(f"{place}.try_get_optimal_moe_config" for place in LOOK_UPS),
+        needs="w1_shape w2_shape top_k dtype M block_shape",
+    ),
+    own=Function(
+        *(f"{place}.get_moe_configs" for place in LOOK_UPS),
+        needs="E N dtype block_n block_k",
+        wishes="down_moe",
+    ),
+    name=Function(
+        *(f"{place}.get_config_file_name" for place in LOOK_UPS),
+        needs="E N dtype block_shape",
+        wishes="down_moe",
+    ),
+    override=Function(*(f"{place}.override_config" for place in HERE), positions=1),
+    folder=_triton_folder,
+)
+
+
+class SglangTritonMoe(Sglang, TritonMoe):
     """`fused_experts` of SGLang (fused_moe_triton/fused_moe.py to 0.5.18, moe_runner/triton_utils from
     0.5.19; read to 0.5.23), which skips ids of -1 by itself where the rank holds fewer experts than there
     are. Not in place, as engines have it: x would hold the output. Untested on hardware."""
@@ -51,13 +80,19 @@ class SglangTritonMoe(Sglang):
     activations = "fp8"
     allocates = True
     symbols = (EXPERTS, CONFIGURATION, PICKS, IS_FORMED, START, FORM, PUBLISH, ARGUMENTS)
+    tables = TABLES
+    reads = "set SGLANG_MOE_CONFIG_DIR to the folder that holds its folder configs"
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         return triton_workspace(sizes)
 
+    def engine_table(self, sizes: FusedMoeSizes) -> EngineTable:
+        alone()
+        return super().engine_table(sizes)
+
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
         alone()
-        return _SglangTritonMoe(operands)
+        return _SglangTritonMoe(operands, self.forced)
 
 
 def alone() -> None:
@@ -72,9 +107,12 @@ def alone() -> None:
 
 
 class _SglangTritonMoe(Prepared):
-    def __init__(self, operands: FusedMoeOperands) -> None:
+    operands: FusedMoeOperands
+
+    def __init__(self, operands: FusedMoeOperands, config: EngineConfig | None) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes
+        self.config, self.overridden = config, TABLES.overridden(config)
         self.experts = EXPERTS.bind(
             hidden_states=o.x,
             w1=o.w13,
@@ -92,4 +130,8 @@ class _SglangTritonMoe(Prepared):
         )
 
     def call(self) -> None:
-        self.out = self.experts()
+        with self.overridden():
+            self.out = self.experts()
+
+    def picked(self) -> str:
+        return TABLES.picked(self.operands.sizes, self.config)

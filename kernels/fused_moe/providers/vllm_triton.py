@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.binding import BindingError, Function
+from kernels.binding import Function
+from kernels.engine_tuning import EngineConfig, EngineTable, EngineTuned
 from kernels.formats import BLOCK
+from kernels.fused_moe.engine_tables import MoeTables, products
 from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.op import Prepared, Unsupported
+from kernels.op import Prepared
+from kernels.tuning import Demand
 from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
@@ -22,7 +25,14 @@ EXPERTS = Function(
     needs="hidden_states w1 w2 topk_weights topk_ids global_num_experts expert_map quant_config",
 )
 QUANTISATION = Function(f"{MODULE}.config.fp8_w8a8_moe_quant_config", needs="w1_scale w2_scale block_shape")
-CONFIGURATIONS = Function(f"{MODULE}.fused_moe.get_moe_configs", needs="E N dtype", wishes="block_n block_k")
+TABLES = MoeTables(
+    take=Function(
+        f"{MODULE}.fused_moe.try_get_optimal_moe_config", needs="w1_shape w2_shape top_k dtype M block_shape"
+    ),
+    own=Function(f"{MODULE}.fused_moe.get_moe_configs", needs="E N dtype", wishes="block_n block_k"),
+    name=Function(f"{MODULE}.fused_moe.get_config_file_name", needs="E N dtype block_shape"),
+    override=Function(f"{MODULE}.override_config", positions=1),
+)
 
 
 def triton_workspace(sizes: FusedMoeSizes) -> int:
@@ -35,7 +45,25 @@ def triton_workspace(sizes: FusedMoeSizes) -> int:
     return pairs * of_pair + x + (pairs + (sizes.local_experts + 1) * 128) * 8
 
 
-class VllmTritonMoe(Vllm):
+class TritonMoe(EngineTuned):
+    """The row of the Triton MoE that vLLM and SGLang have.
+
+    tables: of the engine
+    """
+
+    tables: MoeTables
+
+    def rows(self, sizes: FusedMoeSizes) -> int:
+        return sizes.tokens
+
+    def engine_table(self, sizes: FusedMoeSizes) -> EngineTable:
+        return self.tables.engine_table(sizes)
+
+    def products(self, config: EngineConfig, sizes: FusedMoeSizes) -> list[Demand]:
+        return products(config, sizes)
+
+
+class VllmTritonMoe(Vllm, TritonMoe):
     """`fused_experts` of vLLM's GPU builds (fused_moe/fused_moe.py of 0.31 to 0.33): quantises, sorts, two
     launches of `fused_moe_kernel` with SiLU and requantising between, a sum over picks. With expert
     parallelism vLLM gives ids of all experts and a map of all; the row an id of its own to what lies on other
@@ -46,21 +74,24 @@ class VllmTritonMoe(Vllm):
     boundaries = ("with_quant",)
     activations = "fp8"
     allocates = True
-    symbols = (EXPERTS, QUANTISATION, CONFIGURATIONS)
+    symbols = (EXPERTS, QUANTISATION, TABLES.own)
+    tables = TABLES
+    reads = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         return triton_workspace(sizes)
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
-        return _VllmTritonMoe(operands)
+        return _VllmTritonMoe(operands, self.forced)
 
 
 class _VllmTritonMoe(Prepared):
     operands: FusedMoeOperands
 
-    def __init__(self, operands: FusedMoeOperands) -> None:
+    def __init__(self, operands: FusedMoeOperands, config: EngineConfig | None) -> None:
         super().__init__(operands)
         o, sizes = operands, operands.sizes
+        self.config, self.overridden = config, TABLES.overridden(config)
         self.local = ExpertIds(o)
         scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
         self.experts = EXPERTS.bind(
@@ -76,15 +107,8 @@ class _VllmTritonMoe(Prepared):
 
     def call(self) -> None:
         self.local.write()
-        self.out = self.experts()
+        with self.overridden():
+            self.out = self.experts()
 
     def picked(self) -> str:
-        """Whether vLLM ships a tuned configuration for experts of this size on this device."""
-        sizes = self.operands.sizes
-        try:
-            tuned = CONFIGURATIONS.bind(
-                E=sizes.local_experts, N=sizes.inter, dtype="fp8_w8a8", block_n=BLOCK, block_k=BLOCK
-            )()
-        except (BindingError, Unsupported):
-            return ""
-        return "tuned configuration" if tuned else "default configuration"
+        return TABLES.picked(self.operands.sizes, self.config)

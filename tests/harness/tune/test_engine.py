@@ -1,0 +1,214 @@
+"""Races of engines' Triton kernels: who enters against the engine's own choice, and what of its outcome goes
+into the engine's tables. Times are planted."""
+
+import json
+import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+
+import kernels
+from harness.cli.run_display import RaceTables
+from harness.errors import NothingRan, UsageError
+from harness.results.schema import CaseDone, RaceSettings, Verdict
+from harness.tune import engine, race
+from harness.tune.engine import EngineConfigs, ask_tables, ranked, store_winner
+from harness.tune.race import Race, RaceRequest, TuneRequest, implementations_here, would_race
+from kernels.binding import Function
+from kernels.engine_tuning import LADDER, EngineConfig, nearest_of, table_of
+from kernels.fused_moe.engine_tables import MoeTables
+from kernels.op import Unsupported
+from kernels.platform import Platform
+from kernels.support import Support
+from kernels.tuning import TUNED, Target
+from tests.support.workers_here import WorkerHere
+from tests.support.written_runs import a_cell, a_run
+
+H200 = Target("cuda", "sm_90", 132, "NVIDIA H200", shared=232448)
+ON = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H200")
+FILE = "N=6144,K=1536,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
+NOW = EngineConfig(64, 128, 128, 32, 4, 2).entry
+FAST = EngineConfig(16, 64, 128, 1, 4, 4).entry
+OP = kernels.OPS["block_scale_gemm"]
+CASE = OP.case({"m": 24, "n": 6144, "k": 1536})
+TABLE = table_of(24, None, lambda m: NOW, FILE)
+
+
+@pytest.fixture
+def gemm():
+    return next(i for i in kernels.implementations("block_scale_gemm") if i.name == "vllm.triton")
+
+
+def test_the_engine_is_told_nothing_where_its_own_choice_is_the_anchor(gemm):
+    entries = EngineConfigs(gemm, H200, 5, {CASE.key: TABLE}).entries(gemm, CASE)
+    assert entries.configs[0] is None and NOW not in entries.configs
+    assert (len(entries.configs), entries.search.raced, entries.search.anchor) == (6, 6, NOW)
+    assert entries.search.considered == 6 + entries.search.pruned["worse by the estimate"] > 300
+    assert entries.search.origin == "the engine's default"
+    assert entries.search.tables == {FILE: {str(m): NOW for m in LADDER}}
+    assert len({tuple(each.values())[:3] for each in entries.configs[1:]}) > 2, "one tile fills the race"
+
+
+def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
+    own = {
+        m: EngineConfig(8, 32, 128, 1, 4, stages).entry for m, stages in ((16, 5), (48, 4), (96, 3), (512, 2))
+    }
+    own[24] = {"USE_TMA": True, **FAST}  # which is more than EngineConfig says
+    table = table_of(16, own, lambda m: own[nearest_of(own, m)], FILE)
+    assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
+    case = OP.case({"m": 16, "n": 6144, "k": 1536})
+    entries = EngineConfigs(gemm, H200, 4, {case.key: table}).entries(gemm, case)
+    first, *near = entries.configs[:4]
+    assert first is None and near == [own[48], own[96], own[512]]
+    assert len(entries.configs) == 5 and own[16] not in entries.configs
+
+
+@pytest.mark.parametrize("target", [H200, Target("rocm", "gfx942", 304, "AMD Instinct MI300X", shared=65536)])
+def test_configurations_have_room_and_are_right(gemm, target):
+    configs = ranked(gemm, target, OP.sizes({"m": 64, "n": 6144, "k": 1536}))
+    assert len(configs) == len(set(configs)) > 100
+    for config in configs:
+        assert config.shared <= target.shared and config.BLOCK_SIZE_K in (64, 128)
+        assert ("kpack" in config.entry) == (target.kind == "rocm")
+        assert config.BLOCK_SIZE_M < 64 or config.GROUP_SIZE_M == 1, "one tile of rows has no groups"
+
+
+def raced(word: str, won: dict | None = FAST, against: dict | None = None, status: str = "ok") -> list:
+    """Records of a case: the anchor, or what stood in for it, and a rival that is `word` against it."""
+    facts = {"op": CASE.op, "case": CASE.key, "impl": "vllm.triton", "time_us": 10.0}
+    other, this = a_cell(**facts, config=against), a_cell(**facts | {"status": status}, config=won)
+    ratio = {"faster": (1.25, 1.2, 1.3), "same": (1.0, 0.99, 1.01), "slower": (0.8, 0.7, 0.9)}[word]
+    told = dict(zip(("ratio", "low", "high"), ratio, strict=True), verdict=word, confidence=0.95, floor=0.01)
+    verdict = Verdict(case=CASE.key, a=this.name, b=other.name, about="baseline", **told)
+    tables = {FILE: {str(m): dict(entry) for m, entry in TABLE.files[FILE].items()}}
+    found = {"anchor": NOW, "origin": TABLE.origin, "considered": 9, "pruned": {}, "raced": 2}
+    done = {"measured_s": 1, "setup_s": 1, "rounds": 1, "blocks": 1, "stopped": "clear"}
+    verdicts = [verdict] if status == "ok" else []
+    return [other, this, *verdicts, CaseDone(case=CASE.key, entries={**found, "tables": tables}, **done)]
+
+
+@pytest.fixture
+def on_case(gemm, tmp_path):
+    """Gives what is printed of the case, and its row."""
+
+    def told(records: list) -> tuple[str, dict]:
+        said: list[str] = []
+        display = Mock()
+        display.stored = lambda *stored: RaceTables.stored(SimpleNamespace(print=said.append), *stored)
+        run = a_run().model_copy(update={"race": RaceSettings(keep=8, folder=str(tmp_path))})
+        this = Race(gemm, H200, SimpleNamespace(record=run), display)
+        this.on_case(CASE, records)
+        return " ".join(said), this.rows[0]
+
+    return told
+
+
+def test_a_winner_goes_into_the_engines_table(on_case, tmp_path):
+    said, row = on_case(raced("faster"))
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    there = json.loads((tmp_path / FILE).read_text())
+    assert list(there) == [str(m) for m in LADDER], "an M alone would serve all others"
+    assert there.pop("24") == FAST and all(entry == NOW for entry in there.values())
+    assert (tmp_path / FILE).read_text().startswith('{\n    "1": {\n        "BLOCK_SIZE_M": 64,\n')
+    assert row["file"] == str(tmp_path / FILE) and row["against"] == NOW
+    assert said.startswith(f"stored in {tmp_path / FILE}: BLOCK_SIZE_M=16 BLOCK_SIZE_N=64")
+
+
+@pytest.mark.parametrize(("records", "text"), [
+    (raced("same"), "leave it: the engine's default stays, nothing is written: BLOCK_SIZE_M=64"),
+    (raced("slower"), "leave it: the engine's default stays, nothing is written: BLOCK_SIZE_M=64"),
+    (raced("faster", status="wrong"), "nothing stored: there is no verdict"),
+    (raced("faster", against=EngineConfig(32, 64, 128, 1, 4, 3).entry), "leave it: "),  # the anchor failed
+])  # fmt: skip
+def test_else_nothing_is_written(on_case, tmp_path, records, text):
+    said, row = on_case(records)
+    assert said.startswith(text)
+    assert (list(tmp_path.iterdir()), row["file"]) == ([], None)
+
+
+def test_winners_are_merged_with_what_is_there(tmp_path):
+    present = {FILE: {"1": NOW, "64": NOW}, "down.json": {"1": FAST, "64": FAST}}
+    (tmp_path / FILE).write_text(json.dumps({"triton_version": "3.6.0", "64": FAST, "8192": FAST}))
+    assert store_winner(tmp_path, present, 100, FAST) == tmp_path / FILE
+    there = json.loads((tmp_path / FILE).read_text())
+    assert list(there) == ["triton_version", "1", "64", "100", "8192"]
+    assert (there["1"], there["64"], there["100"]) == (NOW, FAST, FAST)
+    assert list(json.loads((tmp_path / "down.json").read_text())) == ["1", "64", "100"]
+    (tmp_path / FILE).write_text("[1, 2")
+    with pytest.raises(UsageError, match=r"cannot merge a winner into .*; give another --out"):
+        store_winner(tmp_path, present, 1, FAST)
+    assert (tmp_path / FILE).read_text() == "[1, 2"
+
+
+def test_the_engine_is_asked_in_a_process_of_its_own(gemm, monkeypatch):
+    monkeypatch.setattr(engine, "Worker", WorkerHere)
+    monkeypatch.setattr(type(gemm), "engine_table", lambda self, sizes: TABLE)
+    assert ask_tables(gemm, [CASE], ON, 9) == {CASE.key: TABLE}
+
+    def absent(*_: object) -> None:
+        raise Unsupported("vllm is not installed")
+
+    monkeypatch.setattr(type(gemm), "engine_table", absent)
+    with pytest.raises(NothingRan, match=r"vllm.triton: its engine .*: vllm is not installed"):
+        ask_tables(gemm, [CASE], ON, 9)
+
+
+def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
+    """SGLang's, whose own M are kept, too."""
+    up, down = {1: FAST, 5000: NOW}, {1: {**FAST, "USE_TMA": True}}
+    stub = SimpleNamespace(
+        take=lambda w1_shape, w2_shape, top_k, dtype, M, block_shape: {
+            **up[1 if M < 2500 else 5000],
+            "SPLIT_K": 1,
+        },
+        own=lambda E, N, dtype, block_n, block_k, down_moe=False: down if down_moe else up,
+        name=lambda E, N, dtype, block_shape, down_moe=False: (
+            f"E={E},N={N}{'_down' if down_moe else ''}.json"
+        ),
+    )
+    monkeypatch.setitem(sys.modules, "an_engine", stub)
+    tables = MoeTables(
+        take=Function("an_engine.take", needs="w1_shape w2_shape top_k dtype M block_shape"),
+        own=Function("an_engine.own", needs="E N dtype block_n block_k", wishes="down_moe"),
+        name=Function("an_engine.name", needs="E N dtype block_shape", wishes="down_moe"),
+        override=Function("an_engine.take"),
+        folder=lambda: "configs/triton_3_6_0/",
+    )
+    table = tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 64}))
+    folder = "configs/triton_3_6_0/E=256,N=256"
+    assert list(table.files) == [f"{folder}.json", f"{folder}_down.json"]
+    assert list(table.files[f"{folder}.json"]) == [*LADDER, 5000]
+    assert (table.now, table.files[f"{folder}.json"][5000]) == (FAST, NOW)
+    assert table.files[f"{folder}_down.json"][4096] == down[1]
+
+
+def test_engines_rows_are_raced_where_they_are_named(gemm, monkeypatch, tmp_path):
+    monkeypatch.setattr(type(gemm), "available", lambda self, platform: Support(True))
+
+    def here(impl: str | None, folder: object) -> list[str]:
+        asked = TuneRequest("block_scale_gemm", impl, None, [], (1, 1), folder)
+        return [i.name for i in implementations_here(asked, ON)]
+
+    assert "vllm.triton" not in here(None, TUNED)
+    assert here("vllm.triton", tmp_path) == ["vllm.triton"]
+    with pytest.raises(
+        UsageError, match=r"--out is missing: the folder for the tables of vllm.triton's engine"
+    ):
+        here("vllm.triton", TUNED)
+
+
+def test_a_dry_run_says_what_would_be_raced(gemm, monkeypatch, tmp_path):
+    monkeypatch.setattr(type(gemm), "available", lambda self, platform: Support(True))
+    monkeypatch.setattr(race, "target_here", lambda *_: (H200, None))
+    asked = TuneRequest("block_scale_gemm", "vllm.triton", None, ["m=1,64 n=512 k=256"], (1, 1), TUNED, True)
+    lines = list(would_race(asked, RaceRequest(keep=6, per_case="5s"), ON))
+    sizes = "n=512 k=256 fp8=e4m3fn scales=fp32"
+    known = [len(list(gemm.configurations(H200, OP.sizes({"m": m, "n": 512, "k": 256})))) for m in (1, 64)]
+    assert lines == [
+        f"vllm.triton: m=1 {sizes}: up to 7 of {known[0]} configurations",
+        f"vllm.triton: m=64 {sizes}: up to 7 of {known[1]} configurations",
+        "vllm.triton: 2 cases, 14 configurations: 10 s of measuring, beside it about 38 s",
+        "vllm.triton: against what the engine takes now; what is faster goes into tables in --out: "
+        "copy it to vllm/model_executor/layers/quantization/utils/configs",
+    ]

@@ -8,11 +8,15 @@ DeepGEMM.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kernels.binding import Function
 from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
 from kernels.block_scale_gemm.providers.vllm_triton import ARGUMENTS, TritonGemm
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.engine_tuning import EngineConfig
 from kernels.formats import BLOCK
+from kernels.tuning import Target
 from kernels.vendor import Sglang
 
 OLDER = "sglang.srt.layers.quantization.fp8_kernel"
@@ -43,3 +47,8 @@ class SglangTritonGemm(Sglang, TritonGemm):
     symbols = (MULTIPLY,)
     tables = TABLES
     reads = "copy it to sglang/kernels/ops/gemm/configs (up to 0.5.18 srt/layers/quantization/configs)"
+
+    def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
+        """Off CUDA SGLang raises BLOCK_SIZE_K to that of a scale (get_w8a8_block_fp8_configs)."""
+        every = super().configurations(target, sizes)
+        return (each for each in every if target.kind == "cuda" or each.BLOCK_SIZE_K == BLOCK)

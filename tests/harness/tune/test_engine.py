@@ -3,7 +3,7 @@ into the engine's tables. Times are planted."""
 
 import json
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -15,7 +15,8 @@ from harness.results.schema import CaseDone, RaceSettings, Verdict
 from harness.tune import engine, race
 from harness.tune.engine import EngineConfigs, ask_tables, ranked, store_winner
 from harness.tune.race import Race, RaceRequest, TuneRequest, implementations_here, would_race
-from kernels.binding import Function
+from kernels.binding import BindingError, Function
+from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
 from kernels.engine_tuning import LADDER, EngineConfig, nearest_of, table_of
 from kernels.fused_moe.engine_tables import MoeTables
 from kernels.op import Unsupported
@@ -72,6 +73,9 @@ def test_configurations_have_room_and_are_right(gemm, target):
         assert config.shared <= target.shared and config.BLOCK_SIZE_K in (64, 128)
         assert ("kpack" in config.entry) == (target.kind == "rocm")
         assert config.BLOCK_SIZE_M < 64 or config.GROUP_SIZE_M == 1, "one tile of rows has no groups"
+    (sglang,) = (i for i in kernels.implementations("block_scale_gemm") if i.name == "sglang.triton")
+    depths = {config.BLOCK_SIZE_K for config in sglang.configurations(target, OP.sizes(CASE.sizes))}
+    assert depths == ({64, 128} if target is H200 else {128}), "it raises those of a table off CUDA"
 
 
 def raced(word: str, won: dict | None = FAST, against: dict | None = None, status: str = "ok") -> list:
@@ -212,3 +216,28 @@ def test_a_dry_run_says_what_would_be_raced(gemm, monkeypatch, tmp_path):
         "vllm.triton: against what the engine takes now; what is faster goes into tables in --out: "
         "copy it to vllm/model_executor/layers/quantization/utils/configs",
     ]
+
+
+def test_a_given_configuration_is_what_the_product_looks_up_and_only_then(monkeypatch):
+    stub = ModuleType("an_engine")
+    source = (
+        f"def {LOOK_UP}(*_): return None\ndef multiply(m): return {LOOK_UP}(1, 2, 3, 4)\ndef other(m): pass\n"
+    )
+    exec(source, vars(stub))
+    monkeypatch.setitem(sys.modules, "an_engine", stub)
+    look_up, fast = vars(stub)[LOOK_UP], EngineConfig(**FAST)
+
+    def tables(product: str) -> GemmTables:
+        own = Function(f"an_engine.{LOOK_UP}", positions=4)
+        return GemmTables(Function(f"an_engine.{product}", positions=1), own, EngineConfig(**NOW), own, "[]")
+
+    overridden = tables("multiply").overridden(fast)
+    with overridden():
+        assert stub.multiply(7) == {0: FAST}
+    with pytest.raises(RuntimeError), overridden():
+        raise RuntimeError
+    assert vars(stub)[LOOK_UP] is look_up and stub.multiply(7) is None
+    with tables("other").overridden(None)():
+        assert vars(stub)[LOOK_UP] is look_up
+    with pytest.raises(BindingError, match=f"an_engine.other does not ask {LOOK_UP}"):
+        tables("other").overridden(fast)

@@ -104,6 +104,8 @@ def read_rules(files: Files) -> Rules:
             merges="model_configs" in core,
             duplicates_raise="re-run" in core,
             infers_gfx="gfx_from_cu_num" in core,
+            assumed=rules.assumed
+            or ("" if "all_cols" in core else "older than v0.1.13, and read as that is"),
         )
     if moe:
         rules = _moe_rules(rules, moe)
@@ -113,7 +115,7 @@ def read_rules(files: Files) -> Rules:
             rules,
             bounds=tuple(int(bound) for bound in re.findall(r"\d+", bounds[1])) if bounds else rules.bounds,
             nested="_dtype_dir(" in triton,
-            backends="gemm/{backend}" in triton,
+            backends="/{backend}" in triton,
         )
     return rules
 
@@ -124,8 +126,6 @@ def _moe_rules(rules: Rules, moe: str) -> Rules:
     keys = re.search(r"\n    keys = \((.*?)\n    \)", moe, re.DOTALL)
     by_text = bool(keys and "str(activation)" in keys[1])
     blind = "_ACT_TYPE_DISABLED_KEY" in moe
-    if not told:
-        rules = dataclasses.replace(rules, assumed="older than v0.1.14: tokens are padded as v0.1.12 does it")
     return dataclasses.replace(
         rules,
         moe_gfx=bool(re.search(r'_INDEX_COLS = \[\s*"gfx"', moe)),

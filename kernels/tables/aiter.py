@@ -106,7 +106,7 @@ class AiterTables:
             key = f"{target.arch},{key}" if self.rules.moe_gfx else key
             notes = [*_doubts(row, by_m, tried, 6 * tried * topk * hidden * inter, target)]
             if row.texts[0] != "ActivationType.Silu":
-                act = row.texts[0].removeprefix("ActivationType.")
+                act = row.cell("act_type").removeprefix("ActivationType.")
                 notes.append(f"a row of {act} answers: AITER does not compare act_type, and it comes first")
             notes += [*_smaller(tried, tokens), table.raises]
             entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)

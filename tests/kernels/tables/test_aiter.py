@@ -556,6 +556,32 @@ def test_a_hostile_configuration_harms_nothing(tmp_path, text):
     assert any(each.file == file and "\n" not in str(each) for each in tables.problems(MI300X))
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        csv(gemm_row(48, 1, name='"a\x1b[31m\nb"')),
+        csv(f"{gemm_row(48, 1)},{'9' * 5000}", gemm_row("9" * 5000, "inf") + ",1", header=f"{HEADER},_line"),
+        csv(gemm_row(48, 1, gfx="\x1b[31m", units="\t7")),
+        csv(gemm_row(48, "9" * 200000)),
+        bytes(range(256)) * 9,
+    ],
+    ids=["escapes", "long numbers", "no GPU", "a long cell", "binary"],
+)
+def test_a_hostile_csv_harms_nothing(tmp_path, text):
+    tables = checkout(tmp_path, {MODEL: text})
+    found = tables.gemm(MI300X, 48, 2112, 7168)
+    lines = [*map(str, tables.problems(MI300X)), *found.notes, found.entry.kernel if found.entry else ""]
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"moe_tiers": []}', '{"one_stage": "x"}', '{"new": 1}', "[" * 99999]
+)
+def test_rules_that_are_none(tmp_path, text):
+    tables = checkout(tmp_path, {"aiter/rules.json": text})
+    assert tables.rules == Rules(assumed="aiter/rules.json cannot be read")
+
+
 def test_misses_as_the_tuners_want_them(tmp_path):
     tables = checkout(tmp_path, {})
     assert tables.untuned_gemm([(64, 2112, 7168), (1, 512, 7168), (64, 2112, 7168)]) == (

@@ -12,6 +12,7 @@ import pytest
 
 from kernels.tables import Target
 from kernels.tables.aiter import AiterTables
+from kernels.tables.aiter_csv import number
 from kernels.tables.aiter_rules import Rules, padded, read_rules
 from kernels.tables.files import RECORDED, Files
 from shapes.suites import suite
@@ -313,6 +314,17 @@ def test_a_fault_is_one_line(tmp_path, fault):
     found = tables.gemm(MI300X, 48, 2112, 7168)
     assert (found.entry and found.entry.us) == us
     assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
+
+
+def test_rows_for_other_cus_are_no_fault_where_the_shape_has_its_own(tmp_path):
+    tables = checkout(tmp_path, ds(GOOD, gemm_row(64, 9, units=80), gemm_row(64, 9, gfx="gfx950", units=256)))
+    assert not [each for each in tables.problems(MI300X) if "CUs" in each.text]
+
+
+@pytest.mark.parametrize("cell", ["６４", "6_4", "0x40", "64L"])
+def test_what_python_takes_for_a_number_and_pandas_does_not(tmp_path, cell):
+    assert checkout(tmp_path, ds(gemm_row(cell, 1))).gemm(MI300X, 64, 2112, 7168).entry is None
+    assert number(cell) is None
 
 
 @pytest.mark.parametrize(

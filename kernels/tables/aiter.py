@@ -59,7 +59,7 @@ class AiterTables:
         if (hit := next((each for each in tried if each in by_m), None)) is None:
             kernel = "AITER's Triton kernel" if target.arch == "gfx1250" else f"CK {DEFAULTS[family]}"
             return Found(table.title, None, kernel, self._why(family, target, (n, k), by_m, tried))
-        row = min(by_m[hit], key=_time)
+        row = by_m[hit][0]
         kernel = (
             f"{row.cell('libtype')} {row.cell('kernelName') or 'kernelId ' + row.cell('kernelId')}".strip()
         )
@@ -106,7 +106,7 @@ class AiterTables:
             key = f"{target.arch},{key}" if self.rules.moe_gfx else key
             notes = [*_doubts(row, by_m, tried, 6 * tried * topk * hidden * inter, target)]
             if row.texts[0] != "ActivationType.Silu":
-                act = row.texts[0].removeprefix("ActivationType.")
+                act = row.cell("act_type").removeprefix("ActivationType.")
                 notes.append(f"a row of {act} answers: AITER does not compare act_type, and it comes first")
             notes += [*_smaller(tried, tokens), table.raises]
             entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
@@ -207,10 +207,6 @@ class AiterTables:
         }
         lines = (f"{row[-1]},{','.join(map(str, row[:-1]))},{rest}" for row in sorted(rows))
         return "\n".join((MOE_HEADER, *lines)) + "\n"
-
-
-def _time(row: Row) -> float:
-    return float("inf") if row.us is None else row.us
 
 
 def _smaller(hit: int, m: int) -> list[str]:

@@ -113,7 +113,7 @@ class Source:
         if LINE in self.columns:
             place = self.columns[LINE]
             self.rows = [
-                (int(row[place]) if row[place].isdecimal() else line, row) for line, row in self.rows
+                (int(row[place][:9]) if row[place].isdecimal() else line, row) for line, row in self.rows
             ]
 
     def cells(self, column: str, missing: str = "0") -> list[str]:
@@ -158,7 +158,7 @@ class Row:
     def cell(self, column: str) -> str:
         """Its text; empty where it is missing or the file lacks the column."""
         place = self.source.columns.get(column)
-        cell = "" if place is None else self.cells[place].strip()
+        cell = "" if place is None else printable(self.cells[place].strip())
         return "" if cell in MISSING else cell
 
     def number(self, column: str) -> float | None:
@@ -172,6 +172,11 @@ class Row:
     @property
     def truncated(self) -> bool:
         return self.line in self.source.truncated
+
+
+def printable(cell: str) -> str:
+    """On one line, whatever a file has in it."""
+    return cell if cell.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in cell)
 
 
 def rows_here(count: int) -> str:

@@ -24,6 +24,7 @@ from kernels.tables.aiter_csv import (
     Row,
     Source,
     number,
+    printable,
     rows_here,
 )
 from kernels.tables.files import LARGEST, Files, TableError
@@ -172,7 +173,7 @@ class Table:
         if bad := [place for place, pair in enumerate(pairs) if pair in odd]:
             gfx, units = pairs[bad[0]]
             text = f"{rows_here(len(bad))} for {gfx[:20]} with {units[:20]} CUs, which is no GPU"
-            self._say(source.file, source.rows[bad[0]][0], text)
+            self._say(source.file, source.rows[bad[0]][0], printable(text))
 
     def _say_without_gfx(self, source: Source) -> None:
         if self.family is MOE:

@@ -41,7 +41,7 @@ def problems(tables: AiterTables, target: Target) -> list[Problem]:
     """Of the three CSV tables; what the files are, then what their rows are for this GPU."""
     found = []
     if assumed := tables.rules.assumed:
-        found.append(Problem("aiter", 0, f"{assumed}; the rest by the rules of v0.1.20"))
+        found.append(Problem("aiter", 0, f"{assumed}: what it finds may be otherwise"))
     found += _unread(tables.files)
     for family in (GEMM, PRESHUFFLED, MOE):
         table = tables.table(family)

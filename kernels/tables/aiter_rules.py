@@ -85,10 +85,15 @@ def read_rules(files: Files) -> Rules:
     if files.has(RECORDED):
         try:
             told = json.loads(files.text(RECORDED))
-            lists = {name: tuple(value) for name, value in told.items() if isinstance(value, list)}
-            return Rules(**{**told, **lists})
-        except (TableError, ValueError, TypeError, AttributeError):
-            return Rules(assumed=f"{RECORDED} cannot be read")
+            lists = {name: tuple(map(int, value)) for name, value in told.items() if isinstance(value, list)}
+            rules = Rules(**{**told, **lists})
+            kinds = zip(dataclasses.astuple(rules), dataclasses.astuple(Rules()), strict=True)
+            whole = rules.one_stage and rules.moe_tiers and rules.bounds
+            if whole and all(type(value) is type(default) for value, default in kinds):
+                return rules
+        except (TableError, ValueError, TypeError, AttributeError, RecursionError):
+            pass
+        return Rules(assumed=f"{RECORDED} cannot be read")
     core = _source(files, "aiter/jit/core.py")
     moe = _source(files, "aiter/fused_moe.py")
     triton = _source(files, "aiter/ops/triton/utils/gemm_config_utils.py")
@@ -104,28 +109,28 @@ def read_rules(files: Files) -> Rules:
             merges="model_configs" in core,
             duplicates_raise="re-run" in core,
             infers_gfx="gfx_from_cu_num" in core,
+            assumed=rules.assumed
+            or ("" if "all_cols" in core else "older than v0.1.13, and read as that is"),
         )
     if moe:
         rules = _moe_rules(rules, moe)
     if triton:
-        bounds = re.search(r"STANDARD_M_BOUNDS = \(([\d, ]+)\)", triton)
+        bounds = re.search(r"STANDARD_M_BOUNDS = \((\d[\d, ]{,199})\)", triton)
         rules = dataclasses.replace(
             rules,
             bounds=tuple(int(bound) for bound in re.findall(r"\d+", bounds[1])) if bounds else rules.bounds,
             nested="_dtype_dir(" in triton,
-            backends="gemm/{backend}" in triton,
+            backends="/{backend}" in triton,
         )
     return rules
 
 
 def _moe_rules(rules: Rules, moe: str) -> Rules:
-    told = re.search(r"_PADDED_M_TIERS = \[([\d, ]+)\]", moe)
-    one_stage = re.search(r"run_1stage = token > 32 and \(inter_dim % (\d+) == 0\)", moe)
+    told = re.search(r"_PADDED_M_TIERS = \[(\d[\d, ]{,99})\]", moe)
+    one_stage = re.search(r"run_1stage = token > 32 and \(inter_dim % ([1-9]\d{,8}) == 0\)", moe)
     keys = re.search(r"\n    keys = \((.*?)\n    \)", moe, re.DOTALL)
     by_text = bool(keys and "str(activation)" in keys[1])
     blind = "_ACT_TYPE_DISABLED_KEY" in moe
-    if not told:
-        rules = dataclasses.replace(rules, assumed="older than v0.1.14: tokens are padded as v0.1.12 does it")
     return dataclasses.replace(
         rules,
         moe_gfx=bool(re.search(r'_INDEX_COLS = \[\s*"gfx"', moe)),

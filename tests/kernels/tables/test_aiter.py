@@ -12,6 +12,7 @@ import pytest
 
 from kernels.tables import Target
 from kernels.tables.aiter import AiterTables
+from kernels.tables.aiter_csv import number
 from kernels.tables.aiter_rules import Rules, padded, read_rules
 from kernels.tables.files import RECORDED, Files
 from shapes.suites import suite
@@ -30,7 +31,7 @@ MOE_KEY = (
 )
 MOE_HEADER = f"gfx,cu_num,{MOE_KEY},block_m,ksplit,kernelName1,kernelName2,us,run_1stage"
 
-CORE = "# model_configs gfx_from_cu_num re-run\n"
+CORE = "# model_configs gfx_from_cu_num re-run all_cols\n"
 FUSED = """
 _PADDED_M_TIERS = [32768, 131072]
 _ACT_TYPE_DISABLED_KEY = ""
@@ -315,6 +316,17 @@ def test_a_fault_is_one_line(tmp_path, fault):
     assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
 
 
+def test_rows_for_other_cus_are_no_fault_where_the_shape_has_its_own(tmp_path):
+    tables = checkout(tmp_path, ds(GOOD, gemm_row(64, 9, units=80), gemm_row(64, 9, gfx="gfx950", units=256)))
+    assert not [each for each in tables.problems(MI300X) if "CUs" in each.text]
+
+
+@pytest.mark.parametrize("cell", ["６４", "6_4", "0x40", "64L"])
+def test_what_python_takes_for_a_number_and_pandas_does_not(tmp_path, cell):
+    assert checkout(tmp_path, ds(gemm_row(cell, 1))).gemm(MI300X, 64, 2112, 7168).entry is None
+    assert number(cell) is None
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -460,19 +472,20 @@ def test_variables_of_moe(tmp_path):
     [
         (CORE, FUSED, TRITON, {"bounds": (1, 4, 8, 16, 32, 64)}),
         (
-            "# model_configs",
+            "# model_configs all_cols",
             FUSED.replace('"gfx"', '"cu_num"').replace("topk -= int(is_ep)", ""),
             "STANDARD_M_BOUNDS = (4, 8)",
             {"duplicates_raise": False, "infers_gfx": False, "moe_gfx": False, "moe_strips": False}
             | {"bounds": (4, 8), "nested": False, "backends": False},
         ),
         (
-            CORE,
+            "# model_configs",
             "run_1stage = token > 32 and (inter_dim % 256 == 0)",
             TRITON,
             {"moe_gfx": False, "moe_strips": False, "moe_act": "exact", "moe_tiers": (32768,)}
             | {"one_stage": 256, "bounds": (1, 4, 8, 16, 32, 64)}
-            | {"assumed": "older than v0.1.14: tokens are padded as v0.1.12 does it"},
+            | {"duplicates_raise": False, "infers_gfx": False}
+            | {"assumed": "older than v0.1.13, and read as that is"},
         ),
         ("", FUSED, TRITON, {"bounds": (1, 4, 8, 16, 32, 64), "assumed": "it has no readable jit/core.py"}),
     ],
@@ -486,9 +499,7 @@ def test_rules_are_read_in_the_source(tmp_path, core, fused, triton, rules):
     }
     tables = checkout(tmp_path, files)
     assert read_rules(tables.files) == Rules(**rules)
-    assert any("by the rules of v0.1.20" in each.text for each in tables.problems(MI300X)) == (
-        "assumed" in rules
-    )
+    assert any("may be otherwise" in each.text for each in tables.problems(MI300X)) == ("assumed" in rules)
 
 
 def bucket(m):
@@ -555,6 +566,32 @@ def test_a_hostile_configuration_harms_nothing(tmp_path, text):
     found = tables.triton_gemm(MI300X, 8, 512, 512)
     assert found.entry is None and found.fallback.startswith("AITER raises")
     assert any(each.file == file and "\n" not in str(each) for each in tables.problems(MI300X))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        csv(gemm_row(48, 1, name='"a\x1b[31m\nb"')),
+        csv(f"{gemm_row(48, 1)},{'9' * 5000}", gemm_row("9" * 5000, "inf") + ",1", header=f"{HEADER},_line"),
+        csv(gemm_row(48, 1, gfx="\x1b[31m", units="\t7")),
+        csv(gemm_row(48, "9" * 200000)),
+        bytes(range(256)) * 9,
+    ],
+    ids=["escapes", "long numbers", "no GPU", "a long cell", "binary"],
+)
+def test_a_hostile_csv_harms_nothing(tmp_path, text):
+    tables = checkout(tmp_path, {MODEL: text})
+    found = tables.gemm(MI300X, 48, 2112, 7168)
+    lines = [*map(str, tables.problems(MI300X)), *found.notes, found.entry.kernel if found.entry else ""]
+    assert all(line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", "{", '{"moe_tiers": []}', '{"one_stage": "x"}', '{"new": 1}', "[" * 99999]
+)
+def test_rules_that_are_none(tmp_path, text):
+    tables = checkout(tmp_path, {"aiter/rules.json": text})
+    assert tables.rules == Rules(assumed="aiter/rules.json cannot be read")
 
 
 def test_misses_as_the_tuners_want_them(tmp_path):

@@ -37,7 +37,10 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
         *(Text(line) for line in [*heading(view), "", *summary(view), ""]),
         _entries(view) if entries else _layers(view),
     ]
-    for label, lines in notes(view).items():
+    said = notes(view)
+    if entries and (files := _files(view)):
+        said = {"files of the entries": [f"{number}: {file}" for file, number in files.items()], **said}
+    for label, lines in said.items():
         parts += ["", Text(label, "bold"), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines)]
     hints = [] if entries or not view.libraries else ["--entries shows the entry of each shape"]
     if any(shape.state == "fallback" for shape in view.shapes):
@@ -127,10 +130,10 @@ def _entries(view: EngineView) -> FittingTable:
 
     columns = (
         Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"), Column("runs"),
-        Column("as", right=True), Column("us", right=True), Column("kernel", wraps=True),
-        Column("entry", spare=1),
+        Column("as", right=True), Column("us", right=True), Column("entry"),
+        Column("kernel", spare=1, wraps=True),
     )  # fmt: skip
-    rows = []
+    rows, files = [], _files(view)
     for shape in sorted(view.shapes, key=lambda shape: -shape.share):
         entry = shape.found and shape.found.entry
         rows.append(
@@ -142,11 +145,18 @@ def _entries(view: EngineView) -> FittingTable:
                 shape.row or "no row",
                 str(entry.m) if entry else "",
                 f"{entry.us:.4g}" if entry and entry.us else "",
-                entry.kernel if entry else shape.state,
-                (f"{entry.file}:{entry.line}" if entry.line else entry.file) if entry else "",
+                f"{files[entry.file]}:{entry.line}" if entry else shape.state,
+                entry.kernel if entry else "",
             )
         )
     return FittingTable(columns, rows)
+
+
+def _files(view: EngineView) -> dict[str, int]:
+    """Those that entries are of, numbered, as their names are too long for a table."""
+    found = sorted(view.shapes, key=lambda shape: -shape.share)
+    files = dict.fromkeys(shape.found.entry.file for shape in found if shape.found and shape.found.entry)
+    return {file: number for number, file in enumerate(files, 1)}
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:

@@ -86,6 +86,19 @@ def test_misses_are_written_for_the_tuner(here, tmp_path):
     ]
 
 
+def test_what_is_not_written_is_said(here, tmp_path):
+    """AITER's Triton files are made one by one; where each shape has an entry, there is nothing to write."""
+    options = ("--aiter", "recorded", "--op", "block_scale_gemm", "--write", str(tmp_path))
+    done = here("engine", "sglang", "--arch", "gfx942", "--tp", "4", *options)
+    assert done.stderr.startswith(
+        "not written: 42 shapes of aiter.triton; AITER tunes them one by one: aiter/ops/"
+    )
+    options = ("--sglang", "recorded", "--op", "fused_moe", "--write", str(tmp_path))
+    done = here("engine", "sglang", "--arch", "H200", "--tp", "4", *options)
+    assert done.stderr == "nothing written: no file lacks a shape\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
     a = aiter(tmp_path / "a", (304, 64, 2112, 7168, "old"), (304, 32, 2112, 7168, "same"))
     b = aiter(
@@ -156,4 +169,6 @@ def test_a_page_maps_shapes_by_tokens(tmp_path):
     assert states["qkv_a n=2112 k=7168", 64] == "tuned"
     assert states["qkv_a n=2112 k=7168", 3200] == "fallback"
     assert states["MLA decode heads=16 kv=bf16", 64] == "no table"
+    layers = chart.picture.to_dict()["encoding"]["y"]["sort"]
+    assert layers[0] == "experts experts=256 inter=256 ep=1 shared=0"
     assert next(iter(section.notes))[0] == "falls back"

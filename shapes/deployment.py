@@ -102,9 +102,14 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
     from shapes.bins.decode import decode_bins
     from shapes.bins.prefill import prefill_bins
     from shapes.bins.tokens import token_bins
+    from shapes.scheduler import simulate
 
     layers, model, parallel = deployment.model.num_hidden_layers, deployment.model, deployment.attention
     on_rank = workload.on_rank(deployment.dp)
+    phases = list(simulate(on_rank))
+    steps = sum(phase.steps for phase in phases)
+    decoding = sum(phase.steps for phase in phases if phase.lengths) / steps
+    prefilling = sum(phase.steps for phase in phases if phase.chunks) / steps
     calls = [
         replace(call, times=call.times * bin_.weight)
         for bin_ in token_bins(on_rank)
@@ -112,10 +117,10 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
     ]
     for decode in decode_bins(on_rank):
         sizes = mla_decode_sizes(model, parallel, decode.batch, decode.ctx, kv=deployment.kv)
-        calls.append(Call("mla_decode", sizes, "", decode.weight * layers, "MLA decode"))
+        calls.append(Call("mla_decode", sizes, "", decode.weight * decoding * layers, "MLA decode"))
     for prefill in prefill_bins(on_rank):
         sizes = mha_prefill_sizes(model, parallel, prefill.batch, prefill.new, prefill.prefix)
-        calls.append(Call("mha_prefill", sizes, "", prefill.weight * layers, "MHA prefill"))
+        calls.append(Call("mha_prefill", sizes, "", prefill.weight * prefilling * layers, "MHA prefill"))
     return calls
 
 

@@ -84,12 +84,13 @@ def _table(shape: Shape) -> str:
 def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
     """The README of results/tables."""
     about = (
-        f"{read} Untested on hardware; a miss is not yet a loss: `python -m harness engine` says what runs "
-        "instead. Each cell: tuned of all shapes of 3200 tokens in and 800 out, at 1 to 128 requests (with "
-        "DP attention at 16 to 128 a rank), how much of their time that is at the limits of the device, and "
-        "what the engine runs. `-`: no table decides, as on B200, where FlashInfer and DeepGEMM choose at "
-        "run time. [coverage.csv](coverage.csv) has the tables and shares, [coverage.html](coverage.html) a map. "
-        "`python -m tools.table_coverage` writes all three."
+        f"{read} Read from files, untested on hardware. Each cell: so many shapes have a tuned entry, of all "
+        "of 3200 tokens in and 800 out at 1 to 128 requests (with DP attention at 16 to 128 a rank); in "
+        "brackets their share of the time at the limits of the device; and what the engine runs. **A miss is "
+        "not yet a loss**, and a hit may be the entry for the nearest number of tokens: `python -m harness "
+        "engine` says which, and what runs instead. `-`: no table decides, as on B200 and, in GEMM, on H100 "
+        "and H200, where FlashInfer and DeepGEMM choose at run time. [coverage.csv](coverage.csv) has the "
+        "tables and shares, [coverage.html](coverage.html) a map. `tools/table_coverage.py` writes all three."
     )
     text = [
         "# Which shapes of DeepSeek-R1 are tuned",
@@ -133,7 +134,10 @@ def page(rows: Sequence[Mapping[str, Any]], read: str) -> Page:
             width=480, height=alt.Step(24)
         )
         table = Table(COLUMNS, [TableRow([str(value[column]) for column in COLUMNS]) for value in values])
-        reading = "Tuned of all shapes; the colour is the share of their time, at the limits of the device."
+        reading = (
+            "Tuned of all shapes; the colour is the share of their time, at the limits of the device. "
+            "Blank: no table decides, as on B200. A miss is not yet a loss."
+        )
         charts.append(Chart(anchor("coverage", op), title, reading, picture, table, len(values)))
     section = PageSection("coverage", "Coverage", read, charts)
     return Page("Which shapes of DeepSeek-R1 are tuned", "read from files, untested on hardware", [section])
@@ -143,9 +147,8 @@ def _cell(rows: Sequence[Mapping[str, Any]], deployment: str) -> str:
     row = next((row for row in rows if row["deployment"] == deployment), None)
     if row is None:
         return "-"
-    return (
-        f"{row['tuned']} of {row['shapes']}, {row['time tuned']:.0%} of the time, `{row['implementations']}`"
-    )
+    runs = ", ".join(f"`{name}`" for name in row["implementations"].split())
+    return f"{row['tuned']} of {row['shapes']} ({row['time tuned']:.0%}) {runs}"
 
 
 def main() -> None:

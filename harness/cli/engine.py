@@ -21,7 +21,7 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
     "--arch", metavar="NAME", help="gfx942, sm_90 ... or a GPU of it: MI325X, H100 (default: this machine's)."
 )
 @click.option("--model", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
-              help="A model of `shapes`, or a folder with a config.json.")  # fmt: skip
+              help="deepseek-r1, deepseek-v3 or a folder with a config.json.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1), default=8, show_default=True, help="Ranks of the server.")
 @click.option("--ep", type=click.IntRange(1), default=1, show_default=True,
               help="Ranks that share the experts: all or one.")  # fmt: skip
@@ -104,19 +104,27 @@ def engine(
     from kernels.engines.deploy import settings
     from kernels.platform import detect
     from shapes.models import model as known_model
-    from shapes.models import read_model
+    from shapes.models import models, read_model
 
     require_writable(json_to, csv_to)
     if page:
         require_writable(page, None)
     if folder:
         require_writable_folder(Path(folder))
+    if diff and (entries or folder or page or csv_to):
+        raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
+    if triton and not triton[0].isdecimal():
+        raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
     if engine not in engines():
         raise UsageError(f"unknown engine {engine!r}; engines: {', '.join(engines())}")
     paths = {
         name: Path(path) for name, path in (("aiter", aiter), ("vllm", vllm), ("sglang", sglang)) if path
     }
     try:
+        if not Path(model).exists() and model not in models():
+            raise ValueError(
+                f"unknown model {model!r}; models: {', '.join(models())}, or a folder with a config.json"
+            )
         request = EngineRequest(
             engine,
             arch or detect().arch,
@@ -157,8 +165,15 @@ def engine(
     if folder:
         from harness.engine.untuned import write_untuned
 
-        for path in write_untuned(view, Path(folder)):
+        written = list(write_untuned(view, Path(folder)))
+        for path in written:
             click.echo(f"written: {path}", err=True)
+        by_hand = sum(shape.state == "fallback" and shape.row == "aiter.triton" for shape in view.shapes)
+        if by_hand:
+            click.echo(f"not written: {by_hand} shapes of aiter.triton; AITER tunes them one by one: "
+                       "aiter/ops/triton/utils/_triton/tunning/screen.py", err=True)  # fmt: skip
+        elif not written:
+            click.echo("nothing written: no file lacks a shape", err=True)
     if "-" not in (json_to, csv_to):
         import sys
 

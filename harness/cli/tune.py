@@ -105,7 +105,9 @@ def tune(
             else:
                 raced = race_if_possible(request, race, compiling, display)
         if raced is None and dry_run:
-            raise NothingRan("--dry-run is for races, and nothing of these can be timed here")
+            raise NothingRan(
+                "--dry-run is for races, and nothing of these can be timed here: run it on their GPU"
+            )
         if raced is None:
             compile_each = compiling_on(cluster)
             sys.exit(_tune_offline(request, target, check, shard is None, json_to, compile_each))

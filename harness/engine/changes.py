@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.engine.view import LIBRARIES, EngineRequest, EngineView, Shape, engine_view
+from harness.engine.view import LIBRARIES, EngineRequest, EngineView, Shape, engine_view, unasked
 from harness.errors import UsageError
 from kernels.tables import Found
 from kernels.tables.files import Files, TableError
@@ -61,6 +61,8 @@ def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
         for was, now in zip(before.shapes, after.shapes, strict=True)
         if was.found and now.found and package in before.libraries
     ]
+    if not pairs:
+        raise UsageError(unasked(request, package, before.target.arch))
     changed = [Change(*pair) for pair in pairs if _what(pair[1]) != _what(pair[2])]
     return Changes(package, before, after, len(pairs), sorted(changed, key=lambda c: -c.of.share))
 

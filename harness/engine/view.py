@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,10 +17,10 @@ from harness.errors import UsageError
 from kernels import engines
 from kernels.defects import known_defects
 from kernels.engines import EngineDefault
-from kernels.engines.deploy import chosen, columns, deployed, unread
+from kernels.engines.deploy import chosen, columns, deployed, known_settings, unread
 from kernels.op import DTYPES
 from kernels.tables import Found, Problem, Target
-from kernels.tables.files import TableError
+from kernels.tables.files import TableError, library
 from kernels.tables.lookup import Lookups
 from kernels.vendor import READ_TO
 from shapes.case import Size
@@ -179,6 +180,8 @@ def engine_view(request: EngineRequest) -> EngineView:
     tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
     shares = _shares(calls, arch, device)
     try:
+        for name, path in request.paths.items():
+            library(name, path)  # that cannot be read is said, too, where no shape asks it
         shapes = [
             _shape(request, arch, call, share, tables)
             for call, share in zip(calls, shares, strict=True)
@@ -187,7 +190,9 @@ def engine_view(request: EngineRequest) -> EngineView:
         problems = tables.problems()
     except TableError as error:
         raise UsageError(str(error)) from None
-    libraries = {name: f"{files.version or 'version unknown'}" for name, files in tables.asked.items()}
+    libraries = {
+        name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
+    }
     notes = _notes(request, arch, ops, libraries)
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
@@ -270,11 +275,31 @@ def _defects(
 
 def _notes(request: EngineRequest, arch: str, ops: Sequence[str], libraries: Mapping[str, str]) -> list[str]:
     read = engines.defaults(request.engine)[0].version
-    notes = [
-        f"{name}: nothing recorded of {request.engine} reads it on {arch}, so it changed nothing here"
-        for name in unread(request.engine, ops, arch, request.given)
-    ]
+    known = known_settings(request.engine, ops, arch)
+    notes = []
+    for name in unread(request.engine, ops, arch, request.given):
+        near = difflib.get_close_matches(name, known, 1, 0.8)
+        meant = f"; {near[0]} is meant?" if near else ""
+        notes.append(
+            f"{dashed(name)}: nothing recorded of {request.engine} reads it on {arch}, "
+            f"so it changed nothing here{meant}"
+        )
+    notes += [f"--{name}: {unasked(request, name, arch)}" for name in request.paths if name not in libraries]
     other = libraries.get(request.engine, read)
     if not other.startswith(read):
         notes.append(f"what {request.engine} runs was read in {read}; the tables are those of {other}")
     return notes
+
+
+def unasked(request: EngineRequest, library: str, arch: str) -> str:
+    """That no shape's kernel looks into a library's tables, and what to do."""
+    text = f"nothing that {request.engine} runs here looks into tables of {library}"
+    if library != "aiter" or not arch.startswith("gfx"):
+        return text
+    variable = "VLLM_ROCM_USE_AITER" if request.engine == "vllm" else "SGLANG_USE_AITER"
+    return f"{text}; give --with {variable}=1"
+
+
+def dashed(name: str) -> str:
+    """The name of a variable, or of a flag as it is written."""
+    return f"--{name}" if name.islower() else name

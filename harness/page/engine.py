@@ -25,7 +25,7 @@ def write_page(view: EngineView, target: str) -> None:
 
     at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     title = f"{view.release} on {view.device}"
-    page = Page(title, heading(view)[0], distinct([engine_section(view)]))
+    page = Page(title, "; ".join(heading(view)), distinct([engine_section(view)]))
     write(target, html(page, f"{at}, from files of {', '.join(view.libraries) or 'the engine'}"))
 
 
@@ -45,7 +45,11 @@ def engine_section(view: EngineView) -> PageSection:
         }
         for shape in view.shapes
     ]
-    order = list(dict.fromkeys(f"{shape.call.place} {layer_text(shape)}" for shape in view.shapes))
+    of_layers: dict[str, float] = {}
+    for shape in view.shapes:
+        layer = f"{shape.call.place} {layer_text(shape)}"
+        of_layers[layer] = of_layers.get(layer, 0.0) + shape.share
+    order = sorted(of_layers, key=lambda layer: -of_layers[layer])
     picture = (
         alt.Chart({"values": values})
         .mark_rect(stroke="#FFFFFF", strokeWidth=1)
@@ -53,7 +57,10 @@ def engine_section(view: EngineView) -> PageSection:
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=order, title=None, axis=alt.Axis(labelLimit=320)),
             color=alt.Color(
-                "state:N", scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())), title=None
+                "state:N",
+                scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
+                title=None,
+                legend=alt.Legend(orient="top"),
             ),
             tooltip=[
                 "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "runs:N", "kernel:N",
@@ -92,8 +99,9 @@ def engine_section(view: EngineView) -> PageSection:
     chart = Chart(
         anchor("shapes", view.release),
         "Shapes by tokens",
-        "Each cell is a shape that the deployment calls. Orange: its table holds nothing for it, and a "
-        "default runs; red: the kernel has a known defect; grey: no table decides.",
+        "Each cell is a shape that the deployment calls; layers with the largest share of the time come "
+        "first. Green: its table has an entry; orange: it has none, and a default runs; red: the kernel has "
+        "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
         picture if values else None,
         Table(columns, rows, frozenset({"share", "as", "us"})),
         len(values),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from harness.engine.changes import Change, Changes
-from harness.engine.view import EngineView, Shape
+from harness.engine.view import EngineView, Shape, dashed
 from shapes.case import Size, text_of
 
 if TYPE_CHECKING:
@@ -36,17 +37,26 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
         *(Text(line) for line in [*heading(view), "", *summary(view), ""]),
         _entries(view) if entries else _layers(view),
     ]
-    for label, lines in notes(view).items():
+    said = notes(view)
+    if entries and (files := _files(view)):
+        said = {"files of the entries": [f"{number}: {file}" for file, number in files.items()], **said}
+    for label, lines in said.items():
         parts += ["", Text(label, "bold"), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines)]
+    hints = [] if entries or not view.libraries else ["--entries shows the entry of each shape"]
+    if any(shape.state == "fallback" for shape in view.shapes):
+        hints.append("--write DIR writes the misses for the tuner")
+        hints.append("a miss is not yet a loss: `run` and `toggle` measure it")
+    if hints:
+        parts += ["", Text("; ".join(hints))]
     return Group(*parts)
 
 
 def notes(view: EngineView) -> dict[str, list[str]]:
     """What there is to know beside the table, by a heading; the largest shares of the time first."""
     labelled = {
+        "known defects": _defects(view.shapes),
         "falls back": _fallbacks(view.shapes),
         "no row": _no_rows(view.shapes),
-        "known defects": _defects(view.shapes),
         "in the tables": [str(problem) for problem in view.problems],
         "note": [*_odd(view.shapes), *view.notes],
     }
@@ -62,7 +72,7 @@ def heading(view: EngineView) -> list[str]:
         how.append(f"--ep {asked.ep}")
     if asked.dp_attention:
         how.append("--dp-attention")
-    how += [f"{name}={value}" if value else f"--{name}" for name, value in asked.given.items()]
+    how += [f"{dashed(name)}={value}" if value else dashed(name) for name, value in asked.given.items()]
     read = ", ".join(f"{name} {version}" for name, version in view.libraries.items())
     served = f"{asked.model.name} {' '.join(how)}, KV cache in {asked.kv}"
     tables = f"tables of {read}" if read else "no tuned table is asked"
@@ -120,10 +130,10 @@ def _entries(view: EngineView) -> FittingTable:
 
     columns = (
         Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"), Column("runs"),
-        Column("as", right=True), Column("us", right=True), Column("kernel", wraps=True),
-        Column("entry", spare=1),
+        Column("as", right=True), Column("us", right=True), Column("entry"),
+        Column("kernel", spare=1, wraps=True),
     )  # fmt: skip
-    rows = []
+    rows, files = [], _files(view)
     for shape in sorted(view.shapes, key=lambda shape: -shape.share):
         entry = shape.found and shape.found.entry
         rows.append(
@@ -135,25 +145,54 @@ def _entries(view: EngineView) -> FittingTable:
                 shape.row or "no row",
                 str(entry.m) if entry else "",
                 f"{entry.us:.4g}" if entry and entry.us else "",
-                entry.kernel if entry else shape.state,
-                (f"{entry.file}:{entry.line}" if entry.line else entry.file) if entry else "",
+                f"{files[entry.file]}:{entry.line}" if entry else shape.state,
+                entry.kernel if entry else "",
             )
         )
     return FittingTable(columns, rows)
 
 
+def _files(view: EngineView) -> dict[str, int]:
+    """Those that entries are of, numbered, as their names are too long for a table."""
+    found = sorted(view.shapes, key=lambda shape: -shape.share)
+    files = dict.fromkeys(shape.found.entry.file for shape in found if shape.found and shape.found.entry)
+    return {file: number for number, file in enumerate(files, 1)}
+
+
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    """Of each table that holds nothing for some shapes, what runs for those instead."""
-    lines = []
+    """What runs for the shapes that a table holds nothing for; of several files together where all of it is
+    the same."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
-    for (op, row, table), group in _grouped(
-        misses, lambda s: (s.call.op, s.row, s.found.table if s.found else "")
-    ):
+    runs: dict[str, set[str]] = {}
+    for shape in misses:
+        runs.setdefault(_table(shape), set()).add(_fallback(shape))
+
+    def alike(shape: Shape) -> tuple[str, str, str]:
+        table = _table(shape)
+        return shape.call.op, shape.row, _fallback(shape) if len(runs[table]) == 1 else table
+
+    lines = []
+    for (op, row, _), group in _grouped(misses, alike):
+        first, *others = dict.fromkeys(_table(shape) for shape in group)
+        table = f"{first} and {len(others)} more like it" if others else first
         share = sum(shape.share for shape in group)
-        lines.append(f"{op} {row}, {share:.1%} of the time, {len(group)} shapes: no entry in {table}; runs")
-        for fallback, alike in _grouped(group, lambda s: s.found.fallback if s.found else ""):
-            lines.append(f"  {_listed(shape.tokens for shape in alike)} tokens: {fallback}")
+        what = f"{op} {row}, {share:.1%} of the time, {len(group)} shapes: no entry in {table}; runs"
+        fallbacks = _grouped(group, _fallback)
+        if len(fallbacks) == 1:
+            lines.append(f"{what} {fallbacks[0][0]}")
+            continue
+        lines.append(what)
+        for fallback, same in fallbacks:
+            lines.append(f"  {_listed(shape.tokens for shape in same)} tokens: {fallback}")
     return lines
+
+
+def _table(shape: Shape) -> str:
+    return shape.found.table if shape.found else ""
+
+
+def _fallback(shape: Shape) -> str:
+    return shape.found.fallback if shape.found else ""
 
 
 def _no_rows(shapes: Sequence[Shape]) -> list[str]:
@@ -180,10 +219,18 @@ def _defects(shapes: Sequence[Shape]) -> list[str]:
 def _odd(shapes: Sequence[Shape]) -> list[str]:
     """What look-ups noted, with how many shapes it concerns."""
     pairs = [(note, shape) for shape in shapes if shape.found for note in shape.found.notes]
-    return [
-        f"{op}: {note}" + (f" ({len(group)} shapes)" if len(group) > 1 else "")
-        for (op, note), group in _grouped(pairs, lambda pair: (pair[1].call.op, pair[0]))
-    ]
+    lines = []
+    for (op, start), group in _grouped(pairs, lambda pair: (pair[1].call.op, _without_tokens(pair[0]))):
+        ends = {note.removeprefix(start) for note, _ in group}
+        tokens = {int(number) for end in ends for number in end.split(",") if number}
+        of = f" ({len(group)} shapes)" if len(group) > 1 else ""
+        lines.append(f"{op}: {start}{_listed(tokens)}{of}")
+    return lines
+
+
+def _without_tokens(note: str) -> str:
+    """A note without the numbers of tokens at its end, in which those of one layer differ."""
+    return re.sub(r"(?<= for )\d+(, \d+)*$", "", note)
 
 
 def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> list[tuple[Key, list[Item]]]:
@@ -239,7 +286,8 @@ def changes_text(found: Changes) -> str:
     a, b = (view.libraries.get(found.library, "unknown") for view in (found.before, found.after))
     lines = [
         f"{found.before.release} on {found.before.device}: {found.library} {a} -> {b}: "
-        f"{len(found.changes)} of {found.asked} shapes run otherwise"
+        f"{len(found.changes)} of {found.asked} shapes run otherwise",
+        "compared: entries of tables and what a miss runs; not which kernels are called, nor their code",
     ]
     groups: dict[tuple[str, str, str, str], list[Change]] = {}
     for change in found.changes:

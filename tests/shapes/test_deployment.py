@@ -83,6 +83,16 @@ def test_a_workload_has_its_own_steps():
     assert sum(call.times for call in calls if call.place == "qkv_a") == pytest.approx(61)
 
 
+def test_calls_of_a_workload_count_by_all_steps():
+    """One request: a step of its prompt, then seven that decode. kv_b is called where the prompt is."""
+    calls = served(TP8, Workload(64, 8, 1, 1))
+    times = {place: sum(call.times for call in calls if call.place == place) for place in
+             ("MHA prefill", "kv_b", "MLA decode", "qkv_a")}  # fmt: skip
+    assert times == pytest.approx(
+        {"MHA prefill": 61 / 8, "kv_b": 61 / 8, "MLA decode": 61 * 7 / 8, "qkv_a": 61}
+    )
+
+
 def test_data_parallel_ranks_share_a_workload():
     calls = served(replace(GATHERED, kv="fp8"), Workload(64, 8, 32, 64))
     decode = [call.sizes for call in calls if call.op == "mla_decode"]

@@ -86,6 +86,19 @@ def test_misses_are_written_for_the_tuner(here, tmp_path):
     ]
 
 
+def test_what_is_not_written_is_said(here, tmp_path):
+    """AITER's Triton files are made one by one; where each shape has an entry, there is nothing to write."""
+    options = ("--aiter", "recorded", "--op", "block_scale_gemm", "--write", str(tmp_path))
+    done = here("engine", "sglang", "--arch", "gfx942", "--tp", "4", *options)
+    assert done.stderr.startswith(
+        "not written: 42 shapes of aiter.triton; AITER tunes them one by one: aiter/ops/"
+    )
+    options = ("--sglang", "recorded", "--op", "fused_moe", "--write", str(tmp_path))
+    done = here("engine", "sglang", "--arch", "H200", "--tp", "4", *options)
+    assert done.stderr == "nothing written: no file lacks a shape\n"
+    assert not list(tmp_path.iterdir())
+
+
 def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
     a = aiter(tmp_path / "a", (304, 64, 2112, 7168, "old"), (304, 32, 2112, 7168, "same"))
     b = aiter(
@@ -93,13 +106,39 @@ def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
         (304, 64, 2112, 7168, "new"), (304, 32, 2112, 7168, "same"), (304, 1, 512, 7168, "first"),
     )  # fmt: skip
     text = here(*AITER, "--diff", str(a), str(b)).stdout
-    assert "aiter version unknown -> version unknown: 2 of 91 shapes run otherwise" in text
+    versions = f"version unknown, {a} -> version unknown, {b}"
+    assert f"aiter {versions}: 2 of 91 shapes run otherwise" in text
     assert "block_scale_gemm qkv_a n=2112 k=7168, at 64: ck old, splitK 0 -> ck new, splitK 0" in text
     assert "block_scale_gemm shared gate_up n=512 k=7168, at 1: miss: CK" in text
     found = json.loads(here(*AITER, "--diff", str(a), str(b), "--json", "-").stdout)
     assert (found["library"], found["asked"], len(found["changes"])) == ("aiter", 91, 2)
     change = next(each for each in found["changes"] if each["sizes"]["n"] == 512)
     assert (change["a"]["entry"], change["b"]["entry"]["kernel"]) == (None, "ck first, splitK 0")
+
+
+def test_what_a_library_changes_is_asked_where_the_engine_reads_it(here, tmp_path):
+    """vLLM reads no table of AITER unless it is told to."""
+    path = str(aiter(tmp_path))
+    done = here("engine", "vllm", "--arch", "gfx942", "--diff", path, path)
+    assert done.returncode == 2
+    assert done.stderr.endswith("looks into tables of aiter; give --with VLLM_ROCM_USE_AITER=1\n")
+    mistyped = ("--with", "VLLM_ROCM_USE_AITR=1")
+    text = here("engine", "vllm", "--arch", "gfx942", "--aiter", path, *mistyped).stdout
+    assert "  --aiter: nothing that vllm runs here looks into tables of aiter; give --with" in text
+    assert "VLLM_ROCM_USE_AITER is meant?" in text.replace("\n  ", " ")
+    done = here("engine", "vllm", "--arch", "gfx942", "--aiter", str(tmp_path / "none"))
+    assert done.stderr == f"error: {tmp_path}/none: no such file or folder\n"
+
+
+def test_misses_of_one_fallback_are_told_together(here):
+    """Of four layers whose own files AITER lacks, one paragraph; tokens of a note on one line."""
+    options = ("--tp", "4", "--aiter", "recorded", "--op", "block_scale_gemm")
+    text = here("engine", "sglang", "--arch", "gfx942", *options).stdout
+    lines = text.replace("\n  ", " ")
+    assert "36 shapes: no entry in" in lines
+    assert "N=7168-K=4096.json and 3 more like it; runs any of" in lines
+    assert lines.count("no entry in") == 3
+    assert text.endswith("`run` and `toggle` measure it\n")
 
 
 def test_what_is_set_changes_what_runs(here, tmp_path):
@@ -130,4 +169,6 @@ def test_a_page_maps_shapes_by_tokens(tmp_path):
     assert states["qkv_a n=2112 k=7168", 64] == "tuned"
     assert states["qkv_a n=2112 k=7168", 3200] == "fallback"
     assert states["MLA decode heads=16 kv=bf16", 64] == "no table"
+    layers = chart.picture.to_dict()["encoding"]["y"]["sort"]
+    assert layers[0] == "experts experts=256 inter=256 ep=1 shared=0"
     assert next(iter(section.notes))[0] == "falls back"

@@ -100,12 +100,6 @@ class Table:
             self._say_that_it_raises(name, 0, f"{source.error}: AITER raises at the first look-up")
         elif not source.rows and LINE not in source.columns:
             self._say(name, 1, "has no rows")
-        if source.truncated:
-            self._say(
-                name,
-                source.truncated[0],
-                f"{rows_here(len(source.truncated))} cut short: AITER reads what lacks as nan",
-            )
         return source if source.columns else None
 
     def _say(self, file: str, line: int, text: str) -> None:

@@ -132,15 +132,20 @@ class EngineTables:
         self._invariant = engine == "vllm" and _is_invariant(environment)
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}
+        self._hits: set[str] = set()
+        """Names of files that were asked for, and of those that are there."""
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
         """Of x (m, k) and w (n, k): w8a8_triton_block_scaled_mm, w8a8_block_fp8_matmul_triton."""
-        file = f"{self._rules.gemm}/{self._gemm_name(target, n, k)}"
+        name = self._gemm_name(target, n, k)
+        file = f"{self._rules.gemm}/{name}"
+        self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
         if self._invariant:
             return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
         if not self._is_there(file):
             return Found(file, None, fallback)
+        self._hits.add(name)
         table = self._load(file)
         if stop := self._stop(table, m, "BLOCK_SIZE_K"):
             return Found(file, None, stop, table.odd)
@@ -170,6 +175,8 @@ class EngineTables:
             down = self._moe_table(target, _down(name)) if self.engine == "sglang" else None
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
+        if up:
+            self._hits.add(name)
         for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
             if table and (stop := self._stop(table, tokens, of_all)):
                 return Found(table.file, None, stop, table.odd)
@@ -214,9 +221,14 @@ class EngineTables:
         return list(dict.fromkeys(names))
 
     def problems(self, target: Target) -> list[Problem]:
-        """Of the files for this GPU, a line for each kind and folder; shadowed ones of what was asked."""
+        """Of the files for this GPU, a line for each kind and folder: of shapes that were asked for before,
+        of all where none was; shadowed ones of the former alone."""
         device = self._device(target, is_moe=True)
-        found = list(self._of_folder(self._rules.gemm, self._device(target)))
+        asked = {name[0] for name in self._asked} or {"N", "E"}
+        found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
+        if "E" not in asked:
+            unread = Problem(self._setting, 0, "no shape here is looked for in it")
+            return _grouped(found) if self._own is None else [*_grouped(found), unread]
         try:
             folders = self._folders
         except TableError as error:
@@ -260,9 +272,13 @@ class EngineTables:
         if not names and isinstance(folder, str):
             yield Problem(folder, 0, NOTHING)
         wanted = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
-        unasked = Counter[str]()
+        asked = {name.partition("device_name=")[0] for name in self._asked}
+        misses = {name.partition("device_name=")[0] for name in self._asked.keys() - self._hits}
+        unasked, elsewhere = Counter[str](), dict[str, None]()
         for name in names:
-            said = NAME.fullmatch(name)
+            said, shape = NAME.fullmatch(name), name.partition("device_name=")[0]
+            if asked and shape not in asked:
+                continue
             if said and said["device"] == device:
                 rest = said["rest"] or ""
                 if rest == wanted:
@@ -276,6 +292,11 @@ class EngineTables:
                 if re.fullmatch(self._rules.impossible, said["device"]):
                     other += ", and no driver gives that name"
                 unasked[other] += 1
+            elif said and shape in misses and said["rest"] == wanted:
+                elsewhere.setdefault(said["device"], None)
+        if same := [other for other in elsewhere if _maker(other) == _maker(device)]:
+            text = f"shapes without a file for {device} have one for {', '.join(same)}"
+            yield Problem(str(folder), 0, text)
         for text, count in unasked.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
@@ -297,7 +318,7 @@ class EngineTables:
 
     def _shadowed(self, target: Target, device: str) -> Iterator[Problem]:
         for name in self._asked:
-            if f"device_name={device}," not in name:
+            if not name.startswith("E=") or f"device_name={device}," not in name:
                 continue
             for each in (name, _down(name)) if self.engine == "sglang" else (name,):
                 places = self._all_places(target, each)
@@ -469,6 +490,11 @@ def _model(device: str) -> str:
         if re.fullmatch(r"[A-Z]+\d+X?", part):
             return part.removesuffix("X")
     return ""
+
+
+def _maker(device: str) -> str:
+    """`AMD` or `NVIDIA`."""
+    return re.split(r"[\s_]", device)[0]
 
 
 def _files(count: int) -> str:

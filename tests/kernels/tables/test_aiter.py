@@ -294,7 +294,7 @@ FAULTS = {
         15.8,
     ),
     "name of the file": (
-        {"aiter/configs/model_configs/a8w8_blockscale_tunde_gemm.csv": csv(GOOD)},
+        {"aiter/configs/model_configs/a8w8_blockscale_tunedgemm.csv": csv(GOOD)},
         ": is never read: its name holds no name of a table",
         None,
     ),
@@ -304,8 +304,8 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_one_line(tmp_path, fault):
     files, line, us = FAULTS[fault]
-    core = {"aiter/jit/core.py": CORE + 'get_config_file("a8w8_blockscale_tuned_gemm")\n'}
-    tables = checkout(tmp_path, {**files, **core})
+    said = 'get_config_file("a8w8_blockscale_tuned_gemm")\n"untuned".join(name.rsplit("tuned", 1))\n'
+    tables = checkout(tmp_path, {**files, "aiter/jit/core.py": CORE + said})
     before = [str(each) for each in checkout(tmp_path / "good", ds(GOOD)).problems(MI300X)]
     said = [str(each) for each in tables.problems(MI300X) if each.file in files]
     assert f"{next(iter(files))}{line}" in said
@@ -313,6 +313,24 @@ def test_a_fault_is_one_line(tmp_path, fault):
     found = tables.gemm(MI300X, 48, 2112, 7168)
     assert (found.entry and found.entry.us) == us
     assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
+
+
+def test_problems_are_of_what_is_asked(tmp_path):
+    """Rows of other shapes, and tables that no look-up asks, are another deployment's."""
+    rows = [gemm_row(m, m + 1, units=80, nk=nk) for m in (16, 32) for nk in ("2112,7168", "512,7168")]
+    files = {
+        **ds(*rows, "gfx942,304,64,21", "gfx942,304,64,51"),
+        MODEL_MOE: "",
+        "aiter/configs/model_configs/x_a8w8_blockscale_bpreshuffle_tuned_gemm.csv": "",
+    }
+    tables = checkout(tmp_path, files)
+    assert tables.gemm(MI300X, 16, 2112, 7168).entry is None
+    assert [str(each) for each in tables.problems(MI300X)] == [
+        f"{MODEL}:6: 1 row cut short: AITER reads what lacks as nan",
+        f"{MODEL}:2: 2 rows, the first here, for 80 CUs, of a shape without rows for 304",
+    ]
+    tables.environment = {"AITER_CONFIG_FMOE": "mine.csv"}
+    assert str(tables.problems(MI300X)[-1]) == "AITER_CONFIG_FMOE: no shape here is looked for in its table"
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Problem
-from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, Source, rows_here
+from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, Source, rows_here
 from kernels.tables.aiter_rules import FORMATS, fp8_of, padded
 from kernels.tables.files import TableError
 
@@ -42,6 +42,8 @@ def problems(tables: AiterTables, target: Target) -> list[Problem]:
     found = []
     if assumed := tables.rules.assumed:
         found.append(Problem("aiter", 0, f"{assumed}; the rest by the rules of v0.1.20"))
+    if tables.rules.merges and not tables.files.names(f"{CONFIGS}/model_configs/*"):
+        found.append(Problem(f"{CONFIGS}/model_configs", 0, "no such folder, or none that may be read"))
     found += _unread(tables.files)
     for family in (GEMM, PRESHUFFLED, MOE):
         asked = tables.asked(family)
@@ -68,7 +70,7 @@ def _cut_short(
 ) -> Iterator[Problem]:
     """Rows with too few cells that may have been of a shape that was asked for."""
     for source in sources:
-        lines = set(source.truncated)
+        lines = set() if source.error else set(source.truncated)
         rows = [
             (line, [row[source.columns[c]] for c in family.numbers[2:6] if c in source.columns])
             for line, row in source.rows

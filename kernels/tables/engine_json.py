@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kernels.tables import Entry, Found, Problem, Target
 from kernels.tables.configurations import Config, Configurations, as_text, parse
-from kernels.tables.files import LARGEST, Files, TableError
+from kernels.tables.files import Files, TableError, read
 
 Place = str | Path
 """A file or folder: by its name in the package, or by its path where a variable of the engine names it."""
@@ -228,7 +228,8 @@ class EngineTables:
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
         if "E" not in asked:
             unread = Problem(self._setting, 0, "no shape here is looked for in it")
-            return _grouped(found) if self._own is None else [*_grouped(found), unread]
+            found += [] if self._own is None else [unread]
+            return [*_grouped(found), *self._elsewhere(target)]
         try:
             folders = self._folders
         except TableError as error:
@@ -242,7 +243,7 @@ class EngineTables:
             found += self._of_folder(folder, device)
         if self._own is not None:
             found += self._of_variable(device)
-        return [*_grouped(found), *self._shadowed(target, device)]
+        return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target, device)]
 
     def _of_variable(self, device: str) -> Iterator[Problem]:
         """Of the folder that a variable names."""
@@ -273,8 +274,7 @@ class EngineTables:
             yield Problem(folder, 0, NOTHING)
         wanted = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
         asked = {name.partition("device_name=")[0] for name in self._asked}
-        misses = {name.partition("device_name=")[0] for name in self._asked.keys() - self._hits}
-        unasked, elsewhere = Counter[str](), dict[str, None]()
+        unasked = Counter[str]()
         for name in names:
             said, shape = NAME.fullmatch(name), name.partition("device_name=")[0]
             if asked and shape not in asked:
@@ -292,11 +292,6 @@ class EngineTables:
                 if re.fullmatch(self._rules.impossible, said["device"]):
                     other += ", and no driver gives that name"
                 unasked[other] += 1
-            elif said and shape in misses and said["rest"] == wanted:
-                elsewhere.setdefault(said["device"], None)
-        if same := [other for other in elsewhere if _maker(other) == _maker(device)]:
-            text = f"shapes without a file for {device} have one for {', '.join(same)}"
-            yield Problem(str(folder), 0, text)
         for text, count in unasked.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
@@ -315,6 +310,27 @@ class EngineTables:
         for text in (*table.odd, table.thin):
             if text:
                 yield Problem(table.file, 0, text)
+
+    def _elsewhere(self, target: Target) -> Iterator[Problem]:
+        """Of shapes without a file for this GPU: for which others of its maker there are files."""
+        for is_moe, root in ((False, self._rules.gemm), (True, self._moe_root)):
+            device = self._device(target, is_moe)
+            missed = {name for name in self._asked.keys() - self._hits if name.startswith("E=") == is_moe}
+            try:
+                folders = self._folders if is_moe else [root]
+                names = {name for folder in folders for name in self._names(folder)} if missed else set()
+            except TableError:  # said of the folder
+                continue
+            others = {
+                said["device"]
+                for name in names
+                if (said := NAME.fullmatch(name))
+                if name.replace(f"={said['device']},", f"={device},") in missed
+            }
+            told = _model(device) or device
+            if same := sorted(o for o in others if _maker(o) == _maker(device) and _model(o) != told):
+                text = f"shapes without a file for {device} have one for {', '.join(same)}"
+                yield Problem(str(root), 0, text)
 
     def _shadowed(self, target: Target, device: str) -> Iterator[Problem]:
         for name in self._asked:
@@ -443,21 +459,11 @@ class EngineTables:
     def _parsed(self, place: Place) -> Configurations:
         file = str(place)
         try:
-            text = _read(place) if isinstance(place, Path) else self._files.text(place)
+            text = read(place, file) if isinstance(place, Path) else self._files.text(place)
         except TableError as error:
             return Configurations(file, broken=str(error).removeprefix(f"{file}: "))
         is_moe = not Path(file).name.startswith("N=")
         return parse(file, text, says_triton=self.engine == "vllm" and is_moe)
-
-
-def _read(path: Path) -> str:
-    """Of a file that a variable names. Raises TableError."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise TableError(f"{path}: too large for a table")
-        return path.read_bytes().decode(errors="replace")
-    except OSError as error:
-        raise TableError(f"{path}: {error.strerror}") from None
 
 
 def _is_invariant(environment: Mapping[str, str]) -> bool:

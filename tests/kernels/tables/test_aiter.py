@@ -273,6 +273,11 @@ FAULTS = {
         ": line 3 is no CSV: unexpected end of data: AITER raises at the first look-up",
         15.8,
     ),
+    "no table": (
+        {MODEL: b'\x80\x81,"\xff"\n3\n3\n3,"x"y\n'},
+        ": line 4 is no CSV: ',' expected after '\"': AITER raises at the first look-up",
+        None,
+    ),
     "no gfx": (
         ds(GOOD.removeprefix("gfx942,"), header=HEADER.removeprefix("gfx,")),
         ":1: has no column gfx: AITER takes it from cu_num, 80 and 304 or 256",
@@ -308,7 +313,7 @@ def test_a_fault_is_one_line(tmp_path, fault):
     tables = checkout(tmp_path, {**files, "aiter/jit/core.py": CORE + said})
     before = [str(each) for each in checkout(tmp_path / "good", ds(GOOD)).problems(MI300X)]
     said = [str(each) for each in tables.problems(MI300X) if each.file in files]
-    assert f"{next(iter(files))}{line}" in said
+    assert said == [f"{next(iter(files))}{line}"]
     assert all("\n" not in each for each in said) and not any(MODEL in each for each in before)
     found = tables.gemm(MI300X, 48, 2112, 7168)
     assert (found.entry and found.entry.us) == us
@@ -329,6 +334,11 @@ def test_problems_are_of_what_is_asked(tmp_path):
         f"{MODEL}:6: 1 row cut short: AITER reads what lacks as nan",
         f"{MODEL}:2: 2 rows, the first here, for 80 CUs, of a shape without rows for 304",
     ]
+    bare = checkout(tmp_path / "bare", {})
+    assert (
+        str(bare.problems(MI300X)[0]) == f"{GEMM.rpartition('/')[0]}/model_configs: no such folder, or none "
+        "that may be read"
+    )
     tables.environment = {"AITER_CONFIG_FMOE": "mine.csv"}
     assert str(tables.problems(MI300X)[-1]) == "AITER_CONFIG_FMOE: no shape here is looked for in its table"
 
@@ -493,8 +503,14 @@ def test_variables_of_moe(tmp_path):
             | {"assumed": "older than v0.1.14: tokens are padded as v0.1.12 does it"},
         ),
         ("", FUSED, TRITON, {"bounds": (1, 4, 8, 16, 32, 64), "assumed": "it has no readable jit/core.py"}),
+        (
+            b"\xfe\x01",
+            FUSED,
+            TRITON,
+            {"bounds": (1, 4, 8, 16, 32, 64), "assumed": "it has no readable jit/core.py"},
+        ),
     ],
-    ids=["e404860", "v0.1.15", "v0.1.9", "no source"],
+    ids=["e404860", "v0.1.15", "v0.1.9", "no source", "binary"],
 )
 def test_rules_are_read_in_the_source(tmp_path, core, fused, triton, rules):
     files = {

@@ -223,6 +223,7 @@ FAULTS = {
     "triton_version": ('{"triton_version": "3.4.0"}', "stops: the key 'triton_version' is no number of rows"),
     "renamed": (table().replace("BLOCK_SIZE_N", "BLOCK_N"), "the launch fails: M 1 has no BLOCK_SIZE_N"),
     "a string": (table().replace('warps": 4', 'warps": "4"'), "the launch fails: M 1 has num_warps is '4'"),
+    "below one": (table(m=-5), "the launch fails: M 1 has BLOCK_SIZE_M is -5"),
     "null": (json.dumps(dict.fromkeys(LADDER)), "the launch fails: M 1 has no configuration"),
 }
 

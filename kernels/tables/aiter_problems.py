@@ -42,8 +42,6 @@ def problems(tables: AiterTables, target: Target) -> list[Problem]:
     found = []
     if assumed := tables.rules.assumed:
         found.append(Problem("aiter", 0, f"{assumed}; the rest by the rules of v0.1.20"))
-    if tables.rules.merges and not tables.files.names(f"{CONFIGS}/model_configs/*"):
-        found.append(Problem(f"{CONFIGS}/model_configs", 0, "no such folder, or none that may be read"))
     found += _unread(tables.files)
     for family in (GEMM, PRESHUFFLED, MOE):
         asked = tables.asked(family)
@@ -194,12 +192,15 @@ def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
 
 
 def _unread(files: Files) -> Iterator[Problem]:
-    """Files of model_configs/ that no table takes in."""
+    """Files of model_configs/ that no table takes in, or that this folder has none."""
     try:
-        families = re.findall(r'"(\w+_tuned\w*|tuned_\w+)"', files.text("aiter/jit/core.py"))
+        core = files.text("aiter/jit/core.py")
     except TableError:
         return
-    for file in files.names("aiter/configs/model_configs/*.csv"):
+    families = re.findall(r'"(\w+_tuned\w*|tuned_\w+)"', core)
+    if "model_configs" in core and not files.names(f"{CONFIGS}/model_configs/*"):
+        yield Problem(f"{CONFIGS}/model_configs", 0, "no such folder, or none that may be read")
+    for file in files.names(f"{CONFIGS}/model_configs/*.csv"):
         name = file.rsplit("/", 1)[1]
         if families and "untuned" not in name and not any(family in name for family in families):
             yield Problem(file, 0, "is never read: its name holds no name of a table")

@@ -320,6 +320,25 @@ def test_a_fault_is_one_line(tmp_path, fault):
     assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        csv(GOOD).replace("\n", "\r\n"),
+        "\ufeff" + csv(GOOD),
+        csv(GOOD.replace(",48,", ', "48",').replace(' "48"', '"48"')),
+        csv("", "   ", GOOD),
+        csv(GOOD.replace(",48,", ",48.0,")),
+        csv(GOOD.replace(",48,", ", 48 ,")),
+        csv(GOOD, gemm_row("", 3)),  # a missing cell makes the column float, and 48.0 is 48
+    ],
+    ids=["crlf", "bom", "quoted", "blank lines", "float", "spaces", "nan beside it"],
+)
+def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
+    tables = checkout(tmp_path, {MODEL: text})
+    assert tables.gemm(MI300X, 48, 2112, 7168).entry.us == 15.8
+    assert not [each for each in tables.problems(MI300X) if each.file == MODEL]
+
+
 def test_problems_are_of_what_is_asked(tmp_path):
     """Rows of other shapes, and tables that no look-up asks, are another deployment's."""
     rows = [gemm_row(m, m + 1, units=80, nk=nk) for m in (16, 32) for nk in ("2112,7168", "512,7168")]
@@ -341,25 +360,6 @@ def test_problems_are_of_what_is_asked(tmp_path):
     )
     tables.environment = {"AITER_CONFIG_FMOE": "mine.csv"}
     assert str(tables.problems(MI300X)[-1]) == "AITER_CONFIG_FMOE: no shape here is looked for in its table"
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        csv(GOOD).replace("\n", "\r\n"),
-        "\ufeff" + csv(GOOD),
-        csv(GOOD.replace(",48,", ', "48",').replace(' "48"', '"48"')),
-        csv("", "   ", GOOD),
-        csv(GOOD.replace(",48,", ",48.0,")),
-        csv(GOOD.replace(",48,", ", 48 ,")),
-        csv(GOOD, gemm_row("", 3)),  # a missing cell makes the column float, and 48.0 is 48
-    ],
-    ids=["crlf", "bom", "quoted", "blank lines", "float", "spaces", "nan beside it"],
-)
-def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
-    tables = checkout(tmp_path, {MODEL: text})
-    assert tables.gemm(MI300X, 48, 2112, 7168).entry.us == 15.8
-    assert not [each for each in tables.problems(MI300X) if each.file == MODEL]
 
 
 def test_a_renamed_kernel_is_in_no_list(tmp_path):

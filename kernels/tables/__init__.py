@@ -69,4 +69,5 @@ class Problem:
     text: str
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}: {self.text}" if self.line else f"{self.file}: {self.text}"
+        place = f"{self.file}:{self.line}" if self.line else self.file
+        return "".join(each if each.isprintable() else "?" for each in f"{place}: {self.text}")

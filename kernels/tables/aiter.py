@@ -48,12 +48,14 @@ class AiterTables:
         self.rules = read_rules(files)
         self._triton = TritonTables(files, self.rules)
         self._tables: dict[Family, Table] = {}
+        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
         self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """`gemm_a8w8_blockscale`, or `gemm_a8w8_blockscale_bpreshuffle`: y [m, n] = x [m, k] w [n, k]^T."""
         family = PRESHUFFLED if preshuffled else GEMM
         table = self.table(family)
+        self._asked[family].add((n, k))
         by_m = self.by_shape(family, target).get((n, k), {})
         tried = padded(m, n)
         if (hit := next((each for each in tried if each in by_m), None)) is None:
@@ -91,6 +93,7 @@ class AiterTables:
         topk = columns - 1 if mask and self.rules.moe_strips else columns
         token = self.rules.token(tokens)
         shape = (hidden, inter, experts, topk)
+        self._asked[MOE].add(shape)
         by_m = self.by_shape(MOE, target).get(shape, {})
         tiers = [tier for tier in reversed(self.rules.moe_tiers) if tier < token]
         default = self._moe_default(target, token, shape)
@@ -118,8 +121,16 @@ class AiterTables:
         return self._triton.gemm(target, m, n, k, preshuffled)
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables, for this GPU: one line for each kind and file."""
-        return problems(self, target) + self._triton.problems(target)
+        """What is wrong with the tables, for this GPU: one line for each kind and file. Of shapes that were
+        asked for before; of all where none was."""
+        found = problems(self, target)
+        return found if self._asked and not self._triton.asked else found + self._triton.problems(target)
+
+    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
+        """Shapes of a family that were asked for; None where nothing was asked, so that all count."""
+        if self._asked or self._triton.asked:
+            return self._asked.get(family, set())
+        return None
 
     def _of_silu(self, rows: list[Row]) -> Row | None:
         """Of rows that may differ in act_type the one that SiLU gets."""

@@ -163,7 +163,7 @@ class Row:
 
     def number(self, column: str) -> float | None:
         value = number(self.cell(column))
-        return None if value is None or math.isnan(value) else value
+        return value if value is not None and math.isfinite(value) else None
 
     @property
     def us(self) -> float | None:

@@ -27,7 +27,7 @@ from kernels.tables.aiter_csv import (
     printable,
     rows_here,
 )
-from kernels.tables.files import LARGEST, Files, TableError
+from kernels.tables.files import Files, TableError, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,19 +38,6 @@ GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 """What AITER takes for a row without a gfx (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
 
 ARCHITECTURE = re.compile(r"gfx(90a|94[0-2]|950|1[0-2]\d\d)")
-
-
-def _on_disk(path: str) -> str:
-    """The text of a file that a variable names. Raises TableError."""
-    try:
-        size = Path(path).stat().st_size
-        if size > LARGEST:
-            raise TableError(f"{size} bytes, which no table has; it is not read")
-        return Path(path).read_bytes().decode(errors="replace")
-    except (OSError, ValueError) as error:
-        if isinstance(error, TableError):
-            raise
-        raise TableError(getattr(error, "strerror", None) or str(error)) from None
 
 
 class Table:
@@ -91,7 +78,7 @@ class Table:
             self._say(name or self.family.variable, 0, "is not there: AITER merges the other files")
             return None
         try:
-            text = _on_disk(name) if self.given else self._files.text(name)
+            text = read(Path(name), name) if self.given else self._files.text(name)
         except TableError as error:
             reason = str(error).removeprefix(f"{name}: ")
             self._say_that_it_raises(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
@@ -101,12 +88,6 @@ class Table:
             self._say_that_it_raises(name, 0, f"{source.error}: AITER raises at the first look-up")
         elif not source.rows and LINE not in source.columns:
             self._say(name, 1, "has no rows")
-        if source.truncated:
-            self._say(
-                name,
-                source.truncated[0],
-                f"{rows_here(len(source.truncated))} cut short: AITER reads what lacks as nan",
-            )
         return source if source.columns else None
 
     def _say(self, file: str, line: int, text: str) -> None:
@@ -134,6 +115,8 @@ class Table:
     def _check_columns(self) -> None:
         family = self.family
         for source in self.sources:
+            if source.error:  # pandas raises before
+                continue
             absent = [c for c in (*family.numbers, *family.texts) if c not in source.columns]
             if absent:
                 rows = f"its {len(source.rows)} rows are never found"
@@ -203,6 +186,8 @@ class Table:
             then = "AITER keeps the fastest"
         best: dict[tuple[object, ...], tuple[float, int, int]] = {}
         for place, source in enumerate(self.sources):
+            if source.error:  # pandas raises before
+                continue
             columns: list[list[str] | list[float]] = [
                 [NUMBERS[cell] for cell in source.cells(column)] for column in self.family.numbers
             ]

@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Problem
-from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, rows_here
+from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, Source, rows_here
 from kernels.tables.aiter_rules import FORMATS, fp8_of, padded
 from kernels.tables.files import TableError
 
@@ -38,23 +38,51 @@ BRACES = str.maketrans("", "", "{}'")
 
 
 def problems(tables: AiterTables, target: Target) -> list[Problem]:
-    """Of the three CSV tables; what the files are, then what their rows are for this GPU."""
+    """Of the CSV tables that were asked; what the files are, then what their rows are for this GPU."""
     found = []
     if assumed := tables.rules.assumed:
         found.append(Problem("aiter", 0, f"{assumed}: what it finds may be otherwise"))
     found += _unread(tables.files)
     for family in (GEMM, PRESHUFFLED, MOE):
+        asked = tables.asked(family)
+        if asked == set():
+            if tables.environment.get(family.variable):
+                found.append(Problem(family.variable, 0, "no shape here is looked for in its table"))
+            continue
         table = tables.table(family)
-        found += table.problems
+        found += [*table.problems, *_cut_short(family, table.sources, asked)]
         by_file = defaultdict(list)
         for row in table.rows(target.arch):
-            by_file[row.source.file].append(row)
+            if asked is None or row.shape in asked:
+                by_file[row.source.file].append(row)
         for file, rows in by_file.items():
             for text, bad in _dead(tables, family, target, rows):
                 found.append(Problem(file, bad[0].line, f"{rows_here(len(bad))} {text}"))
         if not table.dead:
             found += _gaps(tables, family, target)
     return found
+
+
+def _cut_short(
+    family: Family, sources: list[Source], asked: set[tuple[int, ...]] | None
+) -> Iterator[Problem]:
+    """Rows with too few cells that may have been of a shape that was asked for."""
+    for source in sources:
+        lines = set() if source.error else set(source.truncated)
+        rows = [
+            (line, [row[source.columns[c]] for c in family.numbers[2:6] if c in source.columns])
+            for line, row in source.rows
+            if line in lines
+        ]
+        bad = [
+            line
+            for line, cells in rows
+            if asked is None
+            or any(all(str(a).startswith(b) for a, b in zip(shape, cells, strict=False)) for shape in asked)
+        ]
+        if bad:
+            text = f"{rows_here(len(bad))} cut short: AITER reads what lacks as nan"
+            yield Problem(source.file, bad[0], text)
 
 
 def _dead(
@@ -87,7 +115,10 @@ def _dead(
 def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
     """Shapes with rows of which none is found for some M."""
     gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
+    wanted = tables.asked(family)
     for shape, by_m in tables.by_shape(family, target).items():
+        if wanted is not None and shape not in wanted:
+            continue
         missed = []
         for m in LADDER:
             asked = [tables.rules.token(m)] if family is MOE else padded(m, int(shape[0]))
@@ -117,7 +148,7 @@ def _unknown_names(
         for column in ("kernelName1", "kernelName2") if family is MOE else ("kernelName",):
             name = row.cell(column)
             known = assembled if name.startswith("_ZN") else built if row.cell("libtype") == "ck" else set()
-            if name and known and name not in known:
+            if name and known and name not in known and not row.truncated:
                 bad.append((row, name))
     if bad:
         yield f"of kernel {bad[0][1][:200]}, which this AITER does not have", [row for row, _ in bad]
@@ -161,12 +192,15 @@ def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
 
 
 def _unread(files: Files) -> Iterator[Problem]:
-    """Files of model_configs/ that no table takes in."""
+    """Files of model_configs/ that no table takes in, or that this folder has none."""
     try:
-        families = re.findall(r'"(\w*tuned\w*)"', files.text("aiter/jit/core.py"))
+        core = files.text("aiter/jit/core.py")
     except TableError:
         return
-    for file in files.names("aiter/configs/model_configs/*.csv"):
+    families = re.findall(r'"(\w+_tuned\w*|tuned_\w+)"', core)
+    if "model_configs" in core and not files.names(f"{CONFIGS}/model_configs/*"):
+        yield Problem(f"{CONFIGS}/model_configs", 0, "no such folder, or none that may be read")
+    for file in files.names(f"{CONFIGS}/model_configs/*.csv"):
         name = file.rsplit("/", 1)[1]
         if families and "untuned" not in name and not any(family in name for family in families):
             yield Problem(file, 0, "is never read: its name holds no name of a table")

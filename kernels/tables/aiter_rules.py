@@ -144,6 +144,7 @@ def _moe_rules(rules: Rules, moe: str) -> Rules:
 
 def _source(files: Files, name: str) -> str:
     try:
-        return files.text(name) if files.has(name) else ""
+        text = files.text(name) if files.has(name) else ""
+        return "" if "\ufffd" in text else text
     except TableError:
         return ""

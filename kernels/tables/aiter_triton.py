@@ -30,10 +30,12 @@ class TritonTables:
         self._files, self._rules = files, rules
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
+        self.asked: dict[bool, set[str]] = {}
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """A file of the shape is a hit, but for its bucket `any`: AITER calls that untuned."""
         stem, default = self._place(target, preshuffled)
+        self.asked.setdefault(preshuffled, set()).add(f"-N={n}-K={k}.json")
         shaped = f"{stem}-N={n}-K={k}.json"
         if not self._files.has(default):
             return Found(shaped, None, f"AITER raises AssertionError: there is no {default}")
@@ -99,15 +101,19 @@ class TritonTables:
         self._problems[file] = Problem(file, line, f"{text}: AITER raises where it looks into it")
 
     def problems(self, target: Target) -> list[Problem]:
-        """Files of this architecture that no look-up reads, or that end before large M."""
+        """Files of this architecture that no look-up reads, or that end before large M; of shapes that were
+        asked for, of all where nothing was."""
         found = []
         for name in NAMES.values():
+            asked = self.asked.get(name == NAMES[True], set())
+            if self.asked and not asked:
+                continue
             used, _ = self._place(target, name == NAMES[True])
             folders = dict(self._places(target, name))
             if target.arch != "gfx1250":
                 folders[f"{FOLDER}/gemm/gluon/{target.arch}-{name}"] = ""
             for stem in folders:
-                shaped = [file for file in self._named(f"{stem}-") if SHAPED.search(file)]
+                shaped = [file for file in self._named(f"{stem}-") if self._counts(file, asked)]
                 if stem != used and shaped:
                     found.append(
                         Problem(
@@ -123,7 +129,7 @@ class TritonTables:
                 file
                 for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
                 if not file.rsplit("/", 1)[1].startswith("gfx")
-                and (SHAPED.search(file) or file.endswith(f"-{name}.json"))
+                and (self._counts(file, asked) or file.endswith(f"-{name}.json"))
                 and not file.rsplit("/", 1)[1].startswith(("FUSED", "BATCHED"))
             ]
             if foreign:
@@ -135,6 +141,10 @@ class TritonTables:
                     )
                 )
         return [*self._problems.values(), *found]
+
+    def _counts(self, file: str, asked: set[str]) -> bool:
+        said = SHAPED.search(file)
+        return bool(said and (not asked or said[0] in asked))
 
     def _short(self, shaped: list[str]) -> list[Problem]:
         """Files with buckets that no M reaches, or without one for large M."""

@@ -105,6 +105,7 @@ def _refused(config: object) -> str:
     if missing := [name for name in TILE if name not in config]:
         return f"no {', '.join(missing)}"
     wrong = [name for name in (*TILE, *OPTIONS) if not isinstance(config.get(name, 0), int)]
+    wrong += [name for name in TILE if name not in wrong and config[name] < 1]
     return ", ".join(f"{name} is {config[name]!r}" for name in wrong)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kernels.tables import Entry, Found, Problem, Target
 from kernels.tables.configurations import Config, Configurations, as_text, parse
-from kernels.tables.files import LARGEST, Files, TableError
+from kernels.tables.files import Files, TableError, read
 
 Place = str | Path
 """A file or folder: by its name in the package, or by its path where a variable of the engine names it."""
@@ -132,15 +132,20 @@ class EngineTables:
         self._invariant = engine == "vllm" and _is_invariant(environment)
         self._loaded: dict[Place, Configurations] = {}
         self._asked: dict[str, None] = {}
+        self._hits: set[str] = set()
+        """Names of files that were asked for, and of those that are there."""
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
         """Of x (m, k) and w (n, k): w8a8_triton_block_scaled_mm, w8a8_block_fp8_matmul_triton."""
-        file = f"{self._rules.gemm}/{self._gemm_name(target, n, k)}"
+        name = self._gemm_name(target, n, k)
+        file = f"{self._rules.gemm}/{name}"
+        self._asked[name] = None
         fallback = as_text(self._rules.gemm_default)
         if self._invariant:
             return Found(file, None, fallback, ("VLLM_BATCH_INVARIANT: no table is read",))
         if not self._is_there(file):
             return Found(file, None, fallback)
+        self._hits.add(name)
         table = self._load(file)
         if stop := self._stop(table, m, "BLOCK_SIZE_K"):
             return Found(file, None, stop, table.odd)
@@ -170,6 +175,8 @@ class EngineTables:
             down = self._moe_table(target, _down(name)) if self.engine == "sglang" else None
         except TableError as error:
             return Found(shown, None, f"none, sglang stops: {error}")
+        if up:
+            self._hits.add(name)
         for table, of_all in ((up, "" if down else "BLOCK_SIZE_M"), (down, "BLOCK_SIZE_M")):
             if table and (stop := self._stop(table, tokens, of_all)):
                 return Found(table.file, None, stop, table.odd)
@@ -214,9 +221,15 @@ class EngineTables:
         return list(dict.fromkeys(names))
 
     def problems(self, target: Target) -> list[Problem]:
-        """Of the files for this GPU, a line for each kind and folder; shadowed ones of what was asked."""
+        """Of the files for this GPU, a line for each kind and folder: of shapes that were asked for before,
+        of all where none was; shadowed ones of the former alone."""
         device = self._device(target, is_moe=True)
-        found = list(self._of_folder(self._rules.gemm, self._device(target)))
+        asked = {name[0] for name in self._asked} or {"N", "E"}
+        found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
+        if "E" not in asked:
+            unread = Problem(self._setting, 0, "no shape here is looked for in it")
+            found += [] if self._own is None else [unread]
+            return [*_grouped(found), *self._elsewhere(target)]
         try:
             folders = self._folders
         except TableError as error:
@@ -230,7 +243,7 @@ class EngineTables:
             found += self._of_folder(folder, device)
         if self._own is not None:
             found += self._of_variable(device)
-        return [*_grouped(found), *self._shadowed(target, device)]
+        return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target, device)]
 
     def _of_variable(self, device: str) -> Iterator[Problem]:
         """Of the folder that a variable names."""
@@ -260,9 +273,12 @@ class EngineTables:
         if not names and isinstance(folder, str):
             yield Problem(folder, 0, NOTHING)
         wanted = f",dtype=fp8_w8a8,block_shape={self._rules.block}"
+        asked = {name.partition("device_name=")[0] for name in self._asked}
         unasked = Counter[str]()
         for name in names:
-            said = NAME.fullmatch(name)
+            said, shape = NAME.fullmatch(name), name.partition("device_name=")[0]
+            if asked and shape not in asked:
+                continue
             if said and said["device"] == device:
                 rest = said["rest"] or ""
                 if rest == wanted:
@@ -295,9 +311,30 @@ class EngineTables:
             if text:
                 yield Problem(table.file, 0, text)
 
+    def _elsewhere(self, target: Target) -> Iterator[Problem]:
+        """Of shapes without a file for this GPU: for which others of its maker there are files."""
+        for is_moe, root in ((False, self._rules.gemm), (True, self._moe_root)):
+            device = self._device(target, is_moe)
+            missed = {name for name in self._asked.keys() - self._hits if name.startswith("E=") == is_moe}
+            try:
+                folders = self._folders if is_moe else [root]
+                names = {name for folder in folders for name in self._names(folder)} if missed else set()
+            except TableError:  # said of the folder
+                continue
+            others = {
+                said["device"]
+                for name in names
+                if (said := NAME.fullmatch(name))
+                if name.replace(f"={said['device']},", f"={device},") in missed
+            }
+            told = _model(device) or device
+            if same := sorted(o for o in others if _maker(o) == _maker(device) and _model(o) != told):
+                text = f"shapes without a file for {device} have one for {', '.join(same)}"
+                yield Problem(str(root), 0, text)
+
     def _shadowed(self, target: Target, device: str) -> Iterator[Problem]:
         for name in self._asked:
-            if f"device_name={device}," not in name:
+            if not name.startswith("E=") or f"device_name={device}," not in name:
                 continue
             for each in (name, _down(name)) if self.engine == "sglang" else (name,):
                 places = self._all_places(target, each)
@@ -422,21 +459,11 @@ class EngineTables:
     def _parsed(self, place: Place) -> Configurations:
         file = str(place)
         try:
-            text = _read(place) if isinstance(place, Path) else self._files.text(place)
+            text = read(place, file) if isinstance(place, Path) else self._files.text(place)
         except TableError as error:
             return Configurations(file, broken=str(error).removeprefix(f"{file}: "))
         is_moe = not Path(file).name.startswith("N=")
         return parse(file, text, says_triton=self.engine == "vllm" and is_moe)
-
-
-def _read(path: Path) -> str:
-    """Of a file that a variable names. Raises TableError."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise TableError(f"{path}: too large for a table")
-        return path.read_bytes().decode(errors="replace")
-    except OSError as error:
-        raise TableError(f"{path}: {error.strerror}") from None
 
 
 def _is_invariant(environment: Mapping[str, str]) -> bool:
@@ -469,6 +496,11 @@ def _model(device: str) -> str:
         if re.fullmatch(r"[A-Z]+\d+X?", part):
             return part.removesuffix("X")
     return ""
+
+
+def _maker(device: str) -> str:
+    """`AMD` or `NVIDIA`."""
+    return re.split(r"[\s_]", device)[0]
 
 
 def _files(count: int) -> str:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import stat
 import zipfile
+import zlib
 from fnmatch import fnmatch
 from pathlib import Path
 
 RECORDED = Path(__file__).parent / "recorded"
 """A zip for each library: its tables for DeepSeek's shapes, made by tools/record_tables.py."""
 
-LARGEST = 64 * 2**20
-"""Bytes. AITER's largest table has 6 MB; a file beyond this is none of theirs."""
+LARGEST = 16 * 2**20
+"""Bytes. AITER's largest table has 6 MB; a file beyond this is none of theirs, and takes long to read."""
 
 PLACES = (
     "{package}",
@@ -29,8 +31,25 @@ PLACES = (
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
 
 
+UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
+"""What a damaged zip raises."""
+
+
 class TableError(ValueError):
     """A table or library cannot be read; the text is one line that says which, and why."""
+
+
+def read(path: Path, name: str) -> str:
+    """A file's text; bytes that are no UTF-8 become U+FFFD. Raises TableError, which begins with the name."""
+    try:
+        status = path.stat()
+        if status.st_size > LARGEST:
+            raise TableError(f"{name}: {status.st_size} bytes, which no table has; it is not read")
+        if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
+            raise TableError(f"{name}: is no regular file")  # a pipe or a device may never end
+        return path.read_bytes().decode(errors="replace")
+    except OSError as error:
+        raise TableError(f"{name}: {error.strerror or error}") from None
 
 
 class Files:
@@ -63,26 +82,32 @@ class Files:
     def has(self, name: str) -> bool:
         if self._zip:
             return name in self._zip.NameToInfo
-        return (self._root / name).is_file()
+        try:
+            return (self._root / name).is_file()
+        except OSError:  # in a folder that may not be entered
+            return False
 
     def text(self, name: str) -> str:
         """Of a file; bytes that are no UTF-8 become U+FFFD. Raises TableError."""
+        if not self._zip:
+            return read(self._root / name, name)
         try:
-            if self._zip:
-                size = self._zip.getinfo(name).file_size
-            else:
-                size = (self._root / name).stat().st_size
+            size = self._zip.getinfo(name).file_size
             if size > LARGEST:
                 raise TableError(f"{name}: {size} bytes, which no table has; it is not read")
-            data = self._zip.read(name) if self._zip else (self._root / name).read_bytes()
-        except (OSError, KeyError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-            raise TableError(f"{name}: {reason}") from None
-        return data.decode(errors="replace")
+            return self._zip.read(name).decode(errors="replace")
+        except UNREADABLE as error:
+            raise TableError(f"{name}: {error}") from None
 
     @functools.cached_property
     def version(self) -> str:
         """As its metadata or its source says, else its commit; empty where nothing tells."""
+        try:
+            return self._said_version() or self._commit()
+        except (OSError, TableError):
+            return ""
+
+    def _said_version(self) -> str:
         for metadata in self.names(f"{self.package}-*.dist-info/METADATA") or self.names(
             f"*{self.package}-*.dist-info/METADATA"
         ):
@@ -92,7 +117,7 @@ class Files:
         for name in (f"{self.package}/_version.py", f"{self.package}/version.py"):
             if self.has(name) and (said := VERSION.search(self.text(name))):
                 return said[1]
-        return self._commit()
+        return ""
 
     def _commit(self) -> str:
         """`commit 1234567` of a git checkout, from its files."""

@@ -274,6 +274,11 @@ FAULTS = {
         ": line 3 is no CSV: unexpected end of data: AITER raises at the first look-up",
         15.8,
     ),
+    "no table": (
+        {MODEL: b'\x80\x81,"\xff"\n3\n3\n3,"x"y\n'},
+        ": line 4 is no CSV: ',' expected after '\"': AITER raises at the first look-up",
+        None,
+    ),
     "no gfx": (
         ds(GOOD.removeprefix("gfx942,"), header=HEADER.removeprefix("gfx,")),
         ":1: has no column gfx: AITER takes it from cu_num, 80 and 304 or 256",
@@ -295,7 +300,7 @@ FAULTS = {
         15.8,
     ),
     "name of the file": (
-        {"aiter/configs/model_configs/a8w8_blockscale_tunde_gemm.csv": csv(GOOD)},
+        {"aiter/configs/model_configs/a8w8_blockscale_tunedgemm.csv": csv(GOOD)},
         ": is never read: its name holds no name of a table",
         None,
     ),
@@ -305,11 +310,11 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_one_line(tmp_path, fault):
     files, line, us = FAULTS[fault]
-    core = {"aiter/jit/core.py": CORE + 'get_config_file("a8w8_blockscale_tuned_gemm")\n'}
-    tables = checkout(tmp_path, {**files, **core})
+    said = 'get_config_file("a8w8_blockscale_tuned_gemm")\n"untuned".join(name.rsplit("tuned", 1))\n'
+    tables = checkout(tmp_path, {**files, "aiter/jit/core.py": CORE + said})
     before = [str(each) for each in checkout(tmp_path / "good", ds(GOOD)).problems(MI300X)]
     said = [str(each) for each in tables.problems(MI300X) if each.file in files]
-    assert f"{next(iter(files))}{line}" in said
+    assert said == [f"{next(iter(files))}{line}"]
     assert all("\n" not in each for each in said) and not any(MODEL in each for each in before)
     found = tables.gemm(MI300X, 48, 2112, 7168)
     assert (found.entry and found.entry.us) == us
@@ -344,6 +349,29 @@ def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
     tables = checkout(tmp_path, {MODEL: text})
     assert tables.gemm(MI300X, 48, 2112, 7168).entry.us == 15.8
     assert not [each for each in tables.problems(MI300X) if each.file == MODEL]
+
+
+def test_problems_are_of_what_is_asked(tmp_path):
+    """Rows of other shapes, and tables that no look-up asks, are another deployment's."""
+    rows = [gemm_row(m, m + 1, units=80, nk=nk) for m in (16, 32) for nk in ("2112,7168", "512,7168")]
+    files = {
+        **ds(*rows, "gfx942,304,64,21", "gfx942,304,64,51"),
+        MODEL_MOE: "",
+        "aiter/configs/model_configs/x_a8w8_blockscale_bpreshuffle_tuned_gemm.csv": "",
+    }
+    tables = checkout(tmp_path, files)
+    assert tables.gemm(MI300X, 16, 2112, 7168).entry is None
+    assert [str(each) for each in tables.problems(MI300X)] == [
+        f"{MODEL}:6: 1 row cut short: AITER reads what lacks as nan",
+        f"{MODEL}:2: 2 rows, the first here, for 80 CUs, of a shape without rows for 304",
+    ]
+    bare = checkout(tmp_path / "bare", {})
+    assert (
+        str(bare.problems(MI300X)[0]) == f"{GEMM.rpartition('/')[0]}/model_configs: no such folder, or none "
+        "that may be read"
+    )
+    tables.environment = {"AITER_CONFIG_FMOE": "mine.csv"}
+    assert str(tables.problems(MI300X)[-1]) == "AITER_CONFIG_FMOE: no shape here is looked for in its table"
 
 
 def test_a_renamed_kernel_is_in_no_list(tmp_path):
@@ -488,8 +516,14 @@ def test_variables_of_moe(tmp_path):
             | {"assumed": "older than v0.1.13, and read as that is"},
         ),
         ("", FUSED, TRITON, {"bounds": (1, 4, 8, 16, 32, 64), "assumed": "it has no readable jit/core.py"}),
+        (
+            b"\xfe\x01",
+            FUSED,
+            TRITON,
+            {"bounds": (1, 4, 8, 16, 32, 64), "assumed": "it has no readable jit/core.py"},
+        ),
     ],
-    ids=["e404860", "v0.1.15", "v0.1.9", "no source"],
+    ids=["e404860", "v0.1.15", "v0.1.9", "no source", "binary"],
 )
 def test_rules_are_read_in_the_source(tmp_path, core, fused, triton, rules):
     files = {

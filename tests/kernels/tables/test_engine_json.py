@@ -223,6 +223,7 @@ FAULTS = {
     "triton_version": ('{"triton_version": "3.4.0"}', "stops: the key 'triton_version' is no number of rows"),
     "renamed": (table().replace("BLOCK_SIZE_N", "BLOCK_N"), "the launch fails: M 1 has no BLOCK_SIZE_N"),
     "a string": (table().replace('warps": 4', 'warps": "4"'), "the launch fails: M 1 has num_warps is '4'"),
+    "below one": (table(m=-5), "the launch fails: M 1 has BLOCK_SIZE_M is -5"),
     "null": (json.dumps(dict.fromkeys(LADDER)), "the launch fails: M 1 has no configuration"),
 }
 
@@ -283,15 +284,19 @@ def test_names_that_lead_nowhere(tables):
         gemm_name("vllm", ""),
         gemm_name("sglang", "AMD_Instinct_MI325X"),
         gemm_name("vllm", "AMD_Instinct_MI300X"),
+        gemm_name("vllm", "NVIDIA_H200"),
+        gemm_name("vllm", "AMD_Instinct_MI325_OAM", 512, 512),  # no look-up asks for this shape
     ]
     read = tables("vllm", {f"{folder}/{name}": table() for name in others})
     assert read.gemm(MI325X, 1, 512, 7168).entry is None
+    assert read.gemm(MI325X, 1, 7168, 7168).entry is None
     assert sorted(line for line in said(read, MI325X) if line.startswith(folder)) == [
         f"{folder}: 1 file for the device amd_instinct_mi325x; this one is AMD_Instinct_MI325X",
         f"{folder}: 1 file with a block that vllm writes as [128,128]",
         f"{folder}: 1 file without the device's name",
         f"{folder}: 2 files for the device AMD_Instinct_MI325_OAM; this one is AMD_Instinct_MI325X, "
         "and no driver gives that name",
+        f"{folder}: shapes without a file for AMD_Instinct_MI325X have one for AMD_Instinct_MI300X",
     ]
 
 
@@ -383,6 +388,7 @@ def test_a_file_that_may_not_be_read_is_said(tables, monkeypatch):
         assert read.gemm(MI300X, 1, 512, 7168).fallback == "64x128x128 group 32, 4 warps, 2 stages"
     monkeypatch.setattr("pathlib.Path.read_bytes", refuse)
     assert read.gemm(MI300X, 1, 512, 7168).fallback == "none, vllm stops: Permission denied"
+    read.gemm(MI300X, 1, 256, 7168)
     assert [line.partition("json: ")[2] for line in said(read)] == [
         "Permission denied; vllm stops where it loads this; 1 more like it"
     ]

@@ -1,0 +1,59 @@
+"""Where a library lies, and files of it that cannot be read."""
+
+import os
+import zipfile
+
+import pytest
+
+from kernels.tables import Problem
+from kernels.tables.aiter import AiterTables
+from kernels.tables.aiter_csv import GEMM, Row, Source
+from kernels.tables.files import Files, TableError
+
+NAME = "aiter/configs/a.csv"
+
+
+def test_a_damaged_wheel_says_which_file(tmp_path):
+    wheel = tmp_path / "aiter.whl"
+    with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as made:
+        for name in (NAME, "aiter/_version.py"):
+            made.writestr(name, "M,N,K\n" * 1000)
+    data = bytearray(wheel.read_bytes())
+    with zipfile.ZipFile(wheel) as made:
+        for each in made.infolist():
+            start = each.header_offset + 30 + len(each.filename)
+            data[start : start + 8] = b"\xff" * 8
+    wheel.write_bytes(data)
+    files = Files("aiter", wheel)
+    with pytest.raises(TableError, match=f"^{NAME}: "):
+        files.text(NAME)
+    assert files.version == ""
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    pipe = tmp_path / NAME
+    pipe.parent.mkdir(parents=True)
+    os.mkfifo(pipe)
+    files = Files("aiter", tmp_path)
+    assert not files.has(NAME)
+    with pytest.raises(TableError, match=f"^{NAME}: is no regular file$"):
+        files.text(NAME)
+    table = AiterTables(files, {GEMM.variable: str(pipe)}).table(GEMM)
+    assert table.problems[0].text.startswith("cannot be read (is no regular file)")
+
+
+def test_a_folder_that_may_not_be_entered_has_no_files(tmp_path, monkeypatch):
+    (tmp_path / "aiter" / "configs").mkdir(parents=True)
+    files = Files("aiter", tmp_path)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("pathlib.Path.is_file", refuse)  # as root nothing is refused
+    assert not files.has(NAME)
+
+
+def test_what_a_file_holds_neither_breaks_a_line_nor_is_a_time_without_end():
+    assert str(Problem("a\n\x1b.csv", 2, "kernel \r")) == "a??.csv:2: kernel ?"
+    source = Source("a.csv", "us\n1e400\n")
+    assert Row(source, 2, source.rows[0][1], "", (), ()).us is None

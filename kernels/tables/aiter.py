@@ -5,21 +5,18 @@ Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `g
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Entry, Found
 from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row
-from kernels.tables.aiter_merge import Table
+from kernels.tables.aiter_merge import Merged
 from kernels.tables.aiter_problems import problems
-from kernels.tables.aiter_rules import FORMATS, fp8_of, padded, read_rules
-from kernels.tables.aiter_triton import TritonTables
+from kernels.tables.aiter_rules import FORMATS, fp8_of, padded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from kernels.tables import Problem, Target
-    from kernels.tables.files import Files
 
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 """Dense FP8 TFLOP/s of a CU: AMD's data sheets of MI300X and MI355X."""
@@ -36,20 +33,9 @@ MOE_HEADER = (
     "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
 )
 
-Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
-"""Rows by the key without the GPU and M, then by M."""
 
-
-class AiterTables:
+class AiterTables(Merged):
     """Tables of one copy of AITER, under the environment that the engine is started with."""
-
-    def __init__(self, files: Files, environment: Mapping[str, str] | None = None) -> None:
-        self.files, self.environment = files, environment or {}
-        self.rules = read_rules(files)
-        self._triton = TritonTables(files, self.rules)
-        self._tables: dict[Family, Table] = {}
-        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
-        self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """`gemm_a8w8_blockscale`, or `gemm_a8w8_blockscale_bpreshuffle`: y [m, n] = x [m, k] w [n, k]^T."""
@@ -118,19 +104,13 @@ class AiterTables:
 
     def triton_gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """The configuration of AITER's Triton kernel, `aiter/ops/triton/configs`."""
-        return self._triton.gemm(target, m, n, k, preshuffled)
+        return self.triton.gemm(target, m, n, k, preshuffled)
 
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the tables, for this GPU: one line for each kind and file. Of shapes that were
         asked for before; of all where none was."""
         found = problems(self, target)
-        return found if self._asked and not self._triton.asked else found + self._triton.problems(target)
-
-    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
-        """Shapes of a family that were asked for; None where nothing was asked, so that all count."""
-        if self._asked or self._triton.asked:
-            return self._asked.get(family, set())
-        return None
+        return found if self._asked and not self.triton.asked else found + self.triton.problems(target)
 
     def _of_silu(self, rows: list[Row]) -> Row | None:
         """Of rows that may differ in act_type the one that SiLU gets."""
@@ -155,26 +135,6 @@ class AiterTables:
             return 0
         splits = range(-(-units // tiles), 1, -1)
         return next((split for split in splits if hidden % split == 0 and hidden // split % 256 == 0), 0)
-
-    def table(self, family: Family) -> Table:
-        if family not in self._tables:
-            self._tables[family] = Table(self.files, family, self.rules, self.environment)
-        return self._tables[family]
-
-    def by_shape(self, family: Family, target: Target) -> Shapes:
-        """Rows that the target can find; none of a table whose rows are never found."""
-        if (family, target) not in self._shapes:
-            shapes: Shapes = defaultdict(lambda: defaultdict(list))
-            table = self.table(family)
-            for row in () if table.dead else table.rows(target.arch):
-                if (
-                    row.units == target.units
-                    and row.is_asked(fp8_of(target.arch))
-                    and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is none
-                ):
-                    shapes[row.shape][int(row.m)].append(row)
-            self._shapes[family, target] = shapes
-        return self._shapes[family, target]
 
     def _why(
         self,

@@ -62,7 +62,9 @@ def heading(view: EngineView) -> list[str]:
         how.append(f"--ep {asked.ep}")
     if asked.dp_attention:
         how.append("--dp-attention")
-    how += [f"{name}={value}" if value else f"--{name}" for name, value in asked.given.items()]
+    for name, value in asked.given.items():
+        flag = f"--{name}" if name.islower() else name
+        how.append(f"{flag}={value}" if value else flag)
     read = ", ".join(f"{name} {version}" for name, version in view.libraries.items())
     served = f"{asked.model.name} {' '.join(how)}, KV cache in {asked.kv}"
     tables = f"tables of {read}" if read else "no tuned table is asked"
@@ -150,9 +152,11 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
         misses, lambda s: (s.call.op, s.row, s.found.table if s.found else "")
     ):
         share = sum(shape.share for shape in group)
-        lines.append(f"{op} {row}, {share:.1%} of the time, {len(group)} shapes: no entry in {table}; runs")
+        what = f"{op} {row}, {share:.1%} of the time, {_shapes(group)}"
+        lines.append(f"{what}: no entry in {table}; runs")
         for fallback, alike in _grouped(group, lambda s: s.found.fallback if s.found else ""):
-            lines.append(f"  {_listed(shape.tokens for shape in alike)} tokens: {fallback}")
+            tokens = _listed(shape.tokens for shape in alike)
+            lines.append(f"  {tokens} {'token' if tokens == '1' else 'tokens'}: {fallback}")
     return lines
 
 
@@ -172,7 +176,7 @@ def _defects(shapes: Sequence[Shape]) -> list[str]:
     pairs = [(defect, shape) for shape in shapes for defect in shape.defects]
     groups = _grouped(pairs, lambda pair: (pair[0], pair[1].call.op, pair[1].row))
     return [
-        f"{op} {row}: {defect}: {len(group)} shapes, {sum(shape.share for _, shape in group):.1%} of the time"
+        f"{op} {row}: {defect}: {_shapes(group)}, {sum(shape.share for _, shape in group):.1%} of the time"
         for (defect, op, row), group in groups
     ]
 
@@ -204,6 +208,10 @@ def layer_text(shape: Shape) -> str:
 
 def _said(sizes: Mapping[str, Size]) -> str:
     return text_of({name: value for name, value in sizes.items() if name not in UNSAID})
+
+
+def _shapes(group: Sequence[object]) -> str:
+    return "1 shape" if len(group) == 1 else f"{len(group)} shapes"
 
 
 def _span(tokens: Sequence[int]) -> str:

@@ -363,7 +363,7 @@ def test_problems_are_of_what_is_asked(tmp_path):
 
 
 def test_a_miss_tells_which_experts_have_rows(tmp_path):
-    """SGLang's --ep-size 8 asks AITER for topk 8, of its 9 columns; the rows are for topk 9 (ROCm/aiter#3739)."""
+    """SGLang's --ep-size 8 asks AITER for topk 8, of 9 columns; the rows are for topk 9 (ROCm/aiter#3739)."""
     rows = csv(moe_row(64, 1, key="7168,2048,33,9"), moe_row(64, 1, key="7168,256,33,9"), header=MOE_HEADER)
     found = checkout(tmp_path, {MODEL_MOE: rows}).moe(MI300X, 64, 7168, 2048, 33, 9, True)
     assert found.entry is None

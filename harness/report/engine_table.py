@@ -176,14 +176,15 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
         first, *others = dict.fromkeys(_table(shape) for shape in group)
         table = f"{first} and {len(others)} more like it" if others else first
         share = sum(shape.share for shape in group)
-        what = f"{op} {row}, {share:.1%} of the time, {len(group)} shapes: no entry in {table}; runs"
+        what = f"{op} {row}, {share:.1%} of the time, {_shapes(group)}: no entry in {table}; runs"
         fallbacks = _grouped(group, _fallback)
         if len(fallbacks) == 1:
             lines.append(f"{what} {fallbacks[0][0]}")
             continue
         lines.append(what)
         for fallback, same in fallbacks:
-            lines.append(f"  {_listed(shape.tokens for shape in same)} tokens: {fallback}")
+            tokens = _listed(shape.tokens for shape in same)
+            lines.append(f"  {tokens} {'token' if tokens == '1' else 'tokens'}: {fallback}")
     return lines
 
 
@@ -211,7 +212,7 @@ def _defects(shapes: Sequence[Shape]) -> list[str]:
     pairs = [(defect, shape) for shape in shapes for defect in shape.defects]
     groups = _grouped(pairs, lambda pair: (pair[0], pair[1].call.op, pair[1].row))
     return [
-        f"{op} {row}: {defect}: {len(group)} shapes, {sum(shape.share for _, shape in group):.1%} of the time"
+        f"{op} {row}: {defect}: {_shapes(group)}, {sum(shape.share for _, shape in group):.1%} of the time"
         for (defect, op, row), group in groups
     ]
 
@@ -251,6 +252,10 @@ def layer_text(shape: Shape) -> str:
 
 def _said(sizes: Mapping[str, Size]) -> str:
     return text_of({name: value for name, value in sizes.items() if name not in UNSAID})
+
+
+def _shapes(group: Sequence[object]) -> str:
+    return "1 shape" if len(group) == 1 else f"{len(group)} shapes"
 
 
 def _span(tokens: Sequence[int]) -> str:

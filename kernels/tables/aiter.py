@@ -158,6 +158,10 @@ class AiterTables(Merged):
         }
         if others:
             return (f"the shape has rows for {', '.join(sorted(others))} CUs, not {target.units}",)
+        keys = {other[2:] for other in self.by_shape(family, target) if other[:2] == shape[:2]}
+        if keys:
+            said = ", ".join(f"{experts:g} experts with topk {topk:g}" for experts, topk in sorted(keys))
+            return (f"there are rows for {said}, not {shape[2]} with {shape[3]}",)
         return ()
 
     def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 import kernels
 from harness.catalogue.architectures import architectures
+from kernels.engine_tuning import EngineTuned
 from kernels.op import Implementation, Op
 from kernels.platform import version
 from kernels.tuning import Tunable, words
@@ -59,11 +60,15 @@ def of_choice(row: Tunable, sizes: object) -> list[str]:
         target = architecture.target
         configs = list(row.configurations(target, sizes))
         values = Counter(word for config in configs for word in words(config).split())
-        chosen = row.heuristic(target, sizes)
         lines += [
             f"{row.name} {arch} {len(configs)}: " + " ".join(f"{w}:{n}" for w, n in sorted(values.items()))
         ]
-        lines += [f"  {words(chosen)}", *(f"  {d}" for d in row.demands(chosen, target, sizes))]
+        if isinstance(row, EngineTuned):  # its engine chooses
+            chosen, demands = configs[0], row.products(configs[0], sizes)
+        else:
+            chosen = row.heuristic(target, sizes)
+            demands = row.demands(chosen, target, sizes)
+        lines += [f"  {words(chosen)}", *(f"  {d}" for d in demands)]
     return lines
 
 

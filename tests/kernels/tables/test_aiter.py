@@ -374,6 +374,14 @@ def test_problems_are_of_what_is_asked(tmp_path):
     assert str(tables.problems(MI300X)[-1]) == "AITER_CONFIG_FMOE: no shape here is looked for in its table"
 
 
+def test_a_miss_tells_which_experts_have_rows(tmp_path):
+    """SGLang's --ep-size 8 asks AITER for topk 8, of 9 columns; the rows are for topk 9 (ROCm/aiter#3739)."""
+    rows = csv(moe_row(64, 1, key="7168,2048,33,9"), moe_row(64, 1, key="7168,256,33,9"), header=MOE_HEADER)
+    found = checkout(tmp_path, {MODEL_MOE: rows}).moe(MI300X, 64, 7168, 2048, 33, 9, True)
+    assert found.entry is None
+    assert found.notes == ("there are rows for 33 experts with topk 9, not 33 with 8",)
+
+
 def test_a_renamed_kernel_is_in_no_list(tmp_path):
     sizes = "256, 1, 128, 128, 16, 128, 256, 16, 16, 16, 16, 1, 2, [16, 16, 1], [16, 16, 1], 1, 2"
     instance = f'    7:   KernelInstance({sizes}, [1, 16, 1, 16], [8], "Intrawave", 1,),\n'

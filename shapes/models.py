@@ -98,7 +98,9 @@ def read_model(path: Path) -> ModelConfig:
         own |= {"name": file.parent.name, "source": file.name}
         own["torch_dtype"] = own.get("torch_dtype") or own.get("dtype") or "bfloat16"
         values = {name: own[name] for name in _fields(ModelConfig)}
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise ValueError(f"cannot read {file}: {error.strerror}") from None
+    except (ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"cannot read {file}: {error}") from None
     except KeyError as error:
         raise ValueError(

@@ -10,6 +10,7 @@ import click
 from harness.cli.options import json_option
 
 if TYPE_CHECKING:
+    from harness.engine.view import EngineView
     from shapes.scheduler import Workload
 
 OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
@@ -163,17 +164,7 @@ def engine(
 
         write_page(view, page)
     if folder:
-        from harness.engine.untuned import write_untuned
-
-        written = list(write_untuned(view, Path(folder)))
-        for path in written:
-            click.echo(f"written: {path}", err=True)
-        by_hand = sum(shape.state == "fallback" and shape.row == "aiter.triton" for shape in view.shapes)
-        if by_hand:
-            click.echo(f"not written: {by_hand} shapes of aiter.triton; AITER tunes them one by one: "
-                       "aiter/ops/triton/utils/_triton/tunning/screen.py", err=True)  # fmt: skip
-        elif not written:
-            click.echo("nothing written: no file lacks a shape", err=True)
+        _write_untuned(view, Path(folder))
     if "-" not in (json_to, csv_to):
         import sys
 
@@ -181,6 +172,24 @@ def engine(
         from harness.report.terminal import show
 
         show(engine_text(view, entries), sys.stdout)
+
+
+def _write_untuned(view: EngineView, folder: Path) -> None:
+    """AITER's untuned CSV files, and a list of the JSON files that an engine looks for and does not have, as
+    far as there is something to write in them."""
+    from harness.files import replace
+
+    misses = [shape for shape in view.shapes if shape.state == "fallback"]
+    texts = view.tables.untuned((shape.call.op, shape.row, shape.sizes) for shape in misses)
+    for name, text in texts.items():
+        replace(folder / name, text)
+        click.echo(f"written: {folder / name}", err=True)
+    by_hand = sum(shape.row == "aiter.triton" for shape in misses)
+    if by_hand:
+        where = "aiter/ops/triton/utils/_triton/tunning/screen.py"
+        click.echo(f"not written: {by_hand} shapes of aiter.triton; AITER tunes them one by one: {where}", err=True)
+    elif not texts:
+        click.echo("nothing written: no file lacks a shape", err=True)
 
 
 def _workload(text: str) -> Workload:

@@ -59,7 +59,7 @@ def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
     pairs = [
         (now, was.found, now.found)
         for was, now in zip(before.shapes, after.shapes, strict=True)
-        if was.found and now.found and package in before.libraries
+        if was.found and now.found and before.tables.library_of(now.row) == package
     ]
     if not pairs:
         raise UsageError(unasked(request, package, before.target.arch))

@@ -186,8 +186,8 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
         click.echo(f"written: {folder / name}", err=True)
     by_hand = sum(shape.row == "aiter.triton" for shape in misses)
     if by_hand:
-        where = "aiter/ops/triton/utils/_triton/tunning/screen.py"
-        click.echo(f"not written: {by_hand} shapes of aiter.triton; AITER tunes them one by one: {where}", err=True)
+        text = f"not written: {by_hand} shapes of aiter.triton; AITER tunes them one by one: "
+        click.echo(text + "aiter/ops/triton/utils/_triton/tunning/screen.py", err=True)
     elif not texts:
         click.echo("nothing written: no file lacks a shape", err=True)
 

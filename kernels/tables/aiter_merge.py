@@ -59,7 +59,8 @@ class Table:
         names = self.given.split(os.pathsep) if self.given else self._packaged()
         self.merged = len(names) > 1
         self.sources = [source for name in names if (source := self._read(name))]
-        self.title = f"{family.name} ({len(self.sources)} file{'s' * (len(self.sources) != 1)})"
+        count = "1 file" if len(self.sources) == 1 else f"{len(self.sources)} files"
+        self.title = f"{family.name} ({count})"
         if self.given:
             self._say_what_is_replaced()
         self.has_gfx = any("gfx" in source.columns for source in self.sources)

@@ -23,6 +23,7 @@ PLACES = (
     "lib/python3*/site-packages/{package}",
     "*/lib/python3*/*-packages/{package}",
     "*/*/lib/python3*/*-packages/{package}",
+    "opt/conda/envs/*/lib/python3*/site-packages/{package}",
     "*/{package}/{package}",
     "*/*/{package}",
 )

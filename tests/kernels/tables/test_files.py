@@ -57,3 +57,26 @@ def test_what_a_file_holds_neither_breaks_a_line_nor_is_a_time_without_end():
     assert str(Problem("a\n\x1b.csv", 2, "kernel \r")) == "a??.csv:2: kernel ?"
     source = Source("a.csv", "us\n1e400\n")
     assert Row(source, 2, source.rows[0][1], "", (), ()).us is None
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "",
+        "python",
+        "lib/python3.12/site-packages",
+        "usr/local/lib/python3.12/dist-packages",
+        "opt/venv/lib/python3.12/site-packages",
+        "opt/conda/envs/py_3.12/lib/python3.12/site-packages",
+        "sgl-workspace/aiter",
+    ],
+)
+def test_a_package_is_found_in_a_checkout_an_environment_and_an_image(tmp_path, place):
+    """The last ones are of ROCm's and SGLang's images."""
+    package = tmp_path / place / "aiter"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '0.1.20'\n")
+    (package / "_version.py").write_text("version = '0.1.20'\n")
+    files = Files("aiter", tmp_path)
+    assert (files.version, files.has("aiter/_version.py")) == ("0.1.20", True)
+    assert Files("aiter", package).has("aiter/_version.py")

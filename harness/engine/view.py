@@ -263,8 +263,7 @@ def _defects(
     if row is None:
         return ()
     package = row.library or row.provider
-    asked = tables.asked.get(package)
-    version = asked.version if asked else ""
+    version = tables.version(package)
     if not version[:1].isdigit():
         version = READ_TO.get(package, ("",))[0]
     return tuple(
@@ -292,12 +291,13 @@ def _notes(request: EngineRequest, arch: str, ops: Sequence[str], libraries: Map
 
 
 def unasked(request: EngineRequest, library: str, arch: str) -> str:
-    """That no shape's kernel looks into a library's tables, and what to do."""
+    """That no shape's kernel looks into a library's tables, and what to do. SGLang's images for AMD have AITER
+    on, so that only vLLM is told to switch it on."""
     text = f"nothing that {request.engine} runs here looks into tables of {library}"
-    if library != "aiter" or not arch.startswith("gfx"):
-        return text
-    variable = "VLLM_ROCM_USE_AITER" if request.engine == "vllm" else "SGLANG_USE_AITER"
-    return f"{text}; give --with {variable}=1"
+    off = request.engine == "vllm" and request.given.get("VLLM_ROCM_USE_AITER") != "1"
+    if library == "aiter" and arch.startswith("gfx") and off:
+        return f"{text}; give --with VLLM_ROCM_USE_AITER=1"
+    return text
 
 
 def dashed(name: str) -> str:

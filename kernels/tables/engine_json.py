@@ -355,7 +355,8 @@ class EngineTables:
         elif not table.file.startswith(self._rules.gemm):
             folder = Path(table.file).parent.name
             if folder != _version_folder(target):
-                notes.append(f"{folder}: none for Triton {target.triton or 'of a version that is not said'}")
+                version = target.triton or "of a version that is not said"
+                notes.append(f"of {folder}, as there is none for Triton {version}")
         return tuple(note for note in notes if note)
 
     def _stop(self, table: Configurations, m: int, of_all: str) -> str:

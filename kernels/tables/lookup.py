@@ -46,6 +46,12 @@ class Lookups:
             self._tables[package] = made
         return self._tables[package]
 
+    def version(self, package: str) -> str:
+        """Of a library that has tables, whether it was asked or not; empty where that is not known."""
+        if package not in ("aiter", "vllm", "sglang"):
+            return ""
+        return (self.asked.get(package) or library(package, self.paths.get(package))).version
+
     def library_of(self, row: str) -> str:
         """The library whose tables a row's kernel looks into; empty: none."""
         name, _, variant = row.partition("@")[0].partition(".")

@@ -72,11 +72,11 @@ def test_a_fused_shared_expert_is_no_linear():
     assert {call.sizes["shared"] for call in calls if call.op == "fused_moe"} == {1}
 
 
-def test_a_workload_has_its_own_steps():
-    run = documented()["serving-3200-800-c16"]
-    calls = served(TP8, run.workload)
+@pytest.mark.parametrize("suite", ["serving-3200-800-c16", "serving-3200-800-c16-mixed"])
+def test_a_workload_has_its_own_steps(suite):
+    calls = served(TP8, documented()[suite].workload)
     for op in ("block_scale_gemm", "mla_decode", "mha_prefill"):
-        of_suite = {tuple(case.sizes.items()) for case in suites()["serving-3200-800-c16"].cases(op)}
+        of_suite = {tuple(case.sizes.items()) for case in suites()[suite].cases(op)}
         assert set(sizes(calls, op)) == of_suite
     experts = sum(call.times for call in calls if call.place == "experts")
     assert experts == pytest.approx(58)

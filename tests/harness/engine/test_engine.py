@@ -112,6 +112,8 @@ def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
     assert "block_scale_gemm shared gate_up n=512 k=7168, at 1: miss: CK" in text
     found = json.loads(here(*AITER, "--diff", str(a), str(b), "--json", "-").stdout)
     assert (found["library"], found["asked"], len(found["changes"])) == ("aiter", 91, 2)
+    shares = [each["share"] for each in found["changes"]]
+    assert shares == sorted(shares, reverse=True)
     change = next(each for each in found["changes"] if each["sizes"]["n"] == 512)
     assert (change["a"]["entry"], change["b"]["entry"]["kernel"]) == (None, "ck first, splitK 0")
 
@@ -172,3 +174,14 @@ def test_a_page_maps_shapes_by_tokens(tmp_path):
     layers = chart.picture.to_dict()["encoding"]["y"]["sort"]
     assert layers[0] == "experts experts=256 inter=256 ep=1 shared=0"
     assert next(iter(section.notes))[0] == "falls back"
+
+
+@pytest.mark.parametrize("version, known", [("0.1.16", False), ("0.1.20", True), ("", True)])
+def test_defects_are_those_of_the_library_that_is_given(here, tmp_path, version, known):
+    """ROCm/aiter#4957, from 0.1.18 on; a library that does not tell its version counts as the newest read."""
+    path = aiter(tmp_path)
+    if version:
+        (path / "aiter" / "_version.py").write_text(f"version = {version!r}\n")
+    found = shapes(here, path, "--tp", "2", "--kv", "fp8", "--op", "mla_decode")
+    assert {shape["row"] for shape in found} == {"aiter.asm_persistent"}
+    assert any("aiter#4957" in defect for shape in found for defect in shape["defects"]) == known

@@ -176,8 +176,8 @@ def test_sglang_takes_the_newest_folder_and_a_second_file_for_down(tables):
         "up 16x64x128 group 16, 4 warps, 5 stages; down 16x128x128 group 64, 4 warps, 2 stages, USE_TMA True"
     )
     assert found.notes == (
-        "triton_3_5_1: none for Triton 3.7.1",
-        "down: triton_3_5_1: none for Triton 3.7.1",
+        "of triton_3_5_1, as there is none for Triton 3.7.1",
+        "down: of triton_3_5_1, as there is none for Triton 3.7.1",
         "down: BLOCK_SIZE_M 64 of the file becomes that of up",
     )
     exact = read.moe(replace(H200, triton="3.3.1"), 100, 256, 257)

@@ -291,7 +291,7 @@ def _notes(request: EngineRequest, arch: str, ops: Sequence[str], libraries: Map
 
 
 def unasked(request: EngineRequest, library: str, arch: str) -> str:
-    """That no shape's kernel looks into a library's tables, and what to do. SGLang's images for AMD have AITER
+    """That no shape's kernel looks into a library's tables, and what to do. SGLang's AMD images have AITER
     on, so that only vLLM is told to switch it on."""
     text = f"nothing that {request.engine} runs here looks into tables of {library}"
     off = request.engine == "vllm" and request.given.get("VLLM_ROCM_USE_AITER") != "1"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from harness.engine.changes import Change, Changes
 from harness.engine.view import EngineView, Shape, dashed
+from kernels.tables.lookup import decides_without
 from shapes.case import Size, text_of
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ def notes(view: EngineView) -> dict[str, list[str]]:
         "known defects": _defects(view.shapes),
         "falls back": _fallbacks(view.shapes),
         "no row": _no_rows(view.shapes),
+        "no table": _without_tables(view.shapes),
         "in the tables": [str(problem) for problem in view.problems],
         "note": [*_odd(view.shapes), *view.notes],
     }
@@ -206,6 +208,13 @@ def _no_rows(shapes: Sequence[Shape]) -> list[str]:
         + (f" ({decided})" if decided else "")
         for (op, why, decided), group in groups
     ]
+
+
+def _without_tables(shapes: Sequence[Shape]) -> list[str]:
+    """What decides instead, where it is known."""
+    asked = [shape for shape in shapes if shape.state == "no table"]
+    groups = _grouped(asked, lambda s: (s.call.op, s.row))
+    return [f"{op} {row}: {text}" for (op, row), _ in groups if (text := decides_without(op, row))]
 
 
 def _defects(shapes: Sequence[Shape]) -> list[str]:

@@ -96,20 +96,6 @@ INVARIANT: Config = {
 }  # fmt: skip
 """vLLM's MoE with VLLM_BATCH_INVARIANT=1."""
 
-WITHOUT_TABLES: Mapping[str, str] = {
-    "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
-    "flash_attn": "rules by lengths, heads and SMs (of version 3: flash-attention hopper/heuristics.h)",
-    "flashinfer": "GEMM and MoE: tactics profiled at start-up and kept on the machine, else the runner's own "
-    "choice; those that ship need FLASHINFER_AUTOTUNER_LOAD_FROM_FILE=1 (flashinfer/autotuner/autotuner.py)",
-    "flashmla": "a plan by lengths and SMs (FlashMLA csrc/smxx/decode/get_decoding_sched_meta)",
-    "sglang.cutlass": "rules by m, n and k (sgl-kernel/csrc/gemm/fp8_blockwise_gemm_kernel.cu)",
-    "vllm.cutlass": "rules by m, n, k and SMs "
-    "(vLLM csrc/.../cutlass/c3x/scaled_mm_blockwise_sm90_fp8_dispatch.cuh and its like)",
-    "vllm.cutlass_mla": "splits by length and SMs "
-    "(vLLM csrc/attention/mla/cutlass_sm100_mla/device/sm100_mla.hpp)",
-}
-"""How names of rows begin that look into no table of shapes -> what decides there; the longest one holds."""
-
 NOTHING = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 

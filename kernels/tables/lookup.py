@@ -12,6 +12,30 @@ from kernels.tables.engine_json import EngineTables
 from kernels.tables.files import Files, library
 from shapes.case import Size
 
+WITHOUT_TABLES: Mapping[str, str] = {
+    "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
+    "flash_attn": "rules by lengths, heads and SMs (of version 3: flash-attention hopper/heuristics.h)",
+    "flashinfer": "tactics profiled at start-up and kept on the machine, else the runner's own choice; those "
+    "that ship need FLASHINFER_AUTOTUNER_LOAD_FROM_FILE=1 (flashinfer/autotuner/autotuner.py)",
+    "flashinfer.sm90": "rules by m, n, k and SMs (get_best_gemm_config in FlashInfer's copy of "
+    "TensorRT-LLM's deep_gemm/jit_utils.cuh)",
+    "flashmla": "a plan by lengths and SMs (FlashMLA csrc/smxx/decode/get_decoding_sched_meta)",
+    "sglang.cutlass": "rules by m, n and k (sgl-kernel/csrc/gemm/fp8_blockwise_gemm_kernel.cu)",
+    "vllm.cutlass": "rules by m, n, k and SMs "
+    "(vLLM csrc/.../cutlass/c3x/scaled_mm_blockwise_sm90_fp8_dispatch.cuh and its like)",
+    "vllm.cutlass_mla": "splits by length and SMs "
+    "(vLLM csrc/attention/mla/cutlass_sm100_mla/device/sm100_mla.hpp)",
+}
+"""How names of rows begin that look into no table of shapes -> what decides there; the longest one holds."""
+
+
+def decides_without(op: str, row: str) -> str:
+    """What decides how a row runs that looks into no table; empty where that is not known here."""
+    starts = [start for start in WITHOUT_TABLES if row.startswith(start)]
+    if not starts or (starts == ["flashinfer"] and op not in ("block_scale_gemm", "fused_moe")):
+        return ""
+    return WITHOUT_TABLES[max(starts, key=len)]
+
 
 class Lookups:
     """Look-ups of an engine's libraries, each read when it is first asked.

@@ -13,8 +13,9 @@ import pytest
 
 import kernels
 from kernels.tables import Target
-from kernels.tables.engine_json import RULES, WITHOUT_TABLES, EngineTables
+from kernels.tables.engine_json import RULES, EngineTables
 from kernels.tables.files import Files, TableError
+from kernels.tables.lookup import WITHOUT_TABLES
 
 MI300X = Target("gfx942", 304, "AMD Instinct MI300X", "3.4.0")
 MI325X = Target("gfx942", 304, "AMD Instinct MI325X", "3.4.0")

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from harness.engine.view import LIBRARIES, EngineRequest, EngineView, Shape, engine_view, unasked
+from harness.engine.view import EngineRequest, EngineView, Shape, engine_view, unasked
 from harness.errors import UsageError
 from kernels.tables import Found
 from kernels.tables.files import Files, TableError
+from kernels.tables.lookup import LIBRARIES
 
 
 @dataclass(frozen=True)
@@ -87,4 +88,4 @@ def _what(found: Found) -> str:
 
 
 def _facts(found: Found) -> Mapping[str, Any]:
-    return {"entry": found.entry.__dict__ if found.entry else None, "fallback": found.fallback or None}
+    return {"entry": asdict(found.entry) if found.entry else None, "fallback": found.fallback or None}

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,16 @@ from harness.errors import UsageError
 from kernels import engines
 from kernels.defects import known_defects
 from kernels.engines import EngineDefault
-from kernels.engines.deploy import chosen, columns, deployed, known_settings, unread
+from kernels.engines.deploy import TABLES, chosen, columns, deployed, known_settings
 from kernels.op import DTYPES
 from kernels.tables import Found, Problem, Target
-from kernels.tables.files import TableError, library
-from kernels.tables.lookup import Lookups
+from kernels.tables.files import TableError
+from kernels.tables.lookup import LIBRARIES, Lookups
 from kernels.vendor import READ_TO
 from shapes.case import Size
-from shapes.deployment import Call, served, sweep
+from shapes.deployment import Call, Deployment, served, sweep
 from shapes.models import ModelConfig
 from shapes.scheduler import Workload
-
-LIBRARIES = ("aiter", "vllm", "sglang")
-"""That have tuned tables, read here."""
-
 
 ROWS = 16384
 """With more, products bound the experts and not their weights; to draw so many picks takes seconds."""
@@ -110,7 +106,7 @@ class Shape:
             "row": self.row or None,
             "decided_in": self.decided_in or None,
             "table": self.found.table if self.found else None,
-            "entry": entry.__dict__ if entry else None,
+            "entry": asdict(entry) if entry else None,
             "fallback": (self.found.fallback or None) if self.found else None,
             "defects": list(self.defects),
             "step": self.call.step,
@@ -122,6 +118,11 @@ class Shape:
 
 @dataclass(frozen=True)
 class EngineView:
+    """device:    by the name of its data sheet
+    problems:  what in the asked tables cannot work
+    libraries: that were asked -> their version, or where they lie
+    """
+
     request: EngineRequest
     target: Target
     device: str
@@ -160,16 +161,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     device = _device(request)
     arch, ops = device["arch"], list(request.ops or kernels.OPS)
     try:
-        deployment = deployed(
-            request.engine,
-            arch,
-            request.model,
-            request.tp,
-            request.ep,
-            request.dp_attention,
-            request.kv,
-            request.given,
-        )
+        deployment = _deployed(request, arch)
         calls = served(deployment, request.workload) if request.workload else sweep(deployment)
     except ValueError as error:
         raise UsageError(str(error)) from None
@@ -180,8 +172,8 @@ def engine_view(request: EngineRequest) -> EngineView:
     tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
     shares = _shares(calls, arch, device)
     try:
-        for name, path in request.paths.items():
-            library(name, path)  # that cannot be read is said, too, where no shape asks it
+        for name in request.paths:
+            tables.files(name)  # one that cannot be read is said, too, where no shape asks it
         shapes = [
             _shape(request, arch, call, share, tables)
             for call, share in zip(calls, shares, strict=True)
@@ -193,7 +185,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     libraries = {
         name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
     }
-    notes = _notes(request, arch, ops, libraries)
+    notes = [*_idle(request, arch, ops, shapes), *_notes(request, arch, libraries)]
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
 
@@ -201,13 +193,14 @@ def _device(request: EngineRequest) -> Mapping[str, Any]:
     """The data sheet of the device that is meant, with `units` and `driver`. Raises UsageError."""
     known = engines.archs(request.engine)
     devices = [entry for entry in known_devices() if entry["arch"] in known]
-    stands_for = {name: each.device for name, each in architectures().items()} | {"sm_103": "B300"}
-    wanted = stands_for.get(request.arch, request.arch).lower()
-    units = {each.arch: each.units for each in architectures().values()}
-    for entry in devices:
-        if entry["name"].lower() == wanted:
-            maker = "AMD Instinct" if entry["arch"].startswith("gfx") else "NVIDIA"
-            return {"units": units.get(entry["arch"], 0), "driver": f"{maker} {entry['name']}"} | entry
+    usual = architectures()
+    named = [entry for entry in devices if entry["name"].lower() == request.arch.lower()]
+    of_arch = [entry for entry in devices if entry["arch"] == request.arch]
+    of_arch.sort(key=lambda entry: request.arch in usual and entry["name"] != usual[request.arch].device)
+    if meant := next(iter([*named, *of_arch]), None):
+        maker = "AMD Instinct" if meant["arch"].startswith("gfx") else "NVIDIA"
+        units = usual[meant["arch"]].units if meant["arch"] in usual else 0
+        return {"units": units, "driver": f"{maker} {meant['name']}"} | meant
     if request.arch in known:
         return {"arch": request.arch, "name": request.arch, "units": 0, "driver": ""}
     raise UsageError(
@@ -239,18 +232,24 @@ def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
     return times * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
 
 
+def _deployed(request: EngineRequest, arch: str) -> Deployment:
+    """Raises ValueError."""
+    how = request.tp, request.ep, request.dp_attention, request.kv
+    return deployed(request.engine, arch, request.model, *how, request.given)
+
+
+def _chosen(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
+    over_tp = request.model.num_attention_heads // request.tp if request.dp_attention else 0
+    return chosen(request.engine, op, arch, sizes, request.given, over_tp)
+
+
 def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:
     op = kernels.OPS[call.op]
-    over_tp = request.model.num_attention_heads // request.tp if request.dp_attention else 0
-
-    def runs(sizes: Mapping[str, Size]) -> EngineDefault | None:
-        return chosen(request.engine, call.op, arch, sizes, request.given, over_tp)
-
     sizes = op.case({**op.defaults(arch), **call.sizes}).sizes
-    entry = runs(sizes)
+    entry = _chosen(request, arch, call.op, sizes)
     if call.op == "mha_prefill" and not (entry and entry.row):  # an engine may cast q, k and v
         cast = op.case({**sizes, "dtype": "fp8"}).sizes
-        if (other := runs(cast)) and other.row:
+        if (other := _chosen(request, arch, call.op, cast)) and other.row:
             sizes, entry = cast, other
     found = tables.find(call.op, entry.row, sizes) if entry and entry.row else None
     return Shape(call, sizes, share, entry, found, _defects(call.op, entry, sizes, arch, tables))
@@ -263,7 +262,7 @@ def _defects(
     if row is None:
         return ()
     package = row.library or row.provider
-    version = tables.version(package)
+    version = tables.files(package).version if package in LIBRARIES else ""
     if not version[:1].isdigit():
         version = READ_TO.get(package, ("",))[0]
     return tuple(
@@ -272,22 +271,33 @@ def _defects(
     )
 
 
-def _notes(request: EngineRequest, arch: str, ops: Sequence[str], libraries: Mapping[str, str]) -> list[str]:
-    read = engines.defaults(request.engine)[0].version
+def _idle(request: EngineRequest, arch: str, ops: Sequence[str], shapes: Sequence[Shape]) -> Iterator[str]:
+    """Settings without which the engine runs the same."""
     known = known_settings(request.engine, ops, arch)
-    notes = []
-    for name in unread(request.engine, ops, arch, request.given):
-        near = difflib.get_close_matches(name, known, 1, 0.8)
-        meant = f"; {near[0]} is meant?" if near else ""
-        notes.append(
-            f"{dashed(name)}: nothing recorded of {request.engine} reads it on {arch}, "
-            f"so it changed nothing here{meant}"
-        )
-    notes += [f"--{name}: {unasked(request, name, arch)}" for name in request.paths if name not in libraries]
+    spelled = {_spelled(name): name for name in known}
+    for name in request.given:
+        if name in TABLES[request.engine]:
+            continue
+        rest = {other: value for other, value in request.given.items() if other != name}
+        without = replace(request, given=rest)
+        if name not in known:
+            near = difflib.get_close_matches(_spelled(name), spelled, 1, 0.8)
+            meant = f"; {dashed(spelled[near[0]])} is meant?" if near else ""
+            yield f"{dashed(name)}: nothing recorded of {request.engine} reads it on {arch}{meant}"
+        elif _deployed(without, arch) == _deployed(request, arch) and all(
+            _chosen(without, arch, shape.call.op, shape.sizes) == shape.entry for shape in shapes
+        ):
+            yield f"{dashed(name)}={request.given[name]} changes nothing here"
+
+
+def _notes(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> Iterator[str]:
+    for name in request.paths:
+        if name not in libraries:
+            yield f"--{name}: {unasked(request, name, arch)}"
+    read = engines.defaults(request.engine)[0].version
     other = libraries.get(request.engine, read)
     if not other.startswith(read):
-        notes.append(f"what {request.engine} runs was read in {read}; the tables are those of {other}")
-    return notes
+        yield f"what {request.engine} runs was read in {read}; the tables are those of {other}"
 
 
 def unasked(request: EngineRequest, library: str, arch: str) -> str:
@@ -298,6 +308,11 @@ def unasked(request: EngineRequest, library: str, arch: str) -> str:
     if library == "aiter" and arch.startswith("gfx") and off:
         return f"{text}; give --with VLLM_ROCM_USE_AITER=1"
     return text
+
+
+def _spelled(name: str) -> str:
+    """What a flag and a variable of one name have in common."""
+    return name.lower().replace("_", "-")
 
 
 def dashed(name: str) -> str:

@@ -84,6 +84,22 @@ class EngineDefault:
         """Of each condition. Raises ValueError for one that cannot be read."""
         return tuple(tuple(_term(text) for text in one.split(" and ")) for one in self.when)
 
+    @functools.cached_property
+    def settings(self) -> dict[str, str]:
+        """Of `flags`: variables and flags without their dashes -> value; empty for a flag that takes none."""
+        found: dict[str, str] = {}
+        flag = ""
+        for word in self.flags.split():
+            if word.startswith("--"):
+                flag = word.lstrip("-")
+                found[flag] = ""
+            elif "=" in word:
+                name, _, value = word.partition("=")
+                found[name], flag = value, ""
+            elif flag:
+                found[flag], flag = word, ""
+        return found
+
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """sizes: all of the op's, those by default too."""
         return not self.when or any(all(term.holds(sizes) for term in terms) for terms in self.terms)
@@ -130,10 +146,20 @@ def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
     return [entry for entry in defaults(engine) if entry.op == op and arch in entry.archs]
 
 
-def default(engine: str, op: str, arch: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
-    """What an engine runs for a case where nothing is set, or None where its data does not tell."""
-    unset = (entry for entry in entries(engine, op, arch) if not entry.flags)
-    return next((entry for entry in unset if entry.holds(sizes)), None)
+def default(
+    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}
+) -> EngineDefault | None:
+    """What an engine runs for a case: of the entries that apply and whose flags are set, the first of those
+    with the most flags. None where its data does not tell.
+
+    given: what is set, as `EngineDefault.settings`; by default nothing
+    """
+    holding = [
+        entry
+        for entry in entries(engine, op, arch)
+        if entry.settings.items() <= given.items() and entry.holds(sizes)
+    ]
+    return max(holding, key=lambda entry: len(entry.settings), default=None)
 
 
 def _term(text: str) -> SizeCondition:

@@ -7,7 +7,6 @@ model_executor/models/deepseek_v2.py, config/parallel.py and _aiter_ops.py of vL
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -53,53 +52,31 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
         name = name.strip().lstrip("-")
         if not name or (not equals and not text.startswith("--")):
             raise ValueError(f"cannot read {text!r}; write NAME=VALUE, --flag=VALUE or --flag")
+        value = value.strip()
         if name.islower():
             name = name.replace("_", "-")
-        found[name] = value.strip()
+        else:  # engines read variables so
+            value = {"true": "1", "false": "0"}.get(value.lower(), value)
+        found[name] = value
     return found
 
 
 def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
     """Names that something recorded of the engine reads, on an architecture."""
-    read = (flag for op in ops for entry in entries(engine, op, arch) for flag in flags(entry))
+    read = (name for op in ops for entry in entries(engine, op, arch) for name in entry.settings)
     return list(dict.fromkeys([*read, *SPLITS[engine], *TABLES[engine]]))
 
 
-def flags(entry: EngineDefault) -> dict[str, str]:
-    """What must be set for an entry: of `NAME=VALUE` and `--flag value` words."""
-    found: dict[str, str] = {}
-    flag = ""
-    for word in entry.flags.split():
-        if word.startswith("--"):
-            flag = word.lstrip("-")
-            found[flag] = ""
-        elif "=" in word:
-            name, _, value = word.partition("=")
-            found[name], flag = value, ""
-        elif flag:
-            found[flag], flag = word, ""
-    return found
-
-
 def chosen(
-    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Settings, over_tp: int = 0
+    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Settings, over_tp: int
 ) -> EngineDefault | None:
-    """What an engine runs for a case with these settings: of the entries that apply and whose flags are set
-    the first of those with the most flags. None where its data does not tell.
-
-    over_tp: heads of the model over --tp where a rank has more of them (DP attention). By these SGLang takes
-    AITER's attention on AMD, or Triton's (get_default_attn_backend)
-    """
+    """`kernels.engines.default`, but that SGLang takes AITER's attention on AMD, or Triton's, by the heads of
+    the model over --tp, also where a rank has more of them, with DP attention (get_default_attn_backend)."""
     if over_tp and engine == "sglang" and arch.startswith("gfx") and "heads" in sizes:
-        without_dp = chosen(engine, op, arch, {**sizes, "heads": over_tp}, given)
+        without_dp = default(engine, op, arch, {**sizes, "heads": over_tp}, given)
         if without_dp and without_dp.row.startswith("sglang.triton"):
             return without_dp
-    holding = [
-        entry
-        for entry in entries(engine, op, arch)
-        if entry.holds(sizes) and all(given.get(name) == value for name, value in flags(entry).items())
-    ]
-    return max(holding, key=lambda entry: len(flags(entry)), default=None)
+    return default(engine, op, arch, sizes, given)
 
 
 def deployed(
@@ -152,9 +129,3 @@ def columns(engine: str, deployment: Deployment) -> tuple[int, bool]:
     picks = deployment.model.num_experts_per_tok + deployment.shared
     masked = deployment.ep > 1
     return picks + int(engine == "vllm" and masked and deployment.shared > 0), masked
-
-
-def unread(engine: str, ops: Sequence[str], arch: str, given: Settings) -> list[str]:
-    """Names of settings that nothing recorded of the engine reads there."""
-    known = {re.sub("_", "-", name.lower()) for name in known_settings(engine, ops, arch)}
-    return [name for name in given if re.sub("_", "-", name.lower()) not in known]

@@ -12,6 +12,9 @@ from kernels.tables.engine_json import EngineTables
 from kernels.tables.files import Files, library
 from shapes.case import Size
 
+LIBRARIES = ("aiter", "vllm", "sglang")
+"""That have tuned tables, read here."""
+
 WITHOUT_TABLES: Mapping[str, str] = {
     "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
     "flash_attn": "rules by lengths, heads and SMs (of version 3: flash-attention hopper/heuristics.h)",
@@ -42,7 +45,6 @@ class Lookups:
 
     paths:  library (aiter, vllm, sglang) -> where it lies; others: installed, else recorded here
     given:  variables that are set
-    asked:  the files of each library that was asked
     columns, masked: of the `topk_ids` that reach AITER's fused_moe
     """
 
@@ -54,27 +56,31 @@ class Lookups:
         columns: int = 0,
         masked: bool = False,
     ) -> None:
-        self.target, self.paths, self.given = target, paths, given
+        self.target, self.given = target, given
         self.columns, self.masked = columns, masked
-        self.asked: dict[str, Files] = {}
+        self._paths = paths
+        self._files: dict[str, Files] = {}
         self._tables: dict[str, AiterTables | EngineTables] = {}
+
+    def files(self, package: str) -> Files:
+        """Of one of LIBRARIES. Raises TableError."""
+        if package not in self._files:
+            self._files[package] = library(package, self._paths.get(package))
+        return self._files[package]
+
+    @property
+    def asked(self) -> dict[str, Files]:
+        """Of the libraries whose tables were asked."""
+        return {package: self._files[package] for package in self._tables}
 
     def _asked(self, package: str) -> AiterTables | EngineTables:
         if package not in self._tables:
-            files = self.asked[package] = library(package, self.paths.get(package))
-            made = (
-                AiterTables(files, self.given)
-                if package == "aiter"
-                else EngineTables(package, files, self.given)
-            )
-            self._tables[package] = made
+            files = self.files(package)
+            if package == "aiter":
+                self._tables[package] = AiterTables(files, self.given)
+            else:
+                self._tables[package] = EngineTables(package, files, self.given)
         return self._tables[package]
-
-    def version(self, package: str) -> str:
-        """Of a library that has tables, whether it was asked or not; empty where that is not known."""
-        if package not in ("aiter", "vllm", "sglang"):
-            return ""
-        return (self.asked.get(package) or library(package, self.paths.get(package))).version
 
     def library_of(self, row: str) -> str:
         """The library whose tables a row's kernel looks into; empty: none."""

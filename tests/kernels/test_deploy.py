@@ -2,8 +2,8 @@
 
 import pytest
 
-from kernels.engines import defaults
-from kernels.engines.deploy import chosen, columns, deployed, flags, settings, unread
+from kernels.engines import default, defaults
+from kernels.engines.deploy import chosen, columns, deployed, known_settings, settings
 from shapes.models import model
 
 R1 = model("deepseek-r1")
@@ -64,12 +64,15 @@ def test_experts_are_spread_over_all_ranks_or_none():
 def test_settings():
     texts = ["VLLM_ROCM_USE_AITER=1", "--moe-a2a-backend=deepep", "moe_dense_tp_size=1", "--enable-x"]
     assert settings(texts) == AITER | DEEPEP | {"moe-dense-tp-size": "1", "enable-x": ""}
+    assert settings(["VLLM_ROCM_USE_AITER=True", "SGLANG_USE_AITER=false"]) == AITER | {
+        "SGLANG_USE_AITER": "0"
+    }
     with pytest.raises(ValueError, match=r"^cannot read 'FOO'; write NAME=VALUE, --flag=VALUE or --flag$"):
         settings(["FOO"])
 
 
 def test_flags_of_entries_are_read():
-    read = {entry.flags: flags(entry) for engine in ("vllm", "sglang") for entry in defaults(engine)}
+    read = {entry.flags: entry.settings for engine in ("vllm", "sglang") for entry in defaults(engine)}
     assert read[""] == {}
     assert read["--moe-a2a-backend deepep"] == DEEPEP
     assert read["--tp 8 --dp 2 --enable-dp-attention"] == {"tp": "8", "dp": "2", "enable-dp-attention": ""}
@@ -78,15 +81,16 @@ def test_flags_of_entries_are_read():
 
 def test_the_entry_with_most_flags_that_are_set_holds():
     sizes = {"m": 64, "n": 2112, "k": 7168}
-    assert chosen("vllm", "block_scale_gemm", "gfx942", sizes, {}).row == "vllm.triton"
-    assert chosen("vllm", "block_scale_gemm", "gfx942", sizes, AITER).row == "aiter.dispatch"
+    assert default("vllm", "block_scale_gemm", "gfx942", sizes, {}).row == "vllm.triton"
+    assert default("vllm", "block_scale_gemm", "gfx942", sizes, AITER).row == "aiter.dispatch"
     assert (
-        chosen("vllm", "block_scale_gemm", "gfx942", sizes, {"VLLM_ROCM_USE_AITER": "0"}).row == "vllm.triton"
+        default("vllm", "block_scale_gemm", "gfx942", sizes, {"VLLM_ROCM_USE_AITER": "0"}).row
+        == "vllm.triton"
     )
-    assert chosen("vllm", "block_scale_gemm", "gfx906", sizes, {}) is None
+    assert default("vllm", "block_scale_gemm", "gfx906", sizes, {}) is None
     experts = {"tokens": 64, "ep": 8, "shared": 1, "experts": 256, "inter": 2048}
-    assert chosen("vllm", "fused_moe", "gfx942", experts, AITER).row == ""
-    assert chosen("vllm", "fused_moe", "gfx942", experts, FUSED).row == "aiter.dispatch"
+    assert default("vllm", "fused_moe", "gfx942", experts, AITER).row == ""
+    assert default("vllm", "fused_moe", "gfx942", experts, FUSED).row == "aiter.dispatch"
 
 
 def test_sglang_takes_aiters_attention_by_heads_over_tp():
@@ -97,8 +101,7 @@ def test_sglang_takes_aiters_attention_by_heads_over_tp():
     assert chosen("sglang", "mla_decode", "sm_90", sizes, {}, 32).row == "flash_attn.fa3@sglang"
 
 
-def test_what_nothing_recorded_reads_is_named():
-    ops = ("block_scale_gemm", "fused_moe")
-    given = {"VLLM_ROCM_USE_AITER": "1", "AITER_CONFIG_FMOE": "mine.csv", "VLLM_ROCM_USE_AITERR": "1"}
-    assert unread("vllm", ops, "gfx942", given) == ["VLLM_ROCM_USE_AITERR"]
-    assert unread("vllm", ops, "sm_90", {"VLLM_ROCM_USE_AITER": "1"}) == ["VLLM_ROCM_USE_AITER"]
+def test_settings_that_are_read():
+    known = known_settings("vllm", ("block_scale_gemm", "fused_moe"), "gfx942")
+    assert {"VLLM_ROCM_USE_AITER", "AITER_CONFIG_FMOE"} <= set(known)
+    assert "VLLM_ROCM_USE_AITER" not in known_settings("vllm", ("fused_moe",), "sm_90")

@@ -7,8 +7,7 @@ from datetime import datetime, timezone
 from harness.engine.view import EngineView
 from harness.files import write
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor, distinct
-from harness.report.engine_table import UNSAID, heading, layer_text, notes, summary
-from shapes.case import text_of
+from harness.report.engine_table import flat, heading, layer_text, notes, summary
 
 COLOURS = {
     "tuned": "#009E73",
@@ -18,6 +17,13 @@ COLOURS = {
     "defect": "#D55E00",
 }
 """Of what holds for a shape; those of Okabe and Ito, which people with any colour vision tell apart."""
+
+COLUMNS = {
+    "share": "share", "op": "op", "layer": "layer", "sizes": "sizes", "row": "runs",
+    "decided_in": "decided in", "state": "state", "table": "table", "entry_m": "as", "entry_kernel": "kernel", "entry_us": "us",
+    "entry_file": "entry in", "entry_line": "line", "fallback": "falls back to", "defects": "defects",
+}  # fmt: skip
+"""What the table of shapes shows -> its heading."""
 
 
 def write_page(view: EngineView, target: str) -> None:
@@ -34,21 +40,16 @@ def engine_section(view: EngineView) -> PageSection:
 
     values = [
         {
+            **flat(shape),
             "layer": f"{shape.call.place} {layer_text(shape)}",
             "tokens": shape.tokens,
             "state": "defect" if shape.defects else shape.state,
-            "share": shape.share,
-            "runs": shape.row or "no row",
-            "kernel": shape.found.entry.kernel if shape.found and shape.found.entry else "",
-            "fallback": shape.found.fallback if shape.found else "",
-            "defects": "; ".join(shape.defects),
         }
-        for shape in view.shapes
+        for shape in sorted(view.shapes, key=lambda shape: -shape.share)
     ]
     of_layers: dict[str, float] = {}
-    for shape in view.shapes:
-        layer = f"{shape.call.place} {layer_text(shape)}"
-        of_layers[layer] = of_layers.get(layer, 0.0) + shape.share
+    for value in values:
+        of_layers[value["layer"]] = of_layers.get(value["layer"], 0.0) + value["share"]
     order = sorted(of_layers, key=lambda layer: -of_layers[layer])
     picture = (
         alt.Chart({"values": values})
@@ -63,39 +64,13 @@ def engine_section(view: EngineView) -> PageSection:
                 legend=alt.Legend(orient="top"),
             ),
             tooltip=[
-                "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "runs:N", "kernel:N",
-                "fallback:N", "defects:N",
+                "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
+                "entry_kernel:N", "fallback:N", "defects:N",
             ],
         )
         .properties(width=520, height=alt.Step(22))
     )  # fmt: skip
-    columns = ("share", "op", "layer", "sizes", "runs", "decided in", "state", "table", "as", "kernel", "us",
-               "entry", "falls back to", "defects")  # fmt: skip
-    rows = []
-    for shape in sorted(view.shapes, key=lambda shape: -shape.share):
-        found = shape.found
-        entry = found.entry if found else None
-        where = (f"{entry.file}:{entry.line}" if entry.line else entry.file) if entry else ""
-        rows.append(
-            TableRow(
-                [
-                    TableValue(f"{shape.share:.2%}", shape.share),
-                    shape.call.op,
-                    shape.call.place,
-                    text_of({name: value for name, value in shape.sizes.items() if name not in UNSAID}),
-                    shape.row or "no row",
-                    shape.decided_in,
-                    shape.state,
-                    found.table if found else "",
-                    TableValue(str(entry.m), entry.m) if entry else "",
-                    entry.kernel if entry else "",
-                    TableValue(f"{entry.us:.4g}", entry.us) if entry and entry.us else "",
-                    where,
-                    found.fallback if found else "",
-                    "; ".join(shape.defects),
-                ]
-            )
-        )
+    rows = [TableRow([_cell(value[name]) for name in COLUMNS]) for value in values]
     chart = Chart(
         anchor("shapes", view.release),
         "Shapes by tokens",
@@ -103,8 +78,14 @@ def engine_section(view: EngineView) -> PageSection:
         "first. Green: its table has an entry; orange: it has none, and a default runs; red: the kernel has "
         "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
         picture if values else None,
-        Table(columns, rows, frozenset({"share", "as", "us"})),
+        Table(list(COLUMNS.values()), rows, frozenset({"share", "as", "us"})),
         len(values),
     )
     said = [(label, line) for label, lines in notes(view).items() for line in lines]
     return PageSection(anchor("engine", view.release), view.release, "; ".join(summary(view)), [chart], said)
+
+
+def _cell(value: str | float | None) -> str | TableValue:
+    if isinstance(value, float):
+        return TableValue(f"{value:.4g}", value)
+    return TableValue(str(value), value) if isinstance(value, int) else value or ""

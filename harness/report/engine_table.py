@@ -6,7 +6,7 @@ import csv
 import io
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.engine.changes import Change, Changes
 from harness.engine.view import EngineView, Shape, dashed
@@ -275,23 +275,27 @@ def _listed(tokens: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(set(tokens))))
 
 
+FACTS = (
+    "op", "sizes", "share", "row", "decided_in", "table", "entry_file", "entry_line", "entry_key", "entry_m",
+    "entry_kernel", "entry_us", "fallback", "defects", "step", "place", "why", "notes",
+)  # fmt: skip
+
+
+def flat(shape: Shape) -> dict[str, Any]:
+    """FACTS of a shape; sizes as text, defects and notes separated by semicolons; None for what it lacks."""
+    facts = shape.facts()
+    entry = facts.pop("entry") or {}
+    facts |= {f"entry_{name}": value for name, value in entry.items()}
+    facts |= {name: "; ".join(facts[name]) for name in ("defects", "notes")}
+    return {name: facts.get(name) for name in FACTS} | {"sizes": text_of(shape.sizes)}
+
+
 def engine_csv(view: EngineView) -> str:
-    """A line for each shape; sizes as text, defects and notes separated by semicolons."""
+    """A line for each shape."""
     file = io.StringIO()
-    names = (
-        "op", "sizes", "share", "row", "decided_in", "table", "entry_file", "entry_line", "entry_key",
-        "entry_m", "entry_kernel", "entry_us", "fallback", "defects", "step", "place", "why", "notes",
-    )  # fmt: skip
-    writer = csv.DictWriter(file, names, lineterminator="\n")
+    writer = csv.DictWriter(file, FACTS, lineterminator="\n")
     writer.writeheader()
-    for shape in view.shapes:
-        facts = shape.facts()
-        entry = facts.pop("entry") or {}
-        facts |= {f"entry_{name}": value for name, value in entry.items()}
-        facts |= {name: "; ".join(facts[name]) for name in ("defects", "notes")} | {
-            "sizes": text_of(shape.sizes)
-        }
-        writer.writerow(facts)
+    writer.writerows(flat(shape) for shape in view.shapes)
     return file.getvalue()
 
 

@@ -20,6 +20,7 @@ from harness.engine.view import EngineRequest, EngineView, Shape, engine_view
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor
 from harness.page.html import html
 from harness.paths import ROOT
+from kernels.tables.lookup import LIBRARIES
 from shapes.models import model
 
 FOLDER = ROOT / "results" / "tables"
@@ -151,25 +152,33 @@ def _cell(rows: Sequence[Mapping[str, Any]], deployment: str) -> str:
     return f"{row['tuned']} of {row['shapes']} ({row['time tuned']:.0%}) {runs}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    for library in ("aiter", "vllm", "sglang"):
-        parser.add_argument(f"--{library}", type=Path, default=Path("recorded"), metavar="PATH")
-    found = list(views(vars(parser.parse_args())))
+def made(paths: Mapping[str, Path]) -> dict[str, str]:
+    """The files of results/tables -> their text."""
+    found = list(views(paths))
     rows = list(lines(found))
     releases = dict.fromkeys(view.release for *_, view in found)
     versions = {name: version for *_, view in found for name, version in view.libraries.items()}
     read = (
         f"{' and '.join(releases)}, with the tables of {'; '.join(f'{n} {v}' for n, v in versions.items())}."
     )
-    FOLDER.mkdir(exist_ok=True)
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    (FOLDER / "coverage.csv").write_text(file.getvalue())
-    (FOLDER / "README.md").write_text(document(rows, read))
-    (FOLDER / "coverage.html").write_text(html(page(rows, read), "python -m tools.table_coverage"))
+    return {
+        "coverage.csv": file.getvalue(),
+        "README.md": document(rows, read),
+        "coverage.html": html(page(rows, read), "python -m tools.table_coverage"),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    for library in LIBRARIES:
+        parser.add_argument(f"--{library}", type=Path, default=Path("recorded"), metavar="PATH")
+    FOLDER.mkdir(exist_ok=True)
+    for name, text in made(vars(parser.parse_args())).items():
+        (FOLDER / name).write_text(text)
 
 
 if __name__ == "__main__":

@@ -20,8 +20,9 @@ COLOURS = {
 
 COLUMNS = {
     "share": "share", "op": "op", "layer": "layer", "sizes": "sizes", "row": "runs",
-    "decided_in": "decided in", "state": "state", "table": "table", "entry_m": "as", "entry_kernel": "kernel", "entry_us": "us",
-    "entry_file": "entry in", "entry_line": "line", "fallback": "falls back to", "defects": "defects",
+    "decided_in": "decided in", "state": "state", "table": "table", "entry_m": "as",
+    "entry_kernel": "kernel", "entry_us": "us", "entry_file": "entry in", "entry_line": "line",
+    "fallback": "falls back to", "defects": "defects",
 }  # fmt: skip
 """What the table of shapes shows -> its heading."""
 

@@ -332,7 +332,8 @@ class Neighbours(Machine):
 
 @pytest.mark.parametrize(("b", "verdicts"), [(1.0, {"same", "unclear"}), (1.5, {"faster"})])
 def test_verdicts_beside_neighbours_that_come_and_go(b, verdicts):
-    """Who is as fast is not called otherwise, who takes half as long again is found; 5 % may be wrong."""
+    """A function that is as fast is not called otherwise, and one that takes half as long again is found; 5 %
+    may be wrong."""
     wrong = 0
     for seed in range(40):
         machine = Neighbours({"a": 1.0, "b": b}, seed=seed)

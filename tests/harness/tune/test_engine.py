@@ -1,5 +1,5 @@
-"""Races of engines' Triton kernels: who enters against the engine's own choice, and what of its outcome goes
-into the engine's tables. Times are planted."""
+"""Races of engines' Triton kernels: which configurations are raced against the engine's own choice, and what
+of the outcome goes into the engine's tables. Times are planted."""
 
 import json
 import sys

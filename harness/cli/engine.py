@@ -121,6 +121,9 @@ def engine(
     paths = {
         name: Path(path) for name, path in (("aiter", aiter), ("vllm", vllm), ("sglang", sglang)) if path
     }
+    machine = detect()
+    if not arch and machine.kind == "cpu":
+        click.echo("note: this is of the CPU here; give --arch MI300X, say, for a GPU", err=True)
     try:
         if not Path(model).exists() and model not in models():
             raise ValueError(
@@ -128,7 +131,7 @@ def engine(
             )
         request = EngineRequest(
             engine,
-            arch or detect().arch,
+            arch or machine.arch,
             read_model(Path(model)) if Path(model).exists() else known_model(model),
             tp,
             ep,

@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,10 @@ NEIGHBOURS = 3
 def entries_of(table: EngineTable, m: int) -> list[EngineConfig]:
     """What the engine takes at all M, the nearest first: older tuners of its own tried tiles that the present
     one does not. Without entries that say more than EngineConfig, or less."""
-    known = {field.name for field in fields(EngineConfig)}
     found: dict[EngineConfig, None] = {}
     for _, entry in sorted(next(iter(table.files.values())).items(), key=lambda each: abs(each[0] - m)):
-        if entry.keys() <= known:
-            with contextlib.suppress(TypeError):
-                found[EngineConfig(**entry)] = None
+        with contextlib.suppress(TypeError):
+            found[EngineConfig(**entry)] = None
     return list(found)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -171,6 +172,9 @@ def test_a_page_maps_shapes_by_tokens(tmp_path):
     assert states["qkv_a n=2112 k=7168", 64] == "tuned"
     assert states["qkv_a n=2112 k=7168", 3200] == "fallback"
     assert states["MLA decode heads=16 kv=bf16", 64] == "no table"
+    small = engine_section(engine_view(replace(request, kv="fp8", tp=2)))
+    (values,) = small.charts[0].picture.to_dict()["datasets"].values()
+    assert {value["state"] for value in values if value["op"] == "mla_decode"} == {"defect"}
     layers = chart.picture.to_dict()["encoding"]["y"]["sort"]
     assert layers[0] == "experts experts=256 inter=256 ep=1 shared=0"
     assert next(iter(section.notes))[0] == "falls back"
@@ -185,3 +189,9 @@ def test_defects_are_those_of_the_library_that_is_given(here, tmp_path, version,
     found = shapes(here, path, "--tp", "2", "--kv", "fp8", "--op", "mla_decode")
     assert {shape["row"] for shape in found} == {"aiter.asm_persistent"}
     assert any("aiter#4957" in defect for shape in found for defect in shape["defects"]) == known
+
+
+def test_without_an_architecture_the_machine_is_meant_and_a_cpu_says_so(here):
+    done = here("engine", "vllm", "--op", "mla_decode")
+    assert done.returncode in (0, 2)  # not every CPU has engines' defaults
+    assert done.stderr.startswith("note: this is of the CPU here; give --arch MI300X, say, for a GPU\n")

@@ -73,6 +73,9 @@ def test_configurations_have_room_and_are_right(gemm, target):
         assert config.shared <= target.shared and config.BLOCK_SIZE_K in (64, 128)
         assert ("kpack" in config.entry) == (target.kind == "rocm")
         assert config.BLOCK_SIZE_M < 64 or config.GROUP_SIZE_M == 1, "one tile of rows has no groups"
+    many = ranked(gemm, target, OP.sizes({"m": 1024, "n": 6144, "k": 1536}))
+    of_best = [config.GROUP_SIZE_M for config in many if config.tile == many[0].tile]
+    assert {*of_best[:3]} == {32} < {*of_best}, "the estimate knows nothing of groups"
     (sglang,) = (i for i in kernels.implementations("block_scale_gemm") if i.name == "sglang.triton")
     depths = {config.BLOCK_SIZE_K for config in sglang.configurations(target, OP.sizes(CASE.sizes))}
     assert depths == ({64, 128} if target is H200 else {128}), "it raises those of a table off CUDA"

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from kernels.op import Implementation
+from shapes.case import text_of
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -132,11 +133,7 @@ class Tunable(Implementation):
 
 def words(config: DataclassInstance) -> str:
     """`rows=64 warps=4`, for people."""
-    return _words(asdict(config))
-
-
-def _words(config: Mapping[str, object]) -> str:
-    return " ".join(f"{name}={value}" for name, value in config.items())
+    return text_of(asdict(config))
 
 
 OTHER_DEVICE, NOT_MEASURED, OTHER_ARCH = 1.0, 2.0, 1000.0
@@ -237,7 +234,7 @@ def _read(folder: Path, implementation: str) -> Iterator[Entry]:
             file = json.loads(path.read_text())
             place = (file["kind"], file["arch"], file["device"], file["measured"])
             for choice in file["choices"]:
-                yield Entry(*place, choice["case"], dict(choice["features"]), _words(choice["config"]))
+                yield Entry(*place, choice["case"], dict(choice["features"]), text_of(choice["config"]))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"lacks {error}" if isinstance(error, KeyError) else error
             raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None

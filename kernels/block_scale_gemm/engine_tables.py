@@ -14,7 +14,8 @@ from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.engine_tuning import EngineConfig, EngineTable, Entry, nearest_of, origin_of, product, table_of
 from kernels.formats import BLOCK
 from kernels.op import Unsupported
-from kernels.tuning import Demand, _words
+from kernels.tuning import Demand
+from shapes.case import text_of
 
 LOOK_UP = "get_w8a8_block_fp8_configs"
 """Of the module of the product, in both engines."""
@@ -73,12 +74,12 @@ class GemmTables:
     def picked(self, sizes: BlockScaleGemmSizes, forced: EngineConfig | None) -> str:
         """The configuration of a call, and where it is from."""
         if forced is not None:
-            return f"{_words(forced.entry)} (as told)"
+            return f"{text_of(forced.entry)} (as told)"
         try:
             own = self.table(sizes)
         except (BindingError, Unsupported):
             return ""
-        return f"{_words(self.taken(own, sizes.m))} ({origin_of(own, sizes.m)})"
+        return f"{text_of(self.taken(own, sizes.m))} ({origin_of(own, sizes.m)})"
 
 
 def products(config: EngineConfig, sizes: BlockScaleGemmSizes) -> list[Demand]:

@@ -13,7 +13,8 @@ from kernels.engine_tuning import EngineConfig, EngineTable, Entry, nearest_of, 
 from kernels.formats import BLOCK
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Unsupported
-from kernels.tuning import Demand, _words
+from kernels.tuning import Demand
+from shapes.case import text_of
 
 DTYPE = "fp8_w8a8"
 
@@ -75,12 +76,12 @@ class MoeTables:
     def picked(self, sizes: FusedMoeSizes, forced: EngineConfig | None) -> str:
         """The configuration of a call, and where it is from."""
         if forced is not None:
-            return f"{_words(forced.entry)} (as told)"
+            return f"{text_of(forced.entry)} (as told)"
         try:
             taken, own = self.taken(sizes, sizes.tokens), self.table(sizes)
         except (BindingError, Unsupported):
             return ""
-        return f"{_words(taken)} ({origin_of(own, sizes.tokens)})"
+        return f"{text_of(taken)} ({origin_of(own, sizes.tokens)})"
 
 
 def products(config: EngineConfig, sizes: FusedMoeSizes) -> list[Demand]:

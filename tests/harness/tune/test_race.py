@@ -20,6 +20,7 @@ from harness.tune.race import RacedConfigs, RaceRequest, TuneRequest, choice
 from kernels import tuning
 from kernels.triton_runtime import CPU
 from kernels.tuning import Choice, Target
+from shapes.case import text_of
 from tests.support.paths import SUPPORT
 from tests.support.recorded_verdicts import redo
 from tests.support.simulated_pool import pool
@@ -70,7 +71,7 @@ def test_what_is_wrong_is_reported_and_fails_the_command(raced):
     assert "wrong: m=4 n=512 k=256" in done.stderr and "error: m=4 n=512 k=256" in done.stderr
     assert len(Journal(place / "run").finished()) == 2 and Journal(place / "run").run().race.keep == 30
     for records in Journal(place / "run").finished().values():
-        of = {tuning._words(r.config): r for r in records if isinstance(r, Cell)}
+        of = {text_of(r.config): r for r in records if isinstance(r, Cell)}
         assert len(of) == 7
         wrong, raising = (of[f"columns=128 fault={fault}"] for fault in ("wrong", "raise"))
         assert (wrong.status, wrong.heats.seconds) == ("wrong", []), "a wrong one gets no time"

@@ -80,12 +80,17 @@ NUMBERS = _Numbers()
 
 
 class Source:
-    """A CSV: `columns` by their place, `rows` with the line of each; `error` where pandas refuses it."""
+    """A CSV: `columns` by their place, `rows` with the line of each; `error` where pandas refuses it;
+    `ends`: whether its last line does."""
 
     def __init__(self, file: str, text: str) -> None:
         self.file, self.error, self.truncated = file, "", []
         self.columns: dict[str, int] = {}
         self.rows: list[tuple[int, list[str]]] = []
+        self.ends = text.endswith("\n")
+        if "\ufffd" in text:
+            self.error = "is no UTF-8; pandas raises UnicodeDecodeError"
+            return
         reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
         try:
             header = next((row for row in reader if row), None)

@@ -102,17 +102,20 @@ class Table:
         self.raises = self.raises or f"AITER raises before it gets here: see {file}"
 
     def _say_what_is_replaced(self) -> None:
-        hidden, rows = self._packaged(), 0
+        hidden, rows, extracts = self._packaged(), 0, False
         for name in hidden:
             if self._files.has(name):
                 try:
-                    rows += max(0, len(self._files.text(name).split("\n")) - 2)
+                    lines = self._files.text(name).split("\n")
                 except TableError:
                     continue
+                rows += max(0, len(lines) - 2)
+                extracts |= LINE in lines[0].split(",")
+        many = "" if extracts else f" {rows} rows,"  # of an extract nothing tells how many the file has
         self._say(
             self.family.variable,
             0,
-            f"replaces the {len(hidden)} files of the package, {rows} rows, by {self.given}: "
+            f"replaces the {len(hidden)} files of the package,{many} by {self.given}: "
             "to add to them, name them too",
         )
 

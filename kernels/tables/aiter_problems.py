@@ -66,7 +66,8 @@ def problems(tables: Merged, target: Target) -> list[Problem]:
 def _cut_short(
     family: Family, sources: list[Source], asked: set[tuple[int, ...]] | None
 ) -> Iterator[Problem]:
-    """Rows with too few cells that may have been of a shape that was asked for."""
+    """Rows with too few cells that may have been of a shape that was asked for, and one with which the file
+    breaks off."""
     for source in sources:
         lines = set() if source.error else set(source.truncated)
         rows = [
@@ -78,6 +79,7 @@ def _cut_short(
             line
             for line, cells in rows
             if asked is None
+            or (not source.ends and line == source.rows[-1][0])
             or any(all(str(a).startswith(b) for a, b in zip(shape, cells, strict=False)) for shape in asked)
         ]
         if bad:

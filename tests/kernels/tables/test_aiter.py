@@ -226,6 +226,11 @@ def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
         "AITER keeps the fastest, rewrites its files and raises RuntimeError" in text for text in texts
     )
     assert "No such file" in given(other).problems(MI300X)[0].text
+    extract = AiterTables(Files("aiter", RECORDED / "aiter.zip"), {variable: str(mine)})
+    assert extract.gemm(MI300X, 64, 2112, 7168).entry.us == 8
+    assert f"replaces the 10 files of the package, by {mine}: to add to them, name them too" in [
+        each.text for each in extract.problems(MI300X)
+    ]
 
 
 def ds(*rows, model=MODEL, header=HEADER):
@@ -275,9 +280,19 @@ FAULTS = {
         15.8,
     ),
     "no table": (
-        {MODEL: b'\x80\x81,"\xff"\n3\n3\n3,"x"y\n'},
+        {MODEL: b'3\n3\n3\n3,"x"y\n'},
         ": line 4 is no CSV: ',' expected after '\"': AITER raises at the first look-up",
         None,
+    ),
+    "UTF-16": (
+        {MODEL: csv(GOOD).encode("utf-16")},
+        ": is no UTF-8; pandas raises UnicodeDecodeError: AITER raises at the first look-up",
+        None,
+    ),
+    "the rest lost": (
+        {MODEL: csv(GOOD) + "gfx950,256,64,71"},
+        ":3: 1 row cut short: AITER reads what lacks as nan",
+        15.8,
     ),
     "no gfx": (
         ds(GOOD.removeprefix("gfx942,"), header=HEADER.removeprefix("gfx,")),

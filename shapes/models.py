@@ -91,6 +91,8 @@ def read_model(path: Path) -> ModelConfig:
     file = path / "config.json" if path.is_dir() else path
     try:
         own = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(own, dict):
+            raise ValueError("it holds no JSON object")
         unscaled = dict.fromkeys(_fields(RopeScaling), 1) | {"type": "none"}
         scaling: dict[str, Any] = own.get("rope_scaling") or unscaled  # JSON
         own["weight_block_size"] = own.get("quantization_config", {}).get("weight_block_size", (128, 128))

@@ -208,6 +208,8 @@ def _workload(text: str) -> Workload:
             raise ValueError(
                 f"--workload takes {', '.join(f'{n}=N' for n in OF_A_WORKLOAD)}, not {part.strip()!r}"
             )
+        if name in values:
+            raise ValueError(f"--workload has {name} twice")
         values[name] = int(number)
     if missing := [name for name in OF_A_WORKLOAD[:3] if name not in values]:
         raise ValueError(f"--workload needs {', '.join(missing)}")

@@ -18,7 +18,7 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 @click.option("--case", metavar='"NAME=V ..."', help="For impls of --op: which take this case, and why not.")
 @click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
 @click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
-@click.option("--arch", default="", help="Of this architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")
+@click.option("--arch", default="", help="Of this architecture or GPU: sm_90, gfx942, x86-amx, MI300X ...")
 @json_option("Write JSON there instead of a table.")
 def list_command(
     what: str,
@@ -33,6 +33,7 @@ def list_command(
     import json
 
     import kernels
+    from harness.catalogue.devices import known_devices
     from harness.errors import UsageError
     from harness.files import write
     from harness.plan.select import choose_op
@@ -44,6 +45,8 @@ def list_command(
     ops = [choose_op(op).name] if op else list(kernels.OPS)
     if case and (what != "impls" or op is None):
         raise UsageError("--case is for `list impls --op OP`")
+    sheets = known_devices()
+    arch = next((sheet["arch"] for sheet in sheets if sheet["name"].lower() == arch.lower()), arch)
     platform = platform or kind(arch)
     if arch and not platform:
         raise UsageError(f"the platform of {arch!r} is not known; name it by --platform")

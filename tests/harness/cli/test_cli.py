@@ -51,6 +51,8 @@ def test_list_says_which_rows_take_a_case(here):
     assert reasons["tilelang.split"] == "takes a bf16 cache, not fp8"
     assert reasons["aiter.gluon"].startswith("needs gfx950")
     assert "9 of 29 take batch=16 ctx=4096 heads=32 page=64 kv=fp8" in here("list", *case).stdout
+    gpu = here("list", *case[:3], "mi300x", *case[4:])
+    assert gpu.stdout == here("list", *case).stdout
     case = ("--op", "fused_moe", "--arch", "sm_100", "--case", "tokens=64 experts=384")
     rows = json.loads(here("list", "impls", *case, "--json", "-").stdout)
     (row,) = [row for row in rows if row["implementation"] == "flashinfer.trtllm"]

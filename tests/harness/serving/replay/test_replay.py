@@ -313,7 +313,8 @@ def test_a_model_is_read_from_its_folder(tmp_path):
     assert read == read_model(path)
     assert (read.hidden_size, read.weight_block_size, read.torch_dtype) == (256, (128, 128), config["dtype"])
     del config["kv_lora_rank"]
-    for text, says in ((json.dumps(config), "'kv_lora_rank'"), ("[1", "cannot read")):
+    broken = (json.dumps(config), "'kv_lora_rank'"), ("[1", "cannot read"), ("[1]", "no JSON object")
+    for text, says in broken:
         path.write_text(text)
         with pytest.raises(ValueError, match=says):
             read_model(tmp_path)

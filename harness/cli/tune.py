@@ -147,7 +147,9 @@ def _tune_offline(
                 elif whole:
                     _log(f"stored {result.store(request.folder)}")
     if not rows:
-        raise NothingRan("no case is one that a Triton implementation of these takes")
+        raise NothingRan(
+            "no case is one that a Triton implementation of these takes; engines' rows are raced on GPUs"
+        )
     if json_to:
         _write(json_to, rows)
     elif whole:

@@ -292,9 +292,10 @@ def race_if_possible(
     return None
 
 
-CASE_S, CONFIG_S = 12.0, 1.0
-"""Beside measuring, of a case and of each of its configurations: on an H100 six or seven took 12 to 17 s
-(results/h100/tune-*)."""
+CASE_S, CONFIG_S, ENGINE_CONFIG_S = 12.0, 1.0, 2.0
+"""Beside measuring, of a case and of each of its configurations: on an H100 four to seven took 12 to 21 s
+(results/h100/tune-*); on an H200 eleven of an engine's row, which are compiled only then, 23 to 41 s
+(results/h200/tune-*)."""
 
 
 def would_race(tuned: TuneRequest, request: RaceRequest, platform: Platform) -> Iterator[str]:
@@ -315,7 +316,8 @@ def would_race(tuned: TuneRequest, request: RaceRequest, platform: Platform) -> 
                 measuring_s = parse_seconds(request.budget, "--budget")
             else:
                 measuring_s = per_case_s * len(cases)
-            beside_s = CASE_S * len(cases) + CONFIG_S * sum(counts)
+            config_s = ENGINE_CONFIG_S if isinstance(implementation, EngineTuned) else CONFIG_S
+            beside_s = CASE_S * len(cases) + config_s * sum(counts)
             each = f"{implementation.name}: {len(cases)} cases, {sum(counts)} configurations"
             yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {beside_s:.0f} s"
             if isinstance(implementation, EngineTuned):

@@ -215,7 +215,7 @@ def test_a_dry_run_says_what_would_be_raced(gemm, monkeypatch, tmp_path):
     assert lines == [
         f"vllm.triton: m=1 {sizes}: up to 7 of {known[0]} configurations",
         f"vllm.triton: m=64 {sizes}: up to 7 of {known[1]} configurations",
-        "vllm.triton: 2 cases, 14 configurations: 10 s of measuring, beside it about 38 s",
+        "vllm.triton: 2 cases, 14 configurations: 10 s of measuring, beside it about 52 s",
         "vllm.triton: against what the engine takes now; what is faster goes into tables in --out: "
         "copy it to vllm/model_executor/layers/quantization/utils/configs",
     ]

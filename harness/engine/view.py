@@ -160,9 +160,13 @@ def engine_view(request: EngineRequest) -> EngineView:
     """Raises UsageError, also where a library's files cannot be read."""
     device = _device(request)
     arch, ops = device["arch"], list(request.ops or kernels.OPS)
+    workload, longest = request.workload, request.model.max_position_embeddings
+    if workload and workload.isl + workload.osl > longest:
+        raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
     try:
         deployment = _deployed(request, arch)
-        calls = served(deployment, request.workload) if request.workload else sweep(deployment)
+        calls = served(deployment, workload) if workload else sweep(deployment)
+        shares = _shares(calls, arch, device)  # sizes that no kernel takes are found here
     except ValueError as error:
         raise UsageError(str(error)) from None
     units = request.given.get("CU_NUM", str(device["units"]))
@@ -170,7 +174,6 @@ def engine_view(request: EngineRequest) -> EngineView:
         raise UsageError(f"CU_NUM={units} is no number of compute units")
     target = Target(arch, int(units), device["driver"], request.triton or engines.triton(request.engine))
     tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
-    shares = _shares(calls, arch, device)
     try:
         for name in request.paths:
             tables.files(name)  # one that cannot be read is said, too, where no shape asks it

@@ -111,11 +111,11 @@ class Table:
                     continue
                 rows += max(0, len(lines) - 2)
                 extracts |= LINE in lines[0].split(",")
-        many = "" if extracts else f" {rows} rows,"  # of an extract nothing tells how many the file has
+        many = "" if extracts else f", {rows} rows,"  # of an extract nothing tells how many the file has
         self._say(
             self.family.variable,
             0,
-            f"replaces the {len(hidden)} files of the package,{many} by {self.given}: "
+            f"replaces the {len(hidden)} files of the package{many} by {self.given}: "
             "to add to them, name them too",
         )
 

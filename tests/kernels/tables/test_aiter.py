@@ -228,7 +228,7 @@ def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
     assert "No such file" in given(other).problems(MI300X)[0].text
     extract = AiterTables(Files("aiter", RECORDED / "aiter.zip"), {variable: str(mine)})
     assert extract.gemm(MI300X, 64, 2112, 7168).entry.us == 8
-    assert f"replaces the 10 files of the package, by {mine}: to add to them, name them too" in [
+    assert f"replaces the 10 files of the package by {mine}: to add to them, name them too" in [
         each.text for each in extract.problems(MI300X)
     ]
 

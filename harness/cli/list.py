@@ -47,7 +47,10 @@ def list_command(
         raise UsageError("--case is for `list impls --op OP`")
     sheets = known_devices()
     arch = next((sheet["arch"] for sheet in sheets if sheet["name"].lower() == arch.lower()), arch)
-    platform = platform or kind(arch)
+    of_arch = kind(arch)
+    if platform and of_arch and of_arch != platform:
+        raise UsageError(f"{arch} is an architecture of {of_arch}, not of {platform}")
+    platform = platform or of_arch
     if arch and not platform:
         raise UsageError(f"the platform of {arch!r} is not known; name it by --platform")
     machine = named(platform, arch) if platform else detect()

@@ -85,15 +85,15 @@ def _table(shape: Shape) -> str:
 def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
     """The README of results/tables."""
     about = (
-        f"{read} Read from files, untested on hardware. Each cell: so many shapes have a tuned entry, of all "
-        "of 3200 tokens in and 800 out at 1 to 128 requests, prompts of 3200 to 128000 tokens at once (with "
-        "DP attention 16 to 128 requests a rank, prompts to 16384); in brackets their share of the time at "
-        "the limits of the device; and what the engine runs. **A miss is not yet a loss**, and a hit may be "
-        "the entry for the nearest number of tokens or, in SGLang, of a file for another Triton: `python -m "
-        "harness engine` says which, and what runs instead. `-`: no table decides, as on B200 and, in GEMM, "
-        "on H100 and H200, where FlashInfer and DeepGEMM choose at run time. [coverage.csv](coverage.csv) "
-        "has the tables and shares, [coverage.html](coverage.html) a map. `tools/table_coverage.py` writes "
-        "all three."
+        f"{read} Read from files, untested on hardware; SGLang on MI350X and MI355X as from ROCm 7.2 on. "
+        "Each cell: so many shapes have a tuned entry, of all of 3200 tokens in and 800 out at 1 to 128 "
+        "requests, prompts of 3200 to 128000 tokens at once (with DP attention 16 to 128 requests a rank, "
+        "prompts to 16384); in brackets their share of the time at the limits of the device; and what the "
+        "engine runs. **A miss is not yet a loss**, and a hit may be the entry for the nearest number of "
+        "tokens or, in SGLang, of a file for another Triton: `python -m harness engine` says which, and what "
+        "runs instead. `-`: no table decides, as on B200 and, in GEMM, on H100 and H200, where FlashInfer and "
+        "DeepGEMM choose at run time. [coverage.csv](coverage.csv) has the tables and shares, "
+        "[coverage.html](coverage.html) a map. `tools/table_coverage.py` writes all three."
     )
     text = [
         "# Which shapes of DeepSeek-R1 are tuned",

@@ -91,8 +91,8 @@ def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
         "prompts to 16384); in brackets their share of the time at the limits of the device; and what the "
         "engine runs. **A miss is not yet a loss**, and a hit may be the entry for the nearest number of "
         "tokens or, in SGLang, of a file for another Triton: `python -m harness engine` says which, and what "
-        "runs instead. `-`: no table decides, as on B200 and, in GEMM, on H100 and H200, where FlashInfer and "
-        "DeepGEMM choose at run time. [coverage.csv](coverage.csv) has the tables and shares, "
+        "runs instead. `-`: no table decides, as on B200 and, in GEMM, on H100 and H200, where FlashInfer "
+        "and DeepGEMM choose at run time. [coverage.csv](coverage.csv) has the tables and shares, "
         "[coverage.html](coverage.html) a map. `tools/table_coverage.py` writes all three."
     )
     text = [

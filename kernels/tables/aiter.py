@@ -5,18 +5,21 @@ Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `g
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Entry, Found
 from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row
-from kernels.tables.aiter_merge import Merged
+from kernels.tables.aiter_merge import Table
 from kernels.tables.aiter_problems import problems
-from kernels.tables.aiter_rules import FORMATS, fp8_of, padded
+from kernels.tables.aiter_rules import FORMATS, fp8_of, padded, read_rules
+from kernels.tables.aiter_triton import TritonTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from kernels.tables import Problem, Target
+    from kernels.tables.files import Files
 
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 """Dense FP8 TFLOP/s of a CU: AMD's data sheets of MI300X and MI355X."""
@@ -34,8 +37,24 @@ MOE_HEADER = (
 )
 
 
-class AiterTables(Merged):
-    """Tables of one copy of AITER, under the environment that the engine is started with."""
+Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
+"""Rows by the key without the GPU and M, then by M."""
+
+
+class AiterTables:
+    """Tables of one copy of AITER, each read when it is first asked.
+
+    environment: the variables that the engine is started with
+    triton:      the tables of AITER's Triton GEMM
+    """
+
+    def __init__(self, files: Files, environment: Mapping[str, str] | None = None) -> None:
+        self.files, self.environment = files, environment or {}
+        self.rules = read_rules(files)
+        self.triton = TritonTables(files, self.rules)
+        self._tables: dict[Family, Table] = {}
+        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
+        self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """`gemm_a8w8_blockscale`, or `gemm_a8w8_blockscale_bpreshuffle`: y [m, n] = x [m, k] w [n, k]^T."""
@@ -102,9 +121,31 @@ class AiterTables(Merged):
             return Found(table.title, entry, notes=tuple(filter(None, notes)))
         return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
 
-    def triton_gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """The configuration of AITER's Triton kernel, `aiter/ops/triton/configs`."""
-        return self.triton.gemm(target, m, n, k, preshuffled)
+    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
+        """Shapes of a family that were asked for; None where nothing was asked, so that all count."""
+        if self._asked or self.triton.asked:
+            return self._asked.get(family, set())
+        return None
+
+    def table(self, family: Family) -> Table:
+        if family not in self._tables:
+            self._tables[family] = Table(self.files, family, self.rules, self.environment)
+        return self._tables[family]
+
+    def by_shape(self, family: Family, target: Target) -> Shapes:
+        """Rows that the target can find; none of a table whose rows are never found."""
+        if (family, target) not in self._shapes:
+            shapes: Shapes = defaultdict(lambda: defaultdict(list))
+            table = self.table(family)
+            for row in () if table.dead else table.rows(target.arch):
+                if (
+                    row.units == target.units
+                    and row.is_asked(fp8_of(target.arch))
+                    and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is none
+                ):
+                    shapes[row.shape][int(row.m)].append(row)
+            self._shapes[family, target] = shapes
+        return self._shapes[family, target]
 
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the tables, for this GPU: one line for each kind and file. Of shapes that were

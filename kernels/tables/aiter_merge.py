@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,14 +27,13 @@ from kernels.tables.aiter_csv import (
     printable,
     rows_here,
 )
-from kernels.tables.aiter_rules import Rules, fp8_of, read_rules
-from kernels.tables.aiter_triton import TritonTables
-from kernels.tables.files import Files, TableError, read
+from kernels.tables.files import TableError, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kernels.tables import Target
+    from kernels.tables.aiter_rules import Rules
+    from kernels.tables.files import Files
 
 GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 """What AITER takes for a row without a gfx (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
@@ -262,45 +260,3 @@ class Table:
                     tuple(NUMBERS[column[index]] for column in numbers),
                     tuple(column[index] for column in texts),
                 )
-
-
-Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
-"""Rows by the key without the GPU and M, then by M."""
-
-
-class Merged:
-    """The merged tables of one copy of AITER, each read when it is first asked."""
-
-    def __init__(self, files: Files, environment: Mapping[str, str] | None = None) -> None:
-        self.files, self.environment = files, environment or {}
-        self.rules = read_rules(files)
-        self.triton = TritonTables(files, self.rules)
-        self._tables: dict[Family, Table] = {}
-        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
-        self._shapes: dict[tuple[Family, Target], Shapes] = {}
-
-    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
-        """Shapes of a family that were asked for; None where nothing was asked, so that all count."""
-        if self._asked or self.triton.asked:
-            return self._asked.get(family, set())
-        return None
-
-    def table(self, family: Family) -> Table:
-        if family not in self._tables:
-            self._tables[family] = Table(self.files, family, self.rules, self.environment)
-        return self._tables[family]
-
-    def by_shape(self, family: Family, target: Target) -> Shapes:
-        """Rows that the target can find; none of a table whose rows are never found."""
-        if (family, target) not in self._shapes:
-            shapes: Shapes = defaultdict(lambda: defaultdict(list))
-            table = self.table(family)
-            for row in () if table.dead else table.rows(target.arch):
-                if (
-                    row.units == target.units
-                    and row.is_asked(fp8_of(target.arch))
-                    and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is none
-                ):
-                    shapes[row.shape][int(row.m)].append(row)
-            self._shapes[family, target] = shapes
-        return self._shapes[family, target]

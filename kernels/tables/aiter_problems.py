@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kernels.tables import Target
-    from kernels.tables.aiter_merge import Merged
+    from kernels.tables.aiter import AiterTables
     from kernels.tables.files import Files
 
 LADDER = tuple(2**power for power in range(16))
@@ -37,7 +37,7 @@ INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.
 BRACES = str.maketrans("", "", "{}'")
 
 
-def problems(tables: Merged, target: Target) -> list[Problem]:
+def problems(tables: AiterTables, target: Target) -> list[Problem]:
     """Of the CSV tables that were asked; what the files are, then what their rows are for this GPU."""
     found = []
     if assumed := tables.rules.assumed:
@@ -85,7 +85,9 @@ def _cut_short(
             yield Problem(source.file, bad[0], text)
 
 
-def _dead(tables: Merged, family: Family, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
+def _dead(
+    tables: AiterTables, family: Family, target: Target, rows: list[Row]
+) -> Iterator[tuple[str, list[Row]]]:
     """Of the rows of a file: what to say, and of which."""
     arch, tuned = target.arch, tables.by_shape(family, target)
     others = [
@@ -110,7 +112,7 @@ def _dead(tables: Merged, family: Family, target: Target, rows: list[Row]) -> It
     yield from _unknown_names(tables.files, family, arch, rows)
 
 
-def _gaps(tables: Merged, family: Family, target: Target) -> Iterator[Problem]:
+def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
     """Shapes with rows of which none is found for some M."""
     gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
     wanted = tables.asked(family)

@@ -98,7 +98,7 @@ class Lookups:
         if op == "block_scale_gemm":
             if isinstance(tables, EngineTables):
                 return tables.gemm(self.target, *_gemm(sizes))
-            look = tables.triton_gemm if ".triton" in row else tables.gemm
+            look = tables.triton.gemm if ".triton" in row else tables.gemm
             return look(self.target, *_gemm(sizes), preshuffled=row.endswith("_preshuffled"))
         tokens, hidden, inter, experts = _moe(sizes)
         if isinstance(tables, EngineTables):

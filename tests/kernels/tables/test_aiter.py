@@ -151,15 +151,15 @@ def test_moe_without_a_row(recorded, target, call, fallback):
 
 
 def test_triton_of_the_recorded_tables(recorded):
-    hit = recorded.triton_gemm(MI355X, 64, 7168, 2048).entry
+    hit = recorded.triton.gemm(MI355X, 64, 7168, 2048).entry
     assert (hit.m, hit.line, hit.kernel.split(",")[0]) == (64, 38, "32x16x128")
-    untuned = recorded.triton_gemm(MI355X, 600, 7168, 2048)
+    untuned = recorded.triton.gemm(MI355X, 600, 7168, 2048)
     assert (
         untuned.entry is None
         and "any of " in untuned.fallback
         and "N=7168-K=2048.json:62" in untuned.fallback
     )
-    default = recorded.triton_gemm(MI300X, 1, 24576, 1536)
+    default = recorded.triton.gemm(MI300X, 1, 24576, 1536)
     assert default.entry is None and "gfx942-GEMM-A8W8_BLOCKSCALE.json" in default.fallback
 
 
@@ -568,7 +568,7 @@ def test_buckets_of_triton(tmp_path):
             f"{FLAT}-N=2112-K=7168.json": json.dumps(shaped, indent=1),
         },
     )
-    found = {m: tables.triton_gemm(MI300X, m, 2112, 7168) for m in (1, 5, 33, 64, 9000)}
+    found = {m: tables.triton.gemm(MI300X, m, 2112, 7168) for m in (1, 5, 33, 64, 9000)}
     assert {m: each.entry and each.entry.m for m, each in found.items()} == {
         1: 4,
         5: 32,
@@ -578,8 +578,8 @@ def test_buckets_of_triton(tmp_path):
     }
     assert found[33].fallback.startswith("AITER raises KeyError")
     assert (found[5].entry.line, found[5].entry.kernel) == (9, "32x16x128, num_warps 4")
-    assert tables.triton_gemm(MI300X, 5, 512, 512).fallback == f"any of {FLAT}.json:1: 99x16x128, num_warps 4"
-    assert "AssertionError" in tables.triton_gemm(MI355X, 5, 512, 512).fallback
+    assert tables.triton.gemm(MI300X, 5, 512, 512).fallback == f"any of {FLAT}.json:1: 99x16x128, num_warps 4"
+    assert "AssertionError" in tables.triton.gemm(MI355X, 5, 512, 512).fallback
 
 
 def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
@@ -591,8 +591,8 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
         f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
     }
     tables = checkout(tmp_path, files)
-    assert "DEFAULT.json" in tables.triton_gemm(MI300X, 8, 512, 512).fallback
-    assert tables.triton_gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
+    assert "DEFAULT.json" in tables.triton.gemm(MI300X, 8, 512, 512).fallback
+    assert tables.triton.gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
     said = [str(each) for each in tables.problems(MI300X) if each.file.startswith(FOLDER)]
     assert f"{FLAT}-N=512-K=512.json: this file is never read: {NESTED}/ goes before" in said
     assert any("MI300X-GEMM" in each and "the name must begin with gfx942-" in each for each in said)
@@ -605,7 +605,7 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
 def test_a_hostile_configuration_harms_nothing(tmp_path, text):
     file = f"{FLAT}-N=512-K=512.json"
     tables = checkout(tmp_path, {f"{FLAT}.json": json.dumps({"any": bucket(1)}), file: text})
-    found = tables.triton_gemm(MI300X, 8, 512, 512)
+    found = tables.triton.gemm(MI300X, 8, 512, 512)
     assert found.entry is None and found.fallback.startswith("AITER raises")
     assert any(each.file == file and "\n" not in str(each) for each in tables.problems(MI300X))
 

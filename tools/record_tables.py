@@ -13,6 +13,7 @@ import argparse
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -22,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.tables import aiter_rules
-from kernels.tables.aiter_csv import CONFIGS, GEMM, LINE, MOE, PRESHUFFLED
-from kernels.tables.aiter_triton import FOLDER, NAMES
+from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED
+from kernels.tables.aiter_merge import packaged
+from kernels.tables.aiter_triton import NAME, PRESHUFFLED_NAME, places
+from kernels.tables.engine_json import RULES
 from kernels.tables.files import RECORDED, Files
 from shapes.attention import Parallel
 from shapes.linears import FP8, linears
@@ -45,17 +48,6 @@ MOE_COLUMNS = (
     *("gfx", "cu_num", "token", "model_dim", "inter_dim", "expert", "topk", *MOE.texts, "use_g1u1"),
     *("doweight_stage1", "block_m", "ksplit", "kernelName1", "kernelName2", "us", "run_1stage", "_tag"),
 )
-
-JSON = {
-    "vllm": (
-        "vllm/model_executor/layers/fused_moe/configs/*.json",
-        "vllm/model_executor/layers/quantization/utils/configs/*.json",
-    ),
-    "sglang": (
-        "sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_*/*.json",
-        "sglang/kernels/ops/gemm/configs/*.json",
-    ),
-}
 
 LICENCES = {
     "aiter": "AITER, https://github.com/ROCm/aiter, is under the MIT License, (c) Advanced Micro Devices.",
@@ -117,8 +109,9 @@ def write(place: Path, library: str, files: Files, version: str) -> None:
 
 
 def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
-    for pattern in JSON[library]:
-        for name in files.names(pattern):
+    rules = RULES[library]
+    for folder in (rules.gemm, rules.moe, f"{rules.moe}/triton_*"):
+        for name in files.names(f"{folder}/*.json"):
             base = name.rsplit("/", 1)[1]
             if "dtype=fp8_w8a8,block_shape=[128" not in base:
                 continue
@@ -132,24 +125,16 @@ def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
 def _aiter(files: Files) -> Iterator[tuple[str, str]]:
     yield aiter_rules.RECORDED, json.dumps(dataclasses.asdict(aiter_rules.read_rules(files)), indent=1) + "\n"
     for family in (GEMM, PRESHUFFLED, MOE):
-        names = [f"{CONFIGS}/{family.name}.csv", *files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv")]
-        for name in names:
-            if "untuned" not in name.rsplit("/", 1)[1]:
-                yield name, _rows(files.text(name), MOE_COLUMNS if family is MOE else GEMM_COLUMNS)
+        for name in packaged(files, family):
+            yield name, _rows(files.text(name), MOE_COLUMNS if family is MOE else GEMM_COLUMNS)
         if files.has(family.untuned):
             yield family.untuned, files.text(family.untuned).split("\n")[0].strip() + "\n"
-    folders = [f"{FOLDER}/gemm", f"{FOLDER}/gemm/triton", f"{FOLDER}/gemm/gluon"]
-    for name in NAMES.values():
-        for arch in ("gfx942", "gfx950", "gfx1250"):
-            defaults = [f"{folder}/{arch}-{name}" for folder in folders]
-            stems = [(stem, f"{stem}.json") for stem in defaults]
-            for backend in ("triton", "gluon"):
-                folder = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
-                stems.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
-            for stem, default in stems:
-                for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
-                    if files.has(file):
-                        yield file, files.text(file)
+    ways = itertools.product(("gfx942", "gfx950", "gfx1250"), ("triton", "gluon"), (NAME, PRESHUFFLED_NAME))
+    for way in ways:
+        for stem, default in places(*way, aiter_rules.Rules()):
+            for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
+                if files.has(file):
+                    yield file, files.text(file)
 
 
 def _rows(text: str, columns: tuple[str, ...]) -> str:

@@ -41,6 +41,13 @@ GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 ARCHITECTURE = re.compile(r"gfx(90a|94[0-2]|950|1[0-2]\d\d)")
 
 
+def packaged(files: Files, family: Family, merges: bool = True) -> list[str]:
+    """Names of a family's files in the package: the default one, then those of model_configs/."""
+    default = f"{CONFIGS}/{family.name}.csv"
+    models = files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv") if merges else []
+    return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
+
+
 class Table:
     """The files of a family, merged.
 
@@ -54,25 +61,19 @@ class Table:
         self.problems: list[Problem] = []
         self.dead = self.raises = ""
         self.given = environment.get(family.variable, "")
-        names = self.given.split(os.pathsep) if self.given else self._packaged()
+        in_package = packaged(files, family, rules.merges)
+        names = self.given.split(os.pathsep) if self.given else in_package
         self.merged = len(names) > 1
         self.sources = [source for name in names if (source := self._read(name))]
         count = "1 file" if len(self.sources) == 1 else f"{len(self.sources)} files"
         self.title = f"{family.name} ({count})"
         if self.given:
-            self._say_what_is_replaced()
+            self._say_what_is_replaced(in_package)
         self.has_gfx = any("gfx" in source.columns for source in self.sources)
         self.has_tag = any("_tag" in source.columns for source in self.sources)
         self._check_columns()
         self._rows: dict[str, list[Row]] = {}
         self._lost = self._duplicates()
-
-    def _packaged(self) -> list[str]:
-        default = f"{CONFIGS}/{self.family.name}.csv"
-        if not self._rules.merges:
-            return [default]
-        models = self._files.names(f"{CONFIGS}/model_configs/*{self.family.name}*.csv")
-        return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
     def _read(self, name: str) -> Source | None:
         there = Path(name).exists() if self.given else self._files.has(name)
@@ -99,8 +100,8 @@ class Table:
         self._say(file, line, text)
         self.raises = self.raises or f"AITER raises before it gets here: see {file}"
 
-    def _say_what_is_replaced(self) -> None:
-        hidden, rows = self._packaged(), 0
+    def _say_what_is_replaced(self, hidden: list[str]) -> None:
+        rows = 0
         for name in hidden:
             if self._files.has(name):
                 try:

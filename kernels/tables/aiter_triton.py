@@ -19,8 +19,21 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
 
 FOLDER = "aiter/ops/triton/configs"
-NAMES = {False: "GEMM-A8W8_BLOCKSCALE", True: "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED"}
+NAME = "GEMM-A8W8_BLOCKSCALE"
+PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
 SHAPED = re.compile(r"-N=(\d+)-K=(\d+)\.json$")
+
+
+def places(arch: str, backend: str, name: str, rules: Rules) -> list[tuple[str, str]]:
+    """(how files of shapes begin, default file) of each folder, in AITER's order. backend: triton or gluon"""
+    found = []
+    if rules.nested:
+        folder = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
+        found.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
+    for folder in (f"gemm/{backend}", "gemm") if rules.backends else ("gemm",):
+        stem = f"{FOLDER}/{folder}/{arch}-{name}"
+        found.append((stem, f"{stem}.json"))
+    return found
 
 
 class TritonTables:
@@ -30,12 +43,13 @@ class TritonTables:
         self._files, self._rules = files, rules
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
-        self.asked: dict[bool, set[str]] = {}
+        self.asked: dict[str, set[str]] = {}
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """A file of the shape is a hit, but for its bucket `any`: AITER calls that untuned."""
-        stem, default = self._place(target, preshuffled)
-        self.asked.setdefault(preshuffled, set()).add(f"-N={n}-K={k}.json")
+        name = PRESHUFFLED_NAME if preshuffled else NAME
+        stem, default = self._place(target, name)
+        self.asked.setdefault(name, set()).add(f"-N={n}-K={k}.json")
         shaped = f"{stem}-N={n}-K={k}.json"
         if not self._files.has(default):
             return Found(shaped, None, f"AITER raises AssertionError: there is no {default}")
@@ -64,20 +78,12 @@ class TritonTables:
         return "any"
 
     def _places(self, target: Target, name: str) -> list[tuple[str, str]]:
-        """(stem of shaped files, default file) of each folder in AITER's order."""
-        backend = "gluon" if target.arch == "gfx1250" else "triton"
-        places = []
-        if self._rules.nested:
-            folder = f"{FOLDER}/{target.arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
-            places.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
-        for folder in (*((f"gemm/{backend}",) if self._rules.backends else ()), "gemm"):
-            stem = f"{FOLDER}/{folder}/{target.arch}-{name}"
-            places.append((stem, f"{stem}.json"))
-        return places
+        return places(target.arch, "gluon" if target.arch == "gfx1250" else "triton", name, self._rules)
 
-    def _place(self, target: Target, preshuffled: bool) -> tuple[str, str]:
-        places = self._places(target, NAMES[preshuffled])
-        return next((place for place in places if self._files.has(place[1])), places[-1])
+    def _place(self, target: Target, name: str) -> tuple[str, str]:
+        """The first one that has a default file, in which AITER then looks for the shape, too."""
+        tried = self._places(target, name)
+        return next((place for place in tried if self._files.has(place[1])), tried[-1])
 
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
         if file not in self._read:
@@ -104,11 +110,11 @@ class TritonTables:
         """Files of this architecture that no look-up reads, or that end before large M; of shapes that were
         asked for, of all where nothing was."""
         found = []
-        for name in NAMES.values():
-            asked = self.asked.get(name == NAMES[True], set())
+        for name in (NAME, PRESHUFFLED_NAME):
+            asked = self.asked.get(name, set())
             if self.asked and not asked:
                 continue
-            used, _ = self._place(target, name == NAMES[True])
+            used, default = self._place(target, name)
             folders = dict(self._places(target, name))
             if target.arch != "gfx1250":
                 folders[f"{FOLDER}/gemm/gluon/{target.arch}-{name}"] = ""
@@ -124,7 +130,8 @@ class TritonTables:
                     )
                 elif stem == used:
                     found += self._short(shaped)
-                    self._json(folders[stem]) if self._files.has(folders[stem]) else None
+                    if self._files.has(default):
+                        self._json(default)  # which says what is wrong with it
             foreign = [
                 file
                 for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")

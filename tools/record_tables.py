@@ -100,7 +100,6 @@ def write(place: Path, library: str, files: Files, version: str) -> None:
     entries = dict(_aiter(files) if library == "aiter" else _json(files, library))
     entries[f"{library}/_version.py"] = f'__version__ = "{version}"\n'
     entries["NOTICE"] = f"Extracts of {library} {version}.\n{LICENCES[library]}\n"
-    place.parent.mkdir(exist_ok=True)
     with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(entries):
             info = zipfile.ZipInfo(name)

@@ -70,4 +70,9 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return "".join(each if each.isprintable() else "?" for each in f"{place}: {self.text}")
+        return printable(f"{place}: {self.text}")
+
+
+def printable(text: str) -> str:
+    """The text on one line, whatever a file has in it: `?` for what would break or colour the line."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)

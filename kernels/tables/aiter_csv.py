@@ -7,6 +7,8 @@ import io
 import math
 from dataclasses import dataclass
 
+from kernels.tables import printable
+
 CONFIGS = "aiter/configs"
 LINE = "_line"
 """A column of the recorded extracts: the row's line in AITER's own file."""
@@ -131,7 +133,6 @@ class Row:
     source: Source
     line: int
     cells: list[str]
-    gfx: str
     numbers: tuple[float, ...]
     texts: tuple[str, ...]
 
@@ -172,11 +173,6 @@ class Row:
     @property
     def truncated(self) -> bool:
         return self.line in self.source.truncated
-
-
-def printable(cell: str) -> str:
-    """On one line, whatever a file has in it."""
-    return cell if cell.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in cell)
 
 
 def rows_here(count: int) -> str:

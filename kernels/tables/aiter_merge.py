@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.tables import Problem
+from kernels.tables import Problem, printable
 from kernels.tables.aiter_csv import (
     BOOLEANS,
     CONFIGS,
@@ -24,7 +24,6 @@ from kernels.tables.aiter_csv import (
     Row,
     Source,
     number,
-    printable,
     rows_here,
 )
 from kernels.tables.files import TableError, read
@@ -257,7 +256,6 @@ class Table:
                     source,
                     line,
                     cells,
-                    gfxs[index] if by_gfx else "",
                     tuple(NUMBERS[column[index]] for column in numbers),
                     tuple(column[index] for column in texts),
                 )

@@ -34,7 +34,6 @@ INSTANCES = {
 """Where the names of CK kernels come from, and how they begin."""
 
 INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
-BRACES = str.maketrans("", "", "{}'")
 
 
 def problems(tables: AiterTables, target: Target) -> list[Problem]:
@@ -101,9 +100,9 @@ def _dead(
         many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
         yield f"for {others[0].units:g} CUs, of {many} without rows for {target.units}", others
     if family is MOE:
-        wrong = set(FORMATS.values()) - {fp8_of(arch)}
-        if bad := [row for row in rows if wrong & set(row.texts[2:4])]:
-            yield f"of {wrong}, which {arch} never asks for".translate(BRACES), bad
+        (other,) = set(FORMATS.values()) - {fp8_of(arch)}
+        if bad := [row for row in rows if other in row.texts[2:4]]:
+            yield f"of {other}, which {arch} never asks for", bad
         reachable = {*LADDER, *tables.rules.moe_tiers}
         if bad := [row for row in rows if row.m not in reachable]:
             yield f"for {bad[0].m:g} tokens, which no number of tokens is padded to", bad

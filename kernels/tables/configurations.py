@@ -44,10 +44,6 @@ class Configurations:
     broken: str = ""
     line: int = 0
 
-    def nearest(self, m: int) -> int:
-        """Of two that are as near, the one that stands first in the file. At least one entry is there."""
-        return min(self.by_m, key=lambda key: abs(key - m))
-
     def without(self, name: str) -> list[int]:
         """M of the entries that have no number of this name."""
         by_m = self.by_m

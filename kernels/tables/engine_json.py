@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernels.engine_tuning import nearest_of
 from kernels.tables import Entry, Found, Problem, Target
 from kernels.tables.configurations import Config, Configurations, as_text, parse
 from kernels.tables.files import Files, TableError, read
@@ -137,7 +138,7 @@ class EngineTables:
             return Found(file, None, stop, table.odd)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
-        key, notes = table.nearest(m), self._notes(target, table, m)
+        key, notes = nearest_of(table.by_m, m), self._notes(target, table, m)
         config = table.by_m[key]
         small = config["BLOCK_SIZE_K"]
         if self.engine == "sglang" and small < 128 and (_is_rocm(target) or 128 % small):
@@ -169,7 +170,7 @@ class EngineTables:
         entry, notes = None, tuple[str, ...]()
         config = self._rules.moe_default(tokens, _is_rocm(target))
         if up and up.by_m:
-            entry = _entry(up, up.nearest(tokens), "")
+            entry = _entry(up, nearest_of(up.by_m, tokens), "")
             config = up.by_m[entry.m]
             notes = self._notes(target, up, tokens)
         elif up:
@@ -178,7 +179,7 @@ class EngineTables:
             notes += (f"BLOCK_SIZE_K {config['BLOCK_SIZE_K']} of the file runs as 128",)
         kernel = as_text(config)
         if down and down.by_m:
-            of_down = down.by_m[down.nearest(tokens)]
+            of_down = down.by_m[nearest_of(down.by_m, tokens)]
             notes += tuple(f"down: {note}" for note in self._notes(target, down, tokens))
             if of_down["BLOCK_SIZE_M"] != config["BLOCK_SIZE_M"]:
                 notes += (f"down: BLOCK_SIZE_M {of_down['BLOCK_SIZE_M']} of the file becomes that of up",)
@@ -330,7 +331,7 @@ class EngineTables:
 
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
         """What is odd about the entry that m rows take."""
-        key, notes = table.nearest(m), [*table.odd, table.thin]
+        key, notes = nearest_of(table.by_m, m), [*table.odd, table.thin]
         if m > 2 * key or 2 * m < key:
             notes.append(f"the nearest M is {key}, for {m}")
         if self.engine == "vllm":
@@ -354,7 +355,7 @@ class EngineTables:
             return f"none, {self.engine} stops: {table.broken}"
         if self.engine == "sglang" and of_all and (entries := table.without(of_all)):
             return f"none, sglang stops: M {entries[0]} has {table.bad[entries[0]]}"
-        if table.by_m and (wrong := table.bad.get(key := table.nearest(m))):
+        if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
             return f"none, the launch fails: M {key} has {wrong}"
         return ""
 
@@ -369,13 +370,10 @@ class EngineTables:
         return "NVIDIA_H200" if is_h200 else name
 
     def _gemm_name(self, target: Target, n: int, k: int) -> str:
-        return f"N={n},K={k},{self._device_and_type(self._device(target))}"
+        return file_name(f"N={n},K={k}", self._device(target), self._rules.block)
 
     def _moe_name(self, target: Target, inter: int, experts: int) -> str:
-        return f"E={experts},N={inter},{self._device_and_type(self._device(target, is_moe=True))}"
-
-    def _device_and_type(self, device: str) -> str:
-        return f"device_name={device},dtype=fp8_w8a8,block_shape={self._rules.block}.json"
+        return file_name(f"E={experts},N={inter}", self._device(target, is_moe=True), self._rules.block)
 
     def _moe_table(self, target: Target, name: str) -> Configurations | None:
         """Raises TableError where SGLang cannot list its folders."""
@@ -451,6 +449,11 @@ class EngineTables:
             return Configurations(file, broken=str(error).removeprefix(f"{file}: "))
         is_moe = not Path(file).name.startswith("N=")
         return parse(file, text, says_triton=self.engine == "vllm" and is_moe)
+
+
+def file_name(shape: str, device: str, block: str) -> str:
+    """A table's name. shape: `N=512,K=7168` or `E=256,N=256`; block: `[128,128]`, as the engine writes it."""
+    return f"{shape},device_name={device},dtype=fp8_w8a8,block_shape={block}.json"
 
 
 def _is_invariant(environment: Mapping[str, str]) -> bool:

@@ -31,7 +31,6 @@ PLACES = (
 
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
 
-
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
 """What a damaged zip raises."""
 
@@ -151,9 +150,7 @@ def library(package: str, path: Path | None = None) -> Files:
     recorded here. Raises TableError."""
     if path and path != Path("recorded"):
         return Files(package, path)
-    if path:
-        return Files(package, RECORDED / f"{package}.zip")
-    spec = importlib.util.find_spec(package)  # of a package at the top, which imports nothing
+    spec = None if path else importlib.util.find_spec(package)  # imports nothing of a top-level package
     for folder in (spec and spec.submodule_search_locations) or ():
         if (Path(folder) / "configs").is_dir() or package != "aiter":  # PyPI has another `aiter`
             return Files(package, Path(folder).parent)

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def version(library: str, files: Files, path: Path) -> str:
-    """`0.33.0, 4ba787e, 2026-11-01`: of its metadata, and of git where it is a checkout."""
+    """`0.33.0, 4ba787e, 2026-11-01`, from the package's metadata, or from git where it is a checkout."""
     git = subprocess.run(
         ["git", "-C", str(path), "log", "-1", "--format=%h, %cs"], capture_output=True, text=True, check=False
     )
@@ -96,7 +96,7 @@ def version(library: str, files: Files, path: Path) -> str:
 
 
 def write(place: Path, library: str, files: Files, version: str) -> None:
-    """The zip: sorted, without times, deflated."""
+    """Writes the zip. Its files are sorted and carry no times, so that equal tables give equal bytes."""
     entries = dict(_aiter(files) if library == "aiter" else _json(files, library))
     entries[f"{library}/_version.py"] = f'__version__ = "{version}"\n'
     entries["NOTICE"] = f"Extracts of {library} {version}.\n{LICENCES[library]}\n"
@@ -108,6 +108,7 @@ def write(place: Path, library: str, files: Files, version: str) -> None:
 
 
 def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
+    """The files of DeepSeek's shapes, (name, text) of each."""
     rules = RULES[library]
     for folder in (rules.gemm, rules.moe, f"{rules.moe}/triton_*"):
         for name in files.names(f"{folder}/*.json"):
@@ -122,6 +123,7 @@ def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
 
 
 def _aiter(files: Files) -> Iterator[tuple[str, str]]:
+    """The rules of this AITER, and of its CSV and Triton files what is of DeepSeek's shapes: (name, text)."""
     yield aiter_rules.RECORDED, json.dumps(dataclasses.asdict(aiter_rules.read_rules(files)), indent=1) + "\n"
     for family in (GEMM, PRESHUFFLED, MOE):
         for name in packaged(files, family):
@@ -137,7 +139,7 @@ def _aiter(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _rows(text: str, columns: tuple[str, ...]) -> str:
-    """A CSV's rows of DeepSeek's shapes, of it the columns that are read, with the line of each."""
+    """The rows of DeepSeek's shapes in a CSV: the columns that the reader uses, and the line of each row."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
     kept = [column for column in columns if column in (reader.fieldnames or ())]
     out = io.StringIO()

@@ -1,4 +1,4 @@
-"""AITER's CSVs of one table, merged as AITER does it with pandas, and what is wrong with them.
+"""The CSV files of one table, merged as AITER merges them with pandas, and what is wrong with them.
 
 Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files`.
 """
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
 
 GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
-"""What AITER takes for a row without a gfx (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
+"""The gfx that AITER gives a row that has none (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
 
 ARCHITECTURE = re.compile(r"gfx(90a|94[0-2]|950|1[0-2]\d\d)")
 
@@ -48,10 +48,15 @@ def packaged(files: Files, family: Family, merges: bool = True) -> list[str]:
 
 
 class Table:
-    """The files of a family, merged.
+    """The merged files of a family.
 
-    problems: what is wrong with them, whatever the GPU
-    dead:     why no row can be found; empty where they can
+    given:    the value of the variable that replaces the package's files; empty where it is not set
+    merged:   whether AITER merges several files
+    sources:  the files that have a header
+    problems: what is wrong with the files, whatever the GPU
+    title:    the name of the table and how many files it has, for people
+    has_gfx:  whether any file has a column gfx; has_tag: likewise for _tag
+    dead:     why no look-up finds any row; empty where rows can be found
     raises:   why AITER's first look-up raises; empty where it does not
     """
 
@@ -174,7 +179,7 @@ class Table:
             self._say(source.file, 1, "has no column gfx: AITER takes it from cu_num, 80 and 304 or 256")
 
     def _duplicates(self) -> set[tuple[int, int]]:
-        """(place of the source, line) of rows that a faster one of the same key stands beside."""
+        """The rows, each as (index of its source, line), that lose to a faster row with the same key."""
         lost: set[tuple[int, int]] = set()
         moe = self.family is MOE
         if moe and not (self.merged and self._files.has(self.family.untuned)):
@@ -218,7 +223,8 @@ class Table:
         return lost
 
     def _gfx(self, source: Source, live: str = "") -> list[str]:
-        """Of each row, as the merge fills it in; live: the GPU's, for CUs that AITER does not know."""
+        """The gfx of each row of a file, as the merge fills it in. live: the gfx of the GPU, which AITER
+        gives a row whose cu_num it does not know"""
         if "gfx" in source.columns:
             cells = source.cells("gfx")
             if self.family is not MOE:
@@ -234,7 +240,7 @@ class Table:
         ]
 
     def rows(self, arch: str) -> list[Row]:
-        """Those that a GPU of this architecture may find, of any number of CUs, in the merge's order."""
+        """The rows that are for this architecture, with whatever number of CUs, in the merge's order."""
         if arch not in self._rows:
             self._rows[arch] = list(self._select(arch))
         return self._rows[arch]

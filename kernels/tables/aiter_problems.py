@@ -1,4 +1,4 @@
-"""Rows of AITER's tables that cannot do what they are there for: one line for each kind and file."""
+"""What is wrong with AITER's CSV tables, files and rows: one problem for each kind and file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
 
 LADDER = tuple(2**power for power in range(16))
-"""M that a table is asked for whether it reaches: to 32768, the largest chunk of a prefill."""
+"""The M for which a shape should have rows: powers of two to 32768, the largest chunk of a prefill."""
 
 INSTANCES = {
     GEMM.name: ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py", "a8w8_blockscale"),
@@ -31,13 +31,14 @@ INSTANCES = {
         "a8w8_blockscale_bpreshuffle",
     ),
 }
-"""Where the names of CK kernels come from, and how they begin."""
+"""The file below csrc/ that lists a family's CK kernels, and how their names begin."""
 
 INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
 
 
 def problems(tables: AiterTables, target: Target) -> list[Problem]:
-    """Of the CSV tables that were asked; what the files are, then what their rows are for this GPU."""
+    """What is wrong with the tables of families that were asked: first their files, then the rows of this
+    GPU."""
     found = []
     if assumed := tables.rules.assumed:
         found.append(Problem("aiter", 0, f"{assumed}: what it finds may be otherwise"))
@@ -65,7 +66,7 @@ def problems(tables: AiterTables, target: Target) -> list[Problem]:
 def _cut_short(
     family: Family, sources: list[Source], asked: set[tuple[int, ...]] | None
 ) -> Iterator[Problem]:
-    """Rows with too few cells that may have been of a shape that was asked for."""
+    """Rows with too few cells, where what they have fits the beginning of a shape that was asked for."""
     for source in sources:
         lines = set() if source.error else set(source.truncated)
         rows = [
@@ -87,13 +88,13 @@ def _cut_short(
 def _dead(
     tables: AiterTables, family: Family, target: Target, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Of the rows of a file: what to say, and of which."""
+    """What is wrong with rows of one file: a text and the rows that it is about."""
     arch, tuned = target.arch, tables.by_shape(family, target)
     others = [
         row
         for row in rows
         if row.units != target.units and row.units in UNITS.get(arch, {row.units})
-        if row.is_asked(fp8_of(arch)) and row.shape not in tuned
+        if row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned
     ]
     if others:
         shapes = {row.shape for row in others}
@@ -112,7 +113,7 @@ def _dead(
 
 
 def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
-    """Shapes with rows of which none is found for some M."""
+    """Shapes that have rows, but none that a look-up finds for some M."""
     gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
     wanted = tables.asked(family)
     for shape, by_m in tables.by_shape(family, target).items():
@@ -137,7 +138,8 @@ def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Probl
 def _unknown_names(
     files: Files, family: Family, arch: str, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Kernels that this copy does not have; of CK Tile, CK's MoE and FlyDSL no names are known here."""
+    """Rows whose kernels this copy does not have. Any name of CK Tile, CK's MoE and FlyDSL passes, because
+    their names are not known here."""
     assembled = _assembled(
         files, arch, ("fmoe/*", "fmoe_2stages") if family is MOE else ("fp8gemm_blockscale",)
     )
@@ -154,7 +156,7 @@ def _unknown_names(
 
 
 def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
-    """Names in the lists of assembled kernels; empty where they are not there."""
+    """The names of the assembled kernels; empty where their lists are not there."""
     names = set()
     for root in ("hsa", "aiter_meta/hsa"):
         for folder in folders:
@@ -168,7 +170,7 @@ def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
 
 
 def _built(files: Files, family: Family) -> set[str]:
-    """Names of CK kernels as `KernelInstance.name` makes them; empty where the list is not there."""
+    """The names of a family's CK kernels; empty where their list is not there or cannot be read."""
     file, prefix = INSTANCES[family.name]
     names = set()
     for root in ("csrc", "aiter_meta/csrc"):
@@ -182,7 +184,8 @@ def _built(files: Files, family: Family) -> set[str]:
 
 
 def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
-    """`KernelInstance.name`: groups of its fields, joined; the waves are not in the preshuffled ones'."""
+    """A kernel's name, as `KernelInstance.name` joins it from its fields. The preshuffled ones leave out the
+    waves."""
     waves = () if "bpreshuffle" in prefix else (sizes[11:13],)
     groups = (sizes[1:4], (sizes[0], *sizes[4:7]), sizes[7:9], sizes[9:11], *waves)
     lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
@@ -191,7 +194,7 @@ def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
 
 
 def _unread(files: Files) -> Iterator[Problem]:
-    """Files of model_configs/ that no table takes in, or that this folder has none."""
+    """Files of model_configs/ that no family reads, or that this folder holds no file."""
     try:
         core = files.text("aiter/jit/core.py")
     except TableError:

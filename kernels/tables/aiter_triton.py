@@ -1,4 +1,4 @@
-"""AITER's configurations of its Triton GEMM: which folder, which file, which bucket of M.
+"""AITER's configurations of its Triton GEMM: in which folder, file and bucket of M a call looks.
 
 Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called by `_get_config` of
 `aiter/ops/triton/_triton_kernels/gemm/basic/gemm_a8w8_blockscale.py`.
@@ -37,7 +37,10 @@ def places(arch: str, backend: str, name: str, rules: Rules) -> list[tuple[str, 
 
 
 class TritonTables:
-    """Look-ups in the JSON files of `GEMM-A8W8_BLOCKSCALE`, the weight preshuffled or not."""
+    """Look-ups in the JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not.
+
+    asked: NAME or PRESHUFFLED_NAME -> the endings of the files of shapes that were looked for
+    """
 
     def __init__(self, files: Files, rules: Rules) -> None:
         self._files, self._rules = files, rules
@@ -46,7 +49,8 @@ class TritonTables:
         self.asked: dict[str, set[str]] = {}
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """A file of the shape is a hit, but for its bucket `any`: AITER calls that untuned."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T. A bucket in the shape's own file is a hit, except for
+        `any`, which AITER calls untuned."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
         stem, default = self._place(target, name)
         self.asked.setdefault(name, set()).add(f"-N={n}-K={k}.json")
@@ -68,7 +72,7 @@ class TritonTables:
         return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
-        """`any` where no bound holds, whether the file has it or not."""
+        """The name of M's bucket; `any` where no bound holds, even if the file has no such bucket."""
         for bound in self._rules.bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
@@ -78,6 +82,7 @@ class TritonTables:
         return "any"
 
     def _places(self, target: Target, name: str) -> list[tuple[str, str]]:
+        """The places in which AITER looks on this GPU."""
         return places(target.arch, "gluon" if target.arch == "gfx1250" else "triton", name, self._rules)
 
     def _place(self, target: Target, name: str) -> tuple[str, str]:
@@ -86,6 +91,7 @@ class TritonTables:
         return next((place for place in tried if self._files.has(place[1])), tried[-1])
 
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
+        """The buckets of a file and its text; None where it cannot be read, which is then a problem."""
         if file not in self._read:
             self._read[file] = None
             try:
@@ -107,8 +113,8 @@ class TritonTables:
         self._problems[file] = Problem(file, line, f"{text}: AITER raises where it looks into it")
 
     def problems(self, target: Target) -> list[Problem]:
-        """Files of this architecture that no look-up reads, or that end before large M; of shapes that were
-        asked for, of all where nothing was."""
+        """Files of this architecture that no look-up reads, that cannot be read, or that have no bucket for
+        large M. Where shapes were looked up before, it is about their files alone."""
         found = []
         for name in (NAME, PRESHUFFLED_NAME):
             asked = self.asked.get(name, set())
@@ -150,11 +156,12 @@ class TritonTables:
         return [*self._problems.values(), *found]
 
     def _counts(self, file: str, asked: set[str]) -> bool:
+        """Whether a file is that of a shape, and of one of those asked for where any was."""
         said = SHAPED.search(file)
         return bool(said and (not asked or said[0] in asked))
 
     def _short(self, shaped: list[str]) -> list[Problem]:
-        """Files with buckets that no M reaches, or without one for large M."""
+        """Files with buckets that no M reaches, without a bucket for large M, or with no other than `any`."""
         found = []
         only_any = []
         for file in shaped:
@@ -186,7 +193,7 @@ def _files(names: list[str]) -> str:
 
 
 def _described(config: dict[str, Any]) -> str:
-    """`64x128x128, num_warps 4, ...`."""
+    """A configuration as `64x128x128, num_warps 4, ...`."""
     block = [f"BLOCK_SIZE_{side}" for side in "MNK"]
     rest = [f"{name} {value}" for name, value in config.items() if name not in block and value is not None]
     return ", ".join(["x".join(str(config.get(side, "?")) for side in block), *rest])

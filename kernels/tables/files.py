@@ -12,10 +12,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 RECORDED = Path(__file__).parent / "recorded"
-"""A zip for each library: its tables for DeepSeek's shapes, made by tools/record_tables.py."""
+"""Holds a zip for each library with its tables for DeepSeek's shapes; tools/record_tables.py makes them."""
 
 LARGEST = 16 * 2**20
-"""Bytes. AITER's largest table has 6 MB; a file beyond this is none of theirs, and takes long to read."""
+"""Bytes of the largest file that is read. AITER's largest table has 6 MB; a larger file is no table."""
 
 PLACES = (
     "{package}",
@@ -27,12 +27,12 @@ PLACES = (
     "*/{package}/{package}",
     "*/*/{package}",
 )
-"""Where a package is looked for below a path: a checkout, an environment, the file system of an image."""
+"""Where a package may lie below a path: the path is a checkout, an environment or the files of an image."""
 
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
 
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What a damaged zip raises."""
+"""What reading a damaged zip raises."""
 
 
 class TableError(ValueError):
@@ -40,7 +40,8 @@ class TableError(ValueError):
 
 
 def read(path: Path, name: str) -> str:
-    """A file's text; bytes that are no UTF-8 become U+FFFD. Raises TableError, which begins with the name."""
+    """The text of a file; bytes that are not UTF-8 become U+FFFD. Raises TableError, whose text begins with
+    the name."""
     try:
         status = path.stat()
         if status.st_size > LARGEST:
@@ -72,7 +73,7 @@ class Files:
             self._root = _parent(package, path)
 
     def names(self, pattern: str) -> list[str]:
-        """Files whose name matches a shell pattern, in which `*` stays within a folder; sorted."""
+        """The sorted names that match a shell pattern, in which `*` matches no `/`. A zip has no folders."""
         if self._zip:
             depth = pattern.count("/")
             found = (name for name in self._zip.namelist() if name.count("/") == depth)
@@ -88,7 +89,7 @@ class Files:
             return False
 
     def text(self, name: str) -> str:
-        """Of a file; bytes that are no UTF-8 become U+FFFD. Raises TableError."""
+        """The text of a file, as `read` gives it. Raises TableError."""
         if not self._zip:
             return read(self._root / name, name)
         try:
@@ -101,7 +102,7 @@ class Files:
 
     @functools.cached_property
     def version(self) -> str:
-        """As its metadata or its source says, else its commit; empty where nothing tells."""
+        """The version that the metadata or the source says, else the commit; empty where neither is there."""
         try:
             return self._said_version() or self._commit()
         except (OSError, TableError):
@@ -120,7 +121,7 @@ class Files:
         return ""
 
     def _commit(self) -> str:
-        """`commit 1234567` of a git checkout, from its files."""
+        """`commit 1234567`, read from the files of a git checkout; empty where there is none."""
         for folder in (self._root, *self._root.parents):
             head = folder / ".git" / "HEAD"
             if head.is_file():
@@ -146,8 +147,8 @@ def _parent(package: str, path: Path) -> Path:
 
 
 def library(package: str, path: Path | None = None) -> Files:
-    """A library's files: at the path, which may be the word `recorded`, else those installed, else those
-    recorded here. Raises TableError."""
+    """The files of a library at the path, or the recorded ones where the path is the word `recorded`. Without
+    a path they are those of the installed library, or the recorded ones if none is. Raises TableError."""
     if path and path != Path("recorded"):
         return Files(package, path)
     spec = None if path else importlib.util.find_spec(package)  # imports nothing of a top-level package

@@ -153,7 +153,7 @@ class Table:
                 )
 
     def _say_of_no_gpu(self, source: Source) -> None:
-        pairs = list(zip(source.cells("gfx"), source.cells("cu_num"), strict=True))
+        pairs = list(zip(self._gfx(source), source.cells("cu_num"), strict=True))
         odd = {
             (gfx, units)
             for gfx, units in set(pairs)

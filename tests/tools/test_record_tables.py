@@ -17,7 +17,7 @@ def test_rows_keep_their_lines(tmp_path):
     configs.mkdir(parents=True)
     for name in ("a8w8_blockscale_tuned_gemm", "a8w8_blockscale_bpreshuffle_tuned_gemm"):
         (configs / f"{name}.csv").write_text("\n".join((HEADER, *ROWS)) + "\n")
-    (configs / "tuned_fmoe.csv").write_text("cu_num,token,model_dim\n")
+    (configs / "tuned_fmoe.csv").write_text("cu_num,token,model_dim\n304,1,4096\n304,1,7168\n")
     whole = Files("aiter", tmp_path)
     places = [tmp_path / "first.zip", tmp_path / "second.zip"]
     for place in places:
@@ -26,6 +26,7 @@ def test_rows_keep_their_lines(tmp_path):
     extract = Files("aiter", places[0])
     assert extract.version == "commit 1234567, 2026-08-22"
     assert "999" not in extract.text("aiter/configs/a8w8_blockscale_tuned_gemm.csv")
+    assert extract.text("aiter/configs/tuned_fmoe.csv") == "cu_num,token,model_dim,_line\n304,1,7168,3\n"
     target = Target("gfx942", 304, "AMD Instinct MI300X")
     found = AiterTables(extract).gemm(target, 3, 2112, 7168)
     assert found.entry.line == 3 and found == AiterTables(whole).gemm(target, 3, 2112, 7168)

@@ -246,6 +246,12 @@ FAULTS = {
         "RuntimeError",
         9.5,
     ),
+    "duplicate without a time": (
+        ds(gemm_row(48, ""), gemm_row(48, 9.5)),
+        ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
+        "RuntimeError",
+        9.5,
+    ),
     "cut short": (
         {MODEL: csv(GOOD)[:-8]},
         ":2: 1 row cut short: AITER reads what lacks as nan",
@@ -342,8 +348,9 @@ def test_what_python_takes_for_a_number_and_pandas_does_not(tmp_path, cell):
         csv(GOOD.replace(",48,", ",48.0,")),
         csv(GOOD.replace(",48,", ", 48 ,")),
         csv(GOOD, gemm_row("", 3)),  # a missing cell makes the column float, and 48.0 is 48
+        csv(f"{GOOD},99", header=f"{HEADER},us"),  # the second one is `us.1` to pandas
     ],
-    ids=["crlf", "bom", "quoted", "blank lines", "float", "spaces", "nan beside it"],
+    ids=["crlf", "bom", "quoted", "blank lines", "float", "spaces", "nan beside it", "doubled column"],
 )
 def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
     tables = checkout(tmp_path, {MODEL: text})
@@ -395,7 +402,11 @@ def test_a_renamed_kernel_is_in_no_list(tmp_path):
         {
             csrc: instance,
             **asm,
-            **ds(gemm_row(16, 1, name=name), gemm_row(32, 2, name="a9w8")),
+            **ds(
+                gemm_row(16, 1, name=name),
+                gemm_row(32, 2, name="a9w8"),
+                gemm_row(64, 3, rest="cktile,7,2", name="whose names are not known here"),
+            ),
             **ds(*rows, model=MODEL_MOE, header=MOE_HEADER),
         },
     )
@@ -452,6 +463,23 @@ def test_the_first_row_answers_whatever_its_activation(tmp_path):
         MI300X, 64, 7168, 256, 256, 8
     )
     assert (exact.entry.kernel, exact.notes) == ("silu + two, block_m 32", ())
+
+
+def test_a_time_is_copied_where_the_next_row_has_it(tmp_path):
+    rows = [gemm_row(m, us) for m, us in ((16, 50), (32, 60), (64, 50), (128, 70), (256, 70))]
+    tables = checkout(tmp_path, ds(*rows))
+    noted = [bool(tables.gemm(MI300X, m, 2112, 7168).notes) for m in (16, 32, 64, 128, 256)]
+    assert noted == [False, False, False, True, True]
+    assert tables.gemm(MI300X, 256, 2112, 7168).notes == ("70 us stands in the next row, too: a copied time",)
+
+
+def test_moe_takes_a_missing_gfx_from_the_cus(tmp_path):
+    """get_2stage_cfgs does so for an empty cell and for 0, which a merge fills in."""
+    rows = [moe_row(token, 50, gfx=f"{gfx},304") for token, gfx in ((16, "0"), (32, ""), (64, "gfx950"))]
+    tables = moe_tables(tmp_path, *rows)
+    hits = [tables.moe(MI300X, token, 7168, 256, 256, 8).entry is not None for token in (16, 32, 64)]
+    assert hits == [True, True, False]
+    assert [each for each in tables.problems(MI300X) if "for 0 with" in each.text] == []
 
 
 def test_rows_that_no_call_of_moe_can_find(tmp_path):
@@ -566,6 +594,7 @@ def test_buckets_of_triton(tmp_path):
         {
             f"{FLAT}.json": json.dumps({"any": bucket(99)}),
             f"{FLAT}-N=2112-K=7168.json": json.dumps(shaped, indent=1),
+            f"{FLAT}-N=256-K=512.json": json.dumps({f"M_GEQ_{m}": bucket(m) for m in (4, 16, 64)}),
         },
     )
     found = {m: tables.triton.gemm(MI300X, m, 2112, 7168) for m in (1, 5, 33, 64, 9000)}
@@ -578,6 +607,7 @@ def test_buckets_of_triton(tmp_path):
     }
     assert found[33].fallback.startswith("AITER raises KeyError")
     assert (found[5].entry.line, found[5].entry.kernel) == (9, "32x16x128, num_warps 4")
+    assert tables.triton.gemm(MI300X, 32, 256, 512).entry.m == 16
     assert tables.triton.gemm(MI300X, 5, 512, 512).fallback == f"any of {FLAT}.json:1: 99x16x128, num_warps 4"
     assert "AssertionError" in tables.triton.gemm(MI355X, 5, 512, 512).fallback
 

@@ -1,16 +1,39 @@
 """Where a library lies, and files of it that cannot be read."""
 
 import os
+import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from kernels.tables import Problem
 from kernels.tables.aiter import AiterTables
 from kernels.tables.aiter_csv import GEMM, Row, Source
-from kernels.tables.files import Files, TableError
+from kernels.tables.files import RECORDED, Files, TableError, library
 
 NAME = "aiter/configs/a.csv"
+
+
+def test_a_pattern_stays_within_a_folder_in_a_wheel_too(tmp_path):
+    for name in ("a.csv", "models/b.csv"):
+        path = tmp_path / "aiter" / "configs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    wheel = shutil.make_archive(str(tmp_path.parent / "names"), "zip", tmp_path)
+    for place in (tmp_path, Path(wheel)):
+        assert Files("aiter", place).names("aiter/configs/*.csv") == [NAME]
+        assert Files("aiter", place).names("aiter/*/*/*.csv") == ["aiter/configs/models/b.csv"]
+
+
+def test_another_package_called_aiter_is_not_the_library(tmp_path, monkeypatch):
+    """PyPI has one, of asynchronous iterators."""
+    (tmp_path / "aiter").mkdir()
+    (tmp_path / "aiter" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert library("aiter").path == RECORDED / "aiter.zip"
+    (tmp_path / "aiter" / "configs").mkdir()
+    assert library("aiter").path == tmp_path
 
 
 def test_a_damaged_wheel_says_which_file(tmp_path):

@@ -1,0 +1,28 @@
+"""Which table a row of the suite asks, and with what."""
+
+from pathlib import Path
+
+import kernels
+from kernels.tables import Target
+from kernels.tables.lookup import WITHOUT_TABLES, Lookups, decides_without
+
+MI300X = Target("gfx942", 304, "AMD Instinct MI300X")
+
+
+def test_what_decides_elsewhere_is_said_of_rows_that_are_there():
+    names = [row.name for op in kernels.OPS for row in kernels.implementations(op)]
+    assert [start for start in WITHOUT_TABLES if not any(name.startswith(start) for name in names)] == []
+
+
+def test_of_beginnings_of_a_name_the_longest_holds():
+    assert decides_without("block_scale_gemm", "flashinfer.sm90") == WITHOUT_TABLES["flashinfer.sm90"]
+    assert decides_without("fused_moe", "flashinfer.trtllm") == WITHOUT_TABLES["flashinfer"]
+    assert decides_without("mla_decode", "flashinfer.trtllm") == ""
+
+
+def test_experts_of_a_rank_include_a_fused_shared_one():
+    """Row 388 of a8w8_blockscale_tuned_fmoe_ds_v3.csv: get_2stage_cfgs finds it for 33 experts, topk 9."""
+    sizes = {"tokens": 64, "hidden": 7168, "inter": 2048, "experts": 256, "ep": 8, "shared": 1}
+    tables = Lookups(MI300X, {"aiter": Path("recorded")}, {}, columns=10, masked=True)
+    assert tables.find("fused_moe", "aiter.dispatch", sizes).entry.line == 388
+    assert tables.find("fused_moe", "aiter.dispatch", sizes | {"shared": 0}).entry is None

@@ -143,7 +143,6 @@ class TritonTables:
                 for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
                 if not file.rsplit("/", 1)[1].startswith("gfx")
                 and (self._counts(file, asked) or file.endswith(f"-{name}.json"))
-                and not file.rsplit("/", 1)[1].startswith(("FUSED", "BATCHED"))
             ]
             if foreign:
                 found.append(

@@ -137,7 +137,7 @@ def _parent(package: str, path: Path) -> Path:
     """The folder that holds the package. Raises TableError."""
     if not path.is_dir():
         raise TableError(f"{path}: no such file or folder")
-    if path.name == package and (path / "__init__.py").is_file() and not (path / package).is_dir():
+    if path.name == package and (path / "__init__.py").is_file():
         return path.parent
     for place in PLACES:
         for found in sorted(path.glob(place.format(package=package))):

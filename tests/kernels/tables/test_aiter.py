@@ -180,7 +180,7 @@ def test_m_is_looked_for_unpadded_then_padded(m, n, tried):
 
 
 def test_files_of_models_join_the_default_file(tmp_path):
-    old = csv("304,32,2112,7168,ck,7,0,4,without", header=HEADER.removeprefix("gfx,"))
+    old = csv("304,32,2112,7168,ck,7,0,4,", header=HEADER.removeprefix("gfx,"))
     tables = checkout(
         tmp_path,
         {
@@ -196,14 +196,14 @@ def test_files_of_models_join_the_default_file(tmp_path):
         2,
     )
     assert found.entry.kernel == "ck kernel, splitK 2"
-    assert tables.gemm(MI300X, 32, 2112, 7168).entry.kernel == "ck without, splitK 0"  # gfx from 304 CUs
+    assert tables.gemm(MI300X, 32, 2112, 7168).entry.kernel == "ck kernelId 7, splitK 0"  # gfx from 304 CUs
     assert tables.gemm(MI300X, 64, 2112, 7168).notes == ("the shape has rows for M 16 to 32, none for 64",)
 
 
 def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
     tables = checkout(tmp_path / "package", {MODEL: csv(gemm_row(16, 6), gemm_row(32, 7))})
     mine, other = tmp_path / "mine.csv", tmp_path / "missing.csv"
-    mine.write_text(csv(gemm_row(64, 8), gemm_row(64, 9, name="slower")))
+    mine.write_text(csv(gemm_row(64, 8), gemm_row(64, 8), gemm_row(64, 9, name="slower")))
     variable = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE"
 
     def given(*paths):
@@ -216,7 +216,7 @@ def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
         str(each) for each in alone.problems(MI300X) if variable in each.file or each.file == str(mine)
     ] == [
         f"{variable}: replaces the 2 files of the package, 3 rows, by {mine}: to add to them, name them too",
-        f"{mine}:3: 1 row with a key that another row has: pandas raises ValueError at the first look-up",
+        f"{mine}:4: 1 row with a key that another row has: pandas raises ValueError at the first look-up",
     ]
     joined = given(mine, other, tables.files.path / MODEL)
     assert joined.gemm(MI300X, 16, 2112, 7168).entry.file == str(tables.files.path / MODEL)
@@ -395,7 +395,15 @@ def test_a_renamed_kernel_is_in_no_list(tmp_path):
     name = "a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1"
     name += "_1x16x1x16_8_1x2_intrawave_v1"
     csrc = "csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py"
-    asm = {"hsa/gfx942/fmoe/silu/list.csv": "knl_name,co_name\n_ZN5aiter4goodE,x\n"}
+    asm = {"aiter_meta/hsa/gfx942/fmoe/silu/list.csv": "knl_name,co_name\n_ZN5aiter4goodE,x\n"}
+    shuffled = (
+        "a8w8_blockscale_bpreshuffle_1x128x128_256x128x128x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1"
+    )
+    sizes = "256, 1, 128, 128, 128, 128, 128, 16, 16, 16, 16, 8, 2, [ 8, 32, 1], [ 8, 32, 1], 2, 1"
+    asm["csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_common.py"] = (
+        f'    0:   kernelInstance({sizes}, [1, 32, 1,  8], [8], "Intrawave", 3,),\n'
+    )
+    preshuffled = "aiter/configs/a8w8_blockscale_bpreshuffle_tuned_gemm.csv"
     rows = (moe_row(1, 1, name="_ZN5aiter4goodE"), moe_row(2, 2, name="_ZN5aiter3oldE"))
     tables = checkout(
         tmp_path,
@@ -408,12 +416,14 @@ def test_a_renamed_kernel_is_in_no_list(tmp_path):
                 gemm_row(64, 3, rest="cktile,7,2", name="whose names are not known here"),
             ),
             **ds(*rows, model=MODEL_MOE, header=MOE_HEADER),
+            preshuffled: csv(gemm_row(16, 1, name=f"{shuffled}_intrawave_v3"), gemm_row(32, 2)),
         },
     )
     said = [str(each) for each in tables.problems(MI300X) if "does not have" in each.text]
     assert f"{MODEL}:3: 1 row of kernel a9w8, which this AITER does not have" in said
     assert f"{MODEL_MOE}:3: 1 row of kernel _ZN5aiter3oldE, which this AITER does not have" in said
-    assert not any(f"{MODEL}:2" in each for each in said)
+    assert f"{preshuffled}:3: 1 row of kernel kernel, which this AITER does not have" in said
+    assert not any(f"{file}:2" in each for file in (MODEL, preshuffled) for each in said)
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
@@ -480,6 +490,8 @@ def test_moe_takes_a_missing_gfx_from_the_cus(tmp_path):
     hits = [tables.moe(MI300X, token, 7168, 256, 256, 8).entry is not None for token in (16, 32, 64)]
     assert hits == [True, True, False]
     assert [each for each in tables.problems(MI300X) if "for 0 with" in each.text] == []
+    partition = moe_tables(tmp_path / "partition", moe_row(64, 50, gfx=",20"))
+    assert partition.moe(Target("gfx942", 20, MI300X.name), 64, 7168, 256, 256, 8).entry  # the live GPU's
 
 
 def test_rows_that_no_call_of_moe_can_find(tmp_path):
@@ -488,6 +500,7 @@ def test_rows_that_no_call_of_moe_can_find(tmp_path):
         moe_row(64, 2, fp8="fn"),
         moe_row(64, 3, fp8="fn", gfx="gfx942,80"),
         moe_row(128, 4),
+        moe_row(131072, 5),
     )
     tables = moe_tables(tmp_path, *rows)
     said = [
@@ -513,6 +526,9 @@ def test_tags_by_release(tmp_path):
     rows = [
         f"{moe_row(token, token)},{tag}"
         for token, tag in ((64, ""), (128, "flydsl_fallback"), (256, "other"))
+    ]
+    rows += [  # which is faster and of the same key otherwise
+        f"{moe_row(64, 1)},flydsl_fallback"
     ]
     new = moe_tables(tmp_path / "new", *rows, header=f"{MOE_HEADER},_tag")
     old_source = {"aiter/fused_moe.py": FUSED + 'df = df[df["_tag"].fillna("") == ""]'}
@@ -617,14 +633,21 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
         f"{FLAT}.json": json.dumps({"any": bucket(1)}),
         f"{FLAT}-N=512-K=512.json": json.dumps({"M_LEQ_64": bucket(2), "any": bucket(3)}),
         f"{NESTED}/DEFAULT.json": json.dumps({"any": bucket(4)}),
-        f"{NESTED}/GEMM-A8W8_BLOCKSCALE-N=256-K=512.json": json.dumps({"M_LEQ_64": bucket(5)}),
+        f"{NESTED}/GEMM-A8W8_BLOCKSCALE-N=256-K=512.json": json.dumps(
+            {"M_LEQ_64": bucket(5), "M_LEQ_5": bucket(6)}
+        ),
         f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
+        f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
+        f"{NESTED}_preshuffled/DEFAULT.json": "{",  # which nothing asks
     }
     tables = checkout(tmp_path, files)
     assert "DEFAULT.json" in tables.triton.gemm(MI300X, 8, 512, 512).fallback
     assert tables.triton.gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
     said = [str(each) for each in tables.problems(MI300X) if each.file.startswith(FOLDER)]
-    assert f"{FLAT}-N=512-K=512.json: this file is never read: {NESTED}/ goes before" in said
+    for hidden in (FLAT, f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE"):
+        assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ goes before" in said
+    assert not any("preshuffled" in each for each in said)
+    assert any(each.endswith("M_LEQ_5: AITER asks for no such bucket") for each in said)
     assert any("MI300X-GEMM" in each and "the name must begin with gfx942-" in each for each in said)
     assert any(each.endswith("has no bucket for M above 64: AITER raises KeyError there") for each in said)
 

@@ -183,12 +183,17 @@ def test_sglang_takes_the_newest_folder_and_a_second_file_for_down(tables):
     assert exact.entry.file == f"{folder}/triton_3_3_1/{name}"
     assert read.moe(replace(H200, triton="3.3.1+git"), 100, 256, 257).entry.file == found.entry.file
     assert f"{folder}/triton_3_5_1/{name}: shadows the file of this name in triton_3_3_1" in said(read, H200)
+    shadow = f"{folder}/triton_3_3_1/{name}: shadows the file of this name in triton_3_5_1"
+    assert shadow in said(read, replace(H200, triton="3.3.1"))
 
     alone = tables("sglang", {f"{folder}/triton_3_7_1/{moe_name('sglang', 'NVIDIA_H200', 8)}": table()})
     only = alone.moe(H200, 1, 256, 8)
     same = "16x128x128 group 1, 4 warps, 2 stages"
     assert only.entry.kernel == f"up {same}; down {same}"
     assert only.notes == ("down: no _down file, so up's configuration",)
+    empty = f"{folder}/triton_3_7_1/{moe_name('sglang', 'NVIDIA_H200', 8)}".replace(".json", "_down.json")
+    notes = tables("sglang", {empty: "{}"}).moe(H200, 1, 256, 8).notes
+    assert notes == ("down: nothing in the _down file, so up's configuration",)
 
 
 def test_sglang_raises_a_small_block_of_k(tables):

@@ -53,6 +53,27 @@ def test_a_damaged_wheel_says_which_file(tmp_path):
     assert files.version == ""
 
 
+def test_a_file_that_is_too_large_for_a_table_is_not_read(tmp_path, monkeypatch):
+    (tmp_path / "aiter" / "configs").mkdir(parents=True)
+    (tmp_path / NAME).write_text("M,N,K\n")
+    wheel = shutil.make_archive(str(tmp_path.parent / "large"), "zip", tmp_path)
+    monkeypatch.setattr("kernels.tables.files.LARGEST", 5)
+    for place in (tmp_path, Path(wheel)):
+        with pytest.raises(TableError, match=f"^{NAME}: 6 bytes, which no table has; it is not read$"):
+            Files("aiter", place).text(NAME)
+
+
+@pytest.mark.parametrize(
+    ("head", "version"), [("ref: refs/heads/main\n", "commit 1234567"), ("89abcdef01\n", "commit 89abcde")]
+)
+def test_a_checkout_tells_its_commit(tmp_path, head, version):
+    (tmp_path / "aiter" / "configs").mkdir(parents=True)
+    (tmp_path / ".git" / "refs" / "heads").mkdir(parents=True)
+    (tmp_path / ".git" / "refs" / "heads" / "main").write_text("123456789a\n")
+    (tmp_path / ".git" / "HEAD").write_text(head)
+    assert Files("aiter", tmp_path).version == version
+
+
 def test_a_pipe_is_not_waited_for(tmp_path):
     pipe = tmp_path / NAME
     pipe.parent.mkdir(parents=True)

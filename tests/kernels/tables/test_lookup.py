@@ -26,3 +26,10 @@ def test_experts_of_a_rank_include_a_fused_shared_one():
     tables = Lookups(MI300X, {"aiter": Path("recorded")}, {}, columns=10, masked=True)
     assert tables.find("fused_moe", "aiter.dispatch", sizes).entry.line == 388
     assert tables.find("fused_moe", "aiter.dispatch", sizes | {"shared": 0}).entry is None
+    assert tables.find("fused_moe", "aiter.triton", sizes) is None  # it has no table of shapes
+
+
+def test_rows_whose_kernel_is_named_look_into_no_table():
+    tables = Lookups(MI300X, {}, {})
+    rows = ("aiter.ck", "aiter.asm", "aiter.dispatch@sglang", "aiter.triton_preshuffled", "vllm.cutlass")
+    assert [tables.library_of(row) for row in rows] == ["", "", "aiter", "aiter", ""]

@@ -87,8 +87,8 @@ class Table:
         try:
             text = read(Path(name), name) if self.given else self._files.text(name)
         except TableError as error:
-            reason = str(error).removeprefix(f"{name}: ")
-            self._say_that_it_raises(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
+            text = f"cannot be read ({error.reason}): AITER raises at the first look-up"
+            self._say_that_it_raises(name, 0, text)
             return None
         source = Source(name, text)
         if source.error:

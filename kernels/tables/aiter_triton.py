@@ -102,7 +102,7 @@ class TritonTables:
                 else:
                     self._say(file, "is no object of buckets")
             except TableError as error:
-                self._say(file, f"cannot be read ({str(error).removeprefix(f'{file}: ')})")
+                self._say(file, f"cannot be read ({error.reason})")
             except json.JSONDecodeError as error:
                 self._say(file, f"is no JSON: {error.msg}", error.lineno)
             except (ValueError, RecursionError) as error:
@@ -121,23 +121,18 @@ class TritonTables:
             if self.asked and not asked:
                 continue
             used, default = self._place(target, name)
-            folders = dict(self._places(target, name))
+            stems = [stem for stem, _ in self._places(target, name)]
             if target.arch != "gfx1250":
-                folders[f"{FOLDER}/gemm/gluon/{target.arch}-{name}"] = ""
-            for stem in folders:
+                stems.append(f"{FOLDER}/gemm/gluon/{target.arch}-{name}")
+            for stem in stems:
                 shaped = [file for file in self._named(f"{stem}-") if self._counts(file, asked)]
-                if stem != used and shaped:
-                    found.append(
-                        Problem(
-                            shaped[0],
-                            0,
-                            f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before",
-                        )
-                    )
-                elif stem == used:
+                if stem == used:
                     found += self._short(shaped)
-                    if self._files.has(default):
-                        self._json(default)  # which says what is wrong with it
+                elif shaped:
+                    text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before"
+                    found.append(Problem(shaped[0], 0, text))
+            if self._files.has(default):
+                self._json(default)  # which says what is wrong with it
             foreign = [
                 file
                 for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
@@ -145,13 +140,8 @@ class TritonTables:
                 and (self._counts(file, asked) or file.endswith(f"-{name}.json"))
             ]
             if foreign:
-                found.append(
-                    Problem(
-                        foreign[0],
-                        0,
-                        f"{_files(foreign)} never read: the name must begin with {target.arch}-",
-                    )
-                )
+                text = f"{_files(foreign)} never read: the name must begin with {target.arch}-"
+                found.append(Problem(foreign[0], 0, text))
         return [*self._problems.values(), *found]
 
     def _counts(self, file: str, asked: set[str]) -> bool:
@@ -161,8 +151,7 @@ class TritonTables:
 
     def _short(self, shaped: list[str]) -> list[Problem]:
         """Files with buckets that no M reaches, without a bucket for large M, or with no other than `any`."""
-        found = []
-        only_any = []
+        found, only_any = [], []
         for file in shaped:
             if (read := self._json(file)) is None:
                 continue
@@ -170,14 +159,12 @@ class TritonTables:
             if set(buckets) == {"any"}:
                 only_any.append(file)
             known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._rules.bounds} | {"any"}
-            dead = sorted(set(buckets) - known)
-            if dead:
+            if dead := sorted(set(buckets) - known):
                 found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER asks for no such bucket"))
             if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
                 most = max((bound for bound in self._rules.bounds if f"M_LEQ_{bound}" in buckets), default=0)
-                found.append(
-                    Problem(file, 0, f"has no bucket for M above {most}: AITER raises KeyError there")
-                )
+                text = f"has no bucket for M above {most}: AITER raises KeyError there"
+                found.append(Problem(file, 0, text))
         if only_any:
             found.append(Problem(only_any[0], 0, f"{_files(only_any)} of the one bucket `any`, never tuned"))
         return found

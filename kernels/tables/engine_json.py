@@ -225,8 +225,7 @@ class EngineTables:
         try:
             folders = self._folders
         except TableError as error:
-            folders, reason = [], str(error).removeprefix(f"{self._moe_root}: ")
-            stop = f"{reason}; sglang stops where it looks for a version"
+            folders, stop = [], f"{error.reason}; sglang stops where it looks for a version"
             found.append(Problem(str(self._moe_root), 0, stop))
         else:
             if not folders:
@@ -260,7 +259,7 @@ class EngineTables:
         try:
             names = self._names(folder)
         except TableError as error:
-            yield Problem(str(folder), 0, str(error).removeprefix(f"{folder}: "))
+            yield Problem(str(folder), 0, error.reason)
             return
         if not names and isinstance(folder, str):
             yield Problem(folder, 0, NOTHING)
@@ -422,7 +421,7 @@ class EngineTables:
         if isinstance(self._moe_root, str):  # a zip lists files alone
             names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
-                raise TableError(f"{self._moe_root}: {NOTHING}")
+                raise TableError(NOTHING, self._moe_root)
         versions: dict[tuple[int, ...], str] = {}
         for name in names:
             if name.startswith("triton_"):
@@ -445,7 +444,7 @@ class EngineTables:
         try:
             return sorted(path.name for path in folder.iterdir())
         except OSError as error:
-            raise TableError(f"{folder}: {error.strerror}") from None
+            raise TableError(error.strerror or str(error), str(folder)) from None
 
     def _load(self, place: Place) -> Configurations:
         if place not in self._loaded:
@@ -457,7 +456,7 @@ class EngineTables:
         try:
             text = read(place, file) if isinstance(place, Path) else self._files.text(place)
         except TableError as error:
-            return Configurations(file, broken=str(error).removeprefix(f"{file}: "))
+            return Configurations(file, broken=error.reason)
         is_moe = not Path(file).name.startswith("N=")
         return parse(file, text, says_triton=self.engine == "vllm" and is_moe)
 

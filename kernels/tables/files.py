@@ -36,21 +36,27 @@ UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zi
 
 
 class TableError(ValueError):
-    """A table or library cannot be read; the text is one line that says which, and why."""
+    """A table or library cannot be read; the text is one line that says which, and why.
+
+    reason: the text without the name of what cannot be read
+    """
+
+    def __init__(self, reason: str, name: str = "") -> None:
+        super().__init__(f"{name}: {reason}" if name else reason)
+        self.reason = reason
 
 
 def read(path: Path, name: str) -> str:
-    """The text of a file; bytes that are not UTF-8 become U+FFFD. Raises TableError, whose text begins with
-    the name."""
+    """The text of a file; bytes that are not UTF-8 become U+FFFD. Raises TableError."""
     try:
         status = path.stat()
         if status.st_size > LARGEST:
-            raise TableError(f"{name}: {status.st_size} bytes, which no table has; it is not read")
+            raise TableError(f"{status.st_size} bytes, which no table has; it is not read", name)
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise TableError(f"{name}: is no regular file")  # a pipe or a device may never end
+            raise TableError("is no regular file", name)  # a pipe or a device may never end
         return path.read_bytes().decode(errors="replace")
     except OSError as error:
-        raise TableError(f"{name}: {error.strerror or error}") from None
+        raise TableError(error.strerror or str(error), name) from None
 
 
 class Files:
@@ -95,10 +101,10 @@ class Files:
         try:
             size = self._zip.getinfo(name).file_size
             if size > LARGEST:
-                raise TableError(f"{name}: {size} bytes, which no table has; it is not read")
+                raise TableError(f"{size} bytes, which no table has; it is not read", name)
             return self._zip.read(name).decode(errors="replace")
         except UNREADABLE as error:
-            raise TableError(f"{name}: {error}") from None
+            raise TableError(str(error), name) from None
 
     @functools.cached_property
     def version(self) -> str:

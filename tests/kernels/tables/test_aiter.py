@@ -142,6 +142,7 @@ def test_moe_of_the_recorded_tables(recorded, target, call, line, m, notes):
         (MI300X, (16, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 2"),
         (MI300X, (32, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 0"),
         (MI300X, (64, 7168, 192, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
+        (Target("gfx1250", 256, ""), (64, 7168, 256, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
     ],
 )
 def test_moe_without_a_row(recorded, target, call, fallback):

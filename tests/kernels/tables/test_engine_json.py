@@ -85,59 +85,24 @@ def test_vllm_takes_the_nearest_m_and_of_two_the_first_in_the_file(tables):
 
 
 @pytest.mark.parametrize(
-    ("engine", "target", "tokens", "gemm", "moe"),
+    ("engine", "target", "tokens", "moe"),
     [
-        (
-            "vllm",
-            MI300X,
-            1,
-            "64x128x128 group 32, 4 warps, 2 stages",
-            "16x128x128 group 1, 4 warps, 2 stages",
-        ),
-        (
-            "vllm",
-            MI300X,
-            17,
-            "64x128x128 group 32, 4 warps, 2 stages",
-            "16x128x128 group 32, 4 warps, 2 stages",
-        ),
-        (
-            "vllm",
-            MI300X,
-            65,
-            "64x128x128 group 32, 4 warps, 2 stages",
-            "64x128x128 group 32, 4 warps, 2 stages",
-        ),
-        ("vllm", H200, 4, "64x128x128 group 32, 4 warps, 2 stages", "16x64x128 group 1, 4 warps, 4 stages"),
-        ("vllm", H200, 8, "64x128x128 group 32, 4 warps, 2 stages", "16x64x128 group 1, 4 warps, 3 stages"),
-        (
-            "vllm",
-            H200,
-            64,
-            "64x128x128 group 32, 4 warps, 2 stages",
-            "16x128x128 group 32, 4 warps, 3 stages",
-        ),
-        (
-            "sglang",
-            MI300X,
-            1,
-            "64x128x128 group 32, 4 warps, 3 stages",
-            "64x128x128 group 32, 4 warps, 2 stages",
-        ),
-        (
-            "sglang",
-            H200,
-            99,
-            "64x128x128 group 32, 4 warps, 3 stages",
-            "64x128x128 group 32, 4 warps, 3 stages",
-        ),
+        ("vllm", MI300X, 1, "16x128x128 group 1, 4 warps, 2 stages, SPLIT_K 1"),
+        ("vllm", MI300X, 17, "16x128x128 group 32, 4 warps, 2 stages, SPLIT_K 1"),
+        ("vllm", MI300X, 65, "64x128x128 group 32, 4 warps, 2 stages, SPLIT_K 1"),
+        ("vllm", H200, 4, "16x64x128 group 1, 4 warps, 4 stages, SPLIT_K 1"),
+        ("vllm", H200, 8, "16x64x128 group 1, 4 warps, 3 stages, SPLIT_K 1"),
+        ("vllm", H200, 64, "16x128x128 group 32, 4 warps, 3 stages, SPLIT_K 1"),
+        ("sglang", MI300X, 1, "64x128x128 group 32, 4 warps, 2 stages"),
+        ("sglang", H200, 99, "64x128x128 group 32, 4 warps, 3 stages"),
     ],
 )
-def test_a_miss_runs_the_default(tables, engine, target, tokens, gemm, moe):
+def test_a_miss_runs_the_default(tables, engine, target, tokens, moe):
     read = tables(engine, {})
     product, experts = read.gemm(target, tokens, 2112, 7168), read.moe(target, tokens, 2048, 33)
-    assert (product.entry, product.fallback) == (None, gemm)
-    assert (experts.entry, experts.fallback) == (None, moe + (", SPLIT_K 1" if engine == "vllm" else ""))
+    stages = {"vllm": 2, "sglang": 3}[engine]
+    assert (product.entry, product.fallback) == (None, f"64x128x128 group 32, 4 warps, {stages} stages")
+    assert (experts.entry, experts.fallback) == (None, moe)
 
 
 def test_names_of_missing_files_are_those_that_the_tuners_write(tables):
@@ -373,7 +338,7 @@ def test_what_sglang_reads_of_every_entry_stops_it(tables):
     says_triton = {f"{folder}/triton_3_7_1/{name}": '{"triton_version": "3.7.1"}'}
     stops = "none, sglang stops: the key 'triton_version' is no number of rows"
     assert tables("sglang", says_triton).moe(H200, 1, 256, 256).fallback == stops
-    read = tables("sglang", {f"{folder}/triton_3_7_1/{name}": bad})
+    tables("sglang", {f"{folder}/triton_3_7_1/{name}": bad})
     with_down = {f"{folder}/triton_3_7_1/{name.replace('.json', '_down.json')}": table()}
     read = tables("sglang", with_down)
     assert read.moe(H200, 1, 256, 256).entry

@@ -68,9 +68,8 @@ class AiterTables:
             kernel = "AITER's Triton kernel" if target.arch == "gfx1250" else f"CK {DEFAULTS[family]}"
             return Found(table.title, None, kernel, self._why(family, target, (n, k), by_m, tried))
         row = by_m[hit][0]
-        kernel = (
-            f"{row.cell('libtype')} {row.cell('kernelName') or 'kernelId ' + row.cell('kernelId')}".strip()
-        )
+        name = row.cell("kernelName") or f"kernelId {row.cell('kernelId')}"
+        kernel = f"{row.cell('libtype')} {name}".strip()
         if split := row.cell("splitK"):
             kernel += f", splitK {split}"
         key = f"{target.units},{hit},{n},{k}"

@@ -92,7 +92,8 @@ class Source:
     """
 
     def __init__(self, file: str, text: str) -> None:
-        self.file, self.error, self.truncated = file, "", []
+        self.file, self.error = file, ""
+        self.truncated: set[int] = set()
         self.columns: dict[str, int] = {}
         self.rows: list[tuple[int, list[str]]] = []
         reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
@@ -114,7 +115,7 @@ class Source:
                     )
                     continue
                 if len(row) < width:
-                    self.truncated.append(reader.line_num)
+                    self.truncated.add(reader.line_num)
                     row += [""] * (width - len(row))
                 self.rows.append((reader.line_num, row))
         except csv.Error as error:

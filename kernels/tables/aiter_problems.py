@@ -67,20 +67,19 @@ def _cut_short(
     family: Family, sources: list[Source], asked: set[tuple[int, ...]] | None
 ) -> Iterator[Problem]:
     """Rows with too few cells, where what they have fits the beginning of a shape that was asked for."""
+
+    def may_be_asked(cells: list[str]) -> bool:
+        pairs = (zip(shape, cells, strict=False) for shape in asked or ())
+        return asked is None or any(all(str(a).startswith(b) for a, b in each) for each in pairs)
+
     for source in sources:
-        lines = set() if source.error else set(source.truncated)
-        rows = [
-            (line, [row[source.columns[c]] for c in family.numbers[2:6] if c in source.columns])
-            for line, row in source.rows
-            if line in lines
+        if source.error:  # pandas raises before
+            continue
+        places = [source.columns[c] for c in family.numbers[2:6] if c in source.columns]
+        cut = [
+            (line, [row[place] for place in places]) for line, row in source.rows if line in source.truncated
         ]
-        bad = [
-            line
-            for line, cells in rows
-            if asked is None
-            or any(all(str(a).startswith(b) for a, b in zip(shape, cells, strict=False)) for shape in asked)
-        ]
-        if bad:
+        if bad := [line for line, cells in cut if may_be_asked(cells)]:
             text = f"{rows_here(len(bad))} cut short: AITER reads what lacks as nan"
             yield Problem(source.file, bad[0], text)
 

@@ -5,21 +5,18 @@ Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `g
 
 from __future__ import annotations
 
-from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Entry, Found
 from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row
-from kernels.tables.aiter_merge import Table
+from kernels.tables.aiter_merge import Merged
 from kernels.tables.aiter_problems import problems
-from kernels.tables.aiter_rules import FORMATS, fp8_of, padded, read_rules
-from kernels.tables.aiter_triton import TritonTables
+from kernels.tables.aiter_rules import FORMATS, fp8_of, padded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from kernels.tables import Problem, Target
-    from kernels.tables.files import Files
 
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 """Dense FP8 TFLOP/s of one CU, from AMD's data sheets of MI300X and MI355X."""
@@ -37,24 +34,8 @@ MOE_HEADER = (
 )
 
 
-Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
-"""Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
-
-
-class AiterTables:
-    """Tables of one copy of AITER, each read when it is first asked.
-
-    environment: the variables that the engine is started with
-    triton:      the tables of AITER's Triton GEMM
-    """
-
-    def __init__(self, files: Files, environment: Mapping[str, str] | None = None) -> None:
-        self.files, self.environment = files, environment or {}
-        self.rules = read_rules(files)
-        self.triton = TritonTables(files, self.rules)
-        self._tables: dict[Family, Table] = {}
-        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
-        self._shapes: dict[tuple[Family, Target], Shapes] = {}
+class AiterTables(Merged):
+    """Look-ups in the tables of one copy of AITER."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
         """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or for preshuffled w as
@@ -118,32 +99,6 @@ class AiterTables:
             entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
             return Found(table.title, entry, notes=tuple(filter(None, notes)))
         return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
-
-    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
-        """The shapes of a family that were looked up; None where nothing was, so that all shapes count."""
-        if self._asked or self.triton.asked:
-            return self._asked.get(family, set())
-        return None
-
-    def table(self, family: Family) -> Table:
-        if family not in self._tables:
-            self._tables[family] = Table(self.files, family, self.rules, self.environment)
-        return self._tables[family]
-
-    def by_shape(self, family: Family, target: Target) -> Shapes:
-        """The rows of a family that a look-up for this GPU can find."""
-        if (family, target) not in self._shapes:
-            shapes: Shapes = defaultdict(lambda: defaultdict(list))
-            table = self.table(family)
-            for row in () if table.dead else table.rows(target.arch):
-                if (
-                    row.units == target.units
-                    and row.is_block_fp8(fp8_of(target.arch))
-                    and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is none
-                ):
-                    shapes[row.shape][int(row.m)].append(row)
-            self._shapes[family, target] = shapes
-        return self._shapes[family, target]
 
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the tables for this GPU: one problem for each kind and file. Where shapes were

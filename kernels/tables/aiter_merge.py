@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,13 +27,14 @@ from kernels.tables.aiter_csv import (
     number,
     rows_here,
 )
-from kernels.tables.files import TableError, read
+from kernels.tables.aiter_rules import Rules, fp8_of, read_rules
+from kernels.tables.aiter_triton import TritonTables
+from kernels.tables.files import Files, TableError, read
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from kernels.tables.aiter_rules import Rules
-    from kernels.tables.files import Files
+    from kernels.tables import Target
 
 GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
 """The gfx that AITER gives a row that has none (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
@@ -265,3 +267,49 @@ class Table:
                     tuple(NUMBERS[column[index]] for column in numbers),
                     tuple(column[index] for column in texts),
                 )
+
+
+Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
+"""Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
+
+
+class Merged:
+    """Tables of one copy of AITER, each read when it is first asked.
+
+    environment: the variables that the engine is started with
+    triton:      the tables of AITER's Triton GEMM
+    """
+
+    def __init__(self, files: Files, environment: Mapping[str, str] | None = None) -> None:
+        self.files, self.environment = files, environment or {}
+        self.rules = read_rules(files)
+        self.triton = TritonTables(files, self.rules)
+        self._tables: dict[Family, Table] = {}
+        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
+        self._shapes: dict[tuple[Family, Target], Shapes] = {}
+
+    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
+        """The shapes of a family that were looked up; None where nothing was, so that all shapes count."""
+        if self._asked or self.triton.asked:
+            return self._asked.get(family, set())
+        return None
+
+    def table(self, family: Family) -> Table:
+        if family not in self._tables:
+            self._tables[family] = Table(self.files, family, self.rules, self.environment)
+        return self._tables[family]
+
+    def by_shape(self, family: Family, target: Target) -> Shapes:
+        """The rows of a family that a look-up for this GPU can find."""
+        if (family, target) not in self._shapes:
+            shapes: Shapes = defaultdict(lambda: defaultdict(list))
+            table = self.table(family)
+            for row in () if table.dead else table.rows(target.arch):
+                if (
+                    row.units == target.units
+                    and row.is_block_fp8(fp8_of(target.arch))
+                    and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is none
+                ):
+                    shapes[row.shape][int(row.m)].append(row)
+            self._shapes[family, target] = shapes
+        return self._shapes[family, target]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kernels.tables import Target
-    from kernels.tables.aiter import AiterTables
+    from kernels.tables.aiter_merge import Merged
     from kernels.tables.files import Files
 
 LADDER = tuple(2**power for power in range(16))
@@ -36,7 +36,7 @@ INSTANCES = {
 INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
 
 
-def problems(tables: AiterTables, target: Target) -> list[Problem]:
+def problems(tables: Merged, target: Target) -> list[Problem]:
     """What is wrong with the tables of families that were asked: first their files, then the rows of this
     GPU."""
     found = []
@@ -84,9 +84,7 @@ def _cut_short(
             yield Problem(source.file, bad[0], text)
 
 
-def _dead(
-    tables: AiterTables, family: Family, target: Target, rows: list[Row]
-) -> Iterator[tuple[str, list[Row]]]:
+def _dead(tables: Merged, family: Family, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
     """What is wrong with rows of one file: a text and the rows that it is about."""
     arch, tuned = target.arch, tables.by_shape(family, target)
     others = [
@@ -111,7 +109,7 @@ def _dead(
     yield from _unknown_names(tables.files, family, arch, rows)
 
 
-def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
+def _gaps(tables: Merged, family: Family, target: Target) -> Iterator[Problem]:
     """Shapes that have rows, but none that a look-up finds for some M."""
     gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
     wanted = tables.asked(family)

@@ -328,6 +328,56 @@ def test_a_fault_is_one_line(tmp_path, fault):
     assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
 
 
+@pytest.mark.parametrize(
+    ("core", "other", "line", "us"),
+    [
+        (CORE, (), ":1: has no column gfx: a row is found by its number of CUs on any GPU", 15.8),
+        (
+            "# model_configs all_cols",
+            (gemm_row(16, 5),),
+            ":1: has no column gfx: its 1 rows are never found",
+            None,
+        ),
+    ],
+    ids=["in no file", "before v0.1.16"],
+)
+def test_files_without_gfx(tmp_path, core, other, line, us):
+    bare = HEADER.removeprefix("gfx,")
+    files = ds(GOOD.removeprefix("gfx942,"), header=bare) | {"aiter/jit/core.py": core}
+    files[GEMM] = csv(*other) if other else csv(header=bare)
+    tables = checkout(tmp_path, files)
+    assert [str(each) for each in tables.problems(MI300X) if each.file == MODEL] == [f"{MODEL}{line}"]
+    found = tables.gemm(MI300X, 48, 2112, 7168).entry
+    assert (found and found.us) == us
+
+
+def test_keys_that_two_rows_have_by_release_and_by_table(tmp_path):
+    """update_config_files of v0.1.9 keeps the fastest; get_2stage_cfgs keeps the first row of a single file."""
+    rows = ds(GOOD, gemm_row(48, 9.5)) | {"aiter/jit/core.py": "# model_configs all_cols"}
+    old = checkout(tmp_path / "old", rows)
+    found = old.gemm(MI300X, 48, 2112, 7168)
+    assert (found.entry.us, found.notes) == (9.5, ())
+    assert any(
+        each.text.endswith("another row has: AITER keeps the fastest") for each in old.problems(MI300X)
+    )
+    mine = tmp_path / "mine.csv"
+    mine.write_text(csv(moe_row(64, 90), moe_row(64, 50), header=MOE_HEADER))
+    single = AiterTables(old.files, {"AITER_CONFIG_FMOE": str(mine)})
+    found = single.moe(MI300X, 64, 7168, 256, 256, 8)
+    assert (found.entry.us, found.notes) == (90, ())
+
+
+@pytest.mark.parametrize("us", ["-1", "0", ""])
+def test_a_row_without_a_time(tmp_path, us):
+    tables = checkout(tmp_path / "without", ds(gemm_row(48, us)))
+    assert tables.gemm(MI300X, 48, 2112, 7168).notes == ("the row has no time",)
+    header = HEADER.replace("us", "milliseconds")
+    tables = checkout(
+        tmp_path / "no column", ds(gemm_row(48, us), header=header) | {GEMM: csv(header=header)}
+    )
+    assert tables.gemm(MI300X, 48, 2112, 7168).notes == ()
+
+
 def test_rows_for_other_cus_are_no_fault_where_the_shape_has_its_own(tmp_path):
     tables = checkout(tmp_path, ds(GOOD, gemm_row(64, 9, units=80), gemm_row(64, 9, gfx="gfx950", units=256)))
     assert not [each for each in tables.problems(MI300X) if "CUs" in each.text]
@@ -417,7 +467,11 @@ def test_a_renamed_kernel_is_in_no_list(tmp_path):
                 gemm_row(64, 3, rest="cktile,7,2", name="whose names are not known here"),
             ),
             **ds(*rows, model=MODEL_MOE, header=MOE_HEADER),
-            preshuffled: csv(gemm_row(16, 1, name=f"{shuffled}_intrawave_v3"), gemm_row(32, 2)),
+            preshuffled: csv(
+                gemm_row(16, 1, name=f"{shuffled}_intrawave_v3"),
+                gemm_row(32, 2),
+                gemm_row(64, 3, rest="asm,7,2"),
+            ),
         },
     )
     said = [str(each) for each in tables.problems(MI300X) if "does not have" in each.text]
@@ -425,6 +479,7 @@ def test_a_renamed_kernel_is_in_no_list(tmp_path):
     assert f"{MODEL_MOE}:3: 1 row of kernel _ZN5aiter3oldE, which this AITER does not have" in said
     assert f"{preshuffled}:3: 1 row of kernel kernel, which this AITER does not have" in said
     assert not any(f"{file}:2" in each for file in (MODEL, preshuffled) for each in said)
+    assert not any("asserts" in each.text for each in tables.problems(MI300X)), "this one takes asm"
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
@@ -638,18 +693,21 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
             {"M_LEQ_64": bucket(5), "M_LEQ_5": bucket(6)}
         ),
         f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
+        f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE.json": "{}",
         f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
         f"{NESTED}_preshuffled/DEFAULT.json": "{",  # which nothing asks
     }
     tables = checkout(tmp_path, files)
     assert "DEFAULT.json" in tables.triton.gemm(MI300X, 8, 512, 512).fallback
     assert tables.triton.gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
+    tables.gemm(MI300X, 8, 512, 512)
     said = [str(each) for each in tables.problems(MI300X) if each.file.startswith(FOLDER)]
     for hidden in (FLAT, f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE"):
         assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ goes before" in said
     assert not any("preshuffled" in each for each in said)
     assert any(each.endswith("M_LEQ_5: AITER asks for no such bucket") for each in said)
-    assert any("MI300X-GEMM" in each and "the name must begin with gfx942-" in each for each in said)
+    foreign = "2 files, the first here, are never read: the name must begin with gfx942-"
+    assert f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json: {foreign}" in said
     assert any(each.endswith("has no bucket for M above 64: AITER raises KeyError there") for each in said)
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.tables import Target
+from kernels.tables.configurations import parse
 from kernels.tables.engine_json import RULES, EngineTables
 from kernels.tables.files import Files, TableError
 
@@ -129,7 +130,7 @@ def test_sglang_takes_the_newest_folder_and_a_second_file_for_down(tables):
     folder, name = RULES["sglang"].moe, moe_name("sglang", "NVIDIA_H200", experts=257)
     down = name.replace(".json", "_down.json")
     read = tables("sglang", {
-        f"{folder}/triton_3_3_1/{name}": table(stages=3),
+        f"{folder}/triton_3_3_1/{name}": table(k=256),
         f"{folder}/triton_3_5_1/{name}": table(n=64, group=16, stages=5),
         f"{folder}/triton_3_5_1/{down}": table(m=64, group=64, USE_TMA=True),
         f"{folder}/triton_3_10_0/README": "",
@@ -146,6 +147,7 @@ def test_sglang_takes_the_newest_folder_and_a_second_file_for_down(tables):
     )
     exact = read.moe(replace(H200, triton="3.3.1"), 100, 256, 257)
     assert exact.entry.file == f"{folder}/triton_3_3_1/{name}"
+    assert not any("BLOCK_SIZE_K" in note for note in exact.notes), "vLLM alone cuts it"
     assert read.moe(replace(H200, triton="3.3.1+git"), 100, 256, 257).entry.file == found.entry.file
     assert f"{folder}/triton_3_5_1/{name}: shadows the file of this name in triton_3_3_1" in said(read, H200)
     shadow = f"{folder}/triton_3_3_1/{name}: shadows the file of this name in triton_3_5_1"
@@ -244,6 +246,18 @@ def test_what_harms_no_load_is_said(tables):
     ]
 
 
+@pytest.mark.parametrize(
+    ("keys", "thin"),
+    [
+        (range(7), "thin: entries for M 0, 1, 2, 3, 4, 5, 6 alone"),
+        (range(64, 72), ""),
+        (range(65, 73), "thin: no entry below M 65"),
+    ],
+)
+def test_a_table_is_thin_with_few_entries_or_large_ones_alone(keys, thin):
+    assert parse("a.json", table(keys), says_triton=True).thin == thin
+
+
 def test_names_that_lead_nowhere(tables):
     folder = RULES["vllm"].gemm
     others = [
@@ -288,7 +302,7 @@ def test_a_folder_of_ones_own(tables, tmp_path):
         assert f"{setting}: 1 file N=...,K=...: these are read in the package alone" in problems
         assert read.gemm(MI300X, 1, 512, 7168).entry is None
         if engine == "vllm":
-            assert beside.notes == (f"not in {setting}",)
+            assert (found.notes, beside.notes) == ((), (f"not in {setting}",))
             assert f"{own}/{name}: shadows the file of this name in configs" in problems
         else:
             assert beside.entry is None

@@ -7,6 +7,7 @@ from kernels.tables import Target
 from kernels.tables.lookup import WITHOUT_TABLES, Lookups, decides_without
 
 MI300X = Target("gfx942", 304, "AMD Instinct MI300X")
+MI355X = Target("gfx950", 256, "AMD Instinct MI355X")
 
 
 def test_what_decides_elsewhere_is_said_of_rows_that_are_there():
@@ -27,6 +28,20 @@ def test_experts_of_a_rank_include_a_fused_shared_one():
     assert tables.find("fused_moe", "aiter.dispatch", sizes).entry.line == 388
     assert tables.find("fused_moe", "aiter.dispatch", sizes | {"shared": 0}).entry is None
     assert tables.find("fused_moe", "aiter.triton", sizes) is None  # it has no table of shapes
+
+
+def test_preshuffled_weights_have_a_table_of_their_own():
+    """Row 308 of a8w8_blockscale_bpreshuffle_tuned_gemm_dsv3.csv, by get_CKGEMM_config."""
+    tables = Lookups(MI355X, {"aiter": Path("recorded")}, {})
+    hit, row = {"m": 64, "n": 4096, "k": 512}, "aiter.dispatch_preshuffled"
+    found = tables.find("block_scale_gemm", row, hit).entry
+    assert (found.file.rpartition("/")[2], found.line) == (
+        "a8w8_blockscale_bpreshuffle_tuned_gemm_dsv3.csv",
+        308,
+    )
+    assert tables.untuned([("block_scale_gemm", row, {"m": 1, "n": 2, "k": 3})]) == {
+        "a8w8_blockscale_bpreshuffle_untuned_gemm.csv": "M,N,K\n1,2,3\n"
+    }
 
 
 def test_rows_whose_kernel_is_named_look_into_no_table():

@@ -352,7 +352,7 @@ def test_files_without_gfx(tmp_path, core, other, line, us):
 
 
 def test_keys_that_two_rows_have_by_release_and_by_table(tmp_path):
-    """update_config_files of v0.1.9 keeps the fastest row; of a single file get_2stage_cfgs keeps the first."""
+    """update_config_files of v0.1.9 keeps the fastest row; get_2stage_cfgs keeps the first of one file."""
     rows = ds(GOOD, gemm_row(48, 9.5)) | {"aiter/jit/core.py": "# model_configs all_cols"}
     old = checkout(tmp_path / "old", rows)
     found = old.gemm(MI300X, 48, 2112, 7168)

@@ -13,6 +13,7 @@ import argparse
 import csv
 import dataclasses
 import io
+import itertools
 import json
 import re
 import subprocess
@@ -22,8 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.tables import aiter_rules
-from kernels.tables.aiter_csv import CONFIGS, GEMM, LINE, MOE, PRESHUFFLED
-from kernels.tables.aiter_triton import FOLDER, NAMES
+from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED
+from kernels.tables.aiter_merge import packaged
+from kernels.tables.aiter_triton import NAME, PRESHUFFLED_NAME, places
+from kernels.tables.engine_json import RULES
 from kernels.tables.files import RECORDED, Files
 from shapes.attention import Parallel
 from shapes.linears import FP8, linears
@@ -45,17 +48,6 @@ MOE_COLUMNS = (
     *("gfx", "cu_num", "token", "model_dim", "inter_dim", "expert", "topk", *MOE.texts, "use_g1u1"),
     *("doweight_stage1", "block_m", "ksplit", "kernelName1", "kernelName2", "us", "run_1stage", "_tag"),
 )
-
-JSON = {
-    "vllm": (
-        "vllm/model_executor/layers/fused_moe/configs/*.json",
-        "vllm/model_executor/layers/quantization/utils/configs/*.json",
-    ),
-    "sglang": (
-        "sglang/srt/layers/moe/moe_runner/triton_utils/configs/triton_*/*.json",
-        "sglang/kernels/ops/gemm/configs/*.json",
-    ),
-}
 
 LICENCES = {
     "aiter": "AITER, https://github.com/ROCm/aiter, is under the MIT License, (c) Advanced Micro Devices.",
@@ -88,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def version(library: str, files: Files, path: Path) -> str:
-    """`0.33.0, 4ba787e, 2026-11-01`: of its metadata, and of git where it is a checkout."""
+    """`0.33.0, 4ba787e, 2026-11-01`, from the package's metadata, or from git where it is a checkout."""
     git = subprocess.run(
         ["git", "-C", str(path), "log", "-1", "--format=%h, %cs"], capture_output=True, text=True, check=False
     )
@@ -104,11 +96,10 @@ def version(library: str, files: Files, path: Path) -> str:
 
 
 def write(place: Path, library: str, files: Files, version: str) -> None:
-    """The zip: sorted, without times, deflated."""
+    """Writes the zip. Its files are sorted and carry no times, so that equal tables give equal bytes."""
     entries = dict(_aiter(files) if library == "aiter" else _json(files, library))
     entries[f"{library}/_version.py"] = f'__version__ = "{version}"\n'
     entries["NOTICE"] = f"Extracts of {library} {version}.\n{LICENCES[library]}\n"
-    place.parent.mkdir(exist_ok=True)
     with zipfile.ZipFile(place, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name in sorted(entries):
             info = zipfile.ZipInfo(name)
@@ -117,8 +108,10 @@ def write(place: Path, library: str, files: Files, version: str) -> None:
 
 
 def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
-    for pattern in JSON[library]:
-        for name in files.names(pattern):
+    """The files of DeepSeek's shapes, (name, text) of each."""
+    rules = RULES[library]
+    for folder in (rules.gemm, rules.moe, f"{rules.moe}/triton_*"):
+        for name in files.names(f"{folder}/*.json"):
             base = name.rsplit("/", 1)[1]
             if "dtype=fp8_w8a8,block_shape=[128" not in base:
                 continue
@@ -130,30 +123,23 @@ def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
 
 
 def _aiter(files: Files) -> Iterator[tuple[str, str]]:
+    """The rules of this AITER, and of its CSV and Triton files what is of DeepSeek's shapes: (name, text)."""
     yield aiter_rules.RECORDED, json.dumps(dataclasses.asdict(aiter_rules.read_rules(files)), indent=1) + "\n"
     for family in (GEMM, PRESHUFFLED, MOE):
-        names = [f"{CONFIGS}/{family.name}.csv", *files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv")]
-        for name in names:
-            if "untuned" not in name.rsplit("/", 1)[1]:
-                yield name, _rows(files.text(name), MOE_COLUMNS if family is MOE else GEMM_COLUMNS)
+        for name in packaged(files, family):
+            yield name, _rows(files.text(name), MOE_COLUMNS if family is MOE else GEMM_COLUMNS)
         if files.has(family.untuned):
             yield family.untuned, files.text(family.untuned).split("\n")[0].strip() + "\n"
-    folders = [f"{FOLDER}/gemm", f"{FOLDER}/gemm/triton", f"{FOLDER}/gemm/gluon"]
-    for name in NAMES.values():
-        for arch in ("gfx942", "gfx950", "gfx1250"):
-            defaults = [f"{folder}/{arch}-{name}" for folder in folders]
-            stems = [(stem, f"{stem}.json") for stem in defaults]
-            for backend in ("triton", "gluon"):
-                folder = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
-                stems.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
-            for stem, default in stems:
-                for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
-                    if files.has(file):
-                        yield file, files.text(file)
+    ways = itertools.product(("gfx942", "gfx950", "gfx1250"), ("triton", "gluon"), (NAME, PRESHUFFLED_NAME))
+    for way in ways:
+        for stem, default in places(*way, aiter_rules.Rules()):
+            for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
+                if files.has(file):
+                    yield file, files.text(file)
 
 
 def _rows(text: str, columns: tuple[str, ...]) -> str:
-    """A CSV's rows of DeepSeek's shapes, of it the columns that are read, with the line of each."""
+    """The rows of DeepSeek's shapes in a CSV: the columns that the reader uses, and the line of each row."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
     kept = [column for column in columns if column in (reader.fieldnames or ())]
     out = io.StringIO()

@@ -14,6 +14,7 @@ from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.engine_tuning import EngineConfig, EngineTable, Entry, nearest_of, origin_of, product, table_of
 from kernels.formats import BLOCK
 from kernels.op import Unsupported
+from kernels.tables.engine_json import file_name
 from kernels.tuning import Demand
 from shapes.case import text_of
 
@@ -68,7 +69,7 @@ class GemmTables:
     def engine_table(self, sizes: BlockScaleGemmSizes) -> EngineTable:
         own = self.table(sizes)
         device = str(self.device.bind()()).replace(" ", "_")
-        file = f"N={sizes.n},K={sizes.k},device_name={device},dtype=fp8_w8a8,block_shape={self.sides}.json"
+        file = file_name(f"N={sizes.n},K={sizes.k}", device, self.sides)
         return table_of(sizes.m, own, lambda m: self.taken(own, m), file)
 
     def picked(self, sizes: BlockScaleGemmSizes, forced: EngineConfig | None) -> str:

@@ -1,6 +1,6 @@
-"""Tuned tables of AITER, vLLM and SGLang, looked into as the libraries do it.
+"""Look-ups in the tuned tables of AITER, vLLM and SGLang, done as these libraries do them.
 
-Only files are read: nothing of a library is imported, and no file of it is run or written.
+Only files are read: no library is imported, and none of its files is run or written.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """The GPU that a table is asked for.
+    """The GPU for which a table is asked.
 
-    arch:   gfx942, sm_90 ...
-    units:  its compute units (CUs, SMs)
-    name:   as its driver says it: `AMD Instinct MI300X`, `NVIDIA H200`
-    triton: the version of Triton beside the engine; empty where it is not known
+    arch:   its architecture: gfx942, sm_90 ...
+    units:  how many compute units (CUs, SMs) it has
+    name:   what its driver calls it: `AMD Instinct MI300X`, `NVIDIA H200`
+    triton: the version of Triton that the engine runs with; empty where it is not known
     """
 
     arch: str
@@ -28,12 +28,12 @@ class Target:
 class Entry:
     """What a table holds for a shape.
 
-    file:   within the library's package, `aiter/configs/...csv`
-    line:   of the file, from 1; 0 where the format has no lines to name
-    key:    what the library looked for when it found this
-    m:      rows (tokens) that the entry was tuned for
+    file:   its name in the library's package, `aiter/configs/...csv`
+    line:   the entry's line in the file, from 1; 0 where the line is not known
+    key:    what the library looked for when it found this entry
+    m:      the number of rows (tokens) that the entry was tuned for
     kernel: the kernel's name, or its configuration
-    us:     microseconds that the tuner recorded; None where the table has no times
+    us:     the microseconds that the tuner recorded; None where the table has no times
     """
 
     file: str
@@ -46,12 +46,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Found:
-    """One look-up.
+    """The result of one look-up.
 
-    table:    the files that are asked, in a few words or by their name
-    entry:    what they hold; None: a miss
-    fallback: what runs instead after a miss; empty after a hit
-    notes:    what is odd about the hit: a copied time, a file for another Triton
+    table:    the file that the library reads, or the files in a few words
+    entry:    the entry that it takes; None after a miss
+    fallback: what runs after a miss; empty after a hit
+    notes:    what is odd about a hit (a copied time, a file for another Triton), or why there is no hit
     """
 
     table: str
@@ -62,7 +62,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Problem:
-    """Entries of a table that cannot do what they are there for, or that cannot be read."""
+    """What is wrong with a table: a file cannot be read, or no look-up can use some of its entries."""
 
     file: str
     line: int
@@ -70,4 +70,9 @@ class Problem:
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return "".join(each if each.isprintable() else "?" for each in f"{place}: {self.text}")
+        return printable(f"{place}: {self.text}")
+
+
+def printable(text: str) -> str:
+    """The text on one line, whatever a file has in it: `?` for what would break or colour the line."""
+    return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)

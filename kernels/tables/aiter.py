@@ -1,4 +1,4 @@
-"""What AITER finds in its tuned tables for GEMM and fused MoE of FP8 in blocks, or runs after a miss.
+"""What AITER finds in its tuned tables for GEMM and fused MoE of block FP8, and what it runs after a miss.
 
 Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `get_2stage_cfgs`.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kernels.tables import Problem, Target
 
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
-"""Dense FP8 TFLOP/s of a CU: AMD's data sheets of MI300X and MI355X."""
+"""Dense FP8 TFLOP/s of one CU, from AMD's data sheets of MI300X and MI355X."""
 
 DEFAULTS = {
     GEMM: "a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2"
@@ -27,7 +27,7 @@ DEFAULTS = {
     PRESHUFFLED: "a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1"
     "_1x32x1x8_8_2x1_intrawave_v1",
 }
-"""The CK kernel of every shape without a row: the `-1` instance of csrc/ck_gemm_a8w8_blockscale*/."""
+"""The CK kernel that every shape without a row runs: instance -1 of csrc/ck_gemm_a8w8_blockscale*/."""
 
 MOE_HEADER = (
     "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
@@ -35,10 +35,11 @@ MOE_HEADER = (
 
 
 class AiterTables(Merged):
-    """Tables of one copy of AITER, under the environment that the engine is started with."""
+    """Look-ups in the tables of one copy of AITER."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """`gemm_a8w8_blockscale`, or `gemm_a8w8_blockscale_bpreshuffle`: y [m, n] = x [m, k] w [n, k]^T."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or for preshuffled w as
+        `gemm_a8w8_blockscale_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
         table = self.table(family)
         self._asked[family].add((n, k))
@@ -48,9 +49,8 @@ class AiterTables(Merged):
             kernel = "AITER's Triton kernel" if target.arch == "gfx1250" else f"CK {DEFAULTS[family]}"
             return Found(table.title, None, kernel, self._why(family, target, (n, k), by_m, tried))
         row = by_m[hit][0]
-        kernel = (
-            f"{row.cell('libtype')} {row.cell('kernelName') or 'kernelId ' + row.cell('kernelId')}".strip()
-        )
+        name = row.cell("kernelName") or f"kernelId {row.cell('kernelId')}"
+        kernel = f"{row.cell('libtype')} {name}".strip()
         if split := row.cell("splitK"):
             kernel += f", splitK {split}"
         key = f"{target.units},{hit},{n},{k}"
@@ -69,15 +69,14 @@ class AiterTables(Merged):
         columns: int,
         mask: bool = False,
     ) -> Found:
-        """`fused_moe` of FP8 in blocks (per_1x128), SiLU, gate and up together.
+        """Looks up what `fused_moe` does for FP8 in blocks (per_1x128) with SiLU, gate and up in one product.
 
-        experts: of this rank, as w1 has them
-        columns: of topk_ids
-        mask:    an expert_mask is given (EP); AITER then takes one column for a sentinel
+        experts: how many experts w1 of this rank has
+        columns: how many columns topk_ids has
+        mask:    whether an expert_mask is given, as with EP
         """
         table = self.table(MOE)
-        topk = columns - 1 if mask and self.rules.moe_strips else columns
-        token = self.rules.token(tokens)
+        topk, token = self.rules.topk(columns, mask), self.rules.token(tokens)
         shape = (hidden, inter, experts, topk)
         self._asked[MOE].add(shape)
         by_m = self.by_shape(MOE, target).get(shape, {})
@@ -89,9 +88,8 @@ class AiterTables(Merged):
             if self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0"):
                 note = f"AITER_BYPASS_TUNE_CONFIG: {row.source.file}:{row.line} is not used"
                 return Found(table.title, None, default, (note,))
-            key = ",".join(
-                map(str, (target.units, tried, *shape, fp8_of(target.arch).removeprefix("torch.")))
-            )
+            fp8 = fp8_of(target.arch).removeprefix("torch.")
+            key = ",".join(map(str, (target.units, tried, *shape, fp8)))
             key = f"{target.arch},{key}" if self.rules.moe_gfx else key
             notes = [*_doubts(row, by_m, tried, 6 * tried * topk * hidden * inter, target)]
             if row.texts[0] != "ActivationType.Silu":
@@ -102,18 +100,14 @@ class AiterTables(Merged):
             return Found(table.title, entry, notes=tuple(filter(None, notes)))
         return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
 
-    def triton_gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """The configuration of AITER's Triton kernel, `aiter/ops/triton/configs`."""
-        return self.triton.gemm(target, m, n, k, preshuffled)
-
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables, for this GPU: one line for each kind and file. Of shapes that were
-        asked for before; of all where none was."""
+        """What is wrong with the tables for this GPU: one problem for each kind and file. Where shapes were
+        looked up before, it is about these alone."""
         found = problems(self, target)
         return found if self._asked and not self.triton.asked else found + self.triton.problems(target)
 
     def _of_silu(self, rows: list[Row]) -> Row | None:
-        """Of rows that may differ in act_type the one that SiLU gets."""
+        """The row that a call with SiLU gets, of rows that differ at most in act_type."""
         same = [row for row in rows if row.texts[0] == "ActivationType.Silu"]
         if self.rules.moe_act != "blind" and same:
             return same[0]
@@ -126,7 +120,7 @@ class AiterTables(Merged):
         return f"2stage CK chosen by moe_stage1/2_heuristic_dispatch, block_m {block_m}, ksplit {split}"
 
     def _split(self, units: int, token: int, hidden: int, inter: int, experts: int, topk: int) -> int:
-        """`get_ksplit` of `aiter/fused_moe.py`."""
+        """The split of hidden that `get_ksplit` of `aiter/fused_moe.py` returns; 0 for none."""
         forced = self.environment.get("AITER_KSPLIT", "0").strip()
         if forced.lstrip("-").isdecimal() and int(forced):
             return int(forced)
@@ -144,7 +138,7 @@ class AiterTables(Merged):
         by_m: Mapping[int, list[Row]],
         tried: list[int],
     ) -> tuple[str, ...]:
-        """Of a miss, where there are rows of which one would expect a hit."""
+        """Why a look-up missed, where there are rows that look as if they should answer it."""
         table = self.table(family)
         if table.raises or table.dead:
             return (table.raises or table.dead,)
@@ -154,7 +148,7 @@ class AiterTables(Merged):
         others = {
             f"{row.units:g}"
             for row in table.rows(target.arch)
-            if row.units != target.units and row.shape == shape and row.is_asked(fp8_of(target.arch))
+            if row.units != target.units and row.shape == shape and row.is_block_fp8(fp8_of(target.arch))
         }
         if others:
             return (f"the shape has rows for {', '.join(sorted(others))} CUs, not {target.units}",)
@@ -165,19 +159,20 @@ class AiterTables(Merged):
         return ()
 
     def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:
-        """(m, n, k) as the input of AITER's GEMM tuner; m as it is: AITER looks for it unpadded first."""
+        """Shapes (m, n, k) as AITER's GEMM tuner reads them. m is not padded: AITER looks for it unpadded
+        first."""
         rows = sorted((n, k, m) for m, n, k in set(shapes))
         return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for n, k, m in rows)
 
     def untuned_moe(self, target: Target, calls: Iterable[tuple[int, int, int, int, int, bool]]) -> str:
-        """(tokens, hidden, inter, experts, columns, mask), see `moe`, as the input of AITER's MoE tuner.
+        """Calls (tokens, hidden, inter, experts, columns, mask: see `moe`) as AITER's MoE tuner reads them.
 
-        Tokens are padded and topk is that of the key, else no look-up finds what is tuned.
+        Tokens are padded and topk is that of the key; otherwise no look-up would find what is tuned.
         """
         fp8 = fp8_of(target.arch)
         rest = f"ActivationType.Silu,torch.bfloat16,{fp8},{fp8},QuantType.per_1x128,1,0"
         rows = {
-            (hidden, inter, experts, columns - (mask and self.rules.moe_strips), self.rules.token(tokens))
+            (hidden, inter, experts, self.rules.topk(columns, mask), self.rules.token(tokens))
             for tokens, hidden, inter, experts, columns, mask in calls
         }
         lines = (f"{row[-1]},{','.join(map(str, row[:-1]))},{rest}" for row in sorted(rows))
@@ -189,7 +184,7 @@ def _smaller(hit: int, m: int) -> list[str]:
 
 
 def _moe_kernel(row: Row) -> str:
-    """`1stage NAME`, or the names of both stages and what goes with them."""
+    """`1stage NAME, block_m 32`, or the names of both stages, block_m and ksplit."""
     first, second = row.cell("kernelName1") or "default", row.cell("kernelName2") or "default"
     block = f"block_m {row.number('block_m') or 0:g}"
     if row.number("run_1stage"):
@@ -199,7 +194,7 @@ def _moe_kernel(row: Row) -> str:
 
 
 def _doubts(row: Row, shape: Mapping[int, list[Row]], m: int, flops: int, target: Target) -> Iterator[str]:
-    """Why the row's time was not measured there, or the row cannot be whole."""
+    """Why the row's time cannot be that of its M, or the row is not whole. flops: of the call at M."""
     if row.truncated:
         yield "the row's line is cut short: AITER reads what lacks as nan"
     us, peak = row.us, PEAK.get(target.arch, 0.0) * target.units

@@ -1,4 +1,4 @@
-"""AITER's tuned CSVs: which there are, and a file of them read as pandas reads it."""
+"""AITER's tuned CSV files: which families there are, and how pandas reads a file."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import io
 import math
 from dataclasses import dataclass
 
+from kernels.tables import printable
+
 CONFIGS = "aiter/configs"
 LINE = "_line"
-"""A column of the recorded extracts: the row's line in AITER's own file."""
+"""The column of recorded extracts that holds the line that a row has in AITER's own file."""
 
 UNITS = {
     "gfx942": {20, 38, 40, 76, 80, 114, 152, 228, 304},
     "gfx950": {32, 64, 128, 256},
 }
-"""CUs of MI300X, MI325X, MI300A, MI308X; of MI350X, MI355X; whole and in partitions."""
+"""How many CUs GPUs have, whole and in partitions: MI300X, MI325X, MI300A, MI308X; MI350X, MI355X."""
 
 MISSING = {"", "#N/A", "N/A", "NA", "n/a", "NULL", "null", "None", "nan", "NaN", "-nan", "-NaN", "<NA>"}
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
@@ -23,11 +25,11 @@ BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "
 
 @dataclass(frozen=True)
 class Family:
-    """Files that AITER merges into one table.
+    """The files that AITER merges into one table.
 
-    variable: the environment variable whose files replace them
-    numbers:  columns of the key that pandas must read as numbers
-    texts:    the other columns of the key, gfx left out
+    variable: the environment variable that names files in their place
+    numbers:  the columns of the key that pandas must read as numbers
+    texts:    the other columns of the key, without gfx
     """
 
     name: str
@@ -37,6 +39,7 @@ class Family:
 
     @property
     def untuned(self) -> str:
+        """The file of shapes to tune, whose columns are the key of a row."""
         return f"{CONFIGS}/{'untuned'.join(self.name.rsplit('tuned', 1))}.csv"
 
 
@@ -55,7 +58,7 @@ MOE = Family(
 
 
 def number(cell: str) -> float | None:
-    """A cell as pandas reads it in a column of numbers; NaN where it is missing, None where it is none."""
+    """A cell as pandas reads it in a column of numbers: NaN where it is empty, None where it is no number."""
     cell = cell.strip()
     if cell in MISSING:
         return math.nan
@@ -68,7 +71,7 @@ def number(cell: str) -> float | None:
 
 
 class _Numbers(dict[str, float]):
-    """Of cells, each parsed once; NaN where a cell is none."""
+    """The number of each cell, parsed once; NaN where the cell is no number."""
 
     def __missing__(self, cell: str) -> float:
         value = number(cell)
@@ -80,11 +83,18 @@ NUMBERS = _Numbers()
 
 
 class Source:
-    """A CSV: `columns` by their place, `rows` with the line of each; `error` where pandas refuses it;
-    `ends`: whether its last line does."""
+    """A CSV file as pandas reads it.
+
+    columns:   the place of each column, by name
+    rows:      (line, cells) of each row
+    truncated: the lines of rows with too few cells
+    ends:      whether the file ends with the end of a line
+    error:     why pandas refuses the file; empty where it reads it
+    """
 
     def __init__(self, file: str, text: str) -> None:
-        self.file, self.error, self.truncated = file, "", []
+        self.file, self.error = file, ""
+        self.truncated: set[int] = set()
         self.columns: dict[str, int] = {}
         self.rows: list[tuple[int, list[str]]] = []
         self.ends = text.endswith("\n")
@@ -110,7 +120,7 @@ class Source:
                     )
                     continue
                 if len(row) < width:
-                    self.truncated.append(reader.line_num)
+                    self.truncated.add(reader.line_num)
                     row += [""] * (width - len(row))
                 self.rows.append((reader.line_num, row))
         except csv.Error as error:
@@ -122,7 +132,7 @@ class Source:
             ]
 
     def cells(self, column: str, missing: str = "0") -> list[str]:
-        """Of each row; `missing` where the file lacks the column: 0, as AITER fills it."""
+        """The cell of each row; `missing` where the file lacks the column, which AITER fills with 0."""
         place = self.columns.get(column)
         if place is None:
             return [missing] * len(self.rows)
@@ -131,12 +141,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a merged table."""
+    """A row of a merged table. numbers, texts: its cells in the columns that Family lists"""
 
     source: Source
     line: int
     cells: list[str]
-    gfx: str
     numbers: tuple[float, ...]
     texts: tuple[str, ...]
 
@@ -153,20 +162,22 @@ class Row:
         """(N, K), or (model_dim, inter_dim, expert, topk)."""
         return self.numbers[2:6]
 
-    def is_asked(self, fp8: str) -> bool:
-        """Whether the rest of the key, act_type aside, is that of FP8 in blocks; a GEMM's always is."""
+    def is_block_fp8(self, fp8: str) -> bool:
+        """Whether the rest of the key, without act_type, is that of block FP8. In a table of GEMM it always
+        is."""
         return not self.texts or (
             self.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128")
             and self.numbers[6:] == (1, 0)
         )
 
     def cell(self, column: str) -> str:
-        """Its text; empty where it is missing or the file lacks the column."""
+        """The text of a cell; empty where pandas reads it as missing or the file lacks the column."""
         place = self.source.columns.get(column)
         cell = "" if place is None else printable(self.cells[place].strip())
         return "" if cell in MISSING else cell
 
     def number(self, column: str) -> float | None:
+        """A cell that is a finite number, else None."""
         value = number(self.cell(column))
         return value if value is not None and math.isfinite(value) else None
 
@@ -179,11 +190,6 @@ class Row:
         return self.line in self.source.truncated
 
 
-def printable(cell: str) -> str:
-    """On one line, whatever a file has in it."""
-    return cell if cell.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in cell)
-
-
 def rows_here(count: int) -> str:
-    """Of rows whose first one is in the line of the message."""
+    """How many rows a problem is about, whose line is that of the first one."""
     return "1 row" if count == 1 else f"{count} rows, the first here,"

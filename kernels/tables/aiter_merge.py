@@ -1,4 +1,4 @@
-"""AITER's CSVs of one table, merged as AITER does it with pandas, and what is wrong with them.
+"""The CSV files of one table, merged as AITER merges them with pandas, and what is wrong with them.
 
 Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files`.
 """
@@ -12,7 +12,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.tables import Problem
+from kernels.tables import Problem, printable
 from kernels.tables.aiter_csv import (
     BOOLEANS,
     CONFIGS,
@@ -25,7 +25,6 @@ from kernels.tables.aiter_csv import (
     Row,
     Source,
     number,
-    printable,
     rows_here,
 )
 from kernels.tables.aiter_rules import Rules, fp8_of, read_rules
@@ -38,16 +37,28 @@ if TYPE_CHECKING:
     from kernels.tables import Target
 
 GFX_OF_UNITS = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
-"""What AITER takes for a row without a gfx (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
+"""The gfx that AITER gives a row that has none (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
 
 ARCHITECTURE = re.compile(r"gfx(90a|94[0-2]|950|1[0-2]\d\d)")
 
 
-class Table:
-    """The files of a family, merged.
+def packaged(files: Files, family: Family, merges: bool = True) -> list[str]:
+    """Names of a family's files in the package: the default one, then those of model_configs/."""
+    default = f"{CONFIGS}/{family.name}.csv"
+    models = files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv") if merges else []
+    return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
-    problems: what is wrong with them, whatever the GPU
-    dead:     why no row can be found; empty where they can
+
+class Table:
+    """The merged files of a family.
+
+    given:    the value of the variable that replaces the package's files; empty where it is not set
+    merged:   whether AITER merges several files
+    sources:  the files that have a header
+    problems: what is wrong with the files, whatever the GPU
+    title:    the name of the table and how many files it has, for people
+    has_gfx:  whether any file has a column gfx; has_tag: likewise for _tag
+    dead:     why no look-up finds any row; empty where rows can be found
     raises:   why AITER's first look-up raises; empty where it does not
     """
 
@@ -56,25 +67,19 @@ class Table:
         self.problems: list[Problem] = []
         self.dead = self.raises = ""
         self.given = environment.get(family.variable, "")
-        names = self.given.split(os.pathsep) if self.given else self._packaged()
+        in_package = packaged(files, family, rules.merges)
+        names = self.given.split(os.pathsep) if self.given else in_package
         self.merged = len(names) > 1
         self.sources = [source for name in names if (source := self._read(name))]
         count = "1 file" if len(self.sources) == 1 else f"{len(self.sources)} files"
         self.title = f"{family.name} ({count})"
         if self.given:
-            self._say_what_is_replaced()
+            self._say_what_is_replaced(in_package)
         self.has_gfx = any("gfx" in source.columns for source in self.sources)
         self.has_tag = any("_tag" in source.columns for source in self.sources)
         self._check_columns()
         self._rows: dict[str, list[Row]] = {}
         self._lost = self._duplicates()
-
-    def _packaged(self) -> list[str]:
-        default = f"{CONFIGS}/{self.family.name}.csv"
-        if not self._rules.merges:
-            return [default]
-        models = self._files.names(f"{CONFIGS}/model_configs/*{self.family.name}*.csv")
-        return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
     def _read(self, name: str) -> Source | None:
         there = Path(name).exists() if self.given else self._files.has(name)
@@ -84,8 +89,8 @@ class Table:
         try:
             text = read(Path(name), name) if self.given else self._files.text(name)
         except TableError as error:
-            reason = str(error).removeprefix(f"{name}: ")
-            self._say_that_it_raises(name, 0, f"cannot be read ({reason}): AITER raises at the first look-up")
+            text = f"cannot be read ({error.reason}): AITER raises at the first look-up"
+            self._say_that_it_raises(name, 0, text)
             return None
         source = Source(name, text)
         if source.error:
@@ -101,8 +106,8 @@ class Table:
         self._say(file, line, text)
         self.raises = self.raises or f"AITER raises before it gets here: see {file}"
 
-    def _say_what_is_replaced(self) -> None:
-        hidden, rows, extracts = self._packaged(), 0, False
+    def _say_what_is_replaced(self, hidden: list[str]) -> None:
+        rows, extracts = 0, False
         for name in hidden:
             if self._files.has(name):
                 try:
@@ -153,7 +158,7 @@ class Table:
                 )
 
     def _say_of_no_gpu(self, source: Source) -> None:
-        pairs = list(zip(source.cells("gfx"), source.cells("cu_num"), strict=True))
+        pairs = list(zip(self._gfx(source), source.cells("cu_num"), strict=True))
         odd = {
             (gfx, units)
             for gfx, units in set(pairs)
@@ -179,7 +184,7 @@ class Table:
             self._say(source.file, 1, "has no column gfx: AITER takes it from cu_num, 80 and 304 or 256")
 
     def _duplicates(self) -> set[tuple[int, int]]:
-        """(place of the source, line) of rows that a faster one of the same key stands beside."""
+        """The rows, each as (index of its source, line), that lose to a faster row with the same key."""
         lost: set[tuple[int, int]] = set()
         moe = self.family is MOE
         if moe and not (self.merged and self._files.has(self.family.untuned)):
@@ -223,7 +228,8 @@ class Table:
         return lost
 
     def _gfx(self, source: Source, live: str = "") -> list[str]:
-        """Of each row, as the merge fills it in; live: the GPU's, for CUs that AITER does not know."""
+        """The gfx of each row of a file, as the merge fills it in. live: the gfx of the GPU, which AITER
+        gives a row whose cu_num it does not know"""
         if "gfx" in source.columns:
             cells = source.cells("gfx")
             if self.family is not MOE:
@@ -239,7 +245,7 @@ class Table:
         ]
 
     def rows(self, arch: str) -> list[Row]:
-        """Those that a GPU of this architecture may find, of any number of CUs, in the merge's order."""
+        """The rows that are for this architecture, with whatever number of CUs, in the merge's order."""
         if arch not in self._rows:
             self._rows[arch] = list(self._select(arch))
         return self._rows[arch]
@@ -261,18 +267,21 @@ class Table:
                     source,
                     line,
                     cells,
-                    gfxs[index] if by_gfx else "",
                     tuple(NUMBERS[column[index]] for column in numbers),
                     tuple(column[index] for column in texts),
                 )
 
 
 Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
-"""Rows by the key without the GPU and M, then by M."""
+"""Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
 
 
 class Merged:
-    """The merged tables of one copy of AITER, each read when it is first asked."""
+    """Tables of one copy of AITER, each read when it is first asked.
+
+    environment: the variables that the engine is started with
+    triton:      the tables of AITER's Triton GEMM
+    """
 
     def __init__(self, files: Files, environment: Mapping[str, str] | None = None) -> None:
         self.files, self.environment = files, environment or {}
@@ -283,7 +292,7 @@ class Merged:
         self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
     def asked(self, family: Family) -> set[tuple[int, ...]] | None:
-        """Shapes of a family that were asked for; None where nothing was asked, so that all count."""
+        """The shapes of a family that were looked up; None where nothing was, so that all shapes count."""
         if self._asked or self.triton.asked:
             return self._asked.get(family, set())
         return None
@@ -294,14 +303,14 @@ class Merged:
         return self._tables[family]
 
     def by_shape(self, family: Family, target: Target) -> Shapes:
-        """Rows that the target can find; none of a table whose rows are never found."""
+        """The rows of a family that a look-up for this GPU can find."""
         if (family, target) not in self._shapes:
             shapes: Shapes = defaultdict(lambda: defaultdict(list))
             table = self.table(family)
             for row in () if table.dead else table.rows(target.arch):
                 if (
                     row.units == target.units
-                    and row.is_asked(fp8_of(target.arch))
+                    and row.is_block_fp8(fp8_of(target.arch))
                     and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is none
                 ):
                     shapes[row.shape][int(row.m)].append(row)

@@ -1,4 +1,4 @@
-"""Rows of AITER's tables that cannot do what they are there for: one line for each kind and file."""
+"""What is wrong with AITER's CSV tables, files and rows: one problem for each kind and file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
 
 LADDER = tuple(2**power for power in range(16))
-"""M that a table is asked for whether it reaches: to 32768, the largest chunk of a prefill."""
+"""The M for which a shape should have rows: powers of two to 32768, the largest chunk of a prefill."""
 
 INSTANCES = {
     GEMM.name: ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py", "a8w8_blockscale"),
@@ -31,14 +31,14 @@ INSTANCES = {
         "a8w8_blockscale_bpreshuffle",
     ),
 }
-"""Where the names of CK kernels come from, and how they begin."""
+"""The file below csrc/ that lists a family's CK kernels, and how their names begin."""
 
 INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
-BRACES = str.maketrans("", "", "{}'")
 
 
 def problems(tables: Merged, target: Target) -> list[Problem]:
-    """Of the CSV tables that were asked; what the files are, then what their rows are for this GPU."""
+    """What is wrong with the tables of families that were asked: first their files, then the rows of this
+    GPU."""
     found = []
     if assumed := tables.rules.assumed:
         found.append(Problem("aiter", 0, f"{assumed}: what it finds may be otherwise"))
@@ -66,44 +66,43 @@ def problems(tables: Merged, target: Target) -> list[Problem]:
 def _cut_short(
     family: Family, sources: list[Source], asked: set[tuple[int, ...]] | None
 ) -> Iterator[Problem]:
-    """Rows with too few cells that may have been of a shape that was asked for, and one with which the file
-    breaks off."""
+    """Rows with too few cells, where what they have fits the beginning of a shape that was asked for, and the
+    last row of a file that breaks off within it."""
+
+    def may_be_asked(cells: list[str]) -> bool:
+        pairs = (zip(shape, cells, strict=False) for shape in asked or ())
+        return asked is None or any(all(str(a).startswith(b) for a, b in each) for each in pairs)
+
     for source in sources:
-        lines = set() if source.error else set(source.truncated)
-        rows = [
-            (line, [row[source.columns[c]] for c in family.numbers[2:6] if c in source.columns])
-            for line, row in source.rows
-            if line in lines
+        if source.error:  # pandas raises before
+            continue
+        places = [source.columns[c] for c in family.numbers[2:6] if c in source.columns]
+        cut = [
+            (line, [row[place] for place in places]) for line, row in source.rows if line in source.truncated
         ]
-        bad = [
-            line
-            for line, cells in rows
-            if asked is None
-            or (not source.ends and line == source.rows[-1][0])
-            or any(all(str(a).startswith(b) for a, b in zip(shape, cells, strict=False)) for shape in asked)
-        ]
-        if bad:
+        breaks_off = None if source.ends or not source.rows else source.rows[-1][0]
+        if bad := [line for line, cells in cut if line == breaks_off or may_be_asked(cells)]:
             text = f"{rows_here(len(bad))} cut short: AITER reads what lacks as nan"
             yield Problem(source.file, bad[0], text)
 
 
 def _dead(tables: Merged, family: Family, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Of the rows of a file: what to say, and of which."""
+    """What is wrong with rows of one file: a text and the rows that it is about."""
     arch, tuned = target.arch, tables.by_shape(family, target)
     others = [
         row
         for row in rows
         if row.units != target.units and row.units in UNITS.get(arch, {row.units})
-        if row.is_asked(fp8_of(arch)) and row.shape not in tuned
+        if row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned
     ]
     if others:
         shapes = {row.shape for row in others}
         many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
         yield f"for {others[0].units:g} CUs, of {many} without rows for {target.units}", others
     if family is MOE:
-        wrong = set(FORMATS.values()) - {fp8_of(arch)}
-        if bad := [row for row in rows if wrong & set(row.texts[2:4])]:
-            yield f"of {wrong}, which {arch} never asks for".translate(BRACES), bad
+        (other,) = set(FORMATS.values()) - {fp8_of(arch)}
+        if bad := [row for row in rows if other in row.texts[2:4]]:
+            yield f"of {other}, which {arch} never asks for", bad
         reachable = {*LADDER, *tables.rules.moe_tiers}
         if bad := [row for row in rows if row.m not in reachable]:
             yield f"for {bad[0].m:g} tokens, which no number of tokens is padded to", bad
@@ -113,7 +112,7 @@ def _dead(tables: Merged, family: Family, target: Target, rows: list[Row]) -> It
 
 
 def _gaps(tables: Merged, family: Family, target: Target) -> Iterator[Problem]:
-    """Shapes with rows of which none is found for some M."""
+    """Shapes that have rows, but none that a look-up finds for some M."""
     gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
     wanted = tables.asked(family)
     for shape, by_m in tables.by_shape(family, target).items():
@@ -138,7 +137,8 @@ def _gaps(tables: Merged, family: Family, target: Target) -> Iterator[Problem]:
 def _unknown_names(
     files: Files, family: Family, arch: str, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Kernels that this copy does not have; of CK Tile, CK's MoE and FlyDSL no names are known here."""
+    """Rows whose kernels this copy does not have. Any name of CK Tile, CK's MoE and FlyDSL passes, because
+    their names are not known here."""
     assembled = _assembled(
         files, arch, ("fmoe/*", "fmoe_2stages") if family is MOE else ("fp8gemm_blockscale",)
     )
@@ -155,7 +155,7 @@ def _unknown_names(
 
 
 def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
-    """Names in the lists of assembled kernels; empty where they are not there."""
+    """The names of the assembled kernels; empty where their lists are not there."""
     names = set()
     for root in ("hsa", "aiter_meta/hsa"):
         for folder in folders:
@@ -169,7 +169,7 @@ def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
 
 
 def _built(files: Files, family: Family) -> set[str]:
-    """Names of CK kernels as `KernelInstance.name` makes them; empty where the list is not there."""
+    """The names of a family's CK kernels; empty where their list is not there or cannot be read."""
     file, prefix = INSTANCES[family.name]
     names = set()
     for root in ("csrc", "aiter_meta/csrc"):
@@ -183,7 +183,8 @@ def _built(files: Files, family: Family) -> set[str]:
 
 
 def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
-    """`KernelInstance.name`: groups of its fields, joined; the waves are not in the preshuffled ones'."""
+    """A kernel's name, as `KernelInstance.name` joins it from its fields. The preshuffled ones leave out the
+    waves."""
     waves = () if "bpreshuffle" in prefix else (sizes[11:13],)
     groups = (sizes[1:4], (sizes[0], *sizes[4:7]), sizes[7:9], sizes[9:11], *waves)
     lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
@@ -192,7 +193,7 @@ def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
 
 
 def _unread(files: Files) -> Iterator[Problem]:
-    """Files of model_configs/ that no table takes in, or that this folder has none."""
+    """Files of model_configs/ that no family reads, or that this folder holds no file."""
     try:
         core = files.text("aiter/jit/core.py")
     except TableError:

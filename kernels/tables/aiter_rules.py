@@ -1,4 +1,4 @@
-"""How a release of AITER looks into its tables, read in its source."""
+"""How a release of AITER looks into its tables. The rules are read in its source."""
 
 from __future__ import annotations
 
@@ -14,30 +14,29 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
 
 RECORDED = "aiter/rules.json"
-"""Of recorded extracts, which hold no source: these rules as JSON."""
-
+"""The file of recorded extracts, which hold no source, with these rules as JSON."""
 
 FORMATS = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}
-"""The FP8 that AITER gives each architecture (`aiter/utility/dtypes.py`); others have e4m3fn."""
+"""The FP8 format of an architecture (`aiter/utility/dtypes.py`). All others have e4m3fn."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What differs between releases.
+    """What differs between releases. The defaults are those of commit e404860.
 
-    merges:        model_configs/ is joined to the default file (`aiter/jit/core.py`)
-    duplicates_raise: of keys in a merge; before, the fastest was kept
-    infers_gfx:    the merge takes a missing gfx from cu_num
-    moe_gfx:       the key of tuned_fmoe begins with gfx (`aiter/fused_moe.py` `get_2stage_cfgs`)
-    moe_strips:    with an expert mask, topk of the key is one less than the columns of topk_ids
-    moe_act:       act_type `exact`, `blind` (never compared), or `exact, then blind`
-    moe_empty_tag: only rows whose _tag is empty; else all but `flydsl_fallback`
-    moe_tiers:     tokens from which no power of two is asked but these
-    one_stage:     a multiple of inter_dim that the 1-stage kernel needs after a miss
-    bounds:        of M_LEQ_ and M_GEQ_ (`aiter/ops/triton/utils/gemm_config_utils.py`)
-    nested:        Triton configurations are looked for in ARCH/BACKEND/gemm/TYPE/ first
-    backends:      and in gemm/BACKEND/
-    assumed:       what the source did not tell; empty where it told all
+    merges:           the files of model_configs/ join the default file (`aiter/jit/core.py`)
+    duplicates_raise: equal keys in a merge raise; else the fastest row is kept
+    infers_gfx:       the merge takes a missing gfx from cu_num
+    moe_gfx:          the key of tuned_fmoe begins with gfx (`aiter/fused_moe.py` `get_2stage_cfgs`)
+    moe_strips:       with an expert mask the key's topk is one less than the columns of topk_ids
+    moe_act:          how act_type is compared: `exact`, `blind` (never), or `exact, then blind`
+    moe_empty_tag:    only rows with an empty _tag count; else all rows but those of `flydsl_fallback`
+    moe_tiers:        from the first of these on, the key has the largest of these that tokens reach
+    one_stage:        the 1-stage kernel runs after a miss only where inter_dim is a multiple of this
+    bounds:           the M of buckets M_LEQ_ and M_GEQ_ (`aiter/ops/triton/utils/gemm_config_utils.py`)
+    nested:           Triton configurations are looked for in ARCH/BACKEND/gemm/TYPE/ first
+    backends:         Triton configurations are looked for in gemm/BACKEND/ before gemm/
+    assumed:          what could not be read in the source; empty where all could
     """
 
     merges: bool = True
@@ -57,8 +56,12 @@ class Rules:
     def keeps_tag(self, tag: str) -> bool:
         return tag == "" if self.moe_empty_tag else tag != "flydsl_fallback"
 
+    def topk(self, columns: int, mask: bool) -> int:
+        """topk of the key of MoE. columns: of topk_ids; mask: an expert mask is given"""
+        return columns - 1 if mask and self.moe_strips else columns
+
     def token(self, tokens: int) -> int:
-        """`get_padded_M` of `aiter/fused_moe.py`."""
+        """The number of tokens in the key of MoE: `get_padded_M` of `aiter/fused_moe.py`."""
         if tokens < self.moe_tiers[0]:
             return power_of_two(tokens)
         return max(tier for tier in self.moe_tiers if tokens >= tier)
@@ -69,19 +72,20 @@ def fp8_of(arch: str) -> str:
 
 
 def padded(m: int, n: int) -> list[int]:
-    """M as a GEMM is looked for, in order: itself, then twice padded (csrc/py_itfs_cu/gemm_common.cu)."""
+    """The M for which a GEMM is looked up, in order: M itself, then two paddings of it (`getPaddedM` of
+    csrc/py_itfs_cu/gemm_common.cu)."""
     step = 16 if m <= 256 else 32 if m <= 1024 else 64 if m <= 4096 else 128
     coarse = 8192 if m > 8192 and n > 4096 else power_of_two(m)
     return list(dict.fromkeys((m, -(-m // step) * step, coarse)))
 
 
 def power_of_two(m: int) -> int:
-    """The smallest that is not below m."""
+    """The smallest power of two that is not below m."""
     return 1 << max(m - 1, 0).bit_length()
 
 
 def read_rules(files: Files) -> Rules:
-    """Of a checkout or wheel, or as they were recorded; the newest ones where neither tells."""
+    """The rules of a checkout or wheel, or those that were recorded; the newest where neither can be read."""
     if files.has(RECORDED):
         try:
             told = json.loads(files.text(RECORDED))
@@ -143,6 +147,7 @@ def _moe_rules(rules: Rules, moe: str) -> Rules:
 
 
 def _source(files: Files, name: str) -> str:
+    """The text of a file; empty where it is not there or cannot be read."""
     try:
         text = files.text(name) if files.has(name) else ""
         return "" if "\ufffd" in text else text

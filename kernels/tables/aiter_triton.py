@@ -1,4 +1,4 @@
-"""AITER's configurations of its Triton GEMM: which folder, which file, which bucket of M.
+"""AITER's configurations of its Triton GEMM: in which folder, file and bucket of M a call looks.
 
 Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called by `_get_config` of
 `aiter/ops/triton/_triton_kernels/gemm/basic/gemm_a8w8_blockscale.py`.
@@ -19,23 +19,41 @@ if TYPE_CHECKING:
     from kernels.tables.files import Files
 
 FOLDER = "aiter/ops/triton/configs"
-NAMES = {False: "GEMM-A8W8_BLOCKSCALE", True: "GEMM-A8W8_BLOCKSCALE_PRESHUFFLED"}
+NAME = "GEMM-A8W8_BLOCKSCALE"
+PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
 SHAPED = re.compile(r"-N=(\d+)-K=(\d+)\.json$")
 
 
+def places(arch: str, backend: str, name: str, rules: Rules) -> list[tuple[str, str]]:
+    """(how files of shapes begin, default file) of each folder, in AITER's order. backend: triton or gluon"""
+    found = []
+    if rules.nested:
+        folder = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
+        found.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
+    for folder in (f"gemm/{backend}", "gemm") if rules.backends else ("gemm",):
+        stem = f"{FOLDER}/{folder}/{arch}-{name}"
+        found.append((stem, f"{stem}.json"))
+    return found
+
+
 class TritonTables:
-    """Look-ups in the JSON files of `GEMM-A8W8_BLOCKSCALE`, the weight preshuffled or not."""
+    """Look-ups in the JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not.
+
+    asked: NAME or PRESHUFFLED_NAME -> the endings of the files of shapes that were looked for
+    """
 
     def __init__(self, files: Files, rules: Rules) -> None:
         self._files, self._rules = files, rules
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
-        self.asked: dict[bool, set[str]] = {}
+        self.asked: dict[str, set[str]] = {}
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """A file of the shape is a hit, but for its bucket `any`: AITER calls that untuned."""
-        stem, default = self._place(target, preshuffled)
-        self.asked.setdefault(preshuffled, set()).add(f"-N={n}-K={k}.json")
+        """Looks up y [m, n] = x [m, k] w [n, k]^T. A bucket in the shape's own file is a hit, except for
+        `any`, which AITER calls untuned."""
+        name = PRESHUFFLED_NAME if preshuffled else NAME
+        stem, default = self._place(target, name)
+        self.asked.setdefault(name, set()).add(f"-N={n}-K={k}.json")
         shaped = f"{stem}-N={n}-K={k}.json"
         if not self._files.has(default):
             return Found(shaped, None, f"AITER raises AssertionError: there is no {default}")
@@ -54,7 +72,7 @@ class TritonTables:
         return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
-        """`any` where no bound holds, whether the file has it or not."""
+        """The name of M's bucket; `any` where no bound holds, even if the file has no such bucket."""
         for bound in self._rules.bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
@@ -64,22 +82,16 @@ class TritonTables:
         return "any"
 
     def _places(self, target: Target, name: str) -> list[tuple[str, str]]:
-        """(stem of shaped files, default file) of each folder in AITER's order."""
-        backend = "gluon" if target.arch == "gfx1250" else "triton"
-        places = []
-        if self._rules.nested:
-            folder = f"{FOLDER}/{target.arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
-            places.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
-        for folder in (*((f"gemm/{backend}",) if self._rules.backends else ()), "gemm"):
-            stem = f"{FOLDER}/{folder}/{target.arch}-{name}"
-            places.append((stem, f"{stem}.json"))
-        return places
+        """The places in which AITER looks on this GPU."""
+        return places(target.arch, "gluon" if target.arch == "gfx1250" else "triton", name, self._rules)
 
-    def _place(self, target: Target, preshuffled: bool) -> tuple[str, str]:
-        places = self._places(target, NAMES[preshuffled])
-        return next((place for place in places if self._files.has(place[1])), places[-1])
+    def _place(self, target: Target, name: str) -> tuple[str, str]:
+        """The first one that has a default file, in which AITER then looks for the shape, too."""
+        tried = self._places(target, name)
+        return next((place for place in tried if self._files.has(place[1])), tried[-1])
 
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
+        """The buckets of a file and its text; None where it cannot be read, which is then a problem."""
         if file not in self._read:
             self._read[file] = None
             try:
@@ -90,7 +102,7 @@ class TritonTables:
                 else:
                     self._say(file, "is no object of buckets")
             except TableError as error:
-                self._say(file, f"cannot be read ({str(error).removeprefix(f'{file}: ')})")
+                self._say(file, f"cannot be read ({error.reason})")
             except json.JSONDecodeError as error:
                 self._say(file, f"is no JSON: {error.msg}", error.lineno)
             except (ValueError, RecursionError) as error:
@@ -101,55 +113,45 @@ class TritonTables:
         self._problems[file] = Problem(file, line, f"{text}: AITER raises where it looks into it")
 
     def problems(self, target: Target) -> list[Problem]:
-        """Files of this architecture that no look-up reads, or that end before large M; of shapes that were
-        asked for, of all where nothing was."""
+        """Files of this architecture that no look-up reads, that cannot be read, or that have no bucket for
+        large M. Where shapes were looked up before, it is about their files alone."""
         found = []
-        for name in NAMES.values():
-            asked = self.asked.get(name == NAMES[True], set())
+        for name in (NAME, PRESHUFFLED_NAME):
+            asked = self.asked.get(name, set())
             if self.asked and not asked:
                 continue
-            used, _ = self._place(target, name == NAMES[True])
-            folders = dict(self._places(target, name))
+            used, default = self._place(target, name)
+            stems = [stem for stem, _ in self._places(target, name)]
             if target.arch != "gfx1250":
-                folders[f"{FOLDER}/gemm/gluon/{target.arch}-{name}"] = ""
-            for stem in folders:
+                stems.append(f"{FOLDER}/gemm/gluon/{target.arch}-{name}")
+            for stem in stems:
                 shaped = [file for file in self._named(f"{stem}-") if self._counts(file, asked)]
-                if stem != used and shaped:
-                    found.append(
-                        Problem(
-                            shaped[0],
-                            0,
-                            f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before",
-                        )
-                    )
-                elif stem == used:
+                if stem == used:
                     found += self._short(shaped)
-                    self._json(folders[stem]) if self._files.has(folders[stem]) else None
+                elif shaped:
+                    text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before"
+                    found.append(Problem(shaped[0], 0, text))
+            if self._files.has(default):
+                self._json(default)  # which says what is wrong with it
             foreign = [
                 file
                 for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
                 if not file.rsplit("/", 1)[1].startswith("gfx")
                 and (self._counts(file, asked) or file.endswith(f"-{name}.json"))
-                and not file.rsplit("/", 1)[1].startswith(("FUSED", "BATCHED"))
             ]
             if foreign:
-                found.append(
-                    Problem(
-                        foreign[0],
-                        0,
-                        f"{_files(foreign)} never read: the name must begin with {target.arch}-",
-                    )
-                )
+                text = f"{_files(foreign)} never read: the name must begin with {target.arch}-"
+                found.append(Problem(foreign[0], 0, text))
         return [*self._problems.values(), *found]
 
     def _counts(self, file: str, asked: set[str]) -> bool:
+        """Whether a file is that of a shape, and of one of those asked for where any was."""
         said = SHAPED.search(file)
         return bool(said and (not asked or said[0] in asked))
 
     def _short(self, shaped: list[str]) -> list[Problem]:
-        """Files with buckets that no M reaches, or without one for large M."""
-        found = []
-        only_any = []
+        """Files with buckets that no M reaches, without a bucket for large M, or with no other than `any`."""
+        found, only_any = [], []
         for file in shaped:
             if (read := self._json(file)) is None:
                 continue
@@ -157,14 +159,12 @@ class TritonTables:
             if set(buckets) == {"any"}:
                 only_any.append(file)
             known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._rules.bounds} | {"any"}
-            dead = sorted(set(buckets) - known)
-            if dead:
+            if dead := sorted(set(buckets) - known):
                 found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER asks for no such bucket"))
             if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
                 most = max((bound for bound in self._rules.bounds if f"M_LEQ_{bound}" in buckets), default=0)
-                found.append(
-                    Problem(file, 0, f"has no bucket for M above {most}: AITER raises KeyError there")
-                )
+                text = f"has no bucket for M above {most}: AITER raises KeyError there"
+                found.append(Problem(file, 0, text))
         if only_any:
             found.append(Problem(only_any[0], 0, f"{_files(only_any)} of the one bucket `any`, never tuned"))
         return found
@@ -179,7 +179,7 @@ def _files(names: list[str]) -> str:
 
 
 def _described(config: dict[str, Any]) -> str:
-    """`64x128x128, num_warps 4, ...`."""
+    """A configuration as `64x128x128, num_warps 4, ...`."""
     block = [f"BLOCK_SIZE_{side}" for side in "MNK"]
     rest = [f"{name} {value}" for name, value in config.items() if name not in block and value is not None]
     return ", ".join(["x".join(str(config.get(side, "?")) for side in block), *rest])

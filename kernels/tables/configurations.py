@@ -12,7 +12,7 @@ from typing import Any
 Config = Mapping[str, Any]
 
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-"""Without these no launch goes well; the kernels have defaults for OPTIONS."""
+"""The sizes without which a launch fails. The kernels have defaults for OPTIONS."""
 
 OPTIONS = (
     "SPLIT_K", "SWAP_AB", "USE_TMA", "grf_mode", "kpack", "matrix_instr_nonkdim", "num_ctas", "num_stages",
@@ -28,11 +28,12 @@ class Configurations:
 
     file:   its name or path
     by_m:   configurations by M, in the file's order
-    lines:  where these stand
-    bad:    why a launch does not take some of these, by M
-    triton: the version that the file says
-    odd:    what is wrong and harms no load
-    broken: why loading the file stops the engine; at the line
+    lines:  the line of each configuration, by M
+    bad:    why a launch with a configuration fails, by M; without the configurations that work
+    triton: the version of Triton that the file names
+    odd:    faults with which the engine still loads the file
+    broken: why the engine stops when it loads the file; empty where it loads
+    line:   the line of what is broken; 0 where it is not known
     """
 
     file: str
@@ -44,12 +45,8 @@ class Configurations:
     broken: str = ""
     line: int = 0
 
-    def nearest(self, m: int) -> int:
-        """Of two that are as near, the one that stands first in the file. At least one entry is there."""
-        return min(self.by_m, key=lambda key: abs(key - m))
-
     def without(self, name: str) -> list[int]:
-        """M of the entries that have no number of this name."""
+        """The M of the entries that have no whole number under this name."""
         by_m = self.by_m
         return [
             m for m in self.bad if not isinstance(by_m[m], dict) or not isinstance(by_m[m].get(name), int)
@@ -57,7 +54,7 @@ class Configurations:
 
     @property
     def thin(self) -> str:
-        """By a tuner that was cut short, or of whose processes the last one alone wrote (vLLM #36840)."""
+        """Says that entries are few: a tuner was stopped, or only its last process wrote (vLLM #36840)."""
         keys = sorted(self.by_m)
         if 0 < len(keys) < 8:
             return f"thin: entries for M {', '.join(map(str, keys))} alone"
@@ -65,7 +62,7 @@ class Configurations:
 
 
 def parse(file: str, text: str, says_triton: bool) -> Configurations:
-    """Of a file's text. says_triton: whether the engine takes the key `triton_version`, which is no M."""
+    """Reads a file's text. says_triton: whether the engine takes the key `triton_version`, which is no M."""
     if "\ufffd" in text:
         return Configurations(file, broken="no UTF-8")
     doubled: list[str] = []
@@ -99,7 +96,7 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
 
 
 def _refused(config: object) -> str:
-    """Why a launch does not take it; empty where it does."""
+    """Why a launch with this configuration fails; empty where it does not."""
     if not isinstance(config, dict):
         return "no configuration"
     if missing := [name for name in TILE if name not in config]:
@@ -110,7 +107,7 @@ def _refused(config: object) -> str:
 
 
 def as_text(config: Config) -> str:
-    """`16x128x128 group 1, 2 warps, 4 stages, waves_per_eu 0`: M, N and K of a tile, and the rest."""
+    """`16x128x128 group 1, 2 warps, 4 stages, waves_per_eu 0`: M, N and K of the tile, then the rest."""
     tile = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
     parts = [f"{tile} group {config['GROUP_SIZE_M']}"]
     parts += [f"{config[f'num_{what}']} {what}" for what in ("warps", "stages") if f"num_{what}" in config]

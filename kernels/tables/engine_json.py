@@ -1,9 +1,9 @@
 """JSON tables of vLLM and SGLang for their Triton kernels of block FP8 [128, 128]: GEMM and fused MoE.
 
-One reader for both; RULES holds what differs. Read in vLLM 0.33.0 (`get_moe_configs` of fused_moe.py,
-`get_w8a8_block_fp8_configs` of fp8_utils.py) and SGLang 0.5.23 (fused_moe_triton_config.py, fp8_kernel.py).
-An entry belongs to a number of rows M. A call takes the entry of the nearest M; of two that are as near, the
-one that stands first in the file.
+One reader serves both engines; RULES holds what differs. It follows vLLM 0.33.0 (`get_moe_configs` of
+fused_moe.py, `get_w8a8_block_fp8_configs` of fp8_utils.py) and SGLang 0.5.23 (fused_moe_triton_config.py,
+fp8_kernel.py). An entry belongs to a number of rows M. A call takes the entry of the nearest M; of two that
+are equally near, it takes the one that comes first in the file.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernels.engine_tuning import nearest_of
 from kernels.tables import Entry, Found, Problem, Target
 from kernels.tables.configurations import Config, Configurations, as_text, parse
 from kernels.tables.files import Files, TableError, read
 
 Place = str | Path
-"""A file or folder: by its name in the package, or by its path where a variable of the engine names it."""
+"""A file or folder. A str is its name in the package; a Path lies in the folder that a variable names."""
 
 
 def _tile(m: int, n: int, group: int, stages: int) -> Config:
@@ -49,13 +50,13 @@ def _sglang_moe_default(m: int, is_rocm: bool) -> Config:
 class Rules:
     """What differs between the engines.
 
-    gemm, moe:    folders of the package; SGLang's for MoE holds a folder for each version of Triton
-    block:        how names of files spell the block
-    space:        what becomes `_` in a device's name
-    variable:     names another folder for MoE
-    impossible:   names of devices that no driver gives, as a pattern
-    gemm_default: where the product has no table
-    moe_default:  where the MoE has none, by tokens and whether this is ROCm
+    gemm, moe:    the folders of the package; SGLang's for MoE holds a folder for each version of Triton
+    block:        how the names of files spell the block
+    space:        a pattern of what becomes `_` in a device's name
+    variable:     the variable that names another folder for MoE
+    impossible:   a pattern of names of devices that no driver gives
+    gemm_default: what a product without a table runs
+    moe_default:  what a MoE without a table runs, by tokens and whether this is ROCm
     """
 
     gemm: str
@@ -94,21 +95,21 @@ RULES: Mapping[str, Rules] = {
 INVARIANT: Config = {
     "BLOCK_SIZE_M": 64, "BLOCK_SIZE_N": 64, "BLOCK_SIZE_K": 32, "GROUP_SIZE_M": 8, "SPLIT_K": 1,
 }  # fmt: skip
-"""vLLM's MoE with VLLM_BATCH_INVARIANT=1."""
+"""What vLLM's MoE runs with VLLM_BATCH_INVARIANT=1."""
 
 NOTHING = "no such folder in the package, or none that may be read"
 NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*?)?(_down)?\.json")
 
 
 class EngineTables:
-    """One engine's tables.
+    """The tables of one engine.
 
-    Of the environment VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT count. Not
-    known here: SGLang's --enable-deterministic-inference, and torch.compile; it takes no table with them.
+    VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT of the environment count. With
+    --enable-deterministic-inference or torch.compile SGLang takes no table; these are not known here.
     """
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
-        """engine: of RULES. Raises TableError for a value that the engine does not take."""
+        """engine: one of RULES. Raises TableError for a variable's value that the engine does not take."""
         self.engine, self._files, self._rules = engine, files, RULES[engine]
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
@@ -117,12 +118,12 @@ class EngineTables:
             self._own /= "configs"
         self._invariant = engine == "vllm" and _is_invariant(environment)
         self._loaded: dict[Place, Configurations] = {}
-        self._asked: dict[str, None] = {}
-        self._hits: set[str] = set()
-        """Names of files that were asked for, and of those that are there."""
+        self._asked: dict[str, None] = {}  # names of the files that were looked for, in order
+        self._hits: set[str] = set()  # names of those that are there
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
-        """Of x (m, k) and w (n, k): w8a8_triton_block_scaled_mm, w8a8_block_fp8_matmul_triton."""
+        """Looks up x [m, k] w [n, k]^T as w8a8_triton_block_scaled_mm (vLLM) and w8a8_block_fp8_matmul_triton
+        (SGLang) do."""
         name = self._gemm_name(target, n, k)
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None
@@ -137,7 +138,7 @@ class EngineTables:
             return Found(file, None, stop, table.odd)
         if not table.by_m:
             return Found(file, None, fallback, ("the file has no entry",))
-        key, notes = table.nearest(m), self._notes(target, table, m)
+        key, notes = nearest_of(table.by_m, m), self._notes(target, table, m)
         config = table.by_m[key]
         small = config["BLOCK_SIZE_K"]
         if self.engine == "sglang" and small < 128 and (_is_rocm(target) or 128 % small):
@@ -146,10 +147,14 @@ class EngineTables:
         return Found(file, _entry(table, key, as_text(config)), notes=notes)
 
     def moe(self, target: Target, tokens: int, inter: int, experts: int) -> Found:
-        """tokens: rows of the call; inter: of a rank; experts: of a rank, a fused shared one counted.
+        """Looks up a fused MoE as try_get_optimal_moe_config of either engine does.
 
-        try_get_optimal_moe_config of either engine. SGLang has a second file, for the down projection. vLLM
-        cuts a tile's K to that of a block (invoke_fused_moe_triton_kernel).
+        SGLang has a second file, for the down projection. vLLM cuts a tile's K to that of a block
+        (invoke_fused_moe_triton_kernel).
+
+        tokens:  rows of the call
+        inter:   the intermediate size on this rank
+        experts: how many experts this rank has, with the shared expert where it is fused
         """
         name = self._moe_name(target, inter, experts)
         shown = str(_join(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
@@ -169,7 +174,7 @@ class EngineTables:
         entry, notes = None, tuple[str, ...]()
         config = self._rules.moe_default(tokens, _is_rocm(target))
         if up and up.by_m:
-            entry = _entry(up, up.nearest(tokens), "")
+            entry = _entry(up, nearest_of(up.by_m, tokens), "")
             config = up.by_m[entry.m]
             notes = self._notes(target, up, tokens)
         elif up:
@@ -178,7 +183,7 @@ class EngineTables:
             notes += (f"BLOCK_SIZE_K {config['BLOCK_SIZE_K']} of the file runs as 128",)
         kernel = as_text(config)
         if down and down.by_m:
-            of_down = down.by_m[down.nearest(tokens)]
+            of_down = down.by_m[nearest_of(down.by_m, tokens)]
             notes += tuple(f"down: {note}" for note in self._notes(target, down, tokens))
             if of_down["BLOCK_SIZE_M"] != config["BLOCK_SIZE_M"]:
                 notes += (f"down: BLOCK_SIZE_M {of_down['BLOCK_SIZE_M']} of the file becomes that of up",)
@@ -194,9 +199,10 @@ class EngineTables:
     def missing(
         self, target: Target, gemms: Iterable[tuple[int, int]], moes: Iterable[tuple[int, int]]
     ) -> list[str]:
-        """Names of the files that are not there, as the engine's tuner writes them.
+        """The names of the files that are not there, as the engine's tuner writes them.
 
-        gemms: (n, k) as of `gemm`; moes: (inter, experts) as of `moe`.
+        gemms: (n, k), see `gemm`
+        moes:  (inter, experts), see `moe`
         """
         names = [self._gemm_name(target, n, k) for n, k in gemms]
         names = [name for name in names if not self._is_there(f"{self._rules.gemm}/{name}")]
@@ -207,8 +213,8 @@ class EngineTables:
         return list(dict.fromkeys(names))
 
     def problems(self, target: Target) -> list[Problem]:
-        """Of the files for this GPU, a line for each kind and folder: of shapes that were asked for before,
-        of all where none was; shadowed ones of the former alone."""
+        """What is wrong with the files for this GPU: one problem for each kind and folder. Where shapes were
+        looked up before, it is about their files alone. Only of these are shadowed files found."""
         device = self._device(target, is_moe=True)
         asked = {name[0] for name in self._asked} or {"N", "E"}
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
@@ -219,8 +225,7 @@ class EngineTables:
         try:
             folders = self._folders
         except TableError as error:
-            folders, reason = [], str(error).removeprefix(f"{self._moe_root}: ")
-            stop = f"{reason}; sglang stops where it looks for a version"
+            folders, stop = [], f"{error.reason}; sglang stops where it looks for a version"
             found.append(Problem(str(self._moe_root), 0, stop))
         else:
             if not folders:
@@ -232,7 +237,7 @@ class EngineTables:
         return [*_grouped(found), *self._elsewhere(target), *self._shadowed(target, device)]
 
     def _of_variable(self, device: str) -> Iterator[Problem]:
-        """Of the folder that a variable names."""
+        """What is wrong with the folder that the variable names."""
         if self.engine == "sglang":
             shipped = [name for name in self._files.names(f"{self._rules.moe}/*/*") if f"={device}," in name]
             text = f"replaces the package's folder, in which {_files(len(shipped))} of {device}"
@@ -240,7 +245,7 @@ class EngineTables:
         try:
             own = [folder for folder in self._folders if isinstance(folder, Path)]
             names = [name for folder in own for name in self._names(folder)]
-        except TableError:  # said of the folder
+        except TableError:  # a problem of the folder itself says so
             return
         if not any(name.startswith("E=") and NAME.fullmatch(name) for name in names):
             yield Problem(self._setting, 0, "no file in it is named E=...,N=...,device_name=....json")
@@ -250,11 +255,11 @@ class EngineTables:
             )
 
     def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
-        """Of files whose names lead nowhere, and of what is in those of the device."""
+        """Files of a folder that no look-up reads because of their names, and what is wrong in the others."""
         try:
             names = self._names(folder)
         except TableError as error:
-            yield Problem(str(folder), 0, str(error).removeprefix(f"{folder}: "))
+            yield Problem(str(folder), 0, error.reason)
             return
         if not names and isinstance(folder, str):
             yield Problem(folder, 0, NOTHING)
@@ -282,6 +287,7 @@ class EngineTables:
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
     def _of_table(self, table: Configurations) -> Iterator[Problem]:
+        """What is wrong with the content of a file."""
         if table.broken:
             yield Problem(table.file, table.line, f"{table.broken}; {self.engine} stops where it loads this")
             return
@@ -298,14 +304,14 @@ class EngineTables:
                 yield Problem(table.file, 0, text)
 
     def _elsewhere(self, target: Target) -> Iterator[Problem]:
-        """Of shapes without a file for this GPU: for which others of its maker there are files."""
+        """Shapes that have no file for this GPU, but one for another GPU of its maker."""
         for is_moe, root in ((False, self._rules.gemm), (True, self._moe_root)):
             device = self._device(target, is_moe)
             missed = {name for name in self._asked.keys() - self._hits if name.startswith("E=") == is_moe}
             try:
                 folders = self._folders if is_moe else [root]
                 names = {name for folder in folders for name in self._names(folder)} if missed else set()
-            except TableError:  # said of the folder
+            except TableError:  # a problem of the folder itself says so
                 continue
             others = {
                 said["device"]
@@ -319,6 +325,7 @@ class EngineTables:
                 yield Problem(str(root), 0, text)
 
     def _shadowed(self, target: Target, device: str) -> Iterator[Problem]:
+        """Files that were asked for and lie in more than one folder."""
         for name in self._asked:
             if not name.startswith("E=") or f"device_name={device}," not in name:
                 continue
@@ -330,7 +337,7 @@ class EngineTables:
 
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
         """What is odd about the entry that m rows take."""
-        key, notes = table.nearest(m), [*table.odd, table.thin]
+        key, notes = nearest_of(table.by_m, m), [*table.odd, table.thin]
         if m > 2 * key or 2 * m < key:
             notes.append(f"the nearest M is {key}, for {m}")
         if self.engine == "vllm":
@@ -346,15 +353,15 @@ class EngineTables:
         return tuple(note for note in notes if note)
 
     def _stop(self, table: Configurations, m: int, of_all: str) -> str:
-        """What happens in place of a launch; empty where it goes well.
+        """What happens in place of a launch; empty where nothing fails.
 
-        of_all: what SGLang reads of every entry, whichever it takes
+        of_all: the size that SGLang reads of every entry, whichever it takes; empty for none
         """
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
         if self.engine == "sglang" and of_all and (entries := table.without(of_all)):
             return f"none, sglang stops: M {entries[0]} has {table.bad[entries[0]]}"
-        if table.by_m and (wrong := table.bad.get(key := table.nearest(m))):
+        if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
             return f"none, the launch fails: M {key} has {wrong}"
         return ""
 
@@ -363,27 +370,26 @@ class EngineTables:
         return self._rules.moe if self._own is None else self._own
 
     def _device(self, target: Target, is_moe: bool = False) -> str:
-        """get_device_name_as_file_name of vLLM, get_device_name of SGLang."""
+        """The device's name in names of files: get_device_name_as_file_name of vLLM, get_device_name of
+        SGLang."""
         name = re.sub(self._rules.space, "_", target.name)
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name
 
     def _gemm_name(self, target: Target, n: int, k: int) -> str:
-        return f"N={n},K={k},{self._device_and_type(self._device(target))}"
+        return file_name(f"N={n},K={k}", self._device(target), self._rules.block)
 
     def _moe_name(self, target: Target, inter: int, experts: int) -> str:
-        return f"E={experts},N={inter},{self._device_and_type(self._device(target, is_moe=True))}"
-
-    def _device_and_type(self, device: str) -> str:
-        return f"device_name={device},dtype=fp8_w8a8,block_shape={self._rules.block}.json"
+        return file_name(f"E={experts},N={inter}", self._device(target, is_moe=True), self._rules.block)
 
     def _moe_table(self, target: Target, name: str) -> Configurations | None:
-        """Raises TableError where SGLang cannot list its folders."""
+        """The file that the engine takes; None where there is none. Raises TableError as _folders does."""
         place = next(self._places(target, name), None)
         return None if place is None else self._load(place)
 
     def _places(self, target: Target, name: str) -> Iterator[Place]:
-        """Where a file of MoE is. The engine takes the first. Raises TableError as above."""
+        """The places where a file of MoE lies. The engine takes the first. Raises TableError as _folders
+        does."""
         if self.engine == "vllm":
             candidates: list[Place] = [] if self._own is None else [self._own / name]
             yield from filter(self._is_there, [*candidates, f"{self._rules.moe}/{name}"])
@@ -396,6 +402,7 @@ class EngineTables:
                 yield place
 
     def _all_places(self, target: Target, name: str) -> list[Place]:
+        """The places that are found before SGLang stops, if it stops."""
         places: list[Place] = []
         try:
             for place in self._places(target, name):
@@ -406,14 +413,15 @@ class EngineTables:
 
     @functools.cached_property
     def _folders(self) -> list[Place]:
-        """Where files of MoE lie, in the engine's order. Raises TableError where SGLang cannot order them."""
+        """The folders of MoE, in the engine's order. Raises TableError where SGLang, which reads versions in
+        their names, stops."""
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
         names = self._names(self._moe_root)
         if isinstance(self._moe_root, str):  # a zip lists files alone
             names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
-                raise TableError(f"{self._moe_root}: {NOTHING}")
+                raise TableError(NOTHING, self._moe_root)
         versions: dict[tuple[int, ...], str] = {}
         for name in names:
             if name.startswith("triton_"):
@@ -430,13 +438,13 @@ class EngineTables:
             return False
 
     def _names(self, folder: Place) -> list[str]:
-        """Of the files in a folder. Raises TableError."""
+        """The names of the files in a folder. Raises TableError."""
         if isinstance(folder, str):
             return [name.rpartition("/")[2] for name in self._files.names(f"{folder}/*")]
         try:
             return sorted(path.name for path in folder.iterdir())
         except OSError as error:
-            raise TableError(f"{folder}: {error.strerror}") from None
+            raise TableError(error.strerror or str(error), str(folder)) from None
 
     def _load(self, place: Place) -> Configurations:
         if place not in self._loaded:
@@ -448,9 +456,14 @@ class EngineTables:
         try:
             text = read(place, file) if isinstance(place, Path) else self._files.text(place)
         except TableError as error:
-            return Configurations(file, broken=str(error).removeprefix(f"{file}: "))
+            return Configurations(file, broken=error.reason)
         is_moe = not Path(file).name.startswith("N=")
         return parse(file, text, says_triton=self.engine == "vllm" and is_moe)
+
+
+def file_name(shape: str, device: str, block: str) -> str:
+    """A table's name. shape: `N=512,K=7168` or `E=256,N=256`; block: `[128,128]`, as the engine writes it."""
+    return f"{shape},device_name={device},dtype=fp8_w8a8,block_shape={block}.json"
 
 
 def _is_invariant(environment: Mapping[str, str]) -> bool:
@@ -478,7 +491,7 @@ def _down(name: str) -> str:
 
 
 def _model(device: str) -> str:
-    """`MI325` of AMD_Instinct_MI325X and AMD_Instinct_MI325_OAM; empty where there is no such part."""
+    """`MI325` for AMD_Instinct_MI325X and AMD_Instinct_MI325_OAM; empty where no part is like this."""
     for part in re.split(r"[\s/_-]", device.upper()):
         if re.fullmatch(r"[A-Z]+\d+X?", part):
             return part.removesuffix("X")
@@ -499,7 +512,7 @@ def _entry(table: Configurations, m: int, kernel: str) -> Entry:
 
 
 def _grouped(problems: list[Problem]) -> list[Problem]:
-    """One line for files of a folder of which the same is to be said."""
+    """The problems, where one stands for all files of a folder that have the same problem."""
     same: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
         same.setdefault((problem.file.rpartition("/")[0], problem.text), []).append(problem)

@@ -12,10 +12,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 RECORDED = Path(__file__).parent / "recorded"
-"""A zip for each library: its tables for DeepSeek's shapes, made by tools/record_tables.py."""
+"""Holds a zip for each library with its tables for DeepSeek's shapes; tools/record_tables.py makes them."""
 
 LARGEST = 16 * 2**20
-"""Bytes. AITER's largest table has 6 MB; a file beyond this is none of theirs, and takes long to read."""
+"""Bytes of the largest file that is read. AITER's largest table has 6 MB; a larger file is no table."""
 
 PLACES = (
     "{package}",
@@ -27,30 +27,36 @@ PLACES = (
     "*/{package}/{package}",
     "*/*/{package}",
 )
-"""Where a package is looked for below a path: a checkout, an environment, the file system of an image."""
+"""Where a package may lie below a path: the path is a checkout, an environment or the files of an image."""
 
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
 
-
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What a damaged zip raises."""
+"""What reading a damaged zip raises."""
 
 
 class TableError(ValueError):
-    """A table or library cannot be read; the text is one line that says which, and why."""
+    """A table or library cannot be read; the text is one line that says which, and why.
+
+    reason: the text without the name of what cannot be read
+    """
+
+    def __init__(self, reason: str, name: str = "") -> None:
+        super().__init__(f"{name}: {reason}" if name else reason)
+        self.reason = reason
 
 
 def read(path: Path, name: str) -> str:
-    """A file's text; bytes that are no UTF-8 become U+FFFD. Raises TableError, which begins with the name."""
+    """The text of a file; bytes that are not UTF-8 become U+FFFD. Raises TableError."""
     try:
         status = path.stat()
         if status.st_size > LARGEST:
-            raise TableError(f"{name}: {status.st_size} bytes, which no table has; it is not read")
+            raise TableError(f"{status.st_size} bytes, which no table has; it is not read", name)
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise TableError(f"{name}: is no regular file")  # a pipe or a device may never end
+            raise TableError("is no regular file", name)  # a pipe or a device may never end
         return path.read_bytes().decode(errors="replace")
     except OSError as error:
-        raise TableError(f"{name}: {error.strerror or error}") from None
+        raise TableError(error.strerror or str(error), name) from None
 
 
 class Files:
@@ -73,7 +79,7 @@ class Files:
             self._root = _parent(package, path)
 
     def names(self, pattern: str) -> list[str]:
-        """Files whose name matches a shell pattern, in which `*` stays within a folder; sorted."""
+        """The sorted names that match a shell pattern, in which `*` matches no `/`. A zip has no folders."""
         if self._zip:
             depth = pattern.count("/")
             found = (name for name in self._zip.namelist() if name.count("/") == depth)
@@ -89,20 +95,20 @@ class Files:
             return False
 
     def text(self, name: str) -> str:
-        """Of a file; bytes that are no UTF-8 become U+FFFD. Raises TableError."""
+        """The text of a file, as `read` gives it. Raises TableError."""
         if not self._zip:
             return read(self._root / name, name)
         try:
             size = self._zip.getinfo(name).file_size
             if size > LARGEST:
-                raise TableError(f"{name}: {size} bytes, which no table has; it is not read")
+                raise TableError(f"{size} bytes, which no table has; it is not read", name)
             return self._zip.read(name).decode(errors="replace")
         except UNREADABLE as error:
-            raise TableError(f"{name}: {error}") from None
+            raise TableError(str(error), name) from None
 
     @functools.cached_property
     def version(self) -> str:
-        """As its metadata or its source says, else its commit; empty where nothing tells."""
+        """The version that the metadata or the source says, else the commit; empty where neither is there."""
         try:
             return self._said_version() or self._commit()
         except (OSError, TableError):
@@ -121,7 +127,7 @@ class Files:
         return ""
 
     def _commit(self) -> str:
-        """`commit 1234567` of a git checkout, from its files."""
+        """`commit 1234567`, read from the files of a git checkout; empty where there is none."""
         for folder in (self._root, *self._root.parents):
             head = folder / ".git" / "HEAD"
             if head.is_file():
@@ -137,7 +143,7 @@ def _parent(package: str, path: Path) -> Path:
     """The folder that holds the package. Raises TableError."""
     if not path.is_dir():
         raise TableError(f"{path}: no such file or folder")
-    if path.name == package and (path / "__init__.py").is_file() and not (path / package).is_dir():
+    if path.name == package and (path / "__init__.py").is_file():
         return path.parent
     for place in PLACES:
         for found in sorted(path.glob(place.format(package=package))):
@@ -147,13 +153,11 @@ def _parent(package: str, path: Path) -> Path:
 
 
 def library(package: str, path: Path | None = None) -> Files:
-    """A library's files: at the path, which may be the word `recorded`, else those installed, else those
-    recorded here. Raises TableError."""
+    """The files of a library at the path, or the recorded ones where the path is the word `recorded`. Without
+    a path they are those of the installed library, or the recorded ones if none is. Raises TableError."""
     if path and path != Path("recorded"):
         return Files(package, path)
-    if path:
-        return Files(package, RECORDED / f"{package}.zip")
-    spec = importlib.util.find_spec(package)  # of a package at the top, which imports nothing
+    spec = None if path else importlib.util.find_spec(package)  # imports nothing of a top-level package
     for folder in (spec and spec.submodule_search_locations) or ():
         if (Path(folder) / "configs").is_dir() or package != "aiter":  # PyPI has another `aiter`
             return Files(package, Path(folder).parent)

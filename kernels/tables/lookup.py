@@ -1,4 +1,4 @@
-"""Which tuned table decides how a row of this suite runs, and what it holds for a case."""
+"""Which tuned table decides how a row of this suite runs, and what the table holds for a case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.tables.files import Files, library
 from shapes.case import Size
 
 LIBRARIES = ("aiter", "vllm", "sglang")
-"""That have tuned tables, read here."""
+"""The libraries whose tuned tables are read here."""
 
 WITHOUT_TABLES: Mapping[str, str] = {
     "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
@@ -29,11 +29,11 @@ WITHOUT_TABLES: Mapping[str, str] = {
     "vllm.cutlass_mla": "splits by length and SMs "
     "(vLLM csrc/attention/mla/cutlass_sm100_mla/device/sm100_mla.hpp)",
 }
-"""How names of rows begin that look into no table of shapes -> what decides there; the longest one holds."""
+"""How the name of a row begins -> what decides in place of a table. The longest beginning holds."""
 
 
 def decides_without(op: str, row: str) -> str:
-    """What decides how a row runs that looks into no table; empty where that is not known here."""
+    """What decides how a row runs whose library has no table of shapes; empty where that is not known."""
     starts = [start for start in WITHOUT_TABLES if row.startswith(start)]
     if not starts or (starts == ["flashinfer"] and op not in ("block_scale_gemm", "fused_moe")):
         return ""
@@ -41,11 +41,12 @@ def decides_without(op: str, row: str) -> str:
 
 
 class Lookups:
-    """Look-ups of an engine's libraries, each read when it is first asked.
+    """Look-ups in the tables of the libraries that an engine calls. A library is read when it is first asked.
 
-    paths:  library (aiter, vllm, sglang) -> where it lies; others: installed, else recorded here
-    given:  variables that are set
-    columns, masked: of the `topk_ids` that reach AITER's fused_moe
+    paths:   library (aiter, vllm, sglang) -> where it lies; `library` says where the others are looked for
+    given:   the variables that are set for the engine
+    columns: how many columns the `topk_ids` that reach AITER's fused_moe have
+    masked:  whether fused_moe gets an expert mask
     """
 
     def __init__(
@@ -63,17 +64,17 @@ class Lookups:
         self._tables: dict[str, AiterTables | EngineTables] = {}
 
     def files(self, package: str) -> Files:
-        """Of one of LIBRARIES. Raises TableError."""
+        """The files of one of LIBRARIES. Raises TableError."""
         if package not in self._files:
             self._files[package] = library(package, self._paths.get(package))
         return self._files[package]
 
     @property
     def asked(self) -> dict[str, Files]:
-        """Of the libraries whose tables were asked."""
+        """The files of the libraries whose tables were asked."""
         return {package: self._files[package] for package in self._tables}
 
-    def _asked(self, package: str) -> AiterTables | EngineTables:
+    def _tables_of(self, package: str) -> AiterTables | EngineTables:
         if package not in self._tables:
             files = self.files(package)
             if package == "aiter":
@@ -83,7 +84,7 @@ class Lookups:
         return self._tables[package]
 
     def library_of(self, row: str) -> str:
-        """The library whose tables a row's kernel looks into; empty: none."""
+        """The library in whose tables a row's kernel looks; empty where it looks in none."""
         name, _, variant = row.partition("@")[0].partition(".")
         if name == "aiter" and variant.startswith(("dispatch", "triton")):
             return name
@@ -94,11 +95,11 @@ class Lookups:
         package = self.library_of(row)
         if not package or op not in ("block_scale_gemm", "fused_moe"):
             return None
-        tables = self._asked(package)
+        tables = self._tables_of(package)
         if op == "block_scale_gemm":
             if isinstance(tables, EngineTables):
                 return tables.gemm(self.target, *_gemm(sizes))
-            look = tables.triton_gemm if ".triton" in row else tables.gemm
+            look = tables.triton.gemm if ".triton" in row else tables.gemm
             return look(self.target, *_gemm(sizes), preshuffled=row.endswith("_preshuffled"))
         tokens, hidden, inter, experts = _moe(sizes)
         if isinstance(tables, EngineTables):
@@ -108,12 +109,15 @@ class Lookups:
         return tables.moe(self.target, tokens, hidden, inter, experts, self.columns, self.masked)
 
     def problems(self) -> list[Problem]:
-        """Of the libraries that were asked."""
+        """What is wrong with the tables of the libraries that were asked."""
         return [problem for tables in self._tables.values() for problem in tables.problems(self.target)]
 
     def untuned(self, misses: Iterable[tuple[str, str, Mapping[str, Size]]]) -> dict[str, str]:
-        """Of (op, row, sizes) that tables hold nothing for: a file's name -> its text. AITER's CSV of untuned
-        shapes is as its tuner reads it; of an engine's JSON files their names are listed."""
+        """Files for tuners: a file's name -> its text.
+
+        misses: op, row and sizes of cases for which the tables hold no entry. For AITER they become the CSV
+        of untuned shapes that its tuner reads; for an engine, a list of the JSON files that it lacks.
+        """
         shapes: dict[tuple[str, str, bool], list[Mapping[str, Size]]] = {}
         for op, row, sizes in misses:
             if not (self.library_of(row) == "aiter" and ".triton" in row):  # AITER tunes those by hand
@@ -144,6 +148,6 @@ def _gemm(sizes: Mapping[str, Size]) -> tuple[int, int, int]:
 
 
 def _moe(sizes: Mapping[str, Size]) -> tuple[int, int, int, int]:
-    """Tokens, hidden, inter, and the rank's experts, a fused shared one included."""
+    """Tokens, hidden, inter, and the experts of the rank, with the shared expert where it is fused."""
     local = int(sizes["experts"]) // int(sizes["ep"]) + int(sizes["shared"])
     return int(sizes["tokens"]), int(sizes["hidden"]), int(sizes["inter"]), local

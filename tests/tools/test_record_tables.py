@@ -9,15 +9,16 @@ from kernels.tables.files import Files
 from tools import record_tables
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw"
-ROWS = ("gfx942,304,16,999,7168,ck,1,0,5.0,other,1,1", "gfx942,304,16,2112,7168,ck,1,0,6.5,ours,1,1")
+# The first row is of the lm_head, which is bf16.
+ROWS = ("gfx942,304,16,129280,7168,ck,1,0,5.0,other,1,1", "gfx942,304,16,2112,7168,ck,1,0,6.5,ours,1,1")
 
 
 def test_rows_keep_their_lines(tmp_path):
     configs = tmp_path / "aiter" / "configs"
     configs.mkdir(parents=True)
-    for name in ("a8w8_blockscale_tuned_gemm", "a8w8_blockscale_bpreshuffle_tuned_gemm"):
-        (configs / f"{name}.csv").write_text("\n".join((HEADER, *ROWS)) + "\n")
-    (configs / "tuned_fmoe.csv").write_text("cu_num,token,model_dim\n")
+    (configs / "a8w8_blockscale_tuned_gemm.csv").write_text("\n".join((HEADER, *ROWS)) + "\n")
+    (configs / "a8w8_blockscale_bpreshuffle_tuned_gemm.csv").write_text(f"{HEADER}\n{ROWS[0]}\n")
+    (configs / "tuned_fmoe.csv").write_text("cu_num,token,model_dim\n304,1,4096\n304,1,7168\n")
     whole = Files("aiter", tmp_path)
     places = [tmp_path / "first.zip", tmp_path / "second.zip"]
     for place in places:
@@ -25,8 +26,10 @@ def test_rows_keep_their_lines(tmp_path):
     assert places[0].read_bytes() == places[1].read_bytes()
     extract = Files("aiter", places[0])
     assert extract.version == "commit 1234567, 2026-08-22"
-    assert "999" not in extract.text("aiter/configs/a8w8_blockscale_tuned_gemm.csv")
+    assert "129280" not in extract.text("aiter/configs/a8w8_blockscale_tuned_gemm.csv")
+    assert extract.text("aiter/configs/tuned_fmoe.csv") == "cu_num,token,model_dim,_line\n304,1,7168,3\n"
     target = Target("gfx942", 304, "AMD Instinct MI300X")
+    assert not any("has no rows" in each.text for each in AiterTables(extract).problems(target))
     found = AiterTables(extract).gemm(target, 3, 2112, 7168)
     assert found.entry.line == 3 and found == AiterTables(whole).gemm(target, 3, 2112, 7168)
     assert "MIT" in zipfile.ZipFile(places[0]).read("NOTICE").decode()

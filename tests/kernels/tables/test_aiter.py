@@ -142,6 +142,7 @@ def test_moe_of_the_recorded_tables(recorded, target, call, line, m, notes):
         (MI300X, (16, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 2"),
         (MI300X, (32, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 0"),
         (MI300X, (64, 7168, 192, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
+        (Target("gfx1250", 256, ""), (64, 7168, 256, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
     ],
 )
 def test_moe_without_a_row(recorded, target, call, fallback):
@@ -151,15 +152,15 @@ def test_moe_without_a_row(recorded, target, call, fallback):
 
 
 def test_triton_of_the_recorded_tables(recorded):
-    hit = recorded.triton_gemm(MI355X, 64, 7168, 2048).entry
+    hit = recorded.triton.gemm(MI355X, 64, 7168, 2048).entry
     assert (hit.m, hit.line, hit.kernel.split(",")[0]) == (64, 38, "32x16x128")
-    untuned = recorded.triton_gemm(MI355X, 600, 7168, 2048)
+    untuned = recorded.triton.gemm(MI355X, 600, 7168, 2048)
     assert (
         untuned.entry is None
         and "any of " in untuned.fallback
         and "N=7168-K=2048.json:62" in untuned.fallback
     )
-    default = recorded.triton_gemm(MI300X, 1, 24576, 1536)
+    default = recorded.triton.gemm(MI300X, 1, 24576, 1536)
     assert default.entry is None and "gfx942-GEMM-A8W8_BLOCKSCALE.json" in default.fallback
 
 
@@ -180,7 +181,7 @@ def test_m_is_looked_for_unpadded_then_padded(m, n, tried):
 
 
 def test_files_of_models_join_the_default_file(tmp_path):
-    old = csv("304,32,2112,7168,ck,7,0,4,without", header=HEADER.removeprefix("gfx,"))
+    old = csv("304,32,2112,7168,ck,7,0,4,", header=HEADER.removeprefix("gfx,"))
     tables = checkout(
         tmp_path,
         {
@@ -196,14 +197,14 @@ def test_files_of_models_join_the_default_file(tmp_path):
         2,
     )
     assert found.entry.kernel == "ck kernel, splitK 2"
-    assert tables.gemm(MI300X, 32, 2112, 7168).entry.kernel == "ck without, splitK 0"  # gfx from 304 CUs
+    assert tables.gemm(MI300X, 32, 2112, 7168).entry.kernel == "ck kernelId 7, splitK 0"  # gfx from 304 CUs
     assert tables.gemm(MI300X, 64, 2112, 7168).notes == ("the shape has rows for M 16 to 32, none for 64",)
 
 
 def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
     tables = checkout(tmp_path / "package", {MODEL: csv(gemm_row(16, 6), gemm_row(32, 7))})
     mine, other = tmp_path / "mine.csv", tmp_path / "missing.csv"
-    mine.write_text(csv(gemm_row(64, 8), gemm_row(64, 9, name="slower")))
+    mine.write_text(csv(gemm_row(64, 8), gemm_row(64, 8), gemm_row(64, 9, name="slower")))
     variable = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE"
 
     def given(*paths):
@@ -216,7 +217,7 @@ def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
         str(each) for each in alone.problems(MI300X) if variable in each.file or each.file == str(mine)
     ] == [
         f"{variable}: replaces the 2 files of the package, 3 rows, by {mine}: to add to them, name them too",
-        f"{mine}:3: 1 row with a key that another row has: pandas raises ValueError at the first look-up",
+        f"{mine}:4: 1 row with a key that another row has: pandas raises ValueError at the first look-up",
     ]
     joined = given(mine, other, tables.files.path / MODEL)
     assert joined.gemm(MI300X, 16, 2112, 7168).entry.file == str(tables.files.path / MODEL)
@@ -247,6 +248,12 @@ FAULTS = {
     "no GPU": (ds(gemm_row(48, 15.8, units=303)), ":2: 1 row for gfx942 with 303 CUs, which is no GPU", None),
     "duplicate": (
         ds(GOOD, gemm_row(48, 9.5)),
+        ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
+        "RuntimeError",
+        9.5,
+    ),
+    "duplicate without a time": (
+        ds(gemm_row(48, ""), gemm_row(48, 9.5)),
         ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
         "RuntimeError",
         9.5,
@@ -336,6 +343,56 @@ def test_a_fault_is_one_line(tmp_path, fault):
     assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
 
 
+@pytest.mark.parametrize(
+    ("core", "other", "line", "us"),
+    [
+        (CORE, (), ":1: has no column gfx: a row is found by its number of CUs on any GPU", 15.8),
+        (
+            "# model_configs all_cols",
+            (gemm_row(16, 5),),
+            ":1: has no column gfx: its 1 rows are never found",
+            None,
+        ),
+    ],
+    ids=["in no file", "before v0.1.16"],
+)
+def test_files_without_gfx(tmp_path, core, other, line, us):
+    bare = HEADER.removeprefix("gfx,")
+    files = ds(GOOD.removeprefix("gfx942,"), header=bare) | {"aiter/jit/core.py": core}
+    files[GEMM] = csv(*other) if other else csv(header=bare)
+    tables = checkout(tmp_path, files)
+    assert [str(each) for each in tables.problems(MI300X) if each.file == MODEL] == [f"{MODEL}{line}"]
+    found = tables.gemm(MI300X, 48, 2112, 7168).entry
+    assert (found and found.us) == us
+
+
+def test_keys_that_two_rows_have_by_release_and_by_table(tmp_path):
+    """update_config_files of v0.1.9 keeps the fastest row; get_2stage_cfgs keeps the first of one file."""
+    rows = ds(GOOD, gemm_row(48, 9.5)) | {"aiter/jit/core.py": "# model_configs all_cols"}
+    old = checkout(tmp_path / "old", rows)
+    found = old.gemm(MI300X, 48, 2112, 7168)
+    assert (found.entry.us, found.notes) == (9.5, ())
+    assert any(
+        each.text.endswith("another row has: AITER keeps the fastest") for each in old.problems(MI300X)
+    )
+    mine = tmp_path / "mine.csv"
+    mine.write_text(csv(moe_row(64, 90), moe_row(64, 50), header=MOE_HEADER))
+    single = AiterTables(old.files, {"AITER_CONFIG_FMOE": str(mine)})
+    found = single.moe(MI300X, 64, 7168, 256, 256, 8)
+    assert (found.entry.us, found.notes) == (90, ())
+
+
+@pytest.mark.parametrize("us", ["-1", "0", ""])
+def test_a_row_without_a_time(tmp_path, us):
+    tables = checkout(tmp_path / "without", ds(gemm_row(48, us)))
+    assert tables.gemm(MI300X, 48, 2112, 7168).notes == ("the row has no time",)
+    header = HEADER.replace("us", "milliseconds")
+    tables = checkout(
+        tmp_path / "no column", ds(gemm_row(48, us), header=header) | {GEMM: csv(header=header)}
+    )
+    assert tables.gemm(MI300X, 48, 2112, 7168).notes == ()
+
+
 def test_rows_for_other_cus_are_no_fault_where_the_shape_has_its_own(tmp_path):
     tables = checkout(tmp_path, ds(GOOD, gemm_row(64, 9, units=80), gemm_row(64, 9, gfx="gfx950", units=256)))
     assert not [each for each in tables.problems(MI300X) if "CUs" in each.text]
@@ -357,8 +414,9 @@ def test_what_python_takes_for_a_number_and_pandas_does_not(tmp_path, cell):
         csv(GOOD.replace(",48,", ",48.0,")),
         csv(GOOD.replace(",48,", ", 48 ,")),
         csv(GOOD, gemm_row("", 3)),  # a missing cell makes the column float, and 48.0 is 48
+        csv(f"{GOOD},99", header=f"{HEADER},us"),  # the second one is `us.1` to pandas
     ],
-    ids=["crlf", "bom", "quoted", "blank lines", "float", "spaces", "nan beside it"],
+    ids=["crlf", "bom", "quoted", "blank lines", "float", "spaces", "nan beside it", "doubled column"],
 )
 def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
     tables = checkout(tmp_path, {MODEL: text})
@@ -403,21 +461,40 @@ def test_a_renamed_kernel_is_in_no_list(tmp_path):
     name = "a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1"
     name += "_1x16x1x16_8_1x2_intrawave_v1"
     csrc = "csrc/ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py"
-    asm = {"hsa/gfx942/fmoe/silu/list.csv": "knl_name,co_name\n_ZN5aiter4goodE,x\n"}
+    asm = {"aiter_meta/hsa/gfx942/fmoe/silu/list.csv": "knl_name,co_name\n_ZN5aiter4goodE,x\n"}
+    shuffled = (
+        "a8w8_blockscale_bpreshuffle_1x128x128_256x128x128x128_16x16_16x16_8x32x1_8x32x1_1x32x1x8_8_2x1"
+    )
+    sizes = "256, 1, 128, 128, 128, 128, 128, 16, 16, 16, 16, 8, 2, [ 8, 32, 1], [ 8, 32, 1], 2, 1"
+    asm["csrc/ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_common.py"] = (
+        f'    0:   kernelInstance({sizes}, [1, 32, 1,  8], [8], "Intrawave", 3,),\n'
+    )
+    preshuffled = "aiter/configs/a8w8_blockscale_bpreshuffle_tuned_gemm.csv"
     rows = (moe_row(1, 1, name="_ZN5aiter4goodE"), moe_row(2, 2, name="_ZN5aiter3oldE"))
     tables = checkout(
         tmp_path,
         {
             csrc: instance,
             **asm,
-            **ds(gemm_row(16, 1, name=name), gemm_row(32, 2, name="a9w8")),
+            **ds(
+                gemm_row(16, 1, name=name),
+                gemm_row(32, 2, name="a9w8"),
+                gemm_row(64, 3, rest="cktile,7,2", name="whose names are not known here"),
+            ),
             **ds(*rows, model=MODEL_MOE, header=MOE_HEADER),
+            preshuffled: csv(
+                gemm_row(16, 1, name=f"{shuffled}_intrawave_v3"),
+                gemm_row(32, 2),
+                gemm_row(64, 3, rest="asm,7,2"),
+            ),
         },
     )
     said = [str(each) for each in tables.problems(MI300X) if "does not have" in each.text]
     assert f"{MODEL}:3: 1 row of kernel a9w8, which this AITER does not have" in said
     assert f"{MODEL_MOE}:3: 1 row of kernel _ZN5aiter3oldE, which this AITER does not have" in said
-    assert not any(f"{MODEL}:2" in each for each in said)
+    assert f"{preshuffled}:3: 1 row of kernel kernel, which this AITER does not have" in said
+    assert not any(f"{file}:2" in each for file in (MODEL, preshuffled) for each in said)
+    assert not any("asserts" in each.text for each in tables.problems(MI300X)), "this one takes asm"
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
@@ -469,12 +546,32 @@ def test_the_first_row_answers_whatever_its_activation(tmp_path):
     assert (exact.entry.kernel, exact.notes) == ("silu + two, block_m 32", ())
 
 
+def test_a_time_is_copied_where_the_next_row_has_it(tmp_path):
+    rows = [gemm_row(m, us) for m, us in ((16, 50), (32, 60), (64, 50), (128, 70), (256, 70))]
+    tables = checkout(tmp_path, ds(*rows))
+    noted = [bool(tables.gemm(MI300X, m, 2112, 7168).notes) for m in (16, 32, 64, 128, 256)]
+    assert noted == [False, False, False, True, True]
+    assert tables.gemm(MI300X, 256, 2112, 7168).notes == ("70 us stands in the next row, too: a copied time",)
+
+
+def test_moe_takes_a_missing_gfx_from_the_cus(tmp_path):
+    """get_2stage_cfgs does so for an empty cell and for 0, which a merge fills in."""
+    rows = [moe_row(token, 50, gfx=f"{gfx},304") for token, gfx in ((16, "0"), (32, ""), (64, "gfx950"))]
+    tables = moe_tables(tmp_path, *rows)
+    hits = [tables.moe(MI300X, token, 7168, 256, 256, 8).entry is not None for token in (16, 32, 64)]
+    assert hits == [True, True, False]
+    assert [each for each in tables.problems(MI300X) if "for 0 with" in each.text] == []
+    partition = moe_tables(tmp_path / "partition", moe_row(64, 50, gfx=",20"))
+    assert partition.moe(Target("gfx942", 20, MI300X.name), 64, 7168, 256, 256, 8).entry  # the live GPU's
+
+
 def test_rows_that_no_call_of_moe_can_find(tmp_path):
     rows = (
         moe_row(56, 1),
         moe_row(64, 2, fp8="fn"),
         moe_row(64, 3, fp8="fn", gfx="gfx942,80"),
         moe_row(128, 4),
+        moe_row(131072, 5),
     )
     tables = moe_tables(tmp_path, *rows)
     said = [
@@ -500,6 +597,9 @@ def test_tags_by_release(tmp_path):
     rows = [
         f"{moe_row(token, token)},{tag}"
         for token, tag in ((64, ""), (128, "flydsl_fallback"), (256, "other"))
+    ]
+    rows += [  # which is faster and of the same key otherwise
+        f"{moe_row(64, 1)},flydsl_fallback"
     ]
     new = moe_tables(tmp_path / "new", *rows, header=f"{MOE_HEADER},_tag")
     old_source = {"aiter/fused_moe.py": FUSED + 'df = df[df["_tag"].fillna("") == ""]'}
@@ -581,9 +681,10 @@ def test_buckets_of_triton(tmp_path):
         {
             f"{FLAT}.json": json.dumps({"any": bucket(99)}),
             f"{FLAT}-N=2112-K=7168.json": json.dumps(shaped, indent=1),
+            f"{FLAT}-N=256-K=512.json": json.dumps({f"M_GEQ_{m}": bucket(m) for m in (4, 16, 64)}),
         },
     )
-    found = {m: tables.triton_gemm(MI300X, m, 2112, 7168) for m in (1, 5, 33, 64, 9000)}
+    found = {m: tables.triton.gemm(MI300X, m, 2112, 7168) for m in (1, 5, 33, 64, 9000)}
     assert {m: each.entry and each.entry.m for m, each in found.items()} == {
         1: 4,
         5: 32,
@@ -593,8 +694,9 @@ def test_buckets_of_triton(tmp_path):
     }
     assert found[33].fallback.startswith("AITER raises KeyError")
     assert (found[5].entry.line, found[5].entry.kernel) == (9, "32x16x128, num_warps 4")
-    assert tables.triton_gemm(MI300X, 5, 512, 512).fallback == f"any of {FLAT}.json:1: 99x16x128, num_warps 4"
-    assert "AssertionError" in tables.triton_gemm(MI355X, 5, 512, 512).fallback
+    assert tables.triton.gemm(MI300X, 32, 256, 512).entry.m == 16
+    assert tables.triton.gemm(MI300X, 5, 512, 512).fallback == f"any of {FLAT}.json:1: 99x16x128, num_warps 4"
+    assert "AssertionError" in tables.triton.gemm(MI355X, 5, 512, 512).fallback
 
 
 def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
@@ -602,15 +704,25 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
         f"{FLAT}.json": json.dumps({"any": bucket(1)}),
         f"{FLAT}-N=512-K=512.json": json.dumps({"M_LEQ_64": bucket(2), "any": bucket(3)}),
         f"{NESTED}/DEFAULT.json": json.dumps({"any": bucket(4)}),
-        f"{NESTED}/GEMM-A8W8_BLOCKSCALE-N=256-K=512.json": json.dumps({"M_LEQ_64": bucket(5)}),
+        f"{NESTED}/GEMM-A8W8_BLOCKSCALE-N=256-K=512.json": json.dumps(
+            {"M_LEQ_64": bucket(5), "M_LEQ_5": bucket(6)}
+        ),
         f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
+        f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE.json": "{}",
+        f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
+        f"{NESTED}_preshuffled/DEFAULT.json": "{",  # which nothing asks
     }
     tables = checkout(tmp_path, files)
-    assert "DEFAULT.json" in tables.triton_gemm(MI300X, 8, 512, 512).fallback
-    assert tables.triton_gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
+    assert "DEFAULT.json" in tables.triton.gemm(MI300X, 8, 512, 512).fallback
+    assert tables.triton.gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
+    tables.gemm(MI300X, 8, 512, 512)
     said = [str(each) for each in tables.problems(MI300X) if each.file.startswith(FOLDER)]
-    assert f"{FLAT}-N=512-K=512.json: this file is never read: {NESTED}/ goes before" in said
-    assert any("MI300X-GEMM" in each and "the name must begin with gfx942-" in each for each in said)
+    for hidden in (FLAT, f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE"):
+        assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ goes before" in said
+    assert not any("preshuffled" in each for each in said)
+    assert any(each.endswith("M_LEQ_5: AITER asks for no such bucket") for each in said)
+    foreign = "2 files, the first here, are never read: the name must begin with gfx942-"
+    assert f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json: {foreign}" in said
     assert any(each.endswith("has no bucket for M above 64: AITER raises KeyError there") for each in said)
 
 
@@ -620,7 +732,7 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
 def test_a_hostile_configuration_harms_nothing(tmp_path, text):
     file = f"{FLAT}-N=512-K=512.json"
     tables = checkout(tmp_path, {f"{FLAT}.json": json.dumps({"any": bucket(1)}), file: text})
-    found = tables.triton_gemm(MI300X, 8, 512, 512)
+    found = tables.triton.gemm(MI300X, 8, 512, 512)
     assert found.entry is None and found.fallback.startswith("AITER raises")
     assert any(each.file == file and "\n" not in str(each) for each in tables.problems(MI300X))
 

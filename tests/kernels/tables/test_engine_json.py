@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-import kernels
 from kernels.tables import Target
+from kernels.tables.configurations import parse
 from kernels.tables.engine_json import RULES, EngineTables
 from kernels.tables.files import Files, TableError
-from kernels.tables.lookup import WITHOUT_TABLES
 
 MI300X = Target("gfx942", 304, "AMD Instinct MI300X", "3.4.0")
 MI325X = Target("gfx942", 304, "AMD Instinct MI325X", "3.4.0")
@@ -87,59 +86,24 @@ def test_vllm_takes_the_nearest_m_and_of_two_the_first_in_the_file(tables):
 
 
 @pytest.mark.parametrize(
-    ("engine", "target", "tokens", "gemm", "moe"),
+    ("engine", "target", "tokens", "moe"),
     [
-        (
-            "vllm",
-            MI300X,
-            1,
-            "64x128x128 group 32, 4 warps, 2 stages",
-            "16x128x128 group 1, 4 warps, 2 stages",
-        ),
-        (
-            "vllm",
-            MI300X,
-            17,
-            "64x128x128 group 32, 4 warps, 2 stages",
-            "16x128x128 group 32, 4 warps, 2 stages",
-        ),
-        (
-            "vllm",
-            MI300X,
-            65,
-            "64x128x128 group 32, 4 warps, 2 stages",
-            "64x128x128 group 32, 4 warps, 2 stages",
-        ),
-        ("vllm", H200, 4, "64x128x128 group 32, 4 warps, 2 stages", "16x64x128 group 1, 4 warps, 4 stages"),
-        ("vllm", H200, 8, "64x128x128 group 32, 4 warps, 2 stages", "16x64x128 group 1, 4 warps, 3 stages"),
-        (
-            "vllm",
-            H200,
-            64,
-            "64x128x128 group 32, 4 warps, 2 stages",
-            "16x128x128 group 32, 4 warps, 3 stages",
-        ),
-        (
-            "sglang",
-            MI300X,
-            1,
-            "64x128x128 group 32, 4 warps, 3 stages",
-            "64x128x128 group 32, 4 warps, 2 stages",
-        ),
-        (
-            "sglang",
-            H200,
-            99,
-            "64x128x128 group 32, 4 warps, 3 stages",
-            "64x128x128 group 32, 4 warps, 3 stages",
-        ),
+        ("vllm", MI300X, 1, "16x128x128 group 1, 4 warps, 2 stages, SPLIT_K 1"),
+        ("vllm", MI300X, 17, "16x128x128 group 32, 4 warps, 2 stages, SPLIT_K 1"),
+        ("vllm", MI300X, 65, "64x128x128 group 32, 4 warps, 2 stages, SPLIT_K 1"),
+        ("vllm", H200, 4, "16x64x128 group 1, 4 warps, 4 stages, SPLIT_K 1"),
+        ("vllm", H200, 8, "16x64x128 group 1, 4 warps, 3 stages, SPLIT_K 1"),
+        ("vllm", H200, 64, "16x128x128 group 32, 4 warps, 3 stages, SPLIT_K 1"),
+        ("sglang", MI300X, 1, "64x128x128 group 32, 4 warps, 2 stages"),
+        ("sglang", H200, 99, "64x128x128 group 32, 4 warps, 3 stages"),
     ],
 )
-def test_a_miss_runs_the_default(tables, engine, target, tokens, gemm, moe):
+def test_a_miss_runs_the_default(tables, engine, target, tokens, moe):
     read = tables(engine, {})
     product, experts = read.gemm(target, tokens, 2112, 7168), read.moe(target, tokens, 2048, 33)
-    assert (product.entry, product.fallback) == (None, gemm)
-    assert (experts.entry, experts.fallback) == (None, moe + (", SPLIT_K 1" if engine == "vllm" else ""))
+    stages = {"vllm": 2, "sglang": 3}[engine]
+    assert (product.entry, product.fallback) == (None, f"64x128x128 group 32, 4 warps, {stages} stages")
+    assert (experts.entry, experts.fallback) == (None, moe)
 
 
 def test_names_of_missing_files_are_those_that_the_tuners_write(tables):
@@ -166,7 +130,7 @@ def test_sglang_takes_the_newest_folder_and_a_second_file_for_down(tables):
     folder, name = RULES["sglang"].moe, moe_name("sglang", "NVIDIA_H200", experts=257)
     down = name.replace(".json", "_down.json")
     read = tables("sglang", {
-        f"{folder}/triton_3_3_1/{name}": table(stages=3),
+        f"{folder}/triton_3_3_1/{name}": table(k=256),
         f"{folder}/triton_3_5_1/{name}": table(n=64, group=16, stages=5),
         f"{folder}/triton_3_5_1/{down}": table(m=64, group=64, USE_TMA=True),
         f"{folder}/triton_3_10_0/README": "",
@@ -183,14 +147,20 @@ def test_sglang_takes_the_newest_folder_and_a_second_file_for_down(tables):
     )
     exact = read.moe(replace(H200, triton="3.3.1"), 100, 256, 257)
     assert exact.entry.file == f"{folder}/triton_3_3_1/{name}"
+    assert not any("BLOCK_SIZE_K" in note for note in exact.notes), "vLLM alone cuts it"
     assert read.moe(replace(H200, triton="3.3.1+git"), 100, 256, 257).entry.file == found.entry.file
     assert f"{folder}/triton_3_5_1/{name}: shadows the file of this name in triton_3_3_1" in said(read, H200)
+    shadow = f"{folder}/triton_3_3_1/{name}: shadows the file of this name in triton_3_5_1"
+    assert shadow in said(read, replace(H200, triton="3.3.1"))
 
     alone = tables("sglang", {f"{folder}/triton_3_7_1/{moe_name('sglang', 'NVIDIA_H200', 8)}": table()})
     only = alone.moe(H200, 1, 256, 8)
     same = "16x128x128 group 1, 4 warps, 2 stages"
     assert only.entry.kernel == f"up {same}; down {same}"
     assert only.notes == ("down: no _down file, so up's configuration",)
+    empty = f"{folder}/triton_3_7_1/{moe_name('sglang', 'NVIDIA_H200', 8)}".replace(".json", "_down.json")
+    notes = tables("sglang", {empty: "{}"}).moe(H200, 1, 256, 8).notes
+    assert notes == ("down: nothing in the _down file, so up's configuration",)
 
 
 def test_sglang_raises_a_small_block_of_k(tables):
@@ -224,7 +194,7 @@ FAULTS = {
     "triton_version": ('{"triton_version": "3.4.0"}', "stops: the key 'triton_version' is no number of rows"),
     "renamed": (table().replace("BLOCK_SIZE_N", "BLOCK_N"), "the launch fails: M 1 has no BLOCK_SIZE_N"),
     "a string": (table().replace('warps": 4', 'warps": "4"'), "the launch fails: M 1 has num_warps is '4'"),
-    "below one": (table(m=-5), "the launch fails: M 1 has BLOCK_SIZE_M is -5"),
+    "below one": (table(m=0), "the launch fails: M 1 has BLOCK_SIZE_M is 0"),
     "null": (json.dumps(dict.fromkeys(LADDER)), "the launch fails: M 1 has no configuration"),
 }
 
@@ -276,6 +246,18 @@ def test_what_harms_no_load_is_said(tables):
     ]
 
 
+@pytest.mark.parametrize(
+    ("keys", "thin"),
+    [
+        (range(7), "thin: entries for M 0, 1, 2, 3, 4, 5, 6 alone"),
+        (range(64, 72), ""),
+        (range(65, 73), "thin: no entry below M 65"),
+    ],
+)
+def test_a_table_is_thin_with_few_entries_or_large_ones_alone(keys, thin):
+    assert parse("a.json", table(keys), says_triton=True).thin == thin
+
+
 def test_names_that_lead_nowhere(tables):
     folder = RULES["vllm"].gemm
     others = [
@@ -320,7 +302,7 @@ def test_a_folder_of_ones_own(tables, tmp_path):
         assert f"{setting}: 1 file N=...,K=...: these are read in the package alone" in problems
         assert read.gemm(MI300X, 1, 512, 7168).entry is None
         if engine == "vllm":
-            assert beside.notes == (f"not in {setting}",)
+            assert (found.notes, beside.notes) == ((), (f"not in {setting}",))
             assert f"{own}/{name}: shadows the file of this name in configs" in problems
         else:
             assert beside.entry is None
@@ -370,7 +352,7 @@ def test_what_sglang_reads_of_every_entry_stops_it(tables):
     says_triton = {f"{folder}/triton_3_7_1/{name}": '{"triton_version": "3.7.1"}'}
     stops = "none, sglang stops: the key 'triton_version' is no number of rows"
     assert tables("sglang", says_triton).moe(H200, 1, 256, 256).fallback == stops
-    read = tables("sglang", {f"{folder}/triton_3_7_1/{name}": bad})
+    tables("sglang", {f"{folder}/triton_3_7_1/{name}": bad})
     with_down = {f"{folder}/triton_3_7_1/{name.replace('.json', '_down.json')}": table()}
     read = tables("sglang", with_down)
     assert read.moe(H200, 1, 256, 256).entry
@@ -417,8 +399,3 @@ def test_a_wheel_answers_as_its_files_do(tables, tmp_path):
     zipped = EngineTables("sglang", Files("sglang", Path(wheel)))
     assert zipped.moe(H200, 1, 256, 256) == read.moe(H200, 1, 256, 256)
     assert zipped.problems(H200) == read.problems(H200)
-
-
-def test_what_decides_elsewhere_is_said_of_rows_that_are_there():
-    names = [row.name for op in kernels.OPS for row in kernels.implementations(op)]
-    assert [start for start in WITHOUT_TABLES if not any(name.startswith(start) for name in names)] == []

@@ -1,16 +1,39 @@
 """Where a library lies, and files of it that cannot be read."""
 
 import os
+import shutil
 import zipfile
+from pathlib import Path
 
 import pytest
 
 from kernels.tables import Problem
 from kernels.tables.aiter import AiterTables
 from kernels.tables.aiter_csv import GEMM, Row, Source
-from kernels.tables.files import Files, TableError
+from kernels.tables.files import RECORDED, Files, TableError, library
 
 NAME = "aiter/configs/a.csv"
+
+
+def test_a_pattern_stays_within_a_folder_in_a_wheel_too(tmp_path):
+    for name in ("a.csv", "models/b.csv"):
+        path = tmp_path / "aiter" / "configs" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    wheel = shutil.make_archive(str(tmp_path.parent / "names"), "zip", tmp_path)
+    for place in (tmp_path, Path(wheel)):
+        assert Files("aiter", place).names("aiter/configs/*.csv") == [NAME]
+        assert Files("aiter", place).names("aiter/*/*/*.csv") == ["aiter/configs/models/b.csv"]
+
+
+def test_another_package_called_aiter_is_not_the_library(tmp_path, monkeypatch):
+    """PyPI has one, of asynchronous iterators."""
+    (tmp_path / "aiter").mkdir()
+    (tmp_path / "aiter" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert library("aiter").path == RECORDED / "aiter.zip"
+    (tmp_path / "aiter" / "configs").mkdir()
+    assert library("aiter").path == tmp_path
 
 
 def test_a_damaged_wheel_says_which_file(tmp_path):
@@ -28,6 +51,27 @@ def test_a_damaged_wheel_says_which_file(tmp_path):
     with pytest.raises(TableError, match=f"^{NAME}: "):
         files.text(NAME)
     assert files.version == ""
+
+
+def test_a_file_that_is_too_large_for_a_table_is_not_read(tmp_path, monkeypatch):
+    (tmp_path / "aiter" / "configs").mkdir(parents=True)
+    (tmp_path / NAME).write_text("M,N,K\n")
+    wheel = shutil.make_archive(str(tmp_path.parent / "large"), "zip", tmp_path)
+    monkeypatch.setattr("kernels.tables.files.LARGEST", 5)
+    for place in (tmp_path, Path(wheel)):
+        with pytest.raises(TableError, match=f"^{NAME}: 6 bytes, which no table has; it is not read$"):
+            Files("aiter", place).text(NAME)
+
+
+@pytest.mark.parametrize(
+    ("head", "version"), [("ref: refs/heads/main\n", "commit 1234567"), ("89abcdef01\n", "commit 89abcde")]
+)
+def test_a_checkout_tells_its_commit(tmp_path, head, version):
+    (tmp_path / "aiter" / "configs").mkdir(parents=True)
+    (tmp_path / ".git" / "refs" / "heads").mkdir(parents=True)
+    (tmp_path / ".git" / "refs" / "heads" / "main").write_text("123456789a\n")
+    (tmp_path / ".git" / "HEAD").write_text(head)
+    assert Files("aiter", tmp_path).version == version
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
@@ -56,7 +100,7 @@ def test_a_folder_that_may_not_be_entered_has_no_files(tmp_path, monkeypatch):
 def test_what_a_file_holds_neither_breaks_a_line_nor_is_a_time_without_end():
     assert str(Problem("a\n\x1b.csv", 2, "kernel \r")) == "a??.csv:2: kernel ?"
     source = Source("a.csv", "us\n1e400\n")
-    assert Row(source, 2, source.rows[0][1], "", (), ()).us is None
+    assert Row(source, 2, source.rows[0][1], (), ()).us is None
 
 
 @pytest.mark.parametrize(

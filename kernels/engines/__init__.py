@@ -39,7 +39,11 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
 
 @dataclass(frozen=True)
 class SizeCondition:
-    """A size of the case against a number or a word: `m < 32`, `kv = fp8`, `page multiple-of 64`."""
+    """A size of the case against a number or a word: `m < 32`, `kv = fp8`, `page multiple-of 64`.
+
+    `heads/tp` is the number of the model's heads over the number of the server's ranks. With DP attention a
+    rank has more `heads` than that; a case that does not give it is taken to be without.
+    """
 
     size: str
     relation: str
@@ -47,7 +51,7 @@ class SizeCondition:
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """Raises ValueError where one of the two is a word and they cannot be ordered."""
-        given = _number(sizes[self.size])
+        given = _number(sizes.get(self.size, sizes[self.size.partition("/")[0]]))
         if self.relation not in ("=", "!=") and isinstance(given, str) is not isinstance(self.value, str):
             raise ValueError(f"size {self.size}={given} cannot be ordered against {self.value}")
         return RELATIONS[self.relation](given, self.value)
@@ -81,33 +85,32 @@ class EngineDefault:
 
     @functools.cached_property
     def terms(self) -> tuple[tuple[SizeCondition, ...], ...]:
-        """Of each condition. Raises ValueError for one that cannot be read."""
+        """The terms of each condition. Raises ValueError for one that cannot be read."""
         return tuple(tuple(_term(text) for text in one.split(" and ")) for one in self.when)
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """Of `flags`: variables and flags without their dashes -> value; empty for a flag that takes none."""
+        """`flags` by name, which is without the dashes; the value of a flag that takes none is empty."""
         found: dict[str, str] = {}
-        flag = ""
+        name = ""
         for word in self.flags.split():
             if word.startswith("--"):
-                flag = word.lstrip("-")
-                found[flag] = ""
+                name = word.lstrip("-")
+                found[name] = ""
             elif "=" in word:
-                name, _, value = word.partition("=")
-                found[name], flag = value, ""
-            elif flag:
-                found[flag], flag = word, ""
+                variable, _, found[variable] = word.partition("=")
+            else:
+                found[name] = word
         return found
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
-        """sizes: all of the op's, those by default too."""
+        """sizes: all sizes of the op, also those that the case leaves at their default"""
         return not self.when or any(all(term.holds(sizes) for term in terms) for terms in self.terms)
 
 
 @functools.cache
 def engines() -> tuple[str, ...]:
-    """Names of those whose defaults are known."""
+    """Names of the engines whose defaults are known."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml")))
 
 
@@ -132,7 +135,7 @@ def triton(engine: str) -> str:
 
 
 def archs(engine: str) -> list[str]:
-    """Those that an engine's entries name."""
+    """The architectures that an engine's entries name."""
     return list(dict.fromkeys(arch for entry in defaults(engine) for arch in entry.archs))
 
 
@@ -142,17 +145,17 @@ def kind(arch: str) -> str:
 
 
 def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
-    """Of an op on an architecture, in the engine's order."""
+    """The entries of an op on an architecture, in the engine's order."""
     return [entry for entry in defaults(engine) if entry.op == op and arch in entry.archs]
 
 
 def default(
     engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}
 ) -> EngineDefault | None:
-    """What an engine runs for a case: of the entries that apply and whose flags are set, the first of those
-    with the most flags. None where its data does not tell.
+    """What an engine runs for a case: of the entries that hold for its sizes and whose flags are all set, the
+    first of those with the most flags. None where there is no such entry.
 
-    given: what is set, as `EngineDefault.settings`; by default nothing
+    given: the variables and flags that are set, as in `EngineDefault.settings`
     """
     holding = [
         entry

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kernels.engines import EngineDefault, default, entries
+from kernels.engines import default, entries
 from shapes.attention import Parallel
-from shapes.case import Size
 from shapes.deployment import Deployment
 from shapes.experts import fused_moe_sizes
 
@@ -65,18 +64,6 @@ def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
     """Names that something recorded of the engine reads, on an architecture."""
     read = (name for op in ops for entry in entries(engine, op, arch) for name in entry.settings)
     return list(dict.fromkeys([*read, *SPLITS[engine], *TABLES[engine]]))
-
-
-def chosen(
-    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Settings, over_tp: int
-) -> EngineDefault | None:
-    """`kernels.engines.default`, but that SGLang takes AITER's attention on AMD, or Triton's, by the heads of
-    the model over --tp, also where a rank has more of them, with DP attention (get_default_attn_backend)."""
-    if over_tp and engine == "sglang" and arch.startswith("gfx") and "heads" in sizes:
-        without_dp = default(engine, op, arch, {**sizes, "heads": over_tp}, given)
-        if without_dp and without_dp.row.startswith("sglang.triton"):
-            return without_dp
-    return default(engine, op, arch, sizes, given)
 
 
 def deployed(

@@ -44,7 +44,11 @@ class EngineConfigs:
 
     def entries(self, implementation: Implementation, case: Case) -> Entries:
         table, sizes = self.tables[case.key], self.op.sizes(case.sizes)
-        own = [each for each in entries_of(table, self.implementation.rows(sizes)) if each.entry != table.now]
+        own = [
+            each
+            for each in entries_of(table, self.implementation.tables.rows(sizes))
+            if each.entry != table.now
+        ]
         ranks = [*own[:NEIGHBOURS], *ranked(self.implementation, self.target, sizes, own)]
         others = [config for config in dict.fromkeys(ranks) if config.entry != table.now]
         raced = [config.entry for config in others[: self.keep]]
@@ -93,7 +97,7 @@ def ranked(
         resident, _ = known.resident(registers, config.shared, 0, config.num_warps)
         rate = 1.0 if config.BLOCK_SIZE_M >= known.rows else known.older_rate.get("fp8", 1.0)
         reach = min(1.0, config.num_warps / SIMDS)
-        demands = implementation.products(config, sizes)
+        demands = implementation.demands(config, target, sizes)
         return estimate(on, [(demand, max(1, resident), rate, reach) for demand in demands]).seconds
 
     group = configs[0].GROUP_SIZE_M

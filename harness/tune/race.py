@@ -470,7 +470,7 @@ class Race:
             return None
         if entry["against"] != search.anchor:  # which failed
             return None
-        m = self.implementation.rows(kernels.OPS[case.op].sizes(case.sizes))
+        m = self.implementation.tables.rows(kernels.OPS[case.op].sizes(case.sizes))
         return store_winner(Path(self.plan.record.race.folder), search.tables, m, entry["config"])
 
     def _provenance(self) -> dict[str, Any]:

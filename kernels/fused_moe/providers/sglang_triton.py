@@ -6,11 +6,11 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineTable
+from kernels.engine_tuning import EngineCall, EngineConfig, EngineTable, EngineTuned
 from kernels.formats import BLOCK
 from kernels.fused_moe.engine_tables import MoeTables
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.providers.vllm_triton import TritonMoe, triton_workspace
+from kernels.fused_moe.providers.vllm_triton import triton_workspace
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared
 from kernels.platform import version
@@ -69,7 +69,7 @@ TABLES = MoeTables(
 )
 
 
-class SglangTritonMoe(Sglang, TritonMoe):
+class SglangTritonMoe(Sglang, EngineTuned):
     """`fused_experts` of SGLang (fused_moe_triton/fused_moe.py to 0.5.18, moe_runner/triton_utils from
     0.5.19; read to 0.5.23), which skips ids of -1 by itself where the rank holds fewer experts than there
     are. Not in place, as engines have it: x would hold the output. Untested on hardware."""
@@ -106,13 +106,10 @@ def alone() -> None:
     FORM.bind(tensor_model_parallel_size=1)()
 
 
-class _SglangTritonMoe(Prepared):
-    operands: FusedMoeOperands
-
+class _SglangTritonMoe(EngineCall):
     def __init__(self, operands: FusedMoeOperands, config: EngineConfig | None) -> None:
-        super().__init__(operands)
+        super().__init__(operands, TABLES, config)
         o, sizes = operands, operands.sizes
-        self.config, self.overridden = config, TABLES.overridden(config)
         self.experts = EXPERTS.bind(
             hidden_states=o.x,
             w1=o.w13,
@@ -132,6 +129,3 @@ class _SglangTritonMoe(Prepared):
     def call(self) -> None:
         with self.overridden():
             self.out = self.experts()
-
-    def picked(self) -> str:
-        return TABLES.picked(self.operands.sizes, self.config)

@@ -33,7 +33,7 @@ NOW = EngineConfig(64, 128, 128, 32, 4, 2).entry
 FAST = EngineConfig(16, 64, 128, 1, 4, 4).entry
 OP = kernels.OPS["block_scale_gemm"]
 CASE = OP.case({"m": 24, "n": 6144, "k": 1536})
-TABLE = table_of(24, None, lambda m: NOW, FILE)
+TABLE = table_of(24, None, {FILE: lambda m: NOW})
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
         m: EngineConfig(8, 32, 128, 1, 4, stages).entry for m, stages in ((16, 5), (48, 4), (96, 3), (512, 2))
     }
     own[24] = {"USE_TMA": True, **FAST}  # which is more than EngineConfig says
-    table = table_of(16, own, lambda m: own[nearest_of(own, m)], FILE)
+    table = table_of(16, own, {FILE: lambda m: own[nearest_of(own, m)]})
     assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
     case = OP.case({"m": 16, "n": 6144, "k": 1536})
     entries = EngineConfigs(gemm, H200, 4, {case.key: table}).entries(gemm, case)

@@ -105,7 +105,7 @@ def origin_of(own: Iterable[int] | None, m: int) -> str:
     return "the engine's default" if own is None else f"the engine's table at M = {nearest_of(own, m)}"
 
 
-class EngineTables(ABC):
+class EngineLookUp(ABC):
     """How an engine looks up the configuration of its Triton kernel for an op, by its own functions."""
 
     @abstractmethod
@@ -165,7 +165,7 @@ class EngineTuned(Tunable):
 
     Config = EngineConfig
     forced: EngineConfig | None = None
-    tables: EngineTables
+    tables: EngineLookUp
     depths: tuple[int, ...] = (128,)
     reads: str
 
@@ -200,7 +200,7 @@ class EngineTuned(Tunable):
 class EngineCall(Prepared):
     """A call of an engine's Triton kernel, with the configuration that it is told, or else the engine's."""
 
-    def __init__(self, operands: Operands, tables: EngineTables, config: EngineConfig | None) -> None:
+    def __init__(self, operands: Operands, tables: EngineLookUp, config: EngineConfig | None) -> None:
         super().__init__(operands)
         self.tables, self.config = tables, config
         self.overridden = tables.overridden(config)

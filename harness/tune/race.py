@@ -383,16 +383,16 @@ def racing(
         target, judge = target_here(device.platform, plan.threads, stack)
         where = f"{device.platform.name or device.platform.kind} {implementation.name}"
         keep = record.race.keep
-        configs: RacedConfigs | EngineConfigs
         if isinstance(implementation, EngineTuned):
             cases = [case_of(planned) for planned in record.cases]
             tables = ask_tables(implementation, cases, device.platform, plan.deadlines.prepare)
-            configs = EngineConfigs(implementation, target, keep, tables)
+            entries = EngineConfigs(implementation, target, keep, tables).entries
         else:
             configs = RacedConfigs(implementation, target, keep, CompileProgress(where))
-        if configs.unpruned:
-            log(configs.unpruned)
-        yield replace(plan, entries=configs.entries, make_rounds=halving), judge, target
+            if configs.unpruned:
+                log(configs.unpruned)
+            entries = configs.entries
+        yield replace(plan, entries=entries, make_rounds=halving), judge, target
 
 
 def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, Worker | None]:
@@ -433,8 +433,11 @@ class Race:
     def _store(
         self, case: Case, records: Sequence[Record], unless_newer: bool = False
     ) -> tuple[Path | None, Mapping[str, Any] | None]:
-        """Stores what a finished case chose, and gives it with its file; unless_newer: only if what is there
-        is not newer. Of an engine's it stores only what was faster than the engine's own."""
+        """Stores what a finished case chose, and gives it with its file. Of an engine's configurations it
+        stores only one that was faster than the engine's own.
+
+        unless_newer: not where a newer choice is stored
+        """
         assert self.plan.record.race is not None
         place = Place(self.target.kind, self.target.arch, self.target.device, measured=True)
         folder = Path(self.plan.record.race.folder)
@@ -463,12 +466,13 @@ class Race:
     def _store_engine(
         self, case: Case, records: Sequence[Record], entry: Mapping[str, Any] | None
     ) -> Path | None:
-        """The file into which a winner over the engine's own went; None: that is left as it is."""
+        """The file into which a configuration went that was faster than the engine's own; None: the engine's
+        own is left as it is."""
         assert self.plan.record.race is not None and isinstance(self.implementation, EngineTuned)
         search = next(r for r in records if isinstance(r, CaseDone)).entries
-        if search is None or entry is None or entry["config"] == search.anchor:
+        if search is None or entry is None:
             return None
-        if entry["against"] != search.anchor:  # which failed
+        if entry["config"] == search.anchor or entry["against"] != search.anchor:  # it stayed, or failed
             return None
         m = self.implementation.tables.rows(kernels.OPS[case.op].sizes(case.sizes))
         return store_winner(Path(self.plan.record.race.folder), search.tables, m, entry["config"])

@@ -11,8 +11,9 @@ from typing import Any
 
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.engine_tuning import EngineConfig, EngineTables, Entry, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineLookUp, Entry, nearest_of, product
 from kernels.formats import BLOCK
+from kernels.tables.engine_json import RULES
 from kernels.tuning import Demand
 
 LOOK_UP = "get_w8a8_block_fp8_configs"
@@ -20,21 +21,19 @@ LOOK_UP = "get_w8a8_block_fp8_configs"
 
 
 @dataclass(frozen=True)
-class GemmTables(EngineTables):
+class GemmTables(EngineLookUp):
     """The functions of an engine.
 
+    engine:   `vllm` or `sglang`, of which RULES has what no function tells
     multiply: its product
     own:      gives its table of a weight, by M, or None
-    default:  what the product takes where there is no table, at every M (written out in it)
     device:   gives the device's name
-    sides:    a block's sides, as names of files have them
     """
 
+    engine: str
     multiply: Function
     own: Function
-    default: EngineConfig
     device: Function
-    sides: str
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
         """Raises BindingError where the product asks no such look-up."""
@@ -67,11 +66,12 @@ class GemmTables(EngineTables):
 
     def taken(self, sizes: BlockScaleGemmSizes, m: int) -> Entry:
         own = self.table(sizes)
-        return self.default.entry if own is None else own[nearest_of(own, m)]
+        return RULES[self.engine].gemm_default if own is None else own[nearest_of(own, m)]
 
     def file(self, sizes: BlockScaleGemmSizes) -> str:
         device = str(self.device.bind()()).replace(" ", "_")
-        return f"N={sizes.n},K={sizes.k},device_name={device},dtype=fp8_w8a8,block_shape={self.sides}.json"
+        block = RULES[self.engine].block
+        return f"N={sizes.n},K={sizes.k},device_name={device},dtype=fp8_w8a8,block_shape={block}.json"
 
     def demands(self, config: EngineConfig, sizes: BlockScaleGemmSizes) -> list[Demand]:
         tiles = -(-sizes.m // config.BLOCK_SIZE_M)

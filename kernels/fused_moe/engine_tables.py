@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineTables, Entry, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineLookUp, Entry, nearest_of, product
 from kernels.formats import BLOCK
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.tuning import Demand
@@ -18,7 +18,7 @@ DTYPE = "fp8_w8a8"
 
 
 @dataclass(frozen=True)
-class MoeTables(EngineTables):
+class MoeTables(EngineLookUp):
     """The functions of an engine.
 
     take:     gives the configuration of a call: of its table, else by default

@@ -36,11 +36,10 @@ MODULE = "vllm.model_executor.layers.quantization.utils.fp8_utils"
 
 MULTIPLY = Function(f"{MODULE}.w8a8_triton_block_scaled_mm", needs=ARGUMENTS)
 TABLES = GemmTables(
+    "vllm",
     MULTIPLY,
     own=Function(f"{MODULE}.{LOOK_UP}", needs="N K block_n block_k"),
-    default=EngineConfig(TILE_M, BLOCK, BLOCK, 32, 4, 2),
     device=Function(f"{MODULE}.get_device_name_as_file_name"),
-    sides="[128,128]",
 )
 
 

@@ -37,7 +37,7 @@ IS_FORMED = Function(f"{GROUPS}.model_parallel_is_initialized")
 START = Function(
     f"{GROUPS}.init_distributed_environment", needs="world_size rank local_rank distributed_init_method"
 )
-# Up to 0.5.20; after that the published arguments hold the size.
+# It takes the size up to 0.5.20; later it finds that in the published arguments.
 FORM = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
 PUBLISH = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
 ARGUMENTS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
@@ -96,7 +96,7 @@ class SglangTritonMoe(Sglang, EngineTuned):
 
 
 def alone() -> None:
-    """A server of one process, as SGLang's own tests set it up: where the kernels write to a new tensor they
+    """Sets up a server of one process, as SGLang's own tests do: where the kernels write to a new tensor they
     ask for the server's arguments and the group of tensor-parallel ranks."""
     if IS_FORMED.bind()():
         return

@@ -232,7 +232,7 @@ def test_a_given_configuration_is_what_the_product_looks_up_and_only_then(monkey
 
     def tables(product: str) -> GemmTables:
         own = Function(f"an_engine.{LOOK_UP}", positions=4)
-        return GemmTables(Function(f"an_engine.{product}", positions=1), own, EngineConfig(**NOW), own, "[]")
+        return GemmTables("vllm", Function(f"an_engine.{product}", positions=1), own, own)
 
     overridden = tables("multiply").overridden(fast)
     with overridden():

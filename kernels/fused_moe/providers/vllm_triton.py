@@ -36,7 +36,7 @@ TABLES = MoeTables(
 
 def triton_workspace(sizes: FusedMoeSizes) -> int:
     """Bytes that vLLM's `fused_experts_impl` takes, and SGLang's, which began as that: for x quantised, for
-    gate and up or what the experts give, for h in bf16 and FP8, and for sorted pairs in blocks of up to 128."""
+    gate and up or what experts give, for h in bf16 and FP8, and for sorted pairs in blocks of up to 128."""
     pairs = sizes.tokens * sizes.picks
     wide = max(2 * sizes.inter, sizes.hidden) * 2
     of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4

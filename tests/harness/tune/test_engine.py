@@ -24,6 +24,7 @@ from kernels.op import Unsupported
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.tuning import TUNED, Target
+from shapes.case import text_of
 from tests.support.workers_here import WorkerHere
 from tests.support.written_runs import a_cell, a_run
 
@@ -224,6 +225,23 @@ def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
     assert list(tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 64})).files) == [
         f"{folder}.json"
     ]
+
+
+def test_a_call_says_what_its_engine_takes_and_from_where(gemm, monkeypatch):
+    own = {1: FAST, 4096: NOW}
+    stub = SimpleNamespace(own=lambda N, K, block_n, block_k: own if N == 6144 else None)
+    monkeypatch.setitem(sys.modules, "an_engine", stub)
+    tables = replace(gemm.tables, own=Function("an_engine.own", needs="N K block_n block_k"))
+    sizes = [OP.sizes({"m": m, "n": n, "k": 1536}) for m, n in ((4096, 6144), (3, 6144), (3, 3072))]
+    assert [tables.picked(each, None) for each in sizes] == [
+        f"{text_of(NOW)} (the engine's table at M = 4096)",
+        f"{text_of(FAST)} (the engine's table at M = 1)",
+        f"{text_of(NOW)} (the engine's default)",
+    ]
+    assert tables.picked(sizes[0], EngineConfig(**FAST)) == f"{text_of(FAST)} (as told)"
+    for lost in ("json.gone", "no_engine.own"):
+        none = replace(tables, own=Function(lost, needs="N K block_n block_k"))
+        assert none.picked(sizes[0], None) == ""
 
 
 def test_files_of_the_product_are_named_as_the_engine_names_them(monkeypatch):

@@ -275,9 +275,10 @@ def race_if_possible(
     """As `race`; None where nothing of what is to be tuned can be timed here, or the option named by
     `compiling` asks for something else. Raises UsageError or NothingRan where a race is asked for all the
     same."""
+    of_races = request.race_option or ("--dry-run" if tuned.dry else "")
     if compiling:
-        if request.race_option:
-            raise UsageError(f"{request.race_option} is for races; {compiling} compiles")
+        if of_races:
+            raise UsageError(f"{of_races} is for races; {compiling} compiles")
         return None
     platform = choose_device(request.device)
     if request.resume or implementations_here(tuned, platform):
@@ -285,10 +286,8 @@ def race_if_possible(
             display.log("\n".join(would_race(tuned, request, platform)))
             return OK, []
         return race(tuned, request, platform, display)
-    if request.race_option:
-        raise NothingRan(
-            f"{request.race_option} is for races, and nothing of these can be timed on {platform.device}"
-        )
+    if of_races:
+        raise NothingRan(f"{of_races} is for races, and nothing of these can be timed on {platform.device}")
     return None
 
 

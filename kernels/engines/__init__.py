@@ -1,7 +1,8 @@
-"""What serving engines run by default for DeepSeek-R1: a row of this suite by op, architecture and case.
+"""What serving engines run for DeepSeek-R1: a row of this suite by op, architecture, case and what is set.
 
-The data is a file for each engine here, such as `vllm.toml`, read in the sources of the release that it
-names; untested on hardware. Entries of an op stand in the engine's own order: the first that applies holds.
+Each engine has a file of data here, such as `vllm.toml`. It was read in the sources of the release that it
+names, and is untested on hardware. The entries of an op stand in the engine's own order: the first that
+applies holds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shapes.case import Size
 
@@ -115,9 +117,14 @@ def engines() -> tuple[str, ...]:
 
 
 @functools.cache
+def _read(engine: str) -> dict[str, Any]:
+    return tomllib.loads((DATA / f"{engine}.toml").read_text())
+
+
+@functools.cache
 def defaults(engine: str) -> tuple[EngineDefault, ...]:
-    """All entries of one of `engines()`, in its order."""
-    read = tomllib.loads((DATA / f"{engine}.toml").read_text())
+    """All entries of one of `engines()`, in the file's order."""
+    read = _read(engine)
     return tuple(
         EngineDefault(
             **entry
@@ -128,10 +135,9 @@ def defaults(engine: str) -> tuple[EngineDefault, ...]:
     )
 
 
-@functools.cache
 def triton(engine: str) -> str:
     """The version of Triton that comes with an engine's release on PyPI, by the torch that it pins."""
-    return str(tomllib.loads((DATA / f"{engine}.toml").read_text())["triton"])
+    return str(_read(engine)["triton"])
 
 
 def archs(engine: str) -> list[str]:

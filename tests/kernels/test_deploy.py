@@ -53,7 +53,13 @@ def test_dp_attention_leaves_linears_whole(engine, given, attention, dense, shar
 
 
 def test_sglang_fuses_the_shared_expert_where_its_kernel_takes_it():
-    assert [split("sglang", arch).shared for arch in ("sm_90", "sm_100", "gfx950")] == [1, 0, 1]
+    archs = ("sm_90", "sm_100", "gfx950")
+    assert [split("sglang", arch).shared for arch in archs] == [1, 0, 1]
+    assert [split("sglang", arch, ep=8).shared for arch in archs] == [0, 0, 1]
+
+
+def test_vllm_fuses_the_shared_expert_with_aiter_alone():
+    assert [split("vllm", arch, given=FUSED).shared for arch in ("gfx942", "sm_90")] == [1, 0]
 
 
 def test_experts_are_spread_over_all_ranks_or_none():
@@ -120,3 +126,4 @@ def test_settings_that_are_read():
     known = known_settings("vllm", ("block_scale_gemm", "fused_moe"), "gfx942")
     assert {"VLLM_ROCM_USE_AITER", "AITER_CONFIG_FMOE"} <= set(known)
     assert "VLLM_ROCM_USE_AITER" not in known_settings("vllm", ("fused_moe",), "sm_90")
+    assert "moe-dense-tp-size" in known_settings("sglang", ("block_scale_gemm",), "sm_90")

@@ -25,7 +25,7 @@ from kernels.tables.files import Files, TableError
 ENTRY = re.compile(r'^file = "(.+)"\nline = (\d+)\nfunction = "(.+)"$', re.MULTILINE)
 SOURCE = re.compile(r"([\w/]+\.py)(?: \([^)]*\))?:(\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)")
 FOLDERS = ("", "srt/", "model_executor/", "model_executor/layers/", "v1/attention/backends/")
-"""Of the package, where the files lie that flags name."""
+"""Folders of the package in which the files lie that flags name."""
 
 MOVED = "moved to line "
 parsed = functools.cache(ast.parse)

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 TURNED = {"faster": "slower", "slower": "faster"}
 Row = dict[str, Any]
-"""Of the table of what was chosen: a stored choice with its op, implementation and target."""
+"""A row of the table of what was chosen: a stored choice with its op, implementation and target."""
 
 
 class RaceDisplay(Display, Protocol):
@@ -237,8 +237,8 @@ class TuneRequest:
     """Which cases and implementations are tuned, unread.
 
     shard:  (i, n): the i-th of n parts of the cases, from 1
-    folder: of the choices
-    dry:    only say what would be raced
+    folder: where choices are stored
+    dry:    whether it is only said what would be raced
     """
 
     op: str | None
@@ -297,8 +297,8 @@ CASE_S, CONFIG_S = 12.0, 1.0
 
 
 def would_race(tuned: TuneRequest, request: RaceRequest, platform: Platform) -> Iterator[str]:
-    """A line for each case and one for all, of each implementation. No engine is asked, and no device but for
-    what it is."""
+    """Yields for each implementation a line for each case and one for all. No engine is asked, and the device
+    is only asked what it is."""
     keep = request.keep or KEEP
     with ExitStack() as stack:
         target, _ = target_here(platform, worker_threads(), stack)
@@ -410,8 +410,8 @@ def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Tar
 
 @dataclass
 class Race:
-    """Of one implementation's configurations, over cases: what its finished cases chose, and where that is
-    stored."""
+    """A race of one implementation's configurations over cases: what its finished cases chose, and where that
+    is stored."""
 
     implementation: Tunable
     target: Target

@@ -74,7 +74,7 @@ class MoeTables(EngineLookUp):
         return {self.file(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
 
     def demands(self, config: EngineConfig, sizes: FusedMoeSizes) -> list[Demand]:
-        """Of both launches. The rows of each expert begin a new tile."""
+        """What both launches ask for. The rows of each expert begin a new tile."""
         pairs, hidden, inter = sizes.routed.pairs, sizes.hidden, sizes.inter
         tiles = sum(-(-load // config.BLOCK_SIZE_M) for load in sizes.routed.loads())
         rows = pairs / max(1, tiles)

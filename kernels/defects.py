@@ -19,13 +19,14 @@ if TYPE_CHECKING:
 class Defect:
     """What goes wrong where.
 
-    issue:    owner/repository#number
-    symptom:  in a phrase
-    op, rows: which implementations, the latter as shell patterns of their names
-    archs:    architectures
-    versions: of the row's library, as PEP 440 specifiers; empty: all, also those that are not known
-    when:     of the op's sizes, whether they are concerned
-    refuse:   it harms more than the row (a GPU fault): the case is not run
+    issue:    where it is told: owner/repository#number
+    symptom:  what one sees, in a phrase
+    op, rows: which implementations have it; `rows` are shell patterns of their names
+    archs:    on which architectures
+    versions: in which versions of the row's library, as PEP 440 specifiers; empty: in all, also where the
+              version is not known
+    when:     whether it may show at these sizes of the op
+    refuse:   whether the case is not run, because it harms more than the row (a GPU fault)
     """
 
     issue: str
@@ -51,16 +52,17 @@ class Defect:
 
 
 def known_defects(row: Implementation, sizes: object, arch: str, version: str | None = None) -> list[Defect]:
-    """Those that may show where an implementation runs at these sizes; imports no library of its.
+    """The defects that may show where an implementation runs at these sizes. Its library is not imported.
 
-    version: of its library; None: the installed one
+    version: the version of its library; None: the installed one
     """
     version = row.version if version is None else version
     return [defect for defect in DEFECTS if defect.concerns(row, sizes, arch, version)]
 
 
 def _within(version: str, specifiers: str) -> bool:
-    """A version that says nothing (`unknown`, or that of a library that is not here) is within none."""
+    """Whether a version is one of these. One that says nothing (`unknown`, or empty where the library is not
+    here) is none of any."""
     if not specifiers:
         return True
     from packaging.specifiers import SpecifierSet
@@ -72,8 +74,8 @@ def _within(version: str, specifiers: str) -> bool:
         return False
 
 
-# (n, k) -> the largest m at which CK's product was seen to be right under ROCm 7.0; of other sizes nothing is
-# known, so the least of these counts (srt/layers/quantization/fp8_utils.py of SGLang 0.5.23).
+# (n, k) -> the largest m at which CK's product was seen to be right under ROCm 7.0. Nothing is known of other
+# n and k, for which the least of these m counts (srt/layers/quantization/fp8_utils.py of SGLang 0.5.23).
 _CK_RIGHT_UP_TO = {(2560, 4096): 2048, (4096, 1024): 4096, (4096, 2048): 2048, (4608, 4096): 512}
 
 _GFX94_95 = ("gfx942", "gfx950")

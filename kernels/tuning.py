@@ -216,7 +216,7 @@ def folders() -> list[Path]:
 
 
 def own_folder(named: str) -> Path:
-    """What OWN names. Raises StoredError."""
+    """The folder that OWN names. Raises StoredError where it is none."""
     if not Path(named).is_dir():
         raise StoredError(f"{OWN} names {named}, which is not a folder")
     return Path(named)

@@ -17,26 +17,27 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
     from shapes.scheduler import Workload
 
-GROUPS = {
+PARTS = {
     "dense gate_up": "dense",
     "dense down": "dense",
     "shared gate_up": "shared",
     "shared down": "shared",
 }
-"""A linear's name -> which ranks split it, of all that are not attention's."""
+"""The part of the model that a linear belongs to, by its name; the others are attention's. Each part may be
+split over other ranks."""
 
 
 @dataclass(frozen=True)
 class Deployment:
     """How a model is split over the ranks of a server.
 
-    tp:         ranks that share the heads of an attention
-    dp:         such groups, each with requests of its own (DP attention)
-    ep:         ranks that share the experts; 1: each expert's columns are split over all ranks
-    dense_tp:   ranks that share the dense layers' MLP
-    shared_tp:  ranks that share the shared expert
-    shared:     1 where the shared expert is one more of the routed ones
-    dispatched: an all-to-all brings a rank only the tokens that chose its experts; else it gets all
+    tp:         how many ranks share the heads of an attention: a group
+    dp:         how many groups there are, each with requests of its own (DP attention)
+    ep:         how many ranks share the experts; 1: each expert's columns are split over all ranks
+    dense_tp:   how many ranks share the MLP of a dense layer
+    shared_tp:  how many ranks share the shared expert
+    shared:     1 where the shared expert is computed as one more of the routed ones, else 0
+    dispatched: whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all
     kv:         format of the KV cache
     """
 
@@ -55,8 +56,8 @@ class Deployment:
         return Parallel(tp=self.tp, dp=self.dp, ep=self.ep)
 
     def together(self, tokens: int, ranks: int) -> int:
-        """Tokens of a call that so many ranks share, where each DP group has `tokens`: of fewer ranks than a
-        group has each takes its part of them."""
+        """Tokens of a call that `ranks` share, where each DP group has `tokens`. Where fewer ranks than a
+        group share it, each of them takes its part of the group's tokens."""
         return -(-tokens * ranks // self.tp)
 
 
@@ -64,10 +65,10 @@ class Deployment:
 class Call:
     """Calls of an op that are alike.
 
-    step:  in which step; empty where a workload's steps are mixed
-    times: how often a step has it, or a mean step of the workload
-    place: which of the model's layers, `o_proj`
-    rows:  of a call of experts, those that have picked an expert of the rank; else 0
+    step:  the step that they are in; empty where the steps of a workload are mixed
+    times: how often a step makes the call, or a workload's mean step
+    place: the part of the model that makes it: `o_proj`
+    rows:  how many tokens picked an expert of the rank, in a call of the experts; else 0
     """
 
     op: str
@@ -79,8 +80,8 @@ class Call:
 
 
 def sweep(deployment: Deployment) -> list[Call]:
-    """The steps of AMD's and dstack's runs, each once: 3200 tokens in, 800 out; with DP attention
-    DeepSeek's own too (see shapes.cases)."""
+    """The calls of each step in AMD's and dstack's runs, which have 3200 tokens in and 800 out; with DP
+    attention those of a rank, and of DeepSeek's own steps (see shapes.cases)."""
     spread = deployment.dp > 1
     prompts = DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]
     calls: list[Call] = []
@@ -98,7 +99,7 @@ def sweep(deployment: Deployment) -> list[Call]:
 
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
-    """Of a workload of the whole server, by its simulated steps (see shapes.scheduler)."""
+    """The calls of a mean step of a whole server's workload, which is simulated (see shapes.scheduler)."""
     from shapes.bins.decode import decode_bins
     from shapes.bins.prefill import prefill_bins
     from shapes.bins.tokens import token_bins
@@ -125,14 +126,15 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
 
 
 def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
-    """The FP8 linears and the experts of a step of `tokens` in each DP group, `prompt` of them of prompts."""
-    ranks = {"attention": deployment.tp, "dense": deployment.dense_tp, "shared": deployment.shared_tp}
-    for group, tp in ranks.items():
+    """The FP8 linears and the experts of a step in which each DP group has `tokens`, of which `prompt` are of
+    prompts."""
+    ranks = {"attention": deployment.tp, "dense": deployment.dense_tp}
+    if not deployment.shared:
+        ranks["shared"] = deployment.shared_tp
+    for part, tp in ranks.items():
         for linear in linears(deployment.model, Parallel(tp=tp)):
             calls = linear.prefill_calls if prompt else linear.decode_calls
-            if linear.kind != FP8 or not calls or GROUPS.get(linear.name, "attention") != group:
-                continue
-            if group == "shared" and deployment.shared:
+            if linear.kind != FP8 or not calls or PARTS.get(linear.name, "attention") != part:
                 continue
             seen = deployment.together(tokens if linear.decode_calls else prompt, tp)
             yield Call("block_scale_gemm", block_scale_gemm_sizes(linear, seen), step, calls, linear.name)

@@ -3,9 +3,9 @@
     python -m tools.moved_lines vllm NEW --from OLD [--write]
 
 NEW and OLD are a wheel, a checkout or a site-packages. OLD is the release in which the lines were read for
-kernels/engines/ENGINE.toml or harness/catalogue/flags.json; without it the tool only says which lines of the
-former lie outside their function. --write puts new lines into entries whose function did not
-change; run tools.write_tables then. Exit code 1 where a line is not in its place.
+kernels/engines/ENGINE.toml or harness/catalogue/flags.json. Without it the tool only says which lines of the
+toml lie outside their function. --write puts the new lines into the toml's entries whose function did not
+change; run tools.write_tables then. The exit code is 1 where a line is not in its place.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from kernels.tables.files import Files, TableError
 
 ENTRY = re.compile(r'^file = "(.+)"\nline = (\d+)\nfunction = "(.+)"$', re.MULTILINE)
 SOURCE = re.compile(r"([\w/]+\.py)(?: \([^)]*\))?:(\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)")
-FOLDERS = (
-    "",
-    "srt/",
-    "model_executor/",
-    "model_executor/layers/",
-    "v1/attention/backends/",
-)  # of flags' files
+FOLDERS = ("", "srt/", "model_executor/", "model_executor/layers/", "v1/attention/backends/")
+"""Folders of the package in which the files lie that flags name."""
+
 MOVED = "moved to line "
 parsed = functools.cache(ast.parse)
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """where: in this tree, with the line there; function: empty for a flag's source"""
+    """A line of an engine's source that is recorded here.
+
+    where:    the file and line that record it
+    function: the name that the line stands in; empty for a flag's source
+    """
 
     where: str
     file: str
@@ -46,14 +46,14 @@ class Recorded:
 
 
 def entries(text: str, where: str) -> Iterator[Recorded]:
-    """Of an engine's toml."""
+    """The lines that an engine's toml records."""
     for entry in ENTRY.finditer(text):
         number = text.count("\n", 0, entry.start(2)) + 1
         yield Recorded(f"{where}:{number}", entry[1], int(entry[2]), entry[3])
 
 
 def sources(text: str, where: str, release: Files) -> Iterator[Recorded]:
-    """Of flags that name this release, as in `vllm 0.33.0: envs.py:1269, layers/utils.py:229, 313`."""
+    """The lines that flags record of this release: `vllm 0.33.0: envs.py:1269, layers/utils.py:229, 313`."""
     named = re.compile(rf"(?i)\b{release.package} {re.escape(release.version)}:? ([^;\"]+)")
     for number, line in enumerate(text.splitlines(), 1):
         for source in (each for part in named.findall(line) for each in SOURCE.finditer(part)):
@@ -62,14 +62,15 @@ def sources(text: str, where: str, release: Files) -> Iterator[Recorded]:
 
 
 def source_of(release: Files, file: str) -> str:
-    """Text of a file; empty where it is not there. Raises TableError."""
+    """The text of a file; empty where the release lacks it. Raises TableError."""
     package = f"{release.package}/"
     places = (f"{package}{folder}{file.removeprefix(package)}" for folder in FOLDERS)
     return next((release.text(place) for place in places if release.has(place)), "")
 
 
 def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
-    """First line and lines of a function, or of all; no lines where it is gone. Raises SyntaxError."""
+    """Where a function begins, and its lines; without a name the whole file's. There are no lines where it is
+    gone. Raises SyntaxError."""
     lines = text.splitlines()
     if not function:
         return 1, tuple(lines)
@@ -82,7 +83,7 @@ def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
 
 
 def _names(node: ast.AST) -> list[str]:
-    """What a statement defines."""
+    """The names that a statement defines."""
     if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
         return [node.name]
     targets = getattr(node, "targets", [getattr(node, "target", None)])
@@ -90,7 +91,10 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
-    """Empty for the same line; `moved to line 12`, or what else befell it. Raises TableError."""
+    """What became of a recorded line: `moved to line 12`; empty where it is in its place. Raises TableError.
+
+    old: the release in which it was read; None: not given
+    """
     text = source_of(new, recorded.file)
     try:
         first, lines = part_of(text, recorded.function)
@@ -112,7 +116,7 @@ def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
 
 @functools.cache
 def _kept(were: tuple[str, ...], lines: tuple[str, ...]) -> dict[int, int]:
-    """Where lines that did not change are now."""
+    """Index of each line that did not change -> its index now."""
     blocks = difflib.SequenceMatcher(None, were, lines, autojunk=False).get_matching_blocks()
     return {block.a + at: block.b + at for block in blocks for at in range(block.size)}
 

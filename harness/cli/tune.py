@@ -84,7 +84,6 @@ def tune(
     """
     import kernels
     from harness.cli.run_display import RaceTables
-    from harness.errors import NothingRan
     from harness.files import require_writable_folder
     from harness.plan.budget import parse_shard
     from harness.tune.race import TuneRequest, race_if_possible
@@ -104,10 +103,6 @@ def tune(
                 raced: tuple[int, list[Row]] | None = race_on_cluster(request, race, cluster, display)
             else:
                 raced = race_if_possible(request, race, compiling, display)
-        if raced is None and dry_run:
-            raise NothingRan(
-                "--dry-run is for races, and nothing of these can be timed here: run it on their GPU"
-            )
         if raced is None:
             compile_each = compiling_on(cluster)
             sys.exit(_tune_offline(request, target, check, shard is None, json_to, compile_each))

@@ -17,7 +17,7 @@ from harness.errors import UsageError
 from kernels import engines
 from kernels.defects import known_defects
 from kernels.engines import EngineDefault
-from kernels.engines.deploy import TABLES, chosen, columns, deployed, known_settings
+from kernels.engines.deploy import TABLES, columns, deployed, known_settings
 from kernels.op import DTYPES
 from kernels.tables import Found, Problem, Target
 from kernels.tables.files import TableError
@@ -242,8 +242,8 @@ def _deployed(request: EngineRequest, arch: str) -> Deployment:
 
 
 def _chosen(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
-    over_tp = request.model.num_attention_heads // request.tp if request.dp_attention else 0
-    return chosen(request.engine, op, arch, sizes, request.given, over_tp)
+    sizes = {**sizes, "heads/tp": request.model.num_attention_heads // request.tp}
+    return engines.default(request.engine, op, arch, sizes, request.given)
 
 
 def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:

@@ -8,7 +8,7 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,24 +27,26 @@ from kernels.tuning import Target
 from shapes.case import Case
 
 
+@dataclass(frozen=True)
 class EngineConfigs:
-    """As `harness.tune.race.RacedConfigs`: the best `keep` by the estimate against what the engine takes, of
-    which it is told nothing.
+    """Which configurations of an engine's row are raced on one target: the best `keep` by the estimate,
+    against what the engine takes at present if it is told nothing.
 
-    tables: by the key of each case
+    tables: what the engine reads, by the key of each case
     """
 
-    unpruned = ""
-
-    def __init__(
-        self, implementation: EngineTuned, target: Target, keep: int, tables: Mapping[str, EngineTable]
-    ) -> None:
-        self.op = kernels.OPS[implementation.op]
-        self.implementation, self.target, self.keep, self.tables = implementation, target, keep, tables
+    implementation: EngineTuned
+    target: Target
+    keep: int
+    tables: Mapping[str, EngineTable]
 
     def entries(self, implementation: Implementation, case: Case) -> Entries:
-        table, sizes = self.tables[case.key], self.op.sizes(case.sizes)
-        own = [each for each in entries_of(table, self.implementation.rows(sizes)) if each.entry != table.now]
+        table, sizes = self.tables[case.key], kernels.OPS[case.op].sizes(case.sizes)
+        own = [
+            each
+            for each in entries_of(table, self.implementation.tables.rows(sizes))
+            if each.entry != table.now
+        ]
         ranks = [*own[:NEIGHBOURS], *ranked(self.implementation, self.target, sizes, own)]
         others = [config for config in dict.fromkeys(ranks) if config.entry != table.now]
         raced = [config.entry for config in others[: self.keep]]
@@ -62,12 +64,12 @@ class EngineConfigs:
 
 
 NEIGHBOURS = 3
-"""Of what the engine takes at other M, at most so many are raced whatever the estimate says."""
+"""So many of the configurations that the engine takes at other M are raced, whatever the estimate says."""
 
 
 def entries_of(table: EngineTable, m: int) -> list[EngineConfig]:
-    """What the engine takes at all M, the nearest first: older tuners of its own tried tiles that the present
-    one does not. Without entries that say more than EngineConfig, or less."""
+    """What the engine takes at each M, that of the nearest M first: its older tuners tried tiles that the
+    present one does not try. Entries that say more than EngineConfig, or less, are left out."""
     found: dict[EngineConfig, None] = {}
     for _, entry in sorted(next(iter(table.files.values())).items(), key=lambda each: abs(each[0] - m)):
         with contextlib.suppress(TypeError):
@@ -78,10 +80,13 @@ def entries_of(table: EngineTable, m: int) -> list[EngineConfig]:
 def ranked(
     implementation: EngineTuned, target: Target, sizes: Any, also: Iterable[EngineConfig] = ()
 ) -> list[EngineConfig]:
-    """All configurations, those first that may be best by the estimate, whose registers are guessed here: an
-    engine's kernel is not compiled for it. Each further one of the same tile counts WITHIN worse, so that few
-    tiles, whose other options the estimate hardly tells apart, do not fill a race; another GROUP_SIZE_M than
-    the first, of which it knows nothing, comes last. As they come where the architecture is not known."""
+    """All configurations, the best by the estimate first; in their own order where the architecture is not
+    known. An engine's kernel is not compiled for the estimate, so the registers are guessed.
+
+    The estimate hardly tells the options of a tile apart, and knows nothing of GROUP_SIZE_M. Lest few tiles
+    fill a race, each further configuration of a tile counts as worse by WITHIN than the one before it; those
+    with the first GROUP_SIZE_M go before the others.
+    """
     configs = list(dict.fromkeys([*implementation.configurations(target, sizes), *also]))
     known = architectures().get(target.arch)
     if known is None:
@@ -93,7 +98,7 @@ def ranked(
         resident, _ = known.resident(registers, config.shared, 0, config.num_warps)
         rate = 1.0 if config.BLOCK_SIZE_M >= known.rows else known.older_rate.get("fp8", 1.0)
         reach = min(1.0, config.num_warps / SIMDS)
-        demands = implementation.products(config, sizes)
+        demands = implementation.demands(config, target, sizes)
         return estimate(on, [(demand, max(1, resident), rate, reach) for demand in demands]).seconds
 
     group = configs[0].GROUP_SIZE_M
@@ -108,7 +113,8 @@ def ranked(
 def ask_tables(
     implementation: EngineTuned, cases: Sequence[Case], platform: Platform, deadline: float
 ) -> dict[str, EngineTable]:
-    """Of each case by its key, from the installed engine. Raises NothingRan where it does not tell."""
+    """What the installed engine reads for each case, by the case's key. Raises NothingRan where it does not
+    tell."""
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         worker = Worker(TABLES, implementation.environment(platform), Path(scratch) / "tables.log")
         try:
@@ -129,12 +135,13 @@ def store_winner(
     folder: Path, tables: Mapping[str, Mapping[str, Mapping[str, Any]]], m: int, config: Mapping[str, Any]
 ) -> Path:
     """Writes a winner into the engine's files, each with the name that the engine looks for, and gives the
-    first of them.
+    first of them. Raises UsageError where a file cannot be read or written.
+
+    tables: the files with what the engine takes at present, by M (EngineTable.files)
 
     The engines take the entry of the nearest M, so a file of this M alone would serve all others with it.
-    Hence the other M of their ladder, and of the table that the engine has, are written out as it takes them
-    at present, unless the file has them. A winner serves the calls up to half-way to its neighbours in M.
-    Raises UsageError where a file cannot be read or written.
+    Hence each file also gets what the engine takes at the other M at present, where it does not have these. A
+    winner serves the calls up to half-way to its neighbours in M.
     """
     for name, present in tables.items():
         file = folder / name

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 TURNED = {"faster": "slower", "slower": "faster"}
 Row = dict[str, Any]
-"""Of the table of what was chosen: a stored choice with its op, implementation and target."""
+"""A row of the table of what was chosen: a stored choice with its op, implementation and target."""
 
 
 class RaceDisplay(Display, Protocol):
@@ -237,8 +237,8 @@ class TuneRequest:
     """Which cases and implementations are tuned, unread.
 
     shard:  (i, n): the i-th of n parts of the cases, from 1
-    folder: of the choices
-    dry:    only say what would be raced
+    folder: where choices are stored
+    dry:    whether it is only said what would be raced
     """
 
     op: str | None
@@ -275,9 +275,10 @@ def race_if_possible(
     """As `race`; None where nothing of what is to be tuned can be timed here, or the option named by
     `compiling` asks for something else. Raises UsageError or NothingRan where a race is asked for all the
     same."""
+    of_races = request.race_option or ("--dry-run" if tuned.dry else "")
     if compiling:
-        if request.race_option:
-            raise UsageError(f"{request.race_option} is for races; {compiling} compiles")
+        if of_races:
+            raise UsageError(f"{of_races} is for races; {compiling} compiles")
         return None
     platform = choose_device(request.device)
     if request.resume or implementations_here(tuned, platform):
@@ -285,10 +286,8 @@ def race_if_possible(
             display.log("\n".join(would_race(tuned, request, platform)))
             return OK, []
         return race(tuned, request, platform, display)
-    if request.race_option:
-        raise NothingRan(
-            f"{request.race_option} is for races, and nothing of these can be timed on {platform.device}"
-        )
+    if of_races:
+        raise NothingRan(f"{of_races} is for races, and nothing of these can be timed on {platform.device}")
     return None
 
 
@@ -299,8 +298,8 @@ CASE_S, CONFIG_S, ENGINE_CONFIG_S = 12.0, 1.0, 2.0
 
 
 def would_race(tuned: TuneRequest, request: RaceRequest, platform: Platform) -> Iterator[str]:
-    """A line for each case and one for all, of each implementation. No engine is asked, and no device but for
-    what it is."""
+    """Yields for each implementation a line for each case and one for all. No engine is asked, and the device
+    is only asked what it is."""
     keep = request.keep or KEEP
     with ExitStack() as stack:
         target, _ = target_here(platform, worker_threads(), stack)
@@ -385,16 +384,16 @@ def racing(
         target, judge = target_here(device.platform, plan.threads, stack)
         where = f"{device.platform.name or device.platform.kind} {implementation.name}"
         keep = record.race.keep
-        configs: RacedConfigs | EngineConfigs
         if isinstance(implementation, EngineTuned):
             cases = [case_of(planned) for planned in record.cases]
             tables = ask_tables(implementation, cases, device.platform, plan.deadlines.prepare)
-            configs = EngineConfigs(implementation, target, keep, tables)
+            entries = EngineConfigs(implementation, target, keep, tables).entries
         else:
             configs = RacedConfigs(implementation, target, keep, CompileProgress(where))
-        if configs.unpruned:
-            log(configs.unpruned)
-        yield replace(plan, entries=configs.entries, make_rounds=halving), judge, target
+            if configs.unpruned:
+                log(configs.unpruned)
+            entries = configs.entries
+        yield replace(plan, entries=entries, make_rounds=halving), judge, target
 
 
 def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, Worker | None]:
@@ -413,8 +412,8 @@ def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Tar
 
 @dataclass
 class Race:
-    """Of one implementation's configurations, over cases: what its finished cases chose, and where that is
-    stored."""
+    """A race of one implementation's configurations over cases: what its finished cases chose, and where that
+    is stored."""
 
     implementation: Tunable
     target: Target
@@ -435,8 +434,11 @@ class Race:
     def _store(
         self, case: Case, records: Sequence[Record], unless_newer: bool = False
     ) -> tuple[Path | None, Mapping[str, Any] | None]:
-        """Stores what a finished case chose, and gives it with its file; unless_newer: only if what is there
-        is not newer. Of an engine's it stores only what was faster than the engine's own."""
+        """Stores what a finished case chose, and gives it with its file. Of an engine's configurations it
+        stores only one that was faster than the engine's own.
+
+        unless_newer: not where a newer choice is stored
+        """
         assert self.plan.record.race is not None
         place = Place(self.target.kind, self.target.arch, self.target.device, measured=True)
         folder = Path(self.plan.record.race.folder)
@@ -465,14 +467,15 @@ class Race:
     def _store_engine(
         self, case: Case, records: Sequence[Record], entry: Mapping[str, Any] | None
     ) -> Path | None:
-        """The file into which a winner over the engine's own went; None: that is left as it is."""
+        """The file into which a configuration went that was faster than the engine's own; None: the engine's
+        own is left as it is."""
         assert self.plan.record.race is not None and isinstance(self.implementation, EngineTuned)
         search = next(r for r in records if isinstance(r, CaseDone)).entries
-        if search is None or entry is None or entry["config"] == search.anchor:
+        if search is None or entry is None:
             return None
-        if entry["against"] != search.anchor:  # which failed
+        if entry["config"] == search.anchor or entry["against"] != search.anchor:  # it stayed, or failed
             return None
-        m = self.implementation.rows(kernels.OPS[case.op].sizes(case.sizes))
+        m = self.implementation.tables.rows(kernels.OPS[case.op].sizes(case.sizes))
         return store_winner(Path(self.plan.record.race.folder), search.tables, m, entry["config"])
 
     def _provenance(self) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""What serving engines run by default for DeepSeek-R1: a row of this suite by op, architecture and case.
+"""What serving engines run for DeepSeek-R1: a row of this suite by op, architecture, case and what is set.
 
-The data is a file for each engine here, such as `vllm.toml`, read in the sources of the release that it
-names; untested on hardware. Entries of an op stand in the engine's own order: the first that applies holds.
+Each engine has a file of data here, such as `vllm.toml`. It was read in the sources of the release that it
+names, and is untested on hardware. The entries of an op stand in the engine's own order: the first that
+applies holds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from shapes.case import Size
 
@@ -39,7 +41,11 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
 
 @dataclass(frozen=True)
 class SizeCondition:
-    """A size of the case against a number or a word: `m < 32`, `kv = fp8`, `page multiple-of 64`."""
+    """A size of the case against a number or a word: `m < 32`, `kv = fp8`, `page multiple-of 64`.
+
+    `heads/tp` is the number of the model's heads over the number of the server's ranks. With DP attention a
+    rank has more `heads` than that; a case that does not give it is taken to be without.
+    """
 
     size: str
     relation: str
@@ -47,7 +53,7 @@ class SizeCondition:
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
         """Raises ValueError where one of the two is a word and they cannot be ordered."""
-        given = _number(sizes[self.size])
+        given = _number(sizes.get(self.size, sizes[self.size.partition("/")[0]]))
         if self.relation not in ("=", "!=") and isinstance(given, str) is not isinstance(self.value, str):
             raise ValueError(f"size {self.size}={given} cannot be ordered against {self.value}")
         return RELATIONS[self.relation](given, self.value)
@@ -81,40 +87,44 @@ class EngineDefault:
 
     @functools.cached_property
     def terms(self) -> tuple[tuple[SizeCondition, ...], ...]:
-        """Of each condition. Raises ValueError for one that cannot be read."""
+        """The terms of each condition. Raises ValueError for one that cannot be read."""
         return tuple(tuple(_term(text) for text in one.split(" and ")) for one in self.when)
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """Of `flags`: variables and flags without their dashes -> value; empty for a flag that takes none."""
+        """`flags` by name, which is without the dashes; the value of a flag that takes none is empty."""
         found: dict[str, str] = {}
-        flag = ""
+        name = ""
         for word in self.flags.split():
             if word.startswith("--"):
-                flag = word.lstrip("-")
-                found[flag] = ""
+                name = word.lstrip("-")
+                found[name] = ""
             elif "=" in word:
-                name, _, value = word.partition("=")
-                found[name], flag = value, ""
-            elif flag:
-                found[flag], flag = word, ""
+                variable, _, found[variable] = word.partition("=")
+            else:
+                found[name] = word
         return found
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
-        """sizes: all of the op's, those by default too."""
+        """sizes: all sizes of the op, also those that the case leaves at their default"""
         return not self.when or any(all(term.holds(sizes) for term in terms) for terms in self.terms)
 
 
 @functools.cache
 def engines() -> tuple[str, ...]:
-    """Names of those whose defaults are known."""
+    """Names of the engines whose defaults are known."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml")))
 
 
 @functools.cache
+def _read(engine: str) -> dict[str, Any]:
+    return tomllib.loads((DATA / f"{engine}.toml").read_text())
+
+
+@functools.cache
 def defaults(engine: str) -> tuple[EngineDefault, ...]:
-    """All entries of one of `engines()`, in its order."""
-    read = tomllib.loads((DATA / f"{engine}.toml").read_text())
+    """All entries of one of `engines()`, in the file's order."""
+    read = _read(engine)
     return tuple(
         EngineDefault(
             **entry
@@ -125,14 +135,13 @@ def defaults(engine: str) -> tuple[EngineDefault, ...]:
     )
 
 
-@functools.cache
 def triton(engine: str) -> str:
     """The version of Triton that comes with an engine's release on PyPI, by the torch that it pins."""
-    return str(tomllib.loads((DATA / f"{engine}.toml").read_text())["triton"])
+    return str(_read(engine)["triton"])
 
 
 def archs(engine: str) -> list[str]:
-    """Those that an engine's entries name."""
+    """The architectures that an engine's entries name."""
     return list(dict.fromkeys(arch for entry in defaults(engine) for arch in entry.archs))
 
 
@@ -142,17 +151,17 @@ def kind(arch: str) -> str:
 
 
 def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
-    """Of an op on an architecture, in the engine's order."""
+    """The entries of an op on an architecture, in the engine's order."""
     return [entry for entry in defaults(engine) if entry.op == op and arch in entry.archs]
 
 
 def default(
     engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}
 ) -> EngineDefault | None:
-    """What an engine runs for a case: of the entries that apply and whose flags are set, the first of those
-    with the most flags. None where its data does not tell.
+    """What an engine runs for a case: of the entries that hold for its sizes and whose flags are all set, the
+    first of those with the most flags. None where there is no such entry.
 
-    given: what is set, as `EngineDefault.settings`; by default nothing
+    given: the variables and flags that are set, as in `EngineDefault.settings`
     """
     holding = [
         entry

@@ -1,5 +1,4 @@
-"""What an engine makes of a deployment: how it splits the model, and which of its choices hold with the
-variables and flags that are set.
+"""What an engine makes of a deployment: how it splits the model, and which variables and flags it reads.
 
 Read in models/deepseek_v2.py, layers/moe/ and arg_groups/ of SGLang 0.5.23 and in
 model_executor/models/deepseek_v2.py, config/parallel.py and _aiter_ops.py of vLLM 0.33.0.
@@ -11,9 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kernels.engines import EngineDefault, default, entries
+from kernels.engines import default, entries
 from shapes.attention import Parallel
-from shapes.case import Size
 from shapes.deployment import Deployment
 from shapes.experts import fused_moe_sizes
 
@@ -21,8 +19,8 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
 
 Settings = Mapping[str, str]
-"""Name -> value of variables, and of flags without their dashes (`moe-a2a-backend` -> `deepep`); the value of
-a flag that takes none is empty."""
+"""Variables and flags by name, which has no dashes before it: `moe-a2a-backend` -> `deepep`. The value of a
+flag that takes none is empty."""
 
 FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
 
@@ -30,7 +28,7 @@ SPLITS = {
     "vllm": (FUSED,),
     "sglang": ("disable-shared-experts-fusion", "moe-a2a-backend", "moe-dense-tp-size"),
 }
-"""What changes how an engine splits the model, beside --tp, --dp-attention and --ep."""
+"""Settings that change how an engine splits the model, beside --tp, --dp-attention and --ep."""
 
 AITER_TABLES = (
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
@@ -41,11 +39,11 @@ TABLES = {
     "vllm": ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", *AITER_TABLES),
     "sglang": ("SGLANG_MOE_CONFIG_DIR", *AITER_TABLES),
 }
-"""What changes where an engine and its libraries look for tuned tables."""
+"""Settings that change where an engine and its libraries look for tuned tables, or whether they do."""
 
 
 def settings(texts: Iterable[str]) -> dict[str, str]:
-    """Of `NAME=VALUE`, `--flag=value` or `--flag` texts. Raises ValueError."""
+    """Reads texts like `NAME=VALUE`, `--flag=value` or `--flag`. Raises ValueError."""
     found = {}
     for text in texts:
         name, equals, value = text.strip().partition("=")
@@ -55,28 +53,16 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
         value = value.strip()
         if name.islower():
             name = name.replace("_", "-")
-        else:  # engines read variables so
+        else:  # to the engines these are the same
             value = {"true": "1", "false": "0"}.get(value.lower(), value)
         found[name] = value
     return found
 
 
 def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
-    """Names that something recorded of the engine reads, on an architecture."""
+    """Names of the settings that change something of what is recorded of an engine on an architecture."""
     read = (name for op in ops for entry in entries(engine, op, arch) for name in entry.settings)
     return list(dict.fromkeys([*read, *SPLITS[engine], *TABLES[engine]]))
-
-
-def chosen(
-    engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Settings, over_tp: int
-) -> EngineDefault | None:
-    """`kernels.engines.default`, but that SGLang takes AITER's attention on AMD, or Triton's, by the heads of
-    the model over --tp, also where a rank has more of them, with DP attention (get_default_attn_backend)."""
-    if over_tp and engine == "sglang" and arch.startswith("gfx") and "heads" in sizes:
-        without_dp = default(engine, op, arch, {**sizes, "heads": over_tp}, given)
-        if without_dp and without_dp.row.startswith("sglang.triton"):
-            return without_dp
-    return default(engine, op, arch, sizes, given)
 
 
 def deployed(
@@ -91,9 +77,9 @@ def deployed(
 ) -> Deployment:
     """How an engine splits a model over `tp` ranks. Raises ValueError where it cannot.
 
-    dp_attention: each rank has requests of its own: vLLM's --data-parallel-size, where the whole of a linear
-    is on each rank; SGLang's --enable-dp-attention, where all ranks still split dense MLPs over the tokens of
-    all
+    dp_attention: whether each rank has requests of its own. With vLLM's --data-parallel-size each rank then
+                  holds all linears whole; with SGLang's --enable-dp-attention all ranks still share the dense
+                  MLPs, which see the tokens of all
     """
     if ep not in (1, tp):
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")
@@ -113,7 +99,7 @@ def deployed(
 
 
 def _fuses(arch: str, split: Deployment) -> bool:
-    """Whether what SGLang runs for experts there takes the shared one among them."""
+    """Whether the row that SGLang runs for the experts takes the shared one as one of them."""
     import kernels
 
     op = kernels.OPS["fused_moe"]
@@ -123,9 +109,9 @@ def _fuses(arch: str, split: Deployment) -> bool:
 
 
 def columns(engine: str, deployment: Deployment) -> tuple[int, bool]:
-    """Columns of the `topk_ids` that an engine hands to AITER's fused_moe, and whether an expert mask goes
-    with them: vLLM's expert_map_manager.py and experts/rocm_aiter_moe.py add one for the fused expert of
-    other ranks, SGLang's token_dispatcher/standard.py does not."""
+    """How many columns the `topk_ids` have that an engine hands to AITER's fused_moe, and whether an expert
+    mask goes with them. vLLM (expert_map_manager.py, experts/rocm_aiter_moe.py) adds a column for the fused
+    expert of other ranks, SGLang (token_dispatcher/standard.py) does not."""
     picks = deployment.model.num_experts_per_tok + deployment.shared
     masked = deployment.ep > 1
     return picks + int(engine == "vllm" and masked and deployment.shared > 0), masked

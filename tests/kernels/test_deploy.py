@@ -1,9 +1,11 @@
 """How engines split a model, and which of their choices hold with what is set."""
 
+from dataclasses import replace
+
 import pytest
 
 from kernels.engines import default, defaults
-from kernels.engines.deploy import chosen, columns, deployed, known_settings, settings
+from kernels.engines.deploy import columns, deployed, known_settings, settings
 from shapes.models import model
 
 R1 = model("deepseek-r1")
@@ -51,7 +53,13 @@ def test_dp_attention_leaves_linears_whole(engine, given, attention, dense, shar
 
 
 def test_sglang_fuses_the_shared_expert_where_its_kernel_takes_it():
-    assert [split("sglang", arch).shared for arch in ("sm_90", "sm_100", "gfx950")] == [1, 0, 1]
+    archs = ("sm_90", "sm_100", "gfx950")
+    assert [split("sglang", arch).shared for arch in archs] == [1, 0, 1]
+    assert [split("sglang", arch, ep=8).shared for arch in archs] == [0, 0, 1]
+
+
+def test_vllm_fuses_the_shared_expert_with_aiter_alone():
+    assert [split("vllm", arch, given=FUSED).shared for arch in ("gfx942", "sm_90")] == [1, 0]
 
 
 def test_experts_are_spread_over_all_ranks_or_none():
@@ -75,8 +83,9 @@ def test_flags_of_entries_are_read():
     read = {entry.flags: entry.settings for engine in ("vllm", "sglang") for entry in defaults(engine)}
     assert read[""] == {}
     assert read["--moe-a2a-backend deepep"] == DEEPEP
-    assert read["--tp 8 --dp 2 --enable-dp-attention"] == {"tp": "8", "dp": "2", "enable-dp-attention": ""}
     assert read["SGLANG_USE_AITER=0"] == {"SGLANG_USE_AITER": "0"}
+    both = replace(defaults("vllm")[0], flags="--dp 2 --enable-dp-attention NAME=1")
+    assert both.settings == {"dp": "2", "enable-dp-attention": "", "NAME": "1"}
 
 
 def test_the_entry_with_most_flags_that_are_set_holds():
@@ -94,14 +103,27 @@ def test_the_entry_with_most_flags_that_are_set_holds():
 
 
 def test_sglang_takes_aiters_attention_by_heads_over_tp():
-    """`--tp 4 --dp 4 --enable-dp-attention`: a rank has 128 heads, and 32 over TP leave Triton's kernels."""
-    sizes = {"batch": 16, "ctx": "4096", "heads": 128, "page": 64, "kv": "bf16"}
-    rows = [chosen("sglang", "mla_decode", "gfx942", sizes, {}, over_tp).row for over_tp in (0, 16, 32)]
-    assert rows == ["aiter.asm", "aiter.asm", "sglang.triton"]
-    assert chosen("sglang", "mla_decode", "sm_90", sizes, {}, 32).row == "flash_attn.fa3@sglang"
+    """`get_default_attn_backend`, also with DP attention, where a rank has more heads than that: with
+    `--tp 4 --dp 4 --enable-dp-attention` it has 128 of them, and 32 over TP leave Triton's kernels."""
+
+    def row(op, arch, heads, over_tp, **more):
+        found = default("sglang", op, arch, {"heads": heads, "heads/tp": over_tp, **more})
+        return found.row if found else None
+
+    decoded = {over_tp: row("mla_decode", "gfx942", 128, over_tp, kv="bf16") for over_tp in (16, 32, 128)}
+    assert decoded == {16: "aiter.asm", 32: "sglang.triton", 128: "aiter.asm"}
+    # Kimi K2's 64 heads at TP4, and DeepSeek-R1's with --tp 8 --dp 2.
+    assert [row("mla_decode", "gfx942", heads, 16, kv="bf16") for heads in (64, 32)] == [
+        "aiter.asm_persistent"
+    ] * 2
+    assert row("mla_decode", "sm_90", 128, 32, kv="bf16") == "flash_attn.fa3@sglang"
+    prefill = {prefix: row("mha_prefill", "gfx950", 128, 32, dtype="fp8", prefix=prefix) for prefix in "01"}
+    assert prefill == {"0": "", "1": ""}, "aiter.fp8_ps is AITER's"
+    assert row("mha_prefill", "gfx950", 64, 16, dtype="fp8", prefix="0") == "aiter.fp8_ps"
 
 
 def test_settings_that_are_read():
     known = known_settings("vllm", ("block_scale_gemm", "fused_moe"), "gfx942")
     assert {"VLLM_ROCM_USE_AITER", "AITER_CONFIG_FMOE"} <= set(known)
     assert "VLLM_ROCM_USE_AITER" not in known_settings("vllm", ("fused_moe",), "sm_90")
+    assert "moe-dense-tp-size" in known_settings("sglang", ("block_scale_gemm",), "sm_90")

@@ -111,21 +111,10 @@ def sizes_of(op: str, sizes: dict[str, object]) -> dict[str, object]:
 def test_an_entry_says_where_its_engine_decides_by_sizes_of_the_op():
     for entry in ENTRIES:
         sizes = {field.name for field in fields(kernels.OPS[entry.op].Sizes)}
-        assert {term.size for terms in entry.terms for term in terms} <= sizes, entry
+        assert {term.size for terms in entry.terms for term in terms} <= sizes | {"heads/tp"}, entry
         assert re.fullmatch(rf"{entry.engine}(/\w+)+\.py", entry.file) and entry.line > 0, entry
         assert re.fullmatch(r"\w+(\.\w+)?", entry.function), entry
         assert entry.why and not entry.why.endswith(".") and entry.archs, entry
-
-
-def test_flags_give_the_heads_of_their_entry():
-    """Of DP attention: the model's 128 heads are shared by TP / DP ranks."""
-    given = r"--tp (\d+) --dp (\d+) --enable-dp-attention"
-    found = [(entry, match) for entry in ENTRIES if (match := re.fullmatch(given, entry.flags))]
-    assert found
-    for entry, match in found:
-        tp, dp = map(int, match.groups())
-        heads = [term.value for terms in entry.terms for term in terms if term.size == "heads"]
-        assert heads == [128 * dp // tp], entry
 
 
 def test_no_entry_is_out_of_reach():
@@ -152,6 +141,8 @@ MOST = EngineDefault("vllm", "1", "mla_decode", ("sm_90",), "a.b", "vllm/a.py", 
         (("prefix = 0",), {"prefix": "0..60"}, False), (("prefix = 0",), {"prefix": "0"}, True),
         (("page multiple-of 64",), {"page": 128}, True), (("page multiple-of 64",), {"page": 96}, False),
         (("ep > 1",), {"ep": 8}, True), (("heads >= 16",), {"heads": 8}, False),
+        (("heads/tp = 16",), {"heads": 16}, True), (("heads/tp = 16",), {"heads": 128, "heads/tp": 16}, True),
+        (("heads/tp = 16",), {"heads": 16, "heads/tp": 32}, False),
     ],
 )  # fmt: skip
 def test_a_condition_holds(when, sizes, wanted):
@@ -175,11 +166,10 @@ def test_the_first_that_applies_holds_and_flags_are_not_set():
     assert engines.default("vllm", "block_scale_gemm", "sm_90", large).row == "deepgemm@vllm"
     assert engines.default("vllm", "block_scale_gemm", "gfx942", large).row == "vllm.triton"
     assert engines.default("vllm", "block_scale_gemm", "x86", large) is None
-    # Of two that fit, the first is of flags.
-    heads = {"kv": "bf16", "heads": 32}
-    entries = [each for each in engines.entries("sglang", "mla_decode", "gfx942") if each.holds(heads)]
-    assert [(each.row, bool(each.flags)) for each in entries][:2] == [
-        ("aiter.asm_persistent", True),
-        ("sglang.triton", False),
-    ]
-    assert engines.default("sglang", "mla_decode", "gfx942", heads).row == "sglang.triton"
+    # An entry whose flag is not set does not stand in for a case that no other takes.
+    pages = {"kv": "fp8", "page": 16}
+    entries = [each for each in engines.entries("vllm", "mla_decode", "sm_90") if each.holds(pages)]
+    assert [(each.row, each.flags) for each in entries] == [
+        ("", ""), ("flashmla@vllm", ""), ("vllm.triton", "--block-size 16"),
+    ]  # fmt: skip
+    assert engines.default("vllm", "mla_decode", "sm_90", pages) is entries[0]

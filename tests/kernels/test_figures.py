@@ -64,11 +64,10 @@ def of_choice(row: Tunable, sizes: object) -> list[str]:
             f"{row.name} {arch} {len(configs)}: " + " ".join(f"{w}:{n}" for w, n in sorted(values.items()))
         ]
         if isinstance(row, EngineTuned):  # its engine chooses
-            chosen, demands = configs[0], row.products(configs[0], sizes)
+            chosen = configs[0]
         else:
             chosen = row.heuristic(target, sizes)
-            demands = row.demands(chosen, target, sizes)
-        lines += [f"  {words(chosen)}", *(f"  {d}" for d in demands)]
+        lines += [f"  {words(chosen)}", *(f"  {d}" for d in row.demands(chosen, target, sizes))]
     return lines
 
 

@@ -44,11 +44,13 @@ def test_calls_of_a_step_are_those_of_61_layers():
 
 def test_a_linear_that_all_ranks_split_sees_all_ranks_tokens():
     """128 requests on each of 8 ranks: attention's linears are whole and see 128, the others 1024."""
-    step = {call.place: call.sizes for call in sweep(GATHERED) if call.step == "decode, 128 requests"}
+    calls = [call for call in sweep(GATHERED) if call.step == "decode, 128 requests"]
+    step = {call.place: call.sizes for call in calls}
     assert step["o_proj"] == {"m": 128, "n": 7168, "k": 16384}
     assert step["dense down"] == {"m": 1024, "n": 7168, "k": 18432 // 8}
     assert step["shared gate_up"] == {"m": 1024, "n": 2 * 2048 // 8, "k": 7168}
     assert (step["experts"]["tokens"], step["experts"]["inter"], step["experts"]["ep"]) == (1024, 256, 1)
+    assert {call.place: call.rows for call in calls if call.rows} == {"experts": 1024}
 
 
 def test_a_rank_with_a_whole_linear_takes_its_part_of_its_groups_tokens():

@@ -40,7 +40,7 @@ FLAGS = '  "source": "of torch; vllm 1.0: layers/order.py (kept):10, 12-13; vllm
 
 @pytest.fixture
 def tell(tmp_path, capsys):
-    """Gives the exit code and lines for a new release's text of the file, against the old one."""
+    """Gives the exit code and lines for a new release's text of the file, against an old one, if any."""
     (tmp_path / "kernels" / "engines").mkdir(parents=True)
     (tmp_path / "harness" / "catalogue").mkdir(parents=True)
     (tmp_path / "kernels" / "engines" / "vllm.toml").write_text(TOML)
@@ -56,8 +56,8 @@ def tell(tmp_path, capsys):
             (package / "model_executor" / "layers" / "order.py").write_text(text)
         return str(tmp_path / name)
 
-    def told(text, *more, old=True):
-        given = ["vllm", release("1.1", text), *(["--from", release("1.0", CODE)] if old else []), *more]
+    def told(text, *more, old="1.0", was=CODE):
+        given = ["vllm", release("1.1", text), *(["--from", release(old, was)] if old else []), *more]
         code = moved_lines.main(given, tmp_path)
         return code, capsys.readouterr().out.splitlines()
 
@@ -117,15 +117,21 @@ def test_what_is_gone_or_changed(tell, text, said):
 
 
 def test_without_the_old_release_a_line_need_only_lie_within_its_function(tell):
-    assert tell("import a\n" + CODE, old=False) == (0, ["vllm 1.1: 2 of 2 lines in their place"])
-    code, lines = tell("import a\n" * 4 + CODE, old=False)
+    assert tell("import a\n" + CODE, old="") == (0, ["vllm 1.1: 2 of 2 lines in their place"])
+    code, lines = tell("import a\n" * 4 + CODE, old="")
     assert code == 1
     assert lines[0] == "kernels/engines/vllm.toml:7: vllm/order.py:4 ORDER: its function begins at line 6"
 
 
+def test_an_old_release_that_only_flags_name_says_nothing_of_the_toml(tell):
+    assert tell(CODE, old="0.9", was="import a\n" * 4 + CODE) == (1, [
+        "harness/catalogue/flags.json:1: envs.py:7 its file is gone", "vllm 1.1: 2 of 3 lines in their place"
+    ])  # fmt: skip
+
+
 def test_writing_needs_the_release_that_was_read(tell, capsys):
     with pytest.raises(SystemExit):
-        tell(CODE, "--write", old=False)
+        tell(CODE, "--write", old="")
     assert (
         "--write needs --from with the release that kernels/engines/vllm.toml names"
         in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What an engine's tables hold, in a process of its own: the engine is imported for it."""
+"""What an engine reads of its tables. It is asked in a process of its own, which imports the engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Tables:
     """Requests: table."""
 
     def table(self, op: str, impl: str, sizes: Mapping[str, Any]) -> dict[str, Any]:
-        """A row's EngineTable, as plain values."""
+        """The EngineTable of a row, as plain values."""
         (row,) = (each for each in kernels.implementations(op) if each.name == impl)
         assert isinstance(row, EngineTuned)
         return asdict(row.engine_table(kernels.OPS[op].sizes(sizes)))

@@ -29,14 +29,13 @@ MULTIPLY = Function(
     needs=ARGUMENTS,
 )
 TABLES = GemmTables(
+    "sglang",
     MULTIPLY,
     own=Function(
         *(f"{place.rpartition('.')[0]}.{LOOK_UP}" for place in dict.fromkeys(MULTIPLY.places)),
         needs="N K block_n block_k",
     ),
-    default=EngineConfig(64, BLOCK, BLOCK, 32, 4, 3),
     device=Function("sglang.srt.utils.get_device_name"),
-    sides="[128, 128]",
 )
 
 

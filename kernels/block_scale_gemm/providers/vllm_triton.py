@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kernels.binding import Function
-from kernels.block_scale_gemm.engine_tables import GemmTables, products
+from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton.split_k import CODE_S, FLOPS, STEP_S
-from kernels.engine_tuning import EngineConfig, EngineTable, EngineTuned
+from kernels.engine_tuning import EngineCall, EngineConfig, EngineTuned
 from kernels.formats import BLOCK
 from kernels.op import Prepared
 from kernels.triton_runtime import TritonImplementation, require_interpreter
-from kernels.tuning import Demand, Target
+from kernels.tuning import Target
 from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
@@ -30,31 +30,24 @@ if TYPE_CHECKING:
 TILE_M = 64  # of its default configuration, which it takes on a CPU
 
 ARGUMENTS = "A B As Bs block_size output_dtype"
-"""Of the function that vLLM and SGLang have."""
+"""What the product takes, in vLLM and in SGLang."""
 
 MODULE = "vllm.model_executor.layers.quantization.utils.fp8_utils"
 
 MULTIPLY = Function(f"{MODULE}.w8a8_triton_block_scaled_mm", needs=ARGUMENTS)
 TABLES = GemmTables(
+    "vllm",
     MULTIPLY,
-    own=Function(f"{MODULE}.get_w8a8_block_fp8_configs", needs="N K block_n block_k"),
-    default=EngineConfig(TILE_M, BLOCK, BLOCK, 32, 4, 2),
+    own=Function(f"{MODULE}.{LOOK_UP}", needs="N K block_n block_k"),
     device=Function(f"{MODULE}.get_device_name_as_file_name"),
-    sides="[128,128]",
 )
 
 
 class TritonGemm(EngineTuned):
-    """The row of the product that vLLM and SGLang have.
-
-    tables: of the engine
-    """
+    """A row of the product that vLLM and SGLang have."""
 
     depths = (128, 64)
     tables: GemmTables
-
-    def rows(self, sizes: BlockScaleGemmSizes) -> int:
-        return sizes.m
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
         """Where one tile has all rows there are no groups of tiles."""
@@ -62,12 +55,6 @@ class TritonGemm(EngineTuned):
         yield from dict.fromkeys(
             replace(each, GROUP_SIZE_M=1) if sizes.m <= each.BLOCK_SIZE_M else each for each in every
         )
-
-    def engine_table(self, sizes: BlockScaleGemmSizes) -> EngineTable:
-        return self.tables.engine_table(sizes)
-
-    def products(self, config: EngineConfig, sizes: BlockScaleGemmSizes) -> list[Demand]:
-        return products(config, sizes)
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
         return TritonProduct(operands, self.tables, self.forced)
@@ -117,19 +104,15 @@ def _triton_let_in(device: torch.device) -> Iterator[None]:
         del backends["cpu"]
 
 
-class TritonProduct(Prepared):
-    """A call of the function that vLLM and SGLang have."""
-
-    operands: BlockScaleGemmOperands
+class TritonProduct(EngineCall):
+    """A call of the product that vLLM and SGLang have."""
 
     def __init__(
         self, operands: BlockScaleGemmOperands, tables: GemmTables, config: EngineConfig | None
     ) -> None:
         import torch
 
-        super().__init__(operands)
-        self.tables, self.config = tables, config
-        self.overridden = tables.overridden(config)
+        super().__init__(operands, tables, config)
         # The interpreter truncates where it should round to bf16: there torch rounds the output.
         self.interpreted = operands.b_q.device.type == "cpu"
         self.multiply = tables.multiply.bind(
@@ -145,6 +128,3 @@ class TritonProduct(Prepared):
         with self.overridden():
             result = self.multiply()
         self.out = result.bfloat16() if self.interpreted else result
-
-    def picked(self) -> str:
-        return self.tables.picked(self.operands.sizes, self.config)

@@ -6,11 +6,11 @@ import tempfile
 from typing import TYPE_CHECKING
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineTable
+from kernels.engine_tuning import EngineCall, EngineConfig, EngineTable, EngineTuned
 from kernels.formats import BLOCK
 from kernels.fused_moe.engine_tables import MoeTables
 from kernels.fused_moe.operands import FusedMoeOperands
-from kernels.fused_moe.providers.vllm_triton import TritonMoe, triton_workspace
+from kernels.fused_moe.providers.vllm_triton import triton_workspace
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared
 from kernels.platform import version
@@ -37,7 +37,7 @@ IS_FORMED = Function(f"{GROUPS}.model_parallel_is_initialized")
 START = Function(
     f"{GROUPS}.init_distributed_environment", needs="world_size rank local_rank distributed_init_method"
 )
-# Up to 0.5.20; after that the published arguments hold the size.
+# It takes the size up to 0.5.20; later it finds that in the published arguments.
 FORM = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
 PUBLISH = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
 ARGUMENTS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
@@ -69,7 +69,7 @@ TABLES = MoeTables(
 )
 
 
-class SglangTritonMoe(Sglang, TritonMoe):
+class SglangTritonMoe(Sglang, EngineTuned):
     """`fused_experts` of SGLang (fused_moe_triton/fused_moe.py to 0.5.18, moe_runner/triton_utils from
     0.5.19; read to 0.5.23), which skips ids of -1 by itself where the rank holds fewer experts than there
     are. Not in place, as engines have it: x would hold the output. Untested on hardware."""
@@ -96,7 +96,7 @@ class SglangTritonMoe(Sglang, TritonMoe):
 
 
 def alone() -> None:
-    """A server of one process, as SGLang's own tests set it up: where the kernels write to a new tensor they
+    """Sets up a server of one process, as SGLang's own tests do: where the kernels write to a new tensor they
     ask for the server's arguments and the group of tensor-parallel ranks."""
     if IS_FORMED.bind()():
         return
@@ -106,13 +106,10 @@ def alone() -> None:
     FORM.bind(tensor_model_parallel_size=1)()
 
 
-class _SglangTritonMoe(Prepared):
-    operands: FusedMoeOperands
-
+class _SglangTritonMoe(EngineCall):
     def __init__(self, operands: FusedMoeOperands, config: EngineConfig | None) -> None:
-        super().__init__(operands)
+        super().__init__(operands, TABLES, config)
         o, sizes = operands, operands.sizes
-        self.config, self.overridden = config, TABLES.overridden(config)
         self.experts = EXPERTS.bind(
             hidden_states=o.x,
             w1=o.w13,
@@ -132,6 +129,3 @@ class _SglangTritonMoe(Prepared):
     def call(self) -> None:
         with self.overridden():
             self.out = self.experts()
-
-    def picked(self) -> str:
-        return TABLES.picked(self.operands.sizes, self.config)

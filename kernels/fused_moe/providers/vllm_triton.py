@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineTable, EngineTuned
+from kernels.engine_tuning import EngineCall, EngineConfig, EngineTuned
 from kernels.formats import BLOCK
-from kernels.fused_moe.engine_tables import MoeTables, products
+from kernels.fused_moe.engine_tables import MoeTables
 from kernels.fused_moe.expert_ids import ExpertIds
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Prepared
-from kernels.tuning import Demand
 from kernels.vendor import Vllm
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ TABLES = MoeTables(
 
 
 def triton_workspace(sizes: FusedMoeSizes) -> int:
-    """Of vLLM's `fused_experts_impl`, and of SGLang's, which began as that: x quantised; gate and up or what
-    experts give, h in bf16 and FP8; sorted pairs in blocks of up to 128."""
+    """Bytes that vLLM's `fused_experts_impl` takes, and SGLang's, which began as that: for x quantised, for
+    gate and up or what experts give, for h in bf16 and FP8, and for sorted pairs in blocks of up to 128."""
     pairs = sizes.tokens * sizes.picks
     wide = max(2 * sizes.inter, sizes.hidden) * 2
     of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4
@@ -45,25 +44,7 @@ def triton_workspace(sizes: FusedMoeSizes) -> int:
     return pairs * of_pair + x + (pairs + (sizes.local_experts + 1) * 128) * 8
 
 
-class TritonMoe(EngineTuned):
-    """The row of the Triton MoE that vLLM and SGLang have.
-
-    tables: of the engine
-    """
-
-    tables: MoeTables
-
-    def rows(self, sizes: FusedMoeSizes) -> int:
-        return sizes.tokens
-
-    def engine_table(self, sizes: FusedMoeSizes) -> EngineTable:
-        return self.tables.engine_table(sizes)
-
-    def products(self, config: EngineConfig, sizes: FusedMoeSizes) -> list[Demand]:
-        return products(config, sizes)
-
-
-class VllmTritonMoe(Vllm, TritonMoe):
+class VllmTritonMoe(Vllm, EngineTuned):
     """`fused_experts` of vLLM's GPU builds (fused_moe/fused_moe.py of 0.31 to 0.33): quantises, sorts, two
     launches of `fused_moe_kernel` with SiLU and requantising between, a sum over picks. With expert
     parallelism vLLM gives ids of all experts and a map of all; the row an id of its own to what lies on other
@@ -85,13 +66,10 @@ class VllmTritonMoe(Vllm, TritonMoe):
         return _VllmTritonMoe(operands, self.forced)
 
 
-class _VllmTritonMoe(Prepared):
-    operands: FusedMoeOperands
-
+class _VllmTritonMoe(EngineCall):
     def __init__(self, operands: FusedMoeOperands, config: EngineConfig | None) -> None:
-        super().__init__(operands)
+        super().__init__(operands, TABLES, config)
         o, sizes = operands, operands.sizes
-        self.config, self.overridden = config, TABLES.overridden(config)
         self.local = ExpertIds(o)
         scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
         self.experts = EXPERTS.bind(
@@ -109,6 +87,3 @@ class _VllmTritonMoe(Prepared):
         self.local.write()
         with self.overridden():
             self.out = self.experts()
-
-    def picked(self) -> str:
-        return TABLES.picked(self.operands.sizes, self.config)

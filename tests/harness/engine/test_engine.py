@@ -191,6 +191,13 @@ def test_defects_are_those_of_the_library_that_is_given(here, tmp_path, version,
     assert any("aiter#4957" in defect for shape in found for defect in shape["defects"]) == known
 
 
+@pytest.mark.parametrize("tp, row", [(8, "aiter.asm"), (4, "sglang.triton")])
+def test_sglangs_attention_on_amd_goes_by_heads_over_tp(tp, row):
+    request = EngineRequest("sglang", "gfx942", model("deepseek-r1"), tp=tp, dp_attention=True)
+    found = engine_view(replace(request, ops=["mla_decode"])).shapes
+    assert {(shape.sizes["heads"], shape.row) for shape in found} == {(128, row)}
+
+
 def test_without_an_architecture_the_machine_is_meant_and_a_cpu_says_so(here):
     done = here("engine", "vllm", "--op", "mla_decode")
     assert done.returncode in (0, 2)  # not every CPU has engines' defaults

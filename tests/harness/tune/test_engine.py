@@ -3,6 +3,7 @@ of the outcome goes into the engine's tables. Times are planted."""
 
 import json
 import sys
+from dataclasses import replace
 from types import ModuleType, SimpleNamespace
 from unittest.mock import Mock
 
@@ -23,6 +24,7 @@ from kernels.op import Unsupported
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.tuning import TUNED, Target
+from shapes.case import text_of
 from tests.support.workers_here import WorkerHere
 from tests.support.written_runs import a_cell, a_run
 
@@ -33,12 +35,16 @@ NOW = EngineConfig(64, 128, 128, 32, 4, 2).entry
 FAST = EngineConfig(16, 64, 128, 1, 4, 4).entry
 OP = kernels.OPS["block_scale_gemm"]
 CASE = OP.case({"m": 24, "n": 6144, "k": 1536})
-TABLE = table_of(24, None, lambda m: NOW, FILE)
+TABLE = table_of(24, None, {FILE: lambda m: NOW})
+
+
+def row(op: str, name: str = "vllm.triton"):
+    return next(i for i in kernels.implementations(op) if i.name == name)
 
 
 @pytest.fixture
 def gemm():
-    return next(i for i in kernels.implementations("block_scale_gemm") if i.name == "vllm.triton")
+    return row("block_scale_gemm")
 
 
 def test_the_engine_is_told_nothing_where_its_own_choice_is_the_anchor(gemm):
@@ -51,12 +57,24 @@ def test_the_engine_is_told_nothing_where_its_own_choice_is_the_anchor(gemm):
     assert len({tuple(each.values())[:3] for each in entries.configs[1:]}) > 2, "one tile fills the race"
 
 
+def test_the_anchor_does_not_race_itself(gemm):
+    best, second, *_ = ranked(gemm, H200, OP.sizes(CASE.sizes))
+    table = table_of(24, None, {FILE: lambda m: best.entry})
+    entries = EngineConfigs(gemm, H200, 1, {CASE.key: table}).entries(gemm, CASE)
+    assert entries.configs == [None, second.entry]
+
+
+def test_of_two_entries_that_are_as_near_the_first_in_the_file_is_taken():
+    """`min(configs.keys(), key=lambda x: abs(x - M))` of vLLM and SGLang."""
+    assert [nearest_of(own, 20) for own in ((16, 24), (24, 16))] == [16, 24]
+
+
 def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
     own = {
         m: EngineConfig(8, 32, 128, 1, 4, stages).entry for m, stages in ((16, 5), (48, 4), (96, 3), (512, 2))
     }
     own[24] = {"USE_TMA": True, **FAST}  # which is more than EngineConfig says
-    table = table_of(16, own, lambda m: own[nearest_of(own, m)], FILE)
+    table = table_of(16, own, {FILE: lambda m: own[nearest_of(own, m)]})
     assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
     case = OP.case({"m": 16, "n": 6144, "k": 1536})
     entries = EngineConfigs(gemm, H200, 4, {case.key: table}).entries(gemm, case)
@@ -67,7 +85,8 @@ def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
 
 @pytest.mark.parametrize("target", [H200, Target("rocm", "gfx942", 304, "AMD Instinct MI300X", shared=65536)])
 def test_configurations_have_room_and_are_right(gemm, target):
-    configs = ranked(gemm, target, OP.sizes({"m": 64, "n": 6144, "k": 1536}))
+    sizes = OP.sizes({"m": 64, "n": 6144, "k": 1536})
+    configs = ranked(gemm, target, sizes, [*gemm.configurations(target, sizes)][:9])
     assert len(configs) == len(set(configs)) > 100
     for config in configs:
         assert config.shared <= target.shared and config.BLOCK_SIZE_K in (64, 128)
@@ -76,9 +95,31 @@ def test_configurations_have_room_and_are_right(gemm, target):
     many = ranked(gemm, target, OP.sizes({"m": 1024, "n": 6144, "k": 1536}))
     of_best = [config.GROUP_SIZE_M for config in many if config.tile == many[0].tile]
     assert {*of_best[:3]} == {32} < {*of_best}, "the estimate knows nothing of groups"
-    (sglang,) = (i for i in kernels.implementations("block_scale_gemm") if i.name == "sglang.triton")
+    largest = {
+        warps: max(c.BLOCK_SIZE_M * c.BLOCK_SIZE_N for c in many if c.num_warps == warps) for warps in (4, 8)
+    }
+    of_cuda, of_rocm = {4: 64 * 128, 8: 128 * 128}, {4: 128 * 256, 8: 256 * 256}
+    assert largest == (of_cuda if target is H200 else of_rocm), "two tiles of fp32 fill the registers"
+    sglang = row("block_scale_gemm", "sglang.triton")
     depths = {config.BLOCK_SIZE_K for config in sglang.configurations(target, OP.sizes(CASE.sizes))}
     assert depths == ({64, 128} if target is H200 else {128}), "it raises those of a table off CUDA"
+    of_moe = [
+        next(row("fused_moe").configurations(target, kernels.OPS["fused_moe"].sizes({"tokens": tokens})))
+        for tokens in (16, 17)
+    ]
+    assert [config.GROUP_SIZE_M for config in of_moe] == [1, 32], "with few rows the engines have no groups"
+
+
+def test_one_stage_does_not_load_while_it_multiplies(gemm):
+    configs = [EngineConfig(16, 64, 128, 1, 4, stages) for stages in (1, 3)]
+    demands = [each for c in configs for each in gemm.demands(c, H200, OP.sizes(CASE.sizes))]
+    assert [each.overlaps for each in demands] == [False, True]
+    assert [each.in_flight / each.read for each in demands] == [1 / 12, 2 / 12], "of twelve steps"
+
+
+def test_tiles_of_fewer_rows_than_wgmma_has_are_slower(gemm):
+    best, *_ = ranked(gemm, H200, OP.sizes({"m": 32, "n": 6144, "k": 1536}))
+    assert best.BLOCK_SIZE_M == 64, "one of 32 would hold all rows, but multiplies at the rate of mma"
 
 
 def raced(word: str, won: dict | None = FAST, against: dict | None = None, status: str = "ok") -> list:
@@ -182,12 +223,50 @@ def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
         override=Function("an_engine.take"),
         folder=lambda: "configs/triton_3_6_0/",
     )
-    table = tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 64}))
+    table = tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 4096}))
     folder = "configs/triton_3_6_0/E=256,N=256"
     assert list(table.files) == [f"{folder}.json", f"{folder}_down.json"]
     assert list(table.files[f"{folder}.json"]) == [*LADDER, 5000]
-    assert (table.now, table.files[f"{folder}.json"][5000]) == (FAST, NOW)
+    main = table.files[f"{folder}.json"]
+    assert (table.now, main[64], main[5000]) == (NOW, FAST, NOW)
     assert table.files[f"{folder}_down.json"][4096] == down[1]
+    stub.own = lambda E, N, dtype, block_n, block_k: up  # an older SGLang
+    assert list(tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 64})).files) == [
+        f"{folder}.json"
+    ]
+
+
+def test_a_call_says_what_its_engine_takes_and_from_where(gemm, monkeypatch):
+    own = {1: FAST, 4096: NOW}
+    stub = SimpleNamespace(own=lambda N, K, block_n, block_k: own if N == 6144 else None)
+    monkeypatch.setitem(sys.modules, "an_engine", stub)
+    tables = replace(gemm.tables, own=Function("an_engine.own", needs="N K block_n block_k"))
+    sizes = [OP.sizes({"m": m, "n": n, "k": 1536}) for m, n in ((4096, 6144), (3, 6144), (3, 3072))]
+    assert [tables.picked(each, None) for each in sizes] == [
+        f"{text_of(NOW)} (the engine's table at M = 4096)",
+        f"{text_of(FAST)} (the engine's table at M = 1)",
+        f"{text_of(NOW)} (the engine's default)",
+    ]
+    assert tables.picked(sizes[0], EngineConfig(**FAST)) == f"{text_of(FAST)} (as told)"
+    for lost in ("json.gone", "no_engine.own"):
+        none = replace(tables, own=Function(lost, needs="N K block_n block_k"))
+        assert none.picked(sizes[0], None) == ""
+
+
+def test_files_of_the_product_are_named_as_the_engine_names_them(monkeypatch):
+    """Files of SGLang 0.5.23 and vLLM 0.33.0, whose get_device_name_as_file_name has no spaces."""
+    stub = SimpleNamespace(device=lambda: "AMD Instinct MI300X", own=lambda N, K, block_n, block_k: None)
+    monkeypatch.setitem(sys.modules, "an_engine", stub)
+    own = Function("an_engine.own", needs="N K block_n block_k")
+    names, now = [], []
+    for name in ("sglang.triton", "vllm.triton"):
+        tables = replace(row("block_scale_gemm", name).tables, own=own, device=Function("an_engine.device"))
+        table = tables.engine_table(OP.sizes({"m": 1, "n": 3072, "k": 1536}))
+        names += table.files
+        now.append(table.now)
+    shape = "N=3072,K=1536,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8"
+    assert names == [f"{shape},block_shape=[128, 128].json", f"{shape},block_shape=[128,128].json"]
+    assert now == [EngineConfig(64, 128, 128, 32, 4, stages).entry for stages in (3, 2)]
 
 
 def test_engines_rows_are_raced_where_they_are_named(gemm, monkeypatch, tmp_path):
@@ -232,7 +311,7 @@ def test_a_given_configuration_is_what_the_product_looks_up_and_only_then(monkey
 
     def tables(product: str) -> GemmTables:
         own = Function(f"an_engine.{LOOK_UP}", positions=4)
-        return GemmTables(Function(f"an_engine.{product}", positions=1), own, EngineConfig(**NOW), own, "[]")
+        return GemmTables("vllm", Function(f"an_engine.{product}", positions=1), own, own)
 
     overridden = tables("multiply").overridden(fast)
     with overridden():

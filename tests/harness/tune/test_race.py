@@ -69,6 +69,7 @@ def test_what_is_wrong_is_reported_and_fails_the_command(raced):
     done, place = raced
     assert done.returncode == 1, done.stderr
     assert "wrong: m=4 n=512 k=256" in done.stderr and "error: m=4 n=512 k=256" in done.stderr
+    assert "all configurations are raced: " in done.stderr
     assert len(Journal(place / "run").finished()) == 2 and Journal(place / "run").run().race.keep == 30
     for records in Journal(place / "run").finished().values():
         of = {text_of(r.config): r for r in records if isinstance(r, Cell)}

@@ -109,8 +109,11 @@ def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
     text = here(*AITER, "--diff", str(a), str(b)).stdout
     versions = f"version unknown, {a} -> version unknown, {b}"
     assert f"aiter {versions}: 2 of 91 shapes run otherwise" in text
-    assert "block_scale_gemm qkv_a n=2112 k=7168, at 64: ck old, splitK 0 -> ck new, splitK 0" in text
-    assert "block_scale_gemm shared gate_up n=512 k=7168, at 1: miss: CK" in text
+    assert (
+        "block_scale_gemm qkv_a n=2112 k=7168 at 64 tokens\n        - ck old, splitK 0\n        + ck new"
+        in text
+    )
+    assert "block_scale_gemm shared gate_up n=512 k=7168 at 1 token\n        - miss: CK" in text
     found = json.loads(here(*AITER, "--diff", str(a), str(b), "--json", "-").stdout)
     assert (found["library"], found["asked"], len(found["changes"])) == ("aiter", 91, 2)
     shares = [each["share"] for each in found["changes"]]
@@ -137,7 +140,7 @@ def test_misses_of_one_fallback_are_told_together(here):
     """Of four layers whose own files AITER lacks, one paragraph; tokens of a note on one line."""
     options = ("--tp", "4", "--aiter", "recorded", "--op", "block_scale_gemm")
     text = here("engine", "sglang", "--arch", "gfx942", *options).stdout
-    lines = text.replace("\n  ", " ")
+    lines = text.replace("\n    ", " ")
     assert "36 shapes: no entry in" in lines
     assert "N=7168-K=4096.json and 3 more like it; runs any of" in lines
     assert lines.count("no entry in") == 3

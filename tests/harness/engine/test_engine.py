@@ -197,4 +197,4 @@ def test_defects_are_those_of_the_library_that_is_given(here, tmp_path, version,
 def test_without_an_architecture_the_machine_is_meant_and_a_cpu_says_so(here):
     done = here("engine", "vllm", "--op", "mla_decode")
     assert done.returncode in (0, 2)  # not every CPU has engines' defaults
-    assert done.stderr.startswith("note: this is of the CPU here; give --arch MI300X, say, for a GPU\n")
+    assert done.stderr.startswith("note: this is about the CPU of this machine; --arch names a GPU\n")

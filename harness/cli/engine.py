@@ -219,7 +219,7 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
 
 
 def _workload(text: str) -> Workload:
-    """Raises ValueError."""
+    """By default each place serves one prompt: more of them repeat the same steps. Raises ValueError."""
     from shapes.scheduler import Workload
 
     values: dict[str, int] = {}
@@ -232,5 +232,5 @@ def _workload(text: str) -> Workload:
     if missing := [name for name in OF_A_WORKLOAD[:3] if name not in values]:
         raise ValueError(f"--workload needs {', '.join(missing)}")
     concurrency = values["concurrency"]
-    prompts, chunk = values.get("prompts", 8 * concurrency), values.get("chunk", Workload.token_budget)
+    prompts, chunk = values.get("prompts", concurrency), values.get("chunk", Workload.token_budget)
     return Workload(values["isl"], values["osl"], concurrency, prompts, token_budget=chunk)

@@ -81,7 +81,7 @@ def engine_section(view: EngineView) -> PageSection:
         "first. Green: its table has an entry; orange: it has none, and a fallback runs; red: the kernel has "
         "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
         picture if values else None,
-        Table(list(COLUMNS.values()), rows, frozenset({"share", "as", "us"})),
+        Table(list(COLUMNS.values()), rows, frozenset({"share", "as", "us", "line"})),
         len(values),
     )
     said = [(label, line) for label, lines in notes(view).items() for line in lines]

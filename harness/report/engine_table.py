@@ -114,7 +114,7 @@ def summary(view: EngineView) -> list[str]:
         said = "no tuned table decides"
         if asked:
             tuned = [shape for shape in asked if shape.entry]
-            part = _share(tuned) / (_share(asked) or 1.0)
+            part = _share(tuned) / _share(asked)
             said = f"{len(tuned)} of {len(asked)} shapes tuned, {part:.0%} of its time"
         lines.append(f"{op}: {_share(shapes):.0%} of the time; {said}")
     return lines

@@ -25,10 +25,14 @@ def aiter(folder: Path, *rows: tuple[int, int, int, int, str]) -> Path:
     return folder
 
 
-def shapes(here, path, *options):
-    done = here(*AITER, "--aiter", str(path), *options, "--json", "-")
+def facts(here, *command):
+    done = here(*command, "--json", "-")
     assert done.returncode == 0
-    return json.loads(done.stdout)["shapes"]
+    return json.loads(done.stdout)
+
+
+def shapes(here, path, *options):
+    return facts(here, *AITER, "--aiter", str(path), *options)["shapes"]
 
 
 def test_json_says_of_each_shape_what_runs_and_what_is_tuned(here, tmp_path):
@@ -161,6 +165,54 @@ def test_what_is_set_changes_what_runs(here, tmp_path):
     assert kernels() == {64: "ck fast, splitK 0"}
     assert kernels("--with", "CU_NUM=80") == {64: "ck small, splitK 0"}
     assert kernels("--with", f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE={mine}") == {32: "ck mine, splitK 0"}
+    command = (*AITER, "--aiter", str(path), "--op", "block_scale_gemm")
+    assert facts(here, *command, "--with", "CU_NUM=80")["notes"] == []
+
+
+@pytest.mark.parametrize(
+    "setting, notes",
+    [
+        ("--moe-dense-tp-size=1", []),  # splits the dense MLP otherwise, for which the same kernel runs
+        ("--moe-dense-tp-size=8", ["--moe-dense-tp-size=8 changes nothing here"]),
+        ("--disable-shared-experts-fusion", []),
+        ("SGLANG_ENABLE_JIT_DEEPGEM=0",
+         ["SGLANG_ENABLE_JIT_DEEPGEM: nothing recorded of sglang reads it on sm_90"]),
+    ],
+)  # fmt: skip
+def test_a_setting_without_effect_is_said(here, setting, notes):
+    command = ("engine", "sglang", "--arch", "H200", "--sglang", "recorded", "--dp-attention")
+    assert facts(here, *command, "--with", setting)["notes"] == notes
+
+
+def test_tables_of_another_release_are_said(here, tmp_path):
+    """What vLLM 0.33.0 runs is known here."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm" / "_version.py").write_text("version = '0.30.1'\n")
+    found = facts(here, "engine", "vllm", "--arch", "MI300X", "--vllm", str(tmp_path))
+    assert found["notes"] == ["what vllm runs was read in 0.33.0; the tables are those of 0.30.1"]
+
+
+def test_sglang_chooses_files_by_the_triton_that_is_given(here):
+    command = ("engine", "sglang", "--arch", "H200", "--sglang", "recorded", "--op", "fused_moe")
+    for options, folder in ((), "triton_3_5_1"), (("--triton", "3.3.1"), "triton_3_3_1"):
+        files = {shape["entry"]["file"] for shape in facts(here, *command, *options)["shapes"]}
+        assert [file.split("/")[-2] for file in files] == [folder]
+
+
+def test_a_workload_takes_prompts_and_chunks(here, tmp_path):
+    path = aiter(tmp_path)
+
+    def found(more=""):
+        return shapes(here, path, "--workload", f"isl=9000,osl=50,concurrency=2{more}")
+
+    assert found() == found(",prompts=16,chunk=8192")
+    assert found() != found(",prompts=3")
+    tokens = [
+        max(shape["sizes"]["m"] for shape in each if shape["op"] == "block_scale_gemm")
+        for each in (found(), found(",chunk=1000"))
+    ]
+    assert tokens == [8192, 1000]
 
 
 def test_a_page_maps_shapes_by_tokens(tmp_path):
@@ -178,8 +230,16 @@ def test_a_page_maps_shapes_by_tokens(tmp_path):
     small = engine_section(engine_view(replace(request, kv="fp8", tp=2)))
     (values,) = small.charts[0].picture.to_dict()["datasets"].values()
     assert {value["state"] for value in values if value["op"] == "mla_decode"} == {"defect"}
-    layers = chart.picture.to_dict()["encoding"]["y"]["sort"]
-    assert layers[0] == "experts experts=256 inter=256 ep=1 shared=0"
+    shares = dict.fromkeys(chart.picture.to_dict()["encoding"]["y"]["sort"], 0.0)
+    assert next(iter(shares)) == "experts experts=256 inter=256 ep=1 shared=0"
+    rows = [[getattr(cell, "order", cell) for cell in row.cells] for row in chart.table.rows]
+    for share, _, layer, *_ in rows:
+        shares[layer] += share
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    assert [row[0] for row in rows] == sorted((row[0] for row in rows), reverse=True)
+    hit = dict(zip(chart.table.columns, next(r for r in rows if "ck fast, splitK 0" in r), strict=True))
+    assert (hit["as"], hit["us"], hit["line"]) == (64, 6.4, 2)
+    assert chart.table.numeric == {"share", "as", "us", "line"}
     assert next(iter(section.notes))[0] == "falls back"
 
 

@@ -9,6 +9,8 @@ import pytest
 
 from harness.engine.view import EngineRequest, engine_view
 from harness.page.engine import engine_section
+from harness.report.engine_table import Notes
+from harness.report.terminal import plain
 from shapes.models import model
 
 COLUMNS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -71,6 +73,16 @@ def test_csv_has_a_line_for_each_shape(here, tmp_path):
     assert [(row["sizes"], row["entry_us"]) for row in tuned] == [
         ("m=64 n=2112 k=7168 fp8=e4m3fnuz scales=fp32", "6.4")
     ]
+
+
+def test_names_in_notes_stay_whole():
+    """SGLang's have a blank between brackets."""
+    name = "aiter/a-long-name/" * 6 + "block_shape=[128, 128].json"
+    text = plain(Notes("falls back", [f"no entry in {name}; runs", f"  64 tokens: {name}: x"]))
+    assert text.splitlines() == [
+        "falls back", "  no entry in", f"    {name};", "    runs",
+        "    64 tokens:", f"      {name}:", "      x",
+    ]  # fmt: skip
 
 
 def test_misses_are_written_for_the_tuner(here, tmp_path):
@@ -213,6 +225,11 @@ def test_a_workload_takes_prompts_and_chunks(here, tmp_path):
         for each in (found(), found(",chunk=1000"))
     ]
     assert tokens == [8192, 1000]
+
+
+def test_a_page_on_stdout_stands_alone(here, tmp_path):
+    done = here(*AITER, "--aiter", str(aiter(tmp_path)), "--op", "mla_decode", "--page", "-")
+    assert done.stdout.startswith("<!doctype html>") and done.stdout.endswith("</html>\n")
 
 
 def test_a_page_maps_shapes_by_tokens(tmp_path):

@@ -147,7 +147,7 @@ class Shape:
 class EngineView:
     """The answer to a request.
 
-    device:    the name of the data sheet that is taken for the device
+    device:    the name of the device's data sheet
     problems:  what cannot work in the tables that were asked
     libraries: the version of each library whose tables were asked, or where it lies
     tables:    the tables themselves
@@ -220,8 +220,8 @@ def engine_view(request: EngineRequest) -> EngineView:
 
 
 def _device(request: EngineRequest) -> Mapping[str, Any]:
-    """The data sheet of the device that is meant, with `units` and `driver`; of an architecture that of its
-    usual device. Raises UsageError."""
+    """The data sheet of the device that is meant, with its `units` and the name that its `driver` gives. An
+    architecture stands for its usual device. Raises UsageError."""
     known, usual = engines.archs(request.engine), architectures()
     devices = [entry for entry in known_devices() if entry["arch"] in known]
     name = usual[request.arch].device if request.arch in usual else request.arch
@@ -233,9 +233,8 @@ def _device(request: EngineRequest) -> Mapping[str, Any]:
     if request.arch in known:
         return {"arch": request.arch, "name": request.arch, "units": 0, "driver": ""}
     raise UsageError(
-        f"no defaults of {request.engine} for {request.arch!r}; --arch takes {', '.join(known)}, "
-        f"or {', '.join(entry['name'] for entry in devices)}; "
-        f"read at {request.engine} {engines.defaults(request.engine)[0].version}"
+        f"what {request.engine} runs on {request.arch!r} is not known; --arch takes {', '.join(known)}, "
+        f"or {', '.join(entry['name'] for entry in devices)}"
     )
 
 

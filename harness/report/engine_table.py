@@ -30,7 +30,7 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
-class Notes:
+class Section:
     """A rich renderable: a heading, and lines that break between words alone, so that names of kernels and
     files stay whole. Those of SGLang's files have a blank between brackets."""
 
@@ -67,7 +67,7 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
     if entries and (files := _files(view)):
         said = {"files of the entries": [f"{number}: {file}" for file, number in files.items()], **said}
     for label, lines in said.items():
-        parts += ["", Notes(label, lines)]
+        parts += ["", Section(label, lines)]
     hints = [] if entries or not view.libraries else ["--entries shows the entry of each shape"]
     if any(shape.state == "fallback" for shape in view.shapes):
         hints.append("--write DIR writes the misses for the tuner")

@@ -9,7 +9,7 @@ import pytest
 
 from harness.engine.view import EngineRequest, engine_view
 from harness.page.engine import engine_section
-from harness.report.engine_table import Notes
+from harness.report.engine_table import Section
 from harness.report.terminal import plain
 from shapes.models import model
 
@@ -78,7 +78,7 @@ def test_csv_has_a_line_for_each_shape(here, tmp_path):
 def test_names_in_notes_stay_whole():
     """SGLang's have a blank between brackets."""
     name = "aiter/a-long-name/" * 6 + "block_shape=[128, 128].json"
-    text = plain(Notes("falls back", [f"no entry in {name}; runs", f"  64 tokens: {name}: x"]))
+    text = plain(Section("falls back", [f"no entry in {name}; runs", f"  64 tokens: {name}: x"]))
     assert text.splitlines() == [
         "falls back", "  no entry in", f"    {name};", "    runs",
         "    64 tokens:", f"      {name}:", "      x",

@@ -19,75 +19,33 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
 
 @click.command()
 @click.argument("engine", type=click.Choice(["sglang", "vllm"]), metavar="sglang|vllm")
-@click.option(
-    "--arch",
-    metavar="NAME",
-    help="An architecture (gfx942, sm_90 ...) or a GPU (MI325X, H100).  [default: this machine's]",
-)
-@click.option(
-    "--model",
-    default="deepseek-r1",
-    show_default=True,
-    metavar="NAME|DIR",
-    help="deepseek-r1, deepseek-v3 or a folder with a config.json.",
-)
+@click.option("--arch", metavar="NAME",
+              help="gfx942, sm_90 ... or a GPU: MI325X, H100.  [default: this machine's]")  # fmt: skip
+@click.option("--model", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
+              help="deepseek-r1, deepseek-v3 or a folder with a config.json.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1), default=8, show_default=True, help="Ranks of the server.")
-@click.option(
-    "--ep",
-    type=click.IntRange(1),
-    default=1,
-    show_default=True,
-    help="Ranks that share the experts: all or one.",
-)
+@click.option("--ep", type=click.IntRange(1), default=1, show_default=True,
+              help="Ranks that share the experts: all or one.")  # fmt: skip
 @click.option("--dp-attention", is_flag=True, help="Each rank has requests of its own.")
-@click.option(
-    "--kv",
-    type=click.Choice(["bf16", "fp8"]),
-    default="bf16",
-    show_default=True,
-    help="Format of the KV cache.",
-)
-@click.option(
-    "--workload",
-    metavar="isl=N,osl=N,concurrency=N",
-    help="What is served; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches of "
-    "1 to 128 requests, 3200 tokens in and 800 out]",
-)
-@click.option(
-    "--with",
-    "given",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A variable or flag that is set for the engine.",
-)
+@click.option("--kv", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True, help="KV cache.")
+@click.option("--workload", metavar="isl=N,osl=N,concurrency=N",
+              help="What is served; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches of "
+              "1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
+@click.option("--with", "given", multiple=True, metavar="NAME=VALUE",
+              help="A variable or flag that is set for the engine.")  # fmt: skip
 @click.option("--op", multiple=True, help="Only this op.")
-@click.option(
-    "--aiter",
-    metavar="PATH",
-    help="A checkout, wheel, site-packages or unpacked image of AITER, or `recorded`.",
-)
+@click.option("--aiter", metavar="PATH",
+              help="A checkout, wheel, site-packages or unpacked image of AITER, or `recorded`.")  # fmt: skip
 @click.option("--vllm", metavar="PATH", help="The same for vLLM.")
-@click.option(
-    "--sglang",
-    metavar="PATH",
-    help="The same for SGLang.  [default of all three: what is installed, else recorded]",
-)
-@click.option(
-    "--triton",
-    default="",
-    metavar="VERSION",
-    help="The Triton beside the engine, by which SGLang chooses files.  [default: its release's]",
-)
-@click.option(
-    "--diff",
-    nargs=2,
-    metavar="A B",
-    help="Print the shapes for which two versions of a library hold something else.",
-)
+@click.option("--sglang", metavar="PATH",
+              help="The same for SGLang.  [default of all: what is installed, else recorded]")  # fmt: skip
+@click.option("--triton", default="", metavar="VERSION",
+              help="Triton beside SGLang, which chooses files by it.  [default: its release's]")  # fmt: skip
+@click.option("--diff", nargs=2, metavar="A B",
+              help="Print the shapes for which two versions of a library hold something else.")  # fmt: skip
 @click.option("--entries", is_flag=True, help="Print a line for each shape, with the entry of its table.")
-@click.option(
-    "--write", "folder", metavar="DIR", help="Write the misses there as the library's own tuner reads them."
-)
+@click.option("--write", "folder", metavar="DIR",
+              help="Write the misses there as the library's own tuner reads them.")  # fmt: skip
 @click.option("--page", metavar="FILE", help="Write a page there: a map of shapes by tokens.")
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write CSV there.")
 @json_option("Write JSON there.")

@@ -15,11 +15,7 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 @click.command("list")
 @click.argument("what", default="impls", type=click.Choice(LISTS))
 @only_op
-@click.option(
-    "--case",
-    metavar='"NAME=V ..."',
-    help="For impls of --op: say which take this case, and why others do not.",
-)
+@click.option("--case", metavar='"NAME=V ..."', help="For impls of --op: which take this case, and why not.")
 @click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
 @click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
 @click.option("--arch", default="", help="Of this architecture: sm_90, sm_100, gfx942, gfx950, x86-amx ...")

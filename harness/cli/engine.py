@@ -43,7 +43,7 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
               help="Triton beside SGLang, which chooses files by it.  [default: its release's]")  # fmt: skip
 @click.option("--diff", nargs=2, metavar="A B",
               help="Print the shapes for which two versions of a library hold something else.")  # fmt: skip
-@click.option("--entries", is_flag=True, help="Print a line for each shape, with the entry of its table.")
+@click.option("--entries", is_flag=True, help="Print a row for each shape, with the entry of its table.")
 @click.option("--write", "folder", metavar="DIR",
               help="Write the misses there as the library's own tuner reads them.")  # fmt: skip
 @click.option("--page", metavar="FILE", help="Write a page there: a map of shapes by tokens.")

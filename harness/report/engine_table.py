@@ -55,7 +55,7 @@ class Section:
 
 
 def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
-    """entries: print a line for each shape, with its entry, and not one for each layer"""
+    """entries: the table has a row for each shape, with its entry, and not one for each layer"""
     from rich.console import Group
     from rich.text import Text
 
@@ -121,7 +121,7 @@ def summary(view: EngineView) -> list[str]:
 
 
 def _layers(view: EngineView) -> FittingTable:
-    """A line for each layer that one row serves, the largest shares of the time first."""
+    """A row for each layer that one implementation serves, the largest shares of the time first."""
     from harness.report.fitting_table import Column, FittingTable
 
     columns = (
@@ -150,12 +150,13 @@ def _layers(view: EngineView) -> FittingTable:
 
 
 def _entries(view: EngineView) -> FittingTable:
-    """A line for each shape, the largest shares of the time first."""
+    """A row for each shape, the largest shares of the time first."""
     from harness.report.fitting_table import Column, FittingTable
 
     columns = (
         Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"), Column("runs"),
-        Column("as", right=True), Column("us", right=True), Column("entry"), Column("kernel", spare=1),
+        Column("as", right=True), Column("us", right=True), Column("entry"),
+        Column("kernel", spare=1, wraps=True),
     )  # fmt: skip
     rows, files = [], _files(view)
     for shape in by_share(view.shapes):

@@ -84,7 +84,7 @@ def engine_section(view: EngineView) -> PageSection:
         Table(list(COLUMNS.values()), rows, frozenset({"share", "as", "us", "line"})),
         len(values),
     )
-    said = [(label, line) for label, lines in notes(view).items() for line in lines]
+    said = [(label, note.replace("\n  ", "; ")) for label, of_it in notes(view).items() for note in of_it]
     return PageSection(anchor("engine", view.release), view.release, "; ".join(summary(view)), [chart], said)
 
 

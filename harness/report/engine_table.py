@@ -31,17 +31,17 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 
 @dataclass(frozen=True)
 class Section:
-    """A rich renderable: a heading, and lines that break between words alone, so that names of kernels and
+    """A rich renderable: a heading, and notes that break between words alone, so that names of kernels and
     files stay whole. Those of SGLang's files have a blank between brackets."""
 
     heading: str
-    lines: Sequence[str]
+    notes: Sequence[str]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         from rich.text import Text
 
         yield Text(self.heading, "bold")
-        for line in self.lines:
+        for line in "\n".join(self.notes).splitlines():
             whole = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", NO_BREAK), line)
             broken = textwrap.fill(
                 whole,
@@ -78,7 +78,8 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
 
 
 def notes(view: EngineView) -> dict[str, list[str]]:
-    """What there is to know beside the table, by a heading; the largest shares of the time first."""
+    """What there is to know beside the table, by a heading; the largest shares of the time first. A note may
+    have several lines."""
     labelled = {
         "known defects": _defects(view.shapes),
         "falls back": _fallbacks(view.shapes),
@@ -199,13 +200,13 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
     for (op, row, _), group in _grouped((alike(shape), shape) for shape in misses):
         first, *others = dict.fromkeys(shape.table for shape in group)
         table = f"{first} and {len(others)} more like it" if others else first
-        what = f"{op} {row}, {_share(group):.1%} of the time, {_count(group)}: no entry in {table}; runs"
+        what = f"{op} {row}, {_share(group):.1%} of the time, {_count(group)}: no entry in {table}"
         fallbacks = _grouped((shape.fallback, shape) for shape in group)
         if len(fallbacks) == 1:
-            lines.append(f"{what} {fallbacks[0][0]}")
-            continue
-        lines.append(what)
-        lines += [f"  {_tokens(same)}: {fallback}" for fallback, same in fallbacks]
+            lines.append(f"{what}; runs {fallbacks[0][0]}")
+        else:
+            runs = [f"  {_tokens(same)}: runs {fallback}" for fallback, same in fallbacks]
+            lines.append("\n".join([what, *runs]))
     return lines
 
 

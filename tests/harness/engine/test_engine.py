@@ -78,7 +78,7 @@ def test_csv_has_a_line_for_each_shape(here, tmp_path):
 def test_names_in_notes_stay_whole():
     """SGLang's have a blank between brackets."""
     name = "aiter/a-long-name/" * 6 + "block_shape=[128, 128].json"
-    text = plain(Section("falls back", [f"no entry in {name}; runs", f"  64 tokens: {name}: x"]))
+    text = plain(Section("falls back", [f"no entry in {name}; runs\n  64 tokens: {name}: x"]))
     assert text.splitlines() == [
         "falls back", "  no entry in", f"    {name};", "    runs",
         "    64 tokens:", f"      {name}:", "      x",
@@ -257,7 +257,9 @@ def test_a_page_maps_shapes_by_tokens(tmp_path):
     hit = dict(zip(chart.table.columns, next(r for r in rows if "ck fast, splitK 0" in r), strict=True))
     assert (hit["as"], hit["us"], hit["line"]) == (64, 6.4, 2)
     assert chart.table.numeric == {"share", "as", "us", "line"}
-    assert next(iter(section.notes))[0] == "falls back"
+    label, note = section.notes[0]
+    assert label == "falls back"
+    assert "no entry in tuned_fmoe (0 files); 64, " in note and "; 1 token: runs 2stage CK chosen" in note
 
 
 @pytest.mark.parametrize("version, known", [("0.1.16", False), ("0.1.20", True), ("", True)])

@@ -312,8 +312,8 @@ def _without_effect(
         without = replace(request, given=rest)
         if name not in known:
             near = difflib.get_close_matches(_spelled(name), spelled, 1, 0.8)
-            meant = f"; {as_given(spelled[near[0]])} is meant?" if near else ""
-            yield f"{as_given(name)}: nothing recorded of {request.engine} reads it on {arch}{meant}"
+            meant = f"; did you mean {as_given(spelled[near[0]])}?" if near else ""
+            yield f"{as_given(name)}: nothing that is recorded of {request.engine} reads it on {arch}{meant}"
         elif _deployed(without, arch) == _deployed(request, arch) and all(
             _chosen(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes
         ):

@@ -319,7 +319,8 @@ def changes_text(found: Changes) -> str:
     a, b = (view.libraries[found.library] for view in (found.before, found.after))
     lines = [
         heading(found.after)[0],
-        f"{found.library} {a} -> {b}: {len(found.changes)} of {found.asked} shapes run otherwise",
+        f"{found.library} {a} -> {b}: {len(found.changes)} of {found.asked} shapes run another kernel or "
+        "configuration",
         "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
     ]
     pairs = [

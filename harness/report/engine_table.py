@@ -205,8 +205,8 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
         if len(fallbacks) == 1:
             lines.append(f"{what}; runs {fallbacks[0][0]}")
         else:
-            runs = [f"  {_tokens(same)}: runs {fallback}" for fallback, same in fallbacks]
-            lines.append("\n".join([what, *runs]))
+            by_tokens = [f"  {_tokens(same)}: runs {fallback}" for fallback, same in fallbacks]
+            lines.append("\n".join([what, *by_tokens]))
     return lines
 
 

@@ -144,6 +144,8 @@ def test_what_a_library_changes_is_asked_where_the_engine_reads_it(here, tmp_pat
     done = here("engine", "vllm", "--arch", "gfx942", "--diff", path, path)
     assert done.returncode == 2
     assert done.stderr.endswith("looks into tables of aiter; give --with VLLM_ROCM_USE_AITER=1\n")
+    done = here("engine", "vllm", "--arch", "sm_90", "--diff", path, path)
+    assert done.stderr.endswith("looks into tables of aiter\n")
     mistyped = ("--with", "VLLM_ROCM_USE_AITR=1")
     text = here("engine", "vllm", "--arch", "gfx942", "--aiter", path, *mistyped).stdout
     assert "  --aiter: nothing that vllm runs here looks into tables of aiter; give --with" in text
@@ -201,7 +203,8 @@ def test_tables_of_another_release_are_said(here, tmp_path):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm" / "_version.py").write_text("version = '0.30.1'\n")
-    found = facts(here, "engine", "vllm", "--arch", "MI300X", "--vllm", str(tmp_path))
+    found = facts(here, "engine", "vllm", "--arch", "mi300x", "--vllm", str(tmp_path))
+    assert found["device"] == "MI300X"
     assert found["notes"] == ["what vllm runs was read in 0.33.0; the tables are those of 0.30.1"]
 
 

@@ -8,8 +8,6 @@ Each PATH as `harness engine` takes it; by default the tables that are recorded 
 from __future__ import annotations
 
 import argparse
-import csv
-import io
 import itertools
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,7 +41,7 @@ COLUMNS = (
 
 
 def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView]]:
-    """Device, engine and deployment with what is found."""
+    """What is found for each device, engine and deployment."""
     for device in DEVICES:
         for name, (engine, given) in ENGINES.items():
             if given and not device.startswith("MI"):
@@ -54,13 +52,13 @@ def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView
 
 
 def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[str, Any]]:
-    """One for each op of a deployment whose kernels look into a table; share of time: of all four ops, at the
-    limits of the device; time tuned: of that."""
+    """A line for each op of a deployment whose kernels look into a table. Its share of time is that of all
+    four ops at the limits of the device; the time tuned is a part of the op's."""
     for (device, engine, deployment, view), op in itertools.product(found, TITLES):
         shapes = [shape for shape in view.shapes if shape.found and shape.call.op == op]
         if not shapes:
             continue
-        tuned = [shape for shape in shapes if shape.state == "tuned"]
+        tuned = [shape for shape in shapes if shape.entry]
         share = sum(shape.share for shape in shapes)
         yield {
             "device": device,
@@ -77,23 +75,24 @@ def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[st
 
 
 def _table(shape: Shape) -> str:
-    """Its name, or the folder where a table is a file for each shape."""
-    name = shape.found.table if shape.found else ""
-    return name.rpartition("/")[0] if name.endswith(".json") else name.partition(" ")[0]
+    """The name of a shape's table, or its folder where each shape has a file of its own."""
+    folder, _, name = shape.table.rpartition("/")
+    return folder if name.endswith(".json") else shape.table.partition(" ")[0]
 
 
 def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
     """The README of results/tables."""
     about = (
-        f"{read} Read from files, untested on hardware; SGLang on MI350X and MI355X as from ROCm 7.2 on. "
-        "Each cell: so many shapes have a tuned entry, of all of 3200 tokens in and 800 out at 1 to 128 "
-        "requests, prompts of 3200 to 128000 tokens at once (with DP attention 16 to 128 requests a rank, "
-        "prompts to 16384); in brackets their share of the time at the limits of the device; and what the "
-        "engine runs. **A miss is not yet a loss**, and a hit may be the entry for the nearest number of "
-        "tokens or, in SGLang, of a file for another Triton: `python -m harness engine` says which, and what "
-        "runs instead. `-`: no table decides, as on B200 and, in GEMM, on H100 and H200, where FlashInfer "
-        "and DeepGEMM choose at run time. [coverage.csv](coverage.csv) has the tables and shares, "
-        "[coverage.html](coverage.html) a map. `tools/table_coverage.py` writes all three."
+        f"{read} All of it is read from files and untested on hardware; SGLang on MI350X and MI355X is as from "
+        "ROCm 7.2 on. Each cell says how many of the shapes have a tuned entry, which part of their time that "
+        "is at the limits of the device, and what the engine runs. The shapes are those of 3200 tokens in and "
+        "800 out at 1 to 128 requests, with prompts of 3200 to 128000 tokens at once (with DP attention 16 to "
+        "128 requests a rank and prompts to 16384). **A miss is not yet a loss**, and a hit may be the entry "
+        "for the nearest number of tokens or, in SGLang, of a file for another Triton: `python -m harness "
+        "engine` says which it is, and what runs after a miss. `-` means that no table decides, as on B200 "
+        "and, in GEMM, on H100 and H200, where FlashInfer and DeepGEMM choose at run time. "
+        "[coverage.csv](coverage.csv) has the tables and shares, and [coverage.html](coverage.html) is a map. "
+        "`tools/table_coverage.py` writes all three."
     )
     text = [
         "# Which shapes of DeepSeek-R1 are tuned",
@@ -155,7 +154,9 @@ def _cell(rows: Sequence[Mapping[str, Any]], deployment: str) -> str:
 
 
 def made(paths: Mapping[str, Path]) -> dict[str, str]:
-    """The files of results/tables -> their text."""
+    """The texts of the files of results/tables, by their names."""
+    import pandas
+
     found = list(views(paths))
     rows = list(lines(found))
     releases = dict.fromkeys(view.release for *_, view in found)
@@ -163,12 +164,8 @@ def made(paths: Mapping[str, Path]) -> dict[str, str]:
     read = (
         f"{' and '.join(releases)}, with the tables of {'; '.join(f'{n} {v}' for n, v in versions.items())}."
     )
-    file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
     return {
-        "coverage.csv": file.getvalue(),
+        "coverage.csv": pandas.DataFrame(rows, columns=COLUMNS).to_csv(index=False),
         "README.md": document(rows, read),
         "coverage.html": html(page(rows, read), "python -m tools.table_coverage"),
     }

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from shapes.scheduler import Workload
 
 OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
+"""What --workload takes; the first three are needed."""
 
 
 @click.command()
-@click.argument("engine", metavar="sglang|vllm")
-@click.option(
-    "--arch", metavar="NAME", help="gfx942, sm_90 ... or a GPU of it: MI325X, H100 (default: this machine's)."
-)
+@click.argument("engine", type=click.Choice(["sglang", "vllm"]), metavar="sglang|vllm")
+@click.option("--arch", metavar="NAME",
+              help="gfx942, sm_90 ... or a GPU: MI325X, H100.  [default: this machine's]")  # fmt: skip
 @click.option("--model", default="deepseek-r1", show_default=True, metavar="NAME|DIR",
               help="deepseek-r1, deepseek-v3 or a folder with a config.json.")  # fmt: skip
 @click.option("--tp", type=click.IntRange(1), default=8, show_default=True, help="Ranks of the server.")
@@ -28,40 +28,25 @@ OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
               help="Ranks that share the experts: all or one.")  # fmt: skip
 @click.option("--dp-attention", is_flag=True, help="Each rank has requests of its own.")
 @click.option("--kv", type=click.Choice(["bf16", "fp8"]), default="bf16", show_default=True, help="KV cache.")
-@click.option(
-    "--workload",
-    metavar="isl=N,osl=N,concurrency=N",
-    help="What is served; also prompts=N, chunk=TOKENS (default: a sweep of 3200 in, 800 out).",
-)
-@click.option(
-    "--with",
-    "given",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="A variable or flag of the engine that is set.",
-)
+@click.option("--workload", metavar="isl=N,osl=N,concurrency=N",
+              help="What is served; it also takes prompts=N and chunk=TOKENS.  [default: steps of batches of "
+              "1 to 128 requests, 3200 tokens in and 800 out]")  # fmt: skip
+@click.option("--with", "given", multiple=True, metavar="NAME=VALUE",
+              help="A variable or flag that is set for the engine.")  # fmt: skip
 @click.option("--op", multiple=True, help="Only this op.")
-@click.option(
-    "--aiter",
-    metavar="PATH",
-    help="A checkout, wheel, site-packages or unpacked image of AITER; or `recorded`.",
-)
-@click.option("--vllm", metavar="PATH", help="The same of vLLM.")
-@click.option(
-    "--sglang", metavar="PATH", help="The same of SGLang (each by default: installed, else recorded)."
-)
-@click.option(
-    "--triton",
-    default="",
-    metavar="VERSION",
-    help="Beside the engine, by which SGLang chooses files (default: its release's).",
-)
-@click.option("--diff", nargs=2, metavar="A B", help="What two versions of a library hold otherwise.")
-@click.option("--entries", is_flag=True, help="Each shape on a line, with what its table holds.")
-@click.option(
-    "--write", "folder", metavar="DIR", help="Write the misses there as the library's own tuner reads them."
-)
-@click.option("--page", metavar="FILE", help="Write a page there: shapes by tokens, tuned or not.")
+@click.option("--aiter", metavar="PATH",
+              help="A checkout, wheel, site-packages or unpacked image of AITER, or `recorded`.")  # fmt: skip
+@click.option("--vllm", metavar="PATH", help="The same for vLLM.")
+@click.option("--sglang", metavar="PATH",
+              help="The same for SGLang.  [default of all: what is installed, else recorded]")  # fmt: skip
+@click.option("--triton", default="", metavar="VERSION",
+              help="Triton beside SGLang, which chooses files by it.  [default: its release's]")  # fmt: skip
+@click.option("--diff", nargs=2, metavar="A B",
+              help="Print the shapes for which two versions of a library hold something else.")  # fmt: skip
+@click.option("--entries", is_flag=True, help="Print a row for each shape, with the entry of its table.")
+@click.option("--write", "folder", metavar="DIR",
+              help="Write the misses there as the library's own tuner reads them.")  # fmt: skip
+@click.option("--page", metavar="FILE", help="Write a page there: a map of shapes by tokens.")
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write CSV there.")
 @json_option("Write JSON there.")
 def engine(
@@ -86,9 +71,9 @@ def engine(
     csv_to: str | None,
     json_to: str | None,
 ) -> None:
-    """What sglang or vllm runs for each shape of a deployment, by share of the step: the implementation and
-    the line that decides it, the tuned table that it looks into, the entry it finds or what runs instead, and
-    known defects. Files alone are read; no GPU is needed.
+    """Says what sglang or vllm runs for each shape of a deployment: the implementation and the line of source
+    that decides it, the tuned table that it looks into, the entry that it finds or what runs instead, and
+    known defects. The largest shares of the time come first. Only files are read; no GPU is needed.
 
     \b
     python -m harness engine sglang --arch MI300X
@@ -101,7 +86,6 @@ def engine(
     from harness.errors import UsageError
     from harness.files import require_writable, require_writable_folder, write
     from harness.plan.select import choose_op
-    from kernels.engines import engines
     from kernels.engines.deploy import settings
     from kernels.platform import detect
     from shapes.models import model as known_model
@@ -116,14 +100,11 @@ def engine(
         raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
     if triton and not triton[0].isdecimal():
         raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
-    if engine not in engines():
-        raise UsageError(f"unknown engine {engine!r}; engines: {', '.join(engines())}")
-    paths = {
-        name: Path(path) for name, path in (("aiter", aiter), ("vllm", vllm), ("sglang", sglang)) if path
-    }
+    given_paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
+    paths = {name: Path(path) for name, path in given_paths.items() if path}
     machine = detect()
     if not arch and machine.kind == "cpu":
-        click.echo("note: this is of the CPU here; give --arch MI300X, say, for a GPU", err=True)
+        click.echo("note: this is about the CPU of this machine; --arch names a GPU", err=True)
     try:
         if not Path(model).exists() and model not in models():
             raise ValueError(
@@ -168,7 +149,7 @@ def engine(
         write_page(view, page)
     if folder:
         _write_untuned(view, Path(folder))
-    if "-" not in (json_to, csv_to):
+    if "-" not in (json_to, csv_to, page):
         import sys
 
         from harness.report.engine_table import engine_text
@@ -178,8 +159,8 @@ def engine(
 
 
 def _write_untuned(view: EngineView, folder: Path) -> None:
-    """AITER's untuned CSV files, and a list of the JSON files that an engine looks for and does not have, as
-    far as there is something to write in them."""
+    """Writes AITER's CSV files of untuned shapes, and lists of the JSON files that an engine looks for and
+    does not have; no file that would be empty."""
     from harness.files import replace
 
     misses = [shape for shape in view.shapes if shape.state == "fallback"]
@@ -196,24 +177,20 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
 
 
 def _workload(text: str) -> Workload:
-    """Raises ValueError."""
-    from dataclasses import replace
-
+    """By default each place serves one prompt: more of them repeat the same steps. Raises ValueError."""
     from shapes.scheduler import Workload
 
     values: dict[str, int] = {}
     for part in text.split(","):
-        name, equals, number = part.strip().partition("=")
-        if name not in OF_A_WORKLOAD or not equals or not number.isdecimal():
-            raise ValueError(
-                f"--workload takes {', '.join(f'{n}=N' for n in OF_A_WORKLOAD)}, not {part.strip()!r}"
-            )
+        name, _, number = part.strip().partition("=")
+        if name not in OF_A_WORKLOAD or not number.isdecimal():
+            takes = ", ".join(f"{each}=N" for each in OF_A_WORKLOAD)
+            raise ValueError(f"--workload takes {takes}, not {part.strip()!r}")
         if name in values:
             raise ValueError(f"--workload has {name} twice")
         values[name] = int(number)
     if missing := [name for name in OF_A_WORKLOAD[:3] if name not in values]:
         raise ValueError(f"--workload needs {', '.join(missing)}")
     concurrency = values["concurrency"]
-    prompts = values.get("prompts", 8 * concurrency)
-    loaded = Workload(values["isl"], values["osl"], concurrency, prompts)
-    return replace(loaded, token_budget=values.get("chunk", loaded.token_budget))
+    prompts, chunk = values.get("prompts", concurrency), values.get("chunk", Workload.token_budget)
+    return Workload(values["isl"], values["osl"], concurrency, prompts, token_budget=chunk)

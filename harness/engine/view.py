@@ -1,4 +1,4 @@
-"""Each shape that a deployment calls: what the engine runs for it, and what a tuned table holds."""
+"""What an engine runs for each shape that a deployment calls, and what a tuned table holds for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kernels.defects import known_defects
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import TABLES, columns, deployed, known_settings
 from kernels.op import DTYPES
-from kernels.tables import Found, Problem, Target
+from kernels.tables import Entry, Found, Problem, Target
 from kernels.tables.files import TableError
 from kernels.tables.lookup import LIBRARIES, Lookups
 from kernels.vendor import READ_TO
@@ -28,18 +28,22 @@ from shapes.deployment import Call, Deployment, served, sweep
 from shapes.models import ModelConfig
 from shapes.scheduler import Workload
 
-ROWS = 16384
-"""With more, products bound the experts and not their weights; to draw so many picks takes seconds."""
+MOST_ROWS = 16384
+"""Of experts for which picks are drawn, which takes seconds for many more. With more rows the products bound
+the experts and not the reading of their weights, so their time grows as the rows do."""
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """model, tp, ep, dp_attention, kv: how the model is served (kernels.engines.deploy)
+    """A deployment that is asked about.
+
     arch:     an architecture or a device: gfx942, MI325X
-    workload: None: the sweep of shapes.deployment
-    given:    variables and flags of the engine
-    paths:    library -> where its files lie
-    triton:   its version beside the engine; empty: what comes with its release
+    tp, ep, dp_attention, kv: how the model is served (see kernels.engines.deploy)
+    workload: what is served; None means the sweep of shapes.deployment
+    given:    the variables and flags that are set for the engine
+    paths:    where the files of a library lie, by its name
+    triton:   the version of Triton beside the engine; empty means the one that its release comes with
+    ops:      which ops are shown; empty means all
     """
 
     engine: str
@@ -58,69 +62,95 @@ class EngineRequest:
 
 @dataclass(frozen=True)
 class Shape:
-    """share: of the time of the deployment's steps, each call at the limits of the device
-    entry:   what the engine runs; None: not known
-    found:   what its table holds; None: no table decides
-    defects: known ones of what runs
+    """A shape that a deployment calls.
+
+    share:   the part of the time of all steps that its calls take at the limits of the device, 0..1
+    choice:  what the engine runs for it; None where that is not known
+    found:   what the tuned table of that kernel holds; None where no table decides
+    defects: known defects of what runs
     """
 
     call: Call
     sizes: Mapping[str, Size]
     share: float
-    entry: EngineDefault | None
+    choice: EngineDefault | None
     found: Found | None
     defects: tuple[str, ...]
 
     @property
     def row(self) -> str:
-        return self.entry.row if self.entry else ""
+        return self.choice.row if self.choice else ""
 
     @property
     def decided_in(self) -> str:
-        return f"{self.entry.file}:{self.entry.line}" if self.entry else ""
+        return f"{self.choice.file}:{self.choice.line}" if self.choice else ""
+
+    @property
+    def why(self) -> str:
+        return self.choice.why if self.choice else "the engine's choice is not known"
+
+    @property
+    def table(self) -> str:
+        return self.found.table if self.found else ""
+
+    @property
+    def entry(self) -> Entry | None:
+        return self.found.entry if self.found else None
+
+    @property
+    def fallback(self) -> str:
+        return self.found.fallback if self.found else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is odd about the look-up."""
+        return self.found.notes if self.found else ()
 
     @property
     def state(self) -> str:
-        """`tuned`, `fallback`, `no table`, or `no row` where the suite has none that does the same."""
+        """`tuned`, `fallback`, `no table`, or `no row` where none of the suite does what the engine does."""
         if not self.row:
             return "no row"
         if self.found is None:
             return "no table"
-        return "tuned" if self.found.entry else "fallback"
+        return "tuned" if self.entry else "fallback"
 
     @property
     def tokens(self) -> int:
-        """Of the step: what a table is asked by; where sequences differ in length, how many there are."""
+        """Tokens of the step, by which a table is asked. Prompts of different lengths count as one token
+        each."""
         if self.call.op == "mha_prefill":
             new = str(self.sizes["new"])
             return int(self.sizes["batch"]) * (int(new) if new.isdecimal() else 1)
         return next((int(self.sizes[name]) for name in ("m", "tokens", "batch") if name in self.sizes), 0)
 
     def facts(self) -> dict[str, Any]:
-        """As JSON has them."""
-        entry = self.found and self.found.entry
+        """The object of JSON."""
         return {
             "op": self.call.op,
             "sizes": dict(self.sizes),
             "share": round(self.share, 6),
             "row": self.row or None,
             "decided_in": self.decided_in or None,
-            "table": self.found.table if self.found else None,
-            "entry": asdict(entry) if entry else None,
-            "fallback": (self.found.fallback or None) if self.found else None,
+            "table": self.table or None,
+            "entry": asdict(self.entry) if self.entry else None,
+            "fallback": self.fallback or None,
             "defects": list(self.defects),
             "step": self.call.step,
             "place": self.call.place,
-            "why": self.entry.why if self.entry else "the engine's choice is not known",
-            "notes": list(self.found.notes) if self.found else [],
+            "why": self.why,
+            "notes": list(self.notes),
         }
 
 
 @dataclass(frozen=True)
 class EngineView:
-    """device:    by the name of its data sheet
-    problems:  what in the asked tables cannot work
-    libraries: that were asked -> their version, or where they lie
+    """The answer to a request.
+
+    device:    the name of the device's data sheet
+    problems:  what cannot work in the tables that were asked
+    libraries: the version of each library whose tables were asked, or where it lies
+    tables:    the tables themselves
     """
 
     request: EngineRequest
@@ -137,7 +167,7 @@ class EngineView:
         return f"{self.request.engine} {engines.defaults(self.request.engine)[0].version}"
 
     def facts(self) -> dict[str, Any]:
-        """As JSON has them."""
+        """The object of JSON."""
         asked = self.request
         return {
             "engine": self.release,
@@ -157,7 +187,7 @@ class EngineView:
 
 
 def engine_view(request: EngineRequest) -> EngineView:
-    """Raises UsageError, also where a library's files cannot be read."""
+    """Raises UsageError for a deployment that cannot be, and where a library's files cannot be read."""
     device = _device(request)
     arch, ops = device["arch"], list(request.ops or kernels.OPS)
     workload, longest = request.workload, request.model.max_position_embeddings
@@ -176,7 +206,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
     try:
         for name in request.paths:
-            tables.files(name)  # one that cannot be read is said, too, where no shape asks it
+            tables.files(name)  # a wrong path is an error, even if no shape asks that library
         shapes = [
             _shape(request, arch, call, share, tables)
             for call, share in zip(calls, shares, strict=True)
@@ -188,34 +218,32 @@ def engine_view(request: EngineRequest) -> EngineView:
     libraries = {
         name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
     }
-    notes = [*_idle(request, arch, ops, shapes), *_notes(request, arch, libraries)]
+    notes = [*_without_effect(request, arch, ops, shapes), *_unread(request, arch, libraries)]
     return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
 
 
 def _device(request: EngineRequest) -> Mapping[str, Any]:
-    """The data sheet of the device that is meant, with `units` and `driver`. Raises UsageError."""
-    known = engines.archs(request.engine)
+    """The data sheet of the device that is meant, with its `units` and the name that its `driver` gives. An
+    architecture stands for its usual device. Raises UsageError."""
+    known, usual = engines.archs(request.engine), architectures()
     devices = [entry for entry in known_devices() if entry["arch"] in known]
-    usual = architectures()
-    named = [entry for entry in devices if entry["name"].lower() == request.arch.lower()]
-    of_arch = [entry for entry in devices if entry["arch"] == request.arch]
-    of_arch.sort(key=lambda entry: request.arch in usual and entry["name"] != usual[request.arch].device)
-    if meant := next(iter([*named, *of_arch]), None):
-        maker = "AMD Instinct" if meant["arch"].startswith("gfx") else "NVIDIA"
-        units = usual[meant["arch"]].units if meant["arch"] in usual else 0
-        return {"units": units, "driver": f"{maker} {meant['name']}"} | meant
+    name = usual[request.arch].device if request.arch in usual else request.arch
+    named = [entry for entry in devices if entry["name"].lower() == name.lower()]
+    if meant := named or [entry for entry in devices if entry["arch"] == request.arch]:
+        maker = "AMD Instinct" if meant[0]["arch"].startswith("gfx") else "NVIDIA"
+        units = usual[meant[0]["arch"]].units if meant[0]["arch"] in usual else 0
+        return {"units": units, "driver": f"{maker} {meant[0]['name']}"} | meant[0]
     if request.arch in known:
         return {"arch": request.arch, "name": request.arch, "units": 0, "driver": ""}
     raise UsageError(
-        f"no defaults of {request.engine} for {request.arch!r}; --arch takes {', '.join(known)}, "
-        f"or {', '.join(entry['name'] for entry in devices)}; "
-        f"read at {request.engine} {engines.defaults(request.engine)[0].version}"
+        f"what {request.engine} runs on {request.arch!r} is not known; --arch takes {', '.join(known)}, "
+        f"or {', '.join(entry['name'] for entry in devices)}"
     )
 
 
 def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list[float]:
-    """Of all steps' time, each call taking the least that the data sheet allows: by bytes alone where there
-    is none. Each step of a sweep counts alike."""
+    """The part of the time that each call has of all steps, where each takes the least time that the data
+    sheet allows, or the time of its bytes where there is no data sheet. All steps of a sweep count alike."""
     rates = {dtype: rate * 1e12 for dtype, rate in device.get("tflops", {}).items()}
     limits = Ceilings(rates or dict.fromkeys(DTYPES, math.inf), device.get("tbps", 1.0) * 1e12)
     times = [call.times * _least_s(call, arch, limits) for call in calls]
@@ -226,12 +254,11 @@ def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list
 
 
 def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
-    """Seconds of a call at the device's limits. Experts are taken as evenly picked; beyond ROWS rows, where
-    products bound them, their time goes by rows."""
+    """Seconds of a call at the device's limits. All experts are taken to be picked equally often."""
     op, sizes, times = kernels.OPS[call.op], call.sizes, 1.0
     if call.rows:
-        times = max(call.rows, ROWS) / ROWS
-        sizes = sizes | {"tokens": min(call.rows, ROWS), "routing": "balanced"}
+        times = max(call.rows, MOST_ROWS) / MOST_ROWS
+        sizes = sizes | {"tokens": min(call.rows, MOST_ROWS), "routing": "balanced"}
     return times * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
 
 
@@ -249,19 +276,20 @@ def _chosen(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size
 def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:
     op = kernels.OPS[call.op]
     sizes = op.case({**op.defaults(arch), **call.sizes}).sizes
-    entry = _chosen(request, arch, call.op, sizes)
-    if call.op == "mha_prefill" and not (entry and entry.row):  # an engine may cast q, k and v
+    choice = _chosen(request, arch, call.op, sizes)
+    if call.op == "mha_prefill" and not (choice and choice.row):  # an engine may cast q, k and v
         cast = op.case({**sizes, "dtype": "fp8"}).sizes
         if (other := _chosen(request, arch, call.op, cast)) and other.row:
-            sizes, entry = cast, other
-    found = tables.find(call.op, entry.row, sizes) if entry and entry.row else None
-    return Shape(call, sizes, share, entry, found, _defects(call.op, entry, sizes, arch, tables))
+            sizes, choice = cast, other
+    row = choice.row if choice else ""
+    found = tables.find(call.op, row, sizes) if row else None
+    return Shape(call, sizes, share, choice, found, _defects(call.op, row, sizes, arch, tables))
 
 
-def _defects(
-    op: str, entry: EngineDefault | None, sizes: Mapping[str, Size], arch: str, tables: Lookups
-) -> tuple[str, ...]:
-    row = next((each for each in kernels.implementations(op) if entry and each.name == entry.row), None)
+def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: Lookups) -> tuple[str, ...]:
+    """Known defects of a row in the version of its library that was asked, or, where that is not known, in
+    the newest that was read."""
+    row = next((each for each in kernels.implementations(op) if each.name == name), None)
     if row is None:
         return ()
     package = row.library or row.provider
@@ -274,8 +302,10 @@ def _defects(
     )
 
 
-def _idle(request: EngineRequest, arch: str, ops: Sequence[str], shapes: Sequence[Shape]) -> Iterator[str]:
-    """Settings without which the engine runs the same."""
+def _without_effect(
+    request: EngineRequest, arch: str, ops: Sequence[str], shapes: Sequence[Shape]
+) -> Iterator[str]:
+    """A line for each setting without which the engine runs the same."""
     known = known_settings(request.engine, ops, arch)
     spelled = {_spelled(name): name for name in known}
     for name in request.given:
@@ -285,15 +315,17 @@ def _idle(request: EngineRequest, arch: str, ops: Sequence[str], shapes: Sequenc
         without = replace(request, given=rest)
         if name not in known:
             near = difflib.get_close_matches(_spelled(name), spelled, 1, 0.8)
-            meant = f"; {dashed(spelled[near[0]])} is meant?" if near else ""
-            yield f"{dashed(name)}: nothing recorded of {request.engine} reads it on {arch}{meant}"
+            meant = f"; did you mean {as_given(spelled[near[0]])}?" if near else ""
+            yield f"{as_given(name)}: nothing that is recorded of {request.engine} reads it on {arch}{meant}"
         elif _deployed(without, arch) == _deployed(request, arch) and all(
-            _chosen(without, arch, shape.call.op, shape.sizes) == shape.entry for shape in shapes
+            _chosen(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes
         ):
-            yield f"{dashed(name)}={request.given[name]} changes nothing here"
+            yield f"{as_given(name, request.given[name])} changes nothing here"
 
 
-def _notes(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> Iterator[str]:
+def _unread(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> Iterator[str]:
+    """A line for each given library that nothing asks, and one where the tables are those of another release
+    than the one whose choices are known."""
     for name in request.paths:
         if name not in libraries:
             yield f"--{name}: {unasked(request, name, arch)}"
@@ -304,8 +336,8 @@ def _notes(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> I
 
 
 def unasked(request: EngineRequest, library: str, arch: str) -> str:
-    """That no shape's kernel looks into a library's tables, and what to do. SGLang's AMD images have AITER
-    on, so that only vLLM is told to switch it on."""
+    """Says that no kernel of the deployment looks into a library's tables, and what to do. Only vLLM has to
+    be told to use AITER: SGLang's images for AMD do."""
     text = f"nothing that {request.engine} runs here looks into tables of {library}"
     off = request.engine == "vllm" and request.given.get("VLLM_ROCM_USE_AITER") != "1"
     if library == "aiter" and arch.startswith("gfx") and off:
@@ -314,10 +346,11 @@ def unasked(request: EngineRequest, library: str, arch: str) -> str:
 
 
 def _spelled(name: str) -> str:
-    """What a flag and a variable of one name have in common."""
+    """The name as a flag is spelled, so that a flag and a variable of one name are alike."""
     return name.lower().replace("_", "-")
 
 
-def dashed(name: str) -> str:
-    """The name of a variable, or of a flag as it is written."""
-    return f"--{name}" if name.islower() else name
+def as_given(name: str, value: str = "") -> str:
+    """A variable or a flag as --with takes it."""
+    written = f"--{name}" if name.islower() else name
+    return f"{written}={value}" if value else written

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from datetime import datetime, timezone
 
 from harness.engine.view import EngineView
 from harness.files import write
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor, distinct
-from harness.report.engine_table import flat, heading, layer_text, notes, summary
+from harness.report.engine_table import by_share, flat, heading, layer_text, notes, summary
 
 COLOURS = {
     "tuned": "#009E73",
@@ -16,7 +17,8 @@ COLOURS = {
     "no row": "#666666",
     "defect": "#D55E00",
 }
-"""Of what holds for a shape; those of Okabe and Ito, which people with any colour vision tell apart."""
+"""By the state of a shape. They are those of Okabe and Ito, which people with any colour vision tell
+apart."""
 
 COLUMNS = {
     "share": "share", "op": "op", "layer": "layer", "sizes": "sizes", "row": "runs",
@@ -24,7 +26,7 @@ COLUMNS = {
     "entry_kernel": "kernel", "entry_us": "us", "entry_file": "entry in", "entry_line": "line",
     "fallback": "falls back to", "defects": "defects",
 }  # fmt: skip
-"""What the table of shapes shows -> its heading."""
+"""The headings of the table of shapes, by what stands below them."""
 
 
 def write_page(view: EngineView, target: str) -> None:
@@ -46,18 +48,18 @@ def engine_section(view: EngineView) -> PageSection:
             "tokens": shape.tokens,
             "state": "defect" if shape.defects else shape.state,
         }
-        for shape in sorted(view.shapes, key=lambda shape: -shape.share)
+        for shape in by_share(view.shapes)
     ]
-    of_layers: dict[str, float] = {}
+    shares = Counter[str]()
     for value in values:
-        of_layers[value["layer"]] = of_layers.get(value["layer"], 0.0) + value["share"]
-    order = sorted(of_layers, key=lambda layer: -of_layers[layer])
+        shares[value["layer"]] += value["share"]
+    layers = [layer for layer, _ in shares.most_common()]
     picture = (
         alt.Chart({"values": values})
         .mark_rect(stroke="#FFFFFF", strokeWidth=1)
         .encode(
             x=alt.X("tokens:O", title="tokens"),
-            y=alt.Y("layer:N", sort=order, title=None, axis=alt.Axis(labelLimit=320)),
+            y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
             color=alt.Color(
                 "state:N",
                 scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
@@ -76,13 +78,13 @@ def engine_section(view: EngineView) -> PageSection:
         anchor("shapes", view.release),
         "Shapes by tokens",
         "Each cell is a shape that the deployment calls; layers with the largest share of the time come "
-        "first. Green: its table has an entry; orange: it has none, and a default runs; red: the kernel has "
+        "first. Green: its table has an entry; orange: it has none, and a fallback runs; red: the kernel has "
         "a known defect; grey: no table decides; dark grey: the engine runs what no row here does.",
         picture if values else None,
-        Table(list(COLUMNS.values()), rows, frozenset({"share", "as", "us"})),
+        Table(list(COLUMNS.values()), rows, frozenset({"share", "as", "us", "line"})),
         len(values),
     )
-    said = [(label, line) for label, lines in notes(view).items() for line in lines]
+    said = [(label, note.replace("\n  ", "; ")) for label, of_it in notes(view).items() for note in of_it]
     return PageSection(anchor("engine", view.release), view.release, "; ".join(summary(view)), [chart], said)
 
 

@@ -2,36 +2,61 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.engine.changes import Change, Changes
-from harness.engine.view import EngineView, Shape, dashed
+from harness.engine.changes import Changes
+from harness.engine.view import EngineView, Shape, as_given
 from kernels.tables.lookup import decides_without
-from shapes.case import Size, text_of
+from shapes.case import text_of
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from harness.report.fitting_table import FittingTable
 
-Item = TypeVar("Item", Shape, tuple[str, Shape])
 Key = TypeVar("Key", bound=Hashable)
 
-TOKENS = ("m", "tokens", "batch", "ctx", "new", "prefix")
-"""Sizes that differ from step to step; the others tell a layer."""
+SIZES_OF_A_STEP = ("m", "tokens", "batch", "ctx", "new", "prefix")
+"""They differ from step to step; the others tell a layer."""
 
-UNSAID = ("fp8", "scales", "routing", "topk", "hidden", "dtype", "page", "model_len")
-"""Sizes that no table is asked by, or that a deployment does not change."""
+SIZES_NOT_SHOWN = ("fp8", "scales", "routing", "topk", "hidden", "dtype", "page", "model_len")
+"""No table is asked by these, or they are the same in all deployments."""
+
+NO_BREAK = "\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A rich renderable: a heading, and notes that break between words alone, so that names of kernels and
+    files stay whole. Those of SGLang's files have a blank between brackets."""
+
+    heading: str
+    notes: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        yield Text(self.heading, "bold")
+        for line in "\n".join(self.notes).splitlines():
+            whole = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", NO_BREAK), line)
+            broken = textwrap.fill(
+                whole,
+                options.max_width,
+                initial_indent="  ",
+                subsequent_indent="    " + " " * (len(line) - len(line.lstrip())),
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+            yield Text(broken.replace(NO_BREAK, " "), no_wrap=True, overflow="ignore")
 
 
 def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
-    """entries: each shape on a line, with what its table holds."""
+    """entries: the table has a row for each shape, with its entry, and not one for each layer"""
     from rich.console import Group
-    from rich.padding import Padding
     from rich.text import Text
 
     parts: list[RenderableType] = [
@@ -42,7 +67,7 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
     if entries and (files := _files(view)):
         said = {"files of the entries": [f"{number}: {file}" for file, number in files.items()], **said}
     for label, lines in said.items():
-        parts += ["", Text(label, "bold"), *(Padding(Text(line), (0, 0, 0, 2)) for line in lines)]
+        parts += ["", Section(label, lines)]
     hints = [] if entries or not view.libraries else ["--entries shows the entry of each shape"]
     if any(shape.state == "fallback" for shape in view.shapes):
         hints.append("--write DIR writes the misses for the tuner")
@@ -53,13 +78,14 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
 
 
 def notes(view: EngineView) -> dict[str, list[str]]:
-    """What there is to know beside the table, by a heading; the largest shares of the time first."""
+    """What there is to know beside the table, by a heading; the largest shares of the time first. A note may
+    have several lines."""
     labelled = {
         "known defects": _defects(view.shapes),
         "falls back": _fallbacks(view.shapes),
         "no row": _no_rows(view.shapes),
         "no table": _without_tables(view.shapes),
-        "in the tables": [str(problem) for problem in view.problems],
+        "problems in the tables": [str(problem) for problem in view.problems],
         "note": [*_odd(view.shapes), *view.notes],
     }
     return {label: lines for label, lines in labelled.items() if lines}
@@ -74,7 +100,7 @@ def heading(view: EngineView) -> list[str]:
         how.append(f"--ep {asked.ep}")
     if asked.dp_attention:
         how.append("--dp-attention")
-    how += [f"{dashed(name)}={value}" if value else dashed(name) for name, value in asked.given.items()]
+    how += [as_given(name, value) for name, value in asked.given.items()]
     read = ", ".join(f"{name} {version}" for name, version in view.libraries.items())
     served = f"{asked.model.name} {' '.join(how)}, KV cache in {asked.kv}"
     tables = f"tables of {read}" if read else "no tuned table is asked"
@@ -82,37 +108,35 @@ def heading(view: EngineView) -> list[str]:
 
 
 def summary(view: EngineView) -> list[str]:
-    """Of each op whose kernels look into a table how many shapes are tuned, and how much of the time."""
+    """For each op how many of the shapes that look into a table are tuned, and how much of the time."""
     lines = []
-    for op, shapes in _grouped(view.shapes, lambda shape: shape.call.op):
+    for op, shapes in _grouped((shape.call.op, shape) for shape in view.shapes):
         asked = [shape for shape in shapes if shape.found]
-        share = sum(shape.share for shape in shapes)
-        if not asked:
-            lines.append(f"{op}: {share:.0%} of the time; no tuned table decides")
-            continue
-        tuned = [shape for shape in asked if shape.state == "tuned"]
-        part = sum(shape.share for shape in tuned) / (sum(shape.share for shape in asked) or 1.0)
-        counts = f"{len(tuned)} of {len(asked)} shapes tuned, {part:.0%} of its time"
-        lines.append(f"{op}: {share:.0%} of the time; {counts}")
+        said = "no tuned table decides"
+        if asked:
+            tuned = [shape for shape in asked if shape.entry]
+            part = _share(tuned) / _share(asked)
+            said = f"{len(tuned)} of {len(asked)} shapes tuned, {part:.0%} of its time"
+        lines.append(f"{op}: {_share(shapes):.0%} of the time; {said}")
     return lines
 
 
 def _layers(view: EngineView) -> FittingTable:
-    """A line for each layer that one row serves, by its share."""
+    """A row for each layer that one implementation serves, the largest shares of the time first."""
     from harness.report.fitting_table import Column, FittingTable
 
     columns = (
         Column("share", right=True), Column("op", spare=2), Column("layer"), Column("sizes"),
         Column("tokens"), Column("runs"), Column("decided in", spare=1), Column("tuned"), Column("not at"),
     )  # fmt: skip
-    groups = _grouped(view.shapes, lambda s: (s.call.op, s.call.place, layer_text(s), s.row, s.decided_in))
+    groups = _grouped(((s.call.op, s.call.place, layer_text(s), s.row, s.decided_in), s) for s in view.shapes)
     rows = []
     for (op, place, sizes, row, decided), shapes in groups:
         asked = [shape for shape in shapes if shape.found]
-        misses = [shape for shape in asked if shape.state == "fallback"]
+        misses = [shape for shape in asked if not shape.entry]
         rows.append(
             (
-                f"{sum(shape.share for shape in shapes):.1%}",
+                f"{_share(shapes):.1%}",
                 op,
                 place,
                 sizes,
@@ -127,7 +151,7 @@ def _layers(view: EngineView) -> FittingTable:
 
 
 def _entries(view: EngineView) -> FittingTable:
-    """Each shape, by its share."""
+    """A row for each shape, the largest shares of the time first."""
     from harness.report.fitting_table import Column, FittingTable
 
     columns = (
@@ -136,14 +160,14 @@ def _entries(view: EngineView) -> FittingTable:
         Column("kernel", spare=1, wraps=True),
     )  # fmt: skip
     rows, files = [], _files(view)
-    for shape in sorted(view.shapes, key=lambda shape: -shape.share):
-        entry = shape.found and shape.found.entry
+    for shape in by_share(view.shapes):
+        entry = shape.entry
         rows.append(
             (
                 f"{shape.share:.2%}",
                 shape.call.op,
                 shape.call.place,
-                _said(shape.sizes),
+                text_of({k: v for k, v in shape.sizes.items() if k not in SIZES_NOT_SHOWN}),
                 shape.row or "no row",
                 str(entry.m) if entry else "",
                 f"{entry.us:.4g}" if entry and entry.us else "",
@@ -155,124 +179,115 @@ def _entries(view: EngineView) -> FittingTable:
 
 
 def _files(view: EngineView) -> dict[str, int]:
-    """Those that entries are of, numbered, as their names are too long for a table."""
-    found = sorted(view.shapes, key=lambda shape: -shape.share)
-    files = dict.fromkeys(shape.found.entry.file for shape in found if shape.found and shape.found.entry)
+    """The files of the entries, numbered, as their names are too long for a table."""
+    files = dict.fromkeys(shape.entry.file for shape in by_share(view.shapes) if shape.entry)
     return {file: number for number, file in enumerate(files, 1)}
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    """What runs for the shapes that a table holds nothing for; of several files together where all of it is
-    the same."""
+    """What runs for the shapes that a table holds nothing for. Files whose misses all run the same are told
+    together."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
     runs: dict[str, set[str]] = {}
     for shape in misses:
-        runs.setdefault(_table(shape), set()).add(_fallback(shape))
+        runs.setdefault(shape.table, set()).add(shape.fallback)
 
     def alike(shape: Shape) -> tuple[str, str, str]:
-        table = _table(shape)
-        return shape.call.op, shape.row, _fallback(shape) if len(runs[table]) == 1 else table
+        told = shape.fallback if len(runs[shape.table]) == 1 else shape.table
+        return shape.call.op, shape.row, told
 
     lines = []
-    for (op, row, _), group in _grouped(misses, alike):
-        first, *others = dict.fromkeys(_table(shape) for shape in group)
+    for (op, row, _), group in _grouped((alike(shape), shape) for shape in misses):
+        first, *others = dict.fromkeys(shape.table for shape in group)
         table = f"{first} and {len(others)} more like it" if others else first
-        share = sum(shape.share for shape in group)
-        what = f"{op} {row}, {share:.1%} of the time, {_shapes(group)}: no entry in {table}; runs"
-        fallbacks = _grouped(group, _fallback)
+        what = f"{op} {row}, {_share(group):.1%} of the time, {_count(group)}: no entry in {table}"
+        fallbacks = _grouped((shape.fallback, shape) for shape in group)
         if len(fallbacks) == 1:
-            lines.append(f"{what} {fallbacks[0][0]}")
-            continue
-        lines.append(what)
-        for fallback, same in fallbacks:
-            tokens = _listed(shape.tokens for shape in same)
-            lines.append(f"  {tokens} {'token' if tokens == '1' else 'tokens'}: {fallback}")
+            lines.append(f"{what}; runs {fallbacks[0][0]}")
+        else:
+            by_tokens = [f"  {_tokens(same)}: runs {fallback}" for fallback, same in fallbacks]
+            lines.append("\n".join([what, *by_tokens]))
     return lines
 
 
-def _table(shape: Shape) -> str:
-    return shape.found.table if shape.found else ""
-
-
-def _fallback(shape: Shape) -> str:
-    return shape.found.fallback if shape.found else ""
-
-
 def _no_rows(shapes: Sequence[Shape]) -> list[str]:
-    groups = _grouped(
-        [shape for shape in shapes if not shape.row],
-        lambda s: (s.call.op, s.entry.why if s.entry else "the engine's choice is not known", s.decided_in),
-    )
+    """Why the engine runs what no row of the suite does."""
+    groups = _grouped(((s.call.op, s.why, s.decided_in), s) for s in shapes if not s.row)
     return [
-        f"{op}, {sum(shape.share for shape in group):.1%} of the time: {why}"
-        + (f" ({decided})" if decided else "")
+        f"{op}, {_share(group):.1%} of the time: {why}{f' ({decided})' if decided else ''}"
         for (op, why, decided), group in groups
     ]
 
 
 def _without_tables(shapes: Sequence[Shape]) -> list[str]:
-    """What decides instead, where it is known."""
-    asked = [shape for shape in shapes if shape.state == "no table"]
-    groups = _grouped(asked, lambda s: (s.call.op, s.row))
+    """What decides where no table does, if that is known."""
+    groups = _grouped(((s.call.op, s.row), s) for s in shapes if s.state == "no table")
     return [f"{op} {row}: {text}" for (op, row), _ in groups if (text := decides_without(op, row))]
 
 
 def _defects(shapes: Sequence[Shape]) -> list[str]:
-    pairs = [(defect, shape) for shape in shapes for defect in shape.defects]
-    groups = _grouped(pairs, lambda pair: (pair[0], pair[1].call.op, pair[1].row))
+    groups = _grouped(((each, s.call.op, s.row), s) for s in shapes for each in s.defects)
     return [
-        f"{op} {row}: {defect}: {_shapes(group)}, {sum(shape.share for _, shape in group):.1%} of the time"
+        f"{op} {row}: {defect}: {_count(group)}, {_share(group):.1%} of the time"
         for (defect, op, row), group in groups
     ]
 
 
 def _odd(shapes: Sequence[Shape]) -> list[str]:
-    """What look-ups noted, with how many shapes it concerns."""
-    pairs = [(note, shape) for shape in shapes if shape.found for note in shape.found.notes]
+    """What look-ups noted, and for how many shapes. Notes that differ in nothing but the numbers of tokens at
+    their end become one line."""
     lines = []
-    for (op, start), group in _grouped(pairs, lambda pair: (pair[1].call.op, _without_tokens(pair[0]))):
-        ends = {note.removeprefix(start) for note, _ in group}
-        tokens = {int(number) for end in ends for number in end.split(",") if number}
-        of = f" ({len(group)} shapes)" if len(group) > 1 else ""
-        lines.append(f"{op}: {start}{_listed(tokens)}{of}")
+    for (op, start), group in _grouped(((s.call.op, _start(note)), s) for s in shapes for note in s.notes):
+        ends = {note.removeprefix(start) for s in group for note in s.notes if _start(note) == start}
+        tokens = _listed(int(number) for end in ends for number in re.findall(r"\d+", end))
+        lines.append(f"{op}: {start}{tokens}{f' ({_count(group)})' if len(group) > 1 else ''}")
     return lines
 
 
-def _without_tokens(note: str) -> str:
-    """A note without the numbers of tokens at its end, in which those of one layer differ."""
+def _start(note: str) -> str:
+    """A note without the numbers of tokens at its end."""
     return re.sub(r"(?<= for )\d+(, \d+)*$", "", note)
 
 
-def _grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> list[tuple[Key, list[Item]]]:
-    """By key, the groups with the largest share of the time first."""
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
+def by_share(shapes: Iterable[Shape]) -> list[Shape]:
+    """The largest shares of the time first."""
+    return sorted(shapes, key=lambda shape: -shape.share)
 
-    def share(group: tuple[Key, list[Item]]) -> float:
-        return sum(item.share if isinstance(item, Shape) else item[1].share for item in group[1])
 
-    return sorted(groups.items(), key=share, reverse=True)
+def _share(shapes: Iterable[Shape]) -> float:
+    """Of the time, all together."""
+    return sum(shape.share for shape in shapes)
+
+
+def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
+    """Shapes by their key, the groups with the largest share of the time first."""
+    groups: dict[Key, list[Shape]] = {}
+    for key, shape in pairs:
+        groups.setdefault(key, []).append(shape)
+    return sorted(groups.items(), key=lambda group: -_share(group[1]))
 
 
 def layer_text(shape: Shape) -> str:
-    return text_of({k: v for k, v in shape.sizes.items() if k not in (*TOKENS, *UNSAID)})
+    """The sizes of the layer that a shape is of."""
+    of_layer = {k: v for k, v in shape.sizes.items() if k not in (*SIZES_OF_A_STEP, *SIZES_NOT_SHOWN)}
+    return text_of(of_layer)
 
 
-def _said(sizes: Mapping[str, Size]) -> str:
-    return text_of({name: value for name, value in sizes.items() if name not in UNSAID})
+def _count(shapes: Sequence[Shape]) -> str:
+    return "1 shape" if len(shapes) == 1 else f"{len(shapes)} shapes"
 
 
-def _shapes(group: Sequence[object]) -> str:
-    return "1 shape" if len(group) == 1 else f"{len(group)} shapes"
+def _tokens(shapes: Iterable[Shape]) -> str:
+    tokens = _listed(shape.tokens for shape in shapes)
+    return f"{tokens} token" if tokens == "1" else f"{tokens} tokens"
 
 
 def _span(tokens: Sequence[int]) -> str:
     return f"{min(tokens)}..{max(tokens)}" if min(tokens) < max(tokens) else str(tokens[0])
 
 
-def _listed(tokens: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(set(tokens))))
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(set(numbers))))
 
 
 FACTS = (
@@ -282,7 +297,7 @@ FACTS = (
 
 
 def flat(shape: Shape) -> dict[str, Any]:
-    """FACTS of a shape; sizes as text, defects and notes separated by semicolons; None for what it lacks."""
+    """FACTS of a shape: sizes as text, defects and notes separated by semicolons, None for what it lacks."""
     facts = shape.facts()
     entry = facts.pop("entry") or {}
     facts |= {f"entry_{name}": value for name, value in entry.items()}
@@ -292,27 +307,27 @@ def flat(shape: Shape) -> dict[str, Any]:
 
 def engine_csv(view: EngineView) -> str:
     """A line for each shape."""
-    file = io.StringIO()
-    writer = csv.DictWriter(file, FACTS, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat(shape) for shape in view.shapes)
-    return file.getvalue()
+    import pandas
+
+    rows = [flat(shape) for shape in view.shapes]
+    return pandas.DataFrame(rows, columns=FACTS, dtype=object).to_csv(index=False)
 
 
 def changes_text(found: Changes) -> str:
-    """The changed shapes by their share, those of one layer that change alike on a line."""
-    a, b = (view.libraries.get(found.library, "unknown") for view in (found.before, found.after))
+    """The changed shapes, the largest shares of the time first, and below each what runs before and after.
+    Shapes of one layer that change alike are told together."""
+    a, b = (view.libraries[found.library] for view in (found.before, found.after))
     lines = [
-        f"{found.before.release} on {found.before.device}: {found.library} {a} -> {b}: "
-        f"{len(found.changes)} of {found.asked} shapes run otherwise",
-        "compared: entries of tables and what a miss runs; not which kernels are called, nor their code",
+        heading(found.after)[0],
+        f"{found.library} {a} -> {b}: {len(found.changes)} of {found.asked} shapes run another kernel or "
+        "configuration",
+        "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
     ]
-    groups: dict[tuple[str, str, str, str], list[Change]] = {}
-    for change in found.changes:
-        call = change.of.call
-        groups.setdefault((call.op, call.place, layer_text(change.of), change.text), []).append(change)
-    for (op, place, layer, text), group in groups.items():
-        tokens = ", ".join(str(change.of.tokens) for change in group)
-        share = sum(change.of.share for change in group)
-        lines.append(f"{share:6.1%}  {op} {place} {layer}, at {tokens}: {text}")
+    pairs = [
+        ((f"{c.after.call.op} {c.after.call.place} {layer_text(c.after)}", *c.runs), c.after)
+        for c in found.changes
+    ]
+    for (layer, before, after), shapes in _grouped(pairs):
+        lines.append(f"{_share(shapes):6.1%}  {layer} at {_tokens(shapes)}")
+        lines += [f"        - {before}", f"        + {after}"]
     return "\n".join(lines)

@@ -59,8 +59,8 @@ def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str |
 
 
 def of_case(op: str, text: str, platform: Platform) -> Listing:
-    """Implementations of an op, those that take a case in one of its boundaries first, the others with what
-    `run` says of them in the widest. Raises UsageError for what is not one case."""
+    """The implementations of an op. Those that take the case in any boundary stand first; for each of the
+    others the reason is that of `run` in the widest boundary. Raises UsageError for what is not one case."""
     cases = choose_cases(kernels.OPS[op], None, [text], None, platform.arch)
     if len(cases) != len(kernels.OPS[op].boundaries):
         raise UsageError(f"--case of list is one case; {text!r} is several")
@@ -88,8 +88,8 @@ def _table(rows: Sequence[Row]) -> FittingTable:
 
 
 def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
-    """Implementations: those that do what the verb says first, then the others by what keeps them away; of
-    one op, with what each requires."""
+    """Implementations: first those that do what the verb says, then the others by what keeps them away. Those
+    of one op stand with what each requires."""
     from rich.console import Group
     from rich.text import Text
 

@@ -50,14 +50,19 @@ def test_list_says_which_rows_take_a_case(here):
     assert reasons["aiter.asm"] == "takes 8, 16, 128 heads with kv=fp8"
     assert reasons["tilelang.split"] == "takes a bf16 cache, not fp8"
     assert reasons["aiter.gluon"].startswith("needs gfx950")
-    assert "9 of 29 take batch=16 ctx=4096 heads=32 page=64 kv=fp8" in here("list", *case).stdout
-    gpu = here("list", *case[:3], "mi300x", *case[4:])
-    assert gpu.stdout == here("list", *case).stdout
+    text = here("list", *case).stdout
+    assert "9 of 29 take batch=16 ctx=4096 heads=32 page=64 kv=fp8" in text
+    assert text.index("takes a bf16 cache, not fp8") < text.index("needs cuda")  # the case before the machine
+    assert here("list", *case[:3], "mi300x", *case[4:]).stdout == text
     case = ("--op", "fused_moe", "--arch", "sm_100", "--case", "tokens=64 experts=384")
     rows = json.loads(here("list", "impls", *case, "--json", "-").stdout)
     (row,) = [row for row in rows if row["implementation"] == "flashinfer.trtllm"]
     assert (row["runs"], row["takes"], row["why not"]) == (True, False, "")
     assert row["reason"] == "takes groups of 2 to 32 experts, not of 48"
+    case = ("--op", "fused_moe", "--arch", "sm_100", "--case", "tokens=64")
+    rows = json.loads(here("list", "impls", *case, "--json", "-").stdout)
+    takes = {row["boundary"] for row in rows if row["takes"]}  # one boundary suffices
+    assert takes == {"core", "with_quant", "with_routing", "core, with_quant"}
 
 
 @pytest.mark.parametrize(

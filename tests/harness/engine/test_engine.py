@@ -9,6 +9,8 @@ import pytest
 
 from harness.engine.view import EngineRequest, engine_view
 from harness.page.engine import engine_section
+from harness.report.engine_table import Section
+from harness.report.terminal import plain
 from shapes.models import model
 
 COLUMNS = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw,errRatio"
@@ -25,10 +27,14 @@ def aiter(folder: Path, *rows: tuple[int, int, int, int, str]) -> Path:
     return folder
 
 
-def shapes(here, path, *options):
-    done = here(*AITER, "--aiter", str(path), *options, "--json", "-")
+def facts(here, *command):
+    done = here(*command, "--json", "-")
     assert done.returncode == 0
-    return json.loads(done.stdout)["shapes"]
+    return json.loads(done.stdout)
+
+
+def shapes(here, path, *options):
+    return facts(here, *AITER, "--aiter", str(path), *options)["shapes"]
 
 
 def test_json_says_of_each_shape_what_runs_and_what_is_tuned(here, tmp_path):
@@ -67,6 +73,16 @@ def test_csv_has_a_line_for_each_shape(here, tmp_path):
     assert [(row["sizes"], row["entry_us"]) for row in tuned] == [
         ("m=64 n=2112 k=7168 fp8=e4m3fnuz scales=fp32", "6.4")
     ]
+
+
+def test_names_in_notes_stay_whole():
+    """SGLang's have a blank between brackets."""
+    name = "aiter/a-long-name/" * 6 + "block_shape=[128, 128].json"
+    text = plain(Section("falls back", [f"no entry in {name}; runs\n  64 tokens: {name}: x"]))
+    assert text.splitlines() == [
+        "falls back", "  no entry in", f"    {name};", "    runs",
+        "    64 tokens:", f"      {name}:", "      x",
+    ]  # fmt: skip
 
 
 def test_misses_are_written_for_the_tuner(here, tmp_path):
@@ -108,9 +124,12 @@ def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
     )  # fmt: skip
     text = here(*AITER, "--diff", str(a), str(b)).stdout
     versions = f"version unknown, {a} -> version unknown, {b}"
-    assert f"aiter {versions}: 2 of 91 shapes run otherwise" in text
-    assert "block_scale_gemm qkv_a n=2112 k=7168, at 64: ck old, splitK 0 -> ck new, splitK 0" in text
-    assert "block_scale_gemm shared gate_up n=512 k=7168, at 1: miss: CK" in text
+    assert f"aiter {versions}: 2 of 91 shapes run another kernel or configuration" in text
+    assert (
+        "block_scale_gemm qkv_a n=2112 k=7168 at 64 tokens\n        - ck old, splitK 0\n        + ck new"
+        in text
+    )
+    assert "block_scale_gemm shared gate_up n=512 k=7168 at 1 token\n        - miss: CK" in text
     found = json.loads(here(*AITER, "--diff", str(a), str(b), "--json", "-").stdout)
     assert (found["library"], found["asked"], len(found["changes"])) == ("aiter", 91, 2)
     shares = [each["share"] for each in found["changes"]]
@@ -125,10 +144,12 @@ def test_what_a_library_changes_is_asked_where_the_engine_reads_it(here, tmp_pat
     done = here("engine", "vllm", "--arch", "gfx942", "--diff", path, path)
     assert done.returncode == 2
     assert done.stderr.endswith("looks into tables of aiter; give --with VLLM_ROCM_USE_AITER=1\n")
+    done = here("engine", "vllm", "--arch", "sm_90", "--diff", path, path)
+    assert done.stderr.endswith("looks into tables of aiter\n")
     mistyped = ("--with", "VLLM_ROCM_USE_AITR=1")
     text = here("engine", "vllm", "--arch", "gfx942", "--aiter", path, *mistyped).stdout
     assert "  --aiter: nothing that vllm runs here looks into tables of aiter; give --with" in text
-    assert "VLLM_ROCM_USE_AITER is meant?" in text.replace("\n  ", " ")
+    assert "did you mean VLLM_ROCM_USE_AITER?" in text.replace("\n   ", "")
     done = here("engine", "vllm", "--arch", "gfx942", "--aiter", str(tmp_path / "none"))
     assert done.stderr == f"error: {tmp_path}/none: no such file or folder\n"
 
@@ -137,7 +158,7 @@ def test_misses_of_one_fallback_are_told_together(here):
     """Of four layers whose own files AITER lacks, one paragraph; tokens of a note on one line."""
     options = ("--tp", "4", "--aiter", "recorded", "--op", "block_scale_gemm")
     text = here("engine", "sglang", "--arch", "gfx942", *options).stdout
-    lines = text.replace("\n  ", " ")
+    lines = text.replace("\n    ", " ")
     assert "36 shapes: no entry in" in lines
     assert "N=7168-K=4096.json and 3 more like it; runs any of" in lines
     assert lines.count("no entry in") == 3
@@ -158,6 +179,60 @@ def test_what_is_set_changes_what_runs(here, tmp_path):
     assert kernels() == {64: "ck fast, splitK 0"}
     assert kernels("--with", "CU_NUM=80") == {64: "ck small, splitK 0"}
     assert kernels("--with", f"AITER_CONFIG_GEMM_A8W8_BLOCKSCALE={mine}") == {32: "ck mine, splitK 0"}
+    command = (*AITER, "--aiter", str(path), "--op", "block_scale_gemm")
+    assert facts(here, *command, "--with", "CU_NUM=80")["notes"] == []
+
+
+@pytest.mark.parametrize(
+    "setting, notes",
+    [
+        ("--moe-dense-tp-size=1", []),  # splits the dense MLP otherwise, for which the same kernel runs
+        ("--moe-dense-tp-size=8", ["--moe-dense-tp-size=8 changes nothing here"]),
+        ("--disable-shared-experts-fusion", []),
+        ("SGLANG_ENABLE_JIT_DEEPGEM=0",
+         ["SGLANG_ENABLE_JIT_DEEPGEM: nothing that is recorded of sglang reads it on sm_90"]),
+    ],
+)  # fmt: skip
+def test_a_setting_without_effect_is_said(here, setting, notes):
+    command = ("engine", "sglang", "--arch", "H200", "--sglang", "recorded", "--dp-attention")
+    assert facts(here, *command, "--with", setting)["notes"] == notes
+
+
+def test_tables_of_another_release_are_said(here, tmp_path):
+    """What vLLM 0.33.0 runs is known here."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    (tmp_path / "vllm" / "_version.py").write_text("version = '0.30.1'\n")
+    found = facts(here, "engine", "vllm", "--arch", "mi300x", "--vllm", str(tmp_path))
+    assert found["device"] == "MI300X"
+    assert found["notes"] == ["what vllm runs was read in 0.33.0; the tables are those of 0.30.1"]
+
+
+def test_sglang_chooses_files_by_the_triton_that_is_given(here):
+    command = ("engine", "sglang", "--arch", "H200", "--sglang", "recorded", "--op", "fused_moe")
+    for options, folder in ((), "triton_3_5_1"), (("--triton", "3.3.1"), "triton_3_3_1"):
+        files = {shape["entry"]["file"] for shape in facts(here, *command, *options)["shapes"]}
+        assert [file.split("/")[-2] for file in files] == [folder]
+
+
+def test_a_workload_takes_prompts_and_chunks(here, tmp_path):
+    path = aiter(tmp_path)
+
+    def found(more=""):
+        return shapes(here, path, "--workload", f"isl=9000,osl=50,concurrency=2{more}")
+
+    assert found() == found(",prompts=16,chunk=8192")
+    assert found() != found(",prompts=3")
+    tokens = [
+        max(shape["sizes"]["m"] for shape in each if shape["op"] == "block_scale_gemm")
+        for each in (found(), found(",chunk=1000"))
+    ]
+    assert tokens == [8192, 1000]
+
+
+def test_a_page_on_stdout_stands_alone(here, tmp_path):
+    done = here(*AITER, "--aiter", str(aiter(tmp_path)), "--op", "mla_decode", "--page", "-")
+    assert done.stdout.strip().startswith("<!doctype html>") and done.stdout.endswith("</html>")
 
 
 def test_a_page_maps_shapes_by_tokens(tmp_path):
@@ -175,9 +250,19 @@ def test_a_page_maps_shapes_by_tokens(tmp_path):
     small = engine_section(engine_view(replace(request, kv="fp8", tp=2)))
     (values,) = small.charts[0].picture.to_dict()["datasets"].values()
     assert {value["state"] for value in values if value["op"] == "mla_decode"} == {"defect"}
-    layers = chart.picture.to_dict()["encoding"]["y"]["sort"]
-    assert layers[0] == "experts experts=256 inter=256 ep=1 shared=0"
-    assert next(iter(section.notes))[0] == "falls back"
+    shares = dict.fromkeys(chart.picture.to_dict()["encoding"]["y"]["sort"], 0.0)
+    assert next(iter(shares)) == "experts experts=256 inter=256 ep=1 shared=0"
+    rows = [[getattr(cell, "order", cell) for cell in row.cells] for row in chart.table.rows]
+    for share, _, layer, *_ in rows:
+        shares[layer] += share
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    assert [row[0] for row in rows] == sorted((row[0] for row in rows), reverse=True)
+    hit = dict(zip(chart.table.columns, next(r for r in rows if "ck fast, splitK 0" in r), strict=True))
+    assert (hit["as"], hit["us"], hit["line"]) == (64, 6.4, 2)
+    assert chart.table.numeric == {"share", "as", "us", "line"}
+    label, note = section.notes[0]
+    assert label == "falls back"
+    assert "no entry in tuned_fmoe (0 files); 64, " in note and "; 1 token: runs 2stage CK chosen" in note
 
 
 @pytest.mark.parametrize("version, known", [("0.1.16", False), ("0.1.20", True), ("", True)])
@@ -201,4 +286,4 @@ def test_sglangs_attention_on_amd_goes_by_heads_over_tp(tp, row):
 def test_without_an_architecture_the_machine_is_meant_and_a_cpu_says_so(here):
     done = here("engine", "vllm", "--op", "mla_decode")
     assert done.returncode in (0, 2)  # not every CPU has engines' defaults
-    assert done.stderr.startswith("note: this is of the CPU here; give --arch MI300X, say, for a GPU\n")
+    assert done.stderr.startswith("note: this is about the CPU of this machine; --arch names a GPU\n")

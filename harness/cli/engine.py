@@ -13,6 +13,26 @@ if TYPE_CHECKING:
     from harness.engine.view import EngineView
     from shapes.scheduler import Workload
 
+OWN_OPTIONS = {
+    "tp": "--tp N",
+    "tp-size": "--tp N",
+    "tensor-parallel-size": "--tp N",
+    "ep": "--ep N",
+    "ep-size": "--ep N",
+    "expert-parallel-size": "--ep N",
+    "enable-expert-parallel": "--ep N",
+    "enable-dp-attention": "--dp-attention",
+    "dp": "--dp-attention",
+    "dp-size": "--dp-attention",
+    "data-parallel-size": "--dp-attention",
+    "kv-cache-dtype": "--kv bf16 or --kv fp8",
+    "model": "--model NAME|DIR",
+    "model-path": "--model NAME|DIR",
+    "chunked-prefill-size": "--workload ...,chunk=TOKENS",
+    "max-num-batched-tokens": "--workload ...,chunk=TOKENS",
+}
+"""A flag of SGLang or vLLM that says how a model is served -> the option of this command."""
+
 OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
 """What --workload takes; the first three are needed."""
 
@@ -86,7 +106,6 @@ def engine(
     from harness.errors import UsageError
     from harness.files import require_writable, require_writable_folder, write
     from harness.plan.select import choose_op
-    from kernels.engines.deploy import settings
     from kernels.platform import detect
     from shapes.models import model as known_model
     from shapes.models import models, read_model
@@ -119,7 +138,7 @@ def engine(
             dp_attention,
             kv,
             _workload(workload) if workload else None,
-            settings(given),
+            _settings(given),
             paths,
             triton,
             [choose_op(name).name for name in op],
@@ -160,11 +179,17 @@ def engine(
 
 def _write_untuned(view: EngineView, folder: Path) -> None:
     """Writes AITER's CSV files of untuned shapes, and lists of the JSON files that an engine looks for and
-    does not have; no file that would be empty."""
+    does not have; no file that would be empty. Raises UsageError, before it writes, where that would replace
+    another file."""
+    from harness.errors import UsageError
     from harness.files import replace
 
     misses = [shape for shape in view.shapes if shape.state == "fallback"]
     texts = view.tables.untuned((shape.call.op, shape.row, shape.sizes) for shape in misses)
+    for name, text in texts.items():
+        # AITER's own folder has files of these names, which its users fill.
+        if (folder / name).exists() and (folder / name).read_bytes() != text.encode():
+            raise UsageError(f"{folder / name} is there and has other shapes; give --write another folder")
     for name, text in texts.items():
         replace(folder / name, text)
         click.echo(f"written: {folder / name}", err=True)
@@ -174,6 +199,17 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
         click.echo(text + "aiter/ops/triton/utils/_triton/tunning/screen.py", err=True)
     elif not texts:
         click.echo("nothing written: no file lacks a shape", err=True)
+
+
+def _settings(given: tuple[str, ...]) -> dict[str, str]:
+    """Raises ValueError, also for a flag of the engine for which this command has an option of its own."""
+    from kernels.engines.deploy import settings
+
+    found = settings(given)
+    for name in found:
+        if name in OWN_OPTIONS:
+            raise ValueError(f"--with takes no --{name}: here it is {OWN_OPTIONS[name]}")
+    return found
 
 
 def _workload(text: str) -> Workload:

@@ -101,6 +101,13 @@ def test_misses_are_written_for_the_tuner(here, tmp_path):
     assert [line.split(",")[:5] for line in experts[1:]] == [
         [str(tokens), "7168", "2048", "32", "7"] for tokens in (128, 256, 512, 1024, 32768, 131072)
     ]
+    (out / "untuned_fmoe.csv").write_text("token,model_dim\n1,2\n")  # as AITER's own folder has one
+    (out / "a8w8_blockscale_untuned_gemm.csv").unlink()
+    done = here(*AITER, "--aiter", str(path), "--dp-attention", "--ep", "8", "--write", str(out))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert f"{out}/untuned_fmoe.csv is there" in done.stderr
+    assert [each.name for each in out.iterdir()] == ["untuned_fmoe.csv"]
+    assert (out / "untuned_fmoe.csv").read_text() == "token,model_dim\n1,2\n"
 
 
 def test_what_is_not_written_is_said(here, tmp_path):

@@ -230,6 +230,8 @@ def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
     main = table.files[f"{folder}.json"]
     assert (table.now, main[64], main[5000]) == (NOW, FAST, NOW)
     assert table.files[f"{folder}_down.json"][4096] == down[1]
+    down = {}  # engines take a table that says nothing for none
+    assert len(tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 64})).files) == 1
     stub.own = lambda E, N, dtype, block_n, block_k: up  # an older SGLang
     assert list(tables.engine_table(kernels.OPS["fused_moe"].sizes({"tokens": 64})).files) == [
         f"{folder}.json"
@@ -237,14 +239,16 @@ def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
 
 
 def test_a_call_says_what_its_engine_takes_and_from_where(gemm, monkeypatch):
-    own = {1: FAST, 4096: NOW}
-    stub = SimpleNamespace(own=lambda N, K, block_n, block_k: own if N == 6144 else None)
+    own = {6144: {1: FAST, 4096: NOW}, 1536: {}}
+    stub = SimpleNamespace(own=lambda N, K, block_n, block_k: own.get(N))
     monkeypatch.setitem(sys.modules, "an_engine", stub)
     tables = replace(gemm.tables, own=Function("an_engine.own", needs="N K block_n block_k"))
-    sizes = [OP.sizes({"m": m, "n": n, "k": 1536}) for m, n in ((4096, 6144), (3, 6144), (3, 3072))]
+    calls = ((4096, 6144), (3, 6144), (3, 3072), (3, 1536))
+    sizes = [OP.sizes({"m": m, "n": n, "k": 1536}) for m, n in calls]
     assert [tables.picked(each, None) for each in sizes] == [
         f"{text_of(NOW)} (the engine's table at M = 4096)",
         f"{text_of(FAST)} (the engine's table at M = 1)",
+        f"{text_of(NOW)} (the engine's default)",
         f"{text_of(NOW)} (the engine's default)",
     ]
     assert tables.picked(sizes[0], EngineConfig(**FAST)) == f"{text_of(FAST)} (as told)"

@@ -425,10 +425,13 @@ def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
 
 
 def test_problems_are_of_what_is_asked(tmp_path):
-    """Rows of other shapes, and tables that no look-up asks, are another deployment's."""
+    """Rows of other shapes, and tables that no look-up asks, are another deployment's. Where a file breaks
+    off, nothing tells which shapes are lost."""
+    broken = MODEL.replace("model_configs/", "model_configs/z")
     rows = [gemm_row(m, m + 1, units=80, nk=nk) for m in (16, 32) for nk in ("2112,7168", "512,7168")]
     files = {
         **ds(*rows, "gfx942,304,64,21", "gfx942,304,64,51"),
+        broken: csv("gfx942,304,64,512,7168,x,1,0,0,1") + "gfx942,304,65,51",
         MODEL_MOE: "",
         "aiter/configs/model_configs/x_a8w8_blockscale_bpreshuffle_tuned_gemm.csv": "",
     }
@@ -436,6 +439,7 @@ def test_problems_are_of_what_is_asked(tmp_path):
     assert tables.gemm(MI300X, 16, 2112, 7168).entry is None
     assert [str(each) for each in tables.problems(MI300X)] == [
         f"{MODEL}:6: 1 row cut short: AITER reads what lacks as nan",
+        f"{broken}:3: 1 row cut short: AITER reads what lacks as nan",
         f"{MODEL}:2: 2 rows, the first here, for 80 CUs, of a shape without rows for 304",
     ]
     bare = checkout(tmp_path / "bare", {})

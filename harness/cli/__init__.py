@@ -57,7 +57,8 @@ def main() -> int:
         click.echo(error.format_message(), err=True)
         return USAGE
     except click.ClickException as error:
-        click.echo(f"error: {error.format_message()}", err=True)
+        text = " ".join(error.format_message().split())  # Click lists choices over lines
+        click.echo(f"error: {text}", err=True)
         return USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)

@@ -194,7 +194,7 @@ def read(path: Path) -> list[Entry]:
 def _require_ledger(path: Path) -> None:
     start = _text(path)[: len(OPENING)]
     if not OPENING.startswith(start):
-        raise UsageError(f"{path} is no ledger: `serving link --ledger` and `serving experiment` write one")
+        raise UsageError(f"{path} is no ledger: `serving link --ledger` writes one")
 
 
 def _require_newline(path: Path, lines: int) -> None:

@@ -10,7 +10,7 @@ from harness import archive
 from harness.errors import UsageError
 from harness.results.read import run_folders
 from harness.serving.experiment.stages import PLAN
-from harness.serving.ledger.index import NAME as LEDGER
+from harness.serving.ledger.ledger import NAME as LEDGER
 from harness.serving.live.ab.journal import FILE as LIVE
 
 RECORDS = ("run.json", "cells.jsonl", PLAN, LIVE)

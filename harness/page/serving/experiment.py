@@ -24,9 +24,8 @@ from harness.page.serving.pairs_charts import (
 )
 from harness.serving.experiment.spec import Experiment
 from harness.serving.experiment.stages import PLAN
-from harness.serving.ledger.index import NAME as LEDGER
-from harness.serving.ledger.index import known_rows
-from harness.serving.ledger.ledger import LedgerRow
+from harness.serving.ledger.ledger import NAME as LEDGER
+from harness.serving.ledger.ledger import LedgerRow, known_rows
 from harness.serving.live.ab.journal import FILE, LiveJournal
 
 

@@ -10,7 +10,7 @@ from harness.serving.experiment.predictions import Changes
 from harness.serving.experiment.schedule import DECODE
 from harness.serving.experiment.schema import ObservedArm, Paired, Replays
 from harness.serving.experiment.spec import Experiment, Swap
-from harness.serving.ledger.residuals import Residual
+from harness.serving.ledger.report import LedgerLine as Residual
 from harness.serving.replay.replay import BASE
 
 LEAST_MS = 0.1
@@ -23,8 +23,9 @@ def missed(experiment: Experiment, judged: Sequence[Residual]) -> list[Residual]
         residual
         for residual in judged
         if residual.method == "replay"
+        and residual.observation is not None
         and residual.verdict != "not resolved"
-        and (residual.verdict == "missed" or abs(residual.relative or 0.0) > experiment.thresholds.miss)
+        and (residual.verdict == "missed" or abs(residual.relative_error or 0.0) > experiment.thresholds.miss)
     ]
 
 
@@ -79,7 +80,10 @@ def explanation(
     seen: ObservedArm,
 ) -> str:
     """One line: how far off, and where the difference sits. replays: of each kind of step."""
-    residuals = [f"{miss.quantity} {miss.residual:+.3g} ms ({miss.relative:+.0%})" for miss in misses]
+    residuals = [
+        f"{miss.quantity} {-(miss.error or 0):+.3g} ms ({-(miss.relative_error or 0):+.0%})"
+        for miss in misses
+    ]
     parts = [f"observed less replayed: {', '.join(residuals)}"]
     parts += _by_class("decode", swap, replays.get(DECODE), base.classes, seen.classes)
     # Of prefills of different sizes the trace's median is of none of them.

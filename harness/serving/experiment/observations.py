@@ -35,7 +35,6 @@ def observations(experiment: Experiment, paired: Paired) -> Iterator[Observation
             low=mean - half,
             high=mean + half,
             pairs=len(both),
-            resolution=experiment.thresholds.resolved,
             source=experiment.engine.kind,
             runs=tuple(run.file for pair in paired.pairs for run in pair),
         )

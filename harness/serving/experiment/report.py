@@ -12,7 +12,7 @@ from harness.serving.experiment.run import LEDGER
 from harness.serving.experiment.spec import Experiment
 from harness.serving.experiment.stages import Stages
 from harness.serving.ledger.ledger import read, rows
-from harness.serving.ledger.residuals import residuals
+from harness.serving.ledger.report import ledger_lines
 
 
 def replays_held(experiment: Experiment, folder: Path, only: Sequence[str]) -> bool:
@@ -22,7 +22,7 @@ def replays_held(experiment: Experiment, folder: Path, only: Sequence[str]) -> b
         row = by_name.get(f"{experiment.name} {name}")
         if row is None or not row.observations:
             return False
-        if any(residual.verdict == "missed" for residual in residuals(row) if residual.method == "replay"):
+        if any(residual.verdict == "missed" for residual in ledger_lines(row) if residual.method == "replay"):
             return False
     return True
 

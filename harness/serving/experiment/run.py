@@ -40,10 +40,9 @@ from harness.serving.ledger.ledger import (
     append,
     read,
     rows,
-    seal,
 )
 from harness.serving.ledger.prediction import KernelChange
-from harness.serving.ledger.residuals import residuals
+from harness.serving.ledger.report import ledger_lines
 from harness.serving.replay.schema import Timed
 from harness.serving.replay.step import ReplayStep
 from harness.serving.schema import OfferedLoad
@@ -191,11 +190,9 @@ class Conduct:
         assert row is not None
         pattern = pattern_of(self.experiment, base)
         if not row.observations:
-            digests = tuple(line.digest for line in row.predictions)
-            self.say(f"its ledger before the runs, for a commit or a witness: {seal(self.folder / LEDGER)}")
 
             def make() -> Paired:
-                paired = live.pairs(swap, pattern, digests)
+                paired = live.pairs(swap, pattern, ())
                 if paired.given_up:
                     raise GivenUp(f"{swap.name}: {'; '.join(paired.given_up)}; --resume tries again")
                 return paired
@@ -217,7 +214,7 @@ class Conduct:
     def explain(self, swap: Swap, base: ObservedArm, paired: Paired, live: Live) -> None:
         row = self._row(swap)
         assert row is not None
-        misses = missed(self.experiment, residuals(row))
+        misses = missed(self.experiment, ledger_lines(row))
         if not misses or row.explanations:
             return
         # The base again: the machine of its first trace, hours ago, was another.

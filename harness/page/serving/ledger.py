@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import altair
 
 READING = (
-    "Circles are predicted changes, diamonds are observed ones, each with its 90 % interval where it has both "
+    "Circles are predicted changes, diamonds are observed ones, each with its 90 % interval where it has two "
     "ends. Where both intervals meet the prediction explains the observation. A change left of the dashed "
     "line is a decrease."
 )

@@ -154,8 +154,8 @@ class LedgerRow(StrictRecord):
 def append(path: Path, *entries: Entry) -> list[Entry]:
     """Adds lines, all or none, with the present time where they have none, and returns them as written.
 
-    They are on disk when this returns. Raises UsageError where the file cannot be written, is no ledger, or has a row
-    already that a line would open.
+    They are on disk when this returns. Raises UsageError where the file cannot be written, is no ledger, or
+    has a row already that a line would open.
     """
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     dated = [entry if entry.at else entry.model_copy(update={"at": now}) for entry in entries]

@@ -17,7 +17,15 @@ MILLISECONDS = {
 }  # fmt: skip
 BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")
 LONGEST = 64  # entries of a list that stays in `extra`
-ENGINES = {"sglang": "sglang", "vllm": "vllm", "lmdeploy": "lmdeploy", "trt": "tensorrt-llm", "tgi": "tgi"}
+ENGINES = {
+    "sglang": "sglang",
+    "lmdeploy": "lmdeploy",
+    "trt": "tensorrt-llm",
+    "tensorrt": "tensorrt-llm",
+    "tgi": "tgi",
+}
+"""Engines by the client's `backend`. `vllm` names none: it is OpenAI's protocol in every client, and
+InferenceX and others give it whatever server answers."""
 
 
 def of_keys(
@@ -174,9 +182,13 @@ def ramp_up(row: Fields) -> str:
     return f"{strategy} from {begin:g} to {end:g} requests a second" if begin and end else strategy
 
 
-def engine(row: Fields) -> str:
-    """The engine that the client's `backend` names; empty where that is a protocol (openai, openai-chat)."""
-    return ENGINES.get(str(row.values.get("backend") or row.values.get("endpoint_type")).split("-")[0], "")
+def protocol(row: Fields) -> str:
+    return str(row.values.get("backend") or row.values.get("endpoint_type") or "")
+
+
+def engine(spoken: str) -> str:
+    """The engine that a protocol names; empty where all engines speak it."""
+    return ENGINES.get(spoken.split("-")[0], "")
 
 
 def without_bulk(row: Fields) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 
+from harness.serving.clients import common
 from harness.serving.clients.common import MILLISECONDS
 from harness.serving.clients.console.commands import Command, command_of, contradicts
 from harness.serving.clients.console.text import Block, blocks, has_blocks
@@ -98,13 +99,14 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     if command:
         workload, model, more = _with_command(row, workload, command, totals)
         notes += more
-    engine = row.text("backend")
+    protocol = row.text("backend")
     return ServingRun(
         id=where,
         client=f"{client}.console",
         source=where,
         model=model,
-        engine="tensorrt-llm" if client == "tensorrt_llm.serve" else engine,
+        engine=_engine(client, protocol),
+        protocol="" if block.offline else protocol,
         mode="offline" if block.offline else "online",
         workload=workload,
         totals=totals,
@@ -113,6 +115,12 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
         notes=tuple(notes),
         findings=tuple(row.findings),
     )
+
+
+def _engine(client: str, protocol: str) -> str:
+    """That of a client which runs or serves one engine only; else what the protocol names."""
+    own = {"tensorrt_llm.serve": "tensorrt-llm", "sglang.bench_offline_throughput": "sglang"}
+    return own.get(client) or common.engine(protocol)
 
 
 def printed(row: Fields) -> tuple[OfferedLoad, Totals, list[Metric]]:

@@ -86,7 +86,8 @@ def _run(row: Fields) -> ServingRun:
         samples=samples,
         notes=notes,
         extra=without_secrets(row.rest()),
-        **{"engine": common.engine(row), **server},
+        protocol=common.protocol(row),
+        **{"engine": common.engine(common.protocol(row)), **server},
         findings=tuple(row.findings),
     )
     return common.measured(run, row, WANTED)

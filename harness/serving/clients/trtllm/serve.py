@@ -55,6 +55,7 @@ def _run(row: Fields) -> ServingRun:
         date=row.text("date"),
         model=row.text("model_id"),
         engine="tensorrt-llm",
+        protocol=common.protocol(row),
         mode="online",
         workload=OfferedLoad(
             concurrency=row.number("max_concurrency"),

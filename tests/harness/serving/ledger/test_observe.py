@@ -246,7 +246,7 @@ def test_a_row_that_says_nothing_is_explained_by_nothing(field):
 RAMP = {"ramp_up_strategy": "linear", "ramp_up_start_rps": 1, "ramp_up_end_rps": 9}
 IN_FILES = [
     (VLLM_ROW, {"model_id": "deepseek-ai/DeepSeek-V2-Lite"}, "model"),
-    (VLLM_ROW, {"backend": "vllm", "endpoint_type": "vllm"}, "engine"),
+    (VLLM_ROW, {"backend": "lmdeploy", "endpoint_type": "lmdeploy"}, "engine"),
     (VLLM_ROW, RAMP, "ramp-up linear from 1 to 9 requests a second"),
     (SGLANG_ROW, {"total_input_tokens": 160 * 64}, "input length"),
     (SGLANG_ROW, {"completed": 150}, "failed requests"),

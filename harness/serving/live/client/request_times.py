@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.errors import HarnessError
-from harness.serving.clients import common
+from harness.serving.clients import format
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import UnreadableError, read
 
@@ -73,7 +73,7 @@ def request_times(result: Path) -> RequestTimes:
     if missing := [key for key in ("ttfts", "itls") if key not in rows[-1]]:
         raise NoDetail(f"no request's times in {result}: no {' and no '.join(missing)} in it")
     row = Fields(str(result), rows[-1])
-    samples, _ = common.requests(row)
+    samples, _ = format.requests(row)
     if row.findings:
         raise NoDetail(f"no request's times in {row.findings[0].message}")
     # A client that keeps no start times sends all at once where that is what it was asked for.

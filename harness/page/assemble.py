@@ -19,7 +19,7 @@ from harness.results.comparison import compared
 from harness.results.journal import Journal
 from harness.results.recorded import incompatibilities, read
 from harness.results.schema import Run
-from harness.serving.ledger.index import known_rows
+from harness.serving.ledger.ledger import known_rows
 
 
 def assemble(inputs: Inputs, title: str = "") -> Page:

@@ -9,7 +9,7 @@ from pathlib import Path
 from harness import archive
 from harness.errors import UsageError
 from harness.results.read import run_folders
-from harness.serving.ledger.index import NAME as LEDGER
+from harness.serving.ledger.ledger import NAME as LEDGER
 
 RECORDS = ("run.json", "cells.jsonl", LEDGER)
 """Files that stand for the folder they are in."""

@@ -45,9 +45,16 @@ def _variables(values: dict[str, str]) -> dict[str, str]:
     return values
 
 
+def _seconds(text: str) -> str:
+    try:
+        return f"{parse_seconds(text, 'the time'):g}s"
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
 Environment = Annotated[dict[str, str], AfterValidator(_variables)]
 """Variables; the value `unset` takes one away."""
-Seconds = Annotated[str, AfterValidator(lambda text: f"{parse_seconds(text, 'a time'):g}s")]
+Seconds = Annotated[str, AfterValidator(_seconds)]
 
 
 class Arm(StrictRecord):

@@ -10,6 +10,7 @@ from harness.report.text import table
 from harness.serving.ab.effect import confidence, looks, pairs_for, spread
 from harness.serving.ab.plan import Plan, client, launch
 from harness.serving.ab.record import Record
+from harness.serving.ab.result import percent
 from harness.serving.ab.session import order, pair_seconds
 
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
@@ -82,32 +83,31 @@ def shown(found: JsonObject) -> str:
     headers = ["arm", "metric", base, "arm's", "change", f"{100 * level:.3g} % interval", "between launches", "verdict"]
     lines = [f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}", ""]
     lines += [table(rows, headers), ""] if rows else ["no pair was finished", ""]
-    lines += list(_closing(found))
+    lines += list(closing(found))
     return "\n".join(lines).rstrip()
 
 
 def _row(line: JsonObject) -> list[str]:
     unit = UNITS.get(line["metric"], "ms")
-    low, high = _ends(line)
     apart = line["launch_spread"]
     word = line["verdict"] if line["decides"] else f"({line['verdict']})"
     return [
         line["a"], NAMES[line["metric"]], f"{line['base']:.4g} {unit}", f"{line['arm']:.4g} {unit}",
-        f"{line['change_percent']:+.2f} %", f"{low} to {high} %" if low and high else "any",
+        f"{line['change_percent']:+.2f} %", interval_text(line),
         "" if apart is None else f"{apart:.2f} %", word,
     ]  # fmt: skip
 
 
-def _ends(line: JsonObject) -> list[str]:
-    """Of the change of the metric itself, the lower one first."""
+def interval_text(line: JsonObject) -> str:
+    """Of the change of the metric itself, the lower end first."""
     if not line["low"] or line["high"] is None:
-        return ["", ""]
-    ratios = (line["low"], line["high"])
-    changes = [100 * ((r - 1) if line["metric"] == "throughput" else (1 / r - 1)) for r in ratios]
-    return [f"{change:+.2f}" for change in sorted(changes)]
+        return "any"
+    low, high = sorted(percent(line[end], line["metric"]) for end in ("low", "high"))
+    return f"{low:+.2f} to {high:+.2f} %"
 
 
-def _closing(found: JsonObject) -> Iterator[str]:
+def closing(found: JsonObject) -> Iterator[str]:
+    """What stands below the table, a line each."""
     margin = found["plan"]["margin"]
     for line in found["verdicts"]:
         if line["decides"] and line["verdict"] == "same":

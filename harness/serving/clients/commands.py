@@ -17,9 +17,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.serving.clients import common
-from harness.serving.clients.console.text import unprefixed
+from harness.serving.clients.console_text import unprefixed
 from harness.serving.clients.fields import Fields
+from harness.serving.clients.format import mean_of_range, ramp_up
 from harness.serving.schema import OfferedLoad
 
 PROGRAMS = {
@@ -64,7 +64,7 @@ class Command:
             concurrency=row.number("max_concurrency"),
             request_rate=row.number("request_rate", infinite=0.0),
             burstiness=row.number("burstiness"),
-            ramp_up=common.ramp_up(row),
+            ramp_up=ramp_up(row),
             num_prompts=row.count("num_prompts") or row.count("num_prompt"),
             warmup_s=row.number("warmup_time"),
             cooldown_s=row.number("cooldown_time"),
@@ -89,7 +89,7 @@ class Command:
     ) -> tuple[float | None, float | None, str]:
         if self.program == "sglang" and "random_input_len" in self.options:
             least = ratio or 0.0
-            into, out = (common.mean_of_range(length, least) for length in (into, out))
+            into, out = (mean_of_range(length, least) for length in (into, out))
             return into, out, f"lengths: means of those drawn between {least:g} of what was asked for and all"
         if self.program == "script" and ratio not in (None, 1.0) and into is not None:
             why = (

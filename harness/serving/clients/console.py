@@ -13,20 +13,16 @@ say which engine answered.
 from __future__ import annotations
 
 import re
+from typing import Any
 
-from harness.serving.clients import common
-from harness.serving.clients.common import MILLISECONDS
-from harness.serving.clients.console.commands import Command, command_of, contradicts
-from harness.serving.clients.console.text import Block, blocks, has_blocks
+from harness.serving.clients import format, trtllm
+from harness.serving.clients.commands import Command, command_of, contradicts
+from harness.serving.clients.console_text import Block, blocks, has_blocks
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document
-from harness.serving.clients.trtllm import bench
-from harness.serving.schema import Finding, Metric, OfferedLoad, Scope, ServingRun, Tokens, Totals
+from harness.serving.clients.format import UNITS
+from harness.serving.schema import Metric, OfferedLoad, Scope, ServingRun, Tokens, Totals
 
-NAME = "console"
-TOKENS_PER_SECOND = {"tok/s": 1.0, "tokens/s": 1.0, "token/s": 1.0, "tokens/sec": 1.0}
-REQUESTS_PER_SECOND = {"req/s": 1.0, "requests/s": 1.0}
-SECONDS = {unit: scale / 1e3 for unit, scale in MILLISECONDS.items()}
 RATES: dict[str, tuple[str, str, str, Scope, Tokens]] = {
     "input token throughput": ("throughput", "tok/s", "total", "instance", "input"),
     "output token throughput": ("throughput", "tok/s", "total", "instance", "output"),
@@ -36,13 +32,18 @@ RATES: dict[str, tuple[str, str, str, Scope, Tokens]] = {
     "request throughput": ("request_throughput", "req/s", "total", "instance", "none"),
     "request goodput": ("goodput", "req/s", "total", "instance", "none"),
 }
-UNITS = {"tok/s": TOKENS_PER_SECOND, "req/s": REQUESTS_PER_SECOND}
-COUNTS = {"concurrency": ("concurrency", "mean"), "peak concurrent requests": ("peak_concurrency", "max")}
+PLAIN = {
+    "concurrency": ("concurrency", "mean"), "peak concurrent requests": ("peak_concurrency", "max"),
+    "accept length": ("accept_length", "mean"), "acceptance length": ("accept_length", "mean"),
+}  # fmt: skip
 LATENCY = re.compile(r"(mean|median|std(?: dev)?|min|max|p\d+(?:\.\d+)?) (.+?) \(([^()]*)\)")
 LATENCIES = {
     "ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "e2e latency": "e2e",
     "client queue time": "client_queue_time", "e2el incl. client queue": "e2e_with_client_queue",
 }  # fmt: skip
+LIMITS = ("maximum request concurrency", "max request concurrency", "max reqeuest concurrency")
+SENT = ("request rate configured (RPS)", "request rate configured (rps)", "traffic request rate")
+OWN_ENGINE = {"tensorrt_llm.serve": "tensorrt-llm", "sglang.bench_offline_throughput": "sglang"}
 WINDOW = (
     "of the window between warm-up and cool-down: `Successful requests` and input tokens count only the "
     "requests wholly inside it, output tokens all that came in it; so tokens a request and the total "
@@ -50,20 +51,24 @@ WINDOW = (
 )
 
 
-def recognises(document: Document) -> bool:
-    return document.kind == "text" and (has_blocks(document.text) or bench.MARK in document.text)
+class Console:
+    """The format of a text with blocks of results, reports of trtllm-bench, or both."""
 
+    name = "console"
+    own = frozenset[str]()
 
-def runs(document: Document) -> list[ServingRun]:
-    """The runs of the blocks that say anything, and of trtllm-bench's reports, in the text's order."""
-    printed_blocks = list(blocks(document.text))
-    commands = [
-        command_of(block.before, printed_blocks[i + 1].before if i + 1 < len(printed_blocks) else None)
-        for i, block in enumerate(printed_blocks)
-    ]
-    made = [_run(document, block, command) for block, command in zip(printed_blocks, commands, strict=True)]
-    made = [run for run in made if run.metrics or run.totals != Totals()]
-    return sorted([*made, *bench.printed(document)], key=lambda run: int(run.id.rpartition(":")[2]))
+    def recognises(self, document: Document) -> bool:
+        is_text = document.kind == "text"
+        return is_text and (has_blocks(document.text) or trtllm.MARK.search(document.text) is not None)
+
+    def runs(self, document: Document) -> list[ServingRun]:
+        """Of the blocks that say anything, and of trtllm-bench's reports, in the text's order."""
+        printed = list(blocks(document.text))
+        after = [*(block.before for block in printed[1:]), None]
+        commands = map(command_of, (block.before for block in printed), after)
+        made = [_run(document, block, command) for block, command in zip(printed, commands, strict=True)]
+        made = [run for run in made if run.metrics or run.totals != Totals()]
+        return sorted([*made, *trtllm.reports(document)], key=lambda run: int(run.id.rpartition(":")[2]))
 
 
 def _client(row: Fields, offline: bool) -> str:
@@ -88,25 +93,29 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     if block.cut:
         row.leave_out(block.cut, "is where the text ends and may be cut through")
     if not block.closed:
-        message = (
-            f"{where}: the block is broken off: its last line is missing, and what came before it may be"
-        )
-        row.findings.append(Finding(rule="truncated", severity="suspect", message=message))
+        message = "the block is broken off: its last line is missing, and what came before it may be"
+        row.find("truncated", "suspect", f"{where}: {message}")
     client = _client(row, block.offline)
-    workload, totals, metrics = printed(row)
+    totals = Totals(
+        duration_s=_with_unit(row, "benchmark duration", "s"),
+        completed=row.count("successful requests"),
+        failed=row.count("failed requests"),
+        input_tokens=row.count("total input tokens"),
+        output_tokens=row.count("total generated tokens"),
+    )
+    workload, metrics, about = _workload(row), _metrics(row), dict[str, Any]()
     notes = [WINDOW] if client == "moai.serve" else []
-    model = ""
     if command:
-        workload, model, more = _with_command(row, workload, command, totals)
+        workload, about["model"], more = _with_command(row, workload, command, totals)
         notes += more
-    protocol = row.text("backend")
+    spoken = row.text("backend")
     return ServingRun(
+        **about,
         id=where,
         client=f"{client}.console",
         source=where,
-        model=model,
-        engine=_engine(client, protocol),
-        protocol="" if block.offline else protocol,
+        engine=OWN_ENGINE.get(client) or format.engine(spoken),
+        protocol="" if block.offline else spoken,
         mode="offline" if block.offline else "online",
         workload=workload,
         totals=totals,
@@ -117,71 +126,45 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     )
 
 
-def _engine(client: str, protocol: str) -> str:
-    """That of a client which runs or serves one engine only; else what the protocol names."""
-    own = {"tensorrt_llm.serve": "tensorrt-llm", "sglang.bench_offline_throughput": "sglang"}
-    return own.get(client) or common.engine(protocol)
-
-
-def printed(row: Fields) -> tuple[OfferedLoad, Totals, list[Metric]]:
-    """What the lines of a block say, each by its label in small letters."""
-    totals = Totals(
-        duration_s=_with_unit(row, "benchmark duration", SECONDS),
-        completed=row.count("successful requests"),
-        failed=row.count("failed requests"),
-        input_tokens=row.count("total input tokens"),
-        output_tokens=row.count("total generated tokens"),
-    )
-    return _workload(row), totals, _metrics(row)
-
-
 def _metrics(row: Fields) -> list[Metric]:
     metrics = []
     for label, (name, unit, statistic, scope, tokens) in RATES.items():
-        value = _with_unit(row, label, UNITS[unit])
-        if value is not None:
-            metrics.append(
-                Metric(name=name, value=value, unit=unit, scope=scope, tokens=tokens, statistic=statistic)
+        if (value := _with_unit(row, label, unit)) is not None:
+            metric = Metric(
+                name=name, value=value, unit=unit, scope=scope, tokens=tokens, statistic=statistic
             )
-    for label, (name, statistic) in COUNTS.items():
+            metrics.append(metric)
+    for label, (name, statistic) in PLAIN.items():
         if (value := row.number(label)) is not None:
             metrics.append(Metric(name=name, value=value, unit="1", scope="instance", statistic=statistic))
     for key in row.values:
         match = LATENCY.fullmatch(key)
-        if not match or match[2] not in LATENCIES:
-            continue
-        value = _scaled(row, key, match[3], MILLISECONDS)
-        if value is not None:
-            statistic = "std" if match[1] == "std dev" else match[1]
-            metrics.append(
-                Metric(name=LATENCIES[match[2]], value=value, unit="ms", scope="request", statistic=statistic)
-            )
+        if match and match[2] in LATENCIES and (value := _scaled(row, key, match[3], "ms")) is not None:
+            name, statistic = LATENCIES[match[2]], match[1].removesuffix(" dev")
+            metrics.append(Metric(name=name, value=value, unit="ms", scope="request", statistic=statistic))
     return metrics
 
 
-def _with_unit(row: Fields, label: str, units: dict[str, float]) -> float | None:
+def _with_unit(row: Fields, label: str, wanted: str) -> float | None:
     """The number of a label, whatever known unit stands behind it."""
     for key in row.values:
         name, _, unit = key.partition(" (")
         if name == label:
-            return _scaled(row, key, unit.rstrip(")"), units)
+            return _scaled(row, key, unit.rstrip(")"), wanted)
     return None
 
 
-def _scaled(row: Fields, key: str, unit: str, units: dict[str, float]) -> float | None:
-    if unit not in units:
-        row.take(key)
-        row.leave_out(key, f"is in {unit or 'no unit'}, not in one of {', '.join(units)}")
-        return None
-    return row.number(key, scale=units[unit])
+def _scaled(row: Fields, key: str, unit: str, wanted: str) -> float | None:
+    if unit in UNITS[wanted]:
+        return row.number(key, scale=UNITS[wanted][unit])
+    row.take(key)
+    row.leave_out(key, f"is in {unit or 'no unit'}, not in one of {', '.join(UNITS[wanted])}")
+    return None
 
 
 def _workload(row: Fields) -> OfferedLoad:
-    labels = ("maximum request concurrency", "max request concurrency", "max reqeuest concurrency")
-    limit = next((label for label in labels if label in row.values), "")
+    limit, rate = (next((label for label in labels if label in row.values), "") for labels in (LIMITS, SENT))
     unlimited = str(row.values.get(limit, "")).lower() in ("not set", "none")
-    rates = ("request rate configured (RPS)", "request rate configured (rps)", "traffic request rate")
-    rate = next((label for label in rates if label in row.values), "")
     if unlimited:
         row.take(limit)
     return OfferedLoad(
@@ -200,7 +183,7 @@ def _with_command(
     requested, note = command.workload()
     if contradiction := contradicts(requested, workload, totals.completed):
         message = f"{row.where}: the command before the block is not of it: {contradiction}"
-        row.findings.append(Finding(rule="command", severity="suspect", message=message))
+        row.find("command", "suspect", message)
         return workload, "", []
     printed = {name: value for name, value in workload.model_dump().items() if value not in (None, "")}
     how = "the arguments printed" if command.printed else "the command"

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UsageError
 from harness.serving.clients.load import load
-from harness.serving.compare.normalise import of_instance
-from harness.serving.compare.quantity import option, quantity_of_run
-from harness.serving.ledger.identity import UNKNOWN, differences, text
-from harness.serving.ledger.ledger import Setting
+from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text
+from harness.serving.compare.quantity import Quantity, of_instance
 from harness.serving.link.calibration import MeasuredPoint
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.stored_calibration import System, stored
 from harness.serving.names import model_name
-from harness.serving.schema import Metric, Parallelism, ServingRun, contradictions
+from harness.serving.schema import Metric, Parallelism, ServingRun, contradictions, option
 from shapes.attention import Parallel
 
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
@@ -121,11 +119,11 @@ def _point(
             f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: it cannot calibrate"
         )
     output = run.metric("throughput", "total", "output") or Metric(name="throughput", value=0, unit="tok/s")
-    quantity = replace(quantity_of_run(run, output), gpus=gpus)
+    quantity = Quantity(run.model_copy(update={"gpus": gpus}), output)
     load, to_longest = run.workload, 2 / (1 + ratio)
     wanted = {
-        "input length": (quantity.input_len or 0) * to_longest or load.longest_input_len,
-        "output length": (quantity.output_len or 0) * to_longest or load.longest_output_len,
+        "input length": (length(run, "input") or 0) * to_longest or load.longest_input_len,
+        "output length": (length(run, "output") or 0) * to_longest or load.longest_output_len,
         "concurrency": load.concurrency,
         "mean TPOT": run.value("tpot", "mean"),
         "mean TTFT": run.value("ttft", "mean"),

@@ -6,6 +6,7 @@ engine or its decode half. So every metric carries its scope, kind of tokens, un
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -147,6 +148,8 @@ class ServingRun(StrictRecord):
     client:      the format it came in: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
     source:      the file and the line or row in it, or the document
     hardware:    the GPU's (or CPU's) name as given; empty: the file does not say
+    engine:      what answered, by what the server or the format itself says; empty: not said
+    protocol:    what the client spoke (its `backend`): `vllm` and `openai` are OpenAI's, of all engines
     configuration: name of the documented configuration that it ran (harness/serving/published/documents.py)
     flags:       the server's, one string for each as given
     extra:       what the client wrote that has no place here, by its own key: nothing is lost
@@ -164,6 +167,7 @@ class ServingRun(StrictRecord):
     gpus: int | None = None
     nodes: int | None = None
     engine: str = ""
+    protocol: str = ""
     version: str = ""
     image: str = ""
     configuration: str = ""
@@ -191,6 +195,55 @@ class ServingRun(StrictRecord):
         """Its value, or None where the run has no such metric."""
         metric = self.metric(name, statistic, tokens, scope)
         return metric.value if metric else None
+
+    def option(self, *names: str) -> str:
+        """The value, in small letters, of the first of these options of the server that is on: among its
+        flags, or under its name in what the client was told to note (vLLM's --metadata). Empty: none."""
+        for name in names:
+            value = option(self.flags, f"--{name}") or str(self.extra.get(name.replace("-", "_")) or "")
+            if value.lower() not in OFF:
+                return value.lower()
+        return ""
+
+    @property
+    def speculation(self) -> str:
+        """`eagle`, `mtp`, `2.84 tokens a step` ...; `none`; empty: not said."""
+        said = self.option("speculative-algorithm", "speculative-config", *SPECULATION)
+        accepted = self.value("accept_length", "mean")
+        if not said and accepted is not None:
+            return f"{accepted:.3g} tokens a step" if accepted > 1 else "none"
+        return said or ("none" if self.flags or any(key in self.extra for key in SPECULATION) else "")
+
+    @property
+    def prefix_caching(self) -> str:
+        """`on`: prompts came from the prefix cache; `off`; empty: not said."""
+        if self.workload.prefix_cached is not None:
+            return "on" if self.workload.prefix_cached else "off"
+        return "off" if self.option("disable-radix-cache", "no-enable-prefix-caching") else ""
+
+    @property
+    def in_flight_limit(self) -> float | None:
+        """Most requests in flight: the lower of the client's limit and the server's; None: not said."""
+        server = self.option("max-running-requests", "max-num-seqs", "max-batch-size")
+        limits = [self.workload.concurrency, float(server) if server.isdecimal() else None]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+
+OFF = ("", "none", "null", "false", "off", "0")
+"""Values of an option that is off."""
+
+SPECULATION = ("spec_decoding", "spec_method", "mtp")
+"""InferenceX's keys for speculative decoding: of its files, its API's rows and its first files."""
+
+
+def option(flags: Iterable[str], name: str) -> str:
+    """The value of `--name value` or `--name=value` among a server's flags; empty where it is not there.
+    A flag of one role may stand behind `role: `."""
+    for flag in flags:
+        words = re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)
+        if words[0] == name:
+            return words[1].strip() if len(words) > 1 else "1"
+    return ""
 
 
 def contradictions(runs: Iterable[ServingRun]) -> str:

@@ -12,23 +12,21 @@ values are under `avg`. What the words mean there:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from harness.serving.clients.common import MILLISECONDS, of_object
 from harness.serving.clients.fields import Fields
-from harness.serving.clients.files import Document, objects
-from harness.serving.integrity.common import EXACT
-from harness.serving.schema import Finding, Metric, OfferedLoad, Scope, ServingRun, Tokens, Totals
+from harness.serving.clients.format import Draft, Format, Several, scale_inside
+from harness.serving.schema import Scope, Tokens
 
-NAME = "aiperf"
-LATENCIES = {
-    "time_to_first_token": "ttft",
-    "request_latency": "e2e",
-    "inter_token_latency": "tpot",
-    "inter_chunk_latency": "itl",
+STATISTICS = {"avg": "mean", "p50": "median", "std": "std", "min": "min", "max": "max"} | {
+    f"p{n}": f"p{n}" for n in (1, 5, 10, 25, 75, 90, 95, 99)
 }
-RATES: dict[str, tuple[str, str, Scope, Tokens]] = {
+METRICS: dict[str, tuple[str, str, Scope, Tokens]] = {
+    "time_to_first_token": ("ttft", "ms", "request", "none"),
+    "request_latency": ("e2e", "ms", "request", "none"),
+    "inter_token_latency": ("tpot", "ms", "request", "none"),
+    "inter_chunk_latency": ("itl", "ms", "request", "none"),
     "output_token_throughput": ("throughput", "tok/s", "instance", "output"),
     "input_token_throughput": ("throughput", "tok/s", "instance", "input"),
     "total_token_throughput": ("throughput", "tok/s", "instance", "total"),
@@ -39,171 +37,106 @@ RATES: dict[str, tuple[str, str, Scope, Tokens]] = {
     "input_sequence_length": ("input_len", "tokens", "request", "input"),
     "output_sequence_length": ("output_len", "tokens", "request", "output"),
 }
-UNITS = {
-    "tok/s": {"tokens/sec": 1.0, "tokens/sec/user": 1.0, "tokens/s": 1.0},
-    "req/s": {"requests/sec": 1.0, "requests/s": 1.0},
-    "tokens": {"tokens": 1.0},
-    "requests": {"requests": 1.0, "count": 1.0},
-    "1": {"requests": 1.0, "count": 1.0},
-    "ms": MILLISECONDS,
-    "s": {unit: scale / 1e3 for unit, scale in MILLISECONDS.items()},
-}
-PERCENTILES = (1, 5, 10, 25, 75, 90, 95, 99)
-STATISTICS = {"avg": "mean", "p50": "median", "std": "std", "min": "min", "max": "max"} | {
-    f"p{n}": f"p{n}" for n in PERCENTILES
-}
-KNOWN = {*LATENCIES, *RATES}
 APART = 0.02  # between the client's and the server's count of tokens; further and a number is not comparable
+EXACT = 1e-3  # between a mean and the same mean elsewhere
 
 
-def recognises(document: Document) -> bool:
-    rows = document.rows() if document.kind == "json" else []
-    return bool(rows) and all(isinstance(row, Mapping) and len(_metrics_of(row)) >= 2 for row in rows)
+def has_metrics(row: Mapping[str, Any]) -> bool:
+    objects = [row[key] for key in METRICS if isinstance(row.get(key), Mapping)]
+    return sum(1 for one in objects if {"unit", "avg"} & set(one)) >= 2
 
 
-def runs(document: Document) -> list[ServingRun]:
-    return [_run(Fields(where, row)) for where, row in objects(document)]
-
-
-def _metrics_of(row: Mapping[str, Any]) -> set[str]:
-    return {k for k in KNOWN & set(row) if isinstance(row[k], Mapping) and {"unit", "avg"} & set(row[k])}
-
-
-def _run(row: Fields) -> ServingRun:
-    metrics = []
-    for key, name in LATENCIES.items():
-        metrics += _metric(row, key, name, "ms", "request", "none")
-    for key, (name, unit, scope, tokens) in RATES.items():
-        metrics += _metric(row, key, name, unit, scope, tokens)
-    version = row.text("aiperf_version")
+def counts_and_config(draft: Draft) -> None:
+    row = draft.row
+    draft.totals = {
+        "duration_s": _single(row, "benchmark_duration", "s"),
+        "completed": _whole(row, "request_count", "1"),
+        "failed": _whole(row, "error_request_count", "1"),
+        "input_tokens": _whole(row, "total_isl", "tokens"),
+        "output_tokens": _whole(row, "total_osl", "tokens"),
+    }
+    _examine_counts(draft)
     config = row.inside("input_config")
-    ours = bool(version) or any(key in config.values for key in ("loadgen", "phases", "endpoint"))
-    totals = Totals(
-        duration_s=_value(row, "benchmark_duration", "s"),
-        completed=_whole(row, "request_count", "requests"),
-        failed=_whole(row, "error_request_count", "requests"),
-        input_tokens=_whole(row, "total_isl", "tokens"),
-        output_tokens=_whole(row, "total_osl", "tokens"),
-    )
-    notes = ["`inter_token_latency` is each request's mean after its first token: here `tpot`"]
+    version = row.text("aiperf_version")
+    if version:
+        draft.extra["aiperf_version"] = version
+    elif not any(key in config.values for key in ("loadgen", "phases", "endpoint")):
+        draft.about["client"] = "genai-perf"
+    draft.notes.append("`inter_token_latency` is each request's mean after its first token: here `tpot`")
     if row.values.get("was_cancelled") is True:
-        notes.append("the run was cancelled before its end")
-    _examine_counts(row, totals, metrics)
-    model, workload = _asked(config)
-    return ServingRun(
-        id=row.where,
-        client=NAME if ours else "genai-perf",
-        source=row.where,
-        date=row.text("start_time"),
-        model=model,
-        mode="online",
-        workload=workload,
-        totals=totals,
-        metrics=tuple(metrics),
-        extra=row.rest() | ({"aiperf_version": version} if version else {}),
-        notes=tuple(notes),
-        findings=tuple(row.findings),
-    )
+        draft.notes.append("the run was cancelled before its end")
+    _asked(draft, config)
 
 
-def _scale(fields: Fields, unit: str) -> float | None:
-    """Of the unit that stands in the object, to ours; None with a finding where it is another."""
-    given = fields.text("unit")
-    scale = UNITS[unit].get(given)
-    if scale is None and fields.values:
-        known = ", ".join(UNITS[unit])
-        fields.leave_out("unit", f"is {given!r}, not one of {known}; its values")
-    return scale
-
-
-def _metric(row: Fields, key: str, name: str, unit: str, scope: Scope, tokens: Tokens) -> list[Metric]:
+def _single(row: Fields, key: str, unit: str) -> float | None:
     fields = row.inside(key)
-    if not fields.values or (scale := _scale(fields, unit)) is None:
-        return []
-    metrics = of_object(fields, STATISTICS, name, unit, scale=scale, scope=scope, tokens=tokens)
-    if len(metrics) == 1 and unit in ("tok/s", "req/s") and scope == "instance":
-        return [metrics[0].model_copy(update={"statistic": "total"})]  # `avg` there is the one value
-    return metrics
-
-
-def _value(row: Fields, key: str, unit: str) -> float | None:
-    fields = row.inside(key)
-    if not fields.values or (scale := _scale(fields, unit)) is None:
-        return None
-    return fields.number("avg", scale=scale)
+    scale = scale_inside(fields, unit)
+    return None if scale is None else fields.number("avg", scale=scale)
 
 
 def _whole(row: Fields, key: str, unit: str) -> int | None:
     fields = row.inside(key)
-    return fields.count("avg") if fields.values and _scale(fields, unit) is not None else None
+    return None if scale_inside(fields, unit) is None else fields.count("avg")
 
 
-def _examine_counts(row: Fields, totals: Totals, metrics: Sequence[Metric]) -> None:
-    for kind, counted in (("output", totals.output_tokens), ("input", totals.input_tokens)):
-        mean = next((m.value for m in metrics if (m.name, m.statistic) == (f"{kind}_len", "mean")), None)
-        if mean is None or not counted or not totals.completed:
-            continue
-        if abs(mean * totals.completed / counted - 1) > EXACT:
-            message = (
-                f"{row.where}: {kind} tokens are {counted} of {totals.completed} requests, "
-                f"{counted / totals.completed:g} each, but their mean is said to be {mean:g}"
-            )
-            row.findings.append(Finding(rule=f"{kind}_length", severity="wrong", message=message))
-    for kind, by_client, key in (
-        ("output", totals.output_tokens, "total_usage_completion_tokens"),
-        ("input", totals.input_tokens, "total_usage_prompt_tokens"),
-    ):
-        by_server = _whole(row, key, "tokens")
-        if (
-            by_client is None
-            or by_server is None
-            or abs(by_client - by_server) <= APART * max(by_client, by_server)
-        ):
-            continue
-        message = (
-            f"{row.where}: the client's tokenizer counted {by_client} {kind} tokens, the server {by_server}; "
-            "throughput and latencies per token are by the client's"
-        )
-        numbers = {"client": float(by_client), "server": float(by_server)}
-        row.findings.append(
-            Finding(rule="tokens_counted", severity="suspect", message=message, numbers=numbers)
-        )
+def _examine_counts(draft: Draft) -> None:
+    """Tokens beside their mean, and beside what the server counted. Where the file has no total, it is in the sum
+    or the mean of the lengths."""
+    row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
+    for kind in ("output", "input"):
+        mean, counted = draft.value(f"{kind}_len", tokens=kind), totals[f"{kind}_tokens"]
+        if counted is None and mean is not None and completed:
+            totals[f"{kind}_tokens"] = round(mean * completed)
+        elif mean is not None and counted and completed and abs(mean * completed / counted - 1) > EXACT:
+            draft.find(f"{kind}_length", "wrong", f"{kind} tokens are {counted} of {completed} requests, "
+                       f"{counted / completed:g} each, but their mean is said to be {mean:g}")  # fmt: skip
+    for kind, key in (("output", "completion"), ("input", "prompt")):
+        counted, by_server = totals[f"{kind}_tokens"], _whole(row, f"total_usage_{key}_tokens", "tokens")
+        if counted and by_server and abs(counted - by_server) > APART * max(counted, by_server):
+            draft.find(
+                "tokens_counted", "suspect", f"the client's tokenizer counted {counted} {kind} tokens, the "
+                f"server {by_server}; throughput and latencies per token are by the client's",
+                client=counted, server=by_server,
+            )  # fmt: skip
 
 
-def _asked(config: Fields) -> tuple[str, OfferedLoad]:
+def _asked(draft: Draft, config: Fields) -> None:
     """Model and workload: of 0.13's `models`, `datasets` and `phases`, of 0.1's `endpoint`, `input` and
     `loadgen`, of genai-perf's flat keys. What is not there is not said."""
-    dataset = _first(config, "datasets")
-    phase = _last(config, "phases")
+    dataset, phase = _entry(config, "datasets", 0), _entry(config, "phases", -1)
     prompts = dataset.inside("prompts") if dataset else config.inside("input").inside("prompt")
     load = phase or (config.inside("loadgen") if "loadgen" in config.values else config)
-    lengths = ("isl", "osl") if dataset else ("input_tokens", "output_tokens")
-    first = (
-        _first(config.inside("models"), "items") if isinstance(config.values.get("models"), Mapping) else None
-    )
+    into, out = ("isl", "osl") if dataset else ("input_tokens", "output_tokens")
+    models = isinstance(config.values.get("models"), Mapping)
+    first = _entry(config.inside("models"), "items", 0) if models else None
     names = config.inside("endpoint").values.get("model_names") or config.values.get("model")
     model = first.text("name") if first else names[0] if isinstance(names, list) and names else names
-    rate = load.number("rate") if "rate" in load.values else load.number("request_rate")
-    return model if isinstance(model, str) else "", OfferedLoad(
-        dataset=dataset.text("type") if dataset else "",
-        input_len=prompts.inside(lengths[0]).number("mean"),
-        output_len=prompts.inside(lengths[1]).number("mean"),
-        concurrency=load.number("concurrency"),
-        request_rate=rate,
-        num_prompts=load.count("requests") if "requests" in load.values else load.count("request_count"),
-    )
+    draft.about["model"] = model if isinstance(model, str) else ""
+    draft.load = {
+        "dataset": dataset.text("type") if dataset else "",
+        "input_len": prompts.inside(into).number("mean"),
+        "output_len": prompts.inside(out).number("mean"),
+        "concurrency": load.number("concurrency"),
+        "request_rate": load.number("rate" if "rate" in load.values else "request_rate"),
+        "num_prompts": load.count("requests" if "requests" in load.values else "request_count"),
+    }
 
 
-def _first(config: Fields, key: str) -> Fields | None:
-    return _nth(config, key, 0)
-
-
-def _last(config: Fields, key: str) -> Fields | None:
-    return _nth(config, key, -1)
-
-
-def _nth(config: Fields, key: str, index: int) -> Fields | None:
+def _entry(config: Fields, key: str, index: int) -> Fields | None:
     entries = config.values.get(key)
     if not isinstance(entries, list) or not entries or not isinstance(entries[index], Mapping):
         return None
     return Fields(f"{config.where}: {key}", entries[index], findings=config.findings)
+
+
+FORMATS = (
+    Format(
+        name="aiperf", is_one=has_metrics, fixed={"mode": "online"}, about={"date": "start_time"},
+        metrics=tuple(
+            Several(key, name, unit, tokens, scope, statistics=STATISTICS, unit_inside=True,
+                    lone="total" if unit in ("tok/s", "req/s") and scope == "instance" else "")
+            for key, (name, unit, scope, tokens) in METRICS.items()
+        ),
+        odd=counts_and_config, wanted=tuple(METRICS),
+    ),
+)  # fmt: skip

@@ -1,6 +1,6 @@
 """The fields of one row of a file that comes from outside, one by one.
 
-A number that is none (text, NaN, out of any sense) does not stop its row and is never guessed: it is left
+A number that cannot be read (text, NaN, beyond all sense) does not stop its row and is never guessed: it is left
 out, and a finding says so.
 """
 
@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.serving.schema import Finding
+from harness.serving.schema import Finding, Severity
 
 LARGEST = 1e15  # beyond any token count or time here
-SMALLEST = 1e-12  # but for 0; what is less is no measurement, and its inverse may be no number
+SMALLEST = 1e-12  # below it is rounding error, as in the deviation of equal times
 NUMBER = re.compile(
     r"[+-]?(\d+|\d{1,3}(,\d{3})+)?(\.\d*)?([eE][+-]?\d+)?|[+-]?inf|nan", re.ASCII | re.IGNORECASE
 )
@@ -41,14 +41,21 @@ class Fields:
     def inside(self, key: str) -> Fields:
         """The fields of the object under `key`, their findings among these; none where it is absent or null,
         or no object (then with a finding)."""
-        if key in self.within:
-            return self.within[key]
-        raw = self.take(key)
-        if raw is not None and not isinstance(raw, Mapping):
-            self.leave_out(key, f"is {_shown(raw)}, not an object")
-        values = raw if isinstance(raw, Mapping) else {}
-        self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
+        if key not in self.within:
+            raw = self.take(key)
+            if raw is not None and not isinstance(raw, Mapping):
+                self.leave_out(key, f"is {_shown(raw)}, not an object")
+            values = raw if isinstance(raw, Mapping) else {}
+            self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
         return self.within[key]
+
+    def at(self, path: str) -> tuple[Fields, str]:
+        """The object that holds `a.b.key`, and the key."""
+        *outer, key = path.split(".")
+        fields = self
+        for name in outer:
+            fields = fields.inside(name)
+        return fields, key
 
     def number(
         self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
@@ -63,7 +70,7 @@ class Fields:
         value = self._number(raw)
         if value is not None and math.isinf(value) and value > 0 and infinite is not None:
             return infinite
-        if value is None or not _sensible(value):
+        if value is None or not abs(value) <= LARGEST:
             self._unreadable(key, raw, "a number")
             return None
         if least is not None and value < least:
@@ -95,14 +102,24 @@ class Fields:
             return ""
         if not isinstance(raw, str):
             message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
-            self.findings.append(Finding(rule="unreadable", severity="suspect", message=message))
+            self.find("unreadable", "suspect", message)
         return str(raw)
+
+    def flag(self, key: str) -> bool | None:
+        """True or false, which some files have as text; None where it is absent or null."""
+        raw = self.take(key)
+        if raw is None or raw == "":
+            return None
+        if str(raw).lower() in ("true", "false"):
+            return str(raw).lower() == "true"
+        self.leave_out(key, f"is {str(raw)[:40]!r}, not true or false")
+        return None
 
     def numbers(
         self, key: str, *, scale: float = 1.0, least: float | None = None, whole: bool = False
     ) -> tuple[float, ...]:
         """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
-        raw = self.take(key)
+        raw = self._parsed(key)
         if raw is None:
             return ()
         numbers = self._several(raw, scale, least, whole)
@@ -114,14 +131,13 @@ class Fields:
         self, key: str, *, scale: float = 1.0, least: float | None = None
     ) -> tuple[tuple[float, ...], ...]:
         """A list of lists of numbers, as `numbers` gives one."""
-        raw = self.take(key)
+        raw = self._parsed(key)
         if raw is None:
             return ()
-        lists = (
-            [self._several(values, scale, least, False) for values in raw] if isinstance(raw, list) else []
-        )
+        inner = raw if isinstance(raw, list) else [None]
+        lists = [self._several(values, scale, least, False) for values in inner]
         readable = tuple(values for values in lists if values is not None)
-        if not isinstance(raw, list) or len(readable) < len(lists):
+        if len(readable) < len(lists):
             self._unreadable(key, raw, "a list of lists of numbers")
             return ()
         return readable
@@ -135,10 +151,22 @@ class Fields:
         left = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
         return left | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
+    def find(self, rule: str, severity: Severity, message: str, **numbers: float) -> None:
+        self.findings.append(Finding(rule=rule, severity=severity, message=message, numbers=numbers))
+
     def leave_out(self, key: str, why: str) -> None:
         """A finding that the value of `key` is not used."""
-        message = f"{self.where}: {key!r} {why}; left out"
-        self.findings.append(Finding(rule="unreadable", severity="wrong", message=message))
+        self.find("unreadable", "wrong", f"{self.where}: {key!r} {why}; left out")
+
+    def _parsed(self, key: str) -> Any:
+        """The value; of a CSV's cell the JSON in it."""
+        raw = self.take(key)
+        if not self.as_text or not isinstance(raw, str):
+            return raw
+        try:
+            return json.loads(raw) if raw else None
+        except (ValueError, RecursionError):
+            return raw
 
     def _several(self, raw: Any, scale: float, least: float | None, whole: bool) -> tuple[float, ...] | None:
         if not isinstance(raw, list):
@@ -146,7 +174,7 @@ class Fields:
         numbers = []
         for entry in raw:
             number = self._number(entry)
-            if number is None or not _sensible(number):
+            if number is None or not abs(number) <= LARGEST:
                 return None
             if (least is not None and number < least) or (whole and number != int(number)):
                 return None
@@ -156,15 +184,14 @@ class Fields:
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:
             whole = raw.strip()
-            if not NUMBER.fullmatch(whole):
-                return None
             try:
-                return float(whole.replace(",", ""))
+                raw = float(whole.replace(",", "")) if NUMBER.fullmatch(whole) else None
             except ValueError:
                 return None
         if isinstance(raw, bool) or not isinstance(raw, (int, float)):
             return None
-        return float(raw) if isinstance(raw, float) or abs(raw) < LARGEST else math.nan
+        value = float(raw) if isinstance(raw, float) or abs(raw) < LARGEST else math.nan
+        return 0.0 if abs(value) < SMALLEST else value
 
     def _unreadable(self, key: str, raw: Any, wanted: str) -> None:
         self.leave_out(key, f"is {_shown(raw)}, not {wanted}")
@@ -191,7 +218,3 @@ def plain(value: Any) -> Any:
 def _shown(raw: Any) -> str:
     shown = json.dumps(raw, default=str)
     return shown if len(shown) <= 40 else shown[:37] + "..."
-
-
-def _sensible(value: float) -> bool:
-    return value == 0 or SMALLEST <= abs(value) <= LARGEST

@@ -8,13 +8,14 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from harness import archive
 from harness.errors import UsageError
+from harness.serving.clients.fields import Fields
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 DEEPEST = 64  # levels of a JSON value; clients write three
@@ -48,6 +49,14 @@ class Document:
         if self.kind == "json":
             return self.content if isinstance(self.content, list) else [self.content]
         return [row for _, row in self.content] if self.kind == "jsonl" else []
+
+    def candidates(self) -> list[Mapping[str, Any]]:
+        """Its objects, or one with a CSV's columns, by whose keys a client's file is recognised; none where one
+        of its rows is no object."""
+        if self.kind == "csv":
+            return [dict.fromkeys(self.header)]
+        rows = self.rows()
+        return rows if all(isinstance(row, Mapping) for row in rows) else []
 
 
 def read(path: Path) -> Document:
@@ -195,31 +204,16 @@ def _is_number(cell: str) -> bool:
     return True
 
 
-def objects(document: Document) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """(where, object) for each object of a JSON or JSONL file; a list in a JSON file counts as its objects.
-    Raises UnreadableError where one is no object."""
+def objects(document: Document) -> list[Fields]:
+    """Each object of a JSON or JSONL file, each row of a CSV; a list in a JSON file counts as its objects. Raises
+    UnreadableError where one is no object."""
     if document.kind == "json":
-        contents = document.content if isinstance(document.content, list) else [document.content]
-        rows = [
-            (f"{document.path}" + (f"[{i}]" if len(contents) > 1 else ""), content)
-            for i, content in enumerate(contents)
-        ]
+        numbered = len(document.rows()) > 1
+        rows = [(f"{document.path}[{i}]" if numbered else f"{document.path}", row)
+                for i, row in enumerate(document.rows())]  # fmt: skip
     else:
-        rows = [(f"{document.path}:{number}", content) for number, content in document.content]
-    for where, content in rows:
-        if not isinstance(content, Mapping):
-            raise UnreadableError(f"cannot read {where}: an object is wanted, not {type(content).__name__}")
-        yield where, content
-
-
-def keys_of(document: Document) -> list[frozenset[str]]:
-    """The keys of each object of a JSON or JSONL file, by which a client's file is recognised; none where
-    one of them is no object. Never raises."""
-    try:
-        return (
-            [frozenset(content) for _, content in objects(document)]
-            if document.kind.startswith("json")
-            else []
-        )
-    except UnreadableError:
-        return []
+        rows = [(f"{document.path}:{number}", row) for number, row in document.content]
+    for where, row in rows:
+        if not isinstance(row, Mapping):
+            raise UnreadableError(f"cannot read {where}: an object is wanted, not {type(row).__name__}")
+    return [Fields(where, row, as_text=document.kind == "csv") for where, row in rows]

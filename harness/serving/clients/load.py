@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 
 from pydantic import ValidationError
 
 from harness.errors import mistake
-from harness.serving.clients import FORMATS
+from harness.serving.clients import FORMATS, Known
 from harness.serving.clients.fields import plain
-from harness.serving.clients.files import Document, UnreadableError, keys_of, read
+from harness.serving.clients.files import Document, UnreadableError, read
 from harness.serving.integrity import examined
 from harness.serving.schema import Finding, Metric, ServingRun, Totals
 
@@ -38,7 +37,7 @@ def _repeated(runs: Iterable[ServingRun]) -> Iterator[ServingRun]:
         yield run
 
 
-def _parts(document: Document) -> list[tuple[Document, ModuleType]]:
+def _parts(document: Document) -> list[tuple[Document, Known]]:
     """The document with its format; where lines of several clients were appended to one file, each run of
     lines with its own."""
     if document.kind == "jsonl":
@@ -53,32 +52,32 @@ def _parts(document: Document) -> list[tuple[Document, ModuleType]]:
     if known is None and document.not_json:
         raise UnreadableError(document.not_json)
     if known is None:
-        names = ", ".join(format_.NAME for format_ in FORMATS)
+        names = ", ".join(format_.name for format_ in FORMATS)
         raise UnreadableError(
             f"cannot read {document.path}: of no known client{_nearest(document)}; known: {names}"
         )
     return [(document, known)]
 
 
-def _format(document: Document) -> ModuleType | None:
+def _format(document: Document) -> Known | None:
     return next((format_ for format_ in FORMATS if format_.recognises(document)), None)
 
 
 def _nearest(document: Document) -> str:
     """The client most of whose own keys the file has, with two of them; empty where it has none of any."""
-    keys = frozenset[str]().union(*keys_of(document)) | {*document.header}
-    shared = {f.NAME: sorted({*getattr(f, "KEYS", ())} & keys) for f in FORMATS}
+    keys = {key for row in document.candidates() for key in row}
+    shared = {f.name: sorted(f.own & keys) for f in FORMATS}
     name = max(shared, key=lambda each: len(shared[each]))
     if not shared[name]:
         return ""
     return f", nearest to {name} ({', '.join(shared[name][:2])})"
 
 
-def _runs(document: Document, known: ModuleType) -> list[ServingRun]:
+def _runs(document: Document, known: Known) -> list[ServingRun]:
     try:
         runs = known.runs(document)
     except ValidationError as error:
-        raise UnreadableError(f"cannot read {document.path} as {known.NAME}: {mistake(error)}") from None
+        raise UnreadableError(f"cannot read {document.path} as {known.name}: {mistake(error)}") from None
     if not runs:
-        raise UnreadableError(f"cannot read {document.path} as {known.NAME}: no run in it")
+        raise UnreadableError(f"cannot read {document.path} as {known.name}: no run in it")
     return [examined(run.model_copy(update={"extra": plain(run.extra)})) for run in runs]

@@ -18,10 +18,9 @@ from harness.serving.link.times.kernel_identity import of_engine
 from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
 from harness.serving.link.times.table_files import table_files
 from harness.serving.link.times.tables import FILES, Tables, bundled, read_tables
-from harness.serving.names import data_sheet, engine_name, hardware_name
+from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine
 from shapes.attention import Parallel
 
-ENGINES = ("sglang", "vllm", "trtllm", "atom")
 HARDWARE, ENGINE = "h200", "sglang"
 """By default."""
 
@@ -161,9 +160,7 @@ def _on_own_points(model: Link, engine_given: bool) -> Link:
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
     """With the constants of other systems."""
     hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
-    engine = engine_name(system.engine or (tables.engine if tables else ENGINE))
-    if engine not in ENGINES and not (tables and engine == engine_name(tables.engine)):
-        raise UsageError(f"no engine {system.engine!r} is known here; there are: {', '.join(ENGINES)}")
+    engine = known_engine(system.engine or (tables.engine if tables else ENGINE))
     if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")
     if tables is None:

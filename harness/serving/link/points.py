@@ -13,13 +13,11 @@ from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from harness.serving.clients.load import load
-from harness.serving.compare.quantity import option, quantity_of_run
-from harness.serving.ledger.identity import UNKNOWN, differences, text
-from harness.serving.ledger.ledger import Setting
+from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
 from harness.serving.link.calibration import Measured, Point
 from harness.serving.link.load import PREFILL_TOKENS, Load
 from harness.serving.names import model_name
-from harness.serving.schema import Metric, Parallelism, ServingRun, contradictions
+from harness.serving.schema import Parallelism, ServingRun, contradictions, option
 from shapes.attention import Parallel
 
 STORED = PUBLISHED / "serving-link"
@@ -111,8 +109,7 @@ def own_points(
 ) -> OwnPoints:
     """Of all runs in the files.
 
-    engine_given: whether the user said the engine; then it goes before what a file says of its client's
-    protocol. Raises UsageError for another system's run, for one whose numbers `serving load` calls wrong,
+    engine_given: whether the user said the engine; then it goes before what a file calls it. Raises UsageError for another system's run, for one whose numbers `serving load` calls wrong,
     with failed requests, or without closed loop, lengths, TPOT or TTFT.
     """
     runs = [run for name in files for run in load(name)]
@@ -120,18 +117,16 @@ def own_points(
         raise UsageError(f"no run in {', '.join(files)} to calibrate on")
     if wrong := contradictions(runs):
         raise UsageError(f"{wrong}: it cannot calibrate")
-    notes: list[str] = []
+    if engine_given:
+        runs = [with_engine(run, engine) for run in runs]
+    notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
     unsaid: dict[str, None] = {}
     for run in runs:
         setting = _setting(run, hardware, engine, parallel, kv)
         # The load is the run's own, and lengths are as served.
         unlike = [d for d in differences(setting, run, ["all"]) if not d.name.endswith("length")]
-        if engine_given and _is_protocol(run):
-            notes += [f"{run.id} names {d.run}, its client's protocol: taken to be of {engine}, as --engine says"
-                      for d in unlike if d.name == "engine"]  # fmt: skip
-            unlike = [d for d in unlike if d.name != "engine"]
         if unlike:
-            hint = "; --engine says which it is" if _is_protocol(run) else ""
+            hint = "; --engine says it where a file is wrong" if any(d.name == "engine" for d in unlike) else ""
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
         unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
         unsaid |= dict.fromkeys(["range of lengths"] if _range(run) is None else [])
@@ -142,12 +137,6 @@ def own_points(
         notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
     versions = tuple(dict.fromkeys(run.version for run in runs if run.version))
     return OwnPoints(points, versions, tuple(notes))
-
-
-def _is_protocol(run: ServingRun) -> bool:
-    """Whether what the run calls its engine is only how its client spoke to it: the server itself said
-    nothing."""
-    return not run.flags and not run.version
 
 
 def _setting(run: ServingRun, hardware: str, engine: str, parallel: Parallel, kv: str) -> Setting:
@@ -186,11 +175,10 @@ def _point(run: ServingRun) -> Point:
         raise UsageError(
             f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: it cannot calibrate"
         )
-    quantity = quantity_of_run(run, Metric(name="", value=0, unit=""))
     asked, to_longest = run.workload, 2 / (1 + ratio)
     wanted = {
-        "input length": (quantity.input_len or 0) * to_longest or asked.longest_input_len,
-        "output length": (quantity.output_len or 0) * to_longest or asked.longest_output_len,
+        "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
+        "output length": (length(run, "output") or 0) * to_longest or asked.longest_output_len,
         "concurrency": asked.concurrency,
         "mean TPOT": run.value("tpot", "mean"),
         "mean TTFT": run.value("ttft", "mean"),

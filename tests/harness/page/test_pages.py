@@ -14,7 +14,6 @@ from harness.page.document import Page
 from harness.page.inputs import inputs
 from harness.page.measured.case import measured_cases
 from harness.page.measured.rounds import rounds
-from harness.page.serving.experiment import experiment_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.paths import RESULTS
@@ -137,8 +136,7 @@ PAGES: dict[str, Callable[[Path], Page]] = {
     "two runs": two_runs,
     "two machines": lambda folder: page_of(*(RESULTS / f"{gpu}/mla_decode-b64" for gpu in ("h100", "h200"))),
     "gemm": gemm,
-    "live runs": lambda folder: page_of(COMMITTED / "serving/cpu-default/live/linears-unpacked"),
-    "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),
+    "ledger": lambda folder: page_of(COMMITTED / "serving/cpu-short"),
     "replay": replay,
     "forecast": lambda folder: page_of(DATA / "page/forecast.json"),
     "compiled": lambda folder: page_of(DATA / "page/compile.json"),

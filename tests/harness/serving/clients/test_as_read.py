@@ -26,7 +26,7 @@ def test_every_value_of_every_file(snapshot):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_a_file_is_its_clients_and_no_others(path):
-    names = [one.NAME for one in FORMATS if one.recognises(read(path))]
+    names = [one.name for one in FORMATS if one.recognises(read(path))]
     assert len(names) == 1 or names == ["tensorrt_llm.serve", "vllm.serve"]  # its client began as a copy
 
 

@@ -228,7 +228,7 @@ def test_a_file_calibrates_as_what_is_known_does(files):
 
 
 @pytest.mark.parametrize(("changes", "says"), [
-    ({"backend": "vllm", "endpoint_type": "vllm"}, "engine vllm, not sglang"),
+    ({"backend": "lmdeploy", "endpoint_type": "lmdeploy"}, "engine lmdeploy, not sglang"),
     ({"model_id": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"}, "model deepseek-r1-distill-qwen-7b"),
     ({"tensor_parallel_size": "4"}, "tensor parallelism 4, not 8"),
     ({"request_rate": 4.0}, "request rate 4, not all at once"),

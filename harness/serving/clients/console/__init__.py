@@ -1,1 +1,0 @@
-"""What load generators print on a terminal."""

@@ -1,1 +1,0 @@
-"""Result files of SGLang's load generators."""

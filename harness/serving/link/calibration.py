@@ -17,6 +17,7 @@ without the system that is predicted.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,12 +67,15 @@ class Measured:
     warm: bool = False
 
     @property
+    def cold(self) -> float:
+        return cold_share(self.point.load, self.engine, self.warm)
+
+    @functools.cached_property
     def features(self) -> Features:
         """At what was measured."""
         point = self.point
         steady = point.ttft_median_ms or point.ttft_ms or 0.0
-        cold = cold_share(point.load, self.engine, self.warm)
-        return features(self.sums, point.tpot_ms, steady, cold)
+        return features(self.sums, point.tpot_ms, steady, self.cold)
 
 
 def tpot_rows(measured: Sequence[Measured]) -> Rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,8 +36,19 @@ class Phase:
 
     def at(self, point: float) -> Array:
         """us of each term, [terms]; linear in the logarithm of the grid, its ends beyond it."""
-        x, logs = math.log(max(point, 1e-9)), np.log(self.grid)
-        return np.array([np.interp(x, logs, row) for row in self.us])
+        return np.array([np.interp(math.log(point), self._logs, row) for row in self.us])
+
+    def total(self, point: float) -> float:
+        """us of all terms."""
+        return float(np.interp(math.log(point), self._logs, self._totals))
+
+    @functools.cached_property
+    def _logs(self) -> Array:
+        return np.log(self.grid)
+
+    @functools.cached_property
+    def _totals(self) -> Array:
+        return self.us.sum(axis=0)
 
     def indices(self, op: str, part: str = "") -> list[int]:
         return [i for i, term in enumerate(self.terms) if term.op == op and part in ("", term.part)]
@@ -53,11 +65,11 @@ class KernelSums:
 
     def decode_ms(self, batch: float) -> float:
         """Of a decode step of so many requests."""
-        return float(self.decode.at(batch).sum()) / 1e3
+        return self.decode.total(batch) / 1e3
 
     def prefill_ms(self, together: float) -> float:
         """Of so many prompts prefilled in one step, or in several where one prompt is longer than a step."""
-        return float(self.prefill.at(together).sum()) / 1e3
+        return self.prefill.total(together) / 1e3
 
 
 def kernel_sums(structure: Structure, load: Load, memory_gb: float | None = None) -> KernelSums:

@@ -35,7 +35,10 @@ def ab_section(folder: Path) -> PageSection:
         headline=_headline(found),
         charts=list(_charts(record, found, where, arms)) if found["pairs"] else [],
         notes=[
-            ("engine", " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))),
+            (
+                "engine",
+                " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version")))),
+            ),
             *(("note", line) for line in closing(found)),
             ("goes on", "python -m harness " + shlex.join(["serving", "ab", "--resume", str(folder)])),
         ],
@@ -89,7 +92,9 @@ def _effects(found: JsonObject) -> Table:
 def _pairs(record: Record, metrics: list[str], arms: list[str]) -> Table:
     columns = [f"{NAMES[metric]} of {arm}, {UNITS.get(metric, 'ms')}" for metric in metrics for arm in arms]
     rows = [
-        TableRow([f"pair {pair}", *(cell(runs[arm]["metrics"][metric]) for metric in metrics for arm in arms)])
+        TableRow(
+            [f"pair {pair}", *(cell(runs[arm]["metrics"][metric]) for metric in metrics for arm in arms)]
+        )
         for pair, runs in sorted(record.pairs().items())
         if pair
     ]
@@ -143,4 +148,3 @@ def _picture(marks: dict[str, list[dict[str, Any]]], arms: list[str]) -> altair.
         )
         panels.append(alt.layer(rule, points).properties(width=PANEL, height=alt.Step(26)))
     return alt.hconcat(*panels, spacing=14)
-

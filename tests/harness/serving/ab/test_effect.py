@@ -32,7 +32,10 @@ def experiment(draw, change, launch_sd, pairs=None, arms=1, trend=0.0, margin=1e
 @pytest.mark.parametrize("options", [{}, {"pairs": 6}, {"arms": 2}, {"trend": 0.002}])
 def test_arms_that_do_not_differ_get_a_verdict_in_less_than_five_of_a_hundred(options):
     draw = np.random.default_rng(1)
-    wrong = sum(any(v in ("faster", "slower") for v in experiment(draw, 0, 0.005, **options)[0]) for _ in range(TRIALS))
+    wrong = sum(
+        any(v in ("faster", "slower") for v in experiment(draw, 0, 0.005, **options)[0])
+        for _ in range(TRIALS)
+    )
     assert wrong / TRIALS < 0.05
 
 
@@ -66,9 +69,17 @@ def test_a_small_effect_inside_the_margin_is_the_same_though_the_interval_exclud
 
 
 def test_pairs_needed_are_those_that_find_it_four_times_in_five():
-    for change, sd, level, among in ((1, 0.53, 0.95, range(2, 99)), (2, 1.2, 0.95, range(2, 99)), (2, 0.53, 0.9875, LOOKS)):
+    for change, sd, level, among in (
+        (1, 0.53, 0.95, range(2, 99)),
+        (2, 1.2, 0.95, range(2, 99)),
+        (2, 0.53, 0.9875, LOOKS),
+    ):
         n = pairs_for(change, sd, level, among)
-        assert power(change, n, sd, level) >= 0.8 > power(change, max(m for m in (*among, 2) if m < n), sd, level)
+        assert (
+            power(change, n, sd, level)
+            >= 0.8
+            > power(change, max(m for m in (*among, 2) if m < n), sd, level)
+        )
     assert pairs_for(1, 1.2, confidence(None, 1), LOOKS) is None
     assert module.spread("tpot", 64) < module.spread("tpot", 4) == module.spread("tpot", None)
 
@@ -85,4 +96,7 @@ def test_more_pairs_would_decide_what_stays_as_it_is():
 
 
 def test_pairs_are_mirrored():
-    assert [order(["a", "b", "c"], pair) for pair in (0, 1, 2, 3)] == [["a", "b", "c"]] * 2 + [["c", "b", "a"], ["a", "b", "c"]]
+    assert [order(["a", "b", "c"], pair) for pair in (0, 1, 2, 3)] == [["a", "b", "c"]] * 2 + [
+        ["c", "b", "a"],
+        ["a", "b", "c"],
+    ]

@@ -53,11 +53,15 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     plan = made(GOOD | {"launch": "bash -c 'exec serve --port {port} {flags}'", "client": f"{CLIENT} --n {{prompts}}",
                         "prompts": 640, "warm_up_prompts": 128}, "x")  # fmt: skip
     assert launched(plan, "b").words[-1] == "exec serve --port 30000 --fast 2"
-    calls = [client(plan, "a", 1, 1, Path("/r"), Path("/c"), warm_up=warm).words[-1] for warm in (False, True)]
+    calls = [
+        client(plan, "a", 1, 1, Path("/r"), Path("/c"), warm_up=warm).words[-1] for warm in (False, True)
+    ]
     assert calls == ["640", "128"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.sh").write_text("exec vllm serve m --port $1")
-    assert launched(made(GOOD | {"launch": "bash serve.sh {port}"}, "x"), "a").words[1] == str(tmp_path / "serve.sh")
+    assert launched(made(GOOD | {"launch": "bash serve.sh {port}"}, "x"), "a").words[1] == str(
+        tmp_path / "serve.sh"
+    )
 
 
 @pytest.mark.parametrize(("values", "why"), [
@@ -118,7 +122,9 @@ def test_the_command_line_says_what_is_missing(here, tmp_path):
 def test_a_template_is_a_plan_that_passes_the_dry_run(here, tmp_path, template):
     file = tmp_path / "ab.toml"
     file.write_text(here("serving", "ab", "--template", template).stdout)
-    done = here("serving", "ab", file, "--dry-run", "--json", tmp_path / "out.json", "--out", tmp_path / "out")
+    done = here(
+        "serving", "ab", file, "--dry-run", "--json", tmp_path / "out.json", "--out", tmp_path / "out"
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert "34 min a pair" in done.stdout and "7.4 h for 12 pairs" in done.stdout
     plan = json.loads((tmp_path / "out.json").read_text())["plan"]
@@ -179,11 +185,15 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
     assert told["X_DEAD"] == "nothing installed reads X_DEAD"
     assert told["SGLANG_DECLARED"] == "SGLANG_DECLARED is declared, but nothing installed reads it"
     assert told["--num-steps"] == "--num-steps is accepted, but nothing in the engine reads it"
-    assert told["--graph-bs"] == "the engine has no flag --graph-bs, but --graph-bs-decode, --graph-bs-prefill"
+    assert (
+        told["--graph-bs"] == "the engine has no flag --graph-bs, but --graph-bs-decode, --graph-bs-prefill"
+    )
 
 
 def test_an_engine_that_is_not_here_is_not_called_silent():
     plan = made(GOOD | {"arms": {"a": {}, "b": {"env": {"VLLM_USE_V1": "1", "Q": "1"}}}}, "x")
     unknown, old = names.looked_up(plan)
-    assert unknown["found"] is None and unknown["says"].startswith("VLLM_USE_V1, Q could not be looked up: serve is")
+    assert unknown["found"] is None and unknown["says"].startswith(
+        "VLLM_USE_V1, Q could not be looked up: serve is"
+    )
     assert old["says"] == "VLLM_USE_V1 is in none of today's engines; today: the default"

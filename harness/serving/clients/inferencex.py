@@ -93,6 +93,9 @@ def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | N
                 value = read(f"decode_{kind}")
             elif kind != "dp_attention":
                 counts = [unlike.count(f"{side}_{kind}") for side in ("prefill", "decode")]
+                gpus = draft.about["gpus"]
+                if gpus and max(count or 0 for count in counts) > gpus:
+                    draft.find("plausible", "wrong", f"{kind} of prefill and decode are {counts}, over {gpus} GPUs")
                 if not apart and None not in counts:
                     draft.find("denominator", "suspect", f"prefill has a {kind} of {counts[0]} and decode one of "
                                f"{counts[1]}, though the engine is not disaggregated")  # fmt: skip

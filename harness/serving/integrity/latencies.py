@@ -128,11 +128,14 @@ def moments(run: ServingRun) -> Iterator[Finding]:
                 "so much"
             )
             yield found("moments", "suspect", message, mean=mean, p99=p99)
-        if std is None:
-            continue
         for statistic, value in known.items():
             at = quantile(statistic)
             if at is None or not 0 < at < 1:
+                continue
+            if std is None:
+                if value * (1 - at) > mean * (1 + MARGIN) + rounding(mean):  # Markov's inequality
+                    message = f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}"
+                    yield found("moments", "wrong", message, value=value, mean=mean)
                 continue
             low, high = quantile_limits(mean, std * (1 + MARGIN), at)
             slack = rounding(*known.values()) * 2 + mean * 1e-6 + (std * 0.5 if (count or 0) < 10 else 0)
@@ -142,6 +145,8 @@ def moments(run: ServingRun) -> Iterator[Finding]:
                     f"{max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}"
                 )
                 yield found("moments", "wrong", message, value=value, mean=mean, std=std)
+        if std is None:
+            continue
         if count and std > mean * math.sqrt(count) * (1 + MARGIN) and name in PER_REQUEST:
             yield _too_wide(name, std, f"with mean {mean:g} ms of {count} requests", mean=mean)
         elif p99 is not None and std > _widest(mean, p99) + rounding(std, p99) and name in PER_REQUEST:
@@ -208,6 +213,8 @@ def extremes(run: ServingRun) -> Iterator[Finding]:
         slack = rounding(*known.values()) * 2
         if mean and std and most and std > most + slack:
             yield _not_with(name, "std", std, f"a max of {most:g}", mean)
+        if std == 0 and least is not None and most is not None and most - least > slack:
+            yield _not_with(name, "std", std, f"a min of {least:g} and a max of {most:g}", mean or 0.0)
         if not mean or name.split()[-1] not in ONE_A_REQUEST:
             continue
         if count and most and most > count * mean * (1 + MARGIN) + count * slack:
@@ -327,7 +334,7 @@ def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
         message = f"itl max {itl:g} ms is longer than e2e max {longest:g} ms"
         yield found("parts_of_e2e", "wrong", message, itl=itl, e2e=longest)
     duration = run.totals.duration_s
-    for name in (*PER_REQUEST, "itl"):
+    for name in (*PER_REQUEST, "itl", "client_queue_time"):
         for statistic, value in known.get(name, {}).items():
             if duration and value / 1e3 > (duration + rounding(duration)) * (1 + MARGIN):
                 message = f"{name} {statistic} {value:g} ms is longer than the run of {duration:g} s"

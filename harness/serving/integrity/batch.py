@@ -47,8 +47,8 @@ def steps(run: ServingRun) -> Iterator[Finding]:
 
 
 def last_interval(run: ServingRun) -> Iterator[Finding]:
-    """Decoding beside the server's own rate of its last or steady steps, if there were enough of them for it to be
-    of this batch."""
+    """Decoding beside the server's own rate of its last or steady steps, if there were enough of them for it
+    to be of this batch."""
     length, decode = run.workload.output_len or 0, run.value("decode_throughput", "total")
     mean = run.value("throughput", "total", "output")
     for name in ("last_gen_throughput", "steady_state_output_throughput"):

@@ -73,7 +73,8 @@ def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
-    """Quantiles rise; the mean lies between min and max; p50 is the median. Of what was read and of the rest."""
+    """Quantiles rise; the mean lies between min and max; p50 is the median. Of what was read and of the
+    rest."""
     for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
         ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
         pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
@@ -112,7 +113,7 @@ def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:
 def moments(run: ServingRun) -> Iterator[Finding]:
     """Mean, deviation and quantiles of one sample."""
     count, every = run.totals.completed, statistics(run)
-    longest = every.get("e2e", {}).get("p99")
+    longest = every.get("e2e", {}).get("p99") or 1e3 * (run.totals.duration_s or 0.0)
     for name, known in every.items():
         mean, std, median, p99 = (known.get(key) for key in ("mean", "std", "median", "p99"))
         if mean is None:
@@ -154,12 +155,13 @@ def moments(run: ServingRun) -> Iterator[Finding]:
                 yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", p99=p99)
         if name == "itl" and longest and std > math.sqrt(2 * mean * longest):
             yield _too_wide(
-                name, std, f"with mean {mean:g} ms, in requests of {longest:g} ms (p99)", mean=mean
+                name, std, f"with mean {mean:g} ms, in requests of at most {longest:g} ms", mean=mean
             )
 
 
 def one_request(run: ServingRun) -> Iterator[Finding]:
-    """A mean that one request makes, or few: the first ones, which wait for compilations, or one that hangs."""
+    """A mean that one request makes, or few: the first ones, which wait for compilations, or one that
+    hangs."""
     count = run.totals.completed
     for name in PER_REQUEST:
         largest, mean, median = _largest(run, name), stated(run, name, "mean"), stated(run, name, "median")
@@ -182,8 +184,8 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
 
 
 def _largest(run: ServingRun, name: str) -> float | None:
-    """The longest time of a request: of the list of them, as stated, or as mean, median and deviation have it where
-    they are those of one long request among like ones. None where nothing tells it."""
+    """The longest time of a request: of the list of them, as stated, or as mean, median and deviation have it
+    where they are those of one long request among like ones. None where nothing tells it."""
     samples, known, count = run.samples, statistics(run).get(name, {}), run.totals.completed or 0
     listed = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms}.get(name, ())
     mean, median, std, p99 = (known.get(key) for key in ("mean", "median", "std", "p99"))

@@ -182,9 +182,9 @@ def _peaks(run: ServingRun, rate: float | None, time: tuple[float, bool, str] | 
 
 
 def longest_lengths(run: ServingRun) -> Iterator[Finding]:
-    """Where the longest lengths alone are known, and no E2E: requests have no more tokens than those, and half of
-    them at least, so that tokens a second times a request's time over its tokens are no more than those in flight;
-    and input to output is as the two lengths."""
+    """Where the longest lengths alone are known, and no E2E: requests have no more tokens than those, and
+    half of them at least, so that tokens a second times a request's time over its tokens are no more than
+    those in flight; and input to output is as the two lengths."""
     load, tpot, ttft = run.workload, stated(run, "tpot", "mean"), stated(run, "ttft", "mean")
     isl, osl = load.longest_input_len, load.longest_output_len
     out, into = (run.metric("throughput", "total", kind) for kind in ("output", "input"))

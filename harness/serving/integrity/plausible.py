@@ -17,6 +17,7 @@ PREFILL_PER_GPU = 5e15 / (
 )  # tok/s: more FP8 products a second than any GPU, by DeepSeek-V3's per token
 PREFILL = 5e5  # tok/s of one request, where the model or the GPUs are not known: about eight of those
 GPUS = 8
+LARGEST_NODE = 72  # GPUs, of GB200 NVL72
 LONG = 256  # tokens of a prompt from which on its prefill is no shorter than a decode step
 OF_A_STEP = 0.95  # of a decode step: what no prefill is shorter than, which reads the same weights
 MOST_ACCEPTED = 64  # tokens a step of speculative decoding
@@ -81,6 +82,8 @@ def layout(run: ServingRun) -> Iterator[Finding]:
     tp, ratio = run.parallelism.tp, run.workload.range_ratio
     if run.gpus and tp and tp < run.gpus and run.gpus % tp and not run.parallelism.disaggregated:
         yield _impossible("tp", tp, f"of {run.gpus} GPUs, which are no multiple of it")
+    if run.gpus and run.nodes and run.gpus > LARGEST_NODE * run.nodes:
+        yield _impossible("gpus", run.gpus, f"of {run.nodes} nodes")
     if ratio and ratio > 1:
         yield _impossible("range_ratio", ratio, "as the shortest length over the longest")
 

@@ -210,9 +210,14 @@ def zeros(run: ServingRun) -> Iterator[Finding]:
     if totals.completed:
         named += [("input_tokens", totals.input_tokens), ("output_tokens", totals.output_tokens)]
     if totals.completed != 0:
-        named += [(m.name, m.value) for m in run.metrics if "throughput" in m.name or m.name.startswith("max_")]
-        named += [(m.name, m.value) for m in run.metrics if m.unit == "ms" and m.statistic in NEVER_ZERO
-                  and (m.name, m.statistic) != ("itl", "median")]
+        named += [
+            (m.name, m.value) for m in run.metrics if "throughput" in m.name or m.name.startswith("max_")
+        ]
+        named += [
+            (m.name, m.value)
+            for m in run.metrics
+            if m.unit == "ms" and m.statistic in NEVER_ZERO and (m.name, m.statistic) != ("itl", "median")
+        ]
     for name, value in named:
         if value == 0 and name not in WAITS:
             yield found("zero", "suspect", f"{name} is 0: not measured, whatever its name says")

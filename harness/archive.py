@@ -23,7 +23,7 @@ from harness.files import replace
 NAME = "raw.zip"
 SUMS = "SHA256SUMS"
 """A member with the others' hashes, as sha256sum writes and checks them."""
-NEVER_PACKED = ("experiment.json", "ledger.jsonl", "live.jsonl", "NOTES.md")
+NEVER_PACKED = ("ab.json", "journal.jsonl", "experiment.json", "ledger.jsonl", "live.jsonl", "NOTES.md")
 """What people read, and what a resumed run adds to."""
 COMPRESSED = (".gz", ".npz")
 

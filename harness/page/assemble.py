@@ -13,14 +13,13 @@ from harness.page.measured.case import measured_cases
 from harness.page.measured.machine import machine_section
 from harness.page.measured.moved import moved
 from harness.page.measured.op_section import op_section
-from harness.page.serving.experiment import experiment_section, live_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.written import written_section
 from harness.results.comparison import compared
 from harness.results.journal import Journal
 from harness.results.recorded import incompatibilities, read
 from harness.results.schema import Run
-from harness.serving.ledger.index import known_rows
+from harness.serving.ledger.ledger import known_rows
 
 
 def assemble(inputs: Inputs, title: str = "") -> Page:
@@ -41,13 +40,13 @@ def assemble(inputs: Inputs, title: str = "") -> Page:
         for folder, run in runs.items()
     ]
     if not sections:
-        raise UsageError("nothing to show: name a run's folder, an experiment's, a ledger, or a --json file")
+        raise UsageError("nothing to show: name a run's folder, a ledger, or a --json file")
     devices = dict.fromkeys(_device(run) for run in runs.values())
     return Page(title or _title(list(ops), inputs), ", ".join(devices), distinct(sections))
 
 
 def _title(ops: Sequence[str], inputs: Inputs) -> str:
-    serving = [path.name for path in (*inputs.experiments, *inputs.lives, *inputs.ledgers, *inputs.documents)]
+    serving = [path.name for path in (*inputs.ledgers, *inputs.documents)]
     return ", ".join([*ops, *serving]) or "Recorded results"
 
 
@@ -83,8 +82,5 @@ def _moved(runs: dict[Path, Run]) -> list[PageSection]:
 
 
 def _serving(inputs: Inputs) -> list[PageSection]:
-    sections = [experiment_section(folder) for folder in inputs.experiments]
-    sections += [live_section(folder, folder.name) for folder in inputs.lives]
-    for path in inputs.ledgers:
-        sections.append(ledger_section(list(known_rows([str(path)])), str(path)))
+    sections = [ledger_section(list(known_rows([str(path)])), str(path)) for path in inputs.ledgers]
     return sections + [written_section(path) for path in inputs.documents]

@@ -152,15 +152,6 @@ def test_it_is_listed_run_and_checked(cli, rmsnorm: Path, tmp_path: Path):
     assert status == {"torch.naive": ("ok", "")}, (done.stdout, done.stderr)
 
 
-@pytest.mark.slow
-def test_serving_leaves_it_alone(cli, here, rmsnorm: Path):
-    (experiment,) = ROOT.glob("harness/serving/**/cpu-decode.toml")
-    plain = here("serving", "experiment", experiment, "--dry-run")
-    assert plain.returncode == 0, plain.stderr
-    beside = cli("serving", "experiment", experiment, "--dry-run", KERNEL_BENCH_PLUGINS=rmsnorm)
-    assert beside.stdout == plain.stdout, beside.stderr
-
-
 @pytest.mark.parametrize(("name", "text", "command", "wanted"), [
     ("rmsnorm", None, ("list",), "which is not a Python file or package"),
     ("rmsnorm", "OPS = 1", ("list",), "has no attribute 'OP'"),

@@ -6,9 +6,9 @@ import click
 
 from harness.cli.lazy import LazyGroup
 
-COMMANDS = ("compare", "ledger", "link", "load", "observe", "recipe", "trace")
+COMMANDS = ("ab", "compare", "ledger", "link", "load", "observe", "trace")
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS}
-MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("experiment", "replay", "run")}
+MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("replay",)}
 
 
 @click.group(cls=LazyGroup, modules=MODULES)
@@ -22,7 +22,5 @@ def serving() -> None:
     python -m harness serving trace FILE         where a step's time goes, and what of it is exposed
     python -m harness serving link --what-if mla_decode=2.0x
     python -m harness serving replay --swap mla_decode=vllm.amx
-    python -m harness serving run --out DIR      a real engine and client here, arm by arm
-    python -m harness serving experiment cpu-short
     python -m harness serving ledger             predicted, observed, residual
     """

@@ -1,147 +1,153 @@
-"""Section of a ledger: what was predicted of each change, what was observed, and who was right."""
+"""Section of a ledger: what was predicted of each change beside what was observed."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.colours import NOT_OBSERVED, NOT_PREDICTED, VERDICT_COLOURS
-from harness.page.serving.ledger_charts import forest, forest_marks, off
-from harness.page.serving.ledger_lines import NO_METHOD, LedgerLine, ledger_lines, row_names
-from harness.page.serving.marks import cell
+from harness.page.serving.colours import OBSERVED, PREDICTED, VERDICT_COLOURS
+from harness.page.serving.marks import LABEL, WIDTH, cell, distinct, ranged, records
 from harness.serving.ledger.ledger import LedgerRow
-from harness.serving.ledger.residuals import TOLERANCE
+from harness.serving.ledger.prediction import unit_text
+from harness.serving.ledger.report import LedgerLine, explanations, ledger_lines
+
+if TYPE_CHECKING:
+    import altair
 
 READING = (
-    "Of each method the upper mark is the predicted change, the lower one the observed, both with their 90 % "
-    "intervals, where they have one. They explain each other where the intervals meet; the verdict stands to "
-    "the right. A change left of the dashed line is a decrease."
+    "Circles are predicted changes, diamonds are observed ones, each with its 90 % interval where it has two "
+    "ends. Where both intervals meet the prediction explains the observation. A change left of the dashed "
+    "line is a decrease."
 )
-OFF_READING = (
-    "A mark for each prediction of a resolved change, by method and quantity: right of the dashed line more "
-    f"changed than was predicted. In the grey band it is off by at most {TOLERANCE:.0%}. The colour is the "
-    "verdict: whether the intervals meet, however wide they are."
-)
+SIDES = {"predicted": ("circle", PREDICTED), "observed": ("diamond", OBSERVED)}
+APART = 5  # pixels between a line's prediction and its observation, from the middle
 
 
 def ledger_section(rows: Sequence[LedgerRow], title: str) -> PageSection:
-    """Of any rows: of a ledger, an experiment, a publication."""
-    lines = ledger_lines(rows)
-    keys = dict.fromkeys((line.quantity, line.unit) for line in lines)
-    charts = [
-        _forest([line for line in lines if (line.quantity, line.unit) == (quantity, unit)], title)
-        for quantity, unit in keys
-    ]
-    if far := [line for line in lines if line.relative is not None and line.verdict != "not resolved"]:
-        charts.append(_off(far, len([line for line in lines if line.verdict == "not resolved"]), title))
+    """A chart and a table for each quantity and unit, and what explains the rows."""
+    names = distinct([row.id for row in rows])
+    rows = [row.model_copy(update={"id": name}) for row, name in zip(rows, names, strict=True)]
+    lines = [line for row in rows for line in ledger_lines(row)]
+    kinds = dict.fromkeys((line.quantity, line.unit) for line in lines)
+    empty = [row.id for row in rows if not ledger_lines(row)]
     return PageSection(
         anchor=anchor("ledger", title),
         title=title,
-        headline=headline(lines),
-        charts=charts,
-        notes=[*_explanations(rows), *_empty(rows, lines)],
+        headline=_headline(lines),
+        charts=[
+            _chart([line for line in lines if (line.quantity, line.unit) == kind], title) for kind in kinds
+        ],
+        notes=[
+            *((", ".join(ids), text) for text, ids in explanations(rows).items()),
+            *((name, "nothing predicted, nothing observed") for name in empty),
+        ],
     )
 
 
-def headline(lines: Sequence[LedgerLine]) -> str:
-    """How many of each verdict, by method."""
-    by_method: dict[str, Counter[str]] = {}
-    for line in lines:
-        if line.method != NO_METHOD:
-            by_method.setdefault(line.method, Counter())[line.verdict] += 1
+def _headline(lines: Sequence[LedgerLine]) -> str:
+    """How many lines of each verdict, by method."""
     parts = []
-    for method, counts in by_method.items():
-        verdicts = [f"{counts[verdict]} {verdict}" for verdict in VERDICT_COLOURS if counts[verdict]]
-        parts.append(f"{method}: {', '.join(verdicts)}")
-    if unpredicted := sum(line.verdict == NOT_PREDICTED for line in lines):
-        parts.append(f"{unpredicted} observed without a prediction")
+    for method in dict.fromkeys(line.method for line in lines):
+        verdicts = [line.verdict for line in lines if line.method == method]
+        counts = [
+            f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICT_COLOURS if verdict in verdicts
+        ]
+        parts.append(f"{method}: {', '.join(counts)}")
     return "; ".join(parts) + "." if parts else "Nothing was predicted or observed."
 
 
-def _forest(lines: Sequence[LedgerLine], title: str) -> Chart:
-    quantity, unit = lines[0].quantity, lines[0].unit
-    missing = list(dict.fromkeys(line.row for line in lines if line.verdict == NOT_OBSERVED))
-    waiting = f" Not observed yet: {', '.join(missing)}." if missing else ""
+def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
+    quantity, unit = lines[0].quantity, unit_text(lines[0].unit)
+    marks = [mark for name, line in zip(_names(lines), lines, strict=True) for mark in _marks(name, line)]
     return Chart(
         anchor=anchor("ledger", title, quantity, unit),
         title=f"{quantity}, {unit}: predicted and observed change",
-        reading=READING + waiting,
-        picture=forest(lines, quantity, unit),
-        table=_table(lines),
-        marks=forest_marks(lines),
+        reading=READING,
+        picture=_picture(marks, quantity, unit),
+        table=_table(lines, unit),
+        marks=sum((mark["value"] is not None) + (mark["from"] is not None) for mark in marks),
     )
 
 
-def _off(lines: Sequence[LedgerLine], unresolved: int, title: str) -> Chart:
-    left_out = (
-        f" {unresolved} of changes that are not resolved are in the tables alone." if unresolved else ""
-    )
-    return Chart(
-        anchor=anchor("ledger", title, "how far off"),
-        title="How far off",
-        reading=OFF_READING + left_out,
-        picture=off(lines),
-        table=_off_table(lines),
-        marks=len(lines),
-    )
+def _names(lines: Sequence[LedgerLine]) -> list[str]:
+    of = [line.prediction.of if line.prediction else "" for line in lines]
+    methods = [line.method + (f": {op} alone" if op else "") for line, op in zip(lines, of, strict=True)]
+    return distinct([f"{line.row}, {method}" for line, method in zip(lines, methods, strict=True)])
 
 
-def _off_table(lines: Sequence[LedgerLine]) -> Table:
-    rows = [
-        TableRow(
-            [
-                line.row,
-                line.line,
-                line.quantity,
-                cell(line.relative, "+.1%"),
-                f"{line.residual:+.4g} {line.unit}" if line.residual is not None else "",
-                line.verdict,
-            ]
+def _marks(name: str, line: LedgerLine) -> list[dict[str, Any]]:
+    """The data of a line's prediction and of its observation, as far as there are such."""
+    unit = unit_text(line.unit)
+    marks: list[dict[str, Any]] = []
+    for side, record in (("predicted", line.prediction), ("observed", line.observation)):
+        if record is None:
+            continue
+        text = f"{ranged(record.change, record.low, record.high)} {unit}"
+        whole = record.low is not None and record.high is not None
+        marks.append(
+            {
+                "line": name,
+                "side": side,
+                "value": record.change,
+                "from": record.low if whole else None,
+                "to": record.high if whole else None,
+                "text": text,
+                "verdict": line.verdict + (", blind" if line.blind else ""),
+                "colour": VERDICT_COLOURS[line.verdict],
+                "aria": f"{name}, {side}: {text}, {line.verdict}",
+                "beside": "" if marks else line.verdict,
+            }
         )
-        for line in lines
+    return marks
+
+
+def _picture(marks: Sequence[dict[str, Any]], quantity: str, unit: str) -> altair.TopLevelMixin:
+    """A place for each line of the ledger; its prediction lies above its observation."""
+    import altair as alt
+
+    sides = list(SIDES)
+    colour = alt.Scale(domain=sides, range=[SIDES[side][1] for side in sides])
+    shape = alt.Scale(domain=sides, range=[SIDES[side][0] for side in sides])
+    legend = alt.Legend(title=None, orient="top")
+    axis = alt.Axis(title=f"change of {quantity}, {unit}", grid=True)
+    tooltip = [
+        alt.Tooltip("line:N", title="row, method"),
+        alt.Tooltip("side:N", title="shown"),
+        alt.Tooltip("text:N", title="change"),
+        alt.Tooltip("verdict:N", title="verdict"),
     ]
-    columns = ["row", "method", "quantity", "relative", "residual", "verdict"]
-    return Table(columns, rows, frozenset({"relative"}))
+    base = alt.Chart(records(marks)).encode(
+        y=alt.Y("line:N", sort=None, title=None, axis=alt.Axis(labelLimit=LABEL))
+    )
+    of_side = base.encode(color=alt.Color("side:N", scale=colour, legend=legend), tooltip=tooltip)
+    offset = alt.ExprRef(f"datum.side == 'predicted' ? -{APART} : {APART}")
+    layers: list[Any] = [
+        alt.Chart(records([{"at": 0}])).mark_rule(strokeDash=[3, 3], color="#888888").encode(x="at:Q"),
+        of_side.mark_rule(strokeWidth=2, yOffset=offset).encode(x=alt.X("from:Q", axis=axis), x2="to:Q"),
+        of_side.mark_point(filled=True, size=60, opacity=1, yOffset=offset).encode(
+            x=alt.X("value:Q", axis=axis),
+            shape=alt.Shape("side:N", scale=shape, legend=legend),
+            description=alt.Description("aria:N"),
+        ),
+        base.mark_text(align="left", fontWeight="bold", aria=False).encode(
+            x=alt.value(WIDTH + 8), text="beside:N", color=alt.Color("colour:N", scale=None)
+        ),
+    ]
+    return alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
 
 
-def _table(lines: Sequence[LedgerLine]) -> Table:
-    unit = lines[0].unit
-    numeric = [f"{name}, {unit}" for name in ("predicted", "low", "high", "before", "observed",
-               "observed low", "observed high", "residual")]  # fmt: skip
-    columns = ["row", "method", *numeric, "relative", "verdict", "blind"]
-    cells = []
-    for line in lines:
+def _table(lines: Sequence[LedgerLine], unit: str) -> Table:
+    sides = ("predicted", "observed")
+    numeric = [f"{side} {name}, {unit}" for side in sides for name in ("change", "low", "high")]
+    columns = ["row, method", *numeric, f"before, {unit}", "off by", "verdict", "blind"]
+    rows = []
+    for name, line in zip(_names(lines), lines, strict=True):
         seen = line.observation
-        observed = (None,) * 4 if seen is None else (seen.before, seen.change, seen.low, seen.high)
-        before, change, low, high = observed
-        cells.append(
-            TableRow(
-                [
-                    line.row,
-                    line.line,
-                    *(cell(value, "+.5g") for value in (line.predicted, line.low, line.high)),
-                    cell(before),
-                    *(cell(value, "+.5g") for value in (change, low, high, line.residual)),
-                    cell(line.relative, "+.1%"),
-                    line.verdict,
-                    "" if line.blind is None else "yes" if line.blind else "no",
-                ]
-            )
-        )
-    return Table(columns, cells, frozenset([*numeric, "relative"]))
-
-
-def _explanations(rows: Sequence[LedgerRow]) -> list[tuple[str, str]]:
-    """Each text once, with the rows that it is about and what shows it."""
-    about: dict[str, list[str]] = {}
-    for row, name in zip(rows, row_names(rows), strict=True):
-        for entry in row.explanations:
-            evidence = f" Shown by: {', '.join(entry.evidence)}." if entry.evidence else ""
-            about.setdefault(entry.text + evidence, []).append(name)
-    return [(", ".join(dict.fromkeys(names)), text) for text, names in about.items()]
-
-
-def _empty(rows: Sequence[LedgerRow], lines: Sequence[LedgerLine]) -> list[tuple[str, str]]:
-    drawn = {line.row for line in lines}
-    return [(name, "nothing predicted, nothing observed") for name in row_names(rows) if name not in drawn]
+        values = [(r.change, r.low, r.high) if r else (None,) * 3 for r in (line.prediction, seen)]
+        cells = [cell(value, "+.5g") for of_side in values for value in of_side]
+        before = cell(seen.before if seen else None)
+        blind = ("yes" if line.blind else "no") if seen and line.prediction else ""
+        off = cell(line.relative_error, "+.1%")
+        rows.append(TableRow([name, *cells, before, off, line.verdict, blind]))
+    return Table(columns, rows, frozenset({*numeric, f"before, {unit}", "off by"}))

@@ -1,3 +1,3 @@
 """One step of one rank, rebuilt from the suite's implementations in the engine's order and timed whole: it
-gives what isolated kernels cannot, how much of a kernel is on the critical path and what its neighbours pay.
+shows how much of a kernel's saving the step keeps, which kernels timed alone cannot show.
 """

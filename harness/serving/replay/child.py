@@ -5,23 +5,20 @@ Every public method is one request that the parent makes; arguments and answers 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import kernels
-from harness.machine.cpu_threads import MAIN_THREAD
-from harness.serving.replay.flow import Flow
-from harness.serving.replay.step import ReplayStep, StepPlace, places
+from harness.serving.replay.flow import Call, Flow
+from harness.serving.replay.step import ReplayStep, StepPlace
 from harness.workers.child.device import ready_device
 from harness.workers.child.timers import timer_for
 from harness.workers.child.timers.base import Program
 from kernels.compose import bind
-from kernels.op import Op, Prepared, Unsupported
+from kernels.op import Prepared, Unsupported
 from kernels.operands import Seeds
-from shapes.case import Size
 
-Call = Callable[[], Any]
 BOUNDARY = {"block_scale_gemm": "with_quant", "fused_moe": "with_quant"}
 
 
@@ -38,94 +35,74 @@ class Rank:
         return ready
 
     def open(self, step: ReplayStep, seed: int, launch: str) -> None:
-        """Makes all weights and buffers anew; nobody is prepared on them yet."""
-        self.prepared: dict[tuple[str, str, str], Prepared] = {}
+        """Makes all weights and buffers anew; no implementation is bound to them yet."""
+        self.prepared: dict[tuple[str, str], Prepared] = {}
         self.programs: dict[str, Program] = {}
-        self.calls: dict[str, list[tuple[StepPlace, Call]]] = {}
+        self.calls: dict[str, list[Call]] = {}
         self.operands: dict[str, Any] = {}
-        self.step, self.seed = step, seed
-        self.places = places(step)
+        self.step, self.seed, self.places = step, seed, step.places()
         self.timer = timer_for(self.kind, launch)
         self.flow = Flow(step, self.device, seed)
-        for place in self.places:
-            if place.op:
-                self.operands[place.key] = self._operands(place)
+        for place in step.op_places():
+            self.operands[place.key] = self._operands(place)
 
     def _operands(self, place: StepPlace) -> Any:
         op = kernels.OPS[place.op]
-        sizes = op.sizes({**self.step.sizes(place), **self._format(op)})
+        sizes = op.sizes({**self.step.sizes(place), **op.defaults(self.arch)})
         seeds = Seeds(stationary=1000 * self.seed + place.layer, live=place.layer)
         operands = op.operands(sizes, seeds, self.device, BOUNDARY.get(place.op, "core"))
         return self.flow.joined(place, operands)
 
-    def _format(self, op: Op) -> Mapping[str, Size]:
-        return op.defaults(self.arch)
-
-    def prepare(self, arm: str, chosen: Mapping[str, str], apart: bool = False) -> float:
-        """Binds the step's places: chosen is `op` or `op:place` -> implementation. Returns the seconds.
-        Raises Unsupported where one cannot be had.
-
-        apart: everything is bound anew, sharing nothing but operands with the other arms
-        """
-        started = time.perf_counter()
-        bound = {p.key: self._bound(p, chosen, arm if apart else "") for p in self.places if p.op}
-        calls = self.flow.calls(bound, self.places)
-        for _, call in calls:
+    def prepare(self, arm: str, chosen: dict[str, str]) -> None:
+        """Binds the step's places and, on a GPU, records them into one graph. chosen: `op` or `op:place` ->
+        implementation. Raises Unsupported where one cannot be had, or gives no numbers."""
+        bound = {place.key: self._bound(place, chosen) for place in self.step.op_places()}
+        calls = self.calls[arm] = self.flow.calls(bound, self.places)
+        for call in calls:
             call()
-        self.calls[arm] = calls
-        self.programs[arm] = self.timer.program([lambda: [call() for _, call in calls]])
+        if not self.flow.logits.isfinite().all():
+            raise Unsupported("the step's logits are not all finite")
+        self.programs[arm] = self.timer.program([lambda: [call() for call in calls]])
         self.timer.synchronize()
-        return time.perf_counter() - started
 
-    def _bound(self, place: StepPlace, chosen: Mapping[str, str], owner: str = "") -> Prepared:
-        name = chosen.get(f"{place.op}:{place.name}") or chosen[place.op]
-        if (place.key, name, owner) not in self.prepared:
+    def _bound(self, place: StepPlace, chosen: dict[str, str]) -> Prepared:
+        name = place.implementation(chosen)
+        if (place.key, name) not in self.prepared:
             op = kernels.OPS[place.op]
-            implementation = next((i for i in kernels.implementations(place.op) if i.name == name), None)
-            if implementation is None:
+            row = next((row for row in kernels.implementations(place.op) if row.name == name), None)
+            if row is None:
                 raise Unsupported(f"there is no implementation {name} of {place.op}")
             operands = self.operands[place.key]
-            out = None if implementation.allocates else self.flow.output(place, operands)
-            prepared = bind(op, implementation, operands, out)
+            out = None if row.allocates else op.empty_output(operands.sizes, self.device)
+            prepared = bind(op, row, operands, out)
             prepared.load(operands.live_tensors())
-            self.prepared[place.key, name, owner] = prepared
-        return self.prepared[place.key, name, owner]
+            self.prepared[place.key, name] = prepared
+        return self.prepared[place.key, name]
 
     def turn(self, arm: str, at_least: float) -> float:
         """Seconds of a step, over as many as fill the turn."""
         return self.timer.turn(self.programs[arm], at_least).seconds
 
-    def decompose(self, arm: str, repeats: int) -> dict[str, float]:
-        """Seconds that each place takes in the step, by its key: the median of so many steps, each call timed
-        by itself (on a GPU launched eagerly and waited for). They add up to more than the step."""
-        times: dict[str, list[float]] = {place.key: [] for place, _ in self.calls[arm]}
-        with MAIN_THREAD.in_place():
-            for _ in range(repeats):
-                for place, call in self.calls[arm]:
-                    started = time.perf_counter()
-                    call()
-                    self.timer.synchronize()
-                    times[place.key].append(time.perf_counter() - started)
-        return {key: sorted(seconds)[len(seconds) // 2] for key, seconds in times.items()}
+    def alone(self, place: str, arms: Sequence[str], turns: int, at_least: float) -> dict[str, float]:
+        """Of each arm the seconds that a place's calls of all layers take one after another, launched as the
+        step is: the median of so many turns, between which the arms alternate."""
+        at = [number for number, each in enumerate(self.places) if each.name == place]
+        calls = {arm: [self.calls[arm][number] for number in at] for arm in arms}
+        programs = {arm: self.timer.program(calls[arm]) for arm in arms}
+        seconds: dict[str, list[float]] = {arm: [] for arm in arms}
+        for _ in range(turns):
+            for arm, program in programs.items():
+                seconds[arm].append(len(at) * self.timer.turn(program, at_least).seconds)
+        return {arm: statistics.median(each) for arm, each in seconds.items()}
 
-    def isolated(self, place: str, name: str, cold: bool, at_least: float) -> float:
-        """Seconds of one place's call alone: `cold`, over all layers that have the place in turn, as the
-        step streams them, or warm, the first layer's again and again."""
-        calls = [
-            prepared.call
-            for (key, implementation, owner), prepared in self.prepared.items()
-            if implementation == name and key.split(".", 1)[1] == place and not owner
-        ]
-        program = self.timer.program(calls if cold else calls[:1])
-        return self.timer.turn(program, at_least).seconds
-
-    def difference(self, op: str, a: Mapping[str, str], b: Mapping[str, str]) -> dict[str, float]:
-        """Of two choices for an op: the relative difference (root mean square) of their outputs at each place
-        of the first layer that has it, on the same inputs."""
-        differences = {}
-        for place in self.places:
-            if place.op == op and place.name not in differences:
-                first, second = (self._bound(place, chosen) for chosen in (a, b))
+    def difference(self, base: dict[str, str], chosen: dict[str, str]) -> dict[str, float]:
+        """Of two choices: the relative difference (root mean square) of their outputs at each place where
+        they differ, in the first layer that has it, on the same inputs."""
+        differences: dict[str, float] = {}
+        for place in self.step.op_places():
+            swapped = place.implementation(base) != place.implementation(chosen)
+            if swapped and place.name not in differences:
+                first, second = self._bound(place, base), self._bound(place, chosen)
                 live = {name: tensor.clone() for name, tensor in first.inputs().items()}
                 first.call()
                 wanted = first.result().float().clone()
@@ -134,7 +111,3 @@ class Rank:
                 error = (second.result().float() - wanted).pow(2).mean().sqrt()
                 differences[place.name] = float(error / wanted.pow(2).mean().sqrt())
         return differences
-
-    def finite(self) -> bool:
-        """Whether the last step's logits are numbers."""
-        return bool(self.flow.logits.isfinite().all())

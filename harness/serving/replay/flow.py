@@ -1,350 +1,206 @@
-"""Activations of a step, and the glue that carries them from one place to the next."""
+"""Activations of a step, and the glue that carries them from one place to the next: norms, rotary embedding,
+router, absorbed products, in torch.
+
+Glue is the same in all arms: it is there for the caches and the time it takes, and its speed is no claim.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from functools import cached_property, partial
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, rms_norm, silu
 
 import kernels
-from harness.serving.replay import glue
 from harness.serving.replay.step import ReplayStep, StepPlace
+from kernels.fused_moe.routing import Router, router
 from kernels.op import Prepared
 
-if TYPE_CHECKING:
-    import torch
-
-    from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-    from kernels.mla_decode.operands import MlaDecodeOperands
-
-
 Call = Callable[[], Any]
+Bound = Mapping[str, Prepared]
 
-WRITTEN_IN_PLACE = ("q", "k", "v", "kv")
+EPSILON = 1e-6
+WRITTEN_IN_PLACE = ("q", "kv")
 """Live operands that glue writes straight into the layout which the bound call reads, as engines do."""
 
 
+def rotary(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """x [tokens, heads, 64] turned by cos, sin [32]; neighbours are a pair, as in DeepSeek."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+
+
 class Flow:
-    """The activations of a step, and the glue that carries them from one place to the next."""
+    """The buffers that all arms share. A place of glue is the method of its name: on what the places before
+    it left it does one layer's. What it allocates is the arm's own."""
 
     def __init__(self, step: ReplayStep, device: str, seed: int) -> None:
-        import torch
-
-        self.step, self.device = step, device
+        self.step, self.device, self.model = step, device, step.model
         self.generator = torch.Generator(device).manual_seed(seed)
-        model, tokens, heads = step.model, step.tokens, step.heads
-        self.residual = self._normal(tokens, model.hidden_size)
+        model, tokens, heads = step.model, step.batch, step.heads
+        self.nope, self.rope, self.value = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
+        self.embedded = self._normal(tokens, model.hidden_size)
+        self.residual = self._empty(tokens, model.hidden_size)
         self.normed = self._empty(tokens, model.hidden_size)
         self.q_latent = self._empty(tokens, model.q_lora_rank)
         self.latent = self._empty(tokens, model.kv_lora_rank)
-        self.attended = self._empty(tokens, heads * model.v_head_dim)
-        self.bound: Mapping[str, Prepared] = {}
-        self.weights: dict[tuple[int, str], Any] = {}
+        self.attended = self._empty(tokens, heads, model.v_head_dim)
         self.logits = self._empty(1)
-        self.cos, self.sin = glue.angles(self._positions())
+        self.weights: dict[tuple[str, int], torch.Tensor] = {}
+        self.slots: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        angles = (step.ctx - 1) * 10000.0 ** (-torch.arange(0, 64, 2, device=device) / 64)
+        self.cos, self.sin = angles.cos().bfloat16(), angles.sin().bfloat16()
 
     def _normal(self, *shape: int, size: float = 1.0) -> torch.Tensor:
-        import torch
-
-        values = torch.empty(shape, dtype=torch.bfloat16, device=self.device)
-        return values.normal_(0, size, generator=self.generator)
+        return self._empty(*shape).normal_(0, size, generator=self.generator)
 
     def _empty(self, *shape: int) -> torch.Tensor:
-        import torch
-
         return torch.empty(shape, dtype=torch.bfloat16, device=self.device)
 
-    def _positions(self) -> torch.Tensor:
-        import torch
-
-        step = self.step
-        spans = zip(step.contexts, step.new or (1,) * len(step.contexts), strict=True)
-        flat = [position for context, new in spans for position in range(context - new, context)]
-        return torch.tensor(flat, device=self.device)
+    def _weight(self, name: str, layer: int, *shape: int) -> torch.Tensor:
+        if (name, layer) not in self.weights:
+            self.weights[name, layer] = self._normal(*shape, size=0.02)
+        return self.weights[name, layer]
 
     def joined(self, place: StepPlace, operands: Any) -> Any:
         """The operands with the step's own buffers as their live inputs."""
-        inputs = {"qkv_a": self.normed, "q_b": self.q_latent, "kv_b": self.latent, "o_proj": self.attended}
+        inputs = {"qkv_a": self.normed, "q_b": self.q_latent, "o_proj": self.attended.flatten(1)}
         inputs |= {"dense gate_up": self.normed, "shared gate_up": self.normed}
         if place.name in inputs:
             return operands.replaced(a=inputs[place.name])
         if place.op == "fused_moe":
-            return operands.replaced(x=self.normed, topk_ids=self._recorded(place, operands))
+            return operands.replaced(x=self.normed)
         if place.op == "mla_decode":
             operands.kv.copy_(self._normal(*operands.kv.shape).to(operands.kv.dtype))
         return operands
 
-    def output(self, place: StepPlace, operands: Any) -> torch.Tensor:
-        """Where a call that allocates no output of its own writes it."""
-        if place.op == "mha_prefill":
-            return self.attended.view(-1, self.step.heads, self.step.model.v_head_dim)
-        return kernels.OPS[place.op].empty_output(operands.sizes, self.device)
-
-    def _recorded(self, place: StepPlace, operands: Any) -> Any:
-        import torch
-
-        if not self.step.picks:
-            return operands.topk_ids
-        picks = self.step.picks[place.layer - self.step.dense]
-        return torch.tensor(picks, dtype=operands.topk_ids.dtype, device=self.device)
-
-    def calls(
-        self, bound: Mapping[str, Prepared], order: Sequence[StepPlace]
-    ) -> list[tuple[StepPlace, Call]]:
+    def calls(self, bound: Bound, order: Sequence[StepPlace]) -> list[Call]:
         """What the step does, place by place: the implementation bound there, or glue that reads where the
         last call wrote and writes where the next one reads."""
-        self.bound = bound
         return [
-            (
-                place,
-                self._op(place, bound[place.key]) if place.op else getattr(self, _METHODS[place.name])(place),
-            )
+            self._op(bound[place.key]) if place.op else partial(self._glue(place), bound, place.layer)
             for place in order
         ]
 
-    def _op(self, place: StepPlace, bound: Prepared) -> Call:
+    def _glue(self, place: StepPlace) -> Callable[..., None]:
+        return getattr(self, re.sub(r"\W", "_", place.name.lower()))
+
+    def _op(self, bound: Prepared) -> Call:
         """The bound call, after what it reads elsewhere than where glue writes was brought there."""
         live = bound.operands.live_tensors()
-        apart = [
+        copies = [
             (target, live[name])
             for name, target in bound.inputs().items()
             if name not in WRITTEN_IN_PLACE and target.data_ptr() != live[name].data_ptr()
         ]
-        goes_on = place.op == "mha_prefill" and (
-            bound.out is None or bound.out.data_ptr() != self.attended.data_ptr()
-        )
-        if not apart and not goes_on:
-            return bound.call
-        heads, width = self.step.heads, self.step.model.v_head_dim
 
         def call() -> None:
-            for target, source in apart:
+            for target, source in copies:
                 target.copy_(source)
             bound.call()
-            if goes_on:
-                self.attended.view(-1, heads, width).copy_(bound.result())
 
-        return call
+        return call if copies else bound.call
 
-    def _result(self, place: StepPlace, name: str) -> Callable[[], torch.Tensor]:
-        return self.bound[f"{place.layer}.{name}"].result
+    def norm(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """out = x / rms(x), by row; its weights are 1."""
+        out.copy_(rms_norm(x, x.shape[-1:], eps=EPSILON))
 
-    def _weight(self, place: StepPlace, *shape: int, size: float = 0.02) -> torch.Tensor:
-        key = (place.layer, place.name)
-        if key not in self.weights:
-            self.weights[key] = self._normal(*shape, size=size)
-        return self.weights[key]
+    def add_norm(self, added: torch.Tensor) -> None:
+        self.residual.add_(added)
+        self.norm(self.residual, self.normed)
 
-    def _ones(self, place: StepPlace, width: int, which: str = "") -> torch.Tensor:
-        key = (place.layer, place.name + which)
-        if key not in self.weights:
-            self.weights[key] = self._empty(width).fill_(1.0)
-        return self.weights[key]
+    def embedding(self, bound: Bound, layer: int) -> None:
+        self.residual.copy_(self.embedded)
 
-    def embedding(self, place: StepPlace) -> Call:
-        import torch
+    def input_norm(self, bound: Bound, layer: int) -> None:
+        """Of a layer, or after the last one: of the residual with what the layer before adds to it."""
+        if not layer:
+            self.norm(self.residual, self.normed)
+        elif layer <= self.step.dense:
+            self.add_norm(bound[f"{layer - 1}.dense down"].result())
+        else:
+            self.add_norm(self.hidden)
 
-        tokens = self.step.linear("lm_head").n
-        table = self._weight(place, tokens, self.step.model.hidden_size)
-        ids = torch.arange(self.step.tokens, device=self.device) * 7919 % tokens
-        return lambda: torch.index_select(table, 0, ids, out=self.residual)
+    final_norm = input_norm
 
-    def input_norm(self, place: StepPlace) -> Call:
-        weight = self._ones(place, self.step.model.hidden_size)
-        if place.layer == 0:
-            return lambda: glue.rms_norm(self.residual, weight, self.normed)
-        output = self._output(place.layer - 1)
-        return lambda: glue.add_rms_norm(output(), self.residual, weight, self.normed)
+    def post_attention_norm(self, bound: Bound, layer: int) -> None:
+        self.add_norm(bound[f"{layer}.o_proj"].result())
 
-    def _output(self, layer: int) -> Callable[[], torch.Tensor]:
-        """What a layer adds to the residual."""
-        if layer < self.step.dense:
-            return self.bound[f"{layer}.dense down"].result
-        return lambda: self.hidden
+    def latent_norms(self, bound: Bound, layer: int) -> None:
+        widths = [self.model.q_lora_rank, self.model.kv_lora_rank, self.rope]
+        q, latent, self.k_rope = bound[f"{layer}.qkv_a"].result().split(widths, -1)
+        self.norm(q, self.q_latent)
+        self.norm(latent, self.latent)
 
-    def post_attention_norm(self, place: StepPlace) -> Call:
-        weight, result = self._ones(place, self.step.model.hidden_size), self._result(place, "o_proj")
-        return lambda: glue.add_rms_norm(result(), self.residual, weight, self.normed)
+    def rope_and_kv_write(self, bound: Bound, layer: int) -> None:
+        q = bound[f"{layer}.q_b"].result().view(self.step.batch, self.step.heads, self.nope + self.rope)
+        self.q_nope, q_rope = q.split([self.nope, self.rope], -1)
+        self.q_rope = rotary(q_rope, self.cos, self.sin)
+        k_rope = rotary(self.k_rope.unsqueeze(1), self.cos, self.sin)
+        decode = bound[f"{layer}.mla_decode"]
+        if layer not in self.slots:
+            operands: Any = decode.operands
+            last = torch.cat([operands.token_slots(request)[-1:] for request in range(self.step.batch)])
+            self.slots[layer] = (last // operands.page, last % operands.page)
+        cache, row = decode.inputs()["kv"], torch.cat((self.latent, k_rope.squeeze(1)), -1)
+        cache.index_put_(self.slots[layer], row.to(cache.dtype))
 
-    def latent_norms(self, place: StepPlace) -> Call:
-        model, result = self.step.model, self._result(place, "qkv_a")
-        q_weight = self._ones(place, model.q_lora_rank)
-        kv_weight = self._ones(place, model.kv_lora_rank, " kv")
-        widths = [model.q_lora_rank, model.kv_lora_rank, model.qk_rope_head_dim]
+    def w_uk(self, bound: Bound, layer: int) -> None:
+        weight = self._weight("w_uk", layer, self.step.heads, self.nope, self.model.kv_lora_rank)
+        self.q_latents = torch.bmm(self.q_nope.transpose(0, 1), weight)
 
-        def call() -> None:
-            q, latent, self.k_rope = result().split(widths, -1)
-            glue.rms_norm(q.contiguous(), q_weight, self.q_latent)
-            glue.rms_norm(latent.contiguous(), kv_weight, self.latent)
+    def q_together(self, bound: Bound, layer: int) -> None:
+        q = bound[f"{layer}.mla_decode"].inputs()["q"]
+        q[..., : self.model.kv_lora_rank].copy_(self.q_latents.transpose(0, 1))
+        q[..., self.model.kv_lora_rank :].copy_(self.q_rope)
 
-        return call
+    def w_uv(self, bound: Bound, layer: int) -> None:
+        weight = self._weight("w_uv", layer, self.step.heads, self.model.kv_lora_rank, self.value)
+        latents = bound[f"{layer}.mla_decode"].result().transpose(0, 1)
+        self.attended.copy_(torch.bmm(latents, weight).transpose(0, 1))
 
-    def rope_and_write(self, place: StepPlace) -> Call:
-        import torch
+    def dense_silu(self, bound: Bound, layer: int) -> None:
+        self.gate(bound, f"{layer}.dense")
 
-        model, result = self.step.model, self._result(place, "q_b")
-        width = [model.qk_nope_head_dim, model.qk_rope_head_dim]
-        cache = pages = rows = None
-        if self.step.phase == "decode":
-            bound = self.bound[f"{place.layer}.mla_decode"]
-            cache, operands = bound.inputs()["kv"], cast("MlaDecodeOperands", bound.operands)
-            ends = [operands.token_slots(i)[-1:] for i in range(len(operands.host_lengths))]
-            last = torch.cat(ends)
-            pages, rows = last // operands.page, last % operands.page
+    def shared_silu(self, bound: Bound, layer: int) -> None:
+        self.gate(bound, f"{layer}.shared")
 
-        def call() -> None:
-            q = result().view(self.step.tokens, self.step.heads, sum(width))
-            self.q_nope, q_rope = q.split(width, -1)
-            self.q_rope = glue.rotary(q_rope, self.cos, self.sin)
-            self.k_turned = glue.rotary(self.k_rope.unsqueeze(1), self.cos, self.sin)
-            if cache is not None:
-                row = torch.cat((self.latent, self.k_turned.squeeze(1)), -1)
-                cache.index_put_((pages, rows), row.to(cache.dtype))
+    def gate(self, bound: Bound, linears: str) -> None:
+        gate, up = bound[f"{linears} gate_up"].result().chunk(2, -1)
+        down: Any = bound[f"{linears} down"].operands
+        torch.mul(silu(gate), up, out=down.a)
 
-        return call
+    def router(self, bound: Bound, layer: int) -> None:
+        weight = self._weight("router", layer, self.model.n_routed_experts, self.model.hidden_size)
+        self.scores.copy_(linear(self.normed, weight))
 
-    def w_uk(self, place: StepPlace) -> Call:
-        import torch
+    @cached_property
+    def scores(self) -> torch.Tensor:
+        return torch.zeros(self.step.batch, self.model.n_routed_experts, device=self.device)
 
-        model = self.step.model
-        weight = self._weight(place, self.step.heads, model.qk_nope_head_dim, model.kv_lora_rank)
+    def top_k(self, bound: Bound, layer: int) -> None:
+        """The choice is made for its time; the experts that run are those of the routing's pattern."""
+        self.route()
 
-        def call() -> None:
-            self.q_latents = torch.bmm(self.q_nope.transpose(0, 1), weight)
-
-        return call
-
-    def q_together(self, place: StepPlace) -> Call:
-        q = self.bound[f"{place.layer}.mla_decode"].inputs()["q"]
-        latent = self.step.model.kv_lora_rank
-
-        def call() -> None:
-            q[..., :latent].copy_(self.q_latents.transpose(0, 1))
-            q[..., latent:].copy_(self.q_rope)
-
-        return call
-
-    def w_uv(self, place: StepPlace) -> Call:
-        import torch
-
-        model, result = self.step.model, self._result(place, "mla_decode")
-        weight = self._weight(place, self.step.heads, model.kv_lora_rank, model.v_head_dim)
-        out = self.attended.view(self.step.tokens, self.step.heads, model.v_head_dim)
-        return lambda: out.copy_(torch.bmm(result().transpose(0, 1), weight).transpose(0, 1))
-
-    def qkv_together(self, place: StepPlace) -> Call:
-        model, result = self.step.model, self._result(place, "kv_b")
-        inputs = self.bound[f"{place.layer}.mha_prefill"].inputs()
-        into_q, into_k, into_v = inputs["q"], inputs["k"], inputs["v"]
-        nope, value = model.qk_nope_head_dim, model.v_head_dim
-
-        def call() -> None:
-            k, v = result().view(self.step.tokens, self.step.heads, nope + value).split([nope, value], -1)
-            into_q[..., :nope].copy_(self.q_nope)
-            into_q[..., nope:].copy_(self.q_rope)
-            into_k[..., :nope].copy_(k)
-            into_k[..., nope:].copy_(self.k_turned)
-            into_v.copy_(v)
-
-        return call
-
-    def gate(self, place: StepPlace) -> Call:
-        first = place.name.split()[0]
-        result = self._result(place, f"{first} gate_up")
-        down = self.bound[f"{place.layer}.{first} down"]
-        out = cast("BlockScaleGemmOperands", down.operands).a
-        return lambda: glue.silu_and_mul(result(), out)
-
-    def router(self, place: StepPlace) -> Call:
-        import torch
-
-        model = self.step.model
-        weight = self._weight(place, model.n_routed_experts, model.hidden_size)
-
-        def call() -> None:
-            self.scores = torch.nn.functional.linear(self.normed, weight).float()
-
-        return call
-
-    def top_k(self, place: StepPlace) -> Call:
-        """The choice is made for its time; the experts that run are the recorded or stated ones."""
-        import torch
-
-        from kernels.fused_moe.routing import Router, router
-
-        model, sizes = self.step.model, self.moe_sizes()
-        logits = torch.zeros(self.step.tokens, model.n_routed_experts, device=self.device)
-        bias = torch.zeros(model.n_routed_experts, device=self.device)
-        ids = torch.empty(self.step.tokens, sizes.topk, dtype=torch.int32, device=self.device)
+    @cached_property
+    def route(self) -> Call:
+        op, experts = kernels.OPS["fused_moe"], self.model.n_routed_experts
+        sizes: Any = op.sizes(self.step.sizes(StepPlace(0, "fused_moe")))
         groups, limit = sizes.group_limit
-        scaling, experts = model.routed_scaling_factor, model.n_routed_experts
-        rule = Router(groups, limit, sizes.topk, scaling, local=experts, shared=0)
-        route = router(logits, bias, ids, torch.empty(ids.shape, device=self.device), rule)
+        rule = Router(groups, limit, sizes.topk, self.model.routed_scaling_factor, local=experts, shared=0)
+        bias = torch.zeros(experts, device=self.device)
+        ids = torch.empty(self.step.batch, sizes.topk, dtype=torch.int32, device=self.device)
+        return router(self.scores, bias, ids, torch.empty(ids.shape, device=self.device), rule)
 
-        def call() -> None:
-            logits.copy_(self.scores)
-            route()
+    def sum_with_shared(self, bound: Bound, layer: int) -> None:
+        self.hidden = bound[f"{layer}.fused_moe"].result() + bound[f"{layer}.shared down"].result()
 
-        return call
+    def lm_head(self, bound: Bound, layer: int) -> None:
+        weight = self._weight("lm_head", 0, self.step.linear("lm_head").n, self.model.hidden_size)
+        self.logits = linear(self.normed, weight)
 
-    def moe_sizes(self) -> Any:
-        op = kernels.OPS["fused_moe"]
-        return op.sizes(self.step.sizes(StepPlace(0, "fused_moe", "fused_moe", "fused_moe")))
-
-    def sum_with_shared(self, place: StepPlace) -> Call:
-        routed, shared = self._result(place, "fused_moe"), self._result(place, "shared down")
-
-        def call() -> None:
-            self.hidden = routed() + shared()
-
-        return call
-
-    def final_norm(self, place: StepPlace) -> Call:
-        weight = self._ones(place, self.step.model.hidden_size)
-        output = self._output(place.layer - 1)
-        return lambda: glue.add_rms_norm(output(), self.residual, weight, self.normed)
-
-    def lm_head(self, place: StepPlace) -> Call:
-        import torch
-
-        weight = self._weight(place, self.step.linear("lm_head").n, self.step.model.hidden_size)
-        rows = self._last_rows()
-
-        def call() -> None:
-            self.logits = torch.nn.functional.linear(self.normed[rows], weight)
-
-        return call
-
-    def _last_rows(self) -> torch.Tensor:
-        import itertools
-
-        import torch
-
-        ends = itertools.accumulate(self.step.new or (1,) * len(self.step.contexts))
-        return torch.tensor([end - 1 for end in ends], device=self.device)
-
-    def sampling(self, place: StepPlace) -> Call:
-        def call() -> None:
-            self.chosen = self.logits.argmax(-1)
-
-        return call
-
-
-_METHODS = {
-    "embedding": "embedding",
-    "input norm": "input_norm",
-    "latent norms": "latent_norms",
-    "rope and KV write": "rope_and_write",
-    "w_uk": "w_uk",
-    "q together": "q_together",
-    "w_uv": "w_uv",
-    "q, k, v together": "qkv_together",
-    "post-attention norm": "post_attention_norm",
-    "dense SiLU": "gate",
-    "shared SiLU": "gate",
-    "router": "router",
-    "top-k": "top_k",
-    "sum with shared": "sum_with_shared",
-    "final norm": "final_norm",
-    "lm_head": "lm_head",
-    "sampling": "sampling",
-}
+    def sampling(self, bound: Bound, layer: int) -> None:
+        self.chosen = self.logits.argmax(-1)

@@ -1,13 +1,14 @@
-"""Replay of a step: its arms measured against each other, and what isolated calls would have said."""
+"""Replay of a step: what is asked for, its arms measured against each other, and what calls timed alone would
+have said."""
 
 from __future__ import annotations
 
-import statistics
+import re
 import sys
 import tempfile
-from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import KW_ONLY, asdict, dataclass, field
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -15,251 +16,291 @@ from typing import Any
 
 import kernels
 from harness.errors import NothingRan, UsageError
+from harness.machine.cpu_threads import default_threads
 from harness.machine.monitor.base import Monitor
 from harness.paths import portable
+from harness.plan.budget import parse_seconds
+from harness.plan.select import launches
 from harness.serving.replay.schema import CONFIDENCE, Replay, ReplayArm, Timed
-from harness.serving.replay.step import ReplayStep, StepPlace, calls, places
+from harness.serving.replay.step import ReplayStep, StepPlace
 from harness.statistics.intervals import interval
 from harness.timing.interleaved import measure
-from harness.timing.rounds import Disturbed, Policy, Rounds
+from harness.timing.rounds import Policy, Rounds
 from harness.workers.environment import provenance, thread_environment
 from harness.workers.process import Worker, WorkerFailure
-from kernels.platform import Platform
+from kernels.platform import Platform, free_memory
+from shapes.attention import Parallel
+from shapes.case import parse
+from shapes.models import ModelConfig, model, read_model
 
 RANK = "harness.serving.replay.child:Rank"
-TURN_S = 0.25
-ISOLATED_S = 0.05  # a turn of one place's calls alone
+PREPARE_S, CALL_S = 900.0, 120.0
+BLOCKS, ROUNDS, TURN_S = 6, 12, 0.25
+"""Blocks, rounds in each and seconds of a turn, at most."""
+ALONE_S, ALONE_TURNS = 0.05, 7
+"""A turn of one place's calls alone, and how many of them."""
 BASE, TWIN = "base", "base again"
-DECOMPOSED = 7  # steps, each call of which is timed by itself, and turns of isolated calls
 ALIKE = 0.05  # relative difference of two right outputs, at most: FP8 activations, rounded twice, give 0.04
-LEFT_OUT = ["scheduler, tokeniser and HTTP", "rank skew"]
+SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
+
+Arms = dict[str, dict[str, str]]
+"""Name -> `op` or `op:place` -> implementation; BASE is among them."""
 
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """arms: name -> `op` or `op:place` -> implementation; the first is the base.
-
-    rounds: in each block, at most
-    decomposed: steps each call of which is timed by itself, and turns of isolated calls; their medians count
-    disturbed: whether rounds that other work disturbed count
-    environment: variables of the process that replays, as the engine has them; None: not set
-    """
+    """notes: to be known with what is measured"""
 
     step: ReplayStep
-    arms: Mapping[str, Mapping[str, str]]
-    launch: str
-    threads: int
+    arms: Arms
     budget_s: float
-    _: KW_ONLY
-    blocks: int = 6
-    rounds: int = 12
-    seed: int = 0
-    turn_s: float = TURN_S
-    prepare_s: float = 900.0
-    call_s: float = 120.0
-    decomposed: int = DECOMPOSED
-    disturbed: Disturbed = "prefer"
-    environment: Mapping[str, str | None] = field(default_factory=dict)
+    notes: Sequence[str] = ()
 
 
-Say = Callable[[str], None]
+@dataclass(frozen=True)
+class ReplayRequest:
+    """Options as given; a step is replayed for each size in batch, and each text of swap is an arm."""
 
+    model: str = "deepseek-r1"
+    tp: int = 1
+    batch: str = "4"
+    ctx: int = 1024
+    layers: str | None = None
+    base: Sequence[str] = ()
+    swap: Sequence[str] = ()
+    case: str | None = None
+    device: str | None = None
+    budget: str = "60s"
 
-def to_stderr(text: str) -> None:
-    print(text, file=sys.stderr)
-
-
-def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor, say: Say = to_stderr) -> Replay:
-    """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
-    prepared is noted and left out; raises NothingRan where the base cannot."""
-    arms = {name: ReplayArm(chosen=dict(chosen)) for name, chosen in plan.arms.items()}
-    base = next(iter(arms))
-    with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        threads = thread_environment(platform, plan.threads)
-        worker = Worker(
-            RANK,
-            threads | dict(plan.environment),
-            Path(scratch) / "replay.log",
-            plugins=[str(path) for path in kernels.plugin_files()],
-        )
+    def plans(self, platform: Platform) -> Iterator[ReplayPlan]:
+        """One for each batch size. Raises UsageError, NothingRan where memory holds no layer."""
+        budget_s = parse_seconds(self.budget, "--budget")
         try:
-            worker.hello(platform, plan.threads, plan.prepare_s)
-            rounds = _measured(plan, arms, worker, platform, monitor, say)
-            arms = _decomposed(plan, arms, base, worker)
-            finite = worker.ask("finite", plan.call_s)
+            rank = read_model(Path(self.model)) if Path(self.model).exists() else model(self.model)
+            if not re.fullmatch(r"\d+(,\d+)*", self.batch):
+                raise UsageError(f"--batch takes numbers, not {self.batch!r}")
+            for batch in map(int, self.batch.split(",")):
+                step = self.step(rank, batch, platform)
+                arms = read_arms(step, platform, self.base, self.swap)
+                step, notes = fitted(step, self.layers, arms, platform)
+                yield ReplayPlan(step, arms, budget_s, notes)
+        except ValueError as error:
+            raise UsageError(str(error)) from None
+
+    def step(self, rank: ModelConfig, batch: int, platform: Platform) -> ReplayStep:
+        """A step of so many requests; its layers are the model's. Raises ValueError."""
+        sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
+        given, *more = parse(self.case) if self.case else [{}]
+        if more or given.keys() - sizes.keys() or not given.get("page", "1").isdecimal():
+            raise ValueError(f"--case takes one each of page, kv, routing, not {self.case!r}")
+        page, kv, routing = (sizes | given).values()
+        dense, moe = rank.first_k_dense_replace, rank.num_hidden_layers - rank.first_k_dense_replace
+        step = ReplayStep(rank, Parallel(tp=self.tp), batch, self.ctx, dense, moe, int(page), kv, routing)
+        for place in step.op_places():
+            kernels.OPS[place.op].sizes(step.sizes(place))
+        return step
+
+
+def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:
+    """`op=impl` texts of the base; each swap, of one or more by commas, is an arm. Raises UsageError where
+    one names an op, a place or an implementation that there is not, or is the base by another name."""
+    places, chosen = step.op_places(), {}
+    for op in sorted({place.op for place in places}):
+        like, baseline = kernels.OPS[op].engine_like, kernels.OPS[op].baseline[platform.kind]
+        chosen[op] = like if like and platform.kind != "cpu" else baseline
+    chosen |= _choices(places, ",".join(base), "--base")
+    arms = {BASE: chosen}
+    for text in swap:
+        arms[text] = chosen | _choices(places, text, "--swap")
+        if all(place.implementation(arms[text]) == place.implementation(chosen) for place in places):
+            runs = ", ".join(f"{op}={name}" for op, name in chosen.items())
+            raise UsageError(f"--swap {text!r} is what the base runs; the base: {runs}")
+    return arms
+
+
+def _choices(places: Sequence[StepPlace], texts: str, option: str) -> dict[str, str]:
+    known, choices = {part for each in places for part in (each.op, f"{each.op}:{each.name}")}, {}
+    for text in filter(None, texts.split(",")):
+        key, _, name = (part.strip() for part in text.partition("="))
+        op = key.partition(":")[0]
+        if not (op and name):
+            raise UsageError(f"{option} takes OP=IMPL or OP:PLACE=IMPL, not {text!r}")
+        if key not in known:
+            raise UsageError(f"this step calls no {key!r}; it calls: {', '.join(sorted(known))}")
+        if name not in [row.name for row in kernels.implementations(op)]:
+            raise UsageError(f"unknown implementation {name!r} of {op}; see: list impls --op {op}")
+        choices[key] = name
+    return choices
+
+
+def fitted(
+    step: ReplayStep, layers: str | None, arms: Arms, platform: Platform
+) -> tuple[ReplayStep, tuple[str, ...]]:
+    """The step with as many layers as the device holds with all arms' layouts, or as `layers` says
+    (`DENSE,MOE`), and a note where they are not all. Raises UsageError or NothingRan."""
+    whole, memory = step, free_memory(platform)
+    if layers:
+        try:
+            dense, moe = map(int, layers.split(","))
+            step = replace(step, dense=dense, moe=moe)
+        except ValueError as error:
+            raise UsageError(f"--layers takes DENSE,MOE, not {layers!r}: {error}") from None
+    elif memory is not None:
+        while step.moe > 1 and needed(step, arms) > SHARE * memory:
+            step = replace(step, moe=step.moe - 1)
+        if needed(step, arms) > SHARE * memory:
+            raise NothingRan(
+                f"a step of {step.layers} layers takes {needed(step, arms) / 2**30:.1f} GiB, more than the "
+                "device has: take fewer requests, swaps or --layers"
+            )
+    note = (
+        f"{step.dense} of {whole.dense} dense and {step.moe} of {whole.moe} MoE layers were replayed; "
+        "`whole model` is the change times the number of swapped calls"
+    )
+    return step, () if step == whole else (note,)
+
+
+def needed(step: ReplayStep, arms: Arms) -> float:
+    """Bytes of operands, outputs and every arm's layouts; workspaces are small beside them."""
+    total = 2.0 * step.linear("lm_head").n * step.model.hidden_size
+    for place, count in Counter(replace(place, layer=0) for place in step.op_places()).items():
+        op = kernels.OPS[place.op]
+        sizes = op.sizes(step.sizes(place))
+        names = {place.implementation(chosen) for chosen in arms.values()}
+        layouts = sum(row.layout(sizes) for row in kernels.implementations(op.name) if row.name in names)
+        total += count * (op.operand_bytes(sizes) + op.output_bytes(sizes) + layouts)
+    return total
+
+
+def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
+    """Measures the arms in interleaved rounds, each block on operands made anew. An arm that cannot be
+    prepared, or is wrong, is noted and left out; raises NothingRan where the base cannot."""
+    threads, launch = default_threads(), launches(platform, None)[0]
+    failed, notes = dict[str, str](), [*plan.notes]
+    with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
+        environment, log = thread_environment(platform, threads), Path(scratch) / "replay.log"
+        worker = Worker(RANK, environment, log, plugins=[str(path) for path in kernels.plugin_files()])
+        try:
+            worker.hello(platform, threads, PREPARE_S)
+            rounds = _measured(plan, launch, failed, worker, monitor)
+            failed |= rounds.dropped
+            differences = _differences(plan, failed, worker)
+            alone = _alone(plan, {n: d for n, d in differences.items() if n not in failed}, worker, notes)
         except WorkerFailure as failure:
             raise NothingRan(f"the step could not be replayed: {failure.reason}") from None
         finally:
             worker.kill()
-    arms, twin = _compared(plan.step, arms, base, rounds)
+    arms = {}
+    for name, chosen in plan.arms.items():
+        times = {}
+        if name not in failed:  # one that is wrong has no time either
+            times = _times(plan.step, name, differences[name], rounds, alone)
+        arms[name] = ReplayArm(chosen=chosen, failed=failed.get(name, ""), **times)
+    reduces = [f"{2 * plan.step.layers} all-reduces of TP{plan.step.parallel.tp}"]
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])),
-        step=_facts(plan.step),
-        launch=plan.launch,
-        threads=plan.threads,
-        environment=dict(plan.environment),
-        base=base,
+        step=asdict(plan.step) | {"model": plan.step.model.name},
+        launch=launch,
+        threads=threads,
+        base=BASE,
         arms=arms,
-        twin=twin,
+        twin=_timed(rounds, TWIN, BASE),
         rounds=len(rounds.rounds),
         disturbed=len(rounds.disturbed),
         stopped=rounds.stopped,
-        left_out=tuple(left_out(plan.step)),
-        notes=() if finite else ("the last step's logits were not all finite",),
+        left_out=(*(reduces if plan.step.parallel.tp > 1 else []), "scheduler", "HTTP", "rank skew"),
+        notes=tuple(notes),
         samples=tuple({"block": r.block, "round": r.index, **r.seconds} for r in rounds.rounds),
-        provenance=provenance(platform, plan.threads),
+        provenance=provenance(platform, threads),
     )
 
 
-def left_out(step: ReplayStep) -> list[str]:
-    """What a step of a serving engine has and this one has not."""
-    reduce = 2 * step.layers if step.parallel.tp > 1 else 0
-    return [*([f"{reduce} all-reduces of TP{step.parallel.tp}"] if reduce else []), *LEFT_OUT]
-
-
-def _facts(step: ReplayStep) -> dict[str, Any]:
-    facts = asdict(step)
-    facts["model"] = step.model.name
-    facts["picks"] = "recorded" if step.picks else step.routing
-    facts["tokens"] = step.tokens
-    return facts
-
-
 def _measured(
-    plan: ReplayPlan,
-    arms: dict[str, ReplayArm],
-    worker: Worker,
-    platform: Platform,
-    monitor: Monitor,
-    say: Say,
+    plan: ReplayPlan, launch: str, failed: dict[str, str], worker: Worker, monitor: Monitor
 ) -> Rounds:
-    names = [*arms, TWIN]
-    base = names[0]
+    """Rounds of the arms and of the base again. failed: gets the arms that cannot be prepared."""
+    arms = plan.arms | {TWIN: plan.arms[BASE]}
 
     def begin(block: int, contenders: Collection[str]) -> None:
-        say(f"block {block + 1} of up to {plan.blocks}: {len(contenders)} arms")
-        worker.ask("open", plan.prepare_s, step=plan.step, seed=plan.seed + block, launch=plan.launch)
-        for name in names:
-            if name not in contenders:
-                continue
-            chosen = arms[base if name == TWIN else name].chosen
+        print(f"block {block + 1} of up to {BLOCKS}: {len(contenders)} arms", file=sys.stderr)
+        worker.ask("open", PREPARE_S, step=plan.step, seed=block, launch=launch)
+        for name in [name for name in arms if name in contenders]:
             try:
-                worker.ask(
-                    "prepare",
-                    plan.prepare_s,
-                    arm=name,
-                    chosen=chosen,
-                    apart=name == TWIN and platform.kind == "cpu",
-                )
+                worker.ask("prepare", PREPARE_S, arm=name, chosen=arms[name])
             except WorkerFailure as failure:
-                if failure.fatal or name == base:
+                if failure.fatal or name == BASE:
                     raise
-                arms[name] = arms[name].model_copy(update={"failed": failure.reason})
+                failed[name] = failure.reason
 
     def turn(name: str) -> float:
-        if name in arms and arms[name].failed:
-            raise RuntimeError(arms[name].failed)
+        if name in failed:
+            raise RuntimeError(failed[name])
         with monitor.watching(name):
-            return worker.ask("turn", plan.call_s, arm=name, at_least=plan.turn_s)
+            return worker.ask("turn", CALL_S, arm=name, at_least=TURN_S)
 
     policy = Policy(
-        blocks=plan.blocks,
-        first_rounds=min(4, plan.rounds),
-        max_rounds=plan.rounds,
+        blocks=BLOCKS,
+        first_rounds=min(4, ROUNDS),
+        max_rounds=ROUNDS,
         half_width=0.0,
-        anchor=base,
+        anchor=BASE,
         twin=TWIN,
         budget_s=plan.budget_s,
         begin_block=begin,
         begin_round=monitor.begin,
         end_round=monitor.end,
-        disturbed=plan.disturbed,
-        seed=plan.seed,
     )
-    return measure({name: partial(turn, name) for name in names}, policy)
+    return measure({name: partial(turn, name) for name in arms}, policy)
 
 
-def _decomposed(
-    plan: ReplayPlan, arms: dict[str, ReplayArm], base: str, worker: Worker
-) -> dict[str, ReplayArm]:
-    """Each arm with the times of its places, and of its swapped calls alone."""
-    order = places(plan.step)
-    decomposed = {}
-    for name, arm in arms.items():
-        if arm.failed:
-            decomposed[name] = arm
-            continue
-        by_key = worker.ask("decompose", plan.prepare_s, arm=name, repeats=plan.decomposed)
-        by_place: dict[str, float] = defaultdict(float)
-        by_class: dict[str, float] = defaultdict(float)
-        for place in order:
-            by_place[place.name] += 1e3 * by_key[place.key]
-            by_class[place.op_class] += 1e3 * by_key[place.key]
-        update: dict[str, Any] = {"places": dict(by_place), "classes": dict(by_class)}
-        if name != base:
-            update |= _isolated(plan, arms[base].chosen, arm.chosen, worker)
-            apart = {k: v for k, v in update["difference"].items() if not v <= ALIKE}
-            if apart:
-                update["failed"] = f"wrong: its outputs differ from the base's: {apart}"
-            swapped = _swapped(plan.step, arms[base].chosen, arm.chosen)
-            ours, theirs = update["places"], decomposed[base].places
-            update["own"] = sum(ours[place] - theirs[place] for place in swapped)
-        decomposed[name] = arm.model_copy(update=update)
-    return decomposed
+def _differences(plan: ReplayPlan, failed: dict[str, str], worker: Worker) -> dict[str, dict[str, float]]:
+    """Of each arm, its swapped places' outputs from the base's. failed: gets the arms that are wrong."""
+    found = {}
+    for name in [name for name in plan.arms if name not in failed]:
+        found[name] = worker.ask("difference", CALL_S, base=plan.arms[BASE], chosen=plan.arms[name])
+        if apart := {place: value for place, value in found[name].items() if not value <= ALIKE}:
+            failed[name] = f"wrong: its outputs differ from the base's: {apart}"
+    return found
 
 
-def _swapped(step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str]) -> dict[str, str]:
-    """Places whose implementation differs from the base's -> their op."""
-    return {
-        place.name: place.op for place in places(step) if place.op and _of(place, chosen) != _of(place, base)
-    }
+def _alone(
+    plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: Worker, notes: list[str]
+) -> dict[str, dict[str, float]]:
+    """Of each place the milliseconds that its calls take alone, of the base and of each arm that swaps it."""
+    found = {}
+    for place in dict.fromkeys(place.name for place in plan.step.places()):
+        arms = [BASE, *(name for name, places in swapped.items() if place in places)]
+        asked = {"place": place, "arms": arms, "turns": ALONE_TURNS, "at_least": ALONE_S}
+        try:
+            found[place] = {name: 1e3 * of for name, of in worker.ask("alone", CALL_S, **asked).items()}
+        except WorkerFailure as failure:
+            notes.append(f"{place} could not be timed alone: {failure.reason}")
+            return {}
+    return found
 
 
-def _of(place: StepPlace, chosen: Mapping[str, str]) -> str:
-    return chosen.get(f"{place.op}:{place.name}") or chosen[place.op]
-
-
-def _isolated(
-    plan: ReplayPlan, base: Mapping[str, str], chosen: Mapping[str, str], worker: Worker
+def _times(
+    step: ReplayStep,
+    name: str,
+    difference: Mapping[str, float],
+    rounds: Rounds,
+    alone: Mapping[str, Mapping[str, float]],
 ) -> dict[str, Any]:
-    swapped = _swapped(plan.step, base, chosen)
-    changes = {"warm": 0.0, "cold": 0.0}
-    for name in swapped:
-        place = next(p for p in places(plan.step) if p.name == name)
-        times = len([p for p in places(plan.step) if p.name == name])
-        for mode in changes:
-            arguments = {"place": name, "cold": mode == "cold", "at_least": ISOLATED_S}
-            differences = []
-            for _ in range(plan.decomposed):
-                new, old = (
-                    worker.ask("isolated", plan.call_s, name=_of(place, which), **arguments)
-                    for which in (chosen, base)
-                )
-                differences.append(new - old)
-            changes[mode] += 1e3 * times * statistics.median(differences)
-    difference: dict[str, float] = {}
-    for op in dict.fromkeys(swapped.values()):
-        difference |= worker.ask("difference", plan.call_s, op=op, a=dict(base), b=dict(chosen))
-    return changes | {"difference": {k: v for k, v in difference.items() if k in swapped}}
-
-
-def _compared(
-    step: ReplayStep, arms: dict[str, ReplayArm], base: str, rounds: Rounds
-) -> tuple[dict[str, ReplayArm], Timed | None]:
-    compared = {}
-    for name, arm in arms.items():
-        if arm.failed:  # a wrong one has no time either
-            compared[name] = arm
-            continue
-        update: dict[str, Any] = {"step": _timed(rounds, name)}
-        if name != base and update["step"] is not None:
-            update["change"] = _timed(rounds, name, base)
-            update["whole"] = _whole(step, arms[base].chosen, arm.chosen, update["change"])
-        elif name in rounds.dropped:
-            update["failed"] = rounds.dropped[name]
-        compared[name] = arm.model_copy(update=update)
-    return compared, _timed(rounds, TWIN, base)
+    """Of an arm that has not failed, as ReplayArm has them."""
+    times: dict[str, Any] = {"step": _timed(rounds, name), "difference": difference}
+    times["places_alone"] = {place: of[name] for place, of in alone.items() if name in of}
+    change = _timed(rounds, name, BASE)
+    if name != BASE and change is not None:
+        times["change"] = change
+        if alone:
+            times["alone"] = sum(alone[place][name] - alone[place][BASE] for place in difference)
+        counts = [step.calls(place) for place in difference]
+        replayed, whole = sum(here for here, _ in counts), sum(there for _, there in counts)
+        if replayed != whole:
+            ends = [None if ms is None else ms * whole / replayed for ms in (change.low, change.high)]
+            times["whole"] = Timed(ms=change.ms * whole / replayed, low=ends[0], high=ends[1])
+    return times
 
 
 def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
@@ -273,42 +314,3 @@ def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
     over = interval(pairs, CONFIDENCE)
     known = len({block for block, _ in pairs}) > 1
     return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)
-
-
-def _whole(
-    step: ReplayStep, base: Mapping[str, str], chosen: Mapping[str, str], change: Timed | None
-) -> Timed | None:
-    """The change in a step of the whole model: by the number of the swapped calls."""
-    counts = [calls(step, op, place) for place, op in _swapped(step, base, chosen).items()]
-    replayed, whole = sum(r for r, _ in counts), sum(w for _, w in counts)
-    if change is None or whole == replayed or not replayed:
-        return None
-    scale = whole / replayed
-    low, high = (None if bound is None else bound * scale for bound in (change.low, change.high))
-    return Timed(ms=change.ms * scale, low=low, high=high)
-
-
-def require_known(arms: Mapping[str, Mapping[str, str]], step: ReplayStep) -> None:
-    """Raises UsageError where an arm names an op, a place or an implementation that there is not, or is the
-    base, the first, by another name."""
-    names = {(p.op, p.name) for p in places(step) if p.op}
-    for chosen in arms.values():
-        for key, implementation in chosen.items():
-            op, _, place = key.partition(":")
-            if op not in kernels.OPS:
-                raise UsageError(f"unknown op {op!r}; ops: {', '.join(kernels.OPS)}")
-            if place and (op, place) not in names:
-                own = ", ".join(sorted(name for o, name in names if o == op))
-                raise UsageError(f"{op} has no place {place!r} in this step; places: {own}")
-            known = [i.name for i in kernels.implementations(op)]
-            if implementation not in known:
-                raise UsageError(
-                    f"unknown implementation {implementation!r} of {op}; see: list impls --op {op}"
-                )
-    base, *others = arms.values()
-    for name, chosen in zip([*arms][1:], others, strict=True):
-        if all(base.get(key, base.get(key.partition(":")[0])) == chosen[key] for key in chosen):
-            raise UsageError(
-                f"{name} is what the base runs, which is held against itself in any case; the base: "
-                + ", ".join(f"{op}={implementation}" for op, implementation in base.items())
-            )

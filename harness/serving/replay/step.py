@@ -1,74 +1,94 @@
-"""Step of a rank: its layers, the requests in it, and the calls that a layer makes. No torch.
+"""Decode step of a rank: its layers, the requests in it, and the calls that a layer makes. No torch.
 
 The order is that of DeepSeek-V3 in vLLM (model_executor/models/deepseek_v2.py and
-layers/attention/mla_attention.py of 0.32): absorbed MLA where the step decodes, kv_b and MHA where it
-prefills. A tensor-parallel rank's all-reduces are left out, and named so.
+layers/attention/mla_attention.py of 0.32), with absorbed MLA. A tensor-parallel rank's all-reduces are left
+out, and named so.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from shapes.attention import Parallel
 from shapes.linears import Linear, linears
 from shapes.models import ModelConfig
 
-Phase = Literal["decode", "prefill"]
+GEMM, MOE, MLA = OPS = ("block_scale_gemm", "fused_moe", "mla_decode")
+"""Op classes that are the suite's ops; the others' places are glue."""
+
+FIRST = {"embedding": "copy"}
+ATTENTION = {
+    "input norm": "norm",
+    "qkv_a": GEMM,
+    "latent norms": "norm",
+    "q_b": GEMM,
+    "rope and KV write": "rope_kv",
+    "w_uk": "absorbed_bmm",
+    "q together": "copy",
+    "mla_decode": MLA,
+    "w_uv": "absorbed_bmm",
+    "o_proj": GEMM,
+    "post-attention norm": "norm",
+}
+DENSE_MLP = {"dense gate_up": GEMM, "dense SiLU": "activation", "dense down": GEMM}
+MOE_MLP = {
+    "router": "bf16_gemm",
+    "top-k": "moe_routing",
+    "shared gate_up": GEMM,
+    "shared SiLU": "activation",
+    "shared down": GEMM,
+    "fused_moe": MOE,
+    "sum with shared": "elementwise",
+}
+LAST = {"final norm": "norm", "lm_head": "bf16_gemm", "sampling": "sampling"}
+"""Of each part of a step its places, in order -> their op class (harness/serving/op_classes.py)."""
+OP_CLASS = {**FIRST, **ATTENTION, **DENSE_MLP, **MOE_MLP, **LAST}
 
 
 @dataclass(frozen=True)
 class StepPlace:
-    """One call of a step. layer: its number in the replayed rank; op: the suite's, or empty for glue."""
+    """One call of a step. layer: its number in the replayed rank."""
 
     layer: int
     name: str
-    op_class: str
-    op: str = ""
+
+    @property
+    def op(self) -> str:
+        """The suite's, or empty for glue."""
+        return OP_CLASS[self.name] if OP_CLASS[self.name] in OPS else ""
 
     @property
     def key(self) -> str:
         return f"{self.layer}.{self.name}"
 
+    def implementation(self, chosen: dict[str, str]) -> str:
+        """By a choice of `op` or `op:place` -> implementation."""
+        return chosen.get(f"{self.op}:{self.name}") or chosen[self.op]
+
 
 @dataclass(frozen=True)
 class ReplayStep:
-    """phase:    `decode`: each request has one new token; `prefill`: `new` of them
-    contexts: tokens of each request's cache, those of this step included
-    new:      new tokens of each request, prefill only (decode: one each)
+    """A step in which each of `batch` requests has `ctx` tokens in its cache, with its one new token.
+
     dense, moe: layers of each kind that are replayed
-    page, kv: of the cache, as `mla_decode` has them
-    routing:  a pattern of shapes.routing, or recorded ids [layer][token][pick] in `picks`
+    page, kv:   of the cache, as `mla_decode` has them
+    routing:    a pattern of shapes.routing
     """
 
     model: ModelConfig
     parallel: Parallel
-    phase: Phase
-    contexts: tuple[int, ...]
-    new: tuple[int, ...] = ()
-    dense: int = 0
-    moe: int = 1
+    batch: int
+    ctx: int
+    dense: int
+    moe: int
     page: int = 64
     kv: str = "bf16"
     routing: str = "balanced"
-    picks: tuple[tuple[tuple[int, ...], ...], ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.contexts or min(self.contexts) < 1:
-            raise ValueError("a step has at least one request, of at least one token")
-        if self.phase == "prefill" and (
-            len(self.new) != len(self.contexts)
-            or any(not 0 < n <= c for n, c in zip(self.new, self.contexts, strict=True))
-        ):
-            raise ValueError("a prefill step says the new tokens of each request, at most its context")
-        if self.dense + self.moe < 1:
-            raise ValueError("a step has at least one layer")
-        if self.picks and (len(self.picks) != self.moe or any(len(p) != self.tokens for p in self.picks)):
-            raise ValueError(f"recorded routing must have {self.moe} layers of {self.tokens} tokens")
-
-    @property
-    def tokens(self) -> int:
-        return len(self.contexts) if self.phase == "decode" else sum(self.new)
+        if min(self.batch, self.ctx, self.layers) < 1 or min(self.dense, self.moe) < 0:
+            raise ValueError("a step has at least one request, one token of context and one layer")
 
     @property
     def layers(self) -> int:
@@ -84,96 +104,34 @@ class ReplayStep:
     def sizes(self, place: StepPlace) -> dict[str, Any]:
         """Of a place that one of the suite's ops fills."""
         model = self.model
-        if place.op == "block_scale_gemm":
+        if place.op == GEMM:
             linear = self.linear(place.name)
-            return {"m": self.tokens, "n": linear.n, "k": linear.k}
-        if place.op == "fused_moe":
-            return {
-                "tokens": self.tokens,
-                "experts": model.n_routed_experts,
-                "topk": model.num_experts_per_tok,
-                "hidden": model.hidden_size,
-                "inter": model.moe_intermediate_size // self.parallel.tp,
-                "routing": self.routing,
-            }
-        if place.op == "mla_decode":
-            span = f"{min(self.contexts)}..{max(self.contexts)}"
-            return {
-                "batch": len(self.contexts),
-                "ctx": span,
-                "heads": self.heads,
-                "page": self.page,
-                "kv": self.kv,
-            }
-        return {"batch": len(self.new), "new": _span(self.new), "prefix": "0", "heads": self.heads}
+            return {"m": self.batch, "n": linear.n, "k": linear.k}
+        if place.op == MLA:
+            cache = {"ctx": f"{self.ctx}..{self.ctx}", "page": self.page, "kv": self.kv}
+            return {"batch": self.batch, "heads": self.heads, **cache}
+        return {
+            "tokens": self.batch,
+            "experts": model.n_routed_experts,
+            "topk": model.num_experts_per_tok,
+            "hidden": model.hidden_size,
+            "inter": model.moe_intermediate_size // self.parallel.tp,
+            "routing": self.routing,
+        }
 
+    def places(self) -> list[StepPlace]:
+        """The calls of the step, in the order in which they are made."""
+        parts = [(layer, {**ATTENTION, **DENSE_MLP}) for layer in range(self.dense)]
+        parts += [(layer, {**ATTENTION, **MOE_MLP}) for layer in range(self.dense, self.layers)]
+        parts = [(0, FIRST), *parts, (self.layers, LAST)]
+        return [StepPlace(layer, name) for layer, names in parts for name in names]
 
-def _span(values: tuple[int, ...]) -> str:
-    return f"{min(values)}..{max(values)}" if min(values) < max(values) else str(values[0])
+    def op_places(self) -> list[StepPlace]:
+        return [place for place in self.places() if place.op]
 
-
-def places(step: ReplayStep) -> list[StepPlace]:
-    """The calls of the step, in the order in which they are made."""
-    step_places = [StepPlace(0, "embedding", "copy")]
-    for layer in range(step.layers):
-        step_places += [StepPlace(layer, *place) for place in _attention(step.phase)]
-        step_places += [StepPlace(layer, *place) for place in (_DENSE if layer < step.dense else _MOE)]
-    last = step.layers
-    head = [("final norm", "norm"), ("lm_head", "bf16_gemm"), ("sampling", "sampling")]
-    return [*step_places, *(StepPlace(last, *place) for place in head)]
-
-
-def _attention(phase: Phase) -> list[tuple[str, ...]]:
-    gemm = ("block_scale_gemm", "block_scale_gemm")
-    before = [("input norm", "norm"), ("qkv_a", *gemm), ("latent norms", "norm"), ("q_b", *gemm)]
-    if phase == "decode":
-        between = [
-            ("rope and KV write", "rope_kv"),
-            ("w_uk", "absorbed_bmm"),
-            ("q together", "copy"),
-            ("mla_decode", "mla_decode", "mla_decode"),
-            ("w_uv", "absorbed_bmm"),
-        ]
-    else:
-        between = [
-            ("rope and KV write", "rope_kv"),
-            ("kv_b", *gemm),
-            ("q, k, v together", "copy"),
-            ("mha_prefill", "mha_prefill", "mha_prefill"),
-        ]
-    return [*before, *between, ("o_proj", *gemm), ("post-attention norm", "norm")]
-
-
-_GEMM = ("block_scale_gemm", "block_scale_gemm")
-_DENSE = [("dense gate_up", *_GEMM), ("dense SiLU", "activation"), ("dense down", *_GEMM)]
-_MOE = [
-    ("router", "bf16_gemm"),
-    ("top-k", "moe_routing"),
-    ("shared gate_up", *_GEMM),
-    ("shared SiLU", "activation"),
-    ("shared down", *_GEMM),
-    ("fused_moe", "fused_moe", "fused_moe"),
-    ("sum with shared", "elementwise"),
-]
-
-
-def called_ops() -> list[str]:
-    """Those of the suite that a step calls, of either phase."""
-    made = [*_attention("prefill"), *_attention("decode"), *_DENSE, *_MOE]
-    return sorted({op for _, _, *known in made for op in known})
-
-
-def calls(step: ReplayStep, op: str, part: str = "") -> tuple[int, int]:
-    """Calls of an op (of its places called `part`) in the replayed step, and in one of the whole model."""
-    replayed = [p for p in places(step) if p.op == op and part in ("", p.name)]
-    whole = 0.0
-    for place in replayed:
-        kind = place.name
-        if kind.startswith("dense"):
-            scale = step.model.first_k_dense_replace / step.dense
-        elif kind.startswith("shared") or place.op == "fused_moe":
-            scale = (step.model.num_hidden_layers - step.model.first_k_dense_replace) / step.moe
-        else:
-            scale = step.model.num_hidden_layers / step.layers
-        whole += scale
-    return len(replayed), round(whole)
+    def calls(self, name: str) -> tuple[int, int]:
+        """Calls of a layer's place in the replayed step, and in one of the whole model."""
+        dense, layers = self.model.first_k_dense_replace, self.model.num_hidden_layers
+        if name in DENSE_MLP:
+            return self.dense, dense
+        return (self.moe, layers - dense) if name in MOE_MLP else (self.layers, layers)

@@ -17,7 +17,7 @@ PAGES = {
     "an op": ["mla_decode-r1-tp8"],
     "flags": ["toggle"],
     "two runs": ["compare"],
-    "an experiment": ["serving/cpu-short"],
+    "a ledger": ["serving/cpu-short"],
     "a forecast": [],
 }
 FORECAST = ("--concurrency", "4,16,64", "--what-if", "fused_moe=1.3x")

@@ -14,7 +14,6 @@ from harness.page.document import Page
 from harness.page.inputs import inputs
 from harness.page.measured.case import measured_cases
 from harness.page.measured.rounds import rounds
-from harness.page.serving.experiment import experiment_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.paths import RESULTS
@@ -100,7 +99,10 @@ def replay(folder: Path) -> Page:
     file = COMMITTED / "serving/cpu-default/stages/experts-grouped/replay-decode-0.json"
     document = json.loads(archive.read_bytes(file))
     broken = {"chosen": {"fused_moe": "x"}, "failed": "out of luck", "difference": {"a": 0.01, "b": 0.1}}
-    document["replays"][0]["arms"]["broken"] = broken
+    arms = document["replays"][0]["arms"]
+    arms["base"]["places_alone"] = {"mla_decode": 4.5, "fused_moe": 20.25}
+    arms["experts-grouped"]["places_alone"] = {"fused_moe": 25.5}
+    arms["broken"] = broken
     (found,) = replays(document, "")
     step = {"phase": "prefill", "model": "a model", "tokens": 512}
     empty = found.model_copy(update={"arms": {}, "twin": None, "step": step})
@@ -137,8 +139,7 @@ PAGES: dict[str, Callable[[Path], Page]] = {
     "two runs": two_runs,
     "two machines": lambda folder: page_of(*(RESULTS / f"{gpu}/mla_decode-b64" for gpu in ("h100", "h200"))),
     "gemm": gemm,
-    "live runs": lambda folder: page_of(COMMITTED / "serving/cpu-default/live/linears-unpacked"),
-    "experiment": lambda folder: Page("", sections=[experiment_section(COMMITTED / "serving/cpu-short")]),
+    "ledger": lambda folder: page_of(COMMITTED / "serving/cpu-short"),
     "replay": replay,
     "forecast": lambda folder: page_of(DATA / "page/forecast.json"),
     "compiled": lambda folder: page_of(DATA / "page/compile.json"),

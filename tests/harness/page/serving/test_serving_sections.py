@@ -1,14 +1,12 @@
 """Sections of serving whose records are broken, begun or hostile; of whole ones: ../test_pages.py."""
 
 import json
-import shutil
 
 import pytest
 
 from harness import archive
 from harness.errors import UsageError
 from harness.page.document import Page
-from harness.page.serving.experiment import experiment_section
 from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section
@@ -20,7 +18,6 @@ from tests.support.paths import DATA, ROOT
 
 FOLDER = ROOT / "results" / "epyc-zen4-2core" / "serving"
 REPLAY = FOLDER / "cpu-default" / "stages" / "experts-grouped" / "replay-decode-0.json"
-ARMS = [{"name": "base"}, {"name": "arm"}]
 HOSTILE = "<script>alert('x')</script>\"]'datum.y.z[0]\\"
 
 
@@ -54,60 +51,6 @@ def test_a_forecast_s_text_stays_data_and_loads_may_be_one_or_none():
     require_harmless(section)
     assert section.headline.count("at concurrency") == 1
     assert forecast_section({"bounds": []}, "x").headline == "No workload is forecast in this document."
-
-
-# Experiments
-
-
-@pytest.fixture
-def folder(tmp_path):
-    shutil.copy(FOLDER / "cpu-short" / "experiment.json", tmp_path)
-    return tmp_path
-
-
-def journal(folder, *lines):
-    live = folder / "live" / "linears-bf16"
-    live.mkdir(parents=True)
-    (live / "live.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-
-
-def test_an_experiment_just_begun(folder):
-    section = experiment_section(folder)
-    assert section.headline == "Nothing was predicted or observed."
-    assert section.sections[1].headline == "No live runs yet."
-    journal(folder)
-    assert experiment_section(folder).sections[1].headline == "No live runs yet."
-    run = {"kind": "run", "pair": 0, "attempt": 0, "status": "ok", "arm": "base", "steady_itl_ms": 5.0}
-    lines = [{"kind": "plan", "arms": ARMS}, run, run | {"attempt": 1}]
-    lines += [run | {"kind": "given_up", "reasons": ["a", "b"]}]
-    shutil.rmtree(folder / "live")
-    journal(folder, *lines)
-    (chart,) = Page("", sections=[section := experiment_section(folder)]).charts()
-    assert section.sections[1].notes == [("pair 1 given up", "a; b")]
-    assert [(row.cells[0], row.cells[-1]) for row in chart.table.rows] == [
-        (f"pair 1, attempt {number}", "its pair was not finished") for number in (1, 2)
-    ]
-
-
-def test_hostile_names_and_runs_without_numbers(folder):
-    arm = "<b>'\"alert(1)"
-    run = {"kind": "run", "pair": 0, "attempt": 0, "status": "failed", "reasons": [arm]}
-    timed = run | {"steady_itl_ms": 5, "mean_ttft_ms": float("nan"), "arm": "base"}
-    journal(folder, {"kind": "plan", "arms": [{"name": "base"}, {"name": arm}]}, timed, run | {"arm": arm})
-    section = experiment_section(folder)
-    require_harmless(section)
-    (chart,) = Page("", sections=[section]).charts()
-    assert chart.marks == 1 and len(chart.table.rows) == 1
-
-
-def test_broken_files_are_refused(folder):
-    journal(folder, {"kind": "plan"})
-    with pytest.raises(UsageError, match="no journal of live runs"):
-        experiment_section(folder)
-    for empty in (folder / "nowhere", folder):
-        (folder / "experiment.json").write_text("")
-        with pytest.raises(UsageError, match="cannot read"):
-            experiment_section(empty)
 
 
 # Replays

@@ -14,7 +14,7 @@ from harness.serving.clients.load import load
 from harness.serving.ledger.identity import FIELDS, NEEDED, differences
 from harness.serving.ledger.ledger import Setting, read, rows
 from harness.serving.ledger.observe import observation, observe, t_interval
-from harness.serving.ledger.residuals import residuals
+from harness.serving.ledger.report import ledger_lines
 from harness.serving.link.closed_loop import ClosedLoop
 from harness.serving.link.forecast import record
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun, Totals
@@ -52,14 +52,15 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     files = [f"--{side}={name}" for side, names in (("before", before), ("after", after)) for name in names]
     serving(["observe", str(ledger), "moe", "--assume=all", *files], standalone_mode=False)
     [row] = rows(read(ledger))
-    found = {one.quantity: one for one in residuals(row)}
+    found = {one.quantity: one for one in ledger_lines(row) if one.observation}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
     tpot = found["tpot"]
-    assert tpot.blind and tpot.verdict == "explained" and tpot.observed == pytest.approx(-2.583, abs=0.001)
-    assert tpot.observed_low < -2.583 < tpot.observed_high < -2.5
+    assert tpot.blind and tpot.verdict == "explained"
+    assert tpot.observation.change == pytest.approx(-2.583, abs=0.001)
+    assert tpot.observation.low < -2.583 < tpot.observation.high < -2.5
     assert found["ttft"].verdict in ("missed", "not resolved")
     assert not row.explanations
-    assumed = "taken as alike without being said: hardware, GPUs, precision"
+    assumed = "taken to be alike without being said: hardware, GPUs, precision"
     assert assumed in capsys.readouterr().out
 
 

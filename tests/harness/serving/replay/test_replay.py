@@ -1,5 +1,5 @@
 """Step replay: the step computes what the model's layers compute, arms differ in what was swapped only, and
-what is measured of them is told apart from what isolated calls would have said."""
+what is measured of them is told apart from what the swapped calls alone would have said."""
 
 import json
 import math
@@ -12,22 +12,24 @@ import kernels
 from harness.cli.serving.replay import show
 from harness.errors import OK, NothingRan, UsageError
 from harness.machine.monitor.base import Blind
+from harness.page.serving.replay import replay_section, replays
 from harness.run import device
 from harness.run.device import OwnDevice
-from harness.serving.replay import glue
+from harness.serving.replay import replay as replaying
 from harness.serving.replay.child import Rank
-from harness.serving.replay.memory import fitted, needed
-from harness.serving.replay.replay import ALIKE, BASE, ReplayPlan, left_out, replay, require_known
-from harness.serving.replay.report import table
-from harness.serving.replay.request import ReplayRequest, read_arms
-from harness.serving.replay.schema import Replay
-from harness.serving.replay.step import ReplayStep, calls, places
+from harness.serving.replay.flow import EPSILON, rotary
+from harness.serving.replay.replay import BASE, ReplayPlan, ReplayRequest, fitted, needed, read_arms, replay
+from harness.serving.replay.schema import Replay, ReplayArm, Timed
+from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.statistics.intervals import interval
+from harness.workers.child.timers.base import Turn
 from kernels.formats import dequantise_weights
-from kernels.platform import detect
+from kernels.op import Unsupported
+from kernels.platform import Platform, detect
 from shapes.attention import Parallel
 from shapes.linears import linears
 from shapes.models import model, read_model
+from tests.support.paths import ROOT
 from tests.support.workers_here import WorkerHere
 
 R1 = model("deepseek-r1")
@@ -36,14 +38,8 @@ TINY = replace(
     n_routed_experts=8, num_experts_per_tok=2, n_group=1, topk_group=1, num_attention_heads=2,
     num_hidden_layers=3, first_k_dense_replace=1, vocab_size=64,
 )  # fmt: skip
-CHOSEN = {"block_scale_gemm": "torch.bf16", "fused_moe": "torch.bf16", "mla_decode": "torch.sdpa",
-          "mha_prefill": "torch.sdpa"}  # fmt: skip
-
-
-def step(phase="decode", **more):
-    contexts = more.pop("contexts", (33, 33, 33))
-    new = contexts if phase == "prefill" else ()
-    return ReplayStep(TINY, Parallel(), phase, contexts, new, dense=1, moe=1, page=16, **more)
+CHOSEN = {"block_scale_gemm": "torch.bf16", "fused_moe": "torch.bf16", "mla_decode": "torch.sdpa"}
+STEP = ReplayStep(TINY, Parallel(), batch=3, ctx=33, dense=1, moe=1, page=16)
 
 
 @pytest.fixture(scope="module")
@@ -55,19 +51,15 @@ def rank():
 
 def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
     parallel = Parallel(tp=8)
-    decode = ReplayStep(R1, parallel, "decode", (4096,) * 4, dense=3, moe=58)
-    assert left_out(decode)[0] == "122 all-reduces of TP8"
-    prefill = replace(decode, phase="prefill", new=(4096,) * 4)
-    for step, attention, calls_of in ((decode, "mla_decode", "decode_calls"),
-                                      (prefill, "mha_prefill", "prefill_calls")):  # fmt: skip
-        names = [place.name for place in places(step)]
-        for linear in linears(R1, parallel):
-            assert names.count(linear.name) == getattr(linear, calls_of), linear.name
-        assert names.count(attention) == 61 and names.count("fused_moe") == 58
-    fewer = ReplayStep(R1, parallel, "decode", (64,), dense=2, moe=4)  # which stand for all
-    assert calls(fewer, "mla_decode", "") == calls(fewer, "block_scale_gemm", "qkv_a") == (6, 61)
-    assert calls(fewer, "fused_moe", "") == calls(fewer, "block_scale_gemm", "shared down") == (4, 58)
-    assert calls(fewer, "block_scale_gemm", "dense down") == (2, 3)
+    whole = ReplayStep(R1, parallel, 4, 4096, dense=3, moe=58)
+    names = [place.name for place in whole.places()]
+    for linear in linears(R1, parallel):
+        assert names.count(linear.name) == linear.decode_calls, linear.name
+    assert names.count("mla_decode") == 61 and names.count("fused_moe") == 58
+    fewer = ReplayStep(R1, parallel, 1, 64, dense=2, moe=4)  # which stand for all
+    assert fewer.calls("mla_decode") == fewer.calls("qkv_a") == (6, 61)
+    assert fewer.calls("fused_moe") == fewer.calls("shared down") == (4, 58)
+    assert fewer.calls("dense down") == (2, 3)
 
 
 def _linear(rank, place, x):
@@ -76,7 +68,7 @@ def _linear(rank, place, x):
 
 
 def _norm(x):
-    return x * (x.pow(2).mean(-1, keepdim=True) + glue.EPSILON).rsqrt()
+    return x * (x.pow(2).mean(-1, keepdim=True) + EPSILON).rsqrt()
 
 
 def _gated(x):
@@ -100,30 +92,21 @@ def _experts(rank, place, x):
 
 
 def _attend(rank, layer, q, latent, k_rope, scale):
-    """Attention in the model's own form, not absorbed: of each request's cache, or of its new tokens."""
+    """Attention in the model's own form, not absorbed, over each request's cache."""
     import torch
 
-    given, out, start = rank.step, [], 0
-    if given.phase == "prefill":
-        k, v = _linear(rank, f"{layer}.kv_b", latent).view(-1, given.heads, 256).split([128, 128], -1)
-    for request, new in enumerate(given.new or (1,) * given.tokens):
-        rows = slice(start, start + new)
-        start += new
-        if given.phase == "prefill":
-            keys, values, turned = k[rows], v[rows], k_rope[rows]
-        else:
-            o = rank.operands[f"{layer}.mla_decode"]
-            cached = o.kv.view(-1, o.kv.shape[-1])[o.token_slots(request)].double()
-            cached[-1] = torch.cat((latent[request], k_rope[request]))
-            latents, turned = cached.split([512, 64], -1)
-            w_uk, w_uv = (rank.flow.weights[layer, name].double() for name in ("w_uk", "w_uv"))
-            keys = torch.einsum("hnl,sl->shn", w_uk, latents)
-            values = torch.einsum("hlv,sl->shv", w_uv, latents)
-        keys = torch.cat((keys, turned[:, None].expand(-1, given.heads, -1)), -1)
-        scores = torch.einsum("thd,shd->hts", q[rows], keys) * scale
-        scores += torch.full((new, len(keys)), -torch.inf).triu(1 + len(keys) - new)
-        out.append(torch.einsum("hts,shv->thv", scores.softmax(-1), values))
-    return torch.cat(out)
+    out, o = [], rank.operands[f"{layer}.mla_decode"]
+    w_uk, w_uv = (rank.flow.weights[name, layer].double() for name in ("w_uk", "w_uv"))
+    for request in range(rank.step.batch):
+        cached = o.kv.view(-1, o.kv.shape[-1])[o.token_slots(request)].double()
+        cached[-1] = torch.cat((latent[request], k_rope[request]))
+        latents, turned = cached.split([512, 64], -1)
+        keys = torch.einsum("hnl,sl->shn", w_uk, latents)
+        values = torch.einsum("hlv,sl->shv", w_uv, latents)
+        keys = torch.cat((keys, turned[:, None].expand(-1, rank.step.heads, -1)), -1)
+        scores = torch.einsum("hd,shd->hs", q[request], keys) * scale
+        out.append(torch.einsum("hs,shv->hv", scores.softmax(-1), values))
+    return torch.stack(out)
 
 
 def expected_logits(rank):
@@ -131,19 +114,16 @@ def expected_logits(rank):
     import torch
 
     flow, given = rank.flow, rank.step
-    ids = torch.arange(given.tokens) * 7919 % TINY.vocab_size
-    residual = flow.weights[0, "embedding"][ids].double()
-    spans = zip(given.contexts, given.new or (1,) * given.tokens, strict=True)
-    positions = torch.tensor([i for context, new in spans for i in range(context - new, context)])
-    angles = positions[:, None, None] * 10000.0 ** (-torch.arange(32).double() / 32)
+    residual = flow.embedded.double()
+    angles = (given.ctx - 1) * 10000.0 ** (-torch.arange(32).double() / 32)
     cos, sin = angles.cos(), angles.sin()
     scale = next(o.scale for o in rank.operands.values() if hasattr(o, "scale"))
     for layer in range(given.layers):
         a = _linear(rank, f"{layer}.qkv_a", _norm(residual))
         q_a, latent, k_rope = a.split([TINY.q_lora_rank, TINY.kv_lora_rank, 64], -1)
         q = _linear(rank, f"{layer}.q_b", _norm(q_a)).view(-1, given.heads, 192)
-        q = torch.cat((q[..., :128], glue.rotary(q[..., 128:], cos, sin)), -1)
-        k_rope = glue.rotary(k_rope[:, None], cos, sin)[:, 0]
+        q = torch.cat((q[..., :128], rotary(q[..., 128:], cos, sin)), -1)
+        k_rope = rotary(k_rope[:, None], cos, sin)[:, 0]
         attended = _attend(rank, layer, q, _norm(latent), k_rope, scale)
         residual = residual + _linear(rank, f"{layer}.o_proj", attended.flatten(1))
         x = _norm(residual)
@@ -152,15 +132,13 @@ def expected_logits(rank):
         if kind == "shared":
             down += _experts(rank, f"{layer}.fused_moe", x)
         residual = residual + down
-    ends = torch.tensor(given.new or (1,) * given.tokens).cumsum(0) - 1
-    return _norm(residual)[ends] @ flow.weights[given.layers, "lm_head"].double().T
+    return _norm(residual) @ flow.weights["lm_head", 0].double().T
 
 
-@pytest.mark.parametrize("phase", ["decode", "prefill"])
 @pytest.mark.parametrize(("gemm", "most"), [("torch.bf16", 0.03), ("torch.naive", 0.15)])
-def test_the_step_computes_the_model(rank, phase, gemm, most):
+def test_the_step_computes_the_model(rank, gemm, most):
     """`torch.naive` rounds activations to FP8."""
-    rank.open(step(phase), 0, "eager")
+    rank.open(STEP, 0, "eager")
     rank.prepare("a", CHOSEN | {"block_scale_gemm": gemm})
     wanted = expected_logits(rank)
     got = rank.flow.logits.double()
@@ -169,52 +147,70 @@ def test_the_step_computes_the_model(rank, phase, gemm, most):
 
 
 def test_arms_share_operands_and_nothing_else(rank):
-    picks = ((0, 1), (2, 3), (7, 0))
-    rank.open(step(picks=(picks,)), 0, "eager")
-    assert tuple(map(tuple, rank.operands["1.fused_moe"].topk_ids.tolist())) == picks, "recorded routing"
+    rank.open(STEP, 0, "eager")
     assert (rank.operands["0.qkv_a"].b_q.float() != rank.operands["1.qkv_a"].b_q.float()).any()
     rank.prepare("a", CHOSEN)
     bound = len(rank.prepared)
     rank.prepare("b", CHOSEN | {"block_scale_gemm:qkv_a": "torch.naive"})
     assert len(rank.prepared) == bound + 2
-    assert set(rank.decompose("b", 1)) == {place.key for place in places(rank.step)}
-    rank.prepare("a again", CHOSEN, apart=True)
-    assert len(rank.prepared) == 2 * bound + 2
-    assert rank.isolated("qkv_a", "torch.naive", True, 0.01) > 0
+
+
+def test_a_place_alone_is_its_calls_of_all_layers(rank, monkeypatch):
+    rank.open(STEP, 0, "eager")
+    rank.prepare("a", CHOSEN)
+    programs, seconds = [], iter([1.0, 9.0, 2.0, 0.5])
+
+    class Timer:
+        def program(self, calls):
+            programs.append(len(calls))
+
+        def turn(self, program, at_least):
+            return Turn(next(seconds), 1)
+
+    monkeypatch.setattr(rank, "timer", Timer())
+    assert rank.alone("qkv_a", ["a"], 3, 0.1) == {"a": 2 * 2.0}, "two layers, the median turn"
+    assert rank.alone("fused_moe", ["a"], 1, 0.1) == {"a": 0.5} and programs == [2, 1]
 
 
 def test_a_wrong_kernel_shows_in_the_difference(rank):
-    rank.open(step(), 0, "eager")
+    rank.open(STEP, 0, "eager")
     rank.prepare("a", CHOSEN)
     other = CHOSEN | {"mla_decode": "torch.naive"}
-    assert rank.difference("mla_decode", CHOSEN, other)["mla_decode"] < 0.02
-    wrong = rank._bound(next(p for p in rank.places if p.name == "mla_decode"), other)
+    assert rank.difference(CHOSEN, other).keys() == {"mla_decode"}
+    assert rank.difference(CHOSEN, other)["mla_decode"] < 0.02
+    wrong = rank._bound(StepPlace(0, "mla_decode"), other)
     right = wrong.call
     wrong.call = lambda: (right(), wrong.result().mul_(1.1))
-    assert rank.difference("mla_decode", CHOSEN, other)["mla_decode"] > ALIKE
+    assert rank.difference(CHOSEN, other)["mla_decode"] > replaying.ALIKE
+    wrong.call = lambda: wrong.result().fill_(math.nan)
+    with pytest.raises(Unsupported, match="not all finite"):
+        rank.prepare("b", other)
 
 
 @pytest.fixture
-def rank_here(monkeypatch):
-    """Replays of a test that start no process."""
-    monkeypatch.setattr("harness.serving.replay.replay.Worker", WorkerHere)
-    monkeypatch.setattr("harness.serving.replay.replay.ISOLATED_S", 1e-3)
+def here(monkeypatch):
+    """Replays of a test start no process, and their turns are short."""
+    monkeypatch.setattr(replaying, "Worker", WorkerHere)
+    for name, value in {"TURN_S": 1e-3, "ALONE_S": 1e-4, "ALONE_TURNS": 1, "BLOCKS": 2, "ROUNDS": 1}.items():
+        monkeypatch.setattr(replaying, name, value)
+    monkeypatch.setattr(replaying, "default_threads", lambda: 1)
 
 
-def replayed(swap, budget_s=1.0, rounds=1, decomposed=1):
-    plan = ReplayPlan(step(), {BASE: CHOSEN, "x": CHOSEN | swap}, "eager", 1, budget_s, blocks=2,
-                      rounds=rounds, turn_s=0.01, decomposed=decomposed)  # fmt: skip
-    return replay(plan, detect("cpu"), Blind("a test"), say=lambda text: None)
+def replayed(swap, budget_s=60.0):
+    plan = ReplayPlan(STEP, {BASE: CHOSEN, "x": CHOSEN | swap}, budget_s, ["a note"])
+    return replay(plan, detect("cpu"), Blind("a test"))
 
 
-def test_measured_by_the_engine_and_told_apart(rank_here, monkeypatch):
-    def isolated(self, place, name, cold, at_least):
-        return 1e-3 if name == CHOSEN["block_scale_gemm"] else 4e-3 if cold else 3e-3
+def test_measured_in_the_step_and_alone(here, monkeypatch):
+    def alone(self, place, arms, turns, at_least):
+        took = {name: 1e-3 if name == BASE else 4e-3 for name in arms}
+        return took if place != "mla_decode" else dict.fromkeys(arms, 70e-3)
 
     opened, seeds = Rank.open, []
     monkeypatch.setattr(Rank, "open", lambda *a, seed, **b: seeds.append(seed) or opened(*a, seed=seed, **b))
-    monkeypatch.setattr(Rank, "isolated", isolated)
-    found = replayed({"block_scale_gemm": "torch.naive"}, 60.0, rounds=3, decomposed=2)
+    monkeypatch.setattr(Rank, "alone", alone)
+    monkeypatch.setattr(replaying, "ROUNDS", 3)
+    found = replayed({"block_scale_gemm": "torch.naive"})
     base, slow = found.arms[BASE], found.arms["x"]
     assert base.change is None and slow.change.low <= slow.change.ms <= slow.change.high
     assert found.rounds == len(found.samples) == 6 and seeds == [0, 1]
@@ -226,45 +222,45 @@ def test_measured_by_the_engine_and_told_apart(rank_here, monkeypatch):
     assert slow.change.ms == mean(lambda r: r["x"] - r[BASE])
     # Replayed: 3 calls of each layer, and 2 for its experts; the model has one more layer of experts.
     assert slow.whole.ms == pytest.approx(slow.change.ms * 15 / 10)
-    assert (slow.cold, slow.warm) == pytest.approx((10 * 3.0, 10 * 2.0))
-    assert set(slow.difference) == {p.name for p in places(step()) if p.op == "block_scale_gemm"}
-    assert found.twin is not None and "x" in table(found)
-    assert sum(base.classes.values()) == pytest.approx(sum(base.places.values()))
-    assert slow.own == pytest.approx(sum(slow.places[name] - base.places[name] for name in slow.difference))
+    gemms = {name for name, op_class in OP_CLASS.items() if op_class == "block_scale_gemm"}
+    assert set(slow.difference) == set(slow.places_alone) == gemms
+    assert slow.alone == pytest.approx(len(gemms) * 3.0) and base.alone is None
+    assert base.places_alone.keys() == OP_CLASS.keys()
+    assert list(base.classes_alone())[:2] == ["mla_decode", "block_scale_gemm"], "the longest first"
+    text = found.table()
+    assert "base: block_scale_gemm=torch.bf16, fused_moe" in text and "note: a note" in text
+    assert f"block_scale_gemm {len(gemms)} (" in text
 
 
-def test_an_arm_that_cannot_run_or_is_wrong_costs_itself_only(rank_here, monkeypatch):
+def test_an_arm_that_cannot_run_or_is_wrong_costs_itself_only(here, monkeypatch):
     found = replayed({"mla_decode": "flashmla"})
     assert found.arms["x"].failed and found.arms["x"].step is None
     assert found.arms[BASE].step is not None
-    monkeypatch.setattr("harness.serving.replay.replay.ALIKE", 1e-6)
-    other = replayed({"mla_decode": "torch.naive"}).arms["x"]
-    assert other.failed.startswith("wrong") and other.step is None and other.change is None
-    monkeypatch.undo()
-    monkeypatch.setattr("harness.serving.replay.replay.Worker", WorkerHere)
-    monkeypatch.setattr(Rank, "difference", lambda *_, **__: {"mla_decode": math.nan})
-    assert replayed({"mla_decode": "torch.naive"}).arms["x"].failed.startswith("wrong"), "NaN is none"
+    monkeypatch.setattr(Rank, "alone", lambda *_, **__: 1 / 0)
+    found = replayed({"mla_decode": "torch.naive"})
+    assert found.arms["x"].change is not None and found.arms["x"].alone is None
+    assert "embedding could not be timed alone: ZeroDivisionError: division by zero" in found.notes
+    for difference in (0.06, math.nan):
+        monkeypatch.setattr(Rank, "difference", lambda *_, d=difference, **__: {"mla_decode": d})
+        wrong = replayed({"mla_decode": "torch.naive"}).arms["x"]
+        assert wrong.failed.startswith("wrong") and wrong.step is None and wrong.change is None
     monkeypatch.setitem(CHOSEN, "mla_decode", "flashmla")
     with pytest.raises(NothingRan, match="could not be replayed"):
         replayed({})
 
 
-def test_the_process_that_replays_has_the_engine_s_environment(monkeypatch):
-    given = []
-
-    def worker(role, environment, log, plugins):
-        given.append(environment)
-        raise NothingRan("a test")
-
-    monkeypatch.setattr("harness.serving.replay.replay.Worker", worker)
-    engine = {"MALLOC_MMAP_MAX_": None, "KMP_X": "1"}
-    with pytest.raises(NothingRan, match="a test"):
-        replay(ReplayPlan(step(), {BASE: CHOSEN}, "eager", 1, 1.0, environment=engine), detect("cpu"), None)
-    assert given[0].items() >= engine.items() and given[0]["OMP_NUM_THREADS"] == "1"
+@pytest.mark.parametrize(("change", "alone", "said"), [
+    ((-3, -2), -4, "faster; outputs"), ((2, 3), -1, "faster alone, slower in the step; "),
+    ((-1, 1), -2, "no change seen; "), ((-3, -2), 1, "slower alone, faster in the step; "),
+    ((2, 3), 1, "slower; "),
+])  # fmt: skip
+def test_faster_alone_is_not_faster_in_the_step(change, alone, said):
+    timed = Timed(ms=sum(change) / 2, low=change[0], high=change[1])
+    assert ReplayArm(chosen={}, change=timed, alone=alone).verdict().startswith(said)
 
 
 def test_layers_are_left_out_where_memory_is_short():
-    whole = ReplayStep(R1, Parallel(tp=8), "decode", (4096,) * 128, dense=3, moe=58)
+    whole = ReplayStep(R1, Parallel(tp=8), 128, 4096, dense=3, moe=58)
     arms = {BASE: dict.fromkeys(kernels.OPS, "triton.none")}
     assert 80e9 < needed(whole, arms) < 130e9
     gpu = replace(detect("cpu"), kind="cuda", memory=141 * 10**9)
@@ -274,33 +270,30 @@ def test_layers_are_left_out_where_memory_is_short():
     small, note = fitted(whole, None, arms, replace(gpu, memory=48 * 10**9))
     assert small.dense == 3 and 5 < small.moe < 30 and "58 MoE layers were replayed" in note[0]
     assert fitted(whole, "1,2", arms, gpu)[0].layers == 3
-    with pytest.raises(UsageError, match="DENSE,MOE"):
-        fitted(whole, "2", arms, gpu)
+    for layers in ("2", "0,0", "-1,2"):
+        with pytest.raises(UsageError, match="DENSE,MOE"):
+            fitted(whole, layers, arms, gpu)
     with pytest.raises(NothingRan, match="more than the device has"):
         fitted(whole, None, arms, replace(gpu, memory=10**9))
 
 
 @pytest.mark.parametrize(("swap", "said"), [
-    ("mla=torch.sdpa", "unknown op 'mla'"),
+    ("mla=torch.sdpa", "calls no 'mla'; it calls: .*mla_decode"),
+    ("mha_prefill=torch.sdpa", "calls no 'mha_prefill'"),
     ("mla_decode", "OP=IMPL"),
     ("mla_decode=torch.none", "unknown implementation 'torch.none'"),
-    ("block_scale_gemm:qkv=torch.bf16", "no place 'qkv' in this step; places:"),
+    ("block_scale_gemm:qkv=torch.bf16", "calls no 'block_scale_gemm:qkv'; .*block_scale_gemm:qkv_a"),
     ("mla_decode=torch.sdpa", "is what the base runs.*fused_moe=torch.bf16"),
     ("block_scale_gemm:o_proj=torch.bf16", "is what the base runs.*fused_moe=torch.bf16"),
 ])  # fmt: skip
 def test_mistakes_are_one_line(swap, said):
     with pytest.raises(UsageError, match=rf"^[^\n]*{said}[^\n]*$"):
-        require_known(read_arms(detect("cpu"), [], [swap]), step())
+        read_arms(STEP, detect("cpu"), [], [swap])
 
 
-@pytest.mark.parametrize("wrong", [
-    {"contexts": ()}, {"contexts": (0,)}, {"phase": "prefill", "contexts": (8,), "new": (9,)},
-    {"phase": "prefill", "contexts": (8, 8), "new": (8,)}, {"dense": 0, "moe": 0},
-    {"moe": 1, "picks": (((0, 1),),)},
-])  # fmt: skip
-def test_a_step_that_is_none(wrong):
-    with pytest.raises(ValueError):
-        ReplayStep(TINY, Parallel(), **({"phase": "decode", "contexts": (8, 8)} | wrong))
+@pytest.mark.parametrize(("kind", "arch"), [("cpu", "x86-avx512"), ("cuda", "sm_90"), ("rocm", "gfx942")])
+def test_a_base_is_chosen_for_the_ops_that_a_step_calls(kind, arch):
+    assert read_arms(STEP, Platform(kind, arch), [], [])[BASE].keys() == CHOSEN.keys()
 
 
 def test_a_model_is_read_from_its_folder(tmp_path):
@@ -320,30 +313,55 @@ def test_a_model_is_read_from_its_folder(tmp_path):
             read_model(tmp_path)
 
 
+@pytest.mark.parametrize(("options", "said"), [
+    ({"batch": "4,many"}, "--batch"), ({"batch": "0"}, "at least one request"), ({"model": "llama"}, "llama"),
+    ({"case": "pages=4"}, "--case takes one each of page, kv, routing"), ({"case": "page=1,16"}, "--case"),
+    ({"case": "page=x"}, "--case"), ({"case": "kv=int8"}, "int8"), ({"case": "routing=none"}, "none"),
+    ({"tp": 7}, "7"), ({"budget": "soon"}, "--budget"),
+])  # fmt: skip
+def test_a_mistake_of_an_option_is_one_line(options, said):
+    with pytest.raises(UsageError, match=rf"^[^\n]*{said}[^\n]*$"):
+        list(ReplayRequest(**{"layers": "1,0"} | options).plans(detect("cpu")))
+
+
 def test_a_step_is_read():
-    request = ReplayRequest(tp=8, phase="prefill", ctx="1", new="3200", page=16)
-    found = request.step(R1, 2, detect("cpu"))
-    assert (found.tokens, found.layers, found.heads) == (6400, 61, 16)
-    with pytest.raises(UsageError, match="--ctx takes numbers"):
-        ReplayRequest(tp=8, ctx="many").step(R1, 2, detect("cpu"))
-    with pytest.raises(UsageError, match="--launch graph needs a GPU"):
-        list(ReplayRequest(launch="graph", layers="1,0").plans(detect("cpu")))
+    request = ReplayRequest(tp=8, batch="2,4", ctx=3200, layers="1,2", case="page=1 kv=fp8 routing=zipf:0.8")
+    steps = [plan.step for plan in request.plans(Platform("rocm", "gfx942"))]
+    assert [(step.batch, step.ctx, step.heads, step.layers) for step in steps] == [
+        (2, 3200, 16, 3),
+        (4, 3200, 16, 3),
+    ]
+    assert (steps[0].page, steps[0].kv, steps[0].routing) == (1, "fp8", "zipf:0.8")
 
 
-def test_the_command_measures_what_it_prints(rank_here, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("harness.serving.replay.request.read_rank", lambda name: TINY)
+def test_the_command_measures_what_it_prints(here, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(replaying, "model", lambda name: TINY)
     monkeypatch.setattr(
         device, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
     )
     base = [f"{op}={name}" for op, name in CHOSEN.items()]
-    request = ReplayRequest("tiny", batch="2", ctx="33", new="8", base=base, swap=["mla_decode=torch.naive"],
-                            device="cpu", threads=1, budget="0.5s", blocks=2, seed=7)  # fmt: skip
-    assert show(request, str(tmp_path)) == OK
-    kept = json.loads((tmp_path / "decode-b2.json").read_text())
+    request = ReplayRequest(
+        "tiny", batch="2", ctx=33, base=base, swap=["mla_decode=torch.naive"], device="cpu"
+    )
+    assert show(request, str(tmp_path / "a.json")) == OK
+    (kept,) = json.loads((tmp_path / "a.json").read_text())
     assert kept["rounds"] == len(kept["samples"]) > 0
     assert kept["arms"]["mla_decode=torch.naive"]["change"]["ms"]
     assert f"{kept['rounds']} rounds" in capsys.readouterr().out
     none = Replay(**kept | {"rounds": 0, "disturbed": 9, "stopped": "disturbed"})
-    monkeypatch.setattr("harness.serving.replay.replay.replay", lambda *_: none)
+    monkeypatch.setattr(replaying, "replay", lambda *_: none)
     with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):
-        show(request, str(tmp_path))
+        show(request)
+
+
+def test_a_replay_of_november_2026_still_loads():
+    """Of an H200, with a way more to time calls, of which the page shows what means the same today."""
+    file = ROOT / "results/h200/replay/decode-b64.json"
+    (found,) = replays(json.loads(file.read_text()), file.name)
+    arm = found.arms["mla_decode=flashmla"]
+    assert arm.verdict() == "slower; outputs 1.3e-03 apart"
+    assert (arm.alone, arm.whole.ms) == pytest.approx((0.132053, 0.728354), rel=1e-5)
+    section = replay_section([found], "a").sections[0]
+    assert section.title == "decode step of deepseek-r1, 64 requests"
+    assert [chart.title for chart in section.charts] == ["What each arm changes"]
+    assert "mla_decode=flashmla: +0.2746 (+0.2689 to +0.2804) ms" in section.headline

@@ -1,0 +1,161 @@
+"""Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
+
+    python guard.py ORDERS_FD WORDS_FD KEEP_FD GRACE STOP COMMAND...
+
+Engines start processes that start processes. This one is their ancestor and, where Linux allows it, adopts
+the orphans among them, so that it finds them all, also those that made a session of their own. It ends them
+when its pipe of orders says `stop`, and when that pipe closes: its parent is gone then, kill -9 included.
+
+    GRACE:   seconds between SIGTERM to the command and SIGKILL to all that is left
+    STOP:    a command, as a JSON list, that is run first (`docker stop ...`); [] for none
+    KEEP_FD: stays open as long as this runs: the lock of the record
+    words:   `started PID`, `failed REASON`, `ended CODE`, a line each
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+TICK_S = 0.02
+IDLE_S = 60.0
+MOST_S = 30.0
+
+
+def main() -> None:
+    orders, words, keep, grace, stop = *map(int, sys.argv[1:4]), float(sys.argv[4]), json.loads(sys.argv[5])
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    for descriptor in (orders, words, keep):
+        os.set_inheritable(descriptor, False)
+    child = _start(sys.argv[6:], words, libc)
+    if child is None:
+        return
+    code = _wait(orders, child)
+    if code is None:
+        code = _end(child, grace, stop)
+    _kill_all(child)
+    _say(words, f"ended {code}")
+
+
+def _start(command: list[str], words: int, libc: ctypes.CDLL) -> int | None:
+    """The command's process, once it runs; None, with the reason said, where it cannot be run."""
+    guard = os.getpid()
+    read, write = os.pipe2(os.O_CLOEXEC)
+    child = os.fork()
+    if child:
+        os.close(write)
+        reason = os.read(read, 4096)  # empty when the command has taken the child's place
+        os.close(read)
+        if reason:
+            os.waitpid(child, 0)
+        _say(words, f"failed {command[0]}: {reason.decode()}" if reason else f"started {child}")
+        return None if reason else child
+    try:
+        os.setsid()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_DFL)
+        if hasattr(libc, "prctl"):
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != guard:
+                os._exit(127)
+        os.execvp(command[0], command)
+    except OSError as error:
+        os.write(write, str(error.strerror).encode())
+    finally:
+        os._exit(127)
+
+
+def _wait(orders: int, child: int) -> int | None:
+    """The command's exit code, negative for a signal; None when it is to be ended. Sleeps in between: beside
+    a measurement nothing else may take time."""
+    woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakes)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    while (code := _reap(child)) is None:
+        ready, _, _ = select.select([orders, woken], [], [], IDLE_S)
+        if orders in ready:
+            return None
+        if woken in ready:
+            os.read(woken, 4096)
+    return code
+
+
+def _end(child: int, grace: float, stop: list[str]) -> int:
+    """Asks the command alone to end: an engine ends its own processes in their order, and one whose workers
+    are signalled beside it may leave memory of a GPU taken."""
+    until = time.monotonic() + grace
+    if stop:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(stop, stdin=subprocess.DEVNULL, timeout=grace + MOST_S, check=False)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGTERM)
+    code = None
+    while code is None and time.monotonic() < until:
+        time.sleep(TICK_S)
+        code = _reap(child)
+    while _descendants() and time.monotonic() < until:  # what it began to end itself
+        time.sleep(TICK_S)
+        _reap(child)
+    return -signal.SIGKILL if code is None else code
+
+
+def _kill_all(child: int) -> None:
+    """Those that are being started while others are killed are found in the next round."""
+    until = time.monotonic() + MOST_S
+    while (pids := _descendants()) and time.monotonic() < until:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(TICK_S)
+        _reap(child)
+
+
+def _reap(child: int) -> int | None:
+    """Collects all that ended, adopted orphans too; the command's exit code once it is among them."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            ended, status = os.waitpid(-1, os.WNOHANG)
+            if not ended:
+                break
+            if ended == child:
+                code = os.waitstatus_to_exitcode(status)
+    return code
+
+
+def _descendants() -> list[int]:
+    """All living ones, ancestors first."""
+    parents = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+            parents[int(name)] = (int(parent), state not in (b"Z", b"X"))
+    pids, queue = [], [os.getpid()]
+    while queue:
+        above = queue.pop()
+        children = [pid for pid, (parent, _) in parents.items() if parent == above]
+        pids += [pid for pid in children if parents[pid][1]]
+        queue += children
+    return pids
+
+
+def _say(words: int, line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(words, f"{line}\n".encode())
+
+
+if __name__ == "__main__":
+    main()

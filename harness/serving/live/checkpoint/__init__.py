@@ -1,1 +1,0 @@
-"""A small checkpoint with DeepSeek-V3's structure, made here."""

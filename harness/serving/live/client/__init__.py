@@ -1,1 +1,0 @@
-"""A serving client run against a live engine."""

@@ -1,1 +1,0 @@
-"""A real serving engine: launched, loaded, observed."""

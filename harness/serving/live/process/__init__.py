@@ -1,1 +1,0 @@
-"""Engine and client processes: launched, guarded, ended."""

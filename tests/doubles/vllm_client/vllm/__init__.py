@@ -1,1 +1,0 @@
-"""As much of vLLM as its benchmark client is made of."""

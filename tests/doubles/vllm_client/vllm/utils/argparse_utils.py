@@ -1,1 +1,0 @@
-from argparse import ArgumentParser as FlexibleArgumentParser  # noqa: F401

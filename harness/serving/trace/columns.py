@@ -1,6 +1,6 @@
 """Columns of a trace while it is read: numbers, and names once each; no objects per event.
 
-Times are integers in nanoseconds from a base near the trace's start, so that sums are exact.
+Times are integers in nanoseconds, so that sums are exact.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class RecordedTrace:
     categories:  how many events of each category the file has, used or not
     """
 
-    source: Literal["torch", "rocprof"]
+    source: Literal["torch", "rocprof", "nsys"]
     names: Names = field(default_factory=Names)
     threads: Names = field(default_factory=Names)
     streams: Names = field(default_factory=Names)

@@ -29,7 +29,7 @@ def as_text(trace: Trace, phase: Phase | None, top: int, each_step: bool) -> str
 
 
 def _head(trace: Trace) -> Iterator[str]:
-    profiler = {"torch": "torch.profiler", "rocprof": "rocprofv3"}[trace.source]
+    profiler = {"torch": "torch.profiler", "rocprof": "rocprof", "nsys": "nsys stats"}[trace.source]
     rank = f", rank {trace.rank} of {trace.world_size}" if trace.rank is not None and trace.world_size else ""
     partial = "; BROKEN OFF: sums and shares are of a part only" if trace.partial else ""
     engine = f" of {trace.engine}" if trace.engine else ""
@@ -45,7 +45,9 @@ def _head(trace: Trace) -> Iterator[str]:
 
 
 def _device(device: Device, on: str) -> Iterator[str]:
-    what, where = ("kernels and copies", "stream") if on == "gpu" else ("operators", "thread")
+    what, where = ("kernel or copy", "stream") if on == "gpu" else ("operator", "thread")
+    if device.calls != 1:
+        what = "kernels and copies" if on == "gpu" else "operators"
     model = f" ({device.model})" if device.model else ""
     plural = "s" if device.streams != 1 else ""
     yield (

@@ -159,7 +159,7 @@ class Trace:
     """
 
     path: str
-    source: Literal["torch", "rocprof"]
+    source: Literal["torch", "rocprof", "nsys"]
     on: Literal["gpu", "cpu"]
     engine: str
     rank: int | None

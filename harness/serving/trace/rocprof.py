@@ -1,24 +1,21 @@
-"""rocprofv3's results: JSON (`--output-format json`) and the kernel trace as CSV.
+"""rocprofv3's results as JSON (`--output-format json`).
 
-Format: ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp and generateCSV.cpp. Times are in nanoseconds.
+Format: ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp. Times are in nanoseconds.
 A dispatch names its kernel by a number that `kernel_symbols`, before or after it, resolves.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.serving.clients.files import UnreadableError
 from harness.serving.trace.columns import NONE, RecordedTrace
-from harness.serving.trace.json_stream import JsonText, Keys
+from harness.serving.trace.json_stream import Keys
 
 ROOT = "rocprofiler-sdk-tool"
 LATEST = 1 << 62  # ns
 SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")
-CSV_COLUMNS = ("Kernel_Name", "Start_Timestamp", "End_Timestamp")
 
 
 def enter(keys: Keys) -> bool:
@@ -43,11 +40,10 @@ class _Tool:
 
     def __init__(self, into: RecordedTrace) -> None:
         self.into = into
-        self.base: int | None = None
         self.process = 0
         self.kernels: dict[tuple[int, Any], str] = {}
         self.pid: Any = None
-        self.copies = 0
+        self.gpus: set[str] = set()
         self.lost = 0
 
     def take(self, keys: Keys, value: Any) -> None:
@@ -64,8 +60,7 @@ class _Tool:
         elif keys == ("buffer_records", "kernel_dispatch", "*"):
             self._dispatch(value)
         elif keys == ("buffer_records", "memory_copy", "*"):
-            agent = _handle(value.get("dst_agent_id"))
-            self._add(("copy", "Memcpy"), agent, _handle(value.get("stream_id")), value)
+            self._copy(value)
         if keys[0] == "buffer_records":
             self.into.categories[keys[-2]] += 1
 
@@ -73,6 +68,13 @@ class _Tool:
         name = agent.get("product_name") or agent.get("name")
         if agent.get("type") == 2 and name:
             self.into.device_names[self._device(_handle(agent.get("id")))] = str(name)
+            self.gpus.add(self._device(_handle(agent.get("id"))))
+
+    def _copy(self, record: Mapping[str, Any]) -> None:
+        """Of the GPU that it goes to, else the one that it comes from: the other end may be the host."""
+        ends = [self._device(_handle(record.get(key))) for key in ("dst_agent_id", "src_agent_id")]
+        device = next((end for end in ends if end in self.gpus), ends[0])
+        self._add(("copy", "Memcpy"), device, _handle(record.get("stream_id")), record)
 
     def _dispatch(self, record: Mapping[str, Any]) -> None:
         info = record.get("dispatch_info")
@@ -80,7 +82,7 @@ class _Tool:
         queue = _handle(info.get("queue_id"))
         self._add(
             ("kernel", self.process, _plain(info.get("kernel_id"))),
-            _handle(info.get("agent_id")),
+            self._device(_handle(info.get("agent_id"))),
             queue,
             record,
         )
@@ -88,17 +90,15 @@ class _Tool:
     def _device(self, agent: Any) -> str:
         return f"agent {agent}" if self.process == 0 else f"process {self.process}, agent {agent}"
 
-    def _add(self, name: Any, agent: Any, queue: Any, record: Mapping[str, Any]) -> None:
+    def _add(self, name: Any, device: str, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
-        if start is None or end is None or not _sensible(start, end):
+        if start is None or end is None or not sensible(start, end):
             self.lost += 1
             return
-        if self.base is None:
-            self.base = int(start)
         into = self.into
         into.work.add(
-            into.names.number(name), into.streams.number((self._device(agent), queue)),
-            start - self.base, end - start, NONE, NONE,
+            into.names.number(name), into.streams.number((device, queue)),
+            start, end - start, NONE, NONE,
         )  # fmt: skip
 
     def finish(self) -> None:
@@ -134,8 +134,9 @@ def _name(symbol: Mapping[str, Any]) -> str:
     return f"kernel_id {symbol.get('kernel_id')}"
 
 
-def _sensible(start: Any, end: Any) -> bool:
-    return type(start) is int and type(end) is int and 0 <= start <= end < LATEST
+def sensible(start: Any, end: Any) -> bool:
+    """Of nanoseconds since the machine's start. A record without a time has 0 (rocm-systems issue 5811)."""
+    return type(start) is int and type(end) is int and 0 < start <= end < LATEST
 
 
 def _handle(value: Any) -> Any:
@@ -145,38 +146,3 @@ def _handle(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """As a key: numbers and texts stay."""
     return value if isinstance(value, (int, str)) else str(value)
-
-
-def read_csv(text: JsonText, into: RecordedTrace) -> None:
-    """Fills `into` from rocprofv3's `*_kernel_trace.csv`. Raises UnreadableError."""
-    rows = csv.reader(text.lines())
-    base = None
-    try:
-        header = [name.strip() for name in next(rows)]
-        if missing := [name for name in CSV_COLUMNS if name not in header]:
-            raise UnreadableError(
-                f"cannot read {text.path}: neither JSON nor rocprofv3's kernel trace (no column {missing[0]})"
-            )
-        for row in rows:
-            if not row:
-                continue
-            record = dict(zip(header, row, strict=False))
-            try:
-                start, end = int(record["Start_Timestamp"]), int(record["End_Timestamp"])
-                name = record["Kernel_Name"]
-                if not _sensible(start, end):
-                    raise ValueError
-            except (KeyError, ValueError):
-                raise UnreadableError(
-                    f"cannot read {text.path}, line {rows.line_num}: no kernel with start and end; "
-                    "is the file cut short?"
-                ) from None
-            base = start if base is None else base
-            stream = (record.get("Agent_Id", "0"), record.get("Queue_Id", "0"))
-            into.work.add(
-                into.names.number(SUFFIX.sub("", name)), into.streams.number(stream),
-                start - base, end - start, NONE, NONE,
-            )  # fmt: skip
-            into.categories["kernel_dispatch"] += 1
-    except csv.Error as error:
-        raise UnreadableError(f"cannot read {text.path}, line {rows.line_num}: {error}") from None

@@ -45,9 +45,7 @@ def inputs(names: Iterable[str]) -> Inputs:
         elif archive.is_file(path) and path.suffix == ".json":
             _add(together.documents, [path])
         elif path.is_file():
-            raise UsageError(
-                f"{path} is no record: name a run's folder, a ledger, a --json file"
-            )
+            raise UsageError(f"{path} is no record: name a run's folder, a ledger, a --json file")
         else:
             _add(together.runs, run_folders(name))
     return together

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 
 from harness.catalogue.devices import known_devices, known_type
+from harness.errors import UsageError
 from harness.files import JsonObject
 
 ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
 """Other spellings of engines, without their dashes and blanks."""
+
+KNOWN_ENGINES = ("sglang", "vllm", "trtllm", "lmdeploy", "tgi", "atom")
 
 MODELS = {"dsr1": "deepseek-r1"}
 """InferenceX's own short names."""
@@ -29,6 +32,14 @@ def data_sheet(hardware: str) -> JsonObject:
 def engine_name(text: str) -> str:
     plain = re.sub(r"[-_ ]", "", text.lower())
     return ENGINES.get(plain, plain)
+
+
+def known_engine(text: str) -> str:
+    """In one spelling, an engine that a user names. Raises UsageError for a word that is no engine's."""
+    name = engine_name(text)
+    if name not in KNOWN_ENGINES:
+        raise UsageError(f"unknown engine {text!r}; engines: {', '.join(KNOWN_ENGINES)}")
+    return name
 
 
 def model_name(text: str) -> str:

@@ -15,29 +15,49 @@ from harness.cli.options import json_option
 @click.option(
     "--metric",
     metavar="NAME[:WHICH]",
-    help="`throughput:output`, `tpot:median`, ...; else the throughput, or the first that both have.",
+    help="`throughput:output`, `tpot:median`, ...  [default: the throughput, or the first that both have]",
 )
 @click.option(
-    "--assume",
+    "--engine",
     multiple=True,
-    type=click.Choice(["hardware", "engine", "model", "all"]),
-    help="Take it to be alike where a result does not say it.",
+    metavar="[A=|B=]NAME",
+    help="The engine that answered, where a file does not say it, or says it wrong.",
+)
+@click.option(
+    "--assume", multiple=True, metavar="NAME", help="Take it to be alike where a result does not say it."
+)
+@click.option(
+    "--despite",
+    multiple=True,
+    metavar="NAME",
+    help="Compare although it differs: speculative decoding, prefix caching, precision, KV cache.",
 )
 @json_option("Write JSON there instead of text.")
-def compare(a: str, b: str, metric: str | None, assume: tuple[str, ...], json_to: str | None) -> None:
+def compare(
+    a: str,
+    b: str,
+    metric: str | None,
+    engine: tuple[str, ...],
+    assume: tuple[str, ...],
+    despite: tuple[str, ...],
+    json_to: str | None,
+) -> None:
     """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
-    or claim. What can be normalised is (over all GPUs, output tokens alone), and said; else it is refused
-    with every reason. Exit code 0 where they compare, 1 where not, 2 where a name is not understood."""
+    or claim. Throughput is normalised to one GPU and to output tokens; what differs otherwise refuses the
+    comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
     from harness.errors import FAILED, OK
-    from harness.files import write
+    from harness.files import require_writable, write
+    from harness.serving.compare.alike import as_json, as_text, require_options
     from harness.serving.compare.alike import compare as compare_quantities
-    from harness.serving.compare.report import as_json, as_text
-    from harness.serving.compare.select import default_metric, find, quantity_of
+    from harness.serving.compare.select import default_metric, engines_of, find, quantity_of, with_engine
 
-    left, right = find(a), find(b)
+    require_writable(json_to, None)
+    require_options(assume, despite)
+    engines = engines_of(engine)
+    left, right = with_engine(find(a), engines["A"]), with_engine(find(b), engines["B"])
     wanted = metric or default_metric(left, right)
     quantities = quantity_of(left, a, wanted), quantity_of(right, b, wanted)
-    comparison = compare_quantities(*quantities, assume)
+    comparison = compare_quantities(*quantities, assume, despite)
     if json_to:
         write(json_to, as_json(comparison))
     else:

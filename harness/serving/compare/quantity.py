@@ -1,155 +1,149 @@
-"""A quantity: one number with all that it depends on, whether a client wrote it or a document claims it."""
+"""A quantity: one number of a run, and its normalisation to the unit, tokens and GPUs of another one."""
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from harness.serving.published.documents import Claim, Configuration
-from harness.serving.schema import Metric, Mode, OfferedLoad, Parallelism, ServingRun, Totals
-
-LENGTH_TOLERANCE = 0.02  # of a mean length: what stop tokens and templates add
-CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
-"""Models whose checkpoint is FP8 with a scale a block of 128 x 128 (DeepSeek-V3 report, arXiv 2412.19437)."""
-
-SNAPSHOT = re.compile(r"-\d{4}$")
-"""Of a model's name: later weights of the same layers."""
-UP_TO = "up to "
-"""Before a length of which the longest alone is known."""
-
-WHERE = ("--model", "--model-path", "--host", "--port", "--served-model-name", "--trust-remote-code")
-CONVERTS = re.compile(r"tensorrt|trt", re.IGNORECASE)
-"""Engines whose weights are what a conversion made of a checkpoint."""
+from harness.serving.compare.identity import all_gpus, length
+from harness.serving.schema import Metric, ServingRun
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """A metric in its circumstances.
+    """A metric of a run. bound: `exactly`, or as a document says it: `up to` is the largest, not the mean"""
 
-    counted: the client's own totals, from which lengths follow; none of a claim
-    others:  the other metrics of its run
-    bound:   `up to` and the like: the number is no mean of anything
-    """
-
-    id: str
+    run: ServingRun
     metric: Metric
-    hardware: str = ""
-    gpus: int | None = None
-    nodes: int | None = None
-    engine: str = ""
-    version: str = ""
-    image: str = ""
-    client: str = ""
-    model: str = ""
-    precision: str = ""
-    flags: tuple[str, ...] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-    parallelism: Parallelism = field(default_factory=Parallelism)
-    mode: Mode = "unknown"
-    workload: OfferedLoad = field(default_factory=OfferedLoad)
-    counted: Totals = field(default_factory=Totals)
-    others: tuple[Metric, ...] = ()
     bound: str = "exactly"
 
-    @property
-    def all_gpus(self) -> int | None:
-        """Of every role: those that prefill too."""
-        split = (self.parallelism.prefill_gpus or 0) + (self.parallelism.decode_gpus or 0)
-        return self.gpus or split or None
+
+@dataclass(frozen=True)
+class Reason:
+    """Why two quantities are not compared: aspect, what it is of each side, and why that matters."""
+
+    aspect: str
+    sides: str
+    why: str
 
     @property
-    def trimmed(self) -> bool:
-        """Whether the client leaves time at either end out of its numbers."""
-        return bool(self.workload.warmup_s or self.workload.cooldown_s)
+    def text(self) -> str:
+        return f"{self.aspect}: {self.sides}; {self.why}"
+
+
+def against(a: str, b: str) -> str:
+    return f"{a or 'unknown'} against {b or 'unknown'}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A quantity's number, as far as it could be normalised, and by which steps."""
+
+    value: float
+    unit: str
+    scope: str
+    tokens: str
+    steps: tuple[str, ...] = ()
 
     @property
-    def input_len(self) -> float | None:
-        return self._length(self.workload.input_len, self.counted.input_tokens)
-
-    @property
-    def output_len(self) -> float | None:
-        return self._length(self.workload.output_len, self.counted.output_tokens)
-
-    @property
-    def input_length(self) -> str:
-        return _length_text(self.input_len, self.workload.longest_input_len)
-
-    @property
-    def output_length(self) -> str:
-        return _length_text(self.output_len, self.workload.longest_output_len)
-
-    def _length(self, requested: float | None, tokens: int | None) -> float | None:
-        """Tokens of a request as served, where the totals are of whole requests; else as asked for."""
-        if self.trimmed or not tokens or not self.counted.completed:
-            return requested
-        served = tokens / self.counted.completed
-        close = requested is not None and abs(served - requested) <= LENGTH_TOLERANCE * requested
-        return requested if close else served
-
-    @property
-    def weights(self) -> str:
-        """How weights are multiplied, with a cache other than the engine's default named; empty: unknown. A
-        mere `fp8` is made out from the server's flags, where they are known."""
-        if self.precision.lower() not in ("", "fp8") or not (self.flags or self.environment):
-            return self.precision
-        precision = option(self.flags, "--quantization") or option(self.flags, "--dtype")
-        if precision in ("", "auto"):
-            as_is = CHECKPOINT_FP8.search(self.model) and not CONVERTS.search(self.engine)
-            precision = "fp8 block-scale" if as_is else self.precision
-        cache = option(self.flags, "--kv-cache-dtype")
-        return f"{precision}, {cache} cache" if precision and cache not in ("", "auto") else precision
+    def text(self) -> str:
+        kind = f"{self.tokens} " if self.tokens not in ("none", "unknown") else ""
+        return f"{self.value:,.6g} {kind}{self.unit}" + (" a GPU" if self.scope == "gpu" else "")
 
 
-def option(flags: tuple[str, ...], name: str) -> str:
-    """The value of `--name value` or `--name=value` among a server's flags; empty where it is not there.
-    A flag of one role may stand behind `role: `."""
-    for flag in flags:
-        words = re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)
-        if words[0] == name:
-            return words[1].strip() if len(words) > 1 else "1"
-    return ""
+def unit_of(metric: Metric) -> tuple[float, str]:
+    """(factor, unit) to what all of its kind are compared in."""
+    return {"s": (1e3, "ms"), "us": (1e-3, "ms"), "ms": (1.0, "ms")}.get(metric.unit, (1.0, metric.unit))
 
 
-def _length_text(mean: float | None, longest: float | None) -> str:
-    """Empty where neither is known."""
-    if mean is not None:
-        return f"{mean:.6g}"
-    return "" if longest is None else f"{UP_TO}{longest:.6g}"
+def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
+    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and what stands in the way."""
+    reasons = []
+    sides = [_in_one_unit(quantity.metric, other.metric) for quantity, other in ((a, b), (b, a))]
+    if a.metric.tokens != b.metric.tokens or "unknown" in (a.metric.tokens, b.metric.tokens):
+        sides = [_output_only(quantity, side) for quantity, side in zip((a, b), sides, strict=True)]
+        if not all(side.tokens == "output" for side in sides):
+            why = "total is input and output tokens, and nothing says how many of them were output"
+            reasons.append(Reason("tokens", against(a.metric.tokens, b.metric.tokens), why))
+    if _is_of_a_request(a.metric) and _is_of_a_request(b.metric):
+        return sides, reasons
+    scopes = a.metric.scope, b.metric.scope
+    if scopes[0] == scopes[1] != "unknown" and (scopes[0] == "gpu" or _layout(a.run) == _layout(b.run)):
+        return sides, reasons
+    sides = [_per_gpu(quantity, side) for quantity, side in zip((a, b), sides, strict=True)]
+    if not all(side.scope == "gpu" for side in sides):
+        names = [f"{q.metric.scope} ({all_gpus(q.run) or 'unknown number of'} GPUs)" for q in (a, b)]
+        why = "a number of one GPU, a node or all GPUs is another number, and how many they are is not known"
+        reasons.append(Reason("scope", against(*names), why))
+    return sides, reasons
 
 
-def matters(flag: str) -> bool:
-    """Whether a server's flag is more than where things are."""
-    return re.split(r"[ =]", flag.split(": ", 1)[-1], maxsplit=1)[0] not in WHERE
+def of_instance(quantity: Quantity) -> float | None:
+    """The number over all GPUs that serve; None where it is not known of how many it is."""
+    metric, gpus = quantity.metric, all_gpus(quantity.run)
+    if _is_of_a_request(metric) or metric.scope in ("instance", "cluster"):
+        return metric.value
+    side = _per_gpu(quantity, Side(metric.value, metric.unit, metric.scope, metric.tokens))
+    return side.value * gpus if side.scope == "gpu" and gpus else None
 
 
-def quantity_of_run(run: ServingRun, metric: Metric) -> Quantity:
-    return Quantity(
-        metric=metric,
-        counted=run.totals,
-        others=run.metrics,
-        **{name: getattr(run, name) for name in SHARED},
-        model=run.model or option(run.flags, "--model"),
-        precision=run.precision,
-        client=run.client,
-    )
+def _layout(run: ServingRun) -> tuple[int | None, ...]:
+    split = run.parallelism
+    return all_gpus(run), run.nodes, split.prefill_gpus, split.decode_gpus
 
 
-def quantity_of_claim(claim: Claim, metric: Metric, configuration: Configuration | None = None) -> Quantity:
-    """What a claim leaves open is its configuration's, where it names one."""
-    values = {name: getattr(claim, name, None) for name in SHARED}
-    if configuration is not None:
-        for name in SHARED:
-            if name not in ("id", "workload") and values[name] in (
-                None,
-                "",
-                "unknown",
-                (),
-                {},
-                Parallelism(),
-            ):
-                values[name] = getattr(configuration, name)
-    return Quantity(metric=metric, bound=claim.bound, **{k: v for k, v in values.items() if v is not None})
+def _is_of_a_request(metric: Metric) -> bool:
+    """Whether a metric is of single requests or steps, so that no number of GPUs divides it."""
+    return metric.unit in ("ms", "s", "us") or metric.name == "concurrency"
 
 
-SHARED = ("id", "hardware", "gpus", "nodes", "engine", "version", "image", "flags", "environment",
-          "parallelism", "mode", "workload")  # fmt: skip
+def _in_one_unit(metric: Metric, other: Metric) -> Side:
+    side = Side(metric.value, metric.unit, metric.scope, metric.tokens)
+    factor, unit = unit_of(metric)
+    if metric.unit in (other.unit, unit):
+        return side
+    return Side(metric.value * factor, unit, side.scope, side.tokens,
+                (f"{metric.value:g} {metric.unit} x {factor:g}",))  # fmt: skip
+
+
+def _output_only(quantity: Quantity, side: Side) -> Side:
+    """Of output tokens: the run's own such number, or by the share of output tokens."""
+    run, metric = quantity.run, quantity.metric
+    if side.tokens != "total":
+        return side
+    reported = run.metric(metric.name, metric.statistic, "output", metric.scope)
+    if reported:
+        step = f"its run's own output throughput, {reported.value:g} {reported.unit}"
+        return Side(reported.value, side.unit, side.scope, "output", (*side.steps, step))
+    into, out = length(run, "input"), length(run, "output")
+    if into is None or not out:
+        return side
+    step = f"x {out:g} / ({into:g} + {out:g}) for output tokens alone"
+    return Side(side.value * out / (into + out), side.unit, side.scope, "output", (*side.steps, step))
+
+
+def _per_gpu(quantity: Quantity, side: Side) -> Side:
+    share = _gpu_share(quantity)
+    if share is None or side.scope == "gpu":
+        return side
+    factor, step = share
+    return Side(side.value * factor, side.unit, "gpu", side.tokens, (*side.steps, step))
+
+
+def _gpu_share(quantity: Quantity) -> tuple[float, str] | None:
+    """The factor from a quantity's scope to one GPU of all that serve, and how it came; None: not known."""
+    gpus, nodes, split = all_gpus(quantity.run), quantity.run.nodes, quantity.run.parallelism
+    scope = quantity.metric.scope
+    if scope in ("instance", "cluster") and gpus:
+        prefill = f", {split.prefill_gpus} of prefill with them" if split.prefill_gpus else ""
+        return 1 / gpus, f"/ {gpus} GPUs{prefill}"
+    if scope == "node" and gpus and nodes:
+        return nodes / gpus, f"/ {gpus / nodes:g} GPUs of a node"
+    if scope in ("decode_gpu", "prefill_gpu") and gpus:
+        role = scope.removesuffix("_gpu")
+        of_role = split.decode_gpus if role == "decode" else split.prefill_gpus
+        return (of_role / gpus, f"x {of_role} GPUs of {role} / {gpus} GPUs") if of_role else None
+    if scope == "decode_node" and gpus and nodes and split.decode_gpus:
+        decode = split.decode_gpus * nodes / gpus
+        step = f"x {decode:g} decode nodes / {gpus} GPUs, {gpus - split.decode_gpus} of prefill"
+        return decode / gpus, step
+    return None

@@ -19,41 +19,15 @@ from harness.errors import UsageError
 from harness.files import JsonLines, whole_lines
 from harness.files import append as append_text
 from harness.paths import RESULTS
+from harness.serving.compare.identity import Setting
 from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
-from harness.serving.schema import OfferedLoad, Parallelism, StrictRecord
+from harness.serving.schema import StrictRecord
 
 NAME = "ledger.jsonl"
 OPENING = b'{"row":'
 """The beginning of every line, also of a first line that a kill cut off."""
 OBSOLETE = ("previous", "digest", "resolution")
 """Keys of older ledgers that are not read: hashes of lines, and a fixed margin."""
-
-
-class Setting(StrictRecord):
-    """Where a change was made: the machine, the engine, the load.
-
-    precision: of the weights' products, as `fp8 block-scale`; kv_cache: the dtype of the cache
-    plain:     whether there is neither speculative decoding, nor attention over data-parallel ranks, nor
-               prefill on other GPUs than decode
-    launch:    of decode steps, graph or eager; recv_interval: of them between two looks for requests
-    prefill_tokens: of one step, at most
-    """
-
-    hardware: str = ""
-    gpus: int | None = None
-    engine: str = ""
-    version: str = ""
-    model: str = ""
-    precision: str = ""
-    kv_cache: str = ""
-    plain: bool | None = None
-    launch: str = ""
-    recv_interval: int | None = None
-    prefill_tokens: int | None = None
-    parallelism: Parallelism = Parallelism()
-    workload: OfferedLoad = OfferedLoad()
-    client: str = ""
-    note: str = ""
 
 
 class LedgerRecord(StrictRecord):

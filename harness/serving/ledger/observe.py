@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import UsageError
 from harness.serving.clients.load import load
-from harness.serving.compare.alike import compare
-from harness.serving.compare.normalise import of_instance
-from harness.serving.compare.quantity import quantity_of_run
-from harness.serving.ledger.identity import assumptions, require_alike, require_one_release
+from harness.serving.compare import identity
+from harness.serving.compare.alike import metric_reasons
+from harness.serving.compare.quantity import Quantity, normalised, of_instance
 from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
 from harness.serving.schema import Metric, ServingRun, Totals, contradictions
 from harness.statistics.intervals import mean_half_width
 
 CONFIDENCE = 0.9
-# quantity -> the metric's name, statistic, tokens and unit
 READ = {
     "tpot": ("tpot", "mean", "", "ms"),
     "itl": ("itl", "mean", "", "ms"),
@@ -26,6 +24,7 @@ READ = {
     "e2e": ("e2e", "mean", "", "ms"),
     "output_throughput": ("throughput", "total", "output", "tok/s"),
 }
+"""Quantities of a prediction: the metric's name, statistic, tokens and unit."""
 
 
 def observe(
@@ -35,40 +34,59 @@ def observe(
     after: Sequence[str],
     *,
     assumed: Sequence[str] = (),
+    engine: str = "",
     explanation: str = "",
 ) -> None:
     """Appends an observation for each quantity that was predicted of the row and that the runs have.
 
-    before, after: any client's files, paired in order; assumed: see `identity.differences`. That numbers of
-    theirs cannot hold is written down beside. Raises UsageError where they cannot be paired, or are not of
-    the row's setting.
+    before, after: any client's files, paired in order; assumed: see `identity.differences`; engine: of all
+    runs, where their files do not say it. What else differs between the sides, and what `serving load` finds,
+    is written beside. Raises UsageError where the runs cannot be paired, are not of the row's setting, or
+    have numbers that `serving load` calls wrong.
     """
+    identity.require_names("--assume", assumed, ("all", *identity.FIELDS))
     known = {row.id: row for row in rows(read(ledger), str(ledger))}
     if row_id not in known:
         raise UsageError(f"{ledger} has no row {row_id!r}; rows: {', '.join(known) or 'none'}")
-    runs_before, runs_after = _runs(before), _runs(after)
-    if len(runs_before) != len(runs_after):
-        raise UsageError(f"{len(runs_before)} runs before and {len(runs_after)} after: pairs are wanted")
-    _require_once(runs_before)
-    _require_once(runs_after)
     setting = known[row_id].setting
-    require_alike(setting, [*runs_before, *runs_after], assumed)
-    require_one_release([*runs_before, *runs_after])
-    taken = assumptions(setting, [*runs_before, *runs_after], assumed)
-    pairs = list(zip(runs_before, runs_after, strict=True))
+    sides = [[run for name in names for run in load(name)] for names in (before, after)]
+    if engine:
+        sides = [[identity.with_engine(run, engine) for run in side] for side in sides]
+    if len(sides[0]) != len(sides[1]):
+        raise UsageError(f"{len(sides[0])} runs before and {len(sides[1])} after: pairs are wanted")
+    every = [run for side in sides for run in side]
+    if wrong := contradictions(every):
+        raise UsageError(wrong)
+    for side in sides:
+        _require_once(side)
+    identity.require_alike(setting, every, assumed)
+    pairs = list(zip(*sides, strict=True))
+    for pair in pairs:
+        identity.require_pair(*pair)
     quantities = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
     observations = [o for quantity in quantities if quantity in READ and (o := observation(quantity, pairs))]
     if not observations:
         raise UsageError(f"none of {', '.join(quantities)} is in all of these runs")
-    for observed in observations:
-        observed = observed.model_copy(update={"assumed": taken})
-        append(ledger, ObservationEntry(row=row_id, observation=observed))
-    for text in filter(None, (explanation, contradictions([*runs_before, *runs_after]))):
-        append(ledger, ExplanationEntry(row=row_id, text=text))
+    taken = identity.assumptions(setting, every, assumed)
+    beside = dict.fromkeys([explanation, *_beside(pairs), *identity.beside(*sides)])
+    append(
+        ledger,
+        *(
+            ObservationEntry(row=row_id, observation=seen.model_copy(update={"assumed": taken}))
+            for seen in observations
+        ),
+        *(ExplanationEntry(row=row_id, text=text) for text in beside if text),
+    )
 
 
-def _runs(files: Sequence[str]) -> list[ServingRun]:
-    return [run for name in files for run in load(name)]
+def _beside(pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Iterator[str]:
+    """What the runs before and after do not have in common by name, and what `serving load` suspects."""
+    for before, after in pairs:
+        for each in identity.unlike(identity.of_run(before), identity.of_run(after)):
+            if each.row or each.run:
+                yield f"{each.name}: {each.row or 'unknown'} before, {each.run or 'unknown'} after"
+    for run in (run for pair in pairs for run in pair):
+        yield from (f"suspect: {each.message}" for each in run.findings if each.severity == "suspect")
 
 
 def _require_once(runs: Sequence[ServingRun]) -> None:
@@ -82,26 +100,28 @@ def _require_once(runs: Sequence[ServingRun]) -> None:
 
 def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:
     """Of the pairs' differences, of the whole instance, a t-interval; None where a run lacks the metric.
-    Raises UsageError where a pair is not alike, or of an unknown part of the instance."""
+    Raises UsageError where a pair's numbers are of two kinds, or of an unknown part of the instance."""
     name, statistic, tokens, unit = READ[quantity]
     values = []
     for pair in pairs:
-        a, b = (run.metric(name, statistic, tokens) for run in pair)
-        if a is None or b is None:
+        metrics = [run.metric(name, statistic, tokens) for run in pair]
+        sides = [Quantity(run, m) for run, m in zip(pair, metrics, strict=True) if m is not None]
+        if len(sides) < 2:
             return None
-        sides = quantity_of_run(pair[0], a), quantity_of_run(pair[1], b)
-        compared = compare(*sides, ("all",))
-        if compared.verdict != "alike":
-            why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
-            raise UsageError(f"{pair[0].id} and {pair[1].id} are not alike in {quantity}: {why}")
-        of_a, of_b = map(of_instance, sides)
+        a, b = sides
+        numbers, unmended = normalised(a, b)
+        if reasons := [*metric_reasons(a.metric, b.metric), *unmended]:
+            raise UsageError(f"{quantity} of {a.run.id} and {b.run.id}: {reasons[0].text}")
+        if any(number.steps for number in numbers):
+            raise UsageError(f"{quantity} of {a.run.id} and {b.run.id} is not of one unit, tokens and GPUs")
+        of_a, of_b = of_instance(a), of_instance(b)
         if of_a is None or of_b is None:
-            raise UsageError(f"{pair[0].id} and {pair[1].id} do not say of how many GPUs their {quantity} is")
+            raise UsageError(f"{a.run.id} and {b.run.id} do not say of how many GPUs their {quantity} is")
         values.append((of_a, of_b))
     if not values:
         return None
-    before, after = (statistics.fmean(pair[i] for pair in values) for i in (0, 1))
-    change, half = t_interval([b - a for a, b in values])
+    before, after = (statistics.fmean(pair[side] for pair in values) for side in (0, 1))
+    change, half = t_interval([of_b - of_a for of_a, of_b in values])
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
         unit=unit,  # type: ignore[arg-type]

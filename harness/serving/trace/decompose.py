@@ -16,7 +16,7 @@ from harness.serving.trace.classify import PHASES, KernelRule, attention_class, 
 from harness.serving.trace.columns import NONE, RecordedTrace, groups
 from harness.serving.trace.read import read
 from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Times, Trace, TraceStep
-from harness.serving.trace.steps import Rows, TraceSteps, find_steps
+from harness.serving.trace.steps import TraceSteps, find_steps
 from harness.serving.trace.work import LaunchedWork, kernels, operators
 
 CLASSES = tuple(OP_CLASSES)
@@ -34,11 +34,7 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
     recorded = read(Path(path), partial=partial)
     work = kernels(recorded) if len(recorded.work) else operators(recorded)
     rules, rule = _rules(recorded, work)
-    steps = find_steps(
-        recorded,
-        Rows(rules, rule, work.device, work.start, work.at, work.process, work.graph),
-        Path(path).name,
-    )
+    steps = find_steps(recorded, work, rules, rule, Path(path).name)
     return _Sums(recorded, work, rules, rule, steps).trace(str(path))
 
 
@@ -87,16 +83,12 @@ class _Sums:
         communication = np.array([name in COMMUNICATION for name in CLASSES])
         self.communicates = communication[self.op_class]
         self.exposed = np.zeros(len(rule))
-        self.group = self.op_class * len(PHASES) + self.phase
-        self.alone: dict[int, int] = {}
         self.lines = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
         self.times = []
         for on_device in self.lines:
             line = Timeline(work.start[on_device], work.end[on_device])
             self.times.append(line)
             self.exposed[on_device] = line.exposed(self.communicates[on_device])
-            for group, alone in line.alone(self.group[on_device]).items():
-                self.alone[group] = self.alone.get(group, 0) + alone
 
     def trace(self, path: str) -> Trace:
         recorded = self.recorded
@@ -131,8 +123,7 @@ class _Sums:
 
     def _classes(self) -> Iterator[ClassTime]:
         for (op_class, phase), times in self._sum(self.op_class, self.phase):
-            alone = self.alone[op_class * len(PHASES) + phase]
-            yield ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase], alone_ns=alone)
+            yield ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase])
 
     def _kernels(self) -> Iterator[KernelTime]:
         names, texts, work = self.recorded.names.all(), self.recorded.shapes.all(), self.work
@@ -204,7 +195,7 @@ class _Sums:
             span_ns=int(work.end[on_device].max() - work.start[on_device].min()),
             busy_ns=line.covered(np.ones(len(on_device), dtype=bool)),
             sum_ns=int(self.length[on_device].sum()),
-            idle_between_ns=idle_between,
+            idle_between_steps_ns=idle_between,
             communication_ns=line.covered(communicates),
             exposed_communication_ns=round(self.exposed[on_device][communicates].sum()),
         )
@@ -283,17 +274,6 @@ class Timeline:
         """One interval's part of the time up to each moment: [moments]."""
         each = np.where(when, self.lengths / np.maximum(running, 1), 0.0)
         return np.concatenate([[0.0], np.cumsum(each)])
-
-    def alone(self, groups: np.ndarray) -> dict[int, int]:
-        """For each group (int [n]), the time in which nothing of another runs, ns: what would surely be
-        gained if it took none."""
-        numbers = np.unique(groups)
-        present = np.zeros(len(self.lengths), dtype=np.int16)
-        for number in numbers:
-            present += self.running(groups == number) > 0
-        return {
-            int(n): int(self.lengths[(self.running(groups == n) > 0) & (present == 1)].sum()) for n in numbers
-        }
 
 
 def gaps(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

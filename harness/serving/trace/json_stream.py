@@ -141,43 +141,23 @@ def _value(
     text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
 ) -> Iterator[tuple[Keys, Any]]:
     first = text.peek()
-    if first in ("{", "[") and enter(path):
-        text.at += 1
-        yield from (_object if first == "{" else _array)(text, path, enter, decoder)
-    else:
+    if first not in ("{", "[") or not enter(path):
         yield path, _whole(text, decoder)
-
-
-def _object(
-    text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
-) -> Iterator[tuple[Keys, Any]]:
-    if text.peek() == "}":
+        return
+    end = "}" if first == "{" else "]"
+    text.at += 1
+    if text.peek() == end:
         text.at += 1
         return
     while True:
-        if text.peek() not in ('"', ""):
-            raise text.broken("a key is wanted")
-        key = _whole(text, decoder)
-        _next(text, ":")
+        key = "*"
+        if first == "{":
+            if text.peek() not in ('"', ""):
+                raise text.broken("a key is wanted")
+            key = _whole(text, decoder)
+            _next(text, ":")
         yield from _value(text, (*path, key), enter, decoder)
-        if _next(text, ",}") == "}":
-            return
-
-
-def _array(
-    text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
-) -> Iterator[tuple[Keys, Any]]:
-    inner = (*path, "*")
-    if text.peek() == "]":
-        text.at += 1
-        return
-    entered = enter(inner)
-    while True:
-        if entered:
-            yield from _value(text, inner, enter, decoder)
-        else:
-            yield inner, _whole(text, decoder)
-        if _next(text, ",]") == "]":
+        if _next(text, f",{end}") == end:
             return
 
 

@@ -1,7 +1,7 @@
 """rocprofv3's results as JSON (`--output-format json`).
 
 Format: ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp. Times are in nanoseconds.
-A dispatch names its kernel by a number that `kernel_symbols`, before or after it, resolves.
+A dispatch names its kernel by a number that `kernel_symbols`, which stand before it, resolve.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class _Tool:
         self.pid: Any = None
         self.gpus: set[str] = set()
         self.lost = 0
+        self.nameless: set[tuple[int, Any]] = set()
 
     def take(self, keys: Keys, value: Any) -> None:
         if keys == ("metadata", "pid"):
@@ -74,23 +75,21 @@ class _Tool:
         """Of the GPU that it goes to, else the one that it comes from: the other end may be the host."""
         ends = [self._device(_handle(record.get(key))) for key in ("dst_agent_id", "src_agent_id")]
         device = next((end for end in ends if end in self.gpus), ends[0])
-        self._add(("copy", "Memcpy"), device, _handle(record.get("stream_id")), record)
+        self._add("Memcpy", device, _handle(record.get("stream_id")), record)
 
     def _dispatch(self, record: Mapping[str, Any]) -> None:
         info = record.get("dispatch_info")
         info = info if isinstance(info, Mapping) else {}
-        queue = _handle(info.get("queue_id"))
-        self._add(
-            ("kernel", self.process, _plain(info.get("kernel_id"))),
-            self._device(_handle(info.get("agent_id"))),
-            queue,
-            record,
-        )
+        kernel = self.process, _plain(info.get("kernel_id"))
+        if kernel not in self.kernels:
+            self.nameless.add(kernel)
+        name = self.kernels.get(kernel, f"kernel_id {kernel[1]}")
+        self._add(name, self._device(_handle(info.get("agent_id"))), _handle(info.get("queue_id")), record)
 
     def _device(self, agent: Any) -> str:
         return f"agent {agent}" if self.process == 0 else f"process {self.process}, agent {agent}"
 
-    def _add(self, name: Any, device: str, queue: Any, record: Mapping[str, Any]) -> None:
+    def _add(self, name: str, device: str, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
         if start is None or end is None or not sensible(start, end):
             self.lost += 1
@@ -102,27 +101,16 @@ class _Tool:
         )  # fmt: skip
 
     def finish(self) -> None:
-        """Puts names where numbers stand, and says what was lost."""
-        into = self.into
+        """Says what was lost."""
         if self.lost:
-            into.note("unreadable", f"records left out, as their start and end make no sense: {self.lost}")
-        names = {
-            name: self.kernels.get(name[1:], f"kernel_id {name[2]}") if name[0] == "kernel" else name[1]
-            for name in into.names.all()
-        }
-        nameless = sum(name[0] == "kernel" and name[1:] not in self.kernels for name in names)
-        if nameless:
-            into.note("unreadable", f"kernels that are not among kernel_symbols, known by number: {nameless}")
-        _rename(into, names)
-
-
-def _rename(into: RecordedTrace, names: Mapping[Any, str]) -> None:
-    """Several numbers may have one name."""
-    unique = type(into.names)()
-    to = [unique.number(names[old]) for old in into.names.all()]
-    for row, old in enumerate(into.work.name.tolist()):
-        into.work.put(row, "name", to[old])
-    into.names = unique
+            self.into.note(
+                "unreadable", f"records left out, as their start and end make no sense: {self.lost}"
+            )
+        if self.nameless:
+            self.into.note(
+                "unreadable",
+                f"kernels that are not among kernel_symbols, known by number: {len(self.nameless)}",
+            )
 
 
 def _name(symbol: Mapping[str, Any]) -> str:

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import numpy as np
 
 from harness.serving.trace.columns import NONE, RecordedTrace
-from harness.serving.trace.steps import processes_of
 
 
 @dataclass(frozen=True)
@@ -21,7 +20,8 @@ class LaunchedWork:
     name:   number in recorded.names; op: number of the operator that launched it, NONE if unknown
     calls:  1, or 0 where a stretch goes on with an operator that was interrupted by one inside it
     device: number in `devices`; stream: number of the stream or thread
-    at, process, graph: as in steps.Rows
+    at:     when its launch was called; process: number of the one that launched it, NONE if unknown
+    graph:  bool: launched by a graph
     """
 
     on: Literal["gpu", "cpu"]
@@ -103,7 +103,7 @@ def operators(recorded: RecordedTrace) -> LaunchedWork:
 
 
 def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
-    processes = processes_of(recorded)
+    processes = recorded.processes()
     of_thread = np.array([processes.index(process) for process, _ in recorded.threads.all()] or [NONE])
     return np.where(thread == NONE, NONE, of_thread[np.maximum(thread, 0)])
 
@@ -148,7 +148,8 @@ early, roctracer rounds by 27 ns."""
 USUAL = 1.5  # times the median of its name: a longer kernel that runs over others has a wrong duration
 FOREVER = np.iinfo(np.int64).max // 2
 FAR_NS = 3600 * 10**9  # from the others: no profiler records for hours
-MERGED = 0.25  # of a stream's time overlapped: several ranks' or processes' kernels are in it
+PIPELINED, MERGED = 0.02, 0.25
+"""Parts of a stream's time that overlap: beyond the first it is said, beyond the second neighbours cannot."""
 
 
 def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
@@ -213,13 +214,19 @@ def _note_overlap(recorded: RecordedTrace, start: np.ndarray, length: np.ndarray
         begin, end = start[on], np.maximum.accumulate(start[on] + length[on])
         overlapped = np.maximum(end[:-1] - begin[1:], 0)
         overlapped = int(np.minimum(overlapped, length[on][1:]).sum())
-        if overlapped > MERGED * length[on].sum():
+        share = overlapped / max(int(length[on].sum()), 1)
+        if share > PIPELINED:
             device, name = recorded.streams.all()[number]
+            why = (
+                "several ranks or processes were merged into one file, and are counted together; take each "
+                "one's own file" if share > MERGED else
+                "programmatic dependent launch does that by a few us a kernel; else durations are wrong"
+            )  # fmt: skip
             recorded.note(
-                "merged",
-                f"kernels of stream {name} of device {device} overlap for {overlapped / 1e3:.4g} us of "
-                f"{length[on].sum() / 1e3:.4g}, which one stream cannot: several ranks or processes were "
-                "merged into one file, and are counted together; take each one's own file",
+                "merged" if share > MERGED else "overlap",
+                f"kernels of stream {name} of device {device} overlap for {overlapped / 1e3:.4g} us, "
+                f"{share:.0%} of their time, which one stream cannot: {why}",
+                "wrong" if share > MERGED else "note",
             )
 
 

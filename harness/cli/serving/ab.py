@@ -21,15 +21,27 @@ if TYPE_CHECKING:
 
 @click.command("ab")
 @click.argument("file", required=False, metavar="[FILE.toml]")
-@click.option("--launch", metavar="CMD", help="Starts the server; {port} is filled in, see docs/serving-ab.md.")
+@click.option(
+    "--launch", metavar="CMD", help="Starts the server; {port} is filled in, see docs/serving-ab.md."
+)
 @click.option("--client", metavar="CMD", help="Calls it once; {url}, {seed} and {result} are filled in.")
-@click.option("--arm", "arms", multiple=True, metavar="'NAME: A=1 --flag ...'", help="What it changes; twice or more.")
-@click.option("--template", is_flag=False, flag_value="", metavar="[NAME]", help="Print a plan for an engine and a GPU, or list them.")
+@click.option(
+    "--arm", "arms", multiple=True, metavar="'NAME: A=1 --flag ...'", help="What it changes; twice or more."
+)
+@click.option(
+    "--template",
+    is_flag=False,
+    flag_value="",
+    metavar="[NAME]",
+    help="Print a plan for an engine and a GPU, or list them.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would run, for how long; start nothing.")
 @click.option("--pairs", type=click.IntRange(1), help="So many, looked at once (default: 4 to 12).")
 @click.option("--margin", type=float, metavar="PERCENT", help="What is worth deciding (default: 1).")
 @click.option("--budget", metavar="3h", help="Begin no pair that would not end within it.")
-@click.option("--predict", multiple=True, metavar="RUN|FILE", help="Write down first what kernels' times say.")
+@click.option(
+    "--predict", multiple=True, metavar="RUN|FILE", help="Write down first what kernels' times say."
+)
 @click.option("--out", metavar="DIR", help="The record's folder (default: a new one under results/local/).")
 @click.option("--resume", metavar="DIR", help="Go on with this record.")
 @json_option("Write the result there.")
@@ -79,7 +91,9 @@ def ab(
             record.require_plan(record.plan.model_copy(update=changes))
         plan = record.plan
     elif plan is None:
-        raise click.UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
+        raise click.UsageError(
+            "name a plan: FILE.toml, --launch with --client and --arm, --template or --resume"
+        )
     else:
         record = None
     folder = record.folder if record else Path(out) if out else default_folder()
@@ -128,7 +142,10 @@ def _run(
     text = planned(plan, record, folder.absolute(), names)
     if dry_run:
         if json_to:
-            write(json_to, json.dumps({"plan": plan.model_dump(), "names": names, "says": text}, indent=1) + "\n")
+            write(
+                json_to,
+                json.dumps({"plan": plan.model_dump(), "names": names, "says": text}, indent=1) + "\n",
+            )
         if json_to != "-":
             print(text)
         return OK

@@ -10,11 +10,10 @@ from harness.serving.schema import Metric, ServingRun
 
 @dataclass(frozen=True)
 class Quantity:
-    """A metric of a run. bound: `exactly`, or as a document says it: `up to` is the largest, not the mean"""
+    """A metric of a run."""
 
     run: ServingRun
     metric: Metric
-    bound: str = "exactly"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import click
 
 from harness.cli.lazy import LazyGroup
 
-COMMANDS = ("compare", "ledger", "link", "load", "observe", "recipe", "trace")
+COMMANDS = ("ab", "compare", "ledger", "link", "load", "observe", "trace")
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS}
 MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("replay",)}
 

@@ -82,7 +82,7 @@ PRINTED = {
     "Per User Output Speed (tps/user)": "streaming_metrics.token_output_speed_tok_s",
     "Per User Output Speed [1/TPOT] (tokens/sec/user)": "streaming_metrics.token_output_speed_tok_s",
 }  # fmt: skip
-MARK = re.compile(r"\b(?:Total Output|Token) Throughput \(tokens/sec\)")
+MARK = re.compile(r"(?:Total Output|(?<!Output )(?<!Total )\bToken) Throughput \(tokens/sec\)")
 HEADER = re.compile(r"^= (PYTORCH BACKEND|ENGINE DETAILS)\b")
 STATISTIC_LINE = re.compile(r"\[(TPOT|TTFT|GTPS|Latency)\] (\w+)\s*:\s*(\S.*)$")
 

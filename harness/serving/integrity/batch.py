@@ -25,10 +25,8 @@ def steps(run: ServingRun) -> Iterator[Finding]:
     expected = {("prefill_throughput", "total"): (size and into and size * into, first and first / 1e3)}
     if not first and size and into and prefill_rate:
         first, how = 1e3 * size * into / prefill_rate, ", what prefill_throughput leaves of all,"
-    expected["decode_throughput", "total"] = (
-        size and out and size * out,
-        duration - first / 1e3 if duration and first else None,
-    )
+    decoding = duration - first / 1e3 if duration and first else None
+    expected["decode_throughput", "total"] = (size and out and size * out, decoding)
     expected["decode_throughput", "median"] = (size, step and step / 1e3)
     for (name, statistic), (tokens, seconds) in expected.items():
         metric = run.metric(name, statistic)
@@ -36,13 +34,11 @@ def steps(run: ServingRun) -> Iterator[Finding]:
         if value is None or not tokens or not seconds or seconds <= 0:
             continue
         if apart(value, tokens / seconds, seconds) > MARGIN:
-            yield broken(
-                run,
-                name,
+            message = (
                 f"{name} is {value:g} tok/s, but {tokens:g} tokens in {seconds:g} s{how} are "
-                f"{tokens / seconds:g}{hint(run, value * seconds / tokens)}",
-                {name: value, "tokens": tokens, "seconds": seconds},
+                f"{tokens / seconds:g}{hint(run, value * seconds / tokens)}"
             )
+            yield broken(run, name, "wrong", message, value=value, tokens=tokens, seconds=seconds)
 
 
 def last_interval(run: ServingRun) -> Iterator[Finding]:
@@ -53,14 +49,11 @@ def last_interval(run: ServingRun) -> Iterator[Finding]:
     if first or not decode or not last or not length or length <= LOGGED_STEPS:
         return
     if not 1 / AGREE <= decode / last <= AGREE:
-        yield broken(
-            run,
-            "decode_throughput",
+        message = (
             f"decode_throughput is {decode:g} tok/s, but the server's own, over its last steps, {last:g}"
-            f"{hint(run, decode / last)}",
-            {"decode_throughput": decode, "last_gen_throughput": last},
-            "suspect",
+            f"{hint(run, decode / last)}"
         )
+        yield broken(run, "decode_throughput", "suspect", message, decode=decode, last=last)
 
 
 def overall(run: ServingRun) -> Iterator[Finding]:
@@ -76,15 +69,11 @@ def overall(run: ServingRun) -> Iterator[Finding]:
             continue
         expected = count / totals.duration_s
         if apart(value, expected, totals.duration_s) > MARGIN:
-            yield broken(
-                run,
-                "throughput",
+            message = (
                 f"{metric.tokens} throughput {value:g} tok/s, but {size} requests of {into or 0:g} / {out:g} "
-                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}"
-                f"{hint(run, value / expected)}",
-                {"throughput": value, "tokens": count, "duration": totals.duration_s, "expected": expected},
-                "suspect",
+                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}{hint(run, value / expected)}"
             )
+            yield broken(run, "throughput", "suspect", message, throughput=value, expected=expected)
 
 
 RULES = (steps, last_interval, overall)

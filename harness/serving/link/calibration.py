@@ -1,314 +1,212 @@
-"""Calibration: measured serving, which sets the model's six constants and says how far to trust it.
+"""The constants of a system, fitted to measured points, and how sure they are.
 
-kappa is the ratio of the kernels' time in a server to their time alone, and slope how it grows with the batch
-that decodes; step_ms is what a step of the engine takes beside them and what is assumed of gaps and glue;
-host_ms is what a request takes outside the engine's steps (client, HTTP, tokenisation); cold_prefill is how
-many times as long the prefills of the first wave take, and cold_ms what it takes beside that, where a load
-meets these (its `cold_share`). Each is one number for all points of a system. Few points say little, so each
-constant begins at what is assumed of systems that nobody measured, and moves to what the points say by their
-number (partial pooling: a normal prior of the system's constant, and a prior of the points' scatter worth
-PRIOR_POINTS).
+| constant | unit | what it is |
+|----------|------|------------|
+| a        | ms   | of each decode step, beside its kernels |
+| k        |      | time of decode's kernels in the server, over the sum of their times alone |
+| p        |      | stall by other requests' prefills, over the sum of the prefills' kernels |
+| h        | ms   | of a request outside the engine's steps: client, HTTP, tokenisation |
+| q        |      | time of a prefill in the server, over the sum of its kernels |
+| cold     | ms   | that a cold server's first wave takes beside its prefills |
+| each     | ms   | that each prompt of a cold server's first wave takes beside its prefill |
+
+The kernel sums hold most of what differs between systems, so that these constants are alike. What they were
+over the stored series is the prior of a system without points; `serving validate` learns it anew, each time
+without the system that is predicted.
 """
 
 from __future__ import annotations
 
-import json
+import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from harness.errors import UsageError
-from harness.files import JsonObject
-from harness.paths import PUBLISHED
-from harness.serving.link.closed_loop import Array, ClosedLoop, ServingTimes
-from harness.serving.link.step_times import BATCH, Draws, StepTimes
+from harness.serving.link.closed_loop import Array, Features, cold_share, features, settled
+from harness.serving.link.kernel_sums import KernelSums
+from harness.serving.link.load import Load
+from harness.serving.link.regression import Normal, Rows, fitted, learnt, pooled_scatter
 
-MEASURED = PUBLISHED / "serving-link"
-ROUNDS = 30
-SETTLED = 5e-4  # of the constants, in deviations of their priors
-NUDGE = 0.2  # of log kappa: less is caught in the bend where a prefill begins to wait for its launches
-# Where nobody measured: kernels in a server take about as long as alone, or some less (warm caches, fusion),
-# or more (skew between ranks). 90 % from 0.7 to 1.35.
-ASSUMED_KAPPA, ASSUMED_DEVIATION = 0.97, 0.2
-# Of the logarithm of kappa for each factor e of the batch: tables of B200 bend by 0.1, of H200 by 0.01.
-SLOPE_DEVIATION = 0.05
-STEP_DEVIATION_MS, LEAST_STEP_MS = 1.0, -1.0  # beyond the gaps and the glue that are assumed of every step
-ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION = 60.0, 30.0
-# Of the six systems of InferenceX in results/published/serving-link, each from its points at 1024 tokens: the
-# first wave is 0.1 to 2.4 s later than its prefills, however few, and these take 1.2 to 2.0 times as long.
-ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION = 1300.0, 800.0
-COLD_PREFILL, COLD_PREFILL_DEVIATION, LEAST_COLD_PREFILL = 1.6, 0.5, 0.5
-# Of single points about their system's kappa, as SGLang's 15 points on H200 scatter; worth so many points.
-PRIOR_SCATTER, PRIOR_POINTS = 0.055, 4
-# The same of a point's median and of its mean TTFT. Assumed; the second was 0.12 until two of four points of
-# SGLang 0.5.7 were seen to lie outside of what 0.5.9's predict.
-TTFT_SCATTER, TTFT_MEAN_SCATTER = 0.1, 0.15
-OF_TPOT = 3  # constants that TPOT tells: kappa, slope and step
+T90 = 1.7
+"""Deviations to either side of a 90 % interval: between Student's t of 10 degrees of freedom and normal."""
+TPOT_SCATTER, TTFT_SCATTER = 0.05, 0.18
+"""Of single points about the fitted, as a share, at lengths that were not calibrated on; a system's own
+residuals move it."""
+SCATTER_POINTS = 6
+"""How many points what is assumed of the scatter counts for."""
+OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
+
+BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), np.array([[1, -0.5, 0], [-0.5, 1, 0.6], [0, 0.6, 1]]))
+BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0))
+BEGUN_WEIGHT = 3.0
+"""What the priors are learnt from beside the stored series: our guess before any, for so many systems."""
+OPERATOR = np.diag(np.array([1.5, 0.08, 0.2]) ** 2), np.diag(np.array([25.0, 0.2, 500.0, 20.0]) ** 2)
+"""Covariance of the constants between operators of one machine, engine and parallelism."""
 
 
 @dataclass(frozen=True)
-class MeasuredPoint:
-    """One run of a client. ttft_median_ms, ttft_p99_ms: None where the source has them not."""
+class Point:
+    """One measured run of a client. None: the source does not have it."""
 
-    load: ClosedLoop
+    load: Load
     tpot_ms: float
-    ttft_ms: float
-    output_tok_s_gpu: float
+    ttft_ms: float | None = None
     ttft_median_ms: float | None = None
-    ttft_p99_ms: float | None = None
+    output_tok_s_gpu: float | None = None
 
 
 @dataclass(frozen=True)
-class Series:
-    """use: `calibration`, or what it is held out for; kv: dtype of the cache, empty where it is not known"""
+class Measured:
+    """A point with the kernel sums of its load. warm: whether its server had served before."""
 
-    name: str
+    point: Point
+    sums: KernelSums
     engine: str
-    version: str
-    use: str
-    source: str
-    points: tuple[MeasuredPoint, ...]
-    kv: str = ""
-
-
-class Prior(NamedTuple):
-    """Of one constant, before any point; least: what it is at least."""
-
-    mean: float
-    deviation: float
-    least: float
-
-
-PRIORS = (
-    Prior(0.0, ASSUMED_DEVIATION, -math.inf),  # log(kappa / ASSUMED_KAPPA)
-    Prior(0.0, SLOPE_DEVIATION, -math.inf),
-    Prior(0.0, STEP_DEVIATION_MS, LEAST_STEP_MS),
-    Prior(ASSUMED_HOST_MS, ASSUMED_HOST_DEVIATION, 0.0),
-    Prior(ASSUMED_COLD_MS, ASSUMED_COLD_DEVIATION, 0.0),
-    Prior(COLD_PREFILL, COLD_PREFILL_DEVIATION, LEAST_COLD_PREFILL),
-)
-MEAN, DEVIATION, LEAST = np.array(PRIORS).T
-
-
-def named(constants: Array) -> dict[str, Array]:
-    """The constants in the order of their priors, [constants, draws], kappa itself in place of its
-    logarithm."""
-    names = ("kappa", "slope", "step_ms", "host_ms", "cold_ms", "cold_prefill")
-    return dict(zip(names, [ASSUMED_KAPPA * np.exp(constants[0]), *constants[1:]], strict=True))
-
-
-@dataclass(frozen=True)
-class Fit:
-    """constants: [constants, draws], in the order of PRIORS
-    residuals: logarithm of measured over fitted TPOT, of the central draw
-    scatter:   deviation of a point about what the constants give
-    spread:    a root of the covariance of the constants
-    ttft_scatter, ttft_mean_scatter: deviation of a point's median and of its mean TTFT, of the logarithm
-    freedom:   degrees of freedom that the deviations rest on
-    settled:   whether the last of at most ROUNDS rounds hardly moved the constants
-    """
-
-    constants: Array
-    residuals: tuple[float, ...]
-    scatter: float
-    spread: Array
-    ttft_scatter: float
-    ttft_mean_scatter: float
-    freedom: int
-    settled: bool
+    warm: bool = False
 
     @property
-    def named(self) -> dict[str, Array]:
-        """Each constant's draws."""
-        return named(self.constants)
+    def cold(self) -> float:
+        return cold_share(self.point.load, self.engine, self.warm)
 
-    def elsewhere(self, normals: Array, scatter: Array | float) -> dict[str, Array]:
-        """The constants as they may be at a point that was not calibrated on.
-
-        normals: [constants, draws], standard normal; scatter: [draws], of kappa's logarithm there
-        """
-        constants = self.constants + self.spread @ normals
-        constants[0] += scatter
-        return named(np.maximum(constants, LEAST[:, None]))
+    @functools.cached_property
+    def features(self) -> Features:
+        """At what was measured."""
+        point = self.point
+        steady = point.ttft_median_ms or point.ttft_ms or 0.0
+        return features(self.sums, point.tpot_ms, steady, self.cold)
 
 
-def measured(hardware: str, engine: str, folder: Path = MEASURED) -> list[Series]:
-    """All series of a machine and engine; empty where there are none."""
-    path = folder / f"{hardware}-{engine}.json"
-    if not path.exists():
-        return []
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        return [_series(entry, document.get("kv", "")) for entry in document["series"]]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UsageError(f"cannot read {path}: {type(error).__name__}: {error}") from None
+def tpot_rows(measured: Sequence[Measured]) -> Rows:
+    rows = [(each.features.tpot, each.point.tpot_ms, TPOT_SCATTER) for each in measured]
+    return _rows(rows, len(OF_TPOT))
 
 
-def _series(entry: JsonObject, kv: str) -> Series:
-    shared = {k: entry[k] for k in ("isl", "osl", "range_ratio", "prefill_tokens", "waves")}
-    points = []
-    for point in entry["points"]:
-        values = dict(point)
-        own = {name: values.pop(name) for name in ("concurrency", "recv_interval") if name in values}
-        load = ClosedLoop(**shared, **own)
-        points.append(MeasuredPoint(load, **values))
-    name, engine, version, use, source = (
-        entry[key] for key in ("name", "engine", "version", "use", "source")
-    )
-    return Series(name, engine, version, use, source, tuple(points), kv)
+def ttft_rows(measured: Sequence[Measured]) -> Rows:
+    """Of means, and of medians where they are of the steady state: the first wave is half of two. Points that
+    wait for memory tell nothing."""
+    rows = []
+    for each in measured:
+        point, found = each.point, each.features
+        if point.ttft_ms is None or found.queue_ms:
+            continue
+        if (left := point.ttft_ms - found.waiting_mean) > 0:
+            rows.append((found.mean, left, TTFT_SCATTER * point.ttft_ms / left))
+        median = point.ttft_median_ms
+        if median and point.load.waves > 2 and (left := median - found.waiting) > 0:
+            rows.append((found.steady, left, TTFT_SCATTER * median / left))
+    return _rows(rows, len(OF_TTFT))
+
+
+def _rows(rows: Sequence[tuple[Array, float, float]], constants: int) -> Rows:
+    if not rows:
+        return Rows(np.zeros((0, constants)), np.zeros(0), np.zeros(0))
+    x, y, scatter = zip(*rows, strict=True)
+    return Rows(np.array(x), np.array(y), np.array(scatter))
 
 
 @dataclass(frozen=True)
-class Miss:
-    """By how much the fitted misses one number of a point.
+class Value:
+    """A number with its 90 % interval."""
 
-    ratio:       logarithm of measured over fitted, of the central draw
-    off:         [draws], as a share of the number, by which such numbers scatter
-    by_constant: [constants, draws], how much less off it is for each unit of a constant
-    """
+    value: float
+    low: float
+    high: float
 
-    ratio: float
-    off: Array
-    by_constant: Array
+    @classmethod
+    def of(cls, value: float, share: float) -> Value:
+        """share: its deviation, as a share of it"""
+        ratio = math.exp(T90 * share)
+        return cls(value, value / ratio, value * ratio)
 
+    def covers(self, measured: float) -> bool:
+        return self.low <= measured <= self.high
 
-def fit(
-    points: Sequence[MeasuredPoint],
-    prepared: Sequence[StepTimes],
-    draw: Callable[[StepTimes], Draws],
-    prior_scatter: float = PRIOR_SCATTER,
-) -> Fit:
-    """The constants that points and priors make most likely, for each draw of all else.
-
-    draw: the draws for a workload's steps, with any constants
-    """
-    draws = [draw(steps) for steps in prepared]
-    constants = MEAN[:, None] * np.ones_like(draws[0].kappa)
-    scatters = [prior_scatter, TTFT_SCATTER, TTFT_MEAN_SCATTER]
-    misses = _misses(points, prepared, draws, constants)
-    for _ in range(ROUNDS):
-        moves, spread = _gauss_newton(misses, scatters, constants)
-        before, constants = constants, np.maximum(constants + moves, LEAST[:, None])
-        # Of the same constants as the misses: those of the constants before would go to and fro.
-        misses = tpot, ttft, ttft_mean = _misses(points, prepared, draws, constants)
-        residuals = tuple(miss.ratio for miss in tpot)
-        scatters = [
-            _pooled(residuals, prior_scatter, constants=OF_TPOT),
-            _pooled([miss.ratio for miss in ttft], TTFT_SCATTER),
-            _pooled([miss.ratio for miss in ttft_mean], TTFT_MEAN_SCATTER),
-        ]
-        settled = bool(np.max(np.abs(constants - before) / DEVIATION[:, None]) < SETTLED)
-        if settled:
-            break
-    return Fit(
-        constants=constants,
-        residuals=residuals,
-        scatter=scatters[0],
-        spread=spread,
-        ttft_scatter=scatters[1],
-        ttft_mean_scatter=scatters[2],
-        freedom=PRIOR_POINTS + max(len(points) - OF_TPOT, 0),
-        settled=settled,
-    )
+    @property
+    def width(self) -> float:
+        """Of the interval, as a share of the value."""
+        return (self.high - self.low) / self.value
 
 
-def _misses(
-    points: Sequence[MeasuredPoint], prepared: Sequence[StepTimes], draws: Sequence[Draws], constants: Array
-) -> tuple[list[Miss], list[Miss], list[Miss]]:
-    """Of TPOT, of medians of TTFT where there are any, and of its means."""
-    tpot, ttft, ttft_mean = [], [], []
-    for point, steps, drawn in zip(points, prepared, draws, strict=True):
-        drawn = drawn.with_constants(**named(constants))
-        times = steps.serving(drawn)
-        slower = steps.serving(replace(drawn, kappa=drawn.kappa * math.exp(NUDGE)))
-        tpot.append(_of_tpot(point, times, drawn, slower))
-        if (median := steady_median_ms(point)) is not None:
-            ttft.append(_of_ttft(median, times))
-        ttft_mean.append(_of_ttft_mean(point, times, drawn))
-    return tpot, ttft, ttft_mean
+@dataclass(frozen=True)
+class Constants:
+    """Of one system. tpot: a, k, p; ttft: h, q, cold, each; the scatters: of a point about the fitted"""
+
+    tpot: Normal
+    ttft: Normal
+    tpot_scatter: float = TPOT_SCATTER
+    ttft_scatter: float = TTFT_SCATTER
+
+    def fitted(self, measured: Sequence[Measured]) -> Constants:
+        """After these points."""
+        tpot, ttft = tpot_rows(measured), ttft_rows(measured)
+        of_tpot, of_ttft = fitted(self.tpot, tpot), fitted(self.ttft, ttft)
+        return Constants(
+            of_tpot,
+            of_ttft,
+            pooled_scatter(TPOT_SCATTER, SCATTER_POINTS, tpot.off(of_tpot), 2),
+            pooled_scatter(TTFT_SCATTER, SCATTER_POINTS, ttft.off(of_ttft), 2),
+        )
+
+    def elsewhere(self) -> Constants:
+        """Of another operator's server of the same machine and engine."""
+        of_tpot, of_ttft = OPERATOR
+        return replace(self, tpot=self.tpot.plus(of_tpot), ttft=self.ttft.plus(of_ttft))
+
+    def served(self, sums: KernelSums, cold: float) -> Served:
+        """Raises HarnessError where the batch does not settle."""
+        load = sums.load
+        found = settled(sums, self.tpot.mean, self.ttft.mean, cold)
+        tpot = _value(self.tpot, found.tpot, 0.0, self.tpot_scatter)
+        steady = _value(self.ttft, found.steady, found.waiting, self.ttft_scatter)
+        mean = _value(self.ttft, found.mean, found.waiting_mean, self.ttft_scatter)
+        decoding = (load.mean_osl - 1) * tpot.value
+        life = mean.value + decoding
+        share = math.hypot(_share(tpot) * decoding, _share(mean) * mean.value) / life
+        output = Value.of(load.concurrency * load.mean_osl / life * 1e3, share)
+        return Served(tpot, steady, mean, output, found)
 
 
-def _of_tpot(point: MeasuredPoint, times: ServingTimes, drawn: Draws, slower: ServingTimes) -> Miss:
-    """slower: the times of a kappa that is NUDGE more, as kernels of a prefill that waits for their launches
-    do not follow it. Slope and step are of decode; what they do to others' prefills and the batch is left
-    out."""
-    gap = drawn.gap_us / 1e3
-    grown, zero = np.log(times.batch / BATCH), np.zeros_like(gap)
-    by_kappa = np.log(slower.tpot / times.tpot) / NUDGE
-    by_slope, by_step = grown * (times.decode - gap) / times.tpot, 1 / times.tpot
-    off = np.log(point.tpot_ms / times.tpot)
-    return Miss(float(off[0]), off, np.stack([by_kappa, by_slope, by_step, zero, zero, zero]))
+def _value(constants: Normal, x: Array, more: float, scatter: float) -> Value:
+    value, deviation = constants.value(x)
+    whole = max(value + more, 1e-3)
+    return Value.of(whole, math.hypot(deviation / whole, scatter))
 
 
-def _of_ttft(measured_ms: float, times: ServingTimes) -> Miss:
-    """Of the median. It scatters by a share: small times are missed by less."""
-    one, zero = np.ones_like(times.ttft), np.zeros_like(times.ttft)
-    by_constant = np.stack([zero, zero, zero, one, zero, zero])
-    ratio = math.log(measured_ms / times.ttft[0])
-    return Miss(ratio, (measured_ms - times.ttft) / measured_ms, by_constant / measured_ms)
+def _share(value: Value) -> float:
+    return math.log(value.high / value.value) / T90
 
 
-def _of_ttft_mean(point: MeasuredPoint, times: ServingTimes, drawn: Draws) -> Miss:
-    """By how much its first wave is later than that of the fitted. A mean whose steady median is known is
-    held against that: the steady state's misses are not cold."""
-    ratio = math.log(point.ttft_ms / times.ttft_mean[0])
-    share, zero = drawn.cold_share, np.zeros_like(times.ttft)
-    if not has_first_wave(point):
-        return Miss(ratio, zero, np.stack(6 * [zero]))
-    whole = point.load.waves * point.ttft_ms
-    median = steady_median_ms(point)
-    steady = zero if median is None else median - times.ttft
-    late = point.load.waves * (point.ttft_ms - times.ttft_mean - steady)
-    by_constant = np.stack([zero, zero, zero, zero, share, share * times.first_wave])
-    return Miss(ratio, late / whole, by_constant / whole)
+@dataclass(frozen=True)
+class Served:
+    """What a client would see. ttft: after the first wave, as its median; ttft_mean: over the whole run;
+    output: tokens/s of the instance"""
+
+    tpot: Value
+    ttft: Value
+    ttft_mean: Value
+    output: Value
+    features: Features
 
 
-def steady_median_ms(point: MeasuredPoint) -> float | None:
-    """The median of its TTFT; None where it is not of the steady state: the first wave is half of two."""
-    return None if point.load.waves in (1, 2) else point.ttft_median_ms
+def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Constants:
+    """Those of a system without points. systems: points of each server, by its machine and engine"""
+    tpot = {name: [tpot_rows(server) for server in servers] for name, servers in systems.items()}
+    ttft = {name: [ttft_rows(server) for server in servers] for name, servers in systems.items()}
+    return Constants(learnt(BEGUN_TPOT, tpot, BEGUN_WEIGHT), learnt(BEGUN_TTFT, ttft, BEGUN_WEIGHT))
 
 
-def has_first_wave(point: MeasuredPoint) -> bool:
-    """Whether its mean TTFT holds a first wave beside steady ones: requests of one length come in waves all
-    along."""
-    return point.load.waves > 1 and point.load.range_ratio < 1
-
-
-def _gauss_newton(
-    misses: Sequence[Sequence[Miss]], scatters: Sequence[float], constants: Array
-) -> tuple[Array, Array]:
-    """How far the constants are to move, [constants, draws] as they are, and a root of the covariance that
-    points and priors leave them, of the central draw. scatters: one for each sequence of misses"""
-    scattered = [(miss, scatter) for each, scatter in zip(misses, scatters, strict=True) for miss in each]
-    off = np.stack([miss.off / scatter for miss, scatter in scattered])
-    by_constant = np.stack([miss.by_constant / scatter for miss, scatter in scattered])
-    precision = np.diag(DEVIATION**-2)
-    information = np.einsum("pcd,ped->dce", by_constant, by_constant) + precision
-    pull = np.einsum("pcd,pd->dc", by_constant, off) - (constants - MEAN[:, None]).T @ precision
-    moves = np.linalg.solve(information, pull[..., None])[..., 0].T
-    return moves, np.linalg.cholesky(np.linalg.inv(information[0]))
-
-
-def _pooled(residuals: Sequence[float], prior: float, constants: int = 1) -> float:
-    """A deviation from the residuals of a fit of so many constants, with what is assumed counted as
-    PRIOR_POINTS of them."""
-    squares = sum(r * r for r in residuals) + PRIOR_POINTS * prior**2
-    return math.sqrt(squares / (PRIOR_POINTS + max(len(residuals) - constants, 0)))
-
-
-def assumed(like: Array) -> Fit:
-    """Where nothing was measured on that machine with that engine."""
-    return Fit(
-        constants=MEAN[:, None] * np.ones_like(like),
-        residuals=(),
-        scatter=0.0,
-        spread=np.diag(DEVIATION),
-        ttft_scatter=TTFT_SCATTER,
-        ttft_mean_scatter=TTFT_MEAN_SCATTER,
-        freedom=0,
-        settled=True,
-    )
+PRIOR = Constants(
+    Normal.of(
+        (3.77, 0.747, 1.10),
+        (1.91, 0.164, 0.453),
+        np.array([[1, -0.56, -0.24], [-0.56, 1, 0.61], [-0.24, 0.61, 1]]),
+    ),
+    Normal.of(
+        (52.6, 1.11, 1500.0, 31.3),
+        (30.6, 0.445, 983.0, 52.6),
+        np.array([[1, -0.31, -0.07, -0.33], [-0.31, 1, -0.48, 0.71], [-0.07, -0.48, 1, -0.30], [-0.33, 0.71, -0.30, 1]]),
+    ),
+)
+"""`learnt_constants` of all stored series, rounded: the last lines of `serving validate --json` have it."""

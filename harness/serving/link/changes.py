@@ -1,4 +1,4 @@
-"""Changes of kernels: as they are written, and what they do to a step."""
+"""Changes of kernels: as they are written, and what they do to the kernel sums of a load."""
 
 from __future__ import annotations
 
@@ -8,15 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
-import numpy as np
-
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
-from harness.serving.link.step_times import Draws, PhaseTimes, StepTimes
-from harness.serving.link.uncertainty import IN_SERVER, World
+from harness.serving.link.kernel_sums import KernelSums, Phase
 from harness.serving.op_classes import OP_CLASSES
 
-NORMAL_90 = 1.6449  # deviations to either side
 FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
 _NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
 _CHANGE = re.compile(
@@ -24,6 +20,7 @@ _CHANGE = re.compile(
     rf"(?:(?P<factor>{_NUMBER})x|saved:(?P<saved>{_NUMBER})us)"
     rf"(?:\((?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?:x|us)?\))?"
 )
+PHASES = ("decode", "prefill")
 
 
 def parse_change(text: str) -> KernelChange:
@@ -55,61 +52,63 @@ def parse_change(text: str) -> KernelChange:
     )
 
 
-def phases(steps: StepTimes, change: KernelChange) -> list[tuple[str, PhaseTimes, list[int]]]:
+def at_end(change: KernelChange, end: float | None) -> KernelChange:
+    """The change with an end of its interval for its value."""
+    if end is None:
+        return change
+    return change.model_copy(update={"factor" if change.factor else "saved_us": end})
+
+
+def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
     """(name, phase, terms) that a change touches. Raises UsageError where it touches none."""
-    touched = []
-    for name, phase in (("decode", steps.decode), ("prefill", steps.prefill)):
+    found = []
+    for name, phase in (("decode", sums.decode), ("prefill", sums.prefill)):
         if change.phase in ("both", name) and (indices := phase.indices(change.op, change.part)):
-            touched.append((name, phase, indices))
-    if not touched:
-        names = dict.fromkeys(t.name for p in (steps.decode, steps.prefill) for t in p.terms)
+            found.append((name, phase, indices))
+    if not found:
+        names = dict.fromkeys(t.name for p in (sums.decode, sums.prefill) for t in p.terms)
         where = "" if change.phase == "both" else f" of {change.phase}"
         wanted = f"{change.op}:{change.part}" if change.part else change.op
         raise UsageError(f"no kernel {wanted!r} in a step{where}; there are: {', '.join(names)}")
-    return touched
+    return found
 
 
 def applied(
-    steps: StepTimes, draws: Draws, changes: Sequence[KernelChange], world: World
-) -> tuple[Draws, Draws]:
-    """The draws before and after.
+    sums: KernelSums, changes: Sequence[KernelChange], in_server: tuple[float, float]
+) -> tuple[KernelSums, KernelSums]:
+    """The sums before and after.
 
-    A saving that is more than the modelled kernel takes cannot be taken from it: then the server before the
-    change was that much slower than the model, and the model is what comes after.
+    in_server: what a kernel's time is multiplied with in decode steps and in stalls. A saving in us is one of
+    the server's own calls already, so that it is divided by that here. A saving that is more than nine tenths
+    of what the modelled kernel takes cannot be taken from it: then the server before the change was that much
+    slower than the model, and the model is what comes after.
     """
-    before, after = draws, draws
-    for number, change in enumerate(changes):
-        change_z = world.normal("kernel change", str(number))
-        server = 1 + IN_SERVER * world.normal("kernel in the server", str(number))
-        for name, phase, indices in phases(steps, change):
+    before = after = sums
+    for change in changes:
+        for name, phase, indices in touched(sums, change):
             if change.factor is not None:
-                factor = change.factor * np.exp(_spread(change) * change_z)
-                kept = np.maximum(1 - (1 - 1 / factor) * server, 0.0)
-                columns = getattr(after, name).copy()
-                columns[:, indices] *= kept[:, None]
-                after = replace(after, **{name: columns})
+                us = getattr(after, name).us.copy()
+                us[indices] /= change.factor
+                after = _with(after, name, us)
                 continue
-            saved = (change.saved_us or 0.0) * np.exp(_spread(change) * change_z) * server
-            calls_of_terms = sum(phase.terms[i].calls for i in indices)
-            calls = change.calls or calls_of_terms
-            us = saved * calls * world.exposed(name, change.op)
-            key = f"{name}_us"
-            if slower_before(phase, indices, change):
-                before = replace(before, **{key: getattr(before, key) + us})
+            calls = change.calls or sum(phase.terms[i].calls for i in indices)
+            of_step = (change.saved_us or 0.0) * calls / in_server[PHASES.index(name)]
+            if exceeds(phase, indices, of_step):
+                before = _with(before, name, _more(getattr(before, name), indices, of_step))
             else:
-                after = replace(after, **{key: getattr(after, key) - us})
+                after = _with(after, name, _more(getattr(after, name), indices, -of_step))
     return before, after
 
 
-def slower_before(phase: PhaseTimes, indices: Sequence[int], change: KernelChange) -> bool:
-    """Whether a saving is more than nine tenths of the least that the modelled kernels take."""
-    calls = sum(phase.terms[i].calls for i in indices)
-    least = float(phase.us[indices].sum(axis=0).min()) / calls
-    return change.saved_us is not None and change.saved_us * (change.calls or calls) / calls > 0.9 * least
+def exceeds(phase: Phase, indices: Sequence[int], us_of_step: float) -> bool:
+    return us_of_step > 0.9 * float(phase.us[indices].sum(axis=0).min())
 
 
-def _spread(change: KernelChange) -> float:
-    """Deviation of the logarithm, of its 90 % interval."""
-    if change.low is None or change.high is None:
-        return 0.0
-    return math.log(change.high / change.low) / 2 / NORMAL_90
+def _with(sums: KernelSums, name: str, us: object) -> KernelSums:
+    return replace(sums, **{name: replace(getattr(sums, name), us=us)})
+
+
+def _more(phase: Phase, indices: Sequence[int], us_of_step: float) -> object:
+    us = phase.us.copy()
+    us[indices] += us_of_step / len(indices)
+    return us

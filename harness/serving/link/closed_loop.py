@@ -1,230 +1,136 @@
-"""Closed loop of requests: from step times to TPOT, TTFT and throughput at a fixed concurrency.
+"""A closed loop of requests: what TPOT and TTFT are made of, and their values for given constants.
 
-The engine is SGLang's by default: a step either prefills or decodes, and waiting prompts come first, so that
-each prefill stalls all that decode. Over the life of one request every other one is prefilled once, which is
-where (B / OSL) * T_pf comes from.
+A step either prefills or decodes, and waiting prompts come first (SGLang's schedule). So each prefill stalls
+all that decode, and over the life of one request every other one is prefilled once:
+
+    TPOT = a + k * decode + p * stall               stall = batch / (tokens out - 1) * prefill of one prompt
+    TTFT = h + q * prefill + what it waits          and, over a whole run, its first wave of prompts
+
+The constants a, k, p and h, q are one system's; see calibration.py, where the first wave's two are, too.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
-from harness.errors import HarnessError, UsageError
-
-TOLERANCE = 1e-6
-ITERATIONS = 500
+from harness.errors import HarnessError
+from harness.serving.link.kernel_sums import KernelSums
+from harness.serving.link.load import Load
 
 Array = np.ndarray
-StepTime = Callable[[Array], Array]
+ROUNDS, SETTLED = 500, 1e-7
 
 
 @dataclass(frozen=True)
-class ClosedLoop:
-    """A closed loop of requests.
+class Features:
+    """What the constants are multiplied with, at given TPOT and TTFT.
 
-    isl, osl:       tokens in and out, at most
-    range_ratio:    lengths are uniform from range_ratio * length to length (InferenceX: 0.8); 1: all alike,
-                    then requests stay in step with each other
-    prefill_tokens: of one step (SGLang's --chunked-prefill-size)
-    waves:          prompts for each place, of which the first come all at once; 0: without end
-    recv_interval:  decode steps between two looks for new requests (SGLang's --scheduler-recv-interval)
-    """
-
-    isl: int
-    osl: int
-    concurrency: int
-    range_ratio: float = 0.8
-    prefill_tokens: int = 8192
-    waves: int = 0
-    recv_interval: int = 1
-
-    def __post_init__(self) -> None:
-        least_of = {"isl": 1, "osl": 2, "concurrency": 1, "prefill_tokens": 1, "waves": 0, "recv_interval": 1}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least {least}")
-        if not 0 <= self.range_ratio <= 1:
-            raise UsageError(f"range_ratio={self.range_ratio} must be from 0 to 1")
-
-    @property
-    def mean_isl(self) -> float:
-        return self.isl * (1 + self.range_ratio) / 2
-
-    @property
-    def mean_osl(self) -> float:
-        return max(self.osl * (1 + self.range_ratio) / 2, 2.0)
-
-    @property
-    def mean_context(self) -> float:
-        """Cached tokens of a decoding request, over its life."""
-        return self.mean_isl + self.mean_osl / 2
-
-    @property
-    def most_together(self) -> float:
-        """Prompts that one prefill step takes."""
-        return max(self.prefill_tokens / self.mean_isl, 1.0)
-
-
-@dataclass(frozen=True)
-class ServingTimes:
-    """Of one instance; arrays over draws.
-
-    ttft:    of the steady state
-    ttft_mean: over the whole run, its first wave included
-    first_wave: mean end of its prefills after they all come at once, were they not cold, ms
-    batch:   requests that decode together, on average
-    stall:   of TPOT, what others' prefills take, ms
-    decode:  one decode step, ms
-    prefill: of one prompt, ms; those prefilled together share a step
-    output:  tokens/s
+    tpot:    of a, k, p: 1, ms of a decode step, ms of stall
+    steady:  of h, q, cold, each: TTFT after the first wave, as a client's median
+    mean:    of the same constants: TTFT over the whole run
+    waiting: ms of TTFT that no constant is of: for the end of a decode step, and for memory
+    waiting_mean: the same over the whole run
+    batch:   requests that decode together
+    prefill_ms: of one prompt, by the kernels alone
+    queue_ms: of `waiting`, what a request waits for memory
     """
 
     tpot: Array
-    ttft: Array
-    ttft_mean: Array
-    first_wave: Array
-    output: Array
-    batch: Array
-    decode: Array
-    stall: Array
-    prefill: Array
+    steady: Array
+    mean: Array
+    waiting: float
+    waiting_mean: float
+    batch: float
+    decode_ms: float
+    stall_ms: float
+    prefill_ms: float
+    queue_ms: float
 
 
-def closed_loop(
-    load: ClosedLoop,
-    decode: StepTime,
-    prefill: StepTime,
-    host_ms: Array,
-    most: Array | float = math.inf,
-    cold_ms: Array | float = 0.0,
-    cold_prefill: Array | float = 1.0,
-) -> ServingTimes:
-    """The steady state, and the mean over a run that begins with a cold first wave.
+def features(sums: KernelSums, tpot_ms: float, ttft_ms: float, cold: float) -> Features:
+    """cold: how cold the first wave finds the server: 1, or 0 for one that has served before.
 
-    decode:  batch to ms of a step
-    prefill: prompts (of mean length, in one step) to ms
-    host_ms: of a request outside the engine's steps: client, tokenisation, first answer
-    most:    requests that KV memory holds, at least one
-    cold_ms: what the first wave's requests wait beside their prefills: connections, batches of new sizes
-    cold_prefill: how many times as long its prefills take
-
-    Raises HarnessError where the iteration does not settle.
+    ttft_ms: of the steady state
     """
-    held = np.minimum(most * np.ones_like(host_ms), load.concurrency)
-    fits = np.equal(held, load.concurrency)
-    if load.range_ratio == 1.0 and fits.any():
-        alike = _in_step(load, decode, prefill, host_ms, cold_ms, cold_prefill)
-        if fits.all():
-            return alike
-        dispersed = _dispersed(load, decode, prefill, host_ms, held, cold_ms, cold_prefill)
-        of_both = {
-            f.name: np.where(fits, getattr(alike, f.name), getattr(dispersed, f.name))
-            for f in fields(ServingTimes)
-        }
-        return ServingTimes(**of_both)
-    return _dispersed(load, decode, prefill, host_ms, held, cold_ms, cold_prefill)
-
-
-def _dispersed(
-    load: ClosedLoop,
-    decode: StepTime,
-    prefill: StepTime,
-    host_ms: Array,
-    most: Array,
-    cold_ms: Array | float,
-    cold_prefill: Array | float,
-) -> ServingTimes:
-    """Requests that begin and end at times of their own; of these in flight `most` are decoded at once."""
+    load = sums.load
     c, n = load.concurrency, load.mean_osl - 1
     others = (c - 1) / c
-    batch = most.copy()
-    together = np.ones_like(host_ms)
-    change = math.inf
-    for _ in range(ITERATIONS):
-        step, whole = decode(batch), prefill(together)
-        each = whole / together
-        stall = batch / n * others * each
-        tpot = step + stall
-        # A prompt comes while a step runs, and waits for its end; after a prefill the engine looks at once.
-        rate = batch / (n * tpot)
-        busy = np.minimum(rate * each, 1.0)
-        alone = (1 - batch / c) ** (c - 1)  # as no other decodes: then it waits for none
-        wait = (1 - alone) * (busy * whole / 2 + (1 - busy) * step * load.recv_interval / 2)
-        ttft = host_ms + wait + whole
-        life = ttft + n * tpot
-        new_batch = np.minimum(c * n * tpot / life, most)
-        new_together = np.minimum(1 + rate * others * wait, load.most_together)
-        change = float(
-            max(np.max(np.abs(new_batch / batch - 1)), np.max(np.abs(new_together / together - 1)))
-        )
-        batch, together = (batch + new_batch) / 2, (together + new_together) / 2
-        if change < TOLERANCE:
-            break
+    free = c * n * tpot_ms / (ttft_ms + n * tpot_ms)
+    batch = min(free, sums.capacity)
+    one = sums.prefill_ms(1)
+    mean, last = _wave(sums)
+    if load.range_ratio == 1 and batch == free:
+        # All in step: all prompts are prefilled, then all decode; an early one waits for the last.
+        stall, waiting = (last - mean) / n, 0.0
+        steady = np.array([1.0, mean, 0.0, 0.0])
+        batch = float(c)
     else:
-        raise HarnessError(
-            f"the batch at concurrency {c} does not settle: after {ITERATIONS} iterations it still moves by "
-            f"{change:.1e}, about {float(np.mean(batch)):.3g}"
-        )
-    # Where memory holds fewer than come, the others wait in the queue: by Little's law.
-    queued = np.where(batch < most, 0.0, np.maximum(c / rate - life, 0.0))
-    life = life + queued
-    steady = ttft + queued
-    first_wave, _ = _wave(float(most[0]), load, prefill, host_ms)
-    # Of the first wave a request waits half as long for memory, as the first of it find the cache empty.
-    first = host_ms + cold_ms + cold_prefill * first_wave + queued / 2
-    return ServingTimes(
-        tpot=tpot,
-        ttft=steady,
-        ttft_mean=(first + (load.waves - 1) * steady) / load.waves if load.waves else steady,
-        first_wave=first_wave,
-        output=c * load.mean_osl / life * 1e3,
+        rate = batch / (n * tpot_ms)  # of prompts, per ms
+        stall = batch / n * others * one
+        waiting = others * tpot_ms * load.recv_interval / 2
+        residual = others * min(rate * one, 1.0) * one / 2  # of a prefill that runs when a prompt comes
+        together = min(1 + rate * others * (waiting + residual), load.most_together)
+        steady = np.array([1.0, sums.prefill_ms(together) + residual, 0.0, 0.0])
+    waves = load.waves
+    first = np.array([1.0, mean, cold, cold * (c + 1) / 2])
+    queue = max(c / (batch / (n * tpot_ms)) - n * tpot_ms - ttft_ms, 0.0) if batch < free else 0.0
+    return Features(
+        tpot=np.array([1.0, sums.decode_ms(batch), stall]),
+        steady=steady,
+        mean=(first + (waves - 1) * steady) / waves,
+        waiting=waiting + queue,
+        # The first wave finds the memory empty: it waits half as long for it.
+        waiting_mean=(waves - 1) / waves * (waiting + queue) + queue / 2 / waves,
         batch=batch,
-        decode=step,
-        stall=stall,
-        prefill=each,
+        decode_ms=sums.decode_ms(batch),
+        stall_ms=stall,
+        prefill_ms=one,
+        queue_ms=queue,
     )
 
 
-def _in_step(
-    load: ClosedLoop,
-    decode: StepTime,
-    prefill: StepTime,
-    host_ms: Array,
-    cold_ms: Array | float,
-    cold_prefill: Array | float,
-) -> ServingTimes:
-    """Requests of one length begin and end together: all prompts are prefilled, then all decode. Who is
-    prefilled first waits for the others before its second token."""
-    c, n = load.concurrency, load.mean_osl - 1
-    mean, last = _wave(c, load, prefill, host_ms)
-    batch = np.full_like(host_ms, c)
-    step = decode(batch)
-    stall = (last - mean) / n
-    ttft = host_ms + mean
-    cold = cold_ms + (cold_prefill - 1) * mean
-    return ServingTimes(
-        tpot=step + stall,
-        ttft=ttft,
-        ttft_mean=ttft + cold / load.waves if load.waves else ttft,
-        first_wave=mean,
-        output=c * load.mean_osl / (host_ms + last + n * step) * 1e3,
-        batch=batch,
-        decode=step,
-        stall=stall,
-        prefill=last / c,
+def settled(sums: KernelSums, tpot: Array, ttft: Array, cold: float) -> Features:
+    """The features at the TPOT and TTFT that they themselves lead to. tpot: a, k, p; ttft: h, q, cold, each.
+    Raises HarnessError where they do not settle."""
+    least = 0.05 * sums.decode_ms(1)  # a may be below zero
+    tpot_ms = max(float(tpot @ [1.0, sums.decode_ms(sums.load.concurrency), 0.0]), least)
+    ttft_ms = 0.0
+    for _ in range(ROUNDS):
+        found = features(sums, tpot_ms, ttft_ms, cold)
+        new_tpot = max(float(found.tpot @ tpot), least)
+        new_ttft = max(float(found.steady @ ttft) + found.waiting - found.queue_ms, 0.0)
+        moved = abs(new_tpot / tpot_ms - 1) + abs(new_ttft - ttft_ms) / (1 + ttft_ms)
+        tpot_ms, ttft_ms = (tpot_ms + new_tpot) / 2, (ttft_ms + new_ttft) / 2
+        if moved < SETTLED:
+            return found
+    raise HarnessError(
+        f"the batch at concurrency {sums.load.concurrency} does not settle: after {ROUNDS} rounds TPOT still "
+        f"moves from {tpot_ms:.3g} to {new_tpot:.3g} ms"
     )
 
 
-def _wave(count: float, load: ClosedLoop, prefill: StepTime, like: Array) -> tuple[Array, Array]:
-    """Mean and last end of the prefills of `count` prompts that come at once, ms."""
-    together = math.floor(load.most_together)
+def cold_share(load: Load, engine: str, warm: bool) -> float:
+    """How cold a first wave finds the server. With TensorRT-LLM InferenceX's first wave of 8192 tokens takes
+    little more than its prefills, that of 1024 tokens 1 to 4 s more: prompts of 8192 are taken to find their
+    kernels compiled."""
+    if warm:
+        return 0.0
+    return max(1 - load.mean_isl / WARM_FROM.get(engine, math.inf), 0.0)
+
+
+WARM_FROM = {"trtllm": 8192}
+"""Tokens of a prompt that finds its kernels compiled, of engines that warm up with a long prompt."""
+
+
+def _wave(sums: KernelSums) -> tuple[float, float]:
+    """Mean and last end of the prefills of all prompts in flight when they come at once, ms."""
+    count = sums.load.concurrency
+    together = min(math.floor(sums.load.most_together), count)
     full, left = divmod(count, together)
-    whole = prefill(np.full_like(like, together))
-    rest = prefill(np.full_like(like, left)) if left else np.zeros_like(like)
-    last = full * whole + rest
+    whole = sums.prefill_ms(together)
+    last = full * whole + (sums.prefill_ms(left) if left else 0.0)
     mean = (together * whole * full * (full + 1) / 2 + left * last) / count
     return mean, last

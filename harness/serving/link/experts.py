@@ -8,23 +8,18 @@ from harness.serving.link.times.interpolation import TimeEstimate
 from harness.serving.link.times.tables import Tables
 from shapes.models import ModelConfig
 
-ROUTING = "independent"  # tokens choose their experts alike and each for itself; or a table's distribution
 BALANCED = "balanced"
 SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
 
-def routed(
-    tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int, routing: str = ROUTING
-) -> TimeEstimate:
+def routed(tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int) -> TimeEstimate:
     """Time of the routed experts of one rank, of the slowest under expert parallelism.
 
-    routing: a distribution of the tables; or `independent`: the tables' `balanced` tokens share no expert as
-    long as they can, so that its times at few tokens are times of so many experts' weights, and are read at
-    as many as independent tokens hit.
+    Tokens choose their experts alike, each for itself. The tables' `balanced` tokens share no expert as long
+    as they can, so that its times at few tokens are times of so many experts' weights, and are read at as
+    many as independent tokens hit.
     """
-    if routing != ROUTING:
-        return tables.moe(tokens, tp, ep, routing)
     if BALANCED not in (timed := tables.distributions()) and timed:
         return tables.moe(tokens, tp, ep, timed[0])
     topk = config.num_experts_per_tok

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import Origin
-from harness.serving.link.experts import ROUTING, routed, shared_expert_factor
+from harness.serving.link.experts import routed, shared_expert_factor
 from harness.serving.link.times.assumed_times import DEVIATION, SOURCE, AssumedTables
 from harness.serving.link.times.interpolation import TimeEstimate
 from harness.serving.link.times.measured_times import NEAR, MeasuredTimes
@@ -31,9 +31,6 @@ GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, 
 GLUE_GBPS = 4000.0  # of HBM3e's 4800
 ATTENTION_GLUE = 4, 85e3  # calls and bytes of these that are attention's, and in the time of its module
 BETWEEN = "host:between_kernels"
-LAUNCHES = 1717  # a step
-LAUNCH_US = 20.0  # of the host, each, where no graph is replayed
-STEP_GAP_US = 300.0  # sampling, the next batch, the graph's launch
 
 
 @dataclass(frozen=True)
@@ -75,7 +72,7 @@ class Structure:
     """The terms of both phases.
 
     weights_gb: of a rank, and kv_bytes of a token on a rank
-    where:      the tables
+    where:      the tables, and the version of the engine that they are of
     """
 
     config: ModelConfig
@@ -85,13 +82,7 @@ class Structure:
     weights_gb: float
     kv_bytes: int
     where: str
-
-    @property
-    def assumed_share(self) -> float:
-        """Of a decode step's time, what data sheets give."""
-        load = StepLoad(16, 16, 2048)
-        us = [(term.source == SOURCE, term.calls * term.time(load).us) for term in self.decode]
-        return sum(each for assumed, each in us if assumed) / sum(each for _, each in us)
+    version: str = ""
 
 
 def structure(
@@ -99,16 +90,14 @@ def structure(
     parallel: Parallel,
     *,
     kv: str = "bfloat16",
-    routing: str = ROUTING,
     measured_times: MeasuredTimes | None = None,
     assumed: Tables | None = None,
 ) -> Structure:
     """The structure of DeepSeek-R1 over tables; raises MissingTable (a UsageError) for all that they lack and
     UsageError for a parallelism that is not modelled.
 
-    assumed: times that are assumed where the tables have none
+    assumed: times that stand where the tables have none
     kv:      bfloat16 or fp8, the cache's type in the tables' words
-    routing: see `harness.serving.link.experts.routed`
     measured_times: come first where they are near
     """
     if parallel.dp > 1:
@@ -154,7 +143,7 @@ def structure(
     tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
 
     def moe(load: StepLoad) -> TimeEstimate:
-        estimate = routed(tables, config, load.tokens, tp, ep, routing)
+        estimate = routed(tables, config, load.tokens, tp, ep)
         return estimate.times(shared_expert_factor(config, load.tokens)) if fused_shared else estimate
 
     def reduced(load: StepLoad) -> TimeEstimate:
@@ -216,13 +205,15 @@ def structure(
     scaled: Origin = "regression" if tables.prefill_is_absorbed else "table"
     prefill_term = Term("mha_prefill", "", layers, scaled, "prefill attention", prefill_attention)
     prefill.append(_measured_first(prefill_term, measured_times, (heads, 0), sequences))
-    if assumed is not None:
-        other = structure(assumed, parallel, kv=kv, routing=routing)
+    if assumed is not None and any(map(_is_missing, [*decode, *prefill])):
+        other = structure(assumed, parallel, kv=kv)
         decode, prefill = _filled(decode, other.decode), _filled(prefill, other.prefill)
-    _nothing_missing(tables, [*decode, *prefill])
+    _nothing_missing(tables, parallel, [*decode, *prefill])
     weights, cache_bytes = _weights_gb(config, parallel), _kv_bytes(config, kv)
     where = f"{tables.device}, {tables.engine} {tables.version} ({tables.where})"
-    return Structure(config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where)
+    return Structure(
+        config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where, tables.version
+    )
 
 
 def _measured_first(
@@ -268,20 +259,19 @@ def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
     return [*own, *(term for name, term in by_name.items() if name == BETWEEN)]
 
 
-def _nothing_missing(tables: Tables, terms: list[Term]) -> None:
+def _nothing_missing(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
     """All that is missing is said at once, before anything is computed."""
     missing = [term for term in terms if _is_missing(term)]
     if missing:
         of_part = {term.op for term in terms if term not in missing}
-        names = dict.fromkeys(term.name if term.op in of_part else term.op for term in missing)
-        assumed = isinstance(tables, AssumedTables)
+        names = ", ".join(dict.fromkeys(t.name if t.op in of_part else t.op for t in missing))
+        why = f"no times of {names} in {tables.where}"
+        if isinstance(tables, AssumedTables):
+            why = f"data sheets scale the H200's times, which are of tp8 alone: at {parallel.text} none of {names}"
         raise MissingTable(
-            f"no times of {', '.join(names)} in {tables.where}; give --tables DIR that has them, or runs "
-            f"of this suite on {tables.device} (--runs), which hold block_scale_gemm, fused_moe, mla_decode "
-            "and mha_prefill; "
-            + ("data sheets scale times of tp8 alone" if assumed else
-               "--assumed takes what is missing from data sheets")
-        )  # fmt: skip
+            f"{why}; give --times DIR with tables that have them (AIConfigurator's), or runs of this suite on "
+            f"{tables.device}, which hold block_scale_gemm, fused_moe, mla_decode and mha_prefill"
+        )
 
 
 def plain_prefill(

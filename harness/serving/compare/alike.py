@@ -121,9 +121,10 @@ def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str
 def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
     of_a, of_b = identity.of_run(a.run), identity.of_run(b.run)
     for name in ("precision", "input length", "output length"):
-        loose = {of_a[name], of_b[name]}
-        if UNKNOWN not in loose and len(loose) > 1 and ("fp8" in loose or UP_TO in "".join(loose)):
-            yield f"{name}: {against(of_a[name], of_b[name])}"
+        values = of_a[name], of_b[name]
+        is_loose = "fp8" in values or UP_TO in "".join(values)
+        if UNKNOWN not in values and values[0] != values[1] and is_loose and FIELDS[name].agree(*values):
+            yield f"{name}: {against(*values)}"
     told = [bool(identity.server_settings(quantity.run)) for quantity in (a, b)]
     if told[0] != told[1]:
         yield f"{(a, b)[told[0]].run.id} does not say its server's flags"

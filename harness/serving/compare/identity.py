@@ -20,23 +20,16 @@ from harness.serving.schema import OFF, OfferedLoad, Parallelism, ServingRun, St
 UNKNOWN = ""
 LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates add as much
 FIRST_WAVE = 10  # prompts for each place from which on those that come at once at the start are few
-UP_TO = "up to "
-"""Before a length of which only the longest is known."""
-SNAPSHOT = re.compile(r"-\d{4}$")
-"""End of a model's name: later weights of the same layers."""
+NODE = 8  # GPUs that a node has, of the machines here
+UP_TO = "up to "  # before a length of which only the longest is known
+NO_HITS = "no hits"  # of a prefix cache that may be on
+SNAPSHOT = re.compile(r"-\d{4}$")  # end of a model's name: later weights of the same layers
+TAG = re.compile(r":v?(\d+(?:\.\w+)+)")  # a version at the beginning of an image's tag
+CONVERTS = ("trtllm",)  # engines whose weights are what a conversion made of a checkpoint
+DRAWN = ("random", "synthetic", "custom")  # data sets whose lengths are those asked for
+CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}  # `auto` is DeepSeek's own
 CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
 """Models whose checkpoint is FP8 with a scale a block of 128 x 128 (DeepSeek-V3 report, arXiv 2412.19437)."""
-CONVERTS = ("trtllm",)
-"""Engines whose weights are what a conversion made of a checkpoint."""
-CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}
-"""Spellings of a cache's dtype; `auto` is DeepSeek's own."""
-TAG = re.compile(r":v?(\d+(?:\.\w+)+)")
-"""Version in the tag of a container's image, where the tag begins with it."""
-DRAWN = ("random", "synthetic", "custom")
-"""Data sets whose lengths are those that the user asks for; others have their own."""
-
-NO_HITS = "no hits"
-NODE = 8  # GPUs that a node has, of the machines here
 
 
 def _lengths(a: str, b: str) -> bool:
@@ -100,6 +93,11 @@ def _length_text(run: ServingRun, side: str) -> str:
 
 def _model(run: ServingRun) -> str:
     return run.model or run.option("model", "model-path")
+
+
+def _layers(run: ServingRun) -> str:
+    """The model, whichever weights of the same layers."""
+    return SNAPSHOT.sub("", model_name(_model(run)))
 
 
 def _precision(run: ServingRun) -> str:
@@ -261,15 +259,14 @@ class Field:
     agree: Callable[[str, str], bool] = str.__eq__
 
 
+NO_FACTOR = "differs, and no factor mends that"
 FIELDS: dict[str, Field] = {
     "hardware": Field(_hardware, needed=True),
     "GPUs": Field(lambda run: _number(all_gpus(run))),
     "nodes": Field(lambda run: _number(run.nodes)),
     "engine": Field(lambda run: engine_name(run.engine), needed=True),
     "version": Field(_version),
-    "model": Field(
-        lambda run: SNAPSHOT.sub("", model_name(_model(run))), "another model is another work", needed=True
-    ),
+    "model": Field(_layers, "another model is another work", needed=True),
     "precision": Field(_precision, "other products, of another accuracy", agree=_precisions),
     "KV cache": Field(_cache, "decode reads another number of bytes a token, of another accuracy"),
     "tensor parallelism": Field(lambda run: _number(run.parallelism.tp)),
@@ -283,36 +280,22 @@ FIELDS: dict[str, Field] = {
     "prefix caching": Field(_prefix_caching, "cached prompts are not computed", agree=_caching),
     "launch of decode steps": Field(_launch),
     "steps between looks": Field(_looks),
-    "tokens of a prefill step": Field(
-        lambda run: run.option("chunked-prefill-size", "max-num-batched-tokens")
-    ),
-    "mode": Field(
-        lambda run: run.mode.replace("unknown", UNKNOWN),
-        "a batch known from the start and requests as they come are different jobs",
-        needed=True,
-    ),
-    "input length": Field(
-        lambda run: _length_text(run, "input"),
-        "prefill's share of the time differs, and no factor mends that",
-        needed=True,
-        agree=_lengths,
-    ),
-    "output length": Field(
-        lambda run: _length_text(run, "output"),
-        "the share of decode and the cache's length differ, and no factor mends that",
-        needed=True,
-        agree=_lengths,
-    ),
+    "tokens of a prefill step": Field(lambda run: run.option("chunked-prefill-size",
+                                                             "max-num-batched-tokens")),
+    "mode": Field(lambda run: run.mode.replace("unknown", UNKNOWN),
+                  "a batch known from the start and requests as they come are different jobs", True),
+    "input length": Field(lambda run: _length_text(run, "input"), f"prefill's share of the time {NO_FACTOR}",
+                          True, _lengths),
+    "output length": Field(lambda run: _length_text(run, "output"), f"decode's share of the time {NO_FACTOR}",
+                           True, _lengths),
     "range of lengths": Field(_range),
     "load": Field(_load, "the batch that the engine decodes differs", needed=True),
     "prompts for each place": Field(_prompts_for_each, agree=_prompts),
-    "dataset": Field(
-        lambda run: run.workload.dataset,
-        "prompts decide expert routing, prefix cache hits, and where answers end",
-    ),
+    "dataset": Field(lambda run: run.workload.dataset,
+                     "prompts decide expert routing, prefix cache hits, and where answers end"),
     "failed requests": Field(_failed),
     "accounting window": Field(_window, "one leaves its ramp-up and its tail out, the other counts them"),
-}
+}  # fmt: skip
 """In the order in which they are told."""
 SERVER = ("prefix caching", "speculative decoding", "precision", "KV cache")
 """Those of them that a user may choose, and compare although results that differ in them are refused."""

@@ -59,13 +59,10 @@ def observe(
     every = [run for side in sides for run in side]
     if wrong := contradictions(every):
         raise UsageError(wrong)
-    for side in sides:
-        _require_once(side)
+    _require_once(every)
     identity.require_alike(setting, every, assumed)
     pairs = list(zip(*sides, strict=True))
-    beside = dict.fromkeys([explanation])
-    for pair in pairs:
-        beside |= dict.fromkeys(_beside(*pair))
+    texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
     quantities = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
     observations = [o for quantity in quantities if quantity in READ and (o := observation(quantity, pairs))]
     if not observations:
@@ -77,7 +74,7 @@ def observe(
             ObservationEntry(row=row_id, observation=seen.model_copy(update={"assumed": taken}))
             for seen in observations
         ),
-        *(ExplanationEntry(row=row_id, text=text) for text in beside if text),
+        *(ExplanationEntry(row=row_id, text=text) for text in texts if text),
     )
 
 
@@ -129,21 +126,16 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     if not values:
         return None
     before, after = (statistics.fmean(pair[side] for pair in values) for side in (0, 1))
-    change, half = t_interval([of_b - of_a for of_a, of_b in values])
+    half = mean_half_width([of_b - of_a for of_a, of_b in values], CONFIDENCE)
+    change, is_finite = after - before, math.isfinite(half)  # of a single pair it is not
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
         unit=unit,  # type: ignore[arg-type]
         before=before,
         after=after,
         change=change,
-        low=None if half is None else change - half,
-        high=None if half is None else change + half,
+        low=change - half if is_finite else None,
+        high=change + half if is_finite else None,
         pairs=len(pairs),
         runs=tuple(run.source for pair in pairs for run in pair),
     )
-
-
-def t_interval(differences: Sequence[float]) -> tuple[float, float | None]:
-    """Their mean, and the half width of Student's 90 % interval; None of a single one."""
-    half = mean_half_width(differences, CONFIDENCE)
-    return statistics.fmean(differences), half if math.isfinite(half) else None

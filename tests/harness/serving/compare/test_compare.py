@@ -52,7 +52,6 @@ OF_32 = {"parallelism": Parallelism(prefill_gpus=8, decode_gpus=32)}
 
 @pytest.mark.parametrize(("scope", "other", "values"), [
     ("decode_gpu", OF_32, (60.0, 80.0)), ("prefill_gpu", OF_32, (40.0, 20.0)),
-    ("decode_node", OF_32, (7.5, 10.0)), ("decode_node", {"nodes": 10}, (7.5, 15.0)),
     ("node", {"nodes": 10}, (12.5, 25.0)),
 ])  # fmt: skip
 def test_of_another_share_of_all_gpus_each_number_is_brought_to_one(scope, other, values):
@@ -73,7 +72,6 @@ SPECULATES = {"extra": {"spec_method": "mtp"}}
     ("unit", {"metric": metric(unit="req/s")}), ("tokens", {"metric": metric(tokens="unknown")}),
     ("scope", {"metric": metric(scope="unknown")}), ("scope", {"metric": metric(scope="request")}),
     ("scope", {"metric": metric(scope="cluster"), "gpus": None}),
-    ("scope", {"metric": metric(scope="decode_node"), "gpus": 40}),
     ("mode", {"mode": "offline"}), ("mode", {"mode": "unknown"}), ("hardware", {"hardware": ""}),
     ("engine", {"engine": ""}), ("model", {"model": ""}), ("model", {"model": "Llama-3-70B"}),
     ("input length", {"workload": workload(input_len=1024)}),

@@ -11,7 +11,7 @@ from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare.identity import FIELDS, Setting
 from harness.serving.ledger.ledger import ChangeEntry, PredictionEntry, append, read, rows
-from harness.serving.ledger.observe import observation, observe, t_interval
+from harness.serving.ledger.observe import observation, observe
 from harness.serving.ledger.prediction import KernelChange, Prediction
 from harness.serving.ledger.report import ledger_lines
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun
@@ -191,9 +191,3 @@ def test_latencies_are_the_means_that_clients_report():
                for n, (name, which) in enumerate(kinds, 1)]  # fmt: skip
     run = RUN.model_copy(update={"metrics": tuple(metrics)})
     assert [observation(name, [(run, run)]).before for name in ("itl", "e2e", "ttft", "tpot")] == [2, 4, 6, 8]
-
-
-def test_students_interval():
-    mean, half = t_interval([1.0, 2.0, 3.0, 4.0])
-    assert (mean, half) == (2.5, pytest.approx(2.3534 * 1.29099 / 2, rel=1e-4))
-    assert t_interval([1.0]) == (1.0, None)

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, NothingRan, UsageError
-from harness.serving.ab.effect import looks
 from harness.serving.ab.plan import METRICS, Command, Plan, client, launch, stop
-from harness.serving.ab.process import Guarded
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import effects
-from harness.serving.ab.server import PortTaken, RunFailed, Server, free_port
+from harness.serving.ab.result import effects, looks
+from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, free_port
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
 

@@ -102,23 +102,6 @@ def test_a_script_that_starts_and_calls_the_server_is_to_be_split(tmp_path):
         made(GOOD | {"launch": f"bash {script} {{port}}"}, "x")
 
 
-def test_the_command_line_says_what_is_missing(here, tmp_path):
-    for words, why in (
-        ((), "name a plan: FILE.toml"),
-        (("--launch", LAUNCH), "give --launch, --client and at least two --arm"),
-        (("nowhere.toml",), "cannot read nowhere.toml: No such file"),
-        (("--resume", tmp_path), "is no record of `serving ab`"),
-        (("nowhere.toml", "--arm", "a"), "not both"),
-        (("--template", "sglang-h20"), "unknown template 'sglang-h20'; near: sglang-h200"),
-    ):
-        done = here("serving", "ab", *words)
-        assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    arms = ("--launch", "no-such-server {port}", "--client", CLIENT, "--arm", "a", "--arm", "b: X=1")
-    done = here("serving", "ab", *arms, "--out", tmp_path / "out", "--quiet")
-    assert (done.returncode, list(tmp_path.iterdir())) == (3, [])
-    assert done.stderr == "error: launch: there is no program no-such-server here\n"
-
-
 @pytest.mark.parametrize("template", [row["template"] for row in listed() if row["kind"] == "a plan"])
 def test_a_template_is_a_plan_that_passes_the_dry_run(here, tmp_path, template):
     file = tmp_path / "ab.toml"

@@ -13,10 +13,9 @@ import pytest
 
 from harness.errors import NothingRan, UsageError
 from harness.serving.ab.plan import made
-from harness.serving.ab.process import Guarded
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import summary
-from harness.serving.ab.server import RunFailed, free_port
+from harness.serving.ab.server import Guarded, RunFailed, free_port
 from harness.serving.ab.session import Session
 from tests.support.paths import ROOT
 from tests.support.serving_processes import CLIENT, SERVER, comes, gone, marked
@@ -102,7 +101,7 @@ def test_a_fault_costs_its_pair_which_is_made_again_and_no_more(run, tmp_path):
 @pytest.mark.parametrize(("values", "why"), [
     ({"launch": " --mode dies-at-start"}, "exit code 3 before it served; it said: 'RuntimeError: no such"),
     ({"launch": " --mode fatal-line"}, "server failed before it served: 'RuntimeError: Engine core init"),
-    ({"launch": " --mode never-ready", "first_ready_timeout": "0.1s"}, "did not serve within 0.1 s (ready_timeout)"),
+    ({"launch": " --mode never-ready", "first_ready_timeout": "0.1s"}, "within 0.1 s (ready_timeout)"),
     ({"client": " --mode hangs", "client_timeout": "0.1s"}, "the client took over 0.1 s (client_timeout)"),
     ({"ready": "/nowhere", "first_ready_timeout": "0.1s"}, "did not serve within 0.1 s"),
     ({"client": " --result-of=/nowhere"}, "the client ended with exit code 2"),

@@ -29,9 +29,15 @@ def _commands(plan: Plan, folder: Path) -> str:
     for number, arm in enumerate(plan.arms):
         port, cache = plan.port + 10 * number, folder / "cache" / arm
         result = folder / "launches" / f"000-0-{arm}" / "result.json"
-        lines += [f"{arm}:", f"  server  {launch(plan, arm, f'ab-{folder.name}-{number}-{arm}', port, cache)}"]
+        lines += [
+            f"{arm}:",
+            f"  server  {launch(plan, arm, f'ab-{folder.name}-{number}-{arm}', port, cache)}",
+        ]
         lines += [f"  client  {client(plan, arm, port, plan.seed, result, cache)}"]
-        changed = [f"{k}={v}" for k, v in plan.arms[arm].env.items()] + [plan.arms[arm].flags, plan.arms[arm].image]
+        changed = [f"{k}={v}" for k, v in plan.arms[arm].env.items()] + [
+            plan.arms[arm].flags,
+            plan.arms[arm].image,
+        ]
         lines += [f"  changes {' '.join(filter(None, changed)) or 'nothing'}"]
     return "\n".join(lines)
 
@@ -69,7 +75,13 @@ def name_line(found: JsonObject) -> str:
 
 
 def time_text(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def shown(found: JsonObject) -> str:
@@ -79,7 +91,16 @@ def shown(found: JsonObject) -> str:
     base = next(iter(plan["arms"]))
     rows = [_row(line) for line in found["verdicts"]]
     level = next((line["confidence"] for line in found["verdicts"]), 0.95)
-    headers = ["arm", "metric", base, "arm's", "change", f"{100 * level:.3g} % interval", "between launches", "verdict"]
+    headers = [
+        "arm",
+        "metric",
+        base,
+        "arm's",
+        "change",
+        f"{100 * level:.3g} % interval",
+        "between launches",
+        "verdict",
+    ]
     lines = [f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}", ""]
     lines += [table(rows, headers), ""] if rows else ["no pair was finished", ""]
     lines += list(_closing(found))
@@ -122,13 +143,18 @@ def _closing(found: JsonObject) -> Iterator[str]:
             else "more pairs than are worth making would be needed"
         )
     for line in found["expected"]:
-        sides = [f"{line[key]:+.2f}" if line[key] is not None else "open" for key in ("change", "low", "high")]
+        sides = [
+            f"{line[key]:+.2f}" if line[key] is not None else "open" for key in ("change", "low", "high")
+        ]
         yield (
             f"{line['arm']}: {line['metric']} was expected to change by {sides[0]} % ({sides[1]} to {sides[2]}), found "
             f"{line['found']:+.2f} %: {'they meet' if line['meets'] else 'they do not meet'}"
         )
     for arm, differing in found["differences"].items():
-        for part, names in (("server's setting", differing["server_info"]), ("variable", differing["environment"])):
+        for part, names in (
+            ("server's setting", differing["server_info"]),
+            ("variable", differing["environment"]),
+        ):
             for name, (before, after) in names.items():
                 yield f"{arm}: {part} {name}: {before!r} -> {after!r}"
     yield from map(name_line, found["names"])

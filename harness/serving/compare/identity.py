@@ -538,7 +538,9 @@ def _that_differ(
     """`max_running_requests 4 | 64` for each name whose value is not the same in all mappings."""
     lines = []
     for name in dict.fromkeys(name for mapping in (*a, *b) for name in mapping):
-        sides = [list(dict.fromkeys(mapping.get(name, "unset") or "empty" for mapping in side)) for side in (a, b)]
+        sides = [
+            list(dict.fromkeys(mapping.get(name, "unset") or "empty" for mapping in side)) for side in (a, b)
+        ]
         if len({*sides[0], *sides[1]}) > 1 and name not in skipped:
             lines.append(f"{name} {' or '.join(sides[0])} | {' or '.join(sides[1])}")
     return lines

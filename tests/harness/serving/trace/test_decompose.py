@@ -262,6 +262,7 @@ TWICE, LONG, MERGED = "stand twice", "longer than one stream allows", "merged"
     (lambda kernels, events: [k.update(dur=k["dur"] + 1.027) for k in kernels], [], 72 * 1.027),
     (lambda kernels, events: [k.update(dur=k["dur"] + 5) for k in kernels], [], 72 * 5),
     (lambda kernels, events: [k["args"].update(stream=2**60 + i % 2) for i, k in enumerate(kernels)], [], 0),
+    (lengthened(2, to=lambda us: us + 5), [], 5),
     (lengthened(7, to=lambda us: 1.6e6), [LONG], 1),
     (lengthened(7, 8, 9, to=lambda us: 1.6e6), [LONG] * 3, 3),
     (lengthened(1, 22, 40, 70, to=lambda us: 12 * us), [LONG] * 2, 4),

@@ -1,5 +1,4 @@
-"""Replay of a step: what is asked for, its arms measured against each other, and what calls timed alone would
-have said."""
+"""Replay of a step: what is asked for, its arms held against each other, and what calls alone would say."""
 
 from __future__ import annotations
 
@@ -49,8 +48,6 @@ Arms = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """notes: to be known with what is measured"""
-
     step: ReplayStep
     arms: Arms
     budget_s: float

@@ -100,8 +100,7 @@ class ReplayStep:
 
     @property
     def all_reduces(self) -> list[str]:
-        tp = self.parallel.tp
-        return [f"{2 * self.layers} all-reduces of TP{tp}"] if tp > 1 else []
+        return [f"{2 * self.layers} all-reduces of TP{tp}"] if (tp := self.parallel.tp) > 1 else []
 
     def linear(self, name: str) -> Linear:
         return next(linear for linear in linears(self.model, self.parallel) if linear.name == name)

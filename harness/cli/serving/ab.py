@@ -131,14 +131,13 @@ def _run(
     from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
-    from harness.serving.ab.predict import predicted
     from harness.serving.ab.record import Record
     from harness.serving.ab.report import planned, shown
     from harness.serving.ab.result import summary
     from harness.serving.ab.session import Session
 
     names = looked_up(plan) if record is None else record.about["names"]
-    predictions = predicted(plan, predict) if record is None else []
+    predictions = _predictions(plan, predict) if record is None else []
     text = planned(plan, record, folder.absolute(), names)
     if dry_run:
         if json_to:
@@ -169,3 +168,12 @@ def _run(
     if not found["pairs"]:
         return NOTHING_RAN
     return FAILED if found["finished"] == "given up" else OK
+
+
+def _predictions(plan: Plan, names: tuple[str, ...]) -> list[JsonObject]:
+    """The link is imported for these alone."""
+    if not names:
+        return []
+    from harness.serving.ab.predict import predicted
+
+    return predicted(plan, names)

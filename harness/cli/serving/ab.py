@@ -21,15 +21,27 @@ if TYPE_CHECKING:
 
 @click.command("ab")
 @click.argument("file", required=False, metavar="[FILE.toml]")
-@click.option("--launch", metavar="CMD", help="Starts the server; {port} is filled in, see docs/serving-ab.md.")
+@click.option(
+    "--launch", metavar="CMD", help="Starts the server; {port} is filled in, see docs/serving-ab.md."
+)
 @click.option("--client", metavar="CMD", help="Calls it once; {url}, {seed} and {result} are filled in.")
-@click.option("--arm", "arms", multiple=True, metavar="'NAME: A=1 --flag ...'", help="What it changes; twice or more.")
-@click.option("--template", is_flag=False, flag_value="", metavar="[NAME]", help="Print a plan for an engine and a GPU, or list them.")
+@click.option(
+    "--arm", "arms", multiple=True, metavar="'NAME: A=1 --flag ...'", help="What it changes; twice or more."
+)
+@click.option(
+    "--template",
+    is_flag=False,
+    flag_value="",
+    metavar="[NAME]",
+    help="Print a plan for an engine and a GPU, or list them.",
+)
 @click.option("--dry-run", is_flag=True, help="Print what would run, for how long; start nothing.")
 @click.option("--pairs", type=click.IntRange(1), help="So many, looked at once (default: 4 to 12).")
 @click.option("--margin", type=float, metavar="PERCENT", help="What is worth deciding (default: 1).")
 @click.option("--budget", metavar="3h", help="Begin no pair that would not end within it.")
-@click.option("--predict", multiple=True, metavar="RUN|FILE", help="Write down first what kernels' times say.")
+@click.option(
+    "--predict", multiple=True, metavar="RUN|FILE", help="Write down first what kernels' times say."
+)
 @click.option("--out", metavar="DIR", help="The record's folder (default: a new one under results/local/).")
 @click.option("--resume", metavar="DIR", help="Go on with this record.")
 @json_option("Write the result there.")
@@ -79,7 +91,9 @@ def ab(
             record.require_plan(record.plan.model_copy(update=changes))
         plan = record.plan
     elif plan is None:
-        raise click.UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
+        raise click.UsageError(
+            "name a plan: FILE.toml, --launch with --client and --arm, --template or --resume"
+        )
     else:
         record = None
     folder = record.folder if record else Path(out) if out else default_folder()
@@ -117,18 +131,20 @@ def _run(
     from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
-    from harness.serving.ab.predict import predicted
     from harness.serving.ab.record import Record
     from harness.serving.ab.report import planned, shown
     from harness.serving.ab.result import summary
     from harness.serving.ab.session import Session
 
     names = looked_up(plan) if record is None else record.about["names"]
-    predictions = predicted(plan, predict) if record is None else []
+    predictions = _predictions(plan, predict) if record is None else []
     text = planned(plan, record, folder.absolute(), names)
     if dry_run:
         if json_to:
-            write(json_to, json.dumps({"plan": plan.model_dump(), "names": names, "says": text}, indent=1) + "\n")
+            write(
+                json_to,
+                json.dumps({"plan": plan.model_dump(), "names": names, "says": text}, indent=1) + "\n",
+            )
         if json_to != "-":
             print(text)
         return OK
@@ -152,3 +168,12 @@ def _run(
     if not found["pairs"]:
         return NOTHING_RAN
     return FAILED if found["finished"] == "given up" else OK
+
+
+def _predictions(plan: Plan, names: tuple[str, ...]) -> list[JsonObject]:
+    """The link is imported for these alone."""
+    if not names:
+        return []
+    from harness.serving.ab.predict import predicted
+
+    return predicted(plan, names)

@@ -60,7 +60,9 @@ class Effect:
     verdict: VerdictName
 
 
-def effect(base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float) -> Effect:
+def effect(
+    base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
+) -> Effect:
     """Of at least one pair; Student's t over the logarithms of the pairs' ratios.
 
     higher: more is better; margin: per cent

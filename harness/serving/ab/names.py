@@ -44,7 +44,9 @@ def looked_up(plan: Plan) -> list[JsonObject]:
     package, roots, why = _installed(command)
     if why:
         names = ", ".join([*variables, *flags])
-        old = [(name, f"{name} is in none of today's engines") for name in (*variables, *flags) if name in gone()]
+        old = [
+            (name, f"{name} is in none of today's engines") for name in (*variables, *flags) if name in gone()
+        ]
         unknown: JsonObject = {"name": names, "found": None, "says": f"{names} could not be looked up: {why}"}
         return [unknown, *({"name": n, "found": False, "says": f"{says}{_today(n)}"} for n, says in old)]
     unread = [*_variables(variables, roots), *_flags(flags, package)]
@@ -87,7 +89,9 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
     """Those that no Python code reads, and no library's binary or C source holds."""
-    wanted = {name: {name, re.sub("^SGL_", "SGLANG_", name)} for name in names if not OF_SYSTEM.fullmatch(name)}
+    wanted = {
+        name: {name, re.sub("^SGL_", "SGLANG_", name)} for name in names if not OF_SYSTEM.fullmatch(name)
+    }
     declared: set[str] = set()
     for file in _files(roots, (".py", *C_SOURCES)):
         source = _text(file)
@@ -112,7 +116,9 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
     wanted = [name for name in names if re.fullmatch(r"--[\w-]+(\.\w+)*", name)]
     sources = [_text(file) for file in _files(package, (".py",))] if wanted else []
     # SGLang's own parser beside those of its tools; of other engines all that parse anything.
-    parsing = [source for source in sources if "add_cli_args_from_dataclass" in source or FIELD.search(source)]
+    parsing = [
+        source for source in sources if "add_cli_args_from_dataclass" in source or FIELD.search(source)
+    ]
     flags = {flag: field for source in parsing or sources for flag, field in _declared(source)}
     for name in wanted:
         head = "--" + name[2:].partition(".")[0].replace("_", "-")
@@ -120,7 +126,10 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
         longer = sorted(each for each in flags if each.startswith(flag))
         flag = longer[0] if len(longer) == 1 else flag  # argparse takes what begins only one flag
         if flag not in flags:
-            yield name, f"the engine has no flag {name}" + (f", but {', '.join(longer[:4])}" if longer else "")
+            yield (
+                name,
+                f"the engine has no flag {name}" + (f", but {', '.join(longer[:4])}" if longer else ""),
+            )
         elif (field := flags[flag]) and not any(re.search(rf"\.{field}\b", source) for source in sources):
             yield name, f"{name} is accepted, but nothing in the engine reads it"
 
@@ -197,7 +206,9 @@ def _held(file: Path, names: Iterable[str]) -> list[str]:
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
             for name in names:
                 at = data.find(name.encode())
-                while at >= 0 and re.search(rb"\w", data[max(0, at - 1) : at] + data[at + len(name) : at + len(name) + 1]):
+                while at >= 0 and re.search(
+                    rb"\w", data[max(0, at - 1) : at] + data[at + len(name) : at + len(name) + 1]
+                ):
                     at = data.find(name.encode(), at + 1)
                 found += [name] if at >= 0 else []
     return found

@@ -35,7 +35,9 @@ VARIABLE = re.compile(r"[A-Za-z_]\w*")
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 SHELL = {"&&", "||", "|", ";", "&", ">", ">>", "<", "2>&1", "2>"}
 STARTS = re.compile(r"launch_server|vllm serve|api_server|trtllm-serve|openai_server|sglang serve")
-CALLS = re.compile(r"bench_serving|bench serve|benchmark_serving|benchmark_client|trtllm-bench|genai-perf|aiperf")
+CALLS = re.compile(
+    r"bench_serving|bench serve|benchmark_serving|benchmark_client|trtllm-bench|genai-perf|aiperf"
+)
 
 
 def _variables(values: dict[str, str]) -> dict[str, str]:
@@ -45,9 +47,16 @@ def _variables(values: dict[str, str]) -> dict[str, str]:
     return values
 
 
+def _seconds(text: str) -> str:
+    try:
+        return f"{parse_seconds(text, 'the time'):g}s"
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+
+
 Environment = Annotated[dict[str, str], AfterValidator(_variables)]
 """Variables; the value `unset` takes one away."""
-Seconds = Annotated[str, AfterValidator(lambda text: f"{parse_seconds(text, 'a time'):g}s")]
+Seconds = Annotated[str, AfterValidator(_seconds)]
 
 
 class Arm(StrictRecord):

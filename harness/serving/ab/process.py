@@ -119,7 +119,9 @@ class Guarded:
         lines: list[str] = []
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - 65536))
-            lines = [line for line in map(str.strip, file.read().decode(errors="replace").splitlines()) if line]
+            lines = [
+                line for line in map(str.strip, file.read().decode(errors="replace").splitlines()) if line
+            ]
         errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
         if not lines:
             return f"it said nothing (log: {self.log})"

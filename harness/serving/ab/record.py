@@ -53,7 +53,9 @@ class Record:
         """
         require_writable_folder(folder, "; choose another --out")
         if (folder / PLAN).exists():
-            raise UsageError(f"{folder} holds an A/B already: --resume {folder} goes on, or choose another --out")
+            raise UsageError(
+                f"{folder} holds an A/B already: --resume {folder} goes on, or choose another --out"
+            )
         head = {"schema": 1, "created": now(), "plan": plan.model_dump(), **more}
         replace(folder / PLAN, json.dumps(head, indent=1) + "\n")
         return cls(folder)
@@ -90,7 +92,9 @@ class Record:
 
     def of(self, event: str, **facts: Any) -> list[JsonObject]:
         """Events of that kind with these facts."""
-        return [e for e in self.events if e["event"] == event and all(e.get(k) == v for k, v in facts.items())]
+        return [
+            e for e in self.events if e["event"] == event and all(e.get(k) == v for k, v in facts.items())
+        ]
 
     def pairs(self) -> dict[int, dict[str, JsonObject]]:
         """Finished pairs: number -> arm -> its measured run. Number 0 is the launches that are thrown away."""

@@ -10,6 +10,7 @@ from harness.report.text import table
 from harness.serving.ab.effect import confidence, looks, pairs_for, spread
 from harness.serving.ab.plan import Plan, client, launch
 from harness.serving.ab.record import Record
+from harness.serving.ab.result import percent
 from harness.serving.ab.session import order, pair_seconds
 
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
@@ -29,9 +30,15 @@ def _commands(plan: Plan, folder: Path) -> str:
     for number, arm in enumerate(plan.arms):
         port, cache = plan.port + 10 * number, folder / "cache" / arm
         result = folder / "launches" / f"000-0-{arm}" / "result.json"
-        lines += [f"{arm}:", f"  server  {launch(plan, arm, f'ab-{folder.name}-{number}-{arm}', port, cache)}"]
+        lines += [
+            f"{arm}:",
+            f"  server  {launch(plan, arm, f'ab-{folder.name}-{number}-{arm}', port, cache)}",
+        ]
         lines += [f"  client  {client(plan, arm, port, plan.seed, result, cache)}"]
-        changed = [f"{k}={v}" for k, v in plan.arms[arm].env.items()] + [plan.arms[arm].flags, plan.arms[arm].image]
+        changed = [f"{k}={v}" for k, v in plan.arms[arm].env.items()] + [
+            plan.arms[arm].flags,
+            plan.arms[arm].image,
+        ]
         lines += [f"  changes {' '.join(filter(None, changed)) or 'nothing'}"]
     return "\n".join(lines)
 
@@ -69,7 +76,13 @@ def name_line(found: JsonObject) -> str:
 
 
 def time_text(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 100 else f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return (
+        f"{seconds:.0f} s"
+        if seconds < 100
+        else f"{seconds / 60:.0f} min"
+        if seconds < 6000
+        else f"{seconds / 3600:.1f} h"
+    )
 
 
 def shown(found: JsonObject) -> str:
@@ -79,35 +92,43 @@ def shown(found: JsonObject) -> str:
     base = next(iter(plan["arms"]))
     rows = [_row(line) for line in found["verdicts"]]
     level = next((line["confidence"] for line in found["verdicts"]), 0.95)
-    headers = ["arm", "metric", base, "arm's", "change", f"{100 * level:.3g} % interval", "between launches", "verdict"]
+    headers = [
+        "arm",
+        "metric",
+        base,
+        "arm's",
+        "change",
+        f"{100 * level:.3g} % interval",
+        "between launches",
+        "verdict",
+    ]
     lines = [f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}", ""]
     lines += [table(rows, headers), ""] if rows else ["no pair was finished", ""]
-    lines += list(_closing(found))
+    lines += list(closing(found))
     return "\n".join(lines).rstrip()
 
 
 def _row(line: JsonObject) -> list[str]:
     unit = UNITS.get(line["metric"], "ms")
-    low, high = _ends(line)
     apart = line["launch_spread"]
     word = line["verdict"] if line["decides"] else f"({line['verdict']})"
     return [
         line["a"], NAMES[line["metric"]], f"{line['base']:.4g} {unit}", f"{line['arm']:.4g} {unit}",
-        f"{line['change_percent']:+.2f} %", f"{low} to {high} %" if low and high else "any",
+        f"{line['change_percent']:+.2f} %", interval_text(line),
         "" if apart is None else f"{apart:.2f} %", word,
     ]  # fmt: skip
 
 
-def _ends(line: JsonObject) -> list[str]:
-    """Of the change of the metric itself, the lower one first."""
+def interval_text(line: JsonObject) -> str:
+    """Of the change of the metric itself, the lower end first."""
     if not line["low"] or line["high"] is None:
-        return ["", ""]
-    ratios = (line["low"], line["high"])
-    changes = [100 * ((r - 1) if line["metric"] == "throughput" else (1 / r - 1)) for r in ratios]
-    return [f"{change:+.2f}" for change in sorted(changes)]
+        return "any"
+    low, high = sorted(percent(line[end], line["metric"]) for end in ("low", "high"))
+    return f"{low:+.2f} to {high:+.2f} %"
 
 
-def _closing(found: JsonObject) -> Iterator[str]:
+def closing(found: JsonObject) -> Iterator[str]:
+    """What stands below the table, a line each."""
     margin = found["plan"]["margin"]
     for line in found["verdicts"]:
         if line["decides"] and line["verdict"] == "same":
@@ -122,13 +143,18 @@ def _closing(found: JsonObject) -> Iterator[str]:
             else "more pairs than are worth making would be needed"
         )
     for line in found["expected"]:
-        sides = [f"{line[key]:+.2f}" if line[key] is not None else "open" for key in ("change", "low", "high")]
+        sides = [
+            f"{line[key]:+.2f}" if line[key] is not None else "open" for key in ("change", "low", "high")
+        ]
         yield (
             f"{line['arm']}: {line['metric']} was expected to change by {sides[0]} % ({sides[1]} to {sides[2]}), found "
             f"{line['found']:+.2f} %: {'they meet' if line['meets'] else 'they do not meet'}"
         )
     for arm, differing in found["differences"].items():
-        for part, names in (("server's setting", differing["server_info"]), ("variable", differing["environment"])):
+        for part, names in (
+            ("server's setting", differing["server_info"]),
+            ("variable", differing["environment"]),
+        ):
             for name, (before, after) in names.items():
                 yield f"{arm}: {part} {name}: {before!r} -> {after!r}"
     yield from map(name_line, found["names"])

@@ -112,7 +112,9 @@ def differences(record: Record, arm: str) -> JsonObject:
     for part in ("server_info", "environment"):
         base, own = (_constant([server[part] for server in servers]) for servers in both)
         names = [name for name in {**base, **own} if base.get(name) != own.get(name)]
-        found[part] = {name: [base.get(name), own.get(name)] for name in names if not _moving(name, part, both)}
+        found[part] = {
+            name: [base.get(name), own.get(name)] for name in names if not _moving(name, part, both)
+        }
     return found
 
 

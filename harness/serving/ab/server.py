@@ -72,7 +72,9 @@ class Server:
             tick(passed)
             self.process.wait(pause)
             pause = min(1.0, pause * 1.3)
-        raise RunFailed(f"it did not serve within {timeout_s:g} s (ready_timeout); {self.process.last_words()}")
+        raise RunFailed(
+            f"it did not serve within {timeout_s:g} s (ready_timeout); {self.process.last_words()}"
+        )
 
     def check(self, when: str) -> None:
         """Raises RunFailed where it has ended, or has said that it cannot serve any more."""
@@ -169,7 +171,9 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     """`a.b` -> each value of nested objects that is no object."""
     if not isinstance(value, Mapping):
         return {name: value}
-    return {k: v for key, each in value.items() for k, v in flat(each, f"{name}.{key}" if name else key).items()}
+    return {
+        k: v for key, each in value.items() for k, v in flat(each, f"{name}.{key}" if name else key).items()
+    }
 
 
 def _sockets_of(pid: int) -> list[str]:

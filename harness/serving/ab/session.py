@@ -121,7 +121,10 @@ class Session:
         # (sglang issue 22779).
         port = free_port(plan.port + 10 * (number % 200))
         name = re.sub(r"[^\w.-]", "-", f"ab-{record.folder.name}-{number}-{arm}")
-        folder, cache = record.folder / "launches" / f"{pair:03d}-{attempt}-{arm}", record.folder / "cache" / arm
+        folder, cache = (
+            record.folder / "launches" / f"{pair:03d}-{attempt}-{arm}",
+            record.folder / "cache" / arm,
+        )
         for each in (folder, cache):
             each.mkdir(parents=True, exist_ok=True)
         about = {"pair": pair, "attempt": attempt, "arm": arm}
@@ -135,7 +138,9 @@ class Session:
                 limit = plan.seconds("ready_timeout" if pair else "first_ready_timeout")
                 ready = server.wait_ready(plan.ready, limit, lambda passed: None)
                 identity = server.identity()
-                (folder / "server.json").write_text(json.dumps({"command": str(command), **identity}, indent=1))
+                (folder / "server.json").write_text(
+                    json.dumps({"command": str(command), **identity}, indent=1)
+                )
                 known = {key: identity[key] for key in ("engine", "version", "owned")}
                 record.append("ready", **about, seconds=round(ready, 1), **known)
                 self._serve(server, folder.absolute(), about, cache.absolute())
@@ -197,7 +202,9 @@ class Session:
             while process.wait(1.0) is None:
                 server.check("while the client called it")
                 if time.monotonic() > until:
-                    raise RunFailed(f"the client took over {limit:g} s (client_timeout); {process.last_words()}")
+                    raise RunFailed(
+                        f"the client took over {limit:g} s (client_timeout); {process.last_words()}"
+                    )
             server.check("while the client called it")
             if process.code:
                 raise RunFailed(f"the client {process.how_it_ended()}; {process.last_words()}")

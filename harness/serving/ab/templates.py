@@ -70,7 +70,9 @@ def template(name: str) -> str:
         return script(found, gone())
     near = difflib.get_close_matches(name.lower(), [*known, *published], n=3, cutoff=0.5)
     there = ", ".join(near or [*known, *published])
-    raise UsageError(f"unknown template {name!r}; {'near' if near else 'there are'}: {there}; --template lists all")
+    raise UsageError(
+        f"unknown template {name!r}; {'near' if near else 'there are'}: {there}; --template lists all"
+    )
 
 
 def _toml(engine: str, gpu: str) -> str:

@@ -56,8 +56,8 @@ class Document:
         return [row for _, row in self.content] if self.kind == "jsonl" else []
 
     def candidates(self) -> list[Mapping[str, Any]]:
-        """Its objects, or one with a CSV's columns, by whose keys a client's file is recognised; none where one
-        of its rows is no object."""
+        """Its objects, or one with a CSV's columns, by whose keys a client's file is recognised; none where
+        one of its rows is no object."""
         if self.kind == "csv":
             return [dict.fromkeys(self.header)]
         rows = self.rows()
@@ -215,8 +215,8 @@ def _is_number(cell: str) -> bool:
 
 
 def objects(document: Document) -> list[Fields]:
-    """Each object of a JSON or JSONL file, each row of a CSV; a list in a JSON file counts as its objects. Raises
-    UnreadableError where one is no object."""
+    """Each object of a JSON or JSONL file, each row of a CSV; a list in a JSON file counts as its objects.
+    Raises UnreadableError where one is no object."""
     if document.kind == "json":
         numbered = len(document.rows()) > 1
         rows = [(f"{document.path}[{i}]" if numbered else f"{document.path}", row)

@@ -34,8 +34,8 @@ def load_each(path: str | Path) -> list[ServingRun]:
 
 
 def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
-    """The runs, with what they show together: one whose measured numbers are all those of a run before it, and
-    one that finds the prompts of a run before it in the prefix cache."""
+    """The runs, with what they show together: one whose measured numbers are all those of a run before it,
+    and one that finds the prompts of a run before it in the prefix cache."""
     seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
     alike: dict[object, ServingRun] = {}
     marked = []

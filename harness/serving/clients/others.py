@@ -7,14 +7,28 @@ from typing import Any
 
 from harness.serving.clients.files import Document
 
-RECORD = "measure with `vllm bench serve --save-result` or `python -m sglang.bench_serving --output-file` instead"
+RECORD = (
+    "measure with `vllm bench serve --save-result` or `python -m sglang.bench_serving --output-file` instead"
+)
 STAGES = "give stage_*_lifecycle_metrics.json or summary_lifecycle_metrics.json"
 BY_KEYS: tuple[tuple[frozenset[str], str, str], ...] = tuple(
     (frozenset(keys.split("|")), what, instead)
     for keys, what, instead in (
-        ("Metric|avg", "AIPerf's or genai-perf's CSV", "give profile_export_aiperf.json, which stands beside it"),
-        ("Metric|Value", "AIPerf's or genai-perf's CSV", "give profile_export_aiperf.json, which stands beside it"),
-        ("metadata|metrics", "AIPerf's profile_export.jsonl, single requests", "give profile_export_aiperf.json"),
+        (
+            "Metric|avg",
+            "AIPerf's or genai-perf's CSV",
+            "give profile_export_aiperf.json, which stands beside it",
+        ),
+        (
+            "Metric|Value",
+            "AIPerf's or genai-perf's CSV",
+            "give profile_export_aiperf.json, which stands beside it",
+        ),
+        (
+            "metadata|metrics",
+            "AIPerf's profile_export.jsonl, single requests",
+            "give profile_export_aiperf.json",
+        ),
         ("experiments|service_kind", "genai-perf's raw profile", "give profile_export_genai_perf.json"),
         ("Concurrency|Inferences/Second", "Triton's perf_analyzer", RECORD),
         ("experiment_metadata", "genai-bench's", RECORD),

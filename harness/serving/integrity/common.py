@@ -82,10 +82,16 @@ def whole(run: ServingRun, metric: Metric) -> float | None:
 
 
 def output_length(run: ServingRun) -> float | None:
-    """Mean output tokens of a request: as counted, else as asked for."""
+    """Mean output tokens of a request: as counted, else as asked for, else as the rates have it."""
     if run.totals.output_tokens and run.totals.completed:
         return run.totals.output_tokens / run.totals.completed
-    return run.workload.output_len
+    if run.workload.output_len is not None:
+        return run.workload.output_len
+    requests = run.metric("request_throughput")
+    tokens = requests and run.metric("throughput", "total", "output", requests.scope)
+    if requests is None or not tokens or requests.derived or not requests.value:
+        return None
+    return tokens.value / requests.value
 
 
 def equal_lengths(run: ServingRun) -> bool:

@@ -73,7 +73,8 @@ def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
-    """Quantiles rise; the mean lies between min and max; p50 is the median. Of what was read and of the rest."""
+    """Quantiles rise; the mean lies between min and max; p50 is the median. Of what was read and of the
+    rest."""
     for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
         ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
         pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
@@ -112,7 +113,7 @@ def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:
 def moments(run: ServingRun) -> Iterator[Finding]:
     """Mean, deviation and quantiles of one sample."""
     count, every = run.totals.completed, statistics(run)
-    longest = every.get("e2e", {}).get("p99")
+    longest = every.get("e2e", {}).get("p99") or 1e3 * (run.totals.duration_s or 0.0)
     for name, known in every.items():
         mean, std, median, p99 = (known.get(key) for key in ("mean", "std", "median", "p99"))
         if mean is None:
@@ -128,11 +129,14 @@ def moments(run: ServingRun) -> Iterator[Finding]:
                 "so much"
             )
             yield found("moments", "suspect", message, mean=mean, p99=p99)
-        if std is None:
-            continue
         for statistic, value in known.items():
             at = quantile(statistic)
             if at is None or not 0 < at < 1:
+                continue
+            if std is None:
+                if value * (1 - at) > mean * (1 + MARGIN) + rounding(mean):  # Markov's inequality
+                    message = f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}"
+                    yield found("moments", "wrong", message, value=value, mean=mean)
                 continue
             low, high = quantile_limits(mean, std * (1 + MARGIN), at)
             slack = rounding(*known.values()) * 2 + mean * 1e-6 + (std * 0.5 if (count or 0) < 10 else 0)
@@ -142,6 +146,8 @@ def moments(run: ServingRun) -> Iterator[Finding]:
                     f"{max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}"
                 )
                 yield found("moments", "wrong", message, value=value, mean=mean, std=std)
+        if std is None:
+            continue
         if count and std > mean * math.sqrt(count) * (1 + MARGIN) and name in PER_REQUEST:
             yield _too_wide(name, std, f"with mean {mean:g} ms of {count} requests", mean=mean)
         elif p99 is not None and std > _widest(mean, p99) + rounding(std, p99) and name in PER_REQUEST:
@@ -149,12 +155,13 @@ def moments(run: ServingRun) -> Iterator[Finding]:
                 yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", p99=p99)
         if name == "itl" and longest and std > math.sqrt(2 * mean * longest):
             yield _too_wide(
-                name, std, f"with mean {mean:g} ms, in requests of {longest:g} ms (p99)", mean=mean
+                name, std, f"with mean {mean:g} ms, in requests of at most {longest:g} ms", mean=mean
             )
 
 
 def one_request(run: ServingRun) -> Iterator[Finding]:
-    """A mean that one request makes, or few: the first ones, which wait for compilations, or one that hangs."""
+    """A mean that one request makes, or few: the first ones, which wait for compilations, or one that
+    hangs."""
     count = run.totals.completed
     for name in PER_REQUEST:
         largest, mean, median = _largest(run, name), stated(run, name, "mean"), stated(run, name, "median")
@@ -177,8 +184,8 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
 
 
 def _largest(run: ServingRun, name: str) -> float | None:
-    """The longest time of a request: of the list of them, as stated, or as mean, median and deviation have it where
-    they are those of one long request among like ones. None where nothing tells it."""
+    """The longest time of a request: of the list of them, as stated, or as mean, median and deviation have it
+    where they are those of one long request among like ones. None where nothing tells it."""
     samples, known, count = run.samples, statistics(run).get(name, {}), run.totals.completed or 0
     listed = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms}.get(name, ())
     mean, median, std, p99 = (known.get(key) for key in ("mean", "median", "std", "p99"))
@@ -208,6 +215,8 @@ def extremes(run: ServingRun) -> Iterator[Finding]:
         slack = rounding(*known.values()) * 2
         if mean and std and most and std > most + slack:
             yield _not_with(name, "std", std, f"a max of {most:g}", mean)
+        if std == 0 and least is not None and most is not None and most - least > slack:
+            yield _not_with(name, "std", std, f"a min of {least:g} and a max of {most:g}", mean or 0.0)
         if not mean or name.split()[-1] not in ONE_A_REQUEST:
             continue
         if count and most and most > count * mean * (1 + MARGIN) + count * slack:
@@ -327,7 +336,7 @@ def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
         message = f"itl max {itl:g} ms is longer than e2e max {longest:g} ms"
         yield found("parts_of_e2e", "wrong", message, itl=itl, e2e=longest)
     duration = run.totals.duration_s
-    for name in (*PER_REQUEST, "itl"):
+    for name in (*PER_REQUEST, "itl", "client_queue_time"):
         for statistic, value in known.get(name, {}).items():
             if duration and value / 1e3 > (duration + rounding(duration)) * (1 + MARGIN):
                 message = f"{name} {statistic} {value:g} ms is longer than the run of {duration:g} s"

@@ -101,7 +101,7 @@ def _filled(run: ServingRun, rate: float | None, time: tuple[float, bool, str] |
     run, which is no longer than the longest request (Graham's bound)."""
     limit, duration, totals = run.workload.concurrency, run.totals.duration_s, run.totals
     sent = run.workload.num_prompts or totals.completed
-    if not limit or not _at_once(run) or totals.failed or run.mode == "offline":
+    if not limit or not _at_once(run) or run.mode == "offline":
         return
     if sent and sent <= limit and (run.value("ttft", "mean") or run.value("e2e", "mean")):
         lacks = sent < limit
@@ -114,6 +114,8 @@ def _filled(run: ServingRun, rate: float | None, time: tuple[float, bool, str] |
     if server.isdecimal() and int(server) < limit:
         message = f"the server runs {server} at once, the client keeps {limit:g} in flight: TTFT has the others' wait"
         yield found("server_limit", "note", message, server=int(server), limit=limit)
+    if totals.failed:
+        return
     most, peak = min(limit, sent or limit), _peak(run)
     follows = rate * time[0] / 1e3 if rate and time else None
     in_flight = f", {follows:.4g} on average" if follows else ""
@@ -152,6 +154,10 @@ def _peak(run: ServingRun) -> float | None:
 def _peaks(run: ServingRun, rate: float | None, time: tuple[float, bool, str] | None) -> Iterator[Finding]:
     """The largest of single seconds is no less than the mean."""
     most, duration = _peak(run), run.totals.duration_s
+    sent = run.workload.num_prompts or run.totals.completed
+    if most and sent and most > 2 * (sent + (run.totals.failed or 0)):
+        message = f"{most:g} requests were in flight in one second, but {sent} were sent in all"
+        yield broken(run, "peak", "suspect", message, peak=most, sent=sent)
     if most is not None and rate and time:
         milliseconds, exact, source = time
         follows = rate * milliseconds / 1e3
@@ -163,7 +169,10 @@ def _peaks(run: ServingRun, rate: float | None, time: tuple[float, bool, str] | 
             yield broken(run, "peak", "wrong" if exact else "suspect", message, peak=most, follows=follows)
     peak = run.value("max_output_tokens_per_s") or run.value("peak_throughput", "max", "output")
     mean = run.value("throughput", "total", "output", "instance")
-    itl, tpot = stated(run, "itl", "mean"), stated(run, "tpot", "mean")
+    itl, tpot, every = stated(run, "itl", "mean"), stated(run, "tpot", "mean"), run.totals.output_tokens
+    if peak and every and peak > 2 * every:  # some clients count those of warm-up requests too
+        message = f"most output tokens of a second are {peak:g}, beyond the {every} of the whole run"
+        yield broken(run, "peak", "suspect", message, peak=peak, every=every)
     # It counts pieces of streams in a second, which are tokens where the time between them is a token's.
     if not (peak and mean and itl and tpot and duration) or itl > tpot * A_TOKEN:
         return
@@ -173,9 +182,9 @@ def _peaks(run: ServingRun, rate: float | None, time: tuple[float, bool, str] | 
 
 
 def longest_lengths(run: ServingRun) -> Iterator[Finding]:
-    """Where the longest lengths alone are known, and no E2E: requests have no more tokens than those, and half of
-    them at least, so that tokens a second times a request's time over its tokens are no more than those in flight;
-    and input to output is as the two lengths."""
+    """Where the longest lengths alone are known, and no E2E: requests have no more tokens than those, and
+    half of them at least, so that tokens a second times a request's time over its tokens are no more than
+    those in flight; and input to output is as the two lengths."""
     load, tpot, ttft = run.workload, stated(run, "tpot", "mean"), stated(run, "ttft", "mean")
     isl, osl = load.longest_input_len, load.longest_output_len
     out, into = (run.metric("throughput", "total", kind) for kind in ("output", "input"))

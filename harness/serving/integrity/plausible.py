@@ -17,8 +17,10 @@ PREFILL_PER_GPU = 5e15 / (
 )  # tok/s: more FP8 products a second than any GPU, by DeepSeek-V3's per token
 PREFILL = 5e5  # tok/s of one request, where the model or the GPUs are not known: about eight of those
 GPUS = 8
+LARGEST_NODE = 72  # GPUs, of GB200 NVL72
 LONG = 256  # tokens of a prompt from which on its prefill is no shorter than a decode step
 OF_A_STEP = 0.95  # of a decode step: what no prefill is shorter than, which reads the same weights
+MOST_ACCEPTED = 64  # tokens a step of speculative decoding
 EXPECTED = ("duration", "completed", "output_tokens")
 
 
@@ -37,6 +39,9 @@ def latencies(run: ServingRun) -> Iterator[Finding]:
 def rates(run: ServingRun) -> Iterator[Finding]:
     """Throughputs beyond any hardware."""
     for metric in run.metrics:
+        if metric.unit == "tok/s" and metric.scope == "request" and metric.value > 1e3 / FASTEST_STEP_MS:
+            message = f"{metric.name} {metric.statistic} {metric.value:g} tok/s is faster than any request"
+            yield found("plausible", "suspect", message, value=metric.value)
         gpus = 1 if metric.scope == "gpu" else run.gpus
         if metric.unit == "tok/s" and metric.value > (PER_GPU * gpus if gpus else ALL):
             message = f"{metric.tokens} throughput {metric.value:g} tok/s is beyond {gpus or 'all'} GPUs; other units?"
@@ -77,6 +82,8 @@ def layout(run: ServingRun) -> Iterator[Finding]:
     tp, ratio = run.parallelism.tp, run.workload.range_ratio
     if run.gpus and tp and tp < run.gpus and run.gpus % tp and not run.parallelism.disaggregated:
         yield _impossible("tp", tp, f"of {run.gpus} GPUs, which are no multiple of it")
+    if run.gpus and run.nodes and run.gpus > LARGEST_NODE * run.nodes:
+        yield _impossible("gpus", run.gpus, f"of {run.nodes} nodes")
     if ratio and ratio > 1:
         yield _impossible("range_ratio", ratio, "as the shortest length over the longest")
 
@@ -86,7 +93,7 @@ def accepted(run: ServingRun) -> Iterator[Finding]:
     length, flags = run.value("accept_length", "mean"), " ".join(run.flags)
     if length is None:
         return
-    if length < 1:
+    if length < 1 or length > MOST_ACCEPTED:
         yield _impossible("accept_length", length, "tokens a step")
     elif length > 1 and flags and "speculative" not in flags:
         message = f"accept_length is {length:g}, though the server's flags name no speculation"

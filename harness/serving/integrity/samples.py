@@ -93,8 +93,8 @@ def means(run: ServingRun) -> Iterator[Finding]:
 
 
 def users(run: ServingRun) -> Iterator[Finding]:
-    """What a user sees is tokens of a request over its time: where all are equally long, no less than tokens over
-    the mean time (Jensen's inequality)."""
+    """What a user sees is tokens of a request over its time: where all are equally long, no less than tokens
+    over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = stated(run, "e2e", "mean"), output_length(run)
     expected, least, most = (length / e2e * 1e3 if e2e and length else 0.0), 0.5, 2.0

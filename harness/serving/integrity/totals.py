@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from harness.serving.clients.fields import real
-from harness.serving.integrity.common import EXACT, MARGIN, apart, broken, found, hint, rounding, whole
+from harness.serving.integrity.common import EXACT, MARGIN, WAITS, apart, broken, found, hint, rounding, whole
 from harness.serving.schema import Finding, OfferedLoad, ServingRun, Severity
 
 LOST = 0.5  # of the server's count, below which text went missing
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
+NEVER_ZERO = ("total", "mean", "median", "p99", "max")  # of a time; ITL's median may be
 CLOCK = 0.02  # AIPerf divides by its whole time, and states the time between its requests
 SENT = 0.9  # of the rate asked for, at least, and of what chance leaves of so many random gaps
 EARLY = 0.8  # of the output length asked for, below which answers stopped before it
@@ -201,15 +202,24 @@ def sent(run: ServingRun) -> Iterator[Finding]:
 
 
 def zeros(run: ServingRun) -> Iterator[Finding]:
-    """A time or count of nothing; latencies of 0 are left out before (integrity/unmeasured.py)."""
-    totals = run.totals
-    named = [("duration_s", totals.duration_s)]
+    """A time or count of nothing; latencies of requests that are 0 are left out before (unmeasured.py)."""
+    totals, load = run.totals, run.workload
+    named = [("duration_s", totals.duration_s), ("concurrency allowed", load.concurrency)]
+    named += [("input length asked for", load.input_len or load.longest_input_len)]
+    named += [("output length asked for", load.output_len or load.longest_output_len)]
     if totals.completed:
         named += [("input_tokens", totals.input_tokens), ("output_tokens", totals.output_tokens)]
-        named += [(m.name, m.value) for m in run.metrics if m.name.endswith("throughput")]
-        named += [(m.name, m.value) for m in run.metrics if m.unit == "ms" and m.statistic in ("mean", "p99")]
+    if totals.completed != 0:
+        named += [
+            (m.name, m.value) for m in run.metrics if "throughput" in m.name or m.name.startswith("max_")
+        ]
+        named += [
+            (m.name, m.value)
+            for m in run.metrics
+            if m.unit == "ms" and m.statistic in NEVER_ZERO and (m.name, m.statistic) != ("itl", "median")
+        ]
     for name, value in named:
-        if value == 0:
+        if value == 0 and name not in WAITS:
             yield found("zero", "suspect", f"{name} is 0: not measured, whatever its name says")
 
 

@@ -1,10 +1,10 @@
 """Latencies that stand in a file though nobody measured them.
 
 A client writes 0 for a time to first token that it never saw (a stream without token counts, a chunk that its
-parser swallowed), and takes the end of a response for its first token where a proxy, a tool-call parser or the
-server itself delivers it in one piece. Then TTFT is E2E, and TPOT, which is what E2E leaves after TTFT, is E2E over
-the tokens or next to nothing. Such numbers are left out of a run, so that nothing is compared with them.
-"""
+parser swallowed), and takes the end of a response for its first token where a proxy, a tool-call parser or
+the server itself delivers it in one piece. Then TTFT is E2E, and TPOT, which is what E2E leaves after TTFT,
+is E2E over the tokens or next to nothing. Such numbers are left out of a run, so that nothing is compared
+with them."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SEVERAL = 8  # tokens that no single piece of a stream holds, speculation or not
 
 
 def left_out(run: ServingRun) -> ServingRun:
-    """The run without those latencies, with a finding for each reason; the mean TTFT of the requests that were
-    measured, where lists tell it, takes the place of the one that counts the others."""
+    """The run without those latencies, with a finding for each reason; the mean TTFT of the requests that
+    were measured, where lists tell it, takes the place of the one that counts the others."""
     if run.totals.completed == 0:
         return run
     spoilt, findings = _by_request(run) or _by_statistics(run)
@@ -104,7 +104,8 @@ def _by_statistics(run: ServingRun) -> tuple[set[str], list[Finding]]:
 
 
 def _zero(run: ServingRun, name: str) -> bool:
-    """Whether its mean, or where there is none its median, is 0; ITL's median may be, in a stream of bursts."""
+    """Whether its mean, or where there is none its median, is 0; ITL's median may be, in a stream of
+    bursts."""
     mean, median = stated(run, name, "mean"), stated(run, name, "median")
     return mean == 0 or (median == 0 and (mean is None or name == "tpot"))
 
@@ -115,7 +116,8 @@ def _share(run: ServingRun) -> str:
 
 
 def _times_per_token(samples: RequestSamples) -> list[float | None]:
-    """Of each request the ms of a token after its first; None where that is not told, or its tokens are few."""
+    """Of each request the ms of a token after its first; None where that is not told, or its tokens are
+    few."""
     lens, ends = samples.output_lens, samples.e2es_ms
     times: list[float | None] = []
     for i, ttft in enumerate(samples.ttfts_ms):

@@ -114,9 +114,17 @@ class Plan(StrictRecord):
 
     @property
     def concurrency(self) -> int | None:
-        """As the client's command has it."""
-        found = re.search(r"--(?:max-|request-)?concurrency[ =]+(\d+)", self.client)
-        return int(found[1]) if found else None
+        return self._of_client(r"--(?:max-|request-)?concurrency")
+
+    @property
+    def asked(self) -> int | None:
+        """Requests of a measured run: some clients do not write how many they were asked for."""
+        return self.prompts or self._of_client(r"--num-prompts?|--num-requests|--request-count")
+
+    def _of_client(self, option: str) -> int | None:
+        """A number in the client's command; None where it stands there twice, or not at all."""
+        found = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
+        return int(found[0]) if len(found) == 1 else None
 
     def seconds(self, name: str) -> float:
         return float(getattr(self, name)[:-1])

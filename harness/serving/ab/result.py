@@ -1,4 +1,4 @@
-"""Result of an A/B: when its pairs are looked at, effects with their intervals, what is to be known beside them.
+"""Result of an A/B: when its pairs are looked at, effects with their intervals, what is to be known with them.
 
 A launch is the unit: runs of one launch share its memory addresses, its tuned kernels and its clocks, and
 taken as independent they give 23 to 59 % false verdicts at a nominal 5 %. So each pair is one launch of each
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 from harness.files import JsonObject
-from harness.serving.ab.plan import METRICS
+from harness.serving.ab.plan import METRICS, PLACEHOLDER
 from harness.serving.ab.record import Record
 from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
 from harness.statistics.paired import VerdictName, verdict
@@ -203,13 +203,15 @@ def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[Js
 
 def differences(record: Record, arm: str) -> JsonObject:
     """Of the servers as they said themselves, and of their variables: name -> [base, arm], where all launches
-    of each arm agree."""
+    of each arm agree. What is filled in for each launch or arm differs by design."""
     both = [_servers(record, name) for name in (record.plan.base, arm)]
     found: JsonObject = {"server_info": {}, "environment": {}}
     for part, differing in found.items():
         for name in dict.fromkeys(key for servers in both for server in servers for key in server[part]):
             values = [[server[part].get(name) for server in servers] for servers in both]
-            if all(of == of[:1] * len(of) for of in values) and values[0][:1] != values[1][:1]:
+            filled_in = PLACEHOLDER.search(record.plan.variables(arm).get(name, ""))
+            agree = all(of == of[:1] * len(of) for of in values)
+            if agree and not filled_in and values[0][:1] != values[1][:1]:
                 differing[name] = [of[0] if of else None for of in values]
     return found
 

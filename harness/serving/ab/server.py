@@ -1,4 +1,4 @@
-"""Server of one launch: a process under a guard (guard.py), on a port of its own, waited for, known to be ours."""
+"""Server of one launch: a process under a guard (guard.py), on its own port, waited for, known to be ours."""
 
 from __future__ import annotations
 

@@ -9,7 +9,10 @@ import pytest
 from harness.errors import UsageError
 from harness.serving.ab import names
 from harness.serving.ab.plan import client, launch, made, parse_arm, stop
+from harness.serving.ab.server import RunFailed
+from harness.serving.ab.session import counted
 from harness.serving.ab.templates import listed
+from tests.support.paths import DATA
 
 LAUNCH, CLIENT = "serve --port {port} --model m", "bench {url} --seed {seed} --out {result}"
 ARMS = {"a": {}, "b": {"env": {"X": "1"}, "flags": "--fast 2"}}
@@ -183,3 +186,20 @@ def test_an_engine_that_is_not_here_is_not_called_silent():
         "VLLM_USE_V1, Q could not be looked up: serve is"
     )
     assert old["says"] == "VLLM_USE_V1 is in none of today's engines; today: the default"
+
+
+def test_requests_that_a_client_does_not_count_are_missed(tmp_path):
+    """SGLang's file says how many completed, and not how many there were to be."""
+    rows = (DATA / "serving" / "sglang_bench_serving_0.5.9.jsonl").read_text().splitlines()
+    (file := tmp_path / "result.jsonl").write_text(rows[0])
+    done = json.loads(rows[0])["completed"]
+    plan = made(GOOD | {"client": f"{CLIENT} --num-prompts {2 * done}"}, "x")
+    assert counted(file, done).totals.completed == done
+    with pytest.raises(RunFailed, match=f"{done} of {2 * done} requests failed"):
+        counted(file, plan.asked)
+    file.write_text("\n".join([rows[0], rows[0].replace('"completed"', '"other": 1, "completed"')]))
+    with pytest.raises(RunFailed, match="holds 2 runs: the client is to make one"):
+        counted(file, done)
+    file.write_text("not yet")
+    with pytest.raises(RunFailed, match="cannot read"):
+        counted(file, done)

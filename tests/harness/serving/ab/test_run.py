@@ -53,7 +53,8 @@ def verdicts(found):
 
 
 def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_path):
-    found, _ = run(plan_of(flush="/flush_cache", client=" --noise 0.0002"))
+    env = {"NCCL_OF_ARM": "{cache}"}
+    found, _ = run(plan_of(flush="/flush_cache", client=" --noise 0.0002", env=env))
     assert verdicts(found) == {
         "tpot": "slower",
         "ttft": "same",
@@ -62,7 +63,7 @@ def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_p
     }
     (tpot,) = [line for line in found["verdicts"] if line["decides"]]
     assert tpot["percent"] == pytest.approx(10, abs=0.2) and tpot["pairs"] == found["pairs"] == 2
-    assert found["differences"]["slow"]["server_info"] == {"step_ms": [10.0, 11.0]}
+    assert found["differences"]["slow"] == {"server_info": {"step_ms": [10.0, 11.0]}, "environment": {}}
     assert found["engine"]["version"] == "1.2.3" and found["engine"]["owned"] is True
     assert found["finished"] == "all pairs made" and not found["findings"]
     events = Record(tmp_path / "out").events

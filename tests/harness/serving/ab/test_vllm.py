@@ -17,7 +17,8 @@ launch = '''{python} -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --po
   --max-model-len 256 --max-num-batched-tokens 256 --max-num-seqs 4'''
 client = '''PYTHONPATH={site} VLLM_PLUGINS= {python} {client} bench --backend vllm --base-url {{url}}
   --model {model} --dataset-name random --random-input-len 64 --random-output-len 48 --num-prompts 4
-  --max-concurrency 4  --ignore-eos --temperature 0 --disable-tqdm --seed {{seed}} --save-result --result-filename {{result}}'''
+  --max-concurrency 4 --ignore-eos --temperature 0 --disable-tqdm --seed {{seed}}
+  --save-result --result-filename {{result}}'''
 warm_up = "{python} -S {client} warm {{url}}"
 pairs = 1
 [env]

@@ -57,6 +57,7 @@ def _seconds(text: str) -> str:
 
 Environment = Annotated[dict[str, str], AfterValidator(_variables)]
 """Variables; the value `unset` takes one away."""
+Flags = Annotated[str, AfterValidator(lambda text: shlex.join(shlex.split(text.replace("\\\n", " "))))]
 Seconds = Annotated[str, AfterValidator(_seconds)]
 
 
@@ -64,7 +65,7 @@ class Arm(StrictRecord):
     """What an arm changes: variables of the server, flags of its command, what {image} stands for."""
 
     env: Environment = Field(default_factory=dict)
-    flags: str = ""
+    flags: Flags = ""
     image: str = ""
 
 
@@ -254,7 +255,7 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
     env = {key: _filled(value, values) for key, value in env.items()}
     flags = [_filled(word, values) for word in flags]
     for_docker = [word for key, value in env.items() if value != UNSET for word in ("-e", f"{key}={value}")]
-    text = plan.launch if "{flags}" in plan.launch else f"{plan.launch} {{flags}}"
+    text = plan.launch if "{flags}" in plan.launch else f"{plan.launch}\n{{flags}}"
     command = _command(text, "launch", values, {"env": for_docker, "flags": flags})
     own = {key: None if value == UNSET else value for key, value in env.items()}
     return Command(command.words, {**command.variables, **own})

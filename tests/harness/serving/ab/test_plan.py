@@ -38,6 +38,8 @@ def test_an_arm_is_variables_and_flags_at_the_end_of_the_command():
     called = client(plan, "a", 30000, 7, Path("/r.json"), Path("/c"))
     assert called.words == ("bench", "http://127.0.0.1:30000", "--seed", "7", "--out", "/r.json")
     assert plan.differing() == (["X"], ["--fast"])
+    commented = launched(made(GOOD | {"launch": f"{LAUNCH}  # why"}, "x"), "b").words
+    assert commented == b.words, "flags do not stand in a comment"
 
 
 def test_an_arm_of_the_command_line_says_the_same_as_one_of_the_file():
@@ -85,6 +87,7 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     ({"arms": {"a": {}, "b": {"env": {"A B": "1"}}}}, "'A B' is no environment variable"),
     ({"arms": {"a": {}, "b": {"image": "t"}}}, r"arm b has an image, and no \{image\}"),
     ({"arms": {"a": {}, "b": {"flag": "t"}}}, "arms.b.flag: no such key"),
+    ({"arms": {"a": {}, "b": {"flags": "'t"}}}, "arms.b.flags: No closing quotation"),
     ({"margin": 0}, "margin: "), ({"metric": "itl"}, "metric: "),
     ({"ready_timeout": "soon"}, "ready_timeout: .*'soon'"),
     (DOCKER | {"stop": ""}, r"does not end its container .* stop = \"docker stop -t 90 \{name\}\""),

@@ -12,7 +12,7 @@ import click
 
 from harness.cli.interrupt import interruptible
 from harness.cli.options import json_option
-from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
+from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import require_writable, write
 
 if TYPE_CHECKING:
@@ -63,6 +63,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
             write(json_to or "-", template_text(template))
         return
     from harness.plan.budget import parse_seconds
+    from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
     from harness.serving.ab.record import Record, default_folder
@@ -79,7 +80,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     if plan is None:
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
     folder = record.folder if record else Path(out) if out else default_folder()
-    names = record.names if record else looked_up(plan)
+    names = record.names if record else looked_up(plan, Progress(quiet).note)
     predictions = [] if record else _predictions(plan, options["predict"])
     text = planned(plan, record, folder.absolute(), names)
     if options["dry_run"]:
@@ -141,6 +142,8 @@ def _run(record: Record, budget_s: float | None, text: str, json_to: str | None,
         try:
             with interruptible(f"finished pairs are recorded, --resume {record.folder} goes on"):
                 Session(record, budget_s, say).run()
+        except OSError as error:
+            raise HarnessError(f"{error}; finished pairs are recorded, --resume goes on") from None
         finally:
             signal.signal(signal.SIGTERM, before)
     found = summary(record)

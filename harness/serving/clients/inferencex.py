@@ -67,13 +67,14 @@ def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) ->
     if apart:
         return prefill + decode or None if prefill is not None and decode is not None else None
     if prefill and decode and prefill != decode:
-        draft.find("denominator", "suspect", f"{prefill} GPUs prefill and {decode} decode, though the engine is "
-                   "not disaggregated: over which of them its numbers are is not to be told")  # fmt: skip
+        message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated"
+        draft.find(
+            "denominator", "suspect", f"{message}: over which of them its numbers are is not to be told"
+        )
         return None
     if prefill and decode:
-        draft.notes.append(
-            "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated"
-        )
+        note = "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated"
+        draft.notes.append(note)
         return prefill
     tp = row.count("tp")
     if not tp:
@@ -94,14 +95,12 @@ def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | N
                 value = read(f"decode_{kind}")
             elif kind != "dp_attention":
                 counts = [unlike.count(f"{side}_{kind}") for side in ("prefill", "decode")]
+                both = f"{kind} of prefill and decode are {counts[0]} and {counts[1]}"
                 gpus = draft.about["gpus"]
                 if gpus and max(count or 0 for count in counts) > gpus:
-                    draft.find(
-                        "plausible", "wrong", f"{kind} of prefill and decode are {counts}, over {gpus} GPUs"
-                    )
+                    draft.find("plausible", "wrong", f"{both}, over {gpus} GPUs")
                 if not apart and None not in counts:
-                    draft.find("denominator", "suspect", f"prefill has a {kind} of {counts[0]} and decode one of "
-                               f"{counts[1]}, though the engine is not disaggregated")  # fmt: skip
+                    draft.find("denominator", "suspect", f"{both}, though the engine is not disaggregated")
         draft.parallelism[kind] = value
     if apart:
         draft.parallelism |= {"prefill_gpus": prefill, "decode_gpus": decode}

@@ -249,7 +249,8 @@ FORMATS = (
         about={"label": "run_name", "model": "model_path"}, fixed={"mode": "online"}, load=BATCH,
         fixed_load=AT_ONCE,
         totals={"duration_s": "latency", "output_tokens": "total_output_tokens"},
-        odd=batch_of_a_server, rows=without_unknown, wanted=("latency", "output_throughput", "overall_throughput"),
+        odd=batch_of_a_server, rows=without_unknown,
+        wanted=("latency", "output_throughput", "overall_throughput"),
     ),
     Format(
         name="sglang.bench_offline_throughput",

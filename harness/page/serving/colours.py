@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from harness.page.style import PROVIDERS
+from harness.serving.ledger.report import NOT_OBSERVED, NOT_PREDICTED
 from harness.serving.op_classes import OP_CLASSES
-
-NOT_OBSERVED = "not observed yet"
-NOT_PREDICTED = "no prediction"
 
 VERDICT_COLOURS = {
     "explained": "#009E73",
@@ -24,6 +22,7 @@ _OP_COLOURS = {
     "block_scale_gemm": "#0072B2",
     "fused_moe": "#E69F00",
     "mla_decode": "#009E73",
+    "indexer": "#AA8844",
     "mha_decode": "#117733",
     "mha_prefill": "#44AA99",
     "attention": "#88CCEE",

@@ -143,6 +143,11 @@ def moments(run: ServingRun) -> Iterator[Finding]:
                     yield found("moments", "wrong", message, value=value, mean=mean)
         if std is not None and count and name in PER_REQUEST and std > mean * math.sqrt(count) * (1 + MARGIN):
             yield _too_wide(name, std, f"with mean {mean:g} ms of {count} requests", mean)
+        # Bhatia and Davis, of times from 0 to p99, one in a hundred of which are up to four times as long.
+        if std is not None and p99 is not None and name in PER_REQUEST and not _largest(run, name):
+            widest = math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * (4 * p99 - mean) ** 2)
+            if std > widest + slack:
+                yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", mean)
         if std is not None and name == "itl" and longest and std > math.sqrt(2 * mean * longest):
             yield _too_wide(name, std, f"with mean {mean:g} ms, in requests of at most {longest:g} ms", mean)
 

@@ -176,8 +176,10 @@ def longest_lengths(run: ServingRun) -> Iterator[Finding]:
     those in flight; and input to output is as the two lengths."""
     load, tpot, ttft = run.workload, stated(run, "tpot", "mean"), stated(run, "ttft", "mean")
     isl, osl = load.longest_input_len, load.longest_output_len
-    out, into = (run.metric("throughput", "total", kind) for kind in ("output", "input"))
-    speed, prompts = (whole(run, metric) if metric is not None else None for metric in (out, into))
+    metrics = [run.metric("throughput", "total", kind) for kind in ("output", "input", "total")]
+    speed, prompts, both = (whole(run, metric) if metric is not None else None for metric in metrics)
+    if isl and osl and both and not speed:
+        speed = both * osl / (isl + osl)  # as the two lengths
     if isl and osl and speed and prompts and not isl / osl / DRAWN <= prompts / speed <= isl / osl * DRAWN:
         message = (
             f"input and output throughput are as {prompts / speed:.4g} to 1, but the lengths asked for, "

@@ -210,3 +210,17 @@ def test_a_protocol_is_no_engine():
     assert [(run.protocol, run.engine) for run in of("vllm_serve_0.32.json")] == [("vllm", "")]
     (told,) = of("sglang_bench_serving_0.5.9.jsonl")
     assert (told.engine, told.speculation, told.prefix_caching) == ("sglang", "none", "off")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({"conc": 2}, ["littles_law"]),
+        ({"num_prefill_gpu": 8, "num_decode_gpu": 8}, ["littles_law"]),
+    ],
+)
+def test_an_early_row_has_total_throughput_alone(tmp_path, changes, found):
+    row = content_of("inferencex_api.json")[1]
+    (run,) = written(tmp_path, json.dumps(row | changes), "a.json")
+    assert rules(run) == found

@@ -172,6 +172,11 @@ def test_the_servers_own_limit(tmp_path):
     assert any(one.rule == "server_limit" for one in run.findings) and run.in_flight_limit == 4
 
 
+def test_tokens_that_the_server_says_were_cached(tmp_path):
+    (run,) = written(tmp_path, json.dumps(SGLANG_ROW | {"cached_tokens": [0, 512]}), "a.json")
+    assert run.prefix_caching == "on" and "512 tokens of prompts" in "".join(f.message for f in run.findings)
+
+
 def test_the_same_prompts_again(tmp_path):
     cold = {"mean_ttft_ms": 900.0, "median_ttft_ms": 900.0}
     rows = [VLLM_ROW | cold, VLLM_ROW | {"median_ttft_ms": 120.0}, VLLM_ROW | cold | {"max_concurrency": 8}]

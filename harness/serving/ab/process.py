@@ -29,17 +29,9 @@ class Guarded:
     grace: seconds between SIGTERM and SIGKILL; stop: a command that ends it, run before SIGTERM
     """
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        log: Path,
-        *,
-        keep: int,
-        grace: float = 5.0,
-        stop: Sequence[str] = (),
-    ) -> None:
-        self.log, self.grace, self.stop = log, grace, stop
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, keep: int,
+                 grace: float = 5.0, stop: Sequence[str] = ()) -> None:  # fmt: skip
+        self.log, self.most_s = log, grace * (2 if stop else 1) + ENDED_S
         self.pid = 0
         self.code: int | None = None
         self._text, self._read, self._failed = b"", 0, ""
@@ -50,18 +42,9 @@ class Guarded:
             with log.open("ab") as sink:
                 self.guard = subprocess.Popen(
                     [sys.executable, "-I", "-S", str(GUARD), *fixed, *command],
-                    pass_fds=(orders, words, keep),
-                    stdin=subprocess.DEVNULL,
-                    stdout=sink,
-                    stderr=sink,
-                    env=dict(environment),
-                    cwd=log.parent,
-                    start_new_session=True,
-                )
-        except BaseException:
-            os.close(self._orders)
-            os.close(self._words)
-            raise
+                    pass_fds=(orders, words, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                    env=dict(environment), cwd=log.parent, start_new_session=True,
+                )  # fmt: skip
         finally:
             os.close(orders)
             os.close(words)
@@ -83,59 +66,46 @@ class Guarded:
 
     def end(self) -> None:
         """Comes back when nothing of it is left."""
-        if self._orders < 0:
-            return
-        os.close(self._orders)
-        self._orders = -1
-        self.wait(self.grace * (2 if self.stop else 1) + ENDED_S)
-        os.close(self._words)
-        self.guard.wait(timeout=ENDED_S)
+        if self._orders >= 0:
+            os.close(self._orders)
+            self._orders = -1
+            self.wait(self.most_s)
+            os.close(self._words)
+            self.guard.wait(timeout=ENDED_S)
 
     def pids(self) -> list[int]:
         """Of all that stands under the guard."""
         pids, queue = [], [self.guard.pid]
         while queue:
-            pid = queue.pop()
+            pids.append(pid := queue.pop())
             for children in Path(f"/proc/{pid}/task").glob("*/children"):
                 with contextlib.suppress(OSError):
                     queue += map(int, children.read_text().split())
-            pids.append(pid)
         return pids[1:]
 
     def said(self, pattern: re.Pattern[str]) -> str:
         """The first line of its log that matches, among those that no call has looked at; empty: none."""
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
+        with self.log.open("rb") as file:
             file.seek(self._read)
             data = file.read()
-            end = data.rfind(b"\n") + 1
-            self._read += end
-            for line in data[:end].decode(errors="replace").splitlines():
-                if pattern.search(line):
-                    return line.strip()[:LAST_WORDS]
-        return ""
+        end = data.rfind(b"\n") + 1
+        self._read += end
+        lines = data[:end].decode(errors="replace").splitlines()
+        return next((line.strip()[:LAST_WORDS] for line in lines if pattern.search(line)), "")
 
     def last_words(self) -> str:
         """The last lines of the log that say what went wrong, on one line, and where the log is."""
-        lines: list[str] = []
-        with contextlib.suppress(OSError), self.log.open("rb") as file:
-            file.seek(max(0, self.log.stat().st_size - 65536))
-            lines = [
-                line for line in map(str.strip, file.read().decode(errors="replace").splitlines()) if line
-            ]
+        text = self.log.read_bytes()[-65536:].decode(errors="replace")
+        lines = [line for line in map(str.strip, text.splitlines()) if line]
         errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
-        if not lines:
-            return f"it said nothing (log: {self.log})"
         # The line after an error's name often says more than it.
-        telling = " ".join(lines[errors[-1] :][:3]) if errors else lines[-1]
-        return f"it said: {telling[:LAST_WORDS]!r} (log: {self.log})"
+        telling = " ".join(lines[errors[-1] :][:3] if errors else lines[-1:])
+        said = f"it said: {telling[:LAST_WORDS]!r}" if telling else "it said nothing"
+        return f"{said} (log: {self.log})"
 
     def how_it_ended(self) -> str:
         code = self.code or 0
-        if code >= 0:
-            return f"ended with exit code {code}"
-        with contextlib.suppress(ValueError):
-            return f"died of {signal.Signals(-code).name}"
-        return f"died of signal {-code}"
+        return f"ended with exit code {code}" if code >= 0 else f"died of {signal.strsignal(-code)} ({-code})"
 
     def _hear(self, seconds: float) -> bool:
         """Whether the guard said something in that time."""
@@ -143,12 +113,10 @@ class Guarded:
             return False
         data = os.read(self._words, 4096)
         if not data:  # the guard was killed, and what it guarded with it
-            self.guard.wait()
-            self.code = self.guard.returncode if self.code is None else self.code
+            self.code = self.guard.wait() if self.code is None else self.code
             return False
-        self._text += data
-        while b"\n" in self._text:
-            line, self._text = self._text.split(b"\n", 1)
+        *lines, self._text = (self._text + data).split(b"\n")
+        for line in lines:
             word, _, rest = line.decode(errors="replace").partition(" ")
             if word == "started":
                 self.pid = int(rest)

@@ -7,15 +7,14 @@ import json
 import re
 import socket
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
 from harness.machine.provenance import steers
-from harness.serving.ab.plan import CONTAINERS, Command
+from harness.serving.ab.plan import FOREIGN, Command
 from harness.serving.ab.process import Guarded
 
 # Straight to loopback: a proxy of the environment has no part in this.
@@ -30,10 +29,10 @@ FATAL = re.compile(
 IN_USE = re.compile("address already in use", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
-# Keys of /server_info that differ between any two launches.
+# Keys of /server_info that any two launches may differ in.
 OF_ONE_LAUNCH = re.compile(
-    r"(^|\.)(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|internal_states|"
-    r"pid|api_key|served_model_name|max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)($|\.)"
+    r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|internal_states|pid|api_key|"
+    r"max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)\b"
 )
 
 
@@ -51,25 +50,25 @@ class Server:
     log: in the launch's folder, in which the command runs
     """
 
-    def __init__(self, command: Command, port: int, log: Path, keep: int, grace: float, stop: Command | None):
-        self.command, self.port, self.grace = command, port, grace
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(
+        self, command: Command, port: int, log: Path, keep: int, grace: float, stop: Command | None
+    ) -> None:
+        self.command, self.port = command, port
         words = stop.words if stop else ()
         self.process = Guarded(
             command.words, command.environment(), log, keep=keep, grace=grace, stop=words
         )  # fmt: skip
 
-    def wait_ready(self, path: str, timeout_s: float, tick: Callable[[float], None]) -> float:
+    def wait_ready(self, path: str, timeout_s: float) -> float:
         """Seconds until it answered. Raises RunFailed when it dies, is not there in time, or when another
         process listens on its port."""
         started, pause = time.monotonic(), 0.05
-        while (passed := time.monotonic() - started) < timeout_s:
+        while time.monotonic() - started < timeout_s:
             self.check("before it served")
             if self.get(path, 30.0) is not None:
                 if self.owned() is False:
                     raise PortTaken(f"another process, not this server, answers on port {self.port}")
                 return time.monotonic() - started
-            tick(passed)
             self.process.wait(pause)
             pause = min(1.0, pause * 1.3)
         raise RunFailed(
@@ -87,55 +86,53 @@ class Server:
 
     def get(self, path: str, timeout_s: float = 10.0, post: bool = False) -> str | None:
         """What it answers with 200; None for anything else."""
-        request = urllib.request.Request(f"{self.url}{path}", data=b"" if post else None)
-        try:
+        url = f"http://127.0.0.1:{self.port}{path}"
+        with contextlib.suppress(OSError, ValueError):
+            request = urllib.request.Request(url, data=b"" if post else None)
             with _OPENER.open(request, timeout=timeout_s) as answer:
                 return answer.read().decode(errors="replace") if answer.status == 200 else None
-        except (OSError, urllib.error.URLError, ValueError):
-            return None
+        return None
 
     def owned(self) -> bool | None:
         """Whether a process of this launch listens on the port; None: it cannot be told (a container's
         sockets are not those of the command that started it)."""
-        if Path(self.command.words[0]).name in (*CONTAINERS, "srun", "enroot", "sudo"):
-            return None
         sockets = listening(self.port)
-        if not sockets:
+        if Path(self.command.words[0]).name in FOREIGN or not sockets:
             return None
-        mine = {inode for pid in self.process.pids() for inode in _sockets_of(pid)}
-        return bool(sockets & mine)
+        return any(sockets & _sockets_of(pid) for pid in self.process.pids())
 
     def identity(self) -> dict[str, Any]:
         """What it says of itself, and the variables that it was started with."""
-        info = _json(self.get("/server_info"))
-        models = _json(self.get("/v1/models")).get("data")
+        info, models = self._json("/server_info"), self._json("/v1/models").get("data")
         model = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
-        engine = str(model.get("owned_by") or "")
-        version = info.get("version") or _json(self.get("/version")).get("version") or ""
         return {
-            "engine": "sglang" if "internal_states" in info else engine,
-            "version": str(version),
+            "engine": "sglang" if "internal_states" in info else str(model.get("owned_by") or ""),
+            "version": str(info.get("version") or self._json("/version").get("version") or ""),
             "model": str(model.get("id", "")),
             "owned": self.owned(),
             "server_info": {k: v for k, v in flat(info).items() if not OF_ONE_LAUNCH.search(k)},
-            "environment": self.environment(),
+            "environment": self._environment(),
         }
 
-    def environment(self) -> dict[str, str]:
-        """Variables of the process that listens, or of the command: those that steer kernels and those that
-        the plan sets, without secrets."""
-        sockets = listening(self.port)
-        pids = [pid for pid in self.process.pids() if sockets & set(_sockets_of(pid))]
-        for pid in (*pids, self.process.pid):
-            with contextlib.suppress(OSError):
-                lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-                found = dict(line.split("=", 1) for line in lines if "=" in line)
-                return {
-                    name: value
-                    for name, value in sorted(found.items())
-                    if (steers(name) or name in self.command.variables) and not SECRET.search(name)
-                }
+    def _json(self, path: str) -> dict[str, Any]:
+        with contextlib.suppress(ValueError):
+            value = json.loads(self.get(path) or "")
+            return value if isinstance(value, dict) else {}
         return {}
+
+    def _environment(self) -> dict[str, str]:
+        """Of the process that listens, or of the command: the variables that steer kernels and those that the
+        plan sets, without secrets."""
+        sockets = listening(self.port)
+        pids = [pid for pid in self.process.pids() if sockets & _sockets_of(pid)]
+        found: dict[str, str] = {}
+        with contextlib.suppress(OSError):
+            lines = (
+                Path(f"/proc/{[*pids, self.process.pid][0]}/environ").read_text(errors="replace").split("\0")
+            )
+            found = dict(line.split("=", 1) for line in lines if "=" in line)
+        wanted = (name for name in sorted(found) if steers(name) or name in self.command.variables)
+        return {name: found[name] for name in wanted if not SECRET.search(name)}
 
     def __enter__(self) -> Server:
         return self
@@ -160,8 +157,7 @@ def listening(port: int) -> set[str]:
     found = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
+            for fields in map(str.split, Path(f"/proc/net/{table}").read_text().splitlines()[1:]):
                 if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
                     found.add(fields[9])
     return found
@@ -171,24 +167,14 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     """`a.b` -> each value of nested objects that is no object."""
     if not isinstance(value, Mapping):
         return {name: value}
-    return {
-        k: v for key, each in value.items() for k, v in flat(each, f"{name}.{key}" if name else key).items()
-    }
+    prefix = f"{name}." if name else ""
+    return {k: v for key, each in value.items() for k, v in flat(each, f"{prefix}{key}").items()}
 
 
-def _sockets_of(pid: int) -> list[str]:
-    found = []
+def _sockets_of(pid: int) -> set[str]:
+    found = set()
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                target = str(descriptor.readlink())
-                if target.startswith("socket:["):
-                    found.append(target[8:-1])
+                found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
     return found
-
-
-def _json(text: str | None) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        value = json.loads(text or "")
-        return value if isinstance(value, dict) else {}
-    return {}

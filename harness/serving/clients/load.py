@@ -9,9 +9,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness.errors import mistake
-from harness.serving.clients import FORMATS, Known, others
+from harness.serving.clients import FORMATS, others
 from harness.serving.clients.fields import plain
 from harness.serving.clients.files import Document, UnreadableError, read
+from harness.serving.clients.format import Format
 from harness.serving.integrity import examined
 from harness.serving.schema import Finding, Metric, ServingRun, Totals
 
@@ -67,7 +68,7 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
     )
 
 
-def _parts(document: Document) -> list[tuple[Document, Known]]:
+def _parts(document: Document) -> list[tuple[Document, Format]]:
     """The document with its format; where lines of several clients were appended to one file, each run of
     lines with its own."""
     if document.kind == "jsonl":
@@ -88,7 +89,7 @@ def _parts(document: Document) -> list[tuple[Document, Known]]:
     raise UnreadableError(document.broken or unknown)
 
 
-def _format(document: Document) -> Known | None:
+def _format(document: Document) -> Format | None:
     return next((format_ for format_ in FORMATS if format_.recognises(document)), None)
 
 
@@ -102,7 +103,7 @@ def _nearest(document: Document) -> str:
     return f", nearest to {name} ({', '.join(shared[name][:2])})"
 
 
-def _runs(document: Document, known: Known) -> list[ServingRun]:
+def _runs(document: Document, known: Format) -> list[ServingRun]:
     try:
         runs = known.runs(document)
     except ValidationError as error:

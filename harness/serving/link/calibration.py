@@ -38,7 +38,9 @@ SCATTER_POINTS = 6
 """How many points what is assumed of the scatter counts for."""
 OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
 
-BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), np.array([[1, -0.5, 0], [-0.5, 1, 0.6], [0, 0.6, 1]]))
+BEGUN_TPOT = Normal.of(
+    (2.0, 0.85, 1.15), (2.5, 0.25, 0.42), np.array([[1, -0.5, 0], [-0.5, 1, 0.6], [0, 0.6, 1]])
+)
 BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0))
 BEGUN_WEIGHT = 3.0
 """What the priors are learnt from beside the stored series: our guess before any, for so many systems."""
@@ -206,7 +208,14 @@ PRIOR = Constants(
     Normal.of(
         (52.6, 1.11, 1500.0, 31.3),
         (30.6, 0.445, 983.0, 52.6),
-        np.array([[1, -0.31, -0.07, -0.33], [-0.31, 1, -0.48, 0.71], [-0.07, -0.48, 1, -0.30], [-0.33, 0.71, -0.30, 1]]),
+        np.array(
+            [
+                [1, -0.31, -0.07, -0.33],
+                [-0.31, 1, -0.48, 0.71],
+                [-0.07, -0.48, 1, -0.30],
+                [-0.33, 0.71, -0.30, 1],
+            ]
+        ),
     ),
 )
 """`learnt_constants` of all stored series, rounded: the last lines of `serving validate --json` have it."""

@@ -116,7 +116,9 @@ def on_others_points(model: Link, same: Sequence[Series], prior: Constants = PRI
     measured = [each for series in same for each in model.measured(series.points, series.warm)]
     if not measured:
         where = f"{model.system.hardware} with {model.system.engine} at {model.structure.parallel.text}"
-        note = f"no serving of {where} is known: the constants are those of other systems, with wide intervals"
+        note = (
+            f"no serving of {where} is known: the constants are those of other systems, with wide intervals"
+        )
         return replace(model, constants=prior, notes=(*model.notes, note))
     operators = dict.fromkeys(f"{each.operator} {each.version}".strip() for each in same)
     note = (

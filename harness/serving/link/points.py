@@ -126,7 +126,9 @@ def own_points(
         # The load is the run's own, and lengths are as served.
         unlike = [d for d in differences(setting, run, ["all"]) if not d.name.endswith("length")]
         if unlike:
-            hint = "; --engine says it where a file is wrong" if any(d.name == "engine" for d in unlike) else ""
+            hint = (
+                "; --engine says it where a file is wrong" if any(d.name == "engine" for d in unlike) else ""
+            )
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
         unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
         unsaid |= dict.fromkeys(["range of lengths"] if _range(run) is None else [])
@@ -244,5 +246,3 @@ def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:
             f"{where} has a TTFT of {ttft:.3g} ms, and the kernels of one prefill take {prefill:.3g}: its prompts "
             "were found in a cache (prefix caching); measure it with a flushed cache, or prompts of another seed"
         )
-
-

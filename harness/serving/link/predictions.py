@@ -133,7 +133,9 @@ def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Pr
     for quantity in before:
         change = after[quantity] - before[quantity]
         parts = [_part(source, quantity) for source in sources]
-        low, high = (math.hypot(*(getattr(part, end) - part.value for part in parts)) for end in ("low", "high"))
+        low, high = (
+            math.hypot(*(getattr(part, end) - part.value for part in parts)) for end in ("low", "high")
+        )
         records.append(
             Prediction(
                 quantity=quantity,

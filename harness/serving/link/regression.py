@@ -24,7 +24,9 @@ class Normal:
     covariance: Array
 
     @classmethod
-    def of(cls, mean: Sequence[float], deviation: Sequence[float], correlation: Array | None = None) -> Normal:
+    def of(
+        cls, mean: Sequence[float], deviation: Sequence[float], correlation: Array | None = None
+    ) -> Normal:
         """correlation: [n, n]; None: of none with another"""
         spread = np.asarray(deviation, float)
         shape = np.eye(len(spread)) if correlation is None else np.asarray(correlation, float)

@@ -37,6 +37,7 @@ TIMED: Mapping[str, tuple[str, str]] = {
 """By file, the op that it times, and the column that says fp8_block where its rows are of other dtypes too.
 Prefill's tables time the absorbed form, which no engine runs (see tables.py)."""
 
+
 @dataclass(frozen=True)
 class OtherKernel:
     """timed: `kernel_source` of the table's rows; run: rows of this suite that the engine runs there"""

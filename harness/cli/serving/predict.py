@@ -47,8 +47,8 @@ OF_SYSTEM = [
         "--times",
         multiple=True,
         metavar="PATH",
-        help="Times of kernels: a set of AIConfigurator's tables (SYSTEM/ENGINE/VERSION), or a run of this suite. "
-        "What is missing is assumed from data sheets.",
+        help="Times of kernels: a set of AIConfigurator's tables (SYSTEM/ENGINE/VERSION), or a run of "
+        "this suite. What is missing is assumed from data sheets.",
     ),
     click.option(
         "--calibrate",

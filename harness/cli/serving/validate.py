@@ -17,9 +17,10 @@ from harness.cli.options import json_option
 )
 @json_option("Write JSON there, with every point, instead of a table.")
 def validate(hardware: str, engine: str, times: str, json_to: str | None) -> None:
-    """Errors of TPOT, mean TTFT and throughput, and how many points lie in their 90 % intervals, of servers that
-    the model has not seen: uncalibrated, calibrated on two of their points, and on all of their shortest lengths.
-    Exit code 1 where, calibrated on these, TPOT is more than 7 % off or fewer than 85 % lie inside."""
+    """Errors of TPOT, mean TTFT and throughput, and how many points lie in their 90 % intervals, of servers
+    that the model has not seen: uncalibrated, calibrated on two of their points, and on all of their
+    shortest lengths. Exit code 1 where, calibrated on these, TPOT is more than 7 % off or fewer than 85 %
+    lie inside."""
     from harness.errors import FAILED, OK
     from harness.files import require_writable, write
     from harness.serving.link.report import validation_json, validation_text

@@ -10,9 +10,9 @@
 | cold     | ms   | that a cold server's first wave takes beside its prefills |
 | each     | ms   | that each prompt of a cold server's first wave takes beside its prefill |
 
-The kernel sums hold most of what differs between systems, so that these constants are alike. What they were over
-the stored series is the prior of a system without points; `serving validate` learns it anew, each time without
-the system that is predicted.
+The kernel sums hold most of what differs between systems, so that these constants are alike. What they were
+over the stored series is the prior of a system without points; `serving validate` learns it anew, each time
+without the system that is predicted.
 """
 
 from __future__ import annotations

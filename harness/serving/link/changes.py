@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from harness.errors import UsageError
@@ -85,20 +84,19 @@ def applied(
             if change.factor is not None:
                 us = getattr(after, name).us.copy()
                 us[indices] /= change.factor
-                after = replace(after, **{name: replace(phase, us=us)})
+                after = after.having(name, us)
                 continue
             calls = change.calls or sum(phase.terms[i].calls for i in indices)
             saved = (change.saved_us or 0.0) * calls / in_server[name]
             slower = saved > 0.9 * float(phase.us[indices].sum(axis=0).min())
             us = getattr(before if slower else after, name).us.copy()
             us[indices] += (saved if slower else -saved) / len(indices)
-            moved = {name: replace(phase, us=us)}
             if slower:
-                before = replace(before, **moved)
+                before = before.having(name, us)
                 notes.append(
-                    f"{change.op} in {name}: more is saved than the kernel takes here, so the server before was "
-                    "slower than the model by that, and the model is what comes after"
+                    f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
+                    "was slower than the model by that, and the model is what comes after"
                 )
             else:
-                after = replace(after, **moved)
+                after = after.having(name, us)
     return before, after, notes

@@ -22,11 +22,12 @@ from harness.serving.link.load import KernelSums, Load
 Array = np.ndarray
 ROUNDS, SETTLED = 500, 1e-7
 DRAIN = 0.4
-"""Of a request's life, by which the last requests outlast the mean ones at the end of a run. Between 0, were all
-to end together, and 0.5, were their ends spread evenly."""
+"""Of a request's life, by which the last requests outlast the mean ones at the end of a run. Between 0, were
+all to end together, and 0.5, were their ends spread evenly."""
 WARM_FROM = {"trtllm": 8192}
-"""Tokens of a prompt that finds its kernels compiled, of engines that warm up with a long prompt: InferenceX's
-first wave of 8192 tokens takes little more than its prefills with TensorRT-LLM, that of 1024 1 to 4 s more."""
+"""Tokens of a prompt that finds its kernels compiled, of engines that warm up with a long prompt:
+InferenceX's first wave of 8192 tokens takes little more than its prefills with TensorRT-LLM, that of 1024 1
+to 4 s more."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Features:
     queue_ms: float
 
     def output(self, life_ms: float) -> float:
-        """Tokens/s of the instance over a whole run, of requests that live so long. At its end fewer and fewer
-        are in flight."""
+        """Tokens/s of the instance over a whole run, of requests that live so long. At its end fewer and
+        fewer are in flight."""
         load = self.load
         drained = DRAIN if load.concurrency > 1 and load.range_ratio < 1 else 0.0
         return load.concurrency * load.mean_osl / life_ms * 1e3 * load.waves / (load.waves + drained)

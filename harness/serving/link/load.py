@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -106,6 +106,12 @@ class KernelSums:
     prefill: Phase
     capacity: float = math.inf
 
+    def having(self, phase: str, us: Array) -> KernelSums:
+        """With other times of that phase, [terms, grid]."""
+        if phase == "decode":
+            return replace(self, decode=replace(self.decode, us=us))
+        return replace(self, prefill=replace(self.prefill, us=us))
+
 
 def kernel_sums(structure: Structure, load: Load, memory_gb: float | None = None) -> KernelSums:
     """memory_gb: of a GPU, 1e9 bytes; None: no limit to the cache. Raises UsageError where it holds no
@@ -134,8 +140,8 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None = None
 
 
 def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad], chunks: int) -> Phase:
-    """Over a grid from 1 to `most`. The attention of a prompt in chunks is that of the whole, the rest is called
-    once a chunk."""
+    """Over a grid from 1 to `most`. The attention of a prompt in chunks is that of the whole, the rest is
+    called once a chunk."""
     points = 1 + math.ceil(math.log(most) / math.log(BETWEEN_POINTS)) if most > 1 else 1
     grid = np.geomspace(1.0, most, points)
     loads = [step(float(point)) for point in grid]

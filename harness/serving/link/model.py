@@ -104,8 +104,7 @@ def link(system: System | None = None) -> Link:
     tables = read_tables(Path(sets[0])) if sets else None
     model = uncalibrated(system, tables, read_measured_times(runs) if runs else None)
     if not system.calibrate:
-        where = f"{model.system.hardware} with {model.system.engine}"
-        note = f"not calibrated: the constants are those of other servers; --calibrate takes results of your {where}"
+        note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
         return replace(model, notes=(*model.notes, note))
     points, notes = own_points(
         system.calibrate,
@@ -160,11 +159,12 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
 
 def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTimes | None) -> None:
     """Raises UsageError for times of another machine or engine."""
-    for times in (tables, *([runs] if runs else [])):
-        if hardware_name(times.device) != hardware:
+    places = [(tables.where, tables.device), *([(runs.where, runs.device)] if runs else [])]
+    for where, device in places:
+        if hardware_name(device) != hardware:
             raise UsageError(
-                f"times in {times.where} are of {times.device}, not {hardware}: kernels of one machine are not "
-                f"linked to serving of another; give --hardware {hardware_name(times.device)}, or times of {hardware}"
+                f"times in {where} are of {device}, not {hardware}: kernels of one machine are not linked to "
+                f"serving of another; give --hardware {hardware_name(device)}, or times of {hardware}"
             )
     if engine_name(tables.engine) != engine:
         raise UsageError(
@@ -177,9 +177,7 @@ def _of_times(built: Structure, runs: MeasuredTimes | None) -> list[str]:
     """What is to be known of the kernels' times, one line each."""
     notes = []
     if built.assumed:
-        notes.append(
-            f"assumed: times of {', '.join(built.assumed)}, from the H200's tables by both machines' data sheets"
-        )
+        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
     if runs:
         notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
     return notes

@@ -102,9 +102,9 @@ def own_points(
 ) -> tuple[tuple[Point, ...], list[str]]:
     """Of all runs in the files, and what is to be known of them, a line each.
 
-    engine_given: whether the user said the engine; then it goes before what a file calls it. Raises UsageError
-    for another system's run, for one with failed requests, or without closed loop, lengths, TPOT or TTFT, or
-    with TTFTs that nobody measured.
+    engine_given: whether the user said the engine; then it goes before what a file calls it. Raises
+    UsageError for another system's run, for one with failed requests, or without closed loop, lengths, TPOT
+    or TTFT, or with TTFTs that nobody measured.
     """
     runs = [run for name in files for run in load(name)]
     if not runs:
@@ -173,8 +173,8 @@ def _point(run: ServingRun) -> Point:
     zeros = sum(time == 0 for time in run.samples.ttfts_ms)
     if run.value("ttft", "median") == 0 or (zeros and 2 * zeros >= len(run.samples.ttfts_ms)):
         raise UsageError(
-            f"{run.id}: half of its TTFTs or more are zero, which nobody measured: it cannot calibrate; was it "
-            "streamed?"
+            f"{run.id}: half of its TTFTs or more are zero, which nobody measured: it cannot calibrate; "
+            "was it streamed?"
         )
     asked, to_longest = run.workload, 2 / (1 + ratio)
     wanted = {
@@ -212,6 +212,6 @@ def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:
     ttft, prefill = point.ttft_median_ms or point.ttft_ms or math.inf, measured.sums.prefill.ms(1)
     if ttft < CACHED * prefill:
         raise UsageError(
-            f"{where} has a TTFT of {ttft:.3g} ms, and the kernels of one prefill take {prefill:.3g}: its prompts "
-            "were found in a cache (prefix caching); measure it with a flushed cache, or prompts of another seed"
+            f"{where} has a TTFT of {ttft:.3g} ms, and the kernels of one prefill take {prefill:.3g}: its "
+            "prompts were found in a cache (prefix caching); flush it, or take prompts of another seed"
         )

@@ -21,7 +21,8 @@ IN_SERVER = 0.1
 """Deviation of what a kernel saves in the server over what it saves alone: replays of a step came within
 12 %, single calls within 15 % in the median."""
 OF_TIME: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, "assumed": DEVIATION}
-"""Deviation of the logarithm of a kernel's time, by where it is from: tables jitter so at neighbouring sizes."""
+"""Deviation of the logarithm of a kernel's time, by where it is from: tables jitter so at neighbouring
+sizes."""
 BESIDE = "beside its kernels"
 INFINITE, CLOSE = 1e9, 1e-4
 Worth = dict[QuantityName, float]
@@ -252,8 +253,8 @@ def setting_of(link: Link, load: Load) -> Setting:
 
 
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:
-    """What each op of the suite that the model has could give, and all together. target_ms: None asks only for
-    the most."""
+    """What each op of the suite that the model has could give, and all together. target_ms: None asks only
+    for the most."""
     sums = link.sums(load)
     modelled = {term.op for phase in (sums.decode, sums.prefill) for term in phase.terms}
     ops = [op for op in OP_CLASSES if op in OPS and op in modelled]

@@ -1,8 +1,8 @@
 """Least squares of a few constants, begun at what other systems had: linear models with normal constants.
 
-Every measured value is y = x . constants, off by a share of itself (`scatter`). With no point the constants are
-those of other systems (the prior), with many they are the least-squares fit; in between they are the most likely
-compromise of both. All of it is closed form.
+Every measured value is y = x . constants, off by a share of itself (`scatter`). With no point the constants
+are those of other systems (the prior), with many they are the least-squares fit; in between they are the
+most likely compromise of both. All of it is closed form.
 """
 
 from __future__ import annotations

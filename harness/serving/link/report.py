@@ -75,12 +75,15 @@ def _heading(link: Link, look: Outlook) -> str:
     of_tpot = _constants(link.constants.tpot, OF_TPOT)
     values = ", ".join(f"{n} {each['value']:.2f} (+-{each['deviation']:.2f})" for n, each in of_tpot.items())
     known = f"calibrated on {', '.join(link.calibrated_with)}" if link.calibrated_with else "not calibrated"
-    return (
-        f"DeepSeek-R1 FP8 on {link.gpus} x {link.system.hardware} with {link.system.engine}, "
-        f"{link.structure.parallel.text}; lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} "
-        f"out\nTPOT = a + k * decode + p * stall, {known}: {values}\n"
-        "  a: ms of each step beside its kernels; k: time of decode's kernels in the server over their sum alone;\n"
-        "  p: the same of the prefills of other requests, which stall those that decode"
+    of = f"{link.gpus} x {link.system.hardware} with {link.system.engine}, {link.structure.parallel.text}"
+    lengths = f"lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} out"
+    return "\n".join(
+        [
+            f"DeepSeek-R1 FP8 on {of}; {lengths}",
+            f"TPOT = a + k * decode + p * stall, {known}: {values}",
+            "  a: ms of each step beside its kernels; k: time of decode's kernels in the server over their sum;",
+            "  p: the same of the prefills of other requests, which stall those that decode",
+        ]
     )
 
 
@@ -156,13 +159,13 @@ def _reach(need: Need) -> str:
 
 
 def _notes(link: Link, lines: Sequence[str]) -> str:
+    run = "mean TTFT is over a run of 10 requests for each place"
     first = (
-        "mean TTFT is over a run of 10 requests for each place, on a server that has served before"
-        if link.system.warm
-        else "mean TTFT is over a run of 10 requests for each place; the first, which come at once, find a cold "
-        "server (--warm: a warm one)"
+        "on a server that has served before" if link.system.warm else "whose first wave finds a cold server"
     )
-    return "\n".join(f"- {line}" for line in (*lines, first, f"times of kernels: {link.structure.where}"))
+    return "\n".join(
+        f"- {line}" for line in (*lines, f"{run}, {first}", f"times of kernels: {link.structure.where}")
+    )
 
 
 # Validation
@@ -176,8 +179,8 @@ def validation_text(validation: Validation) -> str:
         *(name for quantity in QUANTITIES for name in (quantity, "inside", "width")),
     ]
     lines = [
-        "each server is predicted with constants learnt from all other machines and engines; points that it is "
-        "calibrated on are not predicted",
+        "each server is predicted with constants learnt from all other machines and engines",
+        "points that a server is calibrated on are not predicted",
         "mean absolute error (bias), points inside their 90 % interval, width of the interval over the value",
         *(
             f"not in `all`: {server.name}: {server.left_out}"

@@ -243,10 +243,10 @@ def _nothing_missing(tables: Tables, parallel: Parallel, terms: list[Term]) -> N
         names = ", ".join(dict.fromkeys(t.name if t.op in of_part else t.op for t in missing))
         why = f"no times of {names} in {tables.where}"
         if isinstance(tables, AssumedTables):
-            why = f"data sheets scale the H200's times, which are of tp8 alone: at {parallel.text} none of {names}"
+            why = f"data sheets scale times of tp8 alone: at {parallel.text} there are none of {names}"
         raise MissingTable(
-            f"{why}; give --times DIR with tables that have them (AIConfigurator's), or runs of this suite on "
-            f"{tables.device}, which hold block_scale_gemm, fused_moe, mla_decode and mha_prefill"
+            f"{why}; give --times DIR with AIConfigurator's tables that have them, or runs of this suite "
+            f"on {tables.device}, which hold block_scale_gemm, fused_moe, mla_decode and mha_prefill"
         )
 
 

@@ -1,15 +1,16 @@
 """Validation against every stored series: error, coverage and width, for servers that the model has not seen.
 
-Each server (one operator's, of one machine, engine and parallelism) is predicted with constants that were learnt
-from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest and the
-most requests in flight at its shortest lengths; and on all of these up to CALIBRATED in flight. What was
-calibrated on is not predicted. So no number here is of a point that set a constant, but for the kernel times of
-gfx942, some figures of which are MI325X's (assumed_times.py).
+Each server (one operator's, of one machine, engine and parallelism) is predicted with constants that were
+learnt
+from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest and
+the most requests in flight at its shortest lengths; and on all of these up to CALIBRATED in flight. What was
+calibrated on is not predicted. So no number here is of a point that set a constant, but for the kernel times
+of gfx942, some figures of which are MI325X's (assumed_times.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ UNCALIBRATED, ON_TWO, ON_ALL = MODES = ("uncalibrated", "calibrated on two", "ca
 QUANTITIES = ("TPOT", "mean TTFT", "throughput")
 CALIBRATED = 64
 ALLOWED, INSIDE = 0.07, 0.85
-"""Mean error of TPOT after calibration, and share of points in their 90 % intervals, that documents promise."""
+"""Mean error of TPOT after calibration, and share of points in their 90 % intervals, that documents
+promise."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +101,8 @@ class Validation:
 
 
 def validated(hardware: str = "", engine: str = "", tables: str = "") -> Validation:
-    """Of all stored series, or of those of a machine and an engine. tables: a set of AIConfigurator's tables in
-    place of this project's times, for their machine and engine. Raises UsageError where there is none."""
+    """Of all stored series, or of those of a machine and an engine. tables: a set of AIConfigurator's tables
+    in place of this project's times, for their machine and engine. Raises UsageError where there is none."""
     own = read_tables(Path(tables)) if tables else None
     of_tables = f"{hardware_name(own.device)} {engine_name(own.engine)}" if own else ""
     models: dict[object, Link] = {}
@@ -152,11 +154,15 @@ def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable
     fits: dict[str, Sequence[Measured]] = {UNCALIBRATED: [], ON_TWO: [near[0], near[-1]], ON_ALL: near}
     for mode, fit in fits.items():
         constants = prior.fitted(fit)
-        predicted: Collection[Series] = [s for s in of_server if not fit or s is not shortest]
-        for series, each in ((series, each) for series in predicted for each in of_server[series]):
+        left = [one for one in of_server if not fit or one is not shortest]
+        for series, each in [(one, each) for one in left for each in of_server[one]]:
             served, point = constants.served(each.sums, each.cold), each.point
             output = (point.output_tok_s_gpu or 0.0) * series.parallel.tp
-            numbers = (served.tpot, point.tpot_ms), (served.ttft_mean, point.ttft_ms), (served.output, output)
+            numbers = (
+                (served.tpot, point.tpot_ms),
+                (served.ttft_mean, point.ttft_ms),
+                (served.output, output),
+            )
             for quantity, (value, seen) in zip(QUANTITIES, numbers, strict=True):
                 if seen:
                     yield Row(series.name, point.load.concurrency, mode, quantity, seen, value)

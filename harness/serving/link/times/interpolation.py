@@ -1,8 +1,8 @@
 """Interpolation between the points of a table of times.
 
-Times grow with the work, so a measured curve that falls is noise: it is replaced by its isotonic regression in
-the logarithm (pool adjacent violators). Between points the logarithm of the time is linear in the logarithm of
-the size.
+Times grow with the work, so a measured curve that falls is noise: it is replaced by its isotonic regression
+in the logarithm (pool adjacent violators). Between points the logarithm of the time is linear in the
+logarithm of the size.
 """
 
 from __future__ import annotations

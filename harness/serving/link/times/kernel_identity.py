@@ -73,7 +73,7 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
         rows[file] = [row for row in rows[file] if not is_of_op(row) or row["kernel_source"] not in unfit]
         left_out = sum(by_source[source] for source in unfit)
         notes.append(
-            f"{left_out} of {by_source.total()} times of {op} are of {', '.join(sorted(unfit))}, the engine runs "
-            f"{' or '.join(run)}: left out"
+            f"{left_out} of {by_source.total()} times of {op} are of {', '.join(sorted(unfit))}, the "
+            f"engine runs {' or '.join(run)}: left out"
         )
     return replace(tables, rows=rows, notes=tuple(notes))

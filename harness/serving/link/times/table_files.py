@@ -1,8 +1,8 @@
 """Files of a set of kernel tables: where AIConfigurator's layouts have them, and their rows.
 
-A set is SYSTEM/ENGINE/VERSION, as h200_sxm/sglang/0.5.9. Until July 2026 that was a folder of tables; since then
-each op has its own, SYSTEM/OP/ENGINE/VERSION, and a set is named as before. Where a version was not timed anew,
-`reuse.yaml` beside the tables names the version whose times stand for it.
+A set is SYSTEM/ENGINE/VERSION, as h200_sxm/sglang/0.5.9. Until July 2026 that was a folder of tables; since
+then each op has its own, SYSTEM/OP/ENGINE/VERSION, and a set is named as before. Where a version was not
+timed anew, `reuse.yaml` beside the tables names the version whose times stand for it.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ ABSORBED = "flash_attention"  # `kernel_source` of SGLang's prefill attention wh
 SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")  # some tables have rows of none
 SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # tables of one stand in sets of the other
 PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product: outside, the unit is another
-# Times what reading a kernel's weights takes, with a launch, at AT_ROWS rows: what is slower is the host's time, as
-# of vLLM 0.24's FP8 products, or of no kernel that anybody runs, as one set's experts.
+# Times what reading a kernel's weights takes, with a launch, at AT_ROWS rows: what is slower is the host's
+# time, as of vLLM 0.24's FP8 products, or of no kernel that anybody runs, as one set's experts.
 SLOWEST, LAUNCH_US, AT_ROWS = 10.0, 3.0, 64
 
 
@@ -170,7 +170,8 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
-    """Whose they are by most of their rows. Raises UsageError where they are of several machines or engines."""
+    """Whose they are by most of their rows. Raises UsageError where they are of several machines or
+    engines."""
     if not rows:
         raise UsageError(
             f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and {EXPERTS['num_experts']} "

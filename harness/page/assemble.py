@@ -13,6 +13,7 @@ from harness.page.measured.case import measured_cases
 from harness.page.measured.machine import machine_section
 from harness.page.measured.moved import moved
 from harness.page.measured.op_section import op_section
+from harness.page.serving.ab import ab_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.written import written_section
 from harness.results.comparison import compared
@@ -46,7 +47,7 @@ def assemble(inputs: Inputs, title: str = "") -> Page:
 
 
 def _title(ops: Sequence[str], inputs: Inputs) -> str:
-    serving = [path.name for path in (*inputs.ledgers, *inputs.documents)]
+    serving = [path.name for path in (*inputs.abs, *inputs.ledgers, *inputs.documents)]
     return ", ".join([*ops, *serving]) or "Recorded results"
 
 
@@ -82,5 +83,6 @@ def _moved(runs: dict[Path, Run]) -> list[PageSection]:
 
 
 def _serving(inputs: Inputs) -> list[PageSection]:
-    sections = [ledger_section(list(known_rows([str(path)])), str(path)) for path in inputs.ledgers]
+    sections = [ab_section(folder) for folder in inputs.abs]
+    sections += [ledger_section(list(known_rows([str(path)])), str(path)) for path in inputs.ledgers]
     return sections + [written_section(path) for path in inputs.documents]

@@ -9,9 +9,10 @@ from pathlib import Path
 from harness import archive
 from harness.errors import UsageError
 from harness.results.read import run_folders
+from harness.serving.ab.record import PLAN as AB
 from harness.serving.ledger.ledger import NAME as LEDGER
 
-RECORDS = ("run.json", "cells.jsonl", LEDGER)
+RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)
 """Files that stand for the folder they are in."""
 EXPERIMENT = "experiment.json"
 """Of earlier releases: its folder's ledger is shown, and not the runs that its predictions came from."""
@@ -22,11 +23,13 @@ class Inputs:
     """Paths, each once.
 
     runs:      folders with run.json that are no parts of an earlier release's experiment
+    abs:       folders with ab.json
     ledgers:   files of a ledger's lines
     documents: files that a command wrote with --json
     """
 
     runs: list[Path] = field(default_factory=list)
+    abs: list[Path] = field(default_factory=list)
     ledgers: list[Path] = field(default_factory=list)
     documents: list[Path] = field(default_factory=list)
 
@@ -55,10 +58,12 @@ def _add_folder(together: Inputs, folder: Path) -> None:
     ledgers = archive.below(folder, LEDGER)
     whole = {file.parent for file in archive.below(folder, EXPERIMENT)}
     runs = [file.parent for file in archive.below(folder, "run.json") if not whole & {*file.parents}]
-    if not (ledgers or runs):
+    abs = [file.parent for file in archive.below(folder, AB)]
+    if not (ledgers or runs or abs):
         documents = sorted(folder.glob("*.json"))
         runs = [] if documents else run_folders(folder)
         _add(together.documents, documents)
+    _add(together.abs, abs)
     _add(together.ledgers, ledgers)
     _add(together.runs, runs)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 OP_CLASSES = {
     "block_scale_gemm": "FP8 block-scale products: the linears of attention, dense and shared-expert layers",
     "fused_moe": "the experts' grouped products, and the activation between them",
-    "mla_decode": "attention of decode over the latent cache, with its combine",
+    "mla_decode": "attention over the latent cache: of decode, and sparse of both, with its combine",
+    "indexer": "sparse attention's choice of tokens: the indexer's logits, their top-k and what feeds them",
     "mha_decode": "attention of decode over cached keys and values, no latent, with its combine",
     "mha_prefill": "attention of prefill; of training forward and backward",
     "attention": "attention by a kernel for prefill and decode alike, in a step of both or of no known phase",

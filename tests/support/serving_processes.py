@@ -1,4 +1,4 @@
-"""Fake engines and clients as commands, and which processes a test has left, told by a mark."""
+"""Doubles of a server and a client as commands, and which processes a test has left, told by a mark."""
 
 import sys
 import time
@@ -9,15 +9,8 @@ from harness.paths import ROOT
 
 MARK = "KERNEL_BENCH_TEST"
 DOUBLES = ROOT / "tests" / "doubles"
-
-
-def engine_command(mode: str = "ok") -> str:
-    return f"{sys.executable} {DOUBLES}/fake_engine.py {mode} {{port}} {{name}}"
-
-
-def client_command(mode: str = "ok") -> str:
-    parts = "{url} {result} {seed} {concurrency} {output_len}"
-    return f"{sys.executable} {DOUBLES}/fake_client.py {parts} {mode}"
+SERVER = f"{sys.executable} -S {DOUBLES}/fake_server.py {{port}}"
+CLIENT = f"{sys.executable} -S {DOUBLES}/fake_client.py {{url}} {{result}} {{seed}}"
 
 
 def marked(mark: str) -> list[int]:

@@ -36,6 +36,29 @@ def span(name: str, ts: float, dur: float) -> Event:
     return event("user_annotation", name, ts, dur)
 
 
+LAYER = [
+    ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 2112u, 7168u, 1u>", 12),
+    ("void flash_fwd_splitkv_mla_kernel<__nv_bfloat16>(x)", 40),
+    ("void flash_fwd_mla_combine_kernel<__nv_bfloat16>(x)", 6),
+    ("void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 7168u, 2048u, 1u>", 10),
+    ("fused_moe_kernel", 55),
+    (REDUCE, 18),
+]
+"""Kernels of a layer of DeepSeek in decode, and their us: 141 together."""
+
+
+def decode_steps(steps: int = 4, layers: int = 3, at: float = 1.7e15, **where: int) -> list[Event]:
+    """Steps of layers on one stream, a kernel every us after the last, each launched in its step's span."""
+    events, now, call = [], at, 0
+    for _ in range(steps):
+        events.append(span("execute_context_0(0)_generation_16(16)", now, 20))
+        for name, us in LAYER * layers:
+            call += 1
+            events += [launch(call, now), kernel(name, now + 1, us, correlation=call, **where)]
+            now += us + 1
+    return events
+
+
 def text(events: list[Any], **head: Any) -> str:
     return json.dumps({"schemaVersion": 1, **head, "traceEvents": events, "traceName": "x.json"})
 

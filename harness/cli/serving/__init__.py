@@ -6,7 +6,7 @@ import click
 
 from harness.cli.lazy import LazyGroup
 
-COMMANDS = ("compare", "ledger", "load", "observe", "predict", "recipe", "trace", "validate")
+COMMANDS = ("ab", "compare", "ledger", "load", "observe", "predict", "trace", "validate")
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS}
 MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("replay",)}
 MODULES["what-if"] = f"{__name__}.what_if:what_if"
@@ -14,16 +14,22 @@ MODULES["what-if"] = f"{__name__}.what_if:what_if"
 
 @click.group(cls=LazyGroup, modules=MODULES)
 def serving() -> None:
-    """What a kernel is worth in a serving run: results, traces, the model and the ledger.
+    """Serving: are results sound, which of two is faster, what would a faster kernel be worth.
 
     \b
-    python -m harness serving load FILE...       any client's results, in one schema, with what does not hold
-    python -m harness serving compare A B        two results, if they are alike
-    python -m harness serving recipe [NAME]      the published set-ups, ready to run on your own machine
-    python -m harness serving trace FILE         where a step's time goes, and what of it is exposed
-    python -m harness serving predict            TPOT, TTFT, throughput from the times of kernels
-    python -m harness serving what-if OP=2.0x    what a faster kernel would be worth
-    python -m harness serving validate           errors of these predictions for public servers
-    python -m harness serving replay --swap mla_decode=vllm.amx
-    python -m harness serving ledger             predicted, observed, residual
+    Are these results sound?
+      python -m harness serving load FILE...        any client's results, each held to its own numbers
+    Are these two alike, and which is faster?
+      python -m harness serving compare A B         their ratio and what differs, or why they are not alike
+    What would a faster kernel be worth?
+      python -m harness serving predict             TPOT, TTFT and throughput from the times of kernels
+      python -m harness serving what-if mla_decode=2x
+      python -m harness serving validate            how far predictions were off on public servers
+    Did a flag or a kernel change my server?
+      python -m harness serving ab PLAN.toml        servers in mirrored pairs, the effect with its interval
+    And beside these:
+      python -m harness serving trace FILE          where a step's time goes in a profiler's trace
+      python -m harness serving replay --swap ...   one decode step of a rank, with an op swapped
+      python -m harness serving ledger              what was predicted, beside what was observed
+      python -m harness serving observe LEDGER ROW  runs before and after a change, into a ledger
     """

@@ -43,13 +43,14 @@ def compare(
     json_to: str | None,
 ) -> None:
     """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
-    or claim. Throughput is normalised to one GPU and to output tokens; what differs otherwise refuses the
+    (dstack.online:2). Throughput is normalised to one GPU and to output tokens; what else differs refuses the
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
     from harness.errors import FAILED, OK
     from harness.files import require_writable, write
     from harness.serving.compare.alike import as_json, as_text, require_options
     from harness.serving.compare.alike import compare as compare_quantities
-    from harness.serving.compare.select import default_metric, engines_of, find, quantity_of, with_engine
+    from harness.serving.compare.identity import with_engine
+    from harness.serving.compare.select import default_metric, engines_of, find, quantity_of
 
     require_writable(json_to, None)
     require_options(assume, despite)

@@ -16,12 +16,15 @@ from harness.cli.options import json_option
 @json_option("Write JSON there instead of a table.")
 @click.option("--csv", "csv_to", metavar="FILE|-", help="Write one line for each metric there.")
 def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> None:
-    """Results of serving clients in one schema, each row held to what must hold between its numbers. Exit
-    code 1 where something does not hold, 2 where a file cannot be read."""
+    """Read the results of any serving client into one table, and check them.
+
+    Every run is held to what must be true between its numbers. Latencies that nobody measured are left out.
+    Exit code 1: a number is wrong; 2: a file cannot be read.
+    """
     from harness.errors import FAILED, OK, USAGE
     from harness.files import require_writable, write
     from harness.serving.clients.files import UnreadableError
-    from harness.serving.clients.load import load as load_file
+    from harness.serving.clients.load import beside_each_other, load_each
     from harness.serving.clients.report import as_csv, as_json, as_text
 
     require_writable(json_to, csv_to)
@@ -29,10 +32,11 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     runs, unreadable = [], []
     for name in files:
         try:
-            runs += load_file(name)
+            runs += load_each(name)
         except UnreadableError as error:
             unreadable.append(" ".join(str(error).split()))
             click.echo(f"error: {unreadable[-1]}", err=True)
+    runs = beside_each_other(runs)
     if json_to:
         write(json_to, as_json(runs, unreadable))
     if csv_to:

@@ -21,18 +21,16 @@ if TYPE_CHECKING:
     type=click.Choice(["prefill", "decode", "mixed", "training", "other"]),
     help="Of these steps only.",
 )
-@click.option("--steps", "each_step", is_flag=True, help="List each step.")
 @click.option(
     "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels to list."
 )
 @click.option("--partial", is_flag=True, help="Of a file that breaks off, take what there is, and flag it.")
 @json_option("Write everything there as JSON instead.")
-def trace(
-    file: str, phase: Phase | None, each_step: bool, top: int, partial: bool, json_to: str | None
-) -> None:
-    """A trace of torch.profiler or rocprofv3 (JSON, or its kernel trace as CSV; plain or gzip) by op class
-    and kernel, prefill and decode steps apart, with what overlaps and what is exposed. Exit code 1 where
-    events could not be read or, with --partial, the file breaks off; 2 where it cannot be read."""
+def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str | None) -> None:
+    """A trace of torch.profiler, rocprofv3 (JSON, or its kernel trace as CSV) or nsys stats (CSV of
+    cuda_gpu_trace), plain or gzip, by op class and kernel, prefill and decode steps apart, with what overlaps
+    and what is exposed. --json has each step. Exit code 1 where something in it is wrong or, with --partial,
+    it breaks off; 2 where it cannot be read."""
     from harness.errors import FAILED, OK, UsageError
     from harness.files import write
     from harness.serving.trace import decompose
@@ -44,5 +42,5 @@ def trace(
     if json_to:
         write(json_to, json.dumps(as_json(decomposed, phase), indent=1, allow_nan=False) + "\n")
     else:
-        print(as_text(decomposed, phase, top, each_step), end="")
+        print(as_text(decomposed, phase, top), end="")
     sys.exit(FAILED if any(finding.severity == "wrong" for finding in decomposed.findings) else OK)

@@ -24,6 +24,7 @@ _OP_COLOURS = {
     "block_scale_gemm": "#0072B2",
     "fused_moe": "#E69F00",
     "mla_decode": "#009E73",
+    "indexer": "#AA8844",
     "mha_decode": "#117733",
     "mha_prefill": "#44AA99",
     "attention": "#88CCEE",

@@ -29,15 +29,13 @@ def ledger_section(rows: Sequence[LedgerRow], title: str) -> PageSection:
     names = distinct([row.id for row in rows])
     rows = [row.model_copy(update={"id": name}) for row, name in zip(rows, names, strict=True)]
     lines = [line for row in rows for line in ledger_lines(row)]
-    kinds = dict.fromkeys((line.quantity, line.unit) for line in lines)
+    kinds = dict.fromkeys(line.kind for line in lines)
     empty = [row.id for row in rows if not ledger_lines(row)]
     return PageSection(
         anchor=anchor("ledger", title),
         title=title,
         headline=_headline(lines),
-        charts=[
-            _chart([line for line in lines if (line.quantity, line.unit) == kind], title) for kind in kinds
-        ],
+        charts=[_chart([line for line in lines if line.kind == kind], title) for kind in kinds],
         notes=[
             *((", ".join(ids), text) for text, ids in explanations(rows).items()),
             *((name, "nothing predicted, nothing observed") for name in empty),
@@ -58,7 +56,7 @@ def _headline(lines: Sequence[LedgerLine]) -> str:
 
 
 def _chart(lines: Sequence[LedgerLine], title: str) -> Chart:
-    quantity, unit = lines[0].quantity, unit_text(lines[0].unit)
+    quantity, unit = lines[0].kind[0], unit_text(lines[0].kind[1])
     marks = [mark for name, line in zip(_names(lines), lines, strict=True) for mark in _marks(name, line)]
     return Chart(
         anchor=anchor("ledger", title, quantity, unit),
@@ -78,7 +76,7 @@ def _names(lines: Sequence[LedgerLine]) -> list[str]:
 
 def _marks(name: str, line: LedgerLine) -> list[dict[str, Any]]:
     """The data of a line's prediction and of its observation, as far as there are such."""
-    unit = unit_text(line.unit)
+    unit = unit_text(line.kind[1])
     marks: list[dict[str, Any]] = []
     for side, record in (("predicted", line.prediction), ("observed", line.observation)):
         if record is None:
@@ -148,6 +146,6 @@ def _table(lines: Sequence[LedgerLine], unit: str) -> Table:
         cells = [cell(value, "+.5g") for of_side in values for value in of_side]
         before = cell(seen.before if seen else None)
         blind = ("yes" if line.blind else "no") if seen and line.prediction else ""
-        off = cell(line.relative_error, "+.1%")
+        off = cell(line.off, "+.1%")
         rows.append(TableRow([name, *cells, before, off, line.verdict, blind]))
     return Table(columns, rows, frozenset({*numeric, f"before, {unit}", "off by"}))

@@ -1,65 +1,55 @@
 """Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
 
-    python guard.py ORDERS_FD WORD_FD COMMAND...
+    python guard.py ORDERS_FD WORDS_FD KEEP_FD GRACE STOP COMMAND...
 
 Engines start processes that start processes. This one is their ancestor and, where Linux allows it, adopts
-the orphans among them, so that it finds them all, also those that made a session of their own. It takes
-orders from one pipe and says what happens on another, a line each:
+the orphans among them, so that it finds them all, also those that made a session of their own. It ends them
+when its pipe of orders says `stop`, and when that pipe closes: its parent is gone then, kill -9 included.
 
-    orders: pause, resume, stop SECONDS
-    words:  started PID, failed REASON, paused SECONDS, resumed SECONDS (time.monotonic), ended CODE
-
-When the pipe of orders closes, whoever gave them is gone, kill -9 included: all is ended at once. When the
-command has ended, this stays until the pipe closes: what the command used can still be read from it.
+    GRACE:   seconds between SIGTERM to the command and SIGKILL to all that is left
+    STOP:    a command, as a JSON list, that is run first (`docker stop ...`); [] for none
+    KEEP_FD: stays open as long as this runs: the lock of the record
+    words:   `started PID`, `failed REASON`, `ended CODE`, a line each
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-ORPHANED_GRACE_S = 1.0
 TICK_S = 0.02
 IDLE_S = 60.0
 MOST_S = 30.0
 
 
 def main() -> None:
-    orders, words, command = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
+    orders, words, keep, grace, stop = *map(int, sys.argv[1:4]), float(sys.argv[4]), json.loads(sys.argv[5])
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # whoever gives the orders decides
-    libc = _libc()
-    if libc is not None:
+        signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for descriptor in (orders, words):
+    for descriptor in (orders, words, keep):
         os.set_inheritable(descriptor, False)
-    child = _start(command, words, libc)
+    child = _start(sys.argv[6:], words, libc)
     if child is None:
         return
-    _leave_stdin()
-    _say(words, f"started {child}")
-    code = _serve(orders, words, child)
-    _end_all(child, 0.0)  # what the command left behind when it ended by itself
+    code = _wait(orders, child)
+    if code is None:
+        code = _end(child, grace, stop)
+    _kill_all(child)
     _say(words, f"ended {code}")
-    while os.read(orders, 4096):
-        pass
 
 
-def _libc() -> ctypes.CDLL | None:
-    with contextlib.suppress(OSError, AttributeError):
-        libc = ctypes.CDLL(None, use_errno=True)
-        libc.prctl  # noqa: B018 (Linux alone has it)
-        return libc
-    return None
-
-
-def _start(command: list[str], words: int, libc: ctypes.CDLL | None) -> int | None:
+def _start(command: list[str], words: int, libc: ctypes.CDLL) -> int | None:
     """The command's process, once it runs; None, with the reason said, where it cannot be run."""
     guard = os.getpid()
     read, write = os.pipe2(os.O_CLOEXEC)
@@ -70,13 +60,13 @@ def _start(command: list[str], words: int, libc: ctypes.CDLL | None) -> int | No
         os.close(read)
         if reason:
             os.waitpid(child, 0)
-            _say(words, f"failed {command[0]}: {reason.decode()}")
+        _say(words, f"failed {command[0]}: {reason.decode()}" if reason else f"started {child}")
         return None if reason else child
     try:
         os.setsid()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
-        if libc is not None:
+        if hasattr(libc, "prctl"):
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != guard:
                 os._exit(127)
@@ -87,45 +77,53 @@ def _start(command: list[str], words: int, libc: ctypes.CDLL | None) -> int | No
         os._exit(127)
 
 
-def _leave_stdin() -> None:
-    """To the command alone: who writes to it is to see when it has ended."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-
-
-def _serve(orders: int, words: int, child: int) -> int:
-    """Until the command ends; its exit code, negative for a signal. Sleeps in between: beside a measurement
-    nothing else may take time."""
+def _wait(orders: int, child: int) -> int | None:
+    """The command's exit code, negative for a signal; None when it is to be ended. Sleeps in between: beside
+    a measurement nothing else may take time."""
     woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(wakes)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    text = b""
-    while True:
-        code = _reap(child)
-        if code is not None:
-            return code
+    while (code := _reap(child)) is None:
         ready, _, _ = select.select([orders, woken], [], [], IDLE_S)
+        if orders in ready:
+            return None
         if woken in ready:
             os.read(woken, 4096)
-        if orders not in ready:
-            continue
-        data = os.read(orders, 4096)
-        if not data:
-            return _end_all(child, ORPHANED_GRACE_S)
-        text += data
-        while b"\n" in text:
-            line, text = text.split(b"\n", 1)
-            word, _, rest = line.decode().partition(" ")
-            if word == "stop":
-                return _end_all(child, float(rest))
-            if word in ("pause", "resume"):
-                at = _signal_all(signal.SIGSTOP if word == "pause" else signal.SIGCONT)
-                _say(words, f"{word}d {at!r}")
+    return code
+
+
+def _end(child: int, grace: float, stop: list[str]) -> int:
+    """Asks the command alone to end: an engine ends its own processes in their order, and one whose workers
+    are signalled beside it may leave memory of a GPU taken."""
+    until = time.monotonic() + grace
+    if stop:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            subprocess.run(stop, stdin=subprocess.DEVNULL, timeout=grace + MOST_S, check=False)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGTERM)
+    code = None
+    while code is None and time.monotonic() < until:
+        time.sleep(TICK_S)
+        code = _reap(child)
+    while _descendants() and time.monotonic() < until:  # what it began to end itself
+        time.sleep(TICK_S)
+        _reap(child)
+    return -signal.SIGKILL if code is None else code
+
+
+def _kill_all(child: int) -> None:
+    """Those that are being started while others are killed are found in the next round."""
+    until = time.monotonic() + MOST_S
+    while (pids := _descendants()) and time.monotonic() < until:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(TICK_S)
+        _reap(child)
 
 
 def _reap(child: int) -> int | None:
-    """Takes leave of all that ended, adopted orphans too; the command's exit code once it is among them."""
+    """Collects all that ended, adopted orphans too; the command's exit code once it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -137,57 +135,21 @@ def _reap(child: int) -> int | None:
     return code
 
 
-def _end_all(child: int, grace: float) -> int:
-    """Politely, then not; the command's exit code, or 0 where it had been taken already."""
-    codes: list[int | None] = []
-    if grace > 0:
-        _signal_all(signal.SIGTERM)
-        _signal_all(signal.SIGCONT)
-    until = time.monotonic() + grace
-    while time.monotonic() < until and _descendants():
-        time.sleep(TICK_S)
-        codes.append(_reap(child))
-    # Those that are being started while others are killed are found in the next round.
-    until = time.monotonic() + MOST_S
-    while _descendants() and time.monotonic() < until:
-        _signal_all(signal.SIGKILL)
-        time.sleep(TICK_S)
-        codes.append(_reap(child))
-    codes.append(_reap(child))
-    return next((code for code in codes if code is not None), 0)
-
-
-def _signal_all(number: int) -> float:
-    """When: to list the processes takes longer than to signal them."""
-    pids, at = _descendants(), time.monotonic()
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-    return at
-
-
 def _descendants() -> list[int]:
     """All living ones, ancestors first."""
-    parents = _parents()
-    pids, queue = [], [os.getpid()]
-    while queue:
-        parent = queue.pop()
-        children = [pid for pid, (above, alive) in parents.items() if above == parent and alive]
-        dead = [pid for pid, (above, alive) in parents.items() if above == parent and not alive]
-        pids += children
-        queue += children + dead
-    return pids
-
-
-def _parents() -> dict[int, tuple[int, bool]]:
-    """Process -> its parent, and whether it lives (a zombie does not)."""
-    states = {}
+    parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError, IndexError, ValueError):
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
-            states[int(name)] = (int(parent), state not in (b"Z", b"X"))
-    return states
+            parents[int(name)] = (int(parent), state not in (b"Z", b"X"))
+    pids, queue = [], [os.getpid()]
+    while queue:
+        above = queue.pop()
+        children = [pid for pid, (parent, _) in parents.items() if parent == above]
+        pids += [pid for pid in children if parents[pid][1]]
+        queue += children
+    return pids
 
 
 def _say(words: int, line: str) -> None:

@@ -1,6 +1,5 @@
-"""The files of serving clients. What each of them writes is a table (`Format`), read by one reader; a new client
-is one table and one example in tests/data/serving.
-"""
+"""The files of serving clients. What each of them writes is a table (`Format`), read by one reader; a new
+client is one table and one example in tests/data/serving."""
 
 from __future__ import annotations
 
@@ -30,5 +29,5 @@ FORMATS: tuple[Known, ...] = (
     *aiperf.FORMATS, *guidellm.FORMATS, *inference_perf.FORMATS, *inferencex.FORMATS, *trtllm.FORMATS,
     *sglang.FORMATS, *vllm.FORMATS, *dstack.FORMATS, Console(),
 )  # fmt: skip
-"""In the order in which a file is asked whose it is: clients that began as a copy of vLLM's write its keys and
-their own."""
+"""In the order in which a file is asked whose it is: clients that began as a copy of vLLM's write its keys
+and their own."""

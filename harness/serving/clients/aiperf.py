@@ -80,8 +80,8 @@ def _whole(row: Fields, key: str, unit: str) -> int | None:
 
 
 def _examine_counts(draft: Draft) -> None:
-    """Tokens beside their mean, and beside what the server counted. Where the file has no total, it is in the sum
-    or the mean of the lengths."""
+    """Tokens beside their mean, and beside what the server counted. Where the file has no total, it is in the
+    sum or the mean of the lengths."""
     row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
     for kind in ("output", "input"):
         mean, counted = draft.value(f"{kind}_len", tokens=kind), totals[f"{kind}_tokens"]

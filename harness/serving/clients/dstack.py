@@ -89,9 +89,8 @@ def _unshift(draft: Draft) -> None:
     limit, stated = draft.load["concurrency"], draft.value("concurrency")
     rate, e2e = draft.value("request_throughput", "total"), draft.value("e2e")
     mean, std, last = (draft.value("itl", statistic) for statistic in ("mean", "std", "p99"))
-    if None in (limit, stated, rate, e2e, mean, std, last):
+    if not (limit and stated and rate and e2e and mean and std and last):
         return
-    assert limit and stated and rate and e2e and mean and std and last
     follows = rate * e2e / 1e3
     fits_a_p99 = last <= stated <= quantile_limits(mean, std, 0.99)[1]
     if stated <= limit * (1 + MARGIN) or not limit / 2 <= follows <= limit * (1 + MARGIN) or not fits_a_p99:

@@ -1,8 +1,7 @@
 """The fields of one row of a file that comes from outside, one by one.
 
-A number that cannot be read (text, NaN, beyond all sense) does not stop its row and is never guessed: it is left
-out, and a finding says so.
-"""
+A number that cannot be read (text, NaN, beyond all sense) does not stop its row and is never guessed: it is
+left out, and a finding says so."""
 
 from __future__ import annotations
 

@@ -21,6 +21,11 @@ LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, i
 DEEPEST = 64  # levels of a JSON value; clients write three
 DELIMITERS = ",;\t"  # of cells; spreadsheets of some languages write the second
 DEEPEST_HEADER = 3  # lines of a CSV's column names
+MAGIC = {
+    b"PK\x03\x04": "a ZIP archive or a spreadsheet", b"\x28\xb5\x2f\xfd": "packed with zstd",
+    b"\xfd7zXZ": "packed with xz", b"BZh": "packed with bzip2", b"SQLite format 3": "a SQLite database",
+    b"PAR1": "a Parquet file", b"ARROW1": "an Arrow file", b"\x80\x04\x95": "a pickle",
+}  # fmt: skip
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 
 
@@ -34,7 +39,7 @@ class Document:
 
     content: of `json` one value, of `jsonl` a list of (line number, object), of `csv` a list of
              (line number, row by column name) with `header` as its first lines have it, of `text` nothing
-    not_json: why a text that starts as JSON does is none
+    broken:  why it is not what its name or its first characters say; then its kind is `text`
     """
 
     path: Path
@@ -42,7 +47,7 @@ class Document:
     text: str
     content: Any = None
     header: tuple[str, ...] = ()
-    not_json: str = ""
+    broken: str = ""
 
     def rows(self) -> list[Any]:
         """The values of a JSON or JSONL file that may be rows, whatever they are; none of other files."""
@@ -51,8 +56,8 @@ class Document:
         return [row for _, row in self.content] if self.kind == "jsonl" else []
 
     def candidates(self) -> list[Mapping[str, Any]]:
-        """Its objects, or one with a CSV's columns, by whose keys a client's file is recognised; none where one
-        of its rows is no object."""
+        """Its objects, or one with a CSV's columns, by whose keys a client's file is recognised; none where
+        one of its rows is no object."""
         if self.kind == "csv":
             return [dict.fromkeys(self.header)]
         rows = self.rows()
@@ -60,24 +65,26 @@ class Document:
 
 
 def read(path: Path) -> Document:
-    """Raises UnreadableError where the file is missing, too large, no text, or broken off."""
+    """Raises UnreadableError where the file is missing, too large, or no text."""
     text = _text(path)
     if not text.strip():
         raise UnreadableError(f"cannot read {path}: it is empty")
-    start = text.lstrip()[0]
-    if start in "{[":
-        try:
+    start, name = text.lstrip()[0], path.name.lower().removesuffix(".gz")
+    try:
+        if start in "{[":  # so may a log's lines start
             return _json(path, text)
-        except UnreadableError as error:
-            if {".json", ".jsonl"} & {suffix.lower() for suffix in path.suffixes}:
-                raise
-            return Document(path, "text", text, not_json=str(error))  # a log's lines may start with [
-    name = path.name.lower().removesuffix(".gz")
-    if name.endswith((".csv", ".tsv")):
-        return _csv(path, text)
+        if name.endswith((".csv", ".tsv")):
+            return _csv(path, text)
+    except UnreadableError as error:
+        return Document(path, "text", text, header=_first_line(text), broken=str(error))
     if name.endswith((".json", ".jsonl")):
-        raise UnreadableError(f"cannot read {path}: it is not JSON (it starts with {start!r})")
+        why = f"cannot read {path}: it is not JSON (it starts with {start!r})"
+        return Document(path, "text", text, broken=why)
     return Document(path, "text", text)
+
+
+def _first_line(text: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in text.lstrip().split("\n", 1)[0].split(","))
 
 
 def _text(path: Path) -> str:
@@ -91,7 +98,10 @@ def _text(path: Path) -> str:
         raise UnreadableError(f"cannot read {path}: it is a directory; name the files in it") from None
     except (OSError, EOFError, ValueError, zlib.error) as error:
         if isinstance(error, UnicodeDecodeError):
-            why = f"byte {error.start} is no {error.encoding}: no text, or not saved as UTF-8"
+            start = raw[: len(max(MAGIC, key=len))]
+            kind = next((what for magic, what in MAGIC.items() if start.startswith(magic)), "")
+            why = f"it is {kind}" if kind else f"byte {error.start} is no {error.encoding}: "
+            why += ": unpack or export it first" if kind else "no text, or not saved as UTF-8"
         else:
             why = getattr(error, "strerror", "") or str(error)
         raise UnreadableError(f"cannot read {path}: {why}") from None
@@ -205,8 +215,8 @@ def _is_number(cell: str) -> bool:
 
 
 def objects(document: Document) -> list[Fields]:
-    """Each object of a JSON or JSONL file, each row of a CSV; a list in a JSON file counts as its objects. Raises
-    UnreadableError where one is no object."""
+    """Each object of a JSON or JSONL file, each row of a CSV; a list in a JSON file counts as its objects.
+    Raises UnreadableError where one is no object."""
     if document.kind == "json":
         numbered = len(document.rows()) > 1
         rows = [(f"{document.path}[{i}]" if numbered else f"{document.path}", row)

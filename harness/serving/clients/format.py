@@ -1,8 +1,8 @@
 """One reader for the files of all serving clients: a client's format is a table of its keys.
 
-A table says by which keys a file is recognised, and where each metric, count and setting stands (`a.b` is key b of
-the object under a). What no table can say stands in the format's one `odd` function, which completes a `Draft`.
-"""
+A table says by which keys a file is recognised, and where each metric, count and setting stands (`a.b` is key
+b of the object under a). What no table can say stands in the format's one `odd` function, which completes a
+`Draft`."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Several:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Latencies under keys such as `p99_ttft_ms`. names: the client's name of each to ours. InferenceX's copy of
-    vLLM's client writes them in seconds, under keys without `_ms`."""
+    """Latencies under keys such as `p99_ttft_ms`. names: the client's name of each to ours. InferenceX's copy
+    of vLLM's client writes them in seconds, under keys without `_ms`."""
 
     names: Mapping[str, str]
     suffix: str = "_ms"
@@ -162,8 +162,8 @@ PEAKS = (
     One("max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", "output", "max"),
     One("max_concurrent_requests", "max_concurrent_requests", "1", statistic="max"),
 )
-"""Of single seconds: pieces of streams that came in one, and requests that touched one, which are more than were
-ever in flight at once."""
+"""Of single seconds: pieces of streams that came in one, and requests that touched one, which are more than
+were ever in flight at once."""
 
 SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 COUNTS = {
@@ -176,7 +176,8 @@ BURSTS = {"burstiness": "burstiness", "ramp_up": "ramp_up_strategy"}
 
 @dataclass
 class Draft:
-    """A run as its table gave it, which the format's `odd` function completes. about: further fields of it."""
+    """A run as its table gave it, which the format's `odd` function completes. about: further fields of
+    it."""
 
     row: Fields
     about: dict[str, Any]

@@ -14,9 +14,8 @@ requests. What the words mean there:
 - `*_per_second` are statistics of a rate over time, not tokens / time (off by a quarter in a short run). Kept
   under their own names; `throughput` is derived from tokens and duration.
 
-The CSV has the same numbers under group, name and statistic, without sums: those are mean x count. Its rows are
-read as the objects that the JSON has for them.
-"""
+The CSV has the same numbers under group, name and statistic, without sums: those are mean x count. Its rows
+are read as the objects that the JSON has for them."""
 
 from __future__ import annotations
 

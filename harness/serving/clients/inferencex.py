@@ -1,8 +1,9 @@
 """InferenceX (earlier InferenceMAX) of SemiAnalysis: `agg_*.json`, and the rows of its site's API.
 
 Read in SemiAnalysisAI/InferenceX, utils/process_result.py of 2026-08-21 (843c6254), and InferenceX-app's
-packages/db/data/supplemental-bmk.json. The client underneath is vLLM's old benchmark_serving.py, whose own files
-`vllm.serve` reads: its `*_ms` keys lose the suffix and come in **seconds**; all throughputs are per GPU:
+packages/db/data/supplemental-bmk.json. The client underneath is vLLM's old benchmark_serving.py, whose own
+files `vllm.serve` reads: its `*_ms` keys lose the suffix and come in **seconds**; all throughputs are per
+GPU:
 
 - of one node: over tp x pp x pcp_size GPUs (older files: over tp);
 - of several nodes: `tput_per_gpu` over all GPUs, `output_tput_per_gpu` over those that decode,
@@ -93,6 +94,11 @@ def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | N
                 value = read(f"decode_{kind}")
             elif kind != "dp_attention":
                 counts = [unlike.count(f"{side}_{kind}") for side in ("prefill", "decode")]
+                gpus = draft.about["gpus"]
+                if gpus and max(count or 0 for count in counts) > gpus:
+                    draft.find(
+                        "plausible", "wrong", f"{kind} of prefill and decode are {counts}, over {gpus} GPUs"
+                    )
                 if not apart and None not in counts:
                     draft.find("denominator", "suspect", f"prefill has a {kind} of {counts[0]} and decode one of "
                                f"{counts[1]}, though the engine is not disaggregated")  # fmt: skip

@@ -1,40 +1,70 @@
-"""Any supported client's file, as runs of one schema, each held to the integrity tests."""
+"""Any supported client's file, as runs of one schema, each held to the integrity rules."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from harness.errors import mistake
-from harness.serving.clients import FORMATS, Known
+from harness.serving.clients import FORMATS, Known, others
 from harness.serving.clients.fields import plain
 from harness.serving.clients.files import Document, UnreadableError, read
 from harness.serving.integrity import examined
 from harness.serving.schema import Finding, Metric, ServingRun, Totals
 
+FASTER = 3.0  # times as fast a first token, of the same prompts again, as the prefix cache gives
+SAME = 0.2  # between the TPOT of both
+
 
 def load(path: str | Path) -> list[ServingRun]:
-    """The runs in a file, in its order, with what the integrity tests find in `findings`.
+    """The runs in a file, in its order, with what the integrity rules find in `findings`.
 
     Raises UnreadableError (a UsageError) where the file cannot be read or is of no known client.
     """
+    return beside_each_other(load_each(path))
+
+
+def load_each(path: str | Path) -> list[ServingRun]:
+    """As `load`, each run by itself."""
     document = read(Path(path))
-    return list(_repeated(run for part, known in _parts(document) for run in _runs(part, known)))
+    return [run for part, known in _parts(document) for run in _runs(part, known)]
 
 
-def _repeated(runs: Iterable[ServingRun]) -> Iterator[ServingRun]:
-    """The runs; one whose measured numbers are all those of a run before it is said to be that one again."""
+def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
+    """The runs, with what they show together: one whose measured numbers are all those of a run before it,
+    and one that finds the prompts of a run before it in the prefix cache."""
     seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
+    alike: dict[object, ServingRun] = {}
+    marked = []
     for run in runs:
         first = seen.setdefault((run.totals, run.metrics), run.id)
+        system = (run.client, run.model, run.hardware, run.gpus, run.engine, run.version, run.parallelism)
+        before = alike.setdefault((*system, run.workload, run.totals.input_tokens), run)
+        finding = None
         if first != run.id:
-            message = f"{run.id}: every number is that of {first}: the same run again"
-            finding = Finding(rule="repeated", severity="suspect", message=message)
-            run = run.model_copy(update={"findings": (*run.findings, finding)})
-        yield run
+            finding = Finding(rule="repeated", severity="suspect",
+                              message=f"{run.id}: every number is that of {first}: the same run again")  # fmt: skip
+        elif message := _cached(before, run):
+            finding = Finding(rule="prefix_cache", severity="suspect", message=message)
+        marked.append(run.model_copy(update={"findings": (*run.findings, finding)}) if finding else run)
+    return marked
+
+
+def _cached(first: ServingRun, again: ServingRun) -> str:
+    """A client draws the same prompts for the same seed."""
+    was, now = (run.value("ttft", "median") or run.value("ttft", "mean") for run in (first, again))
+    tpots = [run.value("tpot", "mean") for run in (first, again)]
+    if first is again or first.totals.input_tokens is None or not was or not now or None in tpots:
+        return ""
+    if was / now < FASTER or abs((tpots[1] or 0) / (tpots[0] or 1) - 1) > SAME:
+        return ""
+    return (
+        f"{again.id}: TTFT is {now:.4g} ms where {first.id}, with as many tokens in, took {was:.4g} ms: the same "
+        "prompts again, from the prefix cache (flush it, or use another --seed)"
+    )
 
 
 def _parts(document: Document) -> list[tuple[Document, Known]]:
@@ -43,20 +73,19 @@ def _parts(document: Document) -> list[tuple[Document, Known]]:
     if document.kind == "jsonl":
         lines = [replace(document, content=[row]) for row in document.content]
         owned = [(line, _format(line)) for line in lines]
-        if len({known for _, known in owned if known}) > 1:
+        if len({known.name for _, known in owned if known}) > 1:
             stray = next((line.content[0][0] for line, known in owned if known is None), None)
             if stray is not None:
                 raise UnreadableError(f"cannot read {document.path}, line {stray}: of no known client")
             return [(line, known) for line, known in owned if known]
     known = _format(document)
-    if known is None and document.not_json:
-        raise UnreadableError(document.not_json)
-    if known is None:
-        names = ", ".join(format_.name for format_ in FORMATS)
-        raise UnreadableError(
-            f"cannot read {document.path}: of no known client{_nearest(document)}; known: {names}"
-        )
-    return [(document, known)]
+    if known is not None:
+        return [(document, known)]
+    if what := others.named(document):
+        raise UnreadableError(f"cannot read {document.path}: {what}")
+    names = ", ".join(format_.name for format_ in FORMATS)
+    unknown = f"cannot read {document.path}: of no known client{_nearest(document)}; known: {names}"
+    raise UnreadableError(document.broken or unknown)
 
 
 def _format(document: Document) -> Known | None:

@@ -21,8 +21,9 @@ LATENCIES = {
 }  # fmt: skip
 NUMERIC = ("output tok/s", *LATENCIES)
 OTHER = "else"
-HEADERS = ("run", "hardware", "engine", "in/out", "load", "mode", *NUMERIC, OTHER, "found")
+HEADERS = ("run", "hardware", "engine", "speculation", "in/out", "load", "mode", *NUMERIC, OTHER, "found")
 STATISTICS = {"total": "", "unknown": "?"}
+SPREAD = ("std", "min")
 BOUNDS = {"max": "up to", "min": "down to"}
 TITLES: dict[Severity, str] = {"wrong": "wrong", "suspect": "suspect", "note": "to be known"}
 ASSUMED = "taken for granted, or repaired"
@@ -90,6 +91,7 @@ def _row(run: ServingRun) -> list[str]:
         run.id,
         f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
         f"{run.engine} {run.version.partition('+')[0]}".strip(),
+        run.speculation if run.speculation != "none" else "",
         _lengths(run),
         _load(run),
         run.mode if run.mode != "unknown" else "",
@@ -101,15 +103,20 @@ def _row(run: ServingRun) -> list[str]:
 
 
 def _lengths(run: ServingRun) -> str:
-    load = run.workload
-    sizes = (load.input_len, load.longest_input_len), (load.output_len, load.longest_output_len)
-    return "/".join(_length(*size) for size in sizes) if any(map(any, sizes)) else ""
+    """Mean tokens of a request, in and out: as counted, unless the client keeps a window of the run."""
+    load, totals = run.workload, run.totals
+    counted = totals.completed if not (load.warmup_s or load.cooldown_s) else None
+    into = _length(totals.input_tokens, counted, load.input_len, load.longest_input_len)
+    out = _length(totals.output_tokens, counted, load.output_len, load.longest_output_len)
+    return "" if into == out == "?" else f"{into}/{out}"
 
 
-def _length(mean: float | None, longest: float | None) -> str:
-    if mean is None:
-        return "?" if longest is None else f"<={longest:g}"
-    return f"{mean:g}"
+def _length(tokens: int | None, completed: int | None, asked: float | None, longest: float | None) -> str:
+    if tokens is not None and completed:
+        return f"{tokens / completed:.4g}" if tokens / completed < 1e4 else f"{tokens / completed:.0f}"
+    if asked is not None:
+        return f"{asked:g}"
+    return "?" if longest is None else f"<={longest:g}"
 
 
 def _load(run: ServingRun) -> str:
@@ -133,11 +140,13 @@ def _output(run: ServingRun) -> str:
 
 
 def _latency(run: ServingRun, name: str, statistic: str) -> str:
-    """The statistic of the column; for a mean that the run lacks another one, named."""
+    """The statistic of the column; for a mean that the run lacks its median or another value, named."""
     metric = run.metric(name, statistic)
     label = ""
-    if metric is None and statistic == "mean" and (metric := run.metric(name)):
-        label = f" {STATISTICS.get(metric.statistic, metric.statistic)}"
+    if metric is None and statistic == "mean":
+        others = [one for one in run.metrics if one.name == name and one.statistic not in SPREAD]
+        metric = min(others, key=lambda one: one.statistic not in ("median", "p50"), default=None)
+        label = f" {STATISTICS.get(metric.statistic, metric.statistic)}" if metric else ""
     if metric is None:
         return ""
     number = f"{metric.value:.0f}" if metric.value >= 1e3 else f"{metric.value:.4g}"

@@ -5,21 +5,22 @@ Read in sglang 0.4.3 to 0.5.9 (wheels) and sglang/benchmark of 0.5.23. Times in 
 milliseconds, latencies of the batch clients seconds.
 
 bench_serving: by 0.4.6 accept_length, p95_itl_ms; by 0.5.9 tag, server_info, total_throughput,
-max_output_tokens_per_s, max_concurrent_requests; by 0.5.23 p90 and p95 of all, request_goodput, slo_attainment.
-Lists only with --output-details. random_*_len and random_range_ratio are written whatever the data set; they hold
-for `random` and `random-ids`, whose lengths are uniform from the ratio times the length to the length (the
-workload gives the mean). `concurrency` is the sum of all end-to-end times over the duration.
+max_output_tokens_per_s, max_concurrent_requests; by 0.5.23 p90 and p95 of all, request_goodput,
+slo_attainment. Lists only with --output-details. random_*_len and random_range_ratio are written whatever the
+data set; they hold for `random` and `random-ids`, whose lengths are uniform from the ratio times the length
+to the length (the workload gives the mean). `concurrency` is the sum of all end-to-end times over the
+duration.
 
 one_batch: prefill's throughput is input tokens over its time, decode's the batch over the median step, the
 overall one input and output tokens over all steps.
 
-one_batch_server: **`output_throughput` changed its meaning**. In 0.4.3 it is output tokens over the whole time;
-by 0.4.6 (last_gen_throughput stands beside it) all output tokens over the time after the last request's first
-token: `decode_throughput` here, and the throughput over the whole time is derived. -1 means not known (0.5.9).
-It can send to other engines too, and its file does not say which one answered.
+one_batch_server: **`output_throughput` changed its meaning**. In 0.4.3 it is output tokens over the whole
+time; by 0.4.6 (last_gen_throughput stands beside it) all output tokens over the time after the last request's
+first token: `decode_throughput` here, and the throughput over the whole time is derived. -1 means not known
+(0.5.9). It can send to other engines too, and its file does not say which one answered.
 
-offline_throughput: `backend` is the way in (engine, runtime). total_throughput counts input and output tokens.
-"""
+offline_throughput: `backend` is the way in (engine, runtime). total_throughput counts input and output
+tokens."""
 
 from __future__ import annotations
 
@@ -76,8 +77,9 @@ def random_lengths_and_server(draft: Draft) -> None:
 
 
 def _describe(draft: Draft, info: Fields) -> None:
-    """What an SGLang server says of itself (http_server.py of 0.5.9): arguments, version, `internal_states`. A
-    router of disaggregated servers answers with a list of such objects under `prefill` and one under `decode`."""
+    """What an SGLang server says of itself (http_server.py of 0.5.9): arguments, version, `internal_states`.
+    A router of disaggregated servers answers with a list of such objects under `prefill` and one under
+    `decode`."""
     prefill, decode = _servers(info, "prefill"), _servers(info, "decode")
     servers = [*prefill, *decode] or [info]
     sizes = {id(server): _sizes(server) for server in servers}
@@ -122,8 +124,8 @@ def _sizes(server: Fields) -> dict[str, Any]:
 
 
 def _world(size: Mapping[str, Any]) -> int | None:
-    """GPUs: tensor times pipeline parallel, and times data parallel where that is not over the tensor-parallel
-    ranks (dp attention)."""
+    """GPUs: tensor times pipeline parallel, and times data parallel where that is not over the
+    tensor-parallel ranks (dp attention)."""
     tp, pp, dp, shared = (size[key] for key in ("tp_size", "pp_size", "dp_size", "enable_dp_attention"))
     if not tp or not pp or not dp or (dp > 1 and shared is None):
         return None

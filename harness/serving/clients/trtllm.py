@@ -1,17 +1,16 @@
 """TensorRT-LLM's load generators: `trtllm-bench` (its --report_json, and the report that it prints) and
 `benchmark_serving.py`.
 
-Read in NVIDIA/TensorRT-LLM, tensorrt_llm/bench/dataclasses/reporting.py and statistics.py (02499765, of 1.3) and
-serve/scripts/benchmark_serving.py (0228a712, of 1.3); printed reports of 0.12 to 1.1 in its documents.
+Read in NVIDIA/TensorRT-LLM, tensorrt_llm/bench/dataclasses/reporting.py and statistics.py (02499765, of 1.3)
+and serve/scripts/benchmark_serving.py (0228a712, of 1.3); printed reports of 0.12 to 1.1 in its documents.
 
 trtllm-bench drives the engine without a server: `offline`. All times are ms, the streaming percentiles too;
-percentiles are single requests (`sorted[int(n * p)]`), not interpolated. `Output` counts all output tokens, and so
-does `Token Throughput` of reports to 0.17. Throughput per GPU is over `world_size`. The printed report lacks that:
-there it is total / per GPU, taken where it is a whole number.
+percentiles are single requests (`sorted[int(n * p)]`), not interpolated. `Output` counts all output tokens,
+and so does `Token Throughput` of reports to 0.17. Throughput per GPU is over `world_size`. The printed report
+lacks that: there it is total / per GPU, taken where it is a whole number.
 
-benchmark_serving.py is vLLM's old script with `user_throughput` (mean over requests of output tokens / latency),
-`e2els` and `avg_decoded_tokens_per_iter`.
-"""
+benchmark_serving.py is vLLM's old script with `user_throughput` (mean over requests of output tokens /
+latency), `e2els` and `avg_decoded_tokens_per_iter`."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ PRINTED = {
     "Per User Output Speed (tps/user)": "streaming_metrics.token_output_speed_tok_s",
     "Per User Output Speed [1/TPOT] (tokens/sec/user)": "streaming_metrics.token_output_speed_tok_s",
 }  # fmt: skip
-MARK = re.compile(r"\b(?:Total Output|Token) Throughput \(tokens/sec\)")
+MARK = re.compile(r"(?:Total Output|(?<!Output )(?<!Total )\bToken) Throughput \(tokens/sec\)")
 HEADER = re.compile(r"^= (PYTORCH BACKEND|ENGINE DETAILS)\b")
 STATISTIC_LINE = re.compile(r"\[(TPOT|TTFT|GTPS|Latency)\] (\w+)\s*:\s*(\S.*)$")
 
@@ -133,8 +132,8 @@ def _gpus(draft: Draft) -> int | None:
 
 
 def reports(document: Document) -> list[ServingRun]:
-    """The runs of the reports printed in a text. A new one begins with its first section, or where a line comes
-    for the second time."""
+    """The runs of the reports printed in a text. A new one begins with its first section, or where a line
+    comes for the second time."""
     if not MARK.search(document.text):
         return []
     return [

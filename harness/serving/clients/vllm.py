@@ -1,19 +1,19 @@
 """vLLM's load generators: `bench serve`, `bench throughput` and `bench latency`, and the scripts before them.
 
-Read in vllm/benchmarks of 0.32.0 and benchmarks/benchmark_serving.py of vllm-project/vllm at 0049e29c (0.8.x).
+Read in vllm/benchmarks of 0.32.0 and benchmarks/benchmark_serving.py of vllm-project/vllm at 0049e29c
+(0.8.x).
 
-bench serve: one JSON object a run, or one a line (--append-result); `bench sweep serve` writes them as rows of a
-summary.csv. Times in lists are seconds, `*_ms` milliseconds. 0.8.x has the literal key `request_goodput:`, no
-`failed`, and counts a request that returned nothing as completed, with a TTFT of 0 in its mean. Lists come with
---save-detailed, but for latencies and queue_times, which 0.32 always writes; e2el and every percentile but p99
-only where they are asked for. --metadata KEY=VALUE adds keys whose values are texts. max_concurrent_requests
-counts all that touched one second, more than were ever in flight at once. `backend: vllm` is OpenAI's protocol:
-which engine answered the file does not say.
+bench serve: one JSON object a run, or one a line (--append-result); `bench sweep serve` writes them as rows
+of a summary.csv. Times in lists are seconds, `*_ms` milliseconds. 0.8.x has the literal key
+`request_goodput:`, no `failed`, and counts a request that returned nothing as completed, with a TTFT of 0 in
+its mean. Lists come with --save-detailed, but for latencies and queue_times, which 0.32 always writes; e2el
+and every percentile but p99 only where they are asked for. --metadata KEY=VALUE adds keys whose values are
+texts. max_concurrent_requests counts all that touched one second, more than were ever in flight at once.
+`backend: vllm` is OpenAI's protocol: which engine answered the file does not say.
 
 bench throughput: **tokens_per_second counts input and output tokens**; how many were output the file does not
-say. bench latency: one batch again and again, in seconds; its size and lengths are not in the file, so the time
-of a pass says nothing of tokens: it is `batch_latency` of the whole engine.
-"""
+say. bench latency: one batch again and again, in seconds; its size and lengths are not in the file, so the
+time of a pass says nothing of tokens: it is `batch_latency` of the whole engine."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from harness.report.text import WIDTH
 from harness.serving.compare import identity
-from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, Difference, all_gpus, is_assumed
+from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, is_assumed
 from harness.serving.compare.quantity import Quantity, Reason, Side, against, normalised, unit_of
 from harness.serving.schema import Metric, ServingRun
 
@@ -85,7 +85,7 @@ def compare(
         tuple(reasons),
         side_a,
         side_b,
-        (*differing, *identity.beside([a.run], [b.run])),
+        (*differing, *identity.beside(a.run, b.run)),
         (*uncertain, *_uncertain(a, b)),
         tuple(_found(a.run, b.run)),
     )
@@ -119,15 +119,16 @@ def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str
 
 
 def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
-    precisions = [identity.of_run(quantity.run)["precision"] for quantity in (a, b)]
-    if all(precisions) and "fp8" in precisions and precisions[0] != precisions[1]:
-        yield f"precision: {precisions[0]} against {precisions[1]}"
+    of_a, of_b = identity.of_run(a.run), identity.of_run(b.run)
+    for name in ("precision", "input length", "output length"):
+        values = of_a[name], of_b[name]
+        is_loose = "fp8" in values or UP_TO in "".join(values)
+        if UNKNOWN not in values and values[0] != values[1] and is_loose and FIELDS[name].agree(*values):
+            yield f"{name}: {against(*values)}"
     told = [bool(identity.server_settings(quantity.run)) for quantity in (a, b)]
     if told[0] != told[1]:
         yield f"{(a, b)[told[0]].run.id} does not say its server's flags"
     for quantity in (a, b):
-        if quantity.bound not in ("exactly", "about"):
-            yield f"{quantity.run.id} says {quantity.bound!r}: its largest, not its mean"
         if identity.is_trimmed(quantity.run):
             yield f"{quantity.run.id} counts a trimmed window, which is the steady state at its best"
     gpus = all_gpus(a.run), all_gpus(b.run)

@@ -20,30 +20,16 @@ from harness.serving.schema import OFF, OfferedLoad, Parallelism, ServingRun, St
 UNKNOWN = ""
 LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates add as much
 FIRST_WAVE = 10  # prompts for each place from which on those that come at once at the start are few
-UP_TO = "up to "
-"""Before a length of which only the longest is known."""
-SNAPSHOT = re.compile(r"-\d{4}$")
-"""End of a model's name: later weights of the same layers."""
+NODE = 8  # GPUs that a node has, of the machines here
+UP_TO = "up to "  # before a length of which only the longest is known
+NO_HITS = "no hits"  # of a prefix cache that may be on
+SNAPSHOT = re.compile(r"-\d{4}$")  # end of a model's name: later weights of the same layers
+TAG = re.compile(r":v?(\d+(?:\.\w+)+)")  # a version at the beginning of an image's tag
+CONVERTS = ("trtllm",)  # engines whose weights are what a conversion made of a checkpoint
+DRAWN = ("random", "synthetic", "custom")  # data sets whose lengths are those asked for
+CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}  # `auto` is DeepSeek's own
 CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
 """Models whose checkpoint is FP8 with a scale a block of 128 x 128 (DeepSeek-V3 report, arXiv 2412.19437)."""
-CONVERTS = ("trtllm",)
-"""Engines whose weights are what a conversion made of a checkpoint."""
-CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}
-"""Spellings of a cache's dtype; `auto` is DeepSeek's own."""
-TAG = re.compile(r":v?(\d+(?:\.\w+)+)")
-"""Version in the tag of a container's image, where the tag begins with it."""
-RELEASE = re.compile(r"\d+(?:\.\d+)+")
-DRAWN = ("random", "synthetic", "custom")
-"""Data sets whose lengths are those that the user asks for; others have their own."""
-
-NO_HITS = "no hits"
-NODE = 8  # GPUs that a node has, of the machines here
-
-Agree = Callable[[str, str], bool]
-
-
-def _same(a: str, b: str) -> bool:
-    return a == b
 
 
 def _lengths(a: str, b: str) -> bool:
@@ -69,154 +55,6 @@ def _caching(a: str, b: str) -> bool:
 
 def _prompts(a: str, b: str) -> bool:
     return round(float(a)) == round(float(b)) or min(float(a), float(b)) >= FIRST_WAVE
-
-
-@dataclass(frozen=True)
-class Field:
-    """One part of the identity.
-
-    why:    why results that differ in it are not compared; empty: they are, and the difference is named
-    needed: whether it has to be known, or assumed, of both
-    agree:  whether two known values are alike
-    """
-
-    why: str = ""
-    needed: bool = False
-    agree: Agree = _same
-
-
-WORK = "no factor mends that"
-FIELDS: dict[str, Field] = {
-    "hardware": Field(needed=True),
-    "GPUs": Field(),
-    "nodes": Field(),
-    "engine": Field(needed=True),
-    "version": Field(),
-    "model": Field("another model is another work", needed=True),
-    "precision": Field("other products, of another accuracy", agree=_precisions),
-    "KV cache": Field("decode reads another number of bytes a token, of another accuracy"),
-    "tensor parallelism": Field(),
-    "pipeline parallelism": Field(),
-    "expert parallelism": Field(),
-    "data parallelism": Field(),
-    "DP attention": Field(),
-    "disaggregation": Field(),
-    "context parallelism": Field(),
-    "speculative decoding": Field("a step gives another number of tokens"),
-    "prefix caching": Field("cached prompts are not computed", agree=_caching),
-    "launch of decode steps": Field(),
-    "steps between looks": Field(),
-    "tokens of a prefill step": Field(),
-    "mode": Field("a batch known from the start and requests as they come are different jobs", needed=True),
-    "input length": Field(f"prefill's share of the time differs; {WORK}", needed=True, agree=_lengths),
-    "output length": Field(f"the share of decode and the cache's length differ; {WORK}", True, _lengths),
-    "range of lengths": Field(),
-    "load": Field("the batch that the engine decodes differs", needed=True),
-    "prompts for each place": Field(agree=_prompts),
-    "dataset": Field("prompts decide expert routing, prefix cache hits, and where answers end"),
-    "failed requests": Field(),
-    "accounting window": Field("one leaves its ramp-up and its tail out, the other counts them"),
-}
-"""In the order in which they are told."""
-SERVER = ("prefix caching", "speculative decoding", "precision", "KV cache")
-"""Those that are a choice of the server's, so that a user may want to compare them."""
-PLAIN = ("speculative decoding", "DP attention", "disaggregation", "context parallelism")
-OPTIONAL = ("dataset", "prefix caching", "nodes")
-"""A run need not say them to be of a ledger's row."""
-
-
-class Setting(StrictRecord):
-    """Where a change was made, or what a prediction is of: the machine, the engine, the load.
-
-    precision: of the weights' products, as `fp8 block-scale`; kv_cache: the dtype of the cache
-    plain:     whether there is neither speculative decoding, nor attention over data-parallel ranks, nor
-               prefill on other GPUs than decode
-    launch:    of decode steps, graph or eager; recv_interval: decode steps between two looks for requests
-    prefill_tokens: of one step, at most
-    """
-
-    hardware: str = ""
-    gpus: int | None = None
-    engine: str = ""
-    version: str = ""
-    model: str = ""
-    precision: str = ""
-    kv_cache: str = ""
-    plain: bool | None = None
-    launch: str = ""
-    recv_interval: int | None = None
-    prefill_tokens: int | None = None
-    parallelism: Parallelism = Parallelism()
-    workload: OfferedLoad = OfferedLoad()
-    client: str = ""
-    note: str = ""
-
-
-def of_run(run: ServingRun) -> dict[str, str]:
-    """A run's identity: by the names of FIELDS, in one spelling each, UNKNOWN where it does not say it."""
-    load, parallel = run.workload, run.parallelism
-    precision, cache = weights_and_cache(run)
-    model = run.model or run.option("model", "model-path")
-    flags = bool(run.flags)
-    eager = run.option("disable-cuda-graph", "enforce-eager")
-    engine = engine_name(run.engine)
-    context = run.option("dcp-size", "decode-context-parallel-size")
-    places = _places(run)
-    sent = load.num_prompts or run.totals.completed
-    each = f"{sent / places:.3g}" if sent and places and not load.request_rate else UNKNOWN
-    window = f"without the first {load.warmup_s or 0:g} s and the last {load.cooldown_s or 0:g} s"
-    return {
-        "model": SNAPSHOT.sub("", model_name(model)),
-        "mode": UNKNOWN if run.mode == "unknown" else run.mode,
-        "input length": length_text(run, "input"),
-        "output length": length_text(run, "output"),
-        "load": _load(run),
-        "dataset": load.dataset,
-        "prefix caching": _prefix_caching(run),
-        "speculative decoding": run.speculation,
-        "precision": precision.lower(),
-        "KV cache": CACHES.get(cache.lower(), cache.lower()),
-        "accounting window": window if is_trimmed(run) else "the whole run" if run.client else UNKNOWN,
-        "hardware": hardware_name(run.hardware or _noted_hardware(run)),
-        "engine": engine,
-        "version": _version(run),
-        "GPUs": _number(all_gpus(run)),
-        "nodes": _number(run.nodes),
-        "tensor parallelism": _number(parallel.tp),
-        "pipeline parallelism": _number(parallel.pp),
-        "expert parallelism": _expert_parallelism(run),
-        "data parallelism": _number(parallel.dp),
-        "DP attention": _dp_attention(run),
-        "disaggregation": _disaggregation(run),
-        "context parallelism": "none" if context in ("", "1") else context,
-        "launch of decode steps": "eager" if eager else _graphs(run),
-        "steps between looks": run.option("scheduler-recv-interval")
-        or ("1" if flags or engine not in ("", "sglang") else UNKNOWN),
-        "tokens of a prefill step": run.option("chunked-prefill-size", "max-num-batched-tokens"),
-        "range of lengths": _number(load.range_ratio)
-        or (f"that of {load.dataset}" if load.dataset and not load.dataset.startswith(DRAWN) else UNKNOWN),
-        "prompts for each place": each,
-        "failed requests": _failed(run),
-    }
-
-
-def of_setting(setting: Setting) -> dict[str, str]:
-    """A setting's identity. A plain one computes every prompt."""
-    names = ("hardware", "gpus", "engine", "version", "model", "precision", "parallelism", "workload")
-    about = {name: getattr(setting, name) for name in names}
-    said = of_run(ServingRun(id="", client="row", source="", mode="online", **about))
-    plain = dict.fromkeys(PLAIN, "none") | {"prefix caching": NO_HITS}
-    is_one_node = setting.plain and setting.gpus is not None and setting.gpus <= NODE
-    return said | {
-        **(plain if setting.plain else dict.fromkeys(plain, UNKNOWN)),
-        "KV cache": CACHES.get(setting.kv_cache.lower(), setting.kv_cache.lower()),
-        "nodes": "1" if is_one_node else UNKNOWN,
-        "expert parallelism": _number(setting.parallelism.ep),
-        "launch of decode steps": setting.launch,
-        "steps between looks": _number(setting.recv_interval),
-        "tokens of a prefill step": _number(setting.prefill_tokens),
-        "failed requests": "none",
-    }
 
 
 def _number(value: float | None) -> str:
@@ -246,26 +84,67 @@ def length(run: ServingRun, side: str) -> float | None:
     return requested if close else served
 
 
-def length_text(run: ServingRun, side: str) -> str:
+def _length_text(run: ServingRun, side: str) -> str:
     mean, longest = length(run, side), getattr(run.workload, f"longest_{side}_len")
     if mean is not None:
         return f"{mean:.6g}"
     return UNKNOWN if longest is None else f"{UP_TO}{longest:.6g}"
 
 
-def weights_and_cache(run: ServingRun) -> tuple[str, str]:
-    """How weights are multiplied, and the cache's dtype. A mere `fp8` is made out from the server's flags,
-    where they are known."""
-    said, _, of_cache = run.precision.partition(", ")
-    cache = of_cache.removesuffix(" cache") or run.option("kv-cache-dtype") or ("auto" if run.flags else "")
-    if said.lower() not in ("", "fp8") or not (run.flags or run.environment):
-        return said or run.option("quantization"), cache
+def _model(run: ServingRun) -> str:
+    return run.model or run.option("model", "model-path")
+
+
+def _layers(run: ServingRun) -> str:
+    """The model, whichever weights of the same layers."""
+    return SNAPSHOT.sub("", model_name(_model(run)))
+
+
+def _precision(run: ServingRun) -> str:
+    """How weights are multiplied. A mere `fp8` is made out from the server's flags, where they are known."""
+    said = run.precision.partition(", ")[0].lower()
+    if said not in ("", "fp8") or not (run.flags or run.environment):
+        return said or run.option("quantization")
     flag = run.option("quantization") or run.option("dtype")
-    if flag in ("", "auto", "fp8"):
-        model = run.model or run.option("model", "model-path")
-        as_is = CHECKPOINT_FP8.search(model) and engine_name(run.engine) not in CONVERTS
-        return ("fp8 block-scale" if as_is else said or flag.removesuffix("auto")), cache
-    return flag, cache
+    if flag not in ("", "auto", "fp8"):
+        return flag
+    as_is = CHECKPOINT_FP8.search(_model(run)) and engine_name(run.engine) not in CONVERTS
+    return "fp8 block-scale" if as_is else said or flag.removesuffix("auto")
+
+
+def _cache(run: ServingRun) -> str:
+    of_precision = run.precision.partition(", ")[2].removesuffix(" cache").lower()
+    cache = of_precision or run.option("kv-cache-dtype") or ("auto" if run.flags else UNKNOWN)
+    return CACHES.get(cache, cache)
+
+
+def _window(run: ServingRun) -> str:
+    load = run.workload
+    if is_trimmed(run):
+        return f"without the first {load.warmup_s or 0:g} s and the last {load.cooldown_s or 0:g} s"
+    return "the whole run"
+
+
+def _range(run: ServingRun) -> str:
+    load = run.workload
+    own = load.dataset and not load.dataset.startswith(DRAWN)
+    return _number(load.range_ratio) or (f"that of {load.dataset}" if own else UNKNOWN)
+
+
+def _prompts_for_each(run: ServingRun) -> str:
+    places, sent = _places(run), run.workload.num_prompts or run.totals.completed
+    return f"{sent / places:.3g}" if sent and places and not run.workload.request_rate else UNKNOWN
+
+
+def _context_parallelism(run: ServingRun) -> str:
+    degree = run.option("dcp-size", "decode-context-parallel-size")
+    return "none" if degree in ("", "1") else degree
+
+
+def _looks(run: ServingRun) -> str:
+    """Decode steps between two looks for requests, of SGLang's scheduler; the others have no such option."""
+    is_told = run.flags or engine_name(run.engine) not in ("", "sglang")
+    return run.option("scheduler-recv-interval") or ("1" if is_told else UNKNOWN)
 
 
 def _places(run: ServingRun) -> float | None:
@@ -297,10 +176,12 @@ def _load(run: ServingRun) -> str:
     return ", ".join(filter(None, (flight, rate)))
 
 
-def _noted_hardware(run: ServingRun) -> str:
-    """The machine, as a user had the client note it; a number there is how many of them there are."""
+def _hardware(run: ServingRun) -> str:
+    """The machine; where the file does not name it, as its user had the client note it (a number there is how
+    many of them there are)."""
     said = (str(run.extra.get(key) or "") for key in ("hardware", "gpu", "gpu_type", "accelerator"))
-    return next((text for text in said if text and not text.isdecimal()), "")
+    noted = next((text for text in said if text and not text.isdecimal()), "")
+    return hardware_name(run.hardware or noted)
 
 
 def _version(run: ServingRun) -> str:
@@ -342,8 +223,10 @@ def _disaggregation(run: ServingRun) -> str:
     return "on" if apart or run.option("disaggregation-mode") else _unsaid(run, "disagg")
 
 
-def _graphs(run: ServingRun) -> str:
-    """Of decode steps: graphs, at least of batches up to a number that is below what is in flight."""
+def _launch(run: ServingRun) -> str:
+    """Of decode steps: eager, or in graphs, if only of batches that are smaller than what is in flight."""
+    if run.option("disable-cuda-graph", "enforce-eager"):
+        return "eager"
     most, places = run.option("cuda-graph-max-bs"), _places(run)
     if most.isdecimal() and places and int(most) < places:
         return f"graph up to a batch of {most}"
@@ -360,7 +243,116 @@ def _failed(run: ServingRun) -> str:
     return f"{failed} of {(totals.completed or 0) + failed}" if failed else "none"
 
 
-# Differences
+@dataclass(frozen=True)
+class Field:
+    """One part of the identity.
+
+    of:     what a run says of it, in one spelling; UNKNOWN where it does not say it
+    why:    why results that differ in it are not compared; empty: they are, and the difference is named
+    needed: whether it has to be known, or assumed, of both
+    agree:  whether two known values are alike
+    """
+
+    of: Callable[[ServingRun], str]
+    why: str = ""
+    needed: bool = False
+    agree: Callable[[str, str], bool] = str.__eq__
+
+
+NO_FACTOR = "differs, and no factor mends that"
+FIELDS: dict[str, Field] = {
+    "hardware": Field(_hardware, needed=True),
+    "GPUs": Field(lambda run: _number(all_gpus(run))),
+    "nodes": Field(lambda run: _number(run.nodes)),
+    "engine": Field(lambda run: engine_name(run.engine), needed=True),
+    "version": Field(_version),
+    "model": Field(_layers, "another model is another work", needed=True),
+    "precision": Field(_precision, "other products, of another accuracy", agree=_precisions),
+    "KV cache": Field(_cache, "decode reads another number of bytes a token, of another accuracy"),
+    "tensor parallelism": Field(lambda run: _number(run.parallelism.tp)),
+    "pipeline parallelism": Field(lambda run: _number(run.parallelism.pp)),
+    "expert parallelism": Field(_expert_parallelism),
+    "data parallelism": Field(lambda run: _number(run.parallelism.dp)),
+    "DP attention": Field(_dp_attention),
+    "disaggregation": Field(_disaggregation),
+    "context parallelism": Field(_context_parallelism),
+    "speculative decoding": Field(lambda run: run.speculation, "a step gives another number of tokens"),
+    "prefix caching": Field(_prefix_caching, "cached prompts are not computed", agree=_caching),
+    "launch of decode steps": Field(_launch),
+    "steps between looks": Field(_looks),
+    "tokens of a prefill step": Field(lambda run: run.option("chunked-prefill-size",
+                                                             "max-num-batched-tokens")),
+    "mode": Field(lambda run: run.mode.replace("unknown", UNKNOWN),
+                  "a batch known from the start and requests as they come are different jobs", True),
+    "input length": Field(lambda run: _length_text(run, "input"), f"prefill's share of the time {NO_FACTOR}",
+                          True, _lengths),
+    "output length": Field(lambda run: _length_text(run, "output"), f"decode's share of the time {NO_FACTOR}",
+                           True, _lengths),
+    "range of lengths": Field(_range),
+    "load": Field(_load, "the batch that the engine decodes differs", needed=True),
+    "prompts for each place": Field(_prompts_for_each, agree=_prompts),
+    "dataset": Field(lambda run: run.workload.dataset,
+                     "prompts decide expert routing, prefix cache hits, and where answers end"),
+    "failed requests": Field(_failed),
+    "accounting window": Field(_window, "one leaves its ramp-up and its tail out, the other counts them"),
+}  # fmt: skip
+"""In the order in which they are told."""
+SERVER = ("prefix caching", "speculative decoding", "precision", "KV cache")
+"""Those of them that a user may choose, and compare although results that differ in them are refused."""
+OPTIONAL = ("dataset", "prefix caching", "nodes")
+"""A run need not say them to be of a ledger's row."""
+
+
+def of_run(run: ServingRun) -> dict[str, str]:
+    """A run's identity, by the names of FIELDS."""
+    return {name: field.of(run) for name, field in FIELDS.items()}
+
+
+class Setting(StrictRecord):
+    """Where a change was made, or what a prediction is of: the machine, the engine, the load.
+
+    precision: of the weights' products, as `fp8 block-scale`; kv_cache: the dtype of the cache
+    plain:     whether there is neither speculative decoding, nor attention over data-parallel ranks, nor
+               prefill on other GPUs than decode
+    launch:    of decode steps, graph or eager; recv_interval: decode steps between two looks for requests
+    prefill_tokens: of one step, at most
+    """
+
+    hardware: str = ""
+    gpus: int | None = None
+    engine: str = ""
+    version: str = ""
+    model: str = ""
+    precision: str = ""
+    kv_cache: str = ""
+    plain: bool | None = None
+    launch: str = ""
+    recv_interval: int | None = None
+    prefill_tokens: int | None = None
+    parallelism: Parallelism = Parallelism()
+    workload: OfferedLoad = OfferedLoad()
+    client: str = ""
+    note: str = ""
+
+
+def of_setting(setting: Setting) -> dict[str, str]:
+    """A setting's identity. A plain one computes every prompt."""
+    names = ("hardware", "gpus", "engine", "version", "model", "precision", "parallelism", "workload")
+    about = {name: getattr(setting, name) for name in names}
+    said = of_run(ServingRun(id="", client="row", source="", mode="online", **about))
+    features = ("speculative decoding", "DP attention", "disaggregation", "context parallelism")
+    plain = dict.fromkeys(features, "none") | {"prefix caching": NO_HITS}
+    is_one_node = setting.plain and setting.gpus is not None and setting.gpus <= NODE
+    return said | {
+        **(plain if setting.plain else dict.fromkeys(plain, UNKNOWN)),
+        "KV cache": CACHES.get(setting.kv_cache, setting.kv_cache),
+        "nodes": "1" if is_one_node else UNKNOWN,
+        "expert parallelism": _number(setting.parallelism.ep),
+        "launch of decode steps": setting.launch,
+        "steps between looks": _number(setting.recv_interval),
+        "tokens of a prefill step": _number(setting.prefill_tokens),
+        "failed requests": "none",
+    }
 
 
 @dataclass(frozen=True)
@@ -417,20 +409,6 @@ def require_alike(setting: Setting, runs: Collection[ServingRun], assumed: Colle
             raise UsageError(f"{run.id} is no run of this row: {text(found)}{hint}")
 
 
-def require_pair(before: ServingRun, after: ServingRun) -> None:
-    """Raises UsageError where two runs differ in more than a change of kernels makes: in any field but the
-    build of one release."""
-    found = [each for each in unlike(of_run(before), of_run(after)) if each.is_known]
-    releases = [RELEASE.match(_version(run)) for run in (before, after)]
-    if all(releases) and len({match[0] for match in releases if match}) == 1:
-        found = [each for each in found if each.name != "version"]
-    if found:
-        raise UsageError(
-            f"{before.id} and {after.id} differ in more than the row's change: "
-            + "; ".join(f"{each.name} {each.row} before, {each.run} after" for each in found)
-        )
-
-
 def text(found: Collection[Difference]) -> str:
     """What differs first, then what either does not say, with what the other says."""
     parts = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]
@@ -450,10 +428,11 @@ def assumptions(setting: Setting, runs: Collection[ServingRun], assumed: Collect
 
 
 def with_engine(run: ServingRun, name: str) -> ServingRun:
-    """The run with the engine that the user names, noted where its file says another. Raises UsageError for a
-    name that is no engine's."""
-    engine = known_engine(name)
-    notes = run.notes
+    """The run with the engine that the user names, if he does; noted where its file says another. Raises
+    UsageError for a name that is no engine's."""
+    if not name:
+        return run
+    engine, notes = known_engine(name), run.notes
     if run.engine and engine_name(run.engine) != engine:
         notes = (*notes, f"--engine: {engine}; the file says {run.engine}")
     return run.model_copy(update={"engine": engine, "notes": notes})
@@ -465,8 +444,8 @@ def with_engine(run: ServingRun, name: str) -> ServingRun:
 STATE = re.compile(
     r"(host|pid|ports?|.*_ports?|.*_ids?|.*_addr|.*_dir|.*_folder|.*_file|.*_keyfile.*|.*_paths?|.*url|uuid|date|.*time"
     r"|.*timestamp|log_.*|.*_log|api_key|admin_api_key|random_seed|seed|status|label|tag|backend|endpoint_type|model"
-    r"|served_model_name|trust_remote_code|internal_states|spec_decode_.*|rtfx|total_.*|num_.*_tokens|sharegpt_.*"
-    r"|random_.*|recipe_fingerprint|.*_intvty|latencies_ms)"
+    r"|served_model_name|trust_remote_code|spec_decode_.*|rtfx|total_.*|num_.*_tokens|sharegpt_.*"
+    r"|random_.*|issue_rate|recipe_fingerprint|.*_intvty|latencies_ms)"
 )
 """Names of what a server or client writes that is no setting: where things are, and what was measured."""
 MODEL_PATHS = ("model_path", "tokenizer_path", "speculative_draft_model_path")
@@ -481,64 +460,44 @@ def server_settings(run: ServingRun) -> dict[str, str]:
     off is left out."""
     found: dict[str, Any] = {}
     for flag in run.flags:
-        role, _, option = flag.rpartition(": ") if not flag.startswith("-") else ("", "", flag)
-        name, _, value = option.removeprefix("--").replace("=", " ", 1).partition(" ")
-        found[(f"{role}: " if role else "") + name.replace("-", "_")] = value or "on"
+        name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")
+        found[name.removeprefix("--").replace("-", "_")] = value or "on"
     if run.client in NOTED:
         found |= {key: v for key, v in run.extra.items() if isinstance(v, str | bool | int)}
     for key in NESTED:
         found |= _flat(run.extra.get(key))
-    named = {name: str(value).strip() for name, value in found.items()}
     settings = {}
-    for name, value in named.items():
-        last = name.rpartition(".")[2].rpartition(": ")[2]
+    for name, value in found.items():
+        last = re.split("[.:]", name)[-1]
         if last in MODEL_PATHS:
-            value = model_name(value)
-        elif STATE.fullmatch(last):
-            continue
-        if value.lower() not in OFF:
-            settings[name] = {"True": "on", "true": "on"}.get(value, value)
+            value = model_name(str(value))
+        if str(value).lower() not in OFF and (last in MODEL_PATHS or not STATE.fullmatch(last)):
+            settings[name] = "on" if str(value).lower() == "true" else str(value).strip()
     return settings
 
 
 def _flat(value: object, name: str = "") -> dict[str, Any]:
     """Scalars in nested objects and lists, by joined names."""
-    if isinstance(value, Mapping):
-        items = [(str(key), inner) for key, inner in value.items() if not STATE.fullmatch(str(key))
-                 or str(key) in MODEL_PATHS]  # fmt: skip
-    elif isinstance(value, list):
-        items = [(str(index), inner) for index, inner in enumerate(value)]
-    else:
+    if not isinstance(value, Mapping | list):
         return {name: value} if name else {}
-    return {k: v for key, inner in items for k, v in _flat(inner, f"{name}.{key}" if name else key).items()}
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    inner = {f"{name}.{key}".lstrip("."): each for key, each in items if key != "internal_states"}
+    return {k: v for key, each in inner.items() for k, v in _flat(each, key).items()}
 
 
-def beside(a: Sequence[ServingRun], b: Sequence[ServingRun]) -> Iterator[str]:
-    """What differs between two sides beside the fields of the identity, a line for each kind."""
-    for what in ("image", "client", "protocol", "weights"):
-        sides = [[model_name(run.model) if what == "weights" else getattr(run, what).lower() for run in runs]
-                 for runs in (a, b)]  # fmt: skip
-        known = [list(dict.fromkeys(filter(None, side))) for side in sides]
-        if all(known) and len({*known[0], *known[1]}) > 1:
-            yield f"{what}: {' or '.join(known[0])} against {' or '.join(known[1])}"
-    settings = [[server_settings(run) for run in runs] for runs in (a, b)]
-    variables = [[run.environment for run in runs] for runs in (a, b)]
+def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
+    """What differs between two runs beside the fields of the identity, a line for each kind."""
+    for what in ("image", "client", "protocol", "model"):
+        of_a, of_b = getattr(a, what), getattr(b, what)
+        if of_a and of_b and of_a.lower() != of_b.lower():
+            yield f"{what}: {of_a} against {of_b}"
     unread = {name for name, flag in catalogue().items() if flag.read == "never"}
-    for kind, mappings, skipped in (
-        ("flags that differ", settings, set()),
-        ("environment that differs", variables, unread),
+    variables = [{k: v for k, v in run.environment.items() if k not in unread} for run in (a, b)]
+    for kind, (of_one, of_other) in (
+        ("flags that differ", (server_settings(a), server_settings(b))),
+        ("environment that differs", variables),
     ):
-        if all(any(side) for side in mappings) and (lines := _that_differ(mappings[0], mappings[1], skipped)):
-            yield f"{kind}: {', '.join(lines)}"
-
-
-def _that_differ(
-    a: Sequence[Mapping[str, str]], b: Sequence[Mapping[str, str]], skipped: Collection[str]
-) -> list[str]:
-    """`max_running_requests 4 | 64` for each name whose value is not the same in all mappings."""
-    lines = []
-    for name in dict.fromkeys(name for mapping in (*a, *b) for name in mapping):
-        sides = [list(dict.fromkeys(mapping.get(name, "unset") or "empty" for mapping in side)) for side in (a, b)]
-        if len({*sides[0], *sides[1]}) > 1 and name not in skipped:
-            lines.append(f"{name} {' or '.join(sides[0])} | {' or '.join(sides[1])}")
-    return lines
+        names = [name for name in {**of_one, **of_other} if of_one.get(name) != of_other.get(name)]
+        if of_one and of_other and names:
+            pairs = [f"{name} {of_one.get(name, 'unset')} | {of_other.get(name, 'unset')}" for name in names]
+            yield f"{kind}: {', '.join(pairs)}"

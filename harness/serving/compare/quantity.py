@@ -10,11 +10,10 @@ from harness.serving.schema import Metric, ServingRun
 
 @dataclass(frozen=True)
 class Quantity:
-    """A metric of a run. bound: `exactly`, or as a document says it: `up to` is the largest, not the mean"""
+    """A metric of a run."""
 
     run: ServingRun
     metric: Metric
-    bound: str = "exactly"
 
 
 @dataclass(frozen=True)
@@ -97,12 +96,11 @@ def _is_of_a_request(metric: Metric) -> bool:
 
 
 def _in_one_unit(metric: Metric, other: Metric) -> Side:
-    side = Side(metric.value, metric.unit, metric.scope, metric.tokens)
     factor, unit = unit_of(metric)
     if metric.unit in (other.unit, unit):
-        return side
-    return Side(metric.value * factor, unit, side.scope, side.tokens,
-                (f"{metric.value:g} {metric.unit} x {factor:g}",))  # fmt: skip
+        return Side(metric.value, metric.unit, metric.scope, metric.tokens)
+    step = f"{metric.value:g} {metric.unit} x {factor:g}"
+    return Side(metric.value * factor, unit, metric.scope, metric.tokens, (step,))
 
 
 def _output_only(quantity: Quantity, side: Side) -> Side:
@@ -142,8 +140,4 @@ def _gpu_share(quantity: Quantity) -> tuple[float, str] | None:
         role = scope.removesuffix("_gpu")
         of_role = split.decode_gpus if role == "decode" else split.prefill_gpus
         return (of_role / gpus, f"x {of_role} GPUs of {role} / {gpus} GPUs") if of_role else None
-    if scope == "decode_node" and gpus and nodes and split.decode_gpus:
-        decode = split.decode_gpus * nodes / gpus
-        step = f"x {decode:g} decode nodes / {gpus} GPUs, {gpus - split.decode_gpus} of prefill"
-        return decode / gpus, step
     return None

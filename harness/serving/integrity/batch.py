@@ -8,6 +8,7 @@ from harness.serving.integrity.common import MARGIN, apart, broken, hint, stated
 from harness.serving.schema import Finding, ServingRun
 
 LOGGED_STEPS = 40  # of decode between two of the server's own rates (SGLang's --decode-log-interval)
+TAIL = 10.0  # times the mean rate: what no step of decode exceeds
 AGREE = 2.0  # a factor: the mean over all steps and the rate of the last, slower ones
 
 
@@ -25,42 +26,40 @@ def steps(run: ServingRun) -> Iterator[Finding]:
     expected = {("prefill_throughput", "total"): (size and into and size * into, first and first / 1e3)}
     if not first and size and into and prefill_rate:
         first, how = 1e3 * size * into / prefill_rate, ", what prefill_throughput leaves of all,"
-    expected["decode_throughput", "total"] = (
-        size and out and size * out,
-        duration - first / 1e3 if duration and first else None,
-    )
+    decoding = duration - first / 1e3 if duration and first else None
+    expected["decode_throughput", "total"] = (size and out and size * out, decoding)
     expected["decode_throughput", "median"] = (size, step and step / 1e3)
     for (name, statistic), (tokens, seconds) in expected.items():
         metric = run.metric(name, statistic)
         value = whole(run, metric) if metric and not metric.derived else None
-        if value is None or not tokens or not seconds or seconds <= 0:
+        if value is None or not tokens:
+            continue
+        if not seconds and duration and value < tokens / duration * (1 - MARGIN):
+            seconds, how = duration, ", which is more than its decoding takes,"
+        if not seconds or seconds <= 0:
             continue
         if apart(value, tokens / seconds, seconds) > MARGIN:
-            yield broken(
-                run,
-                name,
+            message = (
                 f"{name} is {value:g} tok/s, but {tokens:g} tokens in {seconds:g} s{how} are "
-                f"{tokens / seconds:g}{hint(run, value * seconds / tokens)}",
-                {name: value, "tokens": tokens, "seconds": seconds},
+                f"{tokens / seconds:g}{hint(run, value * seconds / tokens)}"
             )
+            yield broken(run, name, "wrong", message, value=value, tokens=tokens, seconds=seconds)
 
 
 def last_interval(run: ServingRun) -> Iterator[Finding]:
-    """Where the time of the first token is not said: decoding beside the server's own rate of its last steps,
-    if there were enough of them for it to be of this batch."""
-    length, first = run.workload.output_len, stated(run, "ttft", "max")
-    decode, last = run.value("decode_throughput", "total"), run.value("last_gen_throughput")
-    if first or not decode or not last or not length or length <= LOGGED_STEPS:
-        return
-    if not 1 / AGREE <= decode / last <= AGREE:
-        yield broken(
-            run,
-            "decode_throughput",
-            f"decode_throughput is {decode:g} tok/s, but the server's own, over its last steps, {last:g}"
-            f"{hint(run, decode / last)}",
-            {"decode_throughput": decode, "last_gen_throughput": last},
-            "suspect",
-        )
+    """Decoding beside the server's own rate of its last or steady steps, if there were enough of them for it
+    to be of this batch."""
+    length, decode = run.workload.output_len or 0, run.value("decode_throughput", "total")
+    mean = run.value("throughput", "total", "output")
+    for name in ("last_gen_throughput", "steady_state_output_throughput"):
+        own = run.value(name)
+        if own and mean and own > TAIL * mean:
+            message = f"{name} is {own:g} tok/s, but output throughput over the whole run {mean:g}{hint(run, own / mean)}"
+            yield broken(run, "decode_throughput", "suspect", message, own=own, mean=mean)
+        elif own and decode and length > LOGGED_STEPS and not 1 / AGREE < decode / own < AGREE:
+            message = f"decode_throughput is {decode:g} tok/s, but the server's own {name} {own:g}"
+            message += hint(run, decode / own)
+            yield broken(run, "decode_throughput", "suspect", message, decode=decode, own=own)
 
 
 def overall(run: ServingRun) -> Iterator[Finding]:
@@ -76,15 +75,11 @@ def overall(run: ServingRun) -> Iterator[Finding]:
             continue
         expected = count / totals.duration_s
         if apart(value, expected, totals.duration_s) > MARGIN:
-            yield broken(
-                run,
-                "throughput",
+            message = (
                 f"{metric.tokens} throughput {value:g} tok/s, but {size} requests of {into or 0:g} / {out:g} "
-                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}"
-                f"{hint(run, value / expected)}",
-                {"throughput": value, "tokens": count, "duration": totals.duration_s, "expected": expected},
-                "suspect",
+                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}{hint(run, value / expected)}"
             )
+            yield broken(run, "throughput", "suspect", message, throughput=value, expected=expected)
 
 
 RULES = (steps, last_interval, overall)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from decimal import Decimal
 
 from harness.serving.schema import Finding, Metric, ServingRun, Severity
 
 EXACT = 1e-3  # relative: what clients compute in one program from the same numbers
 MARGIN = 0.01  # relative: what two clocks of one run may differ by
+FASTEST_STEP_MS = 0.1  # a decode step, or a first token, over a network stack in Python: a bound, no estimate
 WAITS = ("client_queue_time", "schedule_delay")  # of the client's: as short as nothing, or by turns long
 LIKE = 0.02  # relative: near enough to a round factor to name it
 
@@ -40,17 +40,15 @@ def window(run: ServingRun) -> str:
     return f"the client leaves {' and '.join(cut)} out, so its numbers are of a window" if cut else ""
 
 
-def broken(
-    run: ServingRun, rule: str, message: str, numbers: Mapping[str, float], severity: Severity = "wrong"
-) -> Finding:
+def found(rule: str, severity: Severity, message: str, **numbers: float) -> Finding:
+    return Finding(rule=rule, severity=severity, message=message, numbers=numbers)
+
+
+def broken(run: ServingRun, rule: str, severity: Severity, message: str, **numbers: float) -> Finding:
     """A finding; of a trimmed window it is only a note, with that reason."""
-    reason = window(run)
-    return Finding(
-        rule=rule,
-        severity="note" if reason else severity,
-        message=f"{message}; {reason}" if reason else message,
-        numbers=dict(numbers),
-    )
+    if reason := window(run):
+        return found(rule, "note", f"{message}; {reason}", **numbers)
+    return found(rule, severity, message, **numbers)
 
 
 def hint(run: ServingRun, ratio: float) -> str:
@@ -84,10 +82,16 @@ def whole(run: ServingRun, metric: Metric) -> float | None:
 
 
 def output_length(run: ServingRun) -> float | None:
-    """Mean output tokens of a request: as counted, else as asked for."""
+    """Mean output tokens of a request: as counted, else as asked for, else as the rates have it."""
     if run.totals.output_tokens and run.totals.completed:
         return run.totals.output_tokens / run.totals.completed
-    return run.workload.output_len
+    if run.workload.output_len is not None:
+        return run.workload.output_len
+    requests = run.metric("request_throughput")
+    tokens = requests and run.metric("throughput", "total", "output", requests.scope)
+    if requests is None or not tokens or requests.derived or not requests.value:
+        return None
+    return tokens.value / requests.value
 
 
 def equal_lengths(run: ServingRun) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
+from harness.serving.clients.fields import real
 from harness.serving.integrity.common import (
     EXACT,
     MARGIN,
@@ -14,12 +16,13 @@ from harness.serving.integrity.common import (
     apart,
     broken,
     equal_lengths,
+    found,
     hint,
     output_length,
     rounding,
     stated,
 )
-from harness.serving.schema import Finding, ServingRun
+from harness.serving.schema import Finding, ServingRun, Severity
 
 IDENTITY = 0.005  # of the mean E2E; dstack's 54 rows hold to 4e-10
 TAIL = (
@@ -33,6 +36,11 @@ UNIT = 100  # a factor that no distribution of latencies has between its mean an
 TAILS = 4  # times p99: the longest hundredth of requests
 BUNDLED = 1.5  # ITL / TPOT from which on chunks hold several tokens
 BUNDLE = 64  # tokens a chunk, at most
+HEAVY = 0.2  # of all requests' time in one of them
+FAR = 5  # times the mean of the others
+FEW = 3  # requests
+SKEWED = 3  # times the median
+NEARLY = 0.85  # of the deviation that a single long request makes
 
 
 def statistics(run: ServingRun) -> dict[str, dict[str, float]]:
@@ -65,8 +73,9 @@ def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
-    """Quantiles rise; the mean lies between min and max; p50 is the median."""
-    for name, known in distributions(run).items():
+    """Quantiles rise; the mean lies between min and max; p50 is the median. Of what was read and of the
+    rest."""
+    for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
         ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
         pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
         pairs += [p for p in (("min", "mean"), ("mean", "max")) if known.keys() >= set(p)]
@@ -74,13 +83,26 @@ def order(run: ServingRun) -> Iterator[Finding]:
             same = quantile(low) == quantile(high) and "mean" not in (low, high)
             above = known[low] > known[high] * (1 + 1e-9) + rounding(known[high])
             if above or (same and apart(known[high], known[low]) > EXACT):
-                yield Finding(
-                    rule="percentile_order",
-                    severity="wrong",
-                    message=f"{name}: {low} {known[low]:g} and {high} {known[high]:g} are "
-                    + ("not the same" if same else "the wrong way round"),
-                    numbers={low: known[low], high: known[high]},
-                )
+                how = "not the same" if same else "the wrong way round"
+                message = f"{name}: {low} {known[low]:g} and {high} {known[high]:g} are {how}"
+                yield found("percentile_order", "wrong", message, **{low: known[low], high: known[high]})
+
+
+STATISTICS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max"}
+
+
+def _kept(extra: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """Statistics of what has no place in a run, by where they stand."""
+    known = {
+        STATISTICS.get(key, key): number
+        for key, value in extra.items()
+        if (number := real(value)) is not None
+    }
+    if sum(1 for key in known if quantile(key) is not None) > 1:
+        yield path, known
+    for key, value in extra.items():
+        if isinstance(value, Mapping):
+            yield from _kept(value, f"{path} {key}".strip())
 
 
 def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:
@@ -91,52 +113,96 @@ def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:
 def moments(run: ServingRun) -> Iterator[Finding]:
     """Mean, deviation and quantiles of one sample."""
     count, every = run.totals.completed, statistics(run)
-    longest = every.get("e2e", {}).get("p99")
+    longest = every.get("e2e", {}).get("p99") or 1e3 * (run.totals.duration_s or 0.0)
     for name, known in every.items():
-        mean, std = known.get("mean"), known.get("std")
+        mean, std, median, p99 = (known.get(key) for key in ("mean", "std", "median", "p99"))
         if mean is None:
             continue
-        median = known.get("median")
         # Tokens of one piece of a stream have no time between them, and with the median the lower quartile.
         pieces = name == "itl" and known.get("p25", mean) * UNIT < mean
-        if median and mean and name not in WAITS and not pieces and not 1 / UNIT < median / mean < UNIT:
-            yield _unlikely(run, name, "median", median, "mean", mean)
-        p99 = known.get("p99")
+        if median is not None and mean and name not in WAITS and not pieces:
+            if not mean < median * UNIT or not median < mean * UNIT:
+                yield _unlikely(run, name, median, mean)
         if name in PER_REQUEST and p99 is not None and mean > p99 + rounding(mean, p99):
-            yield Finding(
-                rule="moments",
-                severity="suspect",
-                message=f"{name}: mean {mean:g} ms is above the p99 of {p99:g}: one request in a hundred "
-                "cannot weigh so much",
-                numbers={"mean": mean, "p99": p99},
+            message = (
+                f"{name}: mean {mean:g} ms is above the p99 of {p99:g}: one request in a hundred cannot weigh "
+                "so much"
             )
-        if std is None:
-            continue
+            yield found("moments", "suspect", message, mean=mean, p99=p99)
         for statistic, value in known.items():
             at = quantile(statistic)
             if at is None or not 0 < at < 1:
                 continue
+            if std is None:
+                if value * (1 - at) > mean * (1 + MARGIN) + rounding(mean):  # Markov's inequality
+                    message = f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}"
+                    yield found("moments", "wrong", message, value=value, mean=mean)
+                continue
             low, high = quantile_limits(mean, std * (1 + MARGIN), at)
             slack = rounding(*known.values()) * 2 + mean * 1e-6 + (std * 0.5 if (count or 0) < 10 else 0)
             if not low - slack <= value <= high + slack:
-                yield Finding(
-                    rule="moments",
-                    severity="wrong",
-                    message=f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}, std {std:g}"
-                    f": it lies in {max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}",
-                    numbers={statistic: value, "mean": mean, "std": std},
+                message = (
+                    f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}, std {std:g}: it lies in "
+                    f"{max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}"
                 )
+                yield found("moments", "wrong", message, value=value, mean=mean, std=std)
+        if std is None:
+            continue
         if count and std > mean * math.sqrt(count) * (1 + MARGIN) and name in PER_REQUEST:
-            yield _too_wide(
-                name, std, f"with mean {mean:g} ms of {count} requests", {"std": std, "mean": mean}
-            )
+            yield _too_wide(name, std, f"with mean {mean:g} ms of {count} requests", mean=mean)
         elif p99 is not None and std > _widest(mean, p99) + rounding(std, p99) and name in PER_REQUEST:
-            yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", {"std": std, "p99": p99})
+            if not _largest(run, name):
+                yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", p99=p99)
         if name == "itl" and longest and std > math.sqrt(2 * mean * longest):
             yield _too_wide(
-                name, std, f"with mean {mean:g} ms, in requests of {longest:g} ms (p99)",
-                {"std": std, "mean": mean, "p99_e2e": longest},
-            )  # fmt: skip
+                name, std, f"with mean {mean:g} ms, in requests of at most {longest:g} ms", mean=mean
+            )
+
+
+def one_request(run: ServingRun) -> Iterator[Finding]:
+    """A mean that one request makes, or few: the first ones, which wait for compilations, or one that
+    hangs."""
+    count = run.totals.completed
+    for name in PER_REQUEST:
+        largest, mean, median = _largest(run, name), stated(run, name, "mean"), stated(run, name, "median")
+        if not mean or not count or count < FEW:
+            continue
+        rest = (mean * count - largest) / (count - 1) if largest else mean
+        if largest and largest >= HEAVY * mean * count and largest >= FAR * rest:
+            message = (
+                f"{name}: one of {count} requests took {largest:.4g} ms, {100 * largest / count / mean:.3g} % of "
+                f"all together (compilation in the first call, or one that hung): without it the mean {mean:.4g} "
+                f"is {rest:.4g} ms; the duration and all rates count it too"
+            )
+            yield found("one_request", "suspect", message, largest=largest, mean=mean, without=rest)
+        elif median and mean >= SKEWED * median:
+            message = (
+                f"{name}: mean {mean:.4g} ms is {mean / median:.3g} x the median of {median:.4g}: few long requests "
+                "make it (a first wave that compiles, or a queue)"
+            )
+            yield found("few_requests", "suspect", message, mean=mean, median=median)
+
+
+def _largest(run: ServingRun, name: str) -> float | None:
+    """The longest time of a request: of the list of them, as stated, or as mean, median and deviation have it
+    where they are those of one long request among like ones. None where nothing tells it."""
+    samples, known, count = run.samples, statistics(run).get(name, {}), run.totals.completed or 0
+    listed = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms}.get(name, ())
+    mean, median, std, p99 = (known.get(key) for key in ("mean", "median", "std", "p99"))
+    if count < FEW:
+        return None
+    if len(listed) == count:
+        return max(listed)
+    if "max" in known or mean is None or median is None or mean < 1.5 * median:
+        return known.get("max")
+    alone = median + count * (mean - median)
+    if std is not None:
+        return alone if std >= NEARLY * (mean - median) * math.sqrt(count - 1) else None
+    last = (count - 1) * 0.99  # where numpy's p99 lies between the sorted times
+    if p99 is not None and last > count - 2:
+        interpolated = median + (last - (count - 2)) * (alone - median)
+        return alone if math.isclose(p99, interpolated, rel_tol=1 - NEARLY) else None
+    return None
 
 
 def extremes(run: ServingRun) -> Iterator[Finding]:
@@ -149,11 +215,18 @@ def extremes(run: ServingRun) -> Iterator[Finding]:
         slack = rounding(*known.values()) * 2
         if mean and std and most and std > most + slack:
             yield _not_with(name, "std", std, f"a max of {most:g}", mean)
+        if std == 0 and least is not None and most is not None and most - least > slack:
+            yield _not_with(name, "std", std, f"a min of {least:g} and a max of {most:g}", mean or 0.0)
         if not mean or name.split()[-1] not in ONE_A_REQUEST:
             continue
         if count and most and most > count * mean * (1 + MARGIN) + count * slack:
             yield _not_with(name, "max", most, f"a mean of {mean:g} over {count}", mean)
-        elif count and most and std is not None and most - mean > _farthest(std, count) + slack * count:
+        elif (
+            count
+            and most
+            and std is not None
+            and most - mean > std * math.sqrt(count) * (1 + MARGIN) + slack * count
+        ):
             yield _not_with(name, "max", most, f"mean {mean:g} and std {std:g} of {count}", mean)
         if std and least is not None and most is not None and least <= mean <= most:
             ends = math.sqrt((most - mean) * (mean - least) * (1 + 1 / max((count or 2) - 1, 1)))
@@ -161,15 +234,9 @@ def extremes(run: ServingRun) -> Iterator[Finding]:
                 yield _not_with(name, "std", std, f"mean {mean:g} between {least:g} and {most:g}", mean)
 
 
-def _farthest(std: float, count: int) -> float:
-    return std * math.sqrt(count) * (1 + MARGIN)
-
-
 def _not_with(name: str, statistic: str, value: float, beside: str, mean: float) -> Finding:
     message = f"{name}: {statistic} {value:g} is impossible with {beside}"
-    return Finding(
-        rule="moments", severity="wrong", message=message, numbers={statistic: value, "mean": mean}
-    )
+    return found("moments", "wrong", message, value=value, mean=mean)
 
 
 def _widest(mean: float, p99: float) -> float:
@@ -178,14 +245,20 @@ def _widest(mean: float, p99: float) -> float:
     return math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * max(TAILS * p99 - mean, 0.0) ** 2)
 
 
-def _too_wide(name: str, std: float, beside: str, numbers: dict[str, float]) -> Finding:
+def _too_wide(name: str, std: float, beside: str, **numbers: float) -> Finding:
     message = f"{name}: std {std:g} ms is hardly possible {beside}; other units?"
-    return Finding(rule="moments", severity="suspect", message=message, numbers=numbers)
+    return found("moments", "suspect", message, std=std, **numbers)
 
 
-def _unlikely(run: ServingRun, name: str, a: str, va: float, b: str, vb: float) -> Finding:
-    message = f"{name}: {a} {va:g} ms and {b} {vb:g} ms are far apart{hint(run, va / vb)}; other units?"
-    return Finding(rule="moments", severity="suspect", message=message, numbers={a: va, b: vb})
+def _unlikely(run: ServingRun, name: str, median: float, mean: float) -> Finding:
+    message = f"{name}: median {median:g} ms and mean {mean:g} ms are far apart"
+    bursts = name == "itl" and median < mean
+    message += (
+        ": tokens come in bursts (a proxy, or several in one piece)"
+        if bursts
+        else f"{hint(run, median / mean)}; other units?"
+    )
+    return found("moments", "suspect", message, median=median, mean=mean)
 
 
 def identity(run: ServingRun) -> Iterator[Finding]:
@@ -207,16 +280,14 @@ def identity(run: ServingRun) -> Iterator[Finding]:
     if not counted and follows and ASKED[0] <= e2e / follows <= ASKED[1]:
         return
     if abs(e2e - follows) > allowed:
-        ratio = _unit_at_fault(e2e, ttft, tpot, length)
         tail = equal and 0 < e2e - follows < TAIL * e2e
-        yield broken(
-            run,
-            "e2e_identity",
+        message = (
             f"mean e2e is {e2e:g} ms, but mean ttft {ttft:g} + ({length:g} - 1) x mean tpot {tpot:g} is "
-            f"{follows:g} ms{ratio}" + (", the rest after the last token" if tail else ""),
-            {"e2e": e2e, "ttft": ttft, "tpot": tpot, "output_length": length, "follows": follows},
-            "note" if tail else "wrong" if equal else "suspect",
+            f"{follows:g} ms{_unit_at_fault(e2e, ttft, tpot, length)}"
         )
+        message += ", the rest after the last token" if tail else ""
+        severity: Severity = "note" if tail else "wrong" if equal else "suspect"
+        yield broken(run, "e2e_identity", severity, message, e2e=e2e, ttft=ttft, tpot=tpot, follows=follows)
 
 
 def _deviation_of_length(run: ServingRun, mean: float) -> float:
@@ -254,60 +325,48 @@ def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
     for name, times in (("ttft", 1.0), ("tpot", steps)):
         for statistic, value in known.get(name, {}).items():
             ends = e2e.get(statistic)
-            if (
-                statistic == "std"
-                or ends is None
-                or value * times <= ends * (1 + EXACT) + rounding(ends, value) * times
-            ):
+            if statistic == "std" or ends is None:
                 continue
-            what = f"{name} {statistic} {value:g} ms" + (f" x {times:g}" if name == "tpot" else "")
-            yield Finding(
-                rule="parts_of_e2e",
-                severity="wrong",
-                message=f"{what} is longer than e2e {statistic} {ends:g} ms",
-                numbers={name: value, "e2e": ends},
-            )
+            if value * times > ends * (1 + EXACT) + rounding(ends, value) * times:
+                what = f"{name} {statistic} {value:g} ms" + (f" x {times:g}" if name == "tpot" else "")
+                message = f"{what} is longer than e2e {statistic} {ends:g} ms"
+                yield found("parts_of_e2e", "wrong", message, value=value, e2e=ends)
     itl, longest = known.get("itl", {}).get("max"), e2e.get("max")
     if itl and longest and itl > longest * (1 + EXACT) + rounding(itl, longest):
-        yield Finding(
-            rule="parts_of_e2e",
-            severity="wrong",
-            message=f"itl max {itl:g} ms is longer than e2e max {longest:g} ms",
-            numbers={"itl": itl, "e2e": longest},
-        )
+        message = f"itl max {itl:g} ms is longer than e2e max {longest:g} ms"
+        yield found("parts_of_e2e", "wrong", message, itl=itl, e2e=longest)
     duration = run.totals.duration_s
-    for name in ("ttft", "e2e", "itl", "tpot"):
+    for name in (*PER_REQUEST, "itl", "client_queue_time"):
         for statistic, value in known.get(name, {}).items():
             if duration and value / 1e3 > (duration + rounding(duration)) * (1 + MARGIN):
-                yield broken(
-                    run,
-                    "longer_than_run",
-                    f"{name} {statistic} {value:g} ms is longer than the run of {duration:g} s",
-                    {name: value, "duration": duration},
-                )
+                message = f"{name} {statistic} {value:g} ms is longer than the run of {duration:g} s"
+                yield broken(run, "longer_than_run", "wrong", message, value=value, duration=duration)
 
 
 def itl_beside_tpot(run: ServingRun) -> Iterator[Finding]:
     """ITL is the time between chunks, TPOT that of a token: the same where a chunk is a token."""
-    itl, tpot = stated(run, "itl", "mean"), stated(run, "tpot", "mean")
+    itl, tpot, accepted = stated(run, "itl", "mean"), stated(run, "tpot", "mean"), run.value("accept_length")
     if not itl or not tpot:
         return
-    ratio, numbers = itl / tpot, {"itl": itl, "tpot": tpot}
-    if 1 / BUNDLED <= ratio <= BUNDLED:
-        return
+    ratio = itl / tpot
+    message = f"mean itl {itl:g} ms is {ratio:.3g} x mean tpot {tpot:g} ms"
+    severity: Severity = "note"
     if not 1 / BUNDLE < ratio < BUNDLE:
-        message = (
-            f"mean itl {itl:g} ms is {ratio:.3g} x mean tpot {tpot:g} ms{hint(run, ratio)}; other units?"
+        message, severity = f"{message}{hint(run, ratio)}; other units?", "suspect"
+    elif ratio > BUNDLED:
+        message += f": about {ratio:.3g} tokens a chunk (stream interval, or speculation), so it is not a token's time"
+    elif ratio < 1 / BUNDLED and equal_lengths(run):
+        severity = "suspect"
+        message += ": more pieces than tokens, though all outputs are equally long; one of the counts is off"
+    elif ratio < 1 / BUNDLED:
+        message += ": several chunks a token, or few long requests weigh most in it"
+    elif accepted and accepted > BUNDLED:
+        message += (
+            f", though a step gives {accepted:.3g} tokens: the client divides the time of a step by them"
         )
-        yield Finding(rule="itl_beside_tpot", severity="suspect", message=message, numbers=numbers)
+    else:
         return
-    why = (
-        f"about {ratio:.3g} tokens a chunk (stream interval, or speculation), so it is not a token's time"
-        if ratio > 1
-        else "several chunks a token, or few long requests weigh most in it"
-    )
-    message = f"mean itl {itl:g} ms is {ratio:.3g} x mean tpot {tpot:g} ms: {why}"
-    yield Finding(rule="itl_beside_tpot", severity="note", message=message, numbers=numbers)
+    yield found("itl_beside_tpot", severity, message, itl=itl, tpot=tpot)
 
 
 def ragged(run: ServingRun) -> Iterator[Finding]:
@@ -316,11 +375,8 @@ def ragged(run: ServingRun) -> Iterator[Finding]:
     for statistic in CORE:
         lacking = [name for name, has in known.items() if statistic not in has]
         if len(lacking) == 1 and len(known) >= 3:
-            yield Finding(
-                rule="incomplete",
-                severity="note",
-                message=f"{lacking[0]} has no {statistic}, though all other latencies have",
-            )
+            message = f"{lacking[0]} has no {statistic}, though all other latencies have"
+            yield found("incomplete", "note", message)
 
 
-RULES = (order, moments, extremes, identity, parts_of_e2e, itl_beside_tpot, ragged)
+RULES = (order, moments, extremes, one_request, identity, parts_of_e2e, itl_beside_tpot, ragged)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
-from harness.serving.integrity.common import WAITS
+from harness.serving.integrity.common import FASTEST_STEP_MS, WAITS, broken, found, stated
 from harness.serving.schema import Finding, ServingRun
 
 # Bounds, not estimates: beyond any measurement known to this project by more than ten times.
-FASTEST_STEP_MS = 0.1  # a decode step, or a first token, over a network stack in Python
 LONGEST_MS = 86_400_000.0  # a day
 PER_GPU = 1e6  # tok/s, of any kind, prefix cache or not
 ALL = 1e8  # tok/s, of any cluster
+PREFILL_PER_GPU = 5e15 / (
+    2 * 37e9
+)  # tok/s: more FP8 products a second than any GPU, by DeepSeek-V3's per token
+PREFILL = 5e5  # tok/s of one request, where the model or the GPUs are not known: about eight of those
+GPUS = 8
+LARGEST_NODE = 72  # GPUs, of GB200 NVL72
+LONG = 256  # tokens of a prompt from which on its prefill is no shorter than a decode step
+OF_A_STEP = 0.95  # of a decode step: what no prefill is shorter than, which reads the same weights
+MOST_ACCEPTED = 64  # tokens a step of speculative decoding
 EXPECTED = ("duration", "completed", "output_tokens")
 
 
@@ -22,31 +31,46 @@ def latencies(run: ServingRun) -> Iterator[Finding]:
             continue
         least = FASTEST_STEP_MS if metric.statistic in ("mean", "p99", "max") else 0.0
         if 0 < metric.value < least or metric.value > LONGEST_MS:
-            yield Finding(
-                rule="plausible",
-                severity="suspect",
-                message=f"{metric.name} {metric.statistic} {metric.value:g} ms is "
-                + ("too short to be one" if metric.value < least else "longer than a day")
-                + "; other units?",
-                numbers={metric.name: metric.value},
-            )
+            what = "too short to be one" if metric.value < least else "longer than a day"
+            message = f"{metric.name} {metric.statistic} {metric.value:g} ms is {what}; other units?"
+            yield found("plausible", "suspect", message, **{metric.name: metric.value})
 
 
 def rates(run: ServingRun) -> Iterator[Finding]:
     """Throughputs beyond any hardware."""
     for metric in run.metrics:
-        if metric.unit != "tok/s":
-            continue
+        if metric.unit == "tok/s" and metric.scope == "request" and metric.value > 1e3 / FASTEST_STEP_MS:
+            message = f"{metric.name} {metric.statistic} {metric.value:g} tok/s is faster than any request"
+            yield found("plausible", "suspect", message, value=metric.value)
         gpus = 1 if metric.scope == "gpu" else run.gpus
-        limit = PER_GPU * gpus if gpus else ALL
-        if metric.value > limit:
-            yield Finding(
-                rule="plausible",
-                severity="suspect",
-                message=f"{metric.tokens} throughput {metric.value:g} tok/s is beyond {gpus or 'all'} GPUs; "
-                "other units?",
-                numbers={"throughput": metric.value},
-            )
+        if metric.unit == "tok/s" and metric.value > (PER_GPU * gpus if gpus else ALL):
+            message = f"{metric.tokens} throughput {metric.value:g} tok/s is beyond {gpus or 'all'} GPUs; other units?"
+            yield found("plausible", "suspect", message, throughput=metric.value)
+
+
+def prefill(run: ServingRun) -> Iterator[Finding]:
+    """A prompt is computed before its first token comes, unless it stands in the prefix cache."""
+    totals, load, tpot = run.totals, run.workload, stated(run, "tpot", "mean")
+    tokens = (
+        totals.input_tokens / totals.completed if totals.input_tokens and totals.completed else load.input_len
+    )
+    ttft = min((t for t in (stated(run, "ttft", s) for s in ("mean", "median")) if t), default=0.0)
+    if not tokens or not ttft or run.mode == "offline":
+        return
+    rate = tokens / ttft * 1e3
+    deepseek = re.search(r"deepseek|kimi-k2", run.model, re.IGNORECASE)
+    limit = (run.gpus or GPUS) * PREFILL_PER_GPU if deepseek else PREFILL
+    why = ""
+    if rate > limit:
+        why = f"{rate:.3g} tok/s of one request is more than GPUs compute"
+    elif tpot and tokens >= LONG and ttft < OF_A_STEP * tpot and not run.parallelism.disaggregated:
+        why = f"that is {ttft / tpot:.2g} of a decode step ({tpot:.4g} ms), which reads the same weights"
+    if why:
+        message = f"prompts of {tokens:.5g} tokens took {ttft:.4g} ms to their first token: {why}; "
+        yield broken(
+            run, "prefix_cache", "suspect", message + "they came from the prefix cache, or were no such prompts",
+            tokens=tokens, ttft=ttft,
+        )  # fmt: skip
 
 
 def layout(run: ServingRun) -> Iterator[Finding]:
@@ -55,11 +79,12 @@ def layout(run: ServingRun) -> Iterator[Finding]:
     for name, degree in degrees.items():
         if degree < 1 or (run.gpus and degree > run.gpus):
             yield _impossible(name, degree, f"over {run.gpus} GPUs" if degree else "of anything")
-    tp = run.parallelism.tp
+    tp, ratio = run.parallelism.tp, run.workload.range_ratio
     if run.gpus and tp and tp < run.gpus and run.gpus % tp and not run.parallelism.disaggregated:
         yield _impossible("tp", tp, f"of {run.gpus} GPUs, which are no multiple of it")
-    if (run.workload.range_ratio or 0) > 1:
-        ratio = run.workload.range_ratio or 0.0
+    if run.gpus and run.nodes and run.gpus > LARGEST_NODE * run.nodes:
+        yield _impossible("gpus", run.gpus, f"of {run.nodes} nodes")
+    if ratio and ratio > 1:
         yield _impossible("range_ratio", ratio, "as the shortest length over the longest")
 
 
@@ -68,20 +93,15 @@ def accepted(run: ServingRun) -> Iterator[Finding]:
     length, flags = run.value("accept_length", "mean"), " ".join(run.flags)
     if length is None:
         return
-    if length < 1:
+    if length < 1 or length > MOST_ACCEPTED:
         yield _impossible("accept_length", length, "tokens a step")
     elif length > 1 and flags and "speculative" not in flags:
-        yield Finding(
-            rule="accept_length",
-            severity="suspect",
-            message=f"accept_length is {length:g}, though the server's flags name no speculation",
-            numbers={"accept_length": length},
-        )
+        message = f"accept_length is {length:g}, though the server's flags name no speculation"
+        yield found("accept_length", "suspect", message, accept_length=length)
 
 
 def _impossible(name: str, value: float, what: str) -> Finding:
-    message = f"{name} is {value:g}, which cannot be {what}"
-    return Finding(rule="plausible", severity="wrong", message=message, numbers={name: value})
+    return found("plausible", "wrong", f"{name} is {value:g}, which cannot be {what}", **{name: value})
 
 
 def unsaid(run: ServingRun) -> Iterator[Finding]:
@@ -90,11 +110,9 @@ def unsaid(run: ServingRun) -> Iterator[Finding]:
     values = (totals.duration_s, totals.completed, totals.output_tokens)
     lacking = [name for name, value in zip(EXPECTED, values, strict=True) if value is None]
     if lacking and any(metric.name.endswith("throughput") for metric in run.metrics):
-        yield Finding(
-            rule="unsaid",
-            severity="note",
-            message=f"the file has no {', '.join(lacking)}: its throughput cannot be checked",
+        yield found(
+            "unsaid", "note", f"the file has no {', '.join(lacking)}: its throughput cannot be checked"
         )
 
 
-RULES = (latencies, rates, layout, accepted, unsaid)
+RULES = (latencies, rates, prefill, layout, accepted, unsaid)

@@ -6,7 +6,15 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from harness.serving.integrity.common import MARGIN, apart, broken, output_length, stated
+from harness.serving.integrity.common import (
+    MARGIN,
+    apart,
+    broken,
+    equal_lengths,
+    found,
+    output_length,
+    stated,
+)
 from harness.serving.integrity.latencies import quantile, statistics
 from harness.serving.schema import Finding, ServingRun
 
@@ -30,21 +38,15 @@ def lists(run: ServingRun) -> Iterator[Finding]:
     counts = {name: len(values) for name, values in named.items() if values}
     if len(set(counts.values())) > 1:
         sizes = ", ".join(f"{n} {name}" for name, n in counts.items())
-        yield Finding(
-            rule="samples", severity="wrong", message=f"lists of requests differ in length: {sizes}"
-        )
+        yield found("samples", "wrong", f"lists of requests differ in length: {sizes}")
         return
     if not counts or totals.completed is None:
         return
-    name, count = next(iter(counts.items()))
+    count = next(iter(counts.values()))
     possible = {totals.completed, totals.completed + (totals.failed or 0), run.workload.num_prompts}
     if count not in possible:
-        yield broken(
-            run,
-            "samples",
-            f"{', '.join(counts)}: {count} entries, but {totals.completed} completed",
-            {name: count, "completed": totals.completed},
-        )
+        message = f"{', '.join(counts)}: {count} entries, but {totals.completed} completed"
+        yield broken(run, "samples", "wrong", message, entries=count, completed=totals.completed)
 
 
 def sums(run: ServingRun) -> Iterator[Finding]:
@@ -56,12 +58,8 @@ def sums(run: ServingRun) -> Iterator[Finding]:
         ("output", run.samples.output_lens, run.totals.output_tokens),
     ):
         if values and total is not None and sum(values) != total:
-            yield broken(
-                run,
-                "samples",
-                f"{name}_lens add up to {sum(values)}, but total {name} tokens are {total}",
-                {"sum": sum(values), "total": total},
-            )
+            message = f"{name}_lens add up to {sum(values)}, but total {name} tokens are {total}"
+            yield broken(run, "samples", "wrong", message, sum=sum(values), total=total)
 
 
 def means(run: ServingRun) -> Iterator[Finding]:
@@ -80,39 +78,36 @@ def means(run: ServingRun) -> Iterator[Finding]:
     }
     known = statistics(run)
     if samples.itls_ms and not named["itl"].size and (itl := stated(run, "itl", "mean")):
-        yield broken(run, "samples", f"itl mean is {itl:g} ms, but the lists of itls are empty", {"itl": itl})
+        message = f"itl mean is {itl:g} ms, but the lists of itls are empty"
+        yield broken(run, "samples", "wrong", message, itl=itl)
     for name, values in named.items():
         for statistic, value in known.get(name, {}).items() if values.size else ():
             if statistic not in ("mean", "std") and quantile(statistic) is None:
                 continue
             low, exact, high = _of_samples(values, statistic)
             if apart(value, low) > MARGIN and apart(value, high) > MARGIN and not low <= value <= high:
-                yield broken(
-                    run,
-                    "samples",
-                    f"{name} {statistic} is {value:g} ms, but that of the {values.size} {name}s is {exact:g}",
-                    {statistic: value, "of_samples": exact},
+                message = (
+                    f"{name} {statistic} is {value:g} ms, but that of the {values.size} {name}s is {exact:g}"
                 )
+                yield broken(run, "samples", "wrong", message, value=value, of_samples=exact)
 
 
 def users(run: ServingRun) -> Iterator[Finding]:
-    """What a user sees is tokens of a request over its time."""
+    """What a user sees is tokens of a request over its time: where all are equally long, no less than tokens
+    over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = stated(run, "e2e", "mean"), output_length(run)
-    if not value:
-        return
-    expected, allowed = (length / e2e * 1e3 if e2e and length else 0.0), 2.0
+    expected, least, most = (length / e2e * 1e3 if e2e and length else 0.0), 0.5, 2.0
+    if equal_lengths(run):
+        least, most = 1 - MARGIN, 1 + MARGIN if run.totals.completed == 1 else 1.5
     if len(samples.output_lens) == len(samples.e2es_ms) > 0 and min(samples.e2es_ms) > 0:
         expected = float(np.mean(np.array(samples.output_lens) / np.array(samples.e2es_ms))) * 1e3
-        allowed = 1 + MARGIN
-    if expected and not 1 / allowed < value / expected < allowed:
-        yield broken(
-            run,
-            "throughput_per_user",
-            f"throughput_per_user is {value:g} tok/s, but tokens of a request over its time {expected:.5g}",
-            {"value": value, "expected": expected},
-            "suspect",
+        least, most = 1 - MARGIN, 1 + MARGIN
+    if value and expected and not least < value / expected < most:
+        message = (
+            f"throughput_per_user is {value:g} tok/s, but tokens of a request over its time {expected:.5g}"
         )
+        yield broken(run, "throughput_per_user", "suspect", message, value=value, expected=expected)
 
 
 def parts(run: ServingRun) -> Iterator[Finding]:
@@ -125,13 +120,12 @@ def parts(run: ServingRun) -> Iterator[Finding]:
     off = np.abs(ends - follows) > TAIL * ends + TAIL_MS
     if off.any():
         first = int(np.argmax(off))
-        yield broken(
-            run,
-            "samples",
+        message = (
             f"{off.sum()} of {len(ends)} requests do not take what their tokens take: request {first} "
-            f"{ends[first]:g} ms, its first token and those after it {follows[first]:g} ms",
-            {"e2e": float(ends[first]), "follows": float(follows[first])},
-            "suspect",
+            f"{ends[first]:g} ms, its first token and those after it {follows[first]:g} ms"
+        )
+        yield broken(
+            run, "samples", "suspect", message, e2e=float(ends[first]), follows=float(follows[first])
         )
 
 
@@ -159,7 +153,7 @@ def _mixed(run: ServingRun, at: int, a: str, of_a: np.ndarray, b: str, of_b: np.
         f"{a} and {b} do not belong together: they are {of_a[at]:g} and {of_b[at]:g} of request {at}, though "
         "they agree over all or in most; is a list in another order, or cut?"
     )
-    return broken(run, "samples", message, {"a": float(of_a[at]), "b": float(of_b[at])}, "suspect")
+    return broken(run, "samples", "suspect", message, a=float(of_a[at]), b=float(of_b[at]))
 
 
 def _tpots(run: ServingRun) -> np.ndarray:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from harness.serving.clients.fields import LARGEST
-from harness.serving.integrity.common import EXACT, MARGIN, apart, broken, hint, rounding, whole
-from harness.serving.schema import Finding, OfferedLoad, ServingRun
+from harness.serving.clients.fields import real
+from harness.serving.integrity.common import EXACT, MARGIN, WAITS, apart, broken, found, hint, rounding, whole
+from harness.serving.schema import Finding, OfferedLoad, ServingRun, Severity
 
+LOST = 0.5  # of the server's count, below which text went missing
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
+NEVER_ZERO = ("total", "mean", "median", "p99", "max")  # of a time; ITL's median may be
 CLOCK = 0.02  # AIPerf divides by its whole time, and states the time between its requests
 SENT = 0.9  # of the rate asked for, at least, and of what chance leaves of so many random gaps
+EARLY = 0.8  # of the output length asked for, below which answers stopped before it
 LENGTH = 1.5  # a factor: templates, special tokens and ranges of lengths stay within
 
 
@@ -45,14 +48,11 @@ def rates(run: ServingRun) -> Iterator[Finding]:
         apart(rate.value, rate.count / time, shared_clock[0].value) <= EXACT for rate in shared_clock
     ):
         if any(rate.off > EXACT for rate in shared_clock):
-            yield broken(
-                run,
-                "clock",
+            message = (
                 f"{', '.join(rate.name for rate in shared_clock)}: over {time:g} s, though the duration is "
-                f"{duration:g} s: the client divides by another time than it states",
-                {"time": time, "duration": duration},
-                "note",
+                f"{duration:g} s: the client divides by another time than it states"
             )
+            yield broken(run, "clock", "note", message, time=time, duration=duration)
         stated_rates = [rate for rate in stated_rates if rate not in shared_clock]
     for rate in stated_rates:
         if rate.off <= EXACT:
@@ -60,14 +60,13 @@ def rates(run: ServingRun) -> Iterator[Finding]:
         others = [(kind, n) for kind, n in _counted(run, rate.unit) if n != rate.count]
         kinds = [kind for kind, n in others if n and apart(rate.value, n / duration, duration) <= EXACT]
         meaning = f" (it is that of {kinds[0]} tokens)" if kinds else ""
-        yield broken(
-            run,
-            rate.name.split()[-1],
-            f"{rate.name} {rate.value:g} {rate.unit}, but {rate.count} {rate.of} in a duration of "
-            f"{duration:g} s are {rate.expected:g}{meaning or hint(run, _over(rate.value, rate.expected))}",
-            {"value": rate.value, "count": rate.count, "duration": duration, "expected": rate.expected},
-            "suspect" if rate.off < CLOCK else "wrong",
+        message = (
+            f"{rate.name} {rate.value:g} {rate.unit}, but {rate.count} {rate.of} in a duration of {duration:g} s "
+            f"are {rate.expected:g}{meaning or hint(run, rate.value / rate.expected if rate.expected else 0.0)}"
         )
+        severity: Severity = "suspect" if rate.off < CLOCK else "wrong"
+        rule = rate.name.split()[-1]
+        yield broken(run, rule, severity, message, value=rate.value, expected=rate.expected)
 
 
 def _rates(run: ServingRun) -> Iterator[Rate]:
@@ -111,13 +110,9 @@ def sum_of_kinds(run: ServingRun) -> Iterator[Finding]:
         if into is None or out is None:
             continue
         if apart(total.value, into + out, into, out) > EXACT:
-            yield broken(
-                run,
-                "total_throughput",
-                f"total throughput {total.value:g} tok/s, but input {into:g} and output {out:g} "
-                f"make {into + out:g}",
-                {"total": total.value, "input": into, "output": out},
-            )
+            message = f"total throughput {total.value:g} tok/s, but input {into:g} and output {out:g} "
+            message += f"make {into + out:g}"
+            yield broken(run, "total_throughput", "wrong", message, total=total.value, input=into, output=out)
 
 
 def lengths(run: ServingRun) -> Iterator[Finding]:
@@ -131,16 +126,16 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
             continue
         each = count / totals.completed
         ratio = each / wanted
-        if 1 / LENGTH <= ratio <= (_longest_output(load, totals.completed) if kind == "output" else LENGTH):
+        least, most = (
+            (EARLY, _longest_output(load, totals.completed)) if kind == "output" else (1 / LENGTH, LENGTH)
+        )
+        if least <= ratio <= most:
             continue
         short = kind == "output" and 0.01 < ratio < 1
+        message = f"{kind} tokens a request: {each:.5g} counted ({count} of {totals.completed}), {wanted:g} asked for"
+        message += "; they stopped early (no ignore-eos, or a limit of the server's)" if short else ""
         yield broken(
-            run,
-            f"{kind}_length",
-            f"{kind} tokens a request: {each:g} counted ({count} of {totals.completed}), {wanted:g} asked for"
-            + ("; they stopped early" if short else ""),
-            {"counted": each, "asked": wanted},
-            "note" if short else "suspect",
+            run, f"{kind}_length", "note" if short else "suspect", message, counted=each, asked=wanted
         )
 
 
@@ -159,42 +154,29 @@ def between_rates(run: ServingRun) -> Iterator[Finding]:
         return
     tokens = run.value("throughput", "total", "output", requests.scope)
     if tokens and apart(tokens / requests.value, length, tokens, requests.value) > MARGIN:
-        yield broken(
-            run,
-            "throughput",
+        message = (
             f"output throughput {tokens:g} tok/s and {requests.value:g} requests a second make "
-            f"{tokens / requests.value:.5g} tokens a request, but output_len is {length:g}",
-            {"tokens": tokens, "requests": requests.value, "output_len": length},
+            f"{tokens / requests.value:.5g} tokens a request, but output_len is {length:g}"
         )
+        yield broken(run, "throughput", "wrong", message, tokens=tokens, requests=requests.value)
 
 
 def completion(run: ServingRun) -> Iterator[Finding]:
     """All that was sent came back."""
     totals, sent = run.totals, run.workload.num_prompts
     if totals.failed:
-        numbers: dict[str, float] = {"failed": totals.failed}
-        if totals.completed:
-            numbers["completed"] = totals.completed
-        yield Finding(
-            rule="failed",
-            severity="suspect",
-            message=f"failed requests: {totals.failed}; their load is in the numbers, their results are not",
-            numbers=numbers,
-        )
-    if totals.completed is None:
-        return
+        message = f"failed requests: {totals.failed}; their load is in the numbers, their results are not"
+        yield found("failed", "suspect", message, failed=totals.failed)
     if totals.completed == 0:
-        yield Finding(rule="completed", severity="wrong", message="completed is 0: there is no result")
-    elif sent is not None and totals.completed != sent and totals.failed != sent - totals.completed:
+        yield found("completed", "wrong", "completed is 0: there is no result")
+    elif totals.completed is not None and sent is not None and totals.completed != sent:
+        if totals.failed == sent - totals.completed:
+            return
         more = totals.completed > sent
-        yield broken(
-            run,
-            "completed",
-            f"{totals.completed} completed of num_prompts {sent}"
-            + ("" if more else f": {sent - totals.completed} of them not in the numbers"),
-            {"completed": totals.completed, "num_prompts": sent},
-            "wrong" if more else "suspect",
-        )
+        message = f"{totals.completed} completed of num_prompts {sent}"
+        message += "" if more else f": {sent - totals.completed} of them not in the numbers"
+        severity: Severity = "wrong" if more else "suspect"
+        yield broken(run, "completed", severity, message, completed=totals.completed, num_prompts=sent)
 
 
 def sent(run: ServingRun) -> Iterator[Finding]:
@@ -206,71 +188,62 @@ def sent(run: ServingRun) -> Iterator[Finding]:
         back = totals.completed / totals.duration_s
         gaps = totals.completed * min(run.workload.burstiness or 1.0, 1.0)
         if back > asked * (1 + MARGIN + 3 / gaps**0.5):
-            yield broken(
-                run,
-                "rate_not_sent",
+            message = (
                 f"{back:.6g} requests a second came back ({totals.completed} in a duration of "
-                f"{totals.duration_s:g} s), though a rate of {asked:g} was asked for",
-                {"came_back": back, "asked": asked},
-                "suspect",
+                f"{totals.duration_s:g} s), though a rate of {asked:g} was asked for"
             )
-    if not asked or rate is None or not count:
-        return
-    if rate < asked * min(SENT, 1 - 3 / count**0.5):
-        yield Finding(
-            rule="rate_not_sent",
-            severity="suspect",
-            message=f"{rate:g} requests a second were sent, {asked:g} asked for: the client did not keep up, "
-            "and the numbers are those of the lower rate",
-            numbers={"sent": rate, "asked": asked},
+            yield broken(run, "rate_not_sent", "suspect", message, came_back=back, asked=asked)
+    if asked and rate is not None and count and rate < asked * min(SENT, 1 - 3 / count**0.5):
+        message = (
+            f"{rate:g} requests a second were sent, {asked:g} asked for: the client did not keep up, and the "
+            "numbers are those of the lower rate"
         )
+        yield found("rate_not_sent", "suspect", message, sent=rate, asked=asked)
 
 
 def zeros(run: ServingRun) -> Iterator[Finding]:
-    """A time or count of nothing."""
-    totals = run.totals
-    named = [("duration_s", totals.duration_s)]
+    """A time or count of nothing; latencies of requests that are 0 are left out before (unmeasured.py)."""
+    totals, load = run.totals, run.workload
+    named = [("duration_s", totals.duration_s), ("concurrency allowed", load.concurrency)]
+    named += [("input length asked for", load.input_len or load.longest_input_len)]
+    named += [("output length asked for", load.output_len or load.longest_output_len)]
     if totals.completed:
         named += [("input_tokens", totals.input_tokens), ("output_tokens", totals.output_tokens)]
-        named += [(m.name, m.value) for m in run.metrics if m.name.endswith("throughput")]
-        named += [(m.name, m.value) for m in run.metrics if m.unit == "ms" and m.statistic in ("mean", "p99")]
-    single = run.totals.output_tokens is not None and run.totals.output_tokens == run.totals.completed
+    if totals.completed != 0:
+        named += [
+            (m.name, m.value) for m in run.metrics if "throughput" in m.name or m.name.startswith("max_")
+        ]
+        named += [
+            (m.name, m.value)
+            for m in run.metrics
+            if m.unit == "ms" and m.statistic in NEVER_ZERO and (m.name, m.statistic) != ("itl", "median")
+        ]
     for name, value in named:
-        if value == 0 and not (single and name in ("tpot", "itl")):
-            yield Finding(
-                rule="zero", severity="suspect", message=f"{name} is 0: not measured, whatever its name says"
-            )
+        if value == 0 and name not in WAITS:
+            yield found("zero", "suspect", f"{name} is 0: not measured, whatever its name says")
 
 
 def goodput(run: ServingRun) -> Iterator[Finding]:
     """Requests that met their goals are some of all."""
     good, every = run.value("goodput"), run.value("request_throughput")
     if good is not None and every is not None and good > every * (1 + EXACT) + rounding(good, every):
-        yield broken(
-            run,
-            "goodput",
-            f"goodput {good:g} req/s is above the request throughput of {every:g}",
-            {"goodput": good, "request_throughput": every},
-        )
+        message = f"goodput {good:g} req/s is above the request throughput of {every:g}"
+        yield broken(run, "goodput", "wrong", message, goodput=good, request_throughput=every)
 
 
 def retokenised(run: ServingRun) -> Iterator[Finding]:
     """The text, tokenised again, beside the server's own count."""
-    again, count = run.extra.get("total_output_tokens_retokenized"), run.totals.output_tokens
-    if not isinstance(again, (int, float)) or isinstance(again, bool) or abs(again) > LARGEST or not count:
+    again, count = real(run.extra.get("total_output_tokens_retokenized")), run.totals.output_tokens
+    if again is None or not count or RETOKENISED[0] <= again / count <= RETOKENISED[1]:
         return
-    if not RETOKENISED[0] <= again / count <= RETOKENISED[1]:
-        yield Finding(
-            rule="retokenised",
-            severity="note",
-            message=f"total_output_tokens_retokenized is {again:g}, the server counted {count}: "
-            "random or special tokens, or one of the counts is off",
-            numbers={"retokenised": again, "counted": count},
-        )
-
-
-def _over(value: float, expected: float) -> float:
-    return value / expected if expected else 0.0
+    message = f"total_output_tokens_retokenized is {again:g}, the server counted {count}: "
+    lost = again < LOST * count
+    message += (
+        "most of the answers' text did not reach the client; throughput and TPOT rest on the server's count alone"
+        if lost
+        else "random or special tokens, or one of the counts is off"
+    )
+    yield found("retokenised", "suspect" if lost else "note", message, retokenised=again, counted=count)
 
 
 RULES = (rates, sum_of_kinds, between_rates, lengths, completion, sent, zeros, goodput, retokenised)

@@ -10,9 +10,9 @@ import fcntl
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, TypeAdapter, model_validator
+from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
 from harness import archive
 from harness.errors import UsageError
@@ -24,21 +24,13 @@ from harness.serving.ledger.prediction import KernelChange, Prediction, Quantity
 from harness.serving.schema import StrictRecord
 
 NAME = "ledger.jsonl"
-OPENING = b'{"row":'
-"""The beginning of every line, also of a first line that a kill cut off."""
-OBSOLETE = ("previous", "digest", "resolution")
-"""Keys of older ledgers that are not read: hashes of lines, and a fixed margin."""
+OPENING = b'{"row":'  # of every line
 
 
 class LedgerRecord(StrictRecord):
-    """A part of a ledger's line."""
+    """A part of a ledger's line. Keys of older ledgers (hashes of lines, a fixed margin) are not read."""
 
-    @model_validator(mode="before")
-    @classmethod
-    def without_obsolete(cls, values: Any) -> Any:
-        if not isinstance(values, dict):
-            return values
-        return {key: value for key, value in values.items() if key not in OBSOLETE}
+    model_config = ConfigDict(extra="ignore")
 
 
 class Observation(LedgerRecord):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,13 +11,15 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.serving.clients.load import load
 from harness.serving.compare import identity
-from harness.serving.compare.alike import metric_reasons
-from harness.serving.compare.quantity import Quantity, normalised, of_instance
+from harness.serving.compare.alike import compare
+from harness.serving.compare.quantity import Quantity, of_instance
 from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
 from harness.serving.schema import Metric, ServingRun, Totals, contradictions
 from harness.statistics.intervals import mean_half_width
 
 CONFIDENCE = 0.9
+RELEASE = re.compile(r"\d+(?:\.\d+)+")
+"""The release at the beginning of a version; the rest tells builds of it apart."""
 READ = {
     "tpot": ("tpot", "mean", "", "ms"),
     "itl": ("itl", "mean", "", "ms"),
@@ -49,43 +52,46 @@ def observe(
     if row_id not in known:
         raise UsageError(f"{ledger} has no row {row_id!r}; rows: {', '.join(known) or 'none'}")
     setting = known[row_id].setting
-    sides = [[run for name in names for run in load(name)] for names in (before, after)]
-    if engine:
-        sides = [[identity.with_engine(run, engine) for run in side] for side in sides]
+    sides = [[identity.with_engine(run, engine) for name in names for run in load(name)]
+             for names in (before, after)]  # fmt: skip
     if len(sides[0]) != len(sides[1]):
         raise UsageError(f"{len(sides[0])} runs before and {len(sides[1])} after: pairs are wanted")
     every = [run for side in sides for run in side]
     if wrong := contradictions(every):
         raise UsageError(wrong)
-    for side in sides:
-        _require_once(side)
+    _require_once(every)
     identity.require_alike(setting, every, assumed)
     pairs = list(zip(*sides, strict=True))
-    for pair in pairs:
-        identity.require_pair(*pair)
+    texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
     quantities = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
     observations = [o for quantity in quantities if quantity in READ and (o := observation(quantity, pairs))]
     if not observations:
         raise UsageError(f"none of {', '.join(quantities)} is in all of these runs")
     taken = identity.assumptions(setting, every, assumed)
-    beside = dict.fromkeys([explanation, *_beside(pairs), *identity.beside(*sides)])
     append(
         ledger,
         *(
             ObservationEntry(row=row_id, observation=seen.model_copy(update={"assumed": taken}))
             for seen in observations
         ),
-        *(ExplanationEntry(row=row_id, text=text) for text in beside if text),
+        *(ExplanationEntry(row=row_id, text=text) for text in texts if text),
     )
 
 
-def _beside(pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Iterator[str]:
-    """What the runs before and after do not have in common by name, and what `serving load` suspects."""
-    for before, after in pairs:
-        for each in identity.unlike(identity.of_run(before), identity.of_run(after)):
-            if each.row or each.run:
-                yield f"{each.name}: {each.row or 'unknown'} before, {each.run or 'unknown'} after"
-    for run in (run for pair in pairs for run in pair):
+def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
+    """What differs between a run before and one after, and what `serving load` suspects of them. Raises
+    UsageError where they are of two settings, or of two releases, which differ in more than a kernel."""
+    for each in identity.unlike(identity.of_run(before), identity.of_run(after)):
+        releases = {release[0] for value in (each.row, each.run) if (release := RELEASE.match(value))}
+        if each.is_known and (each.name != "version" or len(releases) > 1):
+            raise UsageError(
+                f"{before.id} and {after.id} differ in more than the row's change: {each.name} {each.row} "
+                f"before, {each.run} after"
+            )
+        if each.row or each.run:
+            yield f"{each.name}: {each.row or 'unknown'} before, {each.run or 'unknown'} after"
+    yield from (f"before against after: {line}" for line in identity.beside(before, after))
+    for run in (before, after):
         yield from (f"suspect: {each.message}" for each in run.findings if each.severity == "suspect")
 
 
@@ -105,37 +111,31 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     values = []
     for pair in pairs:
         metrics = [run.metric(name, statistic, tokens) for run in pair]
-        sides = [Quantity(run, m) for run, m in zip(pair, metrics, strict=True) if m is not None]
+        sides = [Quantity(run, metric) for run, metric in zip(pair, metrics, strict=True) if metric]
         if len(sides) < 2:
             return None
-        a, b = sides
-        numbers, unmended = normalised(a, b)
-        if reasons := [*metric_reasons(a.metric, b.metric), *unmended]:
-            raise UsageError(f"{quantity} of {a.run.id} and {b.run.id}: {reasons[0].text}")
-        if any(number.steps for number in numbers):
-            raise UsageError(f"{quantity} of {a.run.id} and {b.run.id} is not of one unit, tokens and GPUs")
-        of_a, of_b = of_instance(a), of_instance(b)
+        where = f"{quantity} of {pair[0].id} and {pair[1].id}"
+        compared = compare(sides[0], sides[1], ("all",))
+        if compared.verdict != "alike":
+            why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
+            raise UsageError(f"{where}: not alike: {why}")
+        of_a, of_b = map(of_instance, sides)
         if of_a is None or of_b is None:
-            raise UsageError(f"{a.run.id} and {b.run.id} do not say of how many GPUs their {quantity} is")
+            raise UsageError(f"{where}: of how many GPUs it is is not said")
         values.append((of_a, of_b))
     if not values:
         return None
     before, after = (statistics.fmean(pair[side] for pair in values) for side in (0, 1))
-    change, half = t_interval([of_b - of_a for of_a, of_b in values])
+    half = mean_half_width([of_b - of_a for of_a, of_b in values], CONFIDENCE)
+    change, is_finite = after - before, math.isfinite(half)  # of a single pair it is not
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
         unit=unit,  # type: ignore[arg-type]
         before=before,
         after=after,
         change=change,
-        low=None if half is None else change - half,
-        high=None if half is None else change + half,
+        low=change - half if is_finite else None,
+        high=change + half if is_finite else None,
         pairs=len(pairs),
         runs=tuple(run.source for pair in pairs for run in pair),
     )
-
-
-def t_interval(differences: Sequence[float]) -> tuple[float, float | None]:
-    """Their mean, and the half width of Student's 90 % interval; None of a single one."""
-    half = mean_half_width(differences, CONFIDENCE)
-    return statistics.fmean(differences), half if math.isfinite(half) else None

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 import textwrap
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from harness.report.text import WIDTH, table
-from harness.serving.ledger.ledger import LedgerRow, Observation, ObservationEntry, PredictionEntry
+from harness.serving.ledger.ledger import LedgerRow, Observation
 from harness.serving.ledger.prediction import KernelChange, Prediction, unit_text
 
 TOLERANCE = 0.15  # of the observed change, where neither side has an interval
@@ -27,107 +29,81 @@ before was published."""
 class LedgerLine:
     """A prediction beside an observation of the same quantity and unit, or one of them alone.
 
-    verdict: `explained`, `missed` or `not resolved`; of a bound `bound holds` or `bound broken`; NOT_OBSERVED
-             or NOT_PREDICTED where one is missing
-    blind:   whether the prediction was written before the observation
+    blind: whether the prediction was written before the observation
     """
 
     row: str
-    quantity: str
-    unit: str
-    verdict: str
-    prediction: Prediction | None = None
-    observation: Observation | None = None
+    prediction: Prediction | None
+    observation: Observation | None
     blind: bool = False
+
+    @property
+    def kind(self) -> tuple[str, str]:
+        """Quantity and unit."""
+        return _kind(self.prediction or self.observation)
 
     @property
     def method(self) -> str:
         return self.prediction.method if self.prediction else "none"
 
     @property
-    def error(self) -> float | None:
-        """Predicted less observed change, in the unit; None where one of them has no value."""
-        if self.prediction is None or self.prediction.change is None or self.observation is None:
+    def off(self) -> float | None:
+        """Predicted less observed change, as a part of the observed one."""
+        change = self.prediction.change if self.prediction else None
+        if change is None or self.observation is None or not self.observation.change:
             return None
-        return self.prediction.change - self.observation.change
+        return (change - self.observation.change) / self.observation.change
 
     @property
-    def relative_error(self) -> float | None:
-        if self.error is None or self.observation is None or not self.observation.change:
-            return None
-        return self.error / self.observation.change
+    def verdict(self) -> str:
+        """Whether the prediction explains the observation: see EXPLAINED; NOT_OBSERVED or NOT_PREDICTED where
+        one of them is missing."""
+        predicted, seen = self.prediction, self.observation
+        if predicted is None or seen is None:
+            return NOT_OBSERVED if seen is None else NOT_PREDICTED
+        low, high = _interval(predicted)
+        seen_low, seen_high = _interval(seen)
+        if predicted.method == "bound":
+            return "bound holds" if low <= seen.change <= high else "bound broken"
+        if seen_low <= 0 <= seen_high and seen_low < seen_high:
+            return "not resolved"
+        if predicted.change is None:
+            return "missed"
+        if low == high and seen_low == seen_high:
+            return "explained" if abs(self.off or 0) <= TOLERANCE else "missed"
+        return "explained" if low <= seen_high and seen_low <= high else "missed"
+
+
+def _kind(of: Prediction | Observation | None) -> tuple[str, str]:
+    return (of.quantity, of.unit) if of else ("", "")
+
+
+def _interval(of: Prediction | Observation) -> tuple[float, float]:
+    """The ends of its 90 % interval: the change itself where it has none, infinite where a bound has none."""
+    if of.change is None:
+        return (-math.inf if of.low is None else of.low), (math.inf if of.high is None else of.high)
+    return (of.change if of.low is None else of.low), (of.change if of.high is None else of.high)
 
 
 def ledger_lines(row: LedgerRow) -> list[LedgerLine]:
-    """Each observation beside each prediction of its quantity, then the predictions without observation. A
-    prediction made after an observation does not take the place of an earlier one of its method."""
+    """Each observation beside each prediction of its kind, then the predictions without observation."""
     lines: list[LedgerLine] = []
     for seen in row.observations:
-        observed = seen.observation
-        kind = row.id, observed.quantity, observed.unit
-        beside = [p for p in row.predictions if (row.id, p.prediction.quantity, p.prediction.unit) == kind]
-        judged = [p for p in beside if p.at <= seen.at or not _has_earlier(beside, p, seen)]
+        beside = [p for p in row.predictions if _kind(p.prediction) == _kind(seen.observation)]
         lines += [
-            LedgerLine(
-                *kind,
-                verdict(entry.prediction, observed),
-                entry.prediction,
-                observed,
-                blind=bool(entry.at) and entry.at < seen.at,
-            )
-            for entry in judged
-        ]
-        if not judged:
-            lines.append(LedgerLine(*kind, NOT_PREDICTED, observation=observed))
-    known = {(line.quantity, line.unit) for line in lines}
-    return lines + [
-        LedgerLine(row.id, predicted.quantity, predicted.unit, NOT_OBSERVED, predicted)
-        for predicted in (entry.prediction for entry in row.predictions)
-        if (predicted.quantity, predicted.unit) not in known
-    ]
-
-
-def _has_earlier(beside: Sequence[PredictionEntry], late: PredictionEntry, seen: ObservationEntry) -> bool:
-    method = late.prediction.method
-    return any(entry.prediction.method == method and entry.at <= seen.at for entry in beside)
-
-
-def verdict(prediction: Prediction, observation: Observation) -> str:
-    """Whether the prediction explains the observation: see EXPLAINED."""
-    if prediction.method == "bound":
-        inside = (prediction.low is None or prediction.low <= observation.change) and (
-            prediction.high is None or observation.change <= prediction.high
-        )
-        return "bound holds" if inside else "bound broken"
-    low, high = observation.low, observation.high
-    if low is not None and high is not None and low <= 0 <= high:
-        return "not resolved"
-    if prediction.change is None:
-        return "missed"
-    predicted_low, predicted_high = _interval(prediction.change, prediction.low, prediction.high)
-    seen_low, seen_high = _interval(observation.change, low, high)
-    if predicted_low == predicted_high and seen_low == seen_high:
-        close = abs(observation.change - prediction.change) <= TOLERANCE * abs(observation.change)
-        return "explained" if close else "missed"
-    return "explained" if predicted_low <= seen_high and seen_low <= predicted_high else "missed"
-
-
-def _interval(value: float, low: float | None, high: float | None) -> tuple[float, float]:
-    return (value if low is None else low, value if high is None else high)
+            LedgerLine(row.id, p.prediction, seen.observation, bool(p.at) and p.at < seen.at) for p in beside
+        ] or [LedgerLine(row.id, None, seen.observation)]
+    known = {line.kind for line in lines}
+    alone = [p.prediction for p in row.predictions if _kind(p.prediction) not in known]
+    return [*lines, *(LedgerLine(row.id, prediction, None) for prediction in alone)]
 
 
 def as_json(rows: Sequence[LedgerRow]) -> str:
     lines = [
-        asdict(line)
-        | {
-            "prediction": line.prediction and line.prediction.model_dump(),
-            "observation": line.observation and line.observation.model_dump(),
-            "error": line.error,
-            "relative_error": line.relative_error,
-        }
-        for row in rows
-        for line in ledger_lines(row)
-    ]
+        {"row": line.row, "quantity": line.kind[0], "unit": line.kind[1], "method": line.method,
+         "off": line.off, "verdict": line.verdict, "blind": line.blind}
+        for row in rows for line in ledger_lines(row)
+    ]  # fmt: skip
     document = {"rows": [row.model_dump() for row in rows], "lines": lines}
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
@@ -167,33 +143,28 @@ def _summary(lines: Sequence[LedgerLine]) -> Iterator[str]:
         yield "no prediction has an observation yet"
     for method in dict.fromkeys(line.method for line in judged):
         of_method = [line for line in judged if line.method == method]
-        verdicts = [line.verdict for line in of_method]
-        counts = ", ".join(f"{verdicts.count(verdict)} {verdict}" for verdict in dict.fromkeys(verdicts))
-        off = [abs(line.relative_error) for line in of_method
-               if line.relative_error is not None and line.verdict != "not resolved"]  # fmt: skip
+        counts = Counter(line.verdict for line in of_method)
+        off = [abs(line.off) for line in of_method if line.off is not None and line.verdict != "not resolved"]
         far = f"; off by {statistics.median(off):.0%} in the median, {max(off):.0%} at most" if off else ""
-        yield f"{method}: {counts}{far}"
+        yield f"{method}: {', '.join(f'{count} {verdict}' for verdict, count in counts.items())}{far}"
 
 
 def _cells(row: LedgerRow) -> Iterator[list[str]]:
     """A row's lines of the table; what a line has in common with the one above it is left empty."""
     start = [row.id, ", ".join(_change(change) for change in row.changes)]
-    lines = ledger_lines(row)
+    lines, above = ledger_lines(row), None
     if not lines:
         yield [*start, "", "neither predicted nor observed yet"]
-    above = None
     for line in lines:
-        seen, predicted = line.observation, line.prediction
+        seen, predicted, (quantity, unit) = line.observation, line.prediction, line.kind
         numbers = NOT_OBSERVED
         if seen:
-            change = _value(seen.change, seen.low, seen.high, seen.unit)
-            numbers = f"{seen.before:.4g} -> {seen.after:.4g} {unit_text(seen.unit)}, {change}"
-        off = "" if line.relative_error is None else f"{line.relative_error:+.0%}"
+            numbers = f"{seen.before:.4g} -> {seen.after:.4g} {unit_text(unit)}, {_value(seen)}"
+        shown = [quantity, numbers] if seen is None or seen is not above else ["", ""]
         of = f": {predicted.of} alone" if predicted and predicted.of else ""
-        value = _value(predicted.change, predicted.low, predicted.high, line.unit) if predicted else ""
-        shown = [line.quantity, numbers] if seen is None or seen is not above else ["", ""]
         told = (line.verdict if seen else "") + (", blind" if line.blind else "")
-        yield [*start, *shown, line.method + of, value, off, told]
+        off = "" if line.off is None else f"{line.off:+.0%}"
+        yield [*start, *shown, line.method + of, _value(predicted) if predicted else "", off, told]
         start, above = ["", ""], seen
 
 
@@ -206,9 +177,10 @@ def _change(change: KernelChange) -> str:
     return " ".join(filter(None, [change.op, change.part])) + by
 
 
-def _value(value: float | None, low: float | None, high: float | None, unit: str) -> str:
-    parts = [] if value is None else [f"{value:+.3g} {unit_text(unit)}"]
-    if low is not None or high is not None:
-        ends = ["" if end is None else f"{end:+.3g}" for end in (low, high)]
+def _value(of: Prediction | Observation) -> str:
+    """`-8 ms (-9..-7)`"""
+    parts = [] if of.change is None else [f"{of.change:+.3g} {unit_text(of.unit)}"]
+    if of.low is not None or of.high is not None:
+        ends = ["" if end is None else f"{end:+.3g}" for end in (of.low, of.high)]
         parts.append(f"({ends[0]}..{ends[1]})")
     return " ".join(parts)

@@ -184,9 +184,9 @@ def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Con
 
 
 PRIOR = Constants(
-    Normal.of((3.77, 0.747, 1.10), (1.91, 0.164, 0.453), (-0.56, -0.24, 0.61)),
+    Normal.of((3.73, 0.747, 1.10), (1.91, 0.164, 0.452), (-0.56, -0.22, 0.61)),
     Normal.of(
-        (53.6, 1.09, 1490.0, 32.3), (29.5, 0.404, 976.0, 51.5), (-0.25, -0.11, -0.27, -0.47, 0.69, -0.29)
+        (54.9, 1.09, 1480.0, 32.1), (30.0, 0.408, 987.0, 51.3), (-0.21, -0.14, -0.27, -0.48, 0.68, -0.29)
     ),
 )
 """`learnt_constants` of all stored series, rounded: the end of `serving validate --json` has it."""

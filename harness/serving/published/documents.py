@@ -10,23 +10,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
 
 from harness.catalogue import published, recipes
 from harness.errors import UsageError, mistake
 from harness.paths import PUBLISHED
 from harness.serving.published.shell import commands_of, flags_of
-from harness.serving.schema import Metric, Mode, OfferedLoad, Parallelism, ServingRun, StrictRecord
+from harness.serving.schema import Mode, OfferedLoad, Parallelism, ServingRun, StrictRecord
 
 FOLDER = PUBLISHED / "serving"
-AITER = "claims:"
-"""`claims:block_scale_gemm` refers to that op's claim in results/published/claims.json."""
+ELSEWHERE = ("claims:", "dstack.")
+"""Beginnings of what claims refer to outside the documents."""
 
 Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, list) else v)]
 """Of several lines; in a file also a list of them."""
-
-Kind = Literal["measured", "cited", "derived", "claim"]
-Bound = Literal["exactly", "up to", "about", "at least", "below", "between"]
 
 
 class Correction(StrictRecord):
@@ -115,77 +112,27 @@ class Configuration(StrictRecord):
         return commands_of(self.task_file) or (self.image and self.docker.partition(self.image)[2])
 
 
-class Setup(StrictRecord):
-    """One side of a comparison; what is empty is any: on both sides, each against its like."""
-
-    hardware: str = ""
-    engine: str = ""
-
-
-class Ranking(StrictRecord):
-    """A sentence that ranks: `better` is said to beat each of `than` in each of `metrics`.
-
-    concurrency, output_len, batch: inclusive ranges that it is said for; None: no end
-    """
-
-    better: Setup
-    than: tuple[Setup, ...]
-    metrics: tuple[str, ...]
-    concurrency: tuple[float | None, float | None] = (None, None)
-    output_len: tuple[float | None, float | None] = (None, None)
-    batch: tuple[float | None, float | None] = (None, None)
-
-
-class Trend(StrictRecord):
-    """A sentence that says how metrics go as something grows; beyond: from there on."""
-
-    of: tuple[Setup, ...]
-    metrics: tuple[str, ...]
-    over: Literal["concurrency", "output_len", "batch"]
-    says: Literal["stable", "rises", "falls", "plateaus"]
-    beyond: float | None = None
-
-
 class Claim(StrictRecord):
-    """One quantitative statement of a document.
+    """One quantitative statement of a document. What else its file holds of it (the metric, what a ranking
+    compares, notes) is kept as data that no command reads.
 
-    quote:      verbatim, but for line breaks and leading blanks
-    where:      its section or table
-    kind:       `measured` by the document itself, `cited` from another, `derived` from its own numbers,
-                `claim` where no number of its own stands behind it
-    metric:     as this document says it; for a range the lower end, with `upper`
-    meant:      what the number is by its own source, where the document does not say that; `meant_by` cites
-    baseline:   what a factor is over; empty: not given
-    refers_to:  ids of runs and claims that it rests on: of any document, `dstack.online:LINE` and
-                `dstack.offline:LINE` for a line of dstack's CSV files, `claims:OP` (see AITER)
-    source:     whom it cites
-    date:       of the statement, where not the document's
+    quote:     verbatim, but for line breaks and leading blanks
+    where:     its section or table
+    kind:      `measured` by the document itself, `cited` from another, `derived` from its own numbers,
+               `claim` where no number of its own stands behind it
+    refers_to: ids of runs and claims that it rests on: of any document, `dstack.online:LINE` and
+               `dstack.offline:LINE` for a line of dstack's CSV files, `claims:OP` for an op's claim in
+               results/published/claims.json
     """
+
+    model_config = ConfigDict(extra="allow", frozen=True)
 
     id: str
-    document: str = ""
     quote: str
     where: str
-    kind: Kind
-    metric: Metric | None = None
-    upper: float | None = None
-    bound: Bound = "exactly"
-    meant: Metric | None = None
-    meant_by: str = ""
-    comparison: Ranking | None = None
-    trend: Trend | None = None
-    hardware: str = ""
-    gpus: int | None = None
-    nodes: int | None = None
-    engine: str = ""
-    mode: Mode = "unknown"
-    workload: OfferedLoad = OfferedLoad()
+    kind: Literal["measured", "cited", "derived", "claim"]
     configuration: str = ""
-    baseline: str = ""
     refers_to: tuple[str, ...] = ()
-    source: str = ""
-    date: str = ""
-    notes: tuple[str, ...] = ()
 
 
 class PublishedDocument(StrictRecord):
@@ -206,11 +153,6 @@ class PublishedDocument(StrictRecord):
     configurations: tuple[Configuration, ...] = ()
     runs: tuple[ServingRun, ...] = ()
     claims: tuple[Claim, ...] = ()
-
-    @property
-    def ids(self) -> list[str]:
-        """Of its runs and claims."""
-        return [*(run.id for run in self.runs), *(claim.id for claim in self.claims)]
 
 
 def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
@@ -244,7 +186,6 @@ def _document(path: Path) -> PublishedDocument:
         }
         raw["configurations"] = tuple(made.values())
         raw["runs"] = tuple(_run(run, made) for run in raw.get("runs", ()))
-        raw["claims"] = tuple(_claim(claim, about) for claim in raw.get("claims", ()))
         return PublishedDocument(**raw)
     except ValidationError as error:
         raise UsageError(f"cannot read {path}: {error.title} {mistake(error)}") from None
@@ -281,32 +222,17 @@ def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRu
     return ServingRun(**{**shared, **raw})
 
 
-def _claim(raw: Mapping[str, Any], document: str) -> Claim:
-    claim = Claim(**{**raw, "document": document})
-    op = next((r.removeprefix(AITER) for r in claim.refers_to if r.startswith(AITER)), "")
-    if not op or claim.metric:
-        return claim
-    factors = {
-        entry["op"]: entry["factor"] for entry in published.read(PUBLISHED / published.CLAIMS)["claims"]
-    }
-    return claim.model_copy(update={"metric": Metric(name=f"{op}_speedup", value=factors[op], unit="1")})
-
-
 def _examine(published_documents: list[PublishedDocument]) -> None:
+    """Raises UsageError where an id stands twice, or a claim refers to what is not there."""
     named = [c.name for d in published_documents for c in d.configurations]
-    known = [name for d in published_documents for name in d.ids]
+    known = [run.id for d in published_documents for run in d.runs]
+    known += [claim.id for d in published_documents for claim in d.claims]
     for ids in (named, known):
         twice = next((id_ for id_ in ids if ids.count(id_) > 1), None)
         if twice:
             raise UsageError(f"published documents: {twice!r} stands twice")
-    for document in published_documents:
-        for claim in document.claims:
-            for reference in claim.refers_to:
-                if reference not in known and not reference.startswith((AITER, "dstack.")):
-                    raise UsageError(
-                        f"published documents: {claim.id} refers to {reference!r}, which is not there"
-                    )
-            if claim.configuration and claim.configuration not in named:
-                raise UsageError(
-                    f"published documents: {claim.id} has no configuration {claim.configuration!r}"
-                )
+    for claim in (claim for document in published_documents for claim in document.claims):
+        missing = [r for r in claim.refers_to if r not in known and not r.startswith(ELSEWHERE)]
+        missing += [claim.configuration] if claim.configuration not in ("", *named) else []
+        if missing:
+            raise UsageError(f"published documents: {claim.id} refers to {missing[0]!r}, which is not there")

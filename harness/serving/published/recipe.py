@@ -5,17 +5,15 @@ What a document writes stays as it is, but for the configuration's `mends`; each
 
 from __future__ import annotations
 
-import difflib
+import re
 import shlex
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from harness.catalogue import recipes
-from harness.errors import UsageError
-from harness.serving.published.documents import Configuration, RecipeVariable, configurations
+from harness.serving.published.documents import Configuration, RecipeVariable
 
-PARTS = ("docker", "task", "manifests", "server", "client")
 WIDTH = 110
 
 
@@ -23,7 +21,7 @@ WIDTH = 110
 class Section:
     """One text of a recipe.
 
-    part:     of PARTS
+    part:     docker, task, manifests, server or client
     file:     that the text is the content of; empty: shell commands
     verbatim: as the document has it
     text:     as mended; in a file, @NAME@ stands for the shell variable NAME
@@ -37,19 +35,6 @@ class Section:
     file: str = ""
     mended: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-
-
-def find(name: str) -> Configuration:
-    """By its name, or by that of an environment it sets. Raises UsageError for an unknown one."""
-    known = configurations()
-    owners = {e: c.name for c in known.values() for e in c.environments.values()} | {n: n for n in known}
-    if name in owners:
-        return known[owners[name]]
-    near = difflib.get_close_matches(name.lower(), known, n=3, cutoff=0.5)
-    raise UsageError(
-        f"unknown recipe {name!r}; {'near' if near else 'recipes'}: {', '.join(near or known)}"
-        + ("; `serving recipe` lists all" if near else "")
-    )
 
 
 def sections(configuration: Configuration) -> list[Section]:
@@ -96,24 +81,28 @@ def missing(configuration: Configuration) -> list[str]:
     return lines
 
 
-def script(configuration: Configuration, part: str = "") -> str:
-    """A shell script of all sections, or of one part. Raises UsageError where there is no such part."""
-    parts = [section for section in sections(configuration) if part in ("", section.part)]
-    if not parts:
-        there = ", ".join(dict.fromkeys(section.part for section in sections(configuration)))
-        why = "; ".join(missing(configuration))
-        raise UsageError(f"recipe {configuration.name!r} has no {part}; it has: {there} ({why})")
+def script(configuration: Configuration, gone: Mapping[str, str]) -> str:
+    """A shell script of all sections.
+
+    gone: flags and variables that today's engines have no more -> what takes their place; each is told above
+          the text that has it
+    """
     lines = _head(configuration)
     if configuration.settings:
         lines += ["", *map(_set, configuration.settings)]
-    for section in parts:
+    for section in sections(configuration):
         lines += ["", f"# ==== {section.part}: {section.title}"]
         lines += _comments(f"mended: {why}" for why in section.mended)
         lines += _comments(f"note: {why}" for why in section.notes)
-        lines += [*_exports(configuration, section), *_shell(configuration, section)]
-    if not part:
-        lines += ["", *_comments(f"not there, {what}" for what in missing(configuration))]
-    return "\n".join(lines).rstrip() + "\n"
+        exports = _exports(configuration, section)
+        words = dict.fromkeys(re.findall(r"[\w-]+", "\n".join([*exports, section.text])))
+        lines += _comments(
+            f"no longer: today's engine has no {name}" + (f"; today {gone[name]}" if gone[name] else "")
+            for name in words
+            if name in gone
+        )
+        lines += [*exports, *_shell(configuration, section)]
+    return "\n".join([*lines, "", *_comments(f"not there, {what}" for what in missing(configuration))]) + "\n"
 
 
 def _section(configuration: Configuration, part: str, title: str, verbatim: str, file: str = "") -> Section:

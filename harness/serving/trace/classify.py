@@ -48,7 +48,7 @@ DECODE_ATTENTION = "decode_attention"
 
 
 @cache
-def _data() -> JsonObject:
+def trace_rules() -> JsonObject:
     return json.loads((DATA / "trace_rules.json").read_text())
 
 
@@ -56,7 +56,7 @@ def _data() -> JsonObject:
 def kernel_rules() -> tuple[KernelRule, ...]:
     """In the order in which they are tried."""
     rules = []
-    for row in _data()["kernels"]:
+    for row in trace_rules()["kernels"]:
         if row["class"] not in (*OP_CLASSES, DECODE_ATTENTION):
             raise ValueError(f"trace_rules.json: no class {row['class']}")
         op = re.compile(row["op"]) if "op" in row else None
@@ -83,14 +83,15 @@ def rule_of(name: str, op: str = "") -> KernelRule:
 @cache
 def engine_namespaces() -> dict[str, frozenset[str]]:
     """Of the operators that an engine adds to torch; SGLang, which may use vLLM's too, first."""
-    return {row["engine"]: frozenset(row["namespaces"]) for row in _data()["engines"]}
+    return {row["engine"]: frozenset(row["namespaces"]) for row in trace_rules()["engines"]}
 
 
 @cache
 def step_rules() -> tuple[StepRule, ...]:
     """Engines first, torch's own steps last."""
     return tuple(
-        StepRule(row["says"], re.compile(row["pattern"]), row.get("engine", "")) for row in _data()["steps"]
+        StepRule(row["says"], re.compile(row["pattern"]), row.get("engine", ""))
+        for row in trace_rules()["steps"]
     )
 
 
@@ -110,7 +111,7 @@ def annotated_phase(annotation: str) -> Phase | None:
     match = step_rules()[number].pattern.search(annotation) if number is not None else None
     groups = match.groupdict() if match else {}
     if "mode" in groups:
-        return _data()["modes"].get(groups["mode"], "other")
+        return trace_rules()["modes"].get(groups["mode"], "other")
     if "prefill" in groups:
         prefill, decode = int(groups["prefill"]) > 0, int(groups["decode"]) > 0
         return "mixed" if prefill and decode else "prefill" if prefill else "decode" if decode else "other"

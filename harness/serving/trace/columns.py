@@ -1,6 +1,6 @@
 """Columns of a trace while it is read: numbers, and names once each; no objects per event.
 
-Times are integers in nanoseconds from a base near the trace's start, so that sums are exact.
+Times are integers in nanoseconds, so that sums are exact.
 """
 
 from __future__ import annotations
@@ -61,18 +61,9 @@ class Columns:
 
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """(each row of numbers that the columns have, once; which of them each row is). Numbers from NONE on."""
-    key = np.zeros(len(columns[0]), dtype=np.int64)
-    sizes = [int(column.max(initial=NONE)) + 2 for column in columns]
-    for column, size in zip(columns, sizes, strict=True):
-        key *= size
-        key += column - NONE
-    keys, of = np.unique(key, return_inverse=True)
-    parts = []
-    for size in reversed(sizes):
-        keys, rest = np.divmod(keys, size)
-        parts.append((rest + NONE).tolist())
-    return list(zip(*reversed(parts), strict=True)), of.reshape(-1)
+    """(each row of numbers that the columns have, once; which of them each row is)."""
+    keys, of = np.unique(np.stack(columns), axis=1, return_inverse=True)
+    return list(map(tuple, keys.T.tolist())), of.reshape(-1)
 
 
 @dataclass
@@ -87,7 +78,7 @@ class RecordedTrace:
     categories:  how many events of each category the file has, used or not
     """
 
-    source: Literal["torch", "rocprof"]
+    source: Literal["torch", "rocprof", "nsys"]
     names: Names = field(default_factory=Names)
     threads: Names = field(default_factory=Names)
     streams: Names = field(default_factory=Names)
@@ -110,6 +101,10 @@ class RecordedTrace:
     categories: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
     truncated: bool = False
+
+    def processes(self) -> list[Any]:
+        """Those that threads are of."""
+        return list(dict.fromkeys(process for process, _ in self.threads.all()))
 
     def note(self, rule: str, message: str, severity: Literal["wrong", "note"] = "wrong") -> None:
         self.findings.append(Finding(rule=rule, severity=severity, message=message))

@@ -14,11 +14,10 @@ from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
 from harness.serving.schema import Finding
 from harness.serving.trace.classify import PHASES, KernelRule, attention_class, engine_of, rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace, groups
-from harness.serving.trace.critical_path import Timeline, gaps
-from harness.serving.trace.launches import LaunchedWork, kernels, operators
 from harness.serving.trace.read import read
 from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Times, Trace, TraceStep
-from harness.serving.trace.steps import Rows, TraceSteps, find_steps
+from harness.serving.trace.steps import TraceSteps, find_steps
+from harness.serving.trace.work import LaunchedWork, kernels, operators
 
 CLASSES = tuple(OP_CLASSES)
 LATENT = re.compile(r"(?<![A-Za-z])mla(?![a-z])|MLA|(?<=[a-z])Mla(?![a-z])")
@@ -35,11 +34,7 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
     recorded = read(Path(path), partial=partial)
     work = kernels(recorded) if len(recorded.work) else operators(recorded)
     rules, rule = _rules(recorded, work)
-    steps = find_steps(
-        recorded,
-        Rows(rules, rule, work.device, work.start, work.at, work.process, work.graph),
-        Path(path).name,
-    )
+    steps = find_steps(recorded, work, rules, rule, Path(path).name)
     return _Sums(recorded, work, rules, rule, steps).trace(str(path))
 
 
@@ -88,16 +83,12 @@ class _Sums:
         communication = np.array([name in COMMUNICATION for name in CLASSES])
         self.communicates = communication[self.op_class]
         self.exposed = np.zeros(len(rule))
-        self.group = self.op_class * len(PHASES) + self.phase
-        self.alone: dict[int, int] = {}
         self.lines = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
         self.times = []
         for on_device in self.lines:
             line = Timeline(work.start[on_device], work.end[on_device])
             self.times.append(line)
             self.exposed[on_device] = line.exposed(self.communicates[on_device])
-            for group, alone in line.alone(self.group[on_device]).items():
-                self.alone[group] = self.alone.get(group, 0) + alone
 
     def trace(self, path: str) -> Trace:
         recorded = self.recorded
@@ -132,8 +123,7 @@ class _Sums:
 
     def _classes(self) -> Iterator[ClassTime]:
         for (op_class, phase), times in self._sum(self.op_class, self.phase):
-            alone = self.alone[op_class * len(PHASES) + phase]
-            yield ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase], alone_ns=alone)
+            yield ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase])
 
     def _kernels(self) -> Iterator[KernelTime]:
         names, texts, work = self.recorded.names.all(), self.recorded.shapes.all(), self.work
@@ -205,7 +195,7 @@ class _Sums:
             span_ns=int(work.end[on_device].max() - work.start[on_device].min()),
             busy_ns=line.covered(np.ones(len(on_device), dtype=bool)),
             sum_ns=int(self.length[on_device].sum()),
-            idle_between_ns=idle_between,
+            idle_between_steps_ns=idle_between,
             communication_ns=line.covered(communicates),
             exposed_communication_ns=round(self.exposed[on_device][communicates].sum()),
         )
@@ -239,3 +229,57 @@ def _cut(steps: Sequence[TraceStep]) -> Iterator[Finding]:
                 message=f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: "
                 "the profiler began or ended within them, or they are of another kind",
             )
+
+
+# The critical path over intervals of time: what of a sum of durations is exposed on it
+
+
+class Timeline:
+    """The moments at which anything of one device begins or ends, and what runs between them.
+
+    start, end: int64 [n], ns
+    """
+
+    def __init__(self, start: np.ndarray, end: np.ndarray) -> None:
+        self.moments = np.unique(np.concatenate([start, end]))
+        self.lengths = np.diff(self.moments)
+        self._first = np.searchsorted(self.moments, start)
+        self._last = np.searchsorted(self.moments, end)
+
+    def running(self, which: np.ndarray) -> np.ndarray:
+        """How many of the intervals `which` (bool [n]) run from each moment to the next: [moments - 1]."""
+        size = len(self.moments)
+        begun = np.bincount(self._first[which], minlength=size)
+        ended = np.bincount(self._last[which], minlength=size)
+        return np.cumsum(begun - ended)[:-1]
+
+    def covered(self, which: np.ndarray) -> int:
+        """Length of the union of the intervals `which`, ns."""
+        return int(self.lengths[self.running(which) > 0].sum())
+
+    def exposed(self, communicates: np.ndarray) -> np.ndarray:
+        """What each interval has of the time on the critical path: float64 [n], ns; their sum is the union.
+
+        Time in which anything computes belongs to what computes, in equal parts where several do; the rest to
+        what communicates. So communication has what no computation covers.
+        """
+        computing, communicating = self.running(~communicates), self.running(communicates)
+        compute = self._part(computing, computing > 0)
+        communicate = self._part(communicating, (computing == 0) & (communicating > 0))
+        part = np.where(communicates, communicate[self._last] - communicate[self._first], 0.0)
+        part[~communicates] = (compute[self._last] - compute[self._first])[~communicates]
+        return part
+
+    def _part(self, running: np.ndarray, when: np.ndarray) -> np.ndarray:
+        """One interval's part of the time up to each moment: [moments]."""
+        each = np.where(when, self.lengths / np.maximum(running, 1), 0.0)
+        return np.concatenate([[0.0], np.cumsum(each)])
+
+
+def gaps(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(after, length) of each stretch in which nothing runs: the number of the interval that begins next,
+    and ns. start, end: int64 [n]."""
+    order = np.argsort(start, kind="stable")
+    length = start[order][1:] - np.maximum.accumulate(end[order])[:-1]
+    after = np.flatnonzero(length > 0)
+    return order[after + 1], length[after]

@@ -20,10 +20,13 @@ from harness import archive
 from harness.serving.clients.files import UnreadableError
 
 PIECE = 1 << 20  # characters read at once
+HEAD = 4096  # bytes by which a file's format is told
 LARGEST_VALUE = 64 << 20  # characters of one value, beyond which a file is taken for broken
 SPACE = re.compile(r"[ \t\r\n]*")
 CLOSING = 24  # characters from where the text read so far ends, in which a value may be cut in two
 NUMBER = re.compile(r"[-+.eE\d]*")
+NOT_FINITE = re.compile(r"[-+]?(inf(inity)?|nan(\(\w*\))?)(?=[\s,\]}])", re.IGNORECASE)
+"""As C++ prints such numbers, bare: Kineto of 2021 in a bandwidth."""
 WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 
 Keys = tuple[str, ...]
@@ -36,7 +39,8 @@ class Truncated(UnreadableError):
 class JsonText:
     """A file's text, unpacked and decoded as it is read; what was read is forgotten.
 
-    `text` from `at` on is what is there and not yet taken; `more()` makes it longer. Raises UnreadableError.
+    `head` is its first bytes; `text` from `at` on is what is there and not yet taken; `more()` makes it
+    longer. Raises UnreadableError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -44,13 +48,21 @@ class JsonText:
         self.text = ""
         self.at = 0
         self._before = 0  # characters taken and forgotten
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")("replace").decode
         try:
-            raw = archive.open_binary(path)
-            self._file: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
-            self._raw = raw
-        except OSError as error:
-            raise UnreadableError(f"cannot read {path}: {error.strerror or error}") from None
+            self._raw = archive.open_binary(path)
+            packed = self._raw.peek(2)[:2] == b"\x1f\x8b"
+            self._file: Any = gzip.GzipFile(fileobj=self._raw) if packed else self._raw
+            self.head = self._head()
+        except (OSError, zlib.error) as error:
+            raise UnreadableError(f"cannot read {path}: {getattr(error, 'strerror', '') or error}") from None
+        encoding = "utf-16" if self.head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
+        self._decode = codecs.getincrementaldecoder(encoding)("replace").decode
+
+    def _head(self) -> bytes:
+        try:
+            return bytes(self._file.peek(HEAD)[:HEAD])
+        except EOFError:  # of a gzip file that breaks off; more() says so
+            return b""
 
     def close(self) -> None:
         self._file.close()
@@ -81,6 +93,11 @@ class JsonText:
                 return self.text[self.at]
             if not self.more():
                 return ""
+
+    def put(self, start: int, end: int, text: str) -> None:
+        """Another text in the place of one that was read."""
+        self.text = self.text[:start] + text + self.text[end:]
+        self._before += end - start - len(text)
 
     def lines(self) -> Iterator[str]:
         """The lines from here to the end."""
@@ -124,43 +141,23 @@ def _value(
     text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
 ) -> Iterator[tuple[Keys, Any]]:
     first = text.peek()
-    if first in ("{", "[") and enter(path):
-        text.at += 1
-        yield from (_object if first == "{" else _array)(text, path, enter, decoder)
-    else:
+    if first not in ("{", "[") or not enter(path):
         yield path, _whole(text, decoder)
-
-
-def _object(
-    text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
-) -> Iterator[tuple[Keys, Any]]:
-    if text.peek() == "}":
+        return
+    end = "}" if first == "{" else "]"
+    text.at += 1
+    if text.peek() == end:
         text.at += 1
         return
     while True:
-        if text.peek() not in ('"', ""):
-            raise text.broken("a key is wanted")
-        key = _whole(text, decoder)
-        _next(text, ":")
+        key = "*"
+        if first == "{":
+            if text.peek() not in ('"', ""):
+                raise text.broken("a key is wanted")
+            key = _whole(text, decoder)
+            _next(text, ":")
         yield from _value(text, (*path, key), enter, decoder)
-        if _next(text, ",}") == "}":
-            return
-
-
-def _array(
-    text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
-) -> Iterator[tuple[Keys, Any]]:
-    inner = (*path, "*")
-    if text.peek() == "]":
-        text.at += 1
-        return
-    entered = enter(inner)
-    while True:
-        if entered:
-            yield from _value(text, inner, enter, decoder)
-        else:
-            yield inner, _whole(text, decoder)
-        if _next(text, ",]") == "]":
+        if _next(text, f",{end}") == end:
             return
 
 
@@ -182,13 +179,13 @@ def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
             value, end = decoder.raw_decode(text.text, text.at)
         except json.JSONDecodeError as error:
             cut = error.msg.startswith("Unterminated") or error.pos > len(text.text) - CLOSING
-            if not cut:
-                text.at = error.pos
-                raise text.broken(error.msg) from None
-            if text.more():
+            if cut and text.more():
+                continue
+            if number := NOT_FINITE.match(text.text, error.pos):
+                text.put(*number.span(), "NaN")
                 continue
             text.at = error.pos
-            raise (text.truncated() if _ends_early(error) else text.broken(error.msg)) from None
+            raise (text.truncated() if cut and _ends_early(error) else text.broken(error.msg)) from None
         except RecursionError:
             raise text.broken("nested too deep") from None
         cut = len(text.text) - end < CLOSING and not isinstance(value, (dict, list, str))

@@ -14,20 +14,19 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
-import numpy as np
-
 from harness.serving.trace.classify import marks_step
-from harness.serving.trace.columns import NONE, Columns, RecordedTrace
+from harness.serving.trace.columns import NONE, RecordedTrace
 from harness.serving.trace.json_stream import Keys
 
-LONGEST_US = 1e12  # eleven days: beyond it a time is no time
+LONGEST_NS = 10**15  # eleven days: beyond it a duration is none
+LATEST_US = 4e15  # of the year 2096: beyond it a time is no time
 MOST_SHAPES = 100_000  # different ones; the rest are not kept
-PAIRED = ("work", "ops", "spans")
-END = len(PAIRED)
-WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")  # the last two: of torch before 2022
+WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "kernel_dispatch", "memory_copy")
+"""Categories of work on devices; memcpy, memset: of torch before 2022; the last two: of rocprofv3's Perfetto
+trace, converted to JSON."""
 LAUNCH = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver")
 
-Taker = Callable[[Mapping[str, Any], Mapping[str, Any], int, int], "tuple[int, int] | None"]
+Taker = Callable[[Mapping[str, Any], Mapping[str, Any], int, int], None]
 
 
 def enter(keys: Keys) -> bool:
@@ -66,10 +65,8 @@ class Events:
 
     def __init__(self, into: RecordedTrace) -> None:
         self.into = into
-        self.base: int | None = None  # us
         self.lost: Counter[str] = Counter()
         self.example: dict[str, str] = {}
-        self.pairs = Columns(thread="i", at="q", kind="b", row="i")
         self.takers = {
             **dict.fromkeys(WORK, self._work),
             **dict.fromkeys(LAUNCH, self._launch),
@@ -79,141 +76,82 @@ class Events:
 
     def take(self, event: Any) -> None:
         if not isinstance(event, dict):
-            self._lose("an entry of traceEvents is no object", str(event)[:40])
+            self._lose("an entry of traceEvents is no object", event)
             return
         category, phase = str(event.get("cat")), event.get("ph")
         taker = self.takers.get(category) or self.takers.get(category.lower())
         self.into.categories[category if "cat" in event else f"ph {phase}"] += 1
         if phase == "X" and taker:
             self._complete(event, taker)
-        elif phase in ("B", "E"):
-            self._half(event, taker if phase == "B" else None)
+        elif phase == "B" and taker:
+            self._lose(f"a {category} event begins and ends apart (ph B, E): left out", event.get("name"))
 
     def _complete(self, event: Mapping[str, Any], taker: Taker) -> None:
-        start = self._start(event)
+        start, length, args = _ns(event.get("ts")), _ns(event.get("dur")), event.get("args")
         if start is None:
+            self._lose(f"a {event['cat']} event has no time: left out", event.get("name"))
             return
-        length = self._ns(event.get("dur"))
-        if length is None or length < 0:
-            self._lose(
-                f"a {event['cat']} event has no duration: counted with none", str(event.get("name"))[:60]
-            )
+        if length is None or not 0 <= length <= LONGEST_NS:
+            self._lose(f"a {event['cat']} event has no duration: counted with none", event.get("name"))
             length = 0
-        taker(event, _args(event), start, length)
+        taker(event, args if isinstance(args, dict) else {}, start, length)
 
-    def _half(self, event: Mapping[str, Any], taker: Taker | None) -> None:
-        """One of a pair that begins and ends; those of other categories nest between them and count too."""
-        at = self._start(event)
-        if at is None:
-            return
-        columns, row = (taker(event, _args(event), at, 0) if taker else None) or (NONE, NONE)
-        kind = END if event["ph"] == "E" else columns
-        self.pairs.add(self._thread(event), at, kind, row)
-
-    def _start(self, event: Mapping[str, Any]) -> int | None:
-        value = event.get("ts")
-        if self.base is None:
-            whole = _number(value)
-            self.base = int(whole) if whole is not None and math.isfinite(whole) else None
-        start = self._ns(value, self.base) if self.base is not None else None
-        if start is None:
-            self._lose(f"a {event.get('cat')} event has no time: left out", str(event.get("name"))[:60])
-        return start
-
-    def _work(
-        self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int
-    ) -> tuple[int, int]:
-        into = self.into
+    def _work(self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int) -> None:
         device = event.get(
             "pid", args.get("device")
         )  # Kineto's are one; where ranks were merged, pid differs
         stream = args.get("stream", event.get("tid"))
-        row = into.work.add(
-            into.names.number(str(event.get("name"))),
-            into.streams.number((_plain(device), _plain(stream))),
+        self.into.work.add(
+            self._name(event), self.into.streams.number((_plain(device), _plain(stream))),
             start, length, _id(args.get("correlation")), _id(args.get("External id")),
         )  # fmt: skip
-        return PAIRED.index("work"), row
 
     def _launch(self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int) -> None:
-        into = self.into
         graph = "GraphLaunch" in str(event.get("name"))
-        into.launches.add(
-            _id(args.get("correlation")), start, self._thread(event), graph, _id(args.get("External id"))
-        )
-        return  # when it ended does not matter
+        correlation, external = _id(args.get("correlation")), _id(args.get("External id"))
+        self.into.launches.add(correlation, start, self._thread(event), graph, external)
 
-    def _op(
-        self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int
-    ) -> tuple[int, int] | None:
+    def _op(self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int) -> None:
         into = self.into
         if marks_step(str(event.get("name"))):  # torch before 2022 has its steps among operators
-            return self._span(event, args, start, length)
+            self._span(event, args, start, length)
+            return
         shapes = NONE
         dims = args.get("Input Dims")
         if dims and (len(into.shapes) < MOST_SHAPES or str(dims) in into.shapes.numbers):
             shapes = into.shapes.number(str(dims))
-        row = into.ops.add(
-            into.names.number(str(event.get("name"))), self._thread(event), start, length,
-            _id(args.get("External id")), shapes,
-        )  # fmt: skip
-        return PAIRED.index("ops"), row
+        external = _id(args.get("External id"))
+        into.ops.add(self._name(event), self._thread(event), start, length, external, shapes)
 
-    def _span(
-        self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int
-    ) -> tuple[int, int] | None:
-        name = str(event.get("name"))
-        if not marks_step(name):
-            return None
-        into = self.into
-        return PAIRED.index("spans"), into.spans.add(
-            into.names.number(name), self._thread(event), start, length
-        )
+    def _span(self, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int) -> None:
+        if marks_step(str(event.get("name"))):
+            self.into.spans.add(self._name(event), self._thread(event), start, length)
+
+    def _name(self, event: Mapping[str, Any]) -> int:
+        return self.into.names.number(str(event.get("name")))
 
     def _thread(self, event: Mapping[str, Any]) -> int:
         return self.into.threads.number((_plain(event.get("pid")), _plain(event.get("tid"))))
 
     def finish(self) -> None:
-        """Pairs B with E, thread by thread in the order of time, and says what was lost."""
-        into, pairs = self.into, self.pairs
-        stacks: dict[int, list[tuple[int, int, int]]] = {}
-        for i in np.lexsort((pairs.at,)):
-            thread, at, kind, row = (
-                int(column[i]) for column in (pairs.thread, pairs.at, pairs.kind, pairs.row)
-            )
-            stack = stacks.setdefault(thread, [])
-            if kind != END:
-                stack.append((at, kind, row))
-            elif stack:
-                begun, kind, row = stack.pop()
-                if kind != NONE:
-                    getattr(into, PAIRED[kind]).put(row, "length", at - begun)
-        for _, kind, _ in (entry for stack in stacks.values() for entry in stack if entry[1] != NONE):
-            self._lose("an event begins and never ends: counted with no duration", f"of {PAIRED[kind]}")
-        if len(into.shapes) >= MOST_SHAPES:
-            into.note(
-                "shapes", f"more than {MOST_SHAPES} different shapes: further ones are left out", "note"
-            )
+        """Says what was lost."""
+        if len(self.into.shapes) >= MOST_SHAPES:
+            self.into.note("shapes", f"more than {MOST_SHAPES} shapes: further ones are left out", "note")
         for what, count in self.lost.items():
-            into.note("unreadable", f"{count} times: {what}; e.g. {self.example[what]}")
-        self.lost.clear()
+            self.into.note("unreadable", f"{count} times: {what}; e.g. {self.example[what]}")
 
-    def _lose(self, what: str, example: str) -> None:
+    def _lose(self, what: str, example: Any) -> None:
         self.lost[what] += 1
-        self.example.setdefault(what, example)
-
-    def _ns(self, value: Any, base: int = 0) -> int | None:
-        """Nanoseconds from the base. A float of an absolute time loses them when it is multiplied: the base
-        is taken off before."""
-        number = _number(value)
-        if number is None or not math.isfinite(number) or not -LONGEST_US <= number - base <= LONGEST_US:
-            return None
-        return round((number - base) * 1000)
+        self.example.setdefault(what, str(example)[:60])
 
 
-def _args(event: Mapping[str, Any]) -> Mapping[str, Any]:
-    args = event.get("args")
-    return args if isinstance(args, dict) else {}
+def _ns(microseconds: Any) -> int | None:
+    """Whole and broken microseconds apart: a product of the absolute time would lose nanoseconds."""
+    number = _number(microseconds)
+    if number is None or not math.isfinite(number) or not -LATEST_US <= number <= LATEST_US:
+        return None
+    whole = int(number)
+    return whole * 1000 + round((number - whole) * 1000)
 
 
 def _number(value: Any) -> int | float | Decimal | None:

@@ -8,20 +8,17 @@ from typing import Any
 
 from harness.report.text import microseconds, table
 from harness.serving.trace.classify import Phase
-from harness.serving.trace.result import Device, KernelTime, PerStep, Times, Trace, TraceStep
+from harness.serving.trace.result import Device, KernelTime, Times, Trace
 
 NAME = 90  # characters of a kernel's name
-STEPS = 40  # listed at most, with --steps
 
 
-def as_text(trace: Trace, phase: Phase | None, top: int, each_step: bool) -> str:
+def as_text(trace: Trace, phase: Phase | None, top: int) -> str:
     """What a person reads. phase: of which steps only; top: how many kernels."""
     parts = ["\n".join(_head(trace)), _classes(trace, phase)]
     if len(trace.steps) > 1:
         phases = [phase_ for phase_ in trace.phases() if trace.steps_of(phase_) and phase in (None, phase_)]
         parts += [_per_step(trace, phase_) for phase_ in phases]
-    if each_step:
-        parts.append(_steps([step for step in trace.steps if phase in (None, step.phase)]))
     kernels = [kernel for kernel in trace.kernels if phase in (None, kernel.phase)]
     parts.append(_kernels(kernels, top, trace.on))
     parts.append(_unknown([kernel for kernel in kernels if kernel.op_class == "unknown"], trace))
@@ -29,7 +26,7 @@ def as_text(trace: Trace, phase: Phase | None, top: int, each_step: bool) -> str
 
 
 def _head(trace: Trace) -> Iterator[str]:
-    profiler = {"torch": "torch.profiler", "rocprof": "rocprofv3"}[trace.source]
+    profiler = {"torch": "torch.profiler", "rocprof": "rocprof", "nsys": "nsys stats"}[trace.source]
     rank = f", rank {trace.rank} of {trace.world_size}" if trace.rank is not None and trace.world_size else ""
     partial = "; BROKEN OFF: sums and shares are of a part only" if trace.partial else ""
     engine = f" of {trace.engine}" if trace.engine else ""
@@ -45,14 +42,16 @@ def _head(trace: Trace) -> Iterator[str]:
 
 
 def _device(device: Device, on: str) -> Iterator[str]:
-    what, where = ("kernels and copies", "stream") if on == "gpu" else ("operators", "thread")
+    what, where = ("kernel or copy", "stream") if on == "gpu" else ("operator", "thread")
+    if device.calls != 1:
+        what = "kernels and copies" if on == "gpu" else "operators"
     model = f" ({device.model})" if device.model else ""
     plural = "s" if device.streams != 1 else ""
     yield (
         f"device {device.name}{model}: {device.calls} {what} on {device.streams} {where}{plural}; "
         f"sum {_us(device.sum_ns)} in a span of {_us(device.span_ns)}: busy {_us(device.busy_ns)}, "
         f"overlapped {_us(device.sum_ns - device.busy_ns)}, idle {_us(device.idle_ns)} "
-        f"({_us(device.idle_between_ns)} of it outside of steps)"
+        f"({_us(device.idle_between_steps_ns)} of it outside of steps)"
     )
     if device.communication_ns:
         yield (
@@ -63,20 +62,16 @@ def _device(device: Device, on: str) -> Iterator[str]:
 
 def _classes(trace: Trace, phase: Phase | None) -> str:
     total = trace.time_ns(phase)
-    alone: dict[str, int] = {}
-    for row in trace.classes:
-        if phase in (None, row.phase):
-            alone[row.op_class] = alone.get(row.op_class, 0) + row.alone_ns
     by_class = trace.by_class(phase)
     rows = [
         [name, _us(times.time_ns), _percent(times.time_ns, total), times.calls, _us(times.exposed_ns),
-         _percent(times.exposed_ns, times.time_ns), _us(alone[name])]
+         _percent(times.exposed_ns, times.time_ns)]
         for name, times in by_class.items()
     ]  # fmt: skip
     calls, exposed = sum(t.calls for t in by_class.values()), sum(t.exposed_ns for t in by_class.values())
-    rows.append(["sum", _us(total), "100.0 %", calls, _us(exposed), _percent(exposed, total), ""])
+    rows.append(["sum", _us(total), "100.0 %", calls, _us(exposed), _percent(exposed, total)])
     title = f"of {phase} steps" if phase else "of the whole trace"
-    return f"{title}\n" + _table(rows, ["class", "time", "share", "calls", "exposed", "w", "alone"])
+    return f"{title}\n" + _table(rows, ["class", "time", "share", "calls", "exposed", "w"])
 
 
 def _per_step(trace: Trace, phase: Phase) -> str:
@@ -99,7 +94,9 @@ def _per_step(trace: Trace, phase: Phase) -> str:
             _percent(per_step.time_us, total),
             f"{per_step.calls:g}",
             microseconds(per_step.exposed_us),
-            _range(per_step),
+            "..".join(microseconds(end(per_step.each_time_us)) for end in (min, max))
+            if len(steps) > 1
+            else "",
         ]
         for name, per_step in classes
     ]
@@ -107,24 +104,6 @@ def _per_step(trace: Trace, phase: Phase) -> str:
         f"a {phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}\n"
         + _table(rows, ["class", "time", "share", "calls", "exposed", "time, least..most"])
     )
-
-
-def _range(per_step: PerStep) -> str:
-    return (
-        f"{microseconds(min(per_step.each_time_us))}..{microseconds(max(per_step.each_time_us))}"
-        if per_step.steps > 1
-        else ""
-    )
-
-
-def _steps(steps: Sequence[TraceStep]) -> str:
-    rows = [
-        [step.name[:50], step.device, step.phase, _us(step.start_ns), _us(step.span_ns),
-         _us(step.time_ns), _us(step.idle_ns), _us(step.period_ns) if step.period_ns is not None else ""]
-        for step in steps[:STEPS]
-    ]  # fmt: skip
-    more = f"\nand {len(steps) - STEPS} more (--json has all)" if len(steps) > STEPS else ""
-    return _table(rows, ["step", "device", "phase", "start", "span", "sum", "idle", "to the next"]) + more
 
 
 def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> str:
@@ -158,107 +137,58 @@ def _unknown(kernels: Sequence[KernelTime], trace: Trace) -> str:
 
 def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
     """Everything, times in microseconds."""
+    classes = []
+    for row in trace.classes:
+        if phase in (None, row.phase):
+            share = row.time_ns / (trace.time_ns(row.phase) or 1)
+            per_step = trace.per_step(row.op_class, row.phase)
+            steps = None if per_step is None else _in_us(per_step, "each_time_us")
+            classes.append(_times(row) | {"share": share, "per_step": steps})
+    head = _in_us(trace, "classes", "kernels", "steps", "categories")
     return {
-        "trace": {
-            "path": trace.path,
-            "source": trace.source,
-            "on": trace.on,
-            "engine": trace.engine,
-            "rank": trace.rank,
-            "world_size": trace.world_size,
-            "partial": trace.partial,
+        "trace": head
+        | {
             "time_us": trace.time_ns() / 1e3,
-            "devices": [_device_json(device) for device in trace.devices],
+            "devices": [
+                _in_us(each)
+                | {"overlapped_us": (each.sum_ns - each.busy_ns) / 1e3, "idle_us": each.idle_ns / 1e3}
+                for each in trace.devices
+            ],
             "phases": [
                 {"phase": phase_, "steps": count, "evidence": why} for phase_, why, count in trace.evidence()
             ],
             "events": dict(trace.categories),
             "findings": [finding.model_dump() for finding in trace.findings],
         },
-        "classes": [
-            {
-                "class": row.op_class,
-                "phase": row.phase,
-                **_times_json(row),
-                "share": row.time_ns / (trace.time_ns(row.phase) or 1),
-                "alone_us": row.alone_ns / 1e3,
-                "per_step": _per_step_json(trace.per_step(row.op_class, row.phase)),
-            }
-            for row in trace.classes
-            if phase in (None, row.phase)
+        "classes": classes,
+        "kernels": [
+            _times(kernel) | {"shapes": [_in_us(shape) for shape in kernel.shapes]}
+            for kernel in trace.kernels
+            if phase in (None, kernel.phase)
         ],
-        "kernels": [_kernel_json(k) for k in trace.kernels if phase in (None, k.phase)],
-        "steps": [_step_json(step) for step in trace.steps if phase in (None, step.phase)],
-        "unknown": [
-            {"name": k.name, "calls": k.calls, "time_us": k.time_us, "phase": k.phase, "op": k.op}
-            for k in trace.unknown()
-            if phase in (None, k.phase)
+        "steps": [
+            _in_us(step)
+            | {"time_us": step.time_ns / 1e3, "classes": {n: _times(t) for n, t in step.classes.items()}}
+            for step in trace.steps
+            if phase in (None, step.phase)
         ],
+        "unknown": [_times(kernel) for kernel in trace.unknown() if phase in (None, kernel.phase)],
     }
 
 
-def _times_json(times: Times) -> dict[str, Any]:
-    return {
-        "calls": times.calls,
-        "time_us": times.time_us,
-        "exposed_us": times.exposed_us,
-        "exposure": times.exposure,
-    }
+def _times(times: Times) -> dict[str, Any]:
+    return _in_us(times, "shapes") | {"exposure": times.exposure}
 
 
-def _per_step_json(per_step: PerStep | None) -> dict[str, Any] | None:
-    if per_step is None:
-        return None
-    return {
-        "steps": per_step.steps,
-        "calls": per_step.calls,
-        "time_us": per_step.time_us,
-        "exposed_us": per_step.exposed_us,
-    }
-
-
-def _device_json(device: Device) -> dict[str, Any]:
-    return {
-        "name": device.name,
-        "model": device.model,
-        "streams": device.streams,
-        "calls": device.calls,
-        "span_us": device.span_ns / 1e3,
-        "busy_us": device.busy_ns / 1e3,
-        "sum_us": device.sum_ns / 1e3,
-        "overlapped_us": (device.sum_ns - device.busy_ns) / 1e3,
-        "idle_us": device.idle_ns / 1e3,
-        "idle_between_steps_us": device.idle_between_ns / 1e3,
-        "communication_us": device.communication_ns / 1e3,
-        "exposed_communication_us": device.exposed_communication_ns / 1e3,
-    }
-
-
-def _kernel_json(kernel: KernelTime) -> dict[str, Any]:
-    return {
-        "name": kernel.name,
-        "class": kernel.op_class,
-        "library": kernel.library,
-        "phase": kernel.phase,
-        "op": kernel.op,
-        **_times_json(kernel),
-        "shapes": [{"dims": s.dims, "calls": s.calls, "time_us": s.time_ns / 1e3} for s in kernel.shapes],
-    }
-
-
-def _step_json(step: TraceStep) -> dict[str, Any]:
-    return {
-        "name": step.name,
-        "device": step.device,
-        "phase": step.phase,
-        "evidence": step.evidence,
-        "start_us": step.start_ns / 1e3,
-        "span_us": step.span_ns / 1e3,
-        "time_us": step.time_ns / 1e3,
-        "idle_us": step.idle_ns / 1e3,
-        "period_us": step.period_ns / 1e3 if step.period_ns is not None else None,
-        "classes": {name: _times_json(times) for name, times in step.classes.items()},
-    }
+def _in_us(record: Any, *without: str) -> dict[str, Any]:
+    """A record's fields: `X_ns` as `X_us`, `op_class` as `class`."""
+    fields = {}
+    for name, value in vars(record).items():
+        if name.endswith("_ns"):
+            fields[name.removesuffix("_ns") + "_us"] = None if value is None else value / 1e3
+        elif name not in without:
+            fields["class" if name == "op_class" else name] = value
+    return fields
 
 
 def _short(name: str) -> str:

@@ -42,14 +42,10 @@ class Times:
 
 @dataclass(frozen=True)
 class ClassTime(Times):
-    """An op class in the steps of one phase.
-
-    alone_ns: time in which nothing of another class ran
-    """
+    """An op class in the steps of one phase."""
 
     op_class: str
     phase: Phase
-    alone_ns: int
 
 
 @dataclass(frozen=True)
@@ -115,7 +111,7 @@ class TraceStep:
 class Device:
     """busy_ns: the union of all it ran; sum_ns: the sum, with what overlaps counted twice.
 
-    idle_ns:  span without busy; idle_between_ns: of it, between steps or outside of them
+    idle_ns:  span without busy; idle_between_steps_ns: of it, between steps or outside of them
     communication_ns: the union of communication; exposed: of it, what no computation covers
     """
 
@@ -126,7 +122,7 @@ class Device:
     span_ns: int
     busy_ns: int
     sum_ns: int
-    idle_between_ns: int
+    idle_between_steps_ns: int
     communication_ns: int
     exposed_communication_ns: int
 
@@ -159,7 +155,7 @@ class Trace:
     """
 
     path: str
-    source: Literal["torch", "rocprof"]
+    source: Literal["torch", "rocprof", "nsys"]
     on: Literal["gpu", "cpu"]
     engine: str
     rank: int | None
@@ -188,11 +184,6 @@ class Trace:
     def time_ns(self, phase: Phase | None = None) -> int:
         """The sum of all durations; the classes sum to it."""
         return sum(row.time_ns for row in self.classes if phase in (None, row.phase))
-
-    def shares(self, phase: Phase | None = None) -> dict[str, float]:
-        """Each class's part of the sum of durations."""
-        total = self.time_ns(phase)
-        return {c: times.time_ns / total for c, times in self.by_class(phase).items()} if total else {}
 
     def exposure(self, phase: Phase | None = None) -> dict[str, float]:
         """w of the link model, in [0, 1]: the part of each class's time that is on the critical path."""

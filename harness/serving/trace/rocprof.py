@@ -1,24 +1,21 @@
-"""rocprofv3's results: JSON (`--output-format json`) and the kernel trace as CSV.
+"""rocprofv3's results as JSON (`--output-format json`).
 
-Format: ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp and generateCSV.cpp. Times are in nanoseconds.
-A dispatch names its kernel by a number that `kernel_symbols`, before or after it, resolves.
+Format: ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp. Times are in nanoseconds.
+A dispatch names its kernel by a number that `kernel_symbols`, which stand before it, resolve.
 """
 
 from __future__ import annotations
 
-import csv
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from harness.serving.clients.files import UnreadableError
 from harness.serving.trace.columns import NONE, RecordedTrace
-from harness.serving.trace.json_stream import JsonText, Keys
+from harness.serving.trace.json_stream import Keys
 
 ROOT = "rocprofiler-sdk-tool"
 LATEST = 1 << 62  # ns
 SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")
-CSV_COLUMNS = ("Kernel_Name", "Start_Timestamp", "End_Timestamp")
 
 
 def enter(keys: Keys) -> bool:
@@ -43,12 +40,12 @@ class _Tool:
 
     def __init__(self, into: RecordedTrace) -> None:
         self.into = into
-        self.base: int | None = None
         self.process = 0
         self.kernels: dict[tuple[int, Any], str] = {}
         self.pid: Any = None
-        self.copies = 0
+        self.gpus: set[str] = set()
         self.lost = 0
+        self.nameless: set[tuple[int, Any]] = set()
 
     def take(self, keys: Keys, value: Any) -> None:
         if keys == ("metadata", "pid"):
@@ -64,8 +61,7 @@ class _Tool:
         elif keys == ("buffer_records", "kernel_dispatch", "*"):
             self._dispatch(value)
         elif keys == ("buffer_records", "memory_copy", "*"):
-            agent = _handle(value.get("dst_agent_id"))
-            self._add(("copy", "Memcpy"), agent, _handle(value.get("stream_id")), value)
+            self._copy(value)
         if keys[0] == "buffer_records":
             self.into.categories[keys[-2]] += 1
 
@@ -73,56 +69,48 @@ class _Tool:
         name = agent.get("product_name") or agent.get("name")
         if agent.get("type") == 2 and name:
             self.into.device_names[self._device(_handle(agent.get("id")))] = str(name)
+            self.gpus.add(self._device(_handle(agent.get("id"))))
+
+    def _copy(self, record: Mapping[str, Any]) -> None:
+        """Of the GPU that it goes to, else the one that it comes from: the other end may be the host."""
+        ends = [self._device(_handle(record.get(key))) for key in ("dst_agent_id", "src_agent_id")]
+        device = next((end for end in ends if end in self.gpus), ends[0])
+        self._add("Memcpy", device, _handle(record.get("stream_id")), record)
 
     def _dispatch(self, record: Mapping[str, Any]) -> None:
         info = record.get("dispatch_info")
         info = info if isinstance(info, Mapping) else {}
-        queue = _handle(info.get("queue_id"))
-        self._add(
-            ("kernel", self.process, _plain(info.get("kernel_id"))),
-            _handle(info.get("agent_id")),
-            queue,
-            record,
-        )
+        kernel = self.process, _plain(info.get("kernel_id"))
+        if kernel not in self.kernels:
+            self.nameless.add(kernel)
+        name = self.kernels.get(kernel, f"kernel_id {kernel[1]}")
+        self._add(name, self._device(_handle(info.get("agent_id"))), _handle(info.get("queue_id")), record)
 
     def _device(self, agent: Any) -> str:
         return f"agent {agent}" if self.process == 0 else f"process {self.process}, agent {agent}"
 
-    def _add(self, name: Any, agent: Any, queue: Any, record: Mapping[str, Any]) -> None:
+    def _add(self, name: str, device: str, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
-        if start is None or end is None or not _sensible(start, end):
+        if start is None or end is None or not sensible(start, end):
             self.lost += 1
             return
-        if self.base is None:
-            self.base = int(start)
         into = self.into
         into.work.add(
-            into.names.number(name), into.streams.number((self._device(agent), queue)),
-            start - self.base, end - start, NONE, NONE,
+            into.names.number(name), into.streams.number((device, queue)),
+            start, end - start, NONE, NONE,
         )  # fmt: skip
 
     def finish(self) -> None:
-        """Puts names where numbers stand, and says what was lost."""
-        into = self.into
+        """Says what was lost."""
         if self.lost:
-            into.note("unreadable", f"records left out, as their start and end make no sense: {self.lost}")
-        names = {
-            name: self.kernels.get(name[1:], f"kernel_id {name[2]}") if name[0] == "kernel" else name[1]
-            for name in into.names.all()
-        }
-        nameless = sum(name[0] == "kernel" and name[1:] not in self.kernels for name in names)
-        if nameless:
-            into.note("unreadable", f"kernels that are not among kernel_symbols, known by number: {nameless}")
-        _rename(into, names)
-
-
-def _rename(into: RecordedTrace, names: Mapping[Any, str]) -> None:
-    """Several numbers may have one name."""
-    unique = type(into.names)()
-    to = [unique.number(names[old]) for old in into.names.all()]
-    for row, old in enumerate(into.work.name.tolist()):
-        into.work.put(row, "name", to[old])
-    into.names = unique
+            self.into.note(
+                "unreadable", f"records left out, as their start and end make no sense: {self.lost}"
+            )
+        if self.nameless:
+            self.into.note(
+                "unreadable",
+                f"kernels that are not among kernel_symbols, known by number: {len(self.nameless)}",
+            )
 
 
 def _name(symbol: Mapping[str, Any]) -> str:
@@ -134,8 +122,9 @@ def _name(symbol: Mapping[str, Any]) -> str:
     return f"kernel_id {symbol.get('kernel_id')}"
 
 
-def _sensible(start: Any, end: Any) -> bool:
-    return type(start) is int and type(end) is int and 0 <= start <= end < LATEST
+def sensible(start: Any, end: Any) -> bool:
+    """Of nanoseconds since the machine's start. A record without a time has 0 (rocm-systems issue 5811)."""
+    return type(start) is int and type(end) is int and 0 < start <= end < LATEST
 
 
 def _handle(value: Any) -> Any:
@@ -145,38 +134,3 @@ def _handle(value: Any) -> Any:
 def _plain(value: Any) -> Any:
     """As a key: numbers and texts stay."""
     return value if isinstance(value, (int, str)) else str(value)
-
-
-def read_csv(text: JsonText, into: RecordedTrace) -> None:
-    """Fills `into` from rocprofv3's `*_kernel_trace.csv`. Raises UnreadableError."""
-    rows = csv.reader(text.lines())
-    base = None
-    try:
-        header = [name.strip() for name in next(rows)]
-        if missing := [name for name in CSV_COLUMNS if name not in header]:
-            raise UnreadableError(
-                f"cannot read {text.path}: neither JSON nor rocprofv3's kernel trace (no column {missing[0]})"
-            )
-        for row in rows:
-            if not row:
-                continue
-            record = dict(zip(header, row, strict=False))
-            try:
-                start, end = int(record["Start_Timestamp"]), int(record["End_Timestamp"])
-                name = record["Kernel_Name"]
-                if not _sensible(start, end):
-                    raise ValueError
-            except (KeyError, ValueError):
-                raise UnreadableError(
-                    f"cannot read {text.path}, line {rows.line_num}: no kernel with start and end; "
-                    "is the file cut short?"
-                ) from None
-            base = start if base is None else base
-            stream = (record.get("Agent_Id", "0"), record.get("Queue_Id", "0"))
-            into.work.add(
-                into.names.number(SUFFIX.sub("", name)), into.streams.number(stream),
-                start - base, end - start, NONE, NONE,
-            )  # fmt: skip
-            into.categories["kernel_dispatch"] += 1
-    except csv.Error as error:
-        raise UnreadableError(f"cannot read {text.path}, line {rows.line_num}: {error}") from None

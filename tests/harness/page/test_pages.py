@@ -99,7 +99,10 @@ def replay(folder: Path) -> Page:
     file = COMMITTED / "serving/cpu-default/stages/experts-grouped/replay-decode-0.json"
     document = json.loads(archive.read_bytes(file))
     broken = {"chosen": {"fused_moe": "x"}, "failed": "out of luck", "difference": {"a": 0.01, "b": 0.1}}
-    document["replays"][0]["arms"]["broken"] = broken
+    arms = document["replays"][0]["arms"]
+    arms["base"]["places_alone"] = {"mla_decode": 4.5, "fused_moe": 20.25}
+    arms["experts-grouped"]["places_alone"] = {"fused_moe": 25.5}
+    arms["broken"] = broken
     (found,) = replays(document, "")
     step = {"phase": "prefill", "model": "a model", "tokens": 512}
     empty = found.model_copy(update={"arms": {}, "twin": None, "step": step})

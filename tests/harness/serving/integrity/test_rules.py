@@ -307,7 +307,7 @@ UNSAID = {"unit": "tok/s", "scope": "node", "tokens": "unknown"}
     *[("throughput", severity, (*RATES, _metric("output_len", length, "tokens", "request", "mean")), {})
       for length, severity in ((32.0, None), (40.0, "wrong"), (25.0, "wrong"))],
     *[("zero", severity, (_metric(name, 0.0, "ms", "request", "mean"),), {"totals": OF_ONE_TOKEN})
-      for name, severity in (("tpot", None), ("ttft", "suspect"))],
+      for name, severity in (("tpot", "note"), ("ttft", "suspect"))],
     *[("throughput", severity, (Metric(name="throughput", value=value, **UNSAID),), COUNTED)
       for value, severity in ((241.76, "wrong"), (120.9, None))],
 ])  # fmt: skip

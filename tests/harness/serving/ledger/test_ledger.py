@@ -23,7 +23,7 @@ from harness.serving.ledger.ledger import (
     rows,
 )
 from harness.serving.ledger.prediction import KernelChange, Prediction
-from harness.serving.ledger.report import ledger_lines, verdict
+from harness.serving.ledger.report import LedgerLine, ledger_lines
 
 CHANGE = ChangeEntry(row="a", changes=(KernelChange(op="mla_decode", factor=2.0),), setting=Setting())
 
@@ -120,13 +120,11 @@ def timed(*entries):
     )
 
 
-def test_a_prediction_made_before_the_observation_counts_and_is_blind():
+def test_a_prediction_made_before_the_observation_is_blind():
     again = PredictionEntry(row="a", prediction=prediction(change=-8.2))
-    [line] = ledger_lines(timed(PREDICTED, OBSERVED, again)[0])
-    assert line.blind and line.prediction.change == -8.0
-    assert (line.error, line.relative_error) == (pytest.approx(0.2), pytest.approx(-0.2 / 8.2))
-    [line] = ledger_lines(timed(OBSERVED, PREDICTED)[0])
-    assert not line.blind and line.verdict == "explained"
+    first, second = ledger_lines(timed(PREDICTED, OBSERVED, again)[0])
+    assert (first.blind, second.blind) == (True, False)
+    assert (first.off, second.off) == (pytest.approx(-0.2 / 8.2), 0)
     [line] = ledger_lines(rows([PREDICTED, OBSERVED])[0])  # without times, as published points are
     assert not line.blind
     other = OBSERVED.model_copy(update={"observation": observation().model_copy(update={"quantity": "tpot"})})
@@ -150,7 +148,7 @@ BOUND = Prediction(quantity="itl", unit="ms", method="bound", low=-30.0, high=0.
     (BOUND, observation(-31.0, None, None), "bound broken"),
 ])  # fmt: skip
 def test_verdicts(predicted, observed, expected):
-    assert verdict(predicted, observed) == expected
+    assert LedgerLine("a", predicted, observed).verdict == expected
 
 
 def test_what_is_written_of_a_row(path, capsys):
@@ -159,7 +157,9 @@ def test_what_is_written_of_a_row(path, capsys):
     print_ledgers([str(path)], "-")
     document = json.loads(capsys.readouterr().out)
     assert document["rows"][0]["id"] == "a"
-    assert [line["error"] for line in document["lines"]] == [pytest.approx(0.2)]
+    assert [(line["verdict"], line["off"]) for line in document["lines"]] == [
+        ("explained", pytest.approx(-0.2 / 8.2))
+    ]
 
 
 CHANGES = PUBLISHED / "changes" / "ledger.jsonl"

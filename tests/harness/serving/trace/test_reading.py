@@ -47,33 +47,42 @@ def test_times_as_numbers_and_as_text(tmp_path, ts, dur, following, sum_ns, span
     assert trace.devices[0].span_ns == pytest.approx(span_ns, abs=1)
 
 
-def test_begin_and_end_in_any_order_and_nested(tmp_path):
-    def half(ph, ts, cat, name=""):
-        return event(cat, name, ts, 0, 0, 7, device=0, stream=7) | {"ph": ph}
-
-    trace = of(tmp_path, [
-        half("E", 9, None), half("B", 3, "kernel", MM), half("B", 1, "python_function", "f"),
-        half("E", 5, "kernel"), half("B", 6, "kernel", NORM), half("E", 7.5, None),
-    ])  # fmt: skip
-    assert times(trace) == {"bf16_gemm": 2.0, "norm": 1.5}
-    assert not trace.findings
-
-
 def test_what_has_no_time_or_no_end_is_said(tmp_path, here):
     trace = of(tmp_path, [
         {**kernel(MM, 0, 1), "dur": None}, kernel(MM, None, 1), kernel(MM, "soon", 1), kernel(MM, 5, -3),
-        kernel(MM, float("nan"), 1), {**kernel(NORM, 3, 1), "ph": "B"}, {**kernel(NORM, None, 1), "ph": "B"},
-        7, kernel(REDUCE, 0, 4),
+        kernel(MM, float("nan"), 1), {**kernel(NORM, 3, 1), "ph": "B"}, 7, kernel(REDUCE, 9, 4),
     ])  # fmt: skip
     assert {c: (t.calls, t.time_us) for c, t in trace.by_class().items()} == {
-        "all_reduce": (1, 4.0), "bf16_gemm": (2, 0.0), "norm": (1, 0.0),
+        "all_reduce": (1, 4.0), "bf16_gemm": (2, 0.0),
     }  # fmt: skip
     said = " | ".join(finding.message for finding in trace.findings)
-    for what in ("2 times: a kernel event has no duration", "4 times: a kernel event has no time",
-                 "begins and never ends", "no object"):  # fmt: skip
+    for what in ("2 times: a kernel event has no duration", "3 times: a kernel event has no time",
+                 "1 times: a kernel event begins and ends apart", "no object"):  # fmt: skip
         assert what in said
     assert all(finding.severity == "wrong" for finding in trace.findings)
     assert here("serving", "trace", trace.path).returncode == 1
+
+
+@pytest.mark.parametrize("bare", ["inf", "-inf", "nan", "-nan", "-nan(ind)", "Infinity", "NaN", "+INF"])
+@pytest.mark.parametrize("piece", [5, 1 << 20])
+def test_numbers_that_are_none_are_read(tmp_path, monkeypatch, bare, piece):
+    """Kineto of 2021 writes a bandwidth of `inf`; a duration of it is none."""
+    monkeypatch.setattr(json_stream, "PIECE", piece)
+    events = [
+        kernel(NORM, 3, 2) | {"dur": "BARE"},
+        kernel(MM, 9, 5) | {"args": {"bandwidth": "BARE"}},
+        kernel("inf, nan", 15, 1),
+    ]
+    raw = text(events).replace('"BARE"', bare)
+    trace = decompose(small(tmp_path, raw))
+    assert times(trace) == {"bf16_gemm": 5.0, "unknown": 1.0, "norm": 0.0}
+    assert [kernel.name for kernel in trace.unknown()] == ["inf, nan"]
+    with pytest.raises(UnreadableError, match=f"at character {raw.index(bare)}: Expecting value"):
+        decompose(small(tmp_path, raw.replace(bare, "infx", 1)))
+    monkeypatch.setattr(json_stream, "PIECE", 1 << 20)
+    later = raw.replace('"name": "inf, nan"', '"name": what')
+    with pytest.raises(UnreadableError, match=f"at character {later.index('what')}:"):
+        decompose(small(tmp_path, later))
 
 
 WHOLE = text(
@@ -109,14 +118,83 @@ def test_a_file_cut_short_is_refused_or_taken_as_far_as_it_goes(tmp_path, packed
     ('{"traceEvents" [', "broken JSON"), ('{"a": "x\\q"}', "broken JSON at character 8: Invalid"),
     ("{1: 2}", "a key is wanted"),
     ('{"a": ' + "[" * 100_000, "nested too deep"),
-    ("Name,Calls\nmm,3\n", "no column Kernel_Name"),
+    ("Name,Calls\nmm,3\n", "wanted is a trace of torch.profiler"),
     ("\x1f\x8b\x08\x00nonsense", "cannot read"),
-    ("\x7fELF\x00\x00", "no column Kernel_Name"),
+    ('{"traceEvents": [{"ph": "X", "cat": "python_function"}]}', "its events: 1 python_function"),
+    ('{"traceEvents": [{"ph": "X", "name": "a", "args": {"BeginNs": "1", "DurationNs": "2"}}]}',
+     "rocprof 1's results.json; record with rocprofv3 --kernel-trace"),
+    ("NSYS\0\0\x01", "a report of Nsight Systems; nsys stats --report cuda_gpu_trace"),
+    ("SQLite format 3\0", "an SQLite database"), ("NVR\0\x01", "Nsight Compute"),
+    ("PK\x03\x04", "a zip archive"),
+    ("\n,\x08\x01\x10\x80\x80\x04\xb3", "a binary trace of Perfetto; record with rocprofv3"),
+    ("\n{\x08\x01\x10", "a binary trace of Perfetto"), ("\x28\xb5\x2f\xfd\x04", "packed, and not"),
+    ("\x80\x04\x95", "a Python pickle"), ("\x7fELF\0", "binary, of no profiler"),
+    ('"Name","Calls","TotalDurationNs","AverageNs"\n"a",1,2,3\n', "a table of sums"),
+    ("Time (%),Total Time (ns),Instances,Avg (ns),Name\n99,2,1,2,a\n", "a table of sums"),
+    ('"Kind","Direction","Source_Agent_Id"\n', "a trace of copies"),
+    ('"Domain","Function","Process_Id"\n', "a trace of API calls"),
+    (' Start (ns)  Duration (ns)  CorrId\n', "nsys stats' table in columns"),
+    ('[{"frame": {"name": "ROOT"}, "metrics": {"time (ns)": 3}, "children": []}]', "Proton's tree"),
 ])  # fmt: skip
 def test_what_is_no_trace_is_said_in_one_line(tmp_path, raw, why, here, monkeypatch):
     monkeypatch.setattr(json_stream, "PIECE", 7)
     monkeypatch.setattr(json_stream, "LARGEST_VALUE", 500 if "xxx" in raw else 1 << 20)
     assert why in error_line(here("serving", "trace", small(tmp_path, raw.encode("latin-1"))))
+
+
+def test_a_file_that_only_its_name_tells(tmp_path):
+    path = tmp_path / "a.nsys-rep"
+    path.write_bytes(b"\1\2\3")
+    with pytest.raises(UnreadableError, match="a report of Nsight Systems"):
+        decompose(path)
+
+
+ROCPROF3 = '"Kind","Agent_Id","Queue_Id","Stream_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n'
+ROCPROF1 = "Index,KernelName,gpu-id,queue-id,DispatchNs,BeginNs,EndNs,CompleteNs\n"
+for i in range(4):
+    begin = 10**15 + 60_000 * i
+    ROCPROF3 += f'"KERNEL_DISPATCH","Agent 4",1,{i % 2},"fused_moe_kernel.kd",{begin},{begin + 55_000}\n'
+    ROCPROF1 += f'{i},"fused_moe_kernel(int, float) [clone .kd]",4,0,1,{begin},{begin + 55_000},1\n'
+NSYS = "Processing [a.sqlite]...\n\nStart (us),Duration (us),CorrId,Device,Ctx,GreenCtx,Strm,Name\n"
+for i, name in enumerate(["fused_moe_kernel"] * 3 + ["[CUDA memset]"]):
+    NSYS += f"{1e3 + 60 * i},55.0,{i},NVIDIA H200 (0),1,,{7 + i % 2},{name}\n"
+
+
+@pytest.mark.parametrize(("table", "streams", "source"), [
+    (ROCPROF3, 2, "rocprof"), (ROCPROF3[:-1], 2, "rocprof"), (ROCPROF1, 1, "rocprof"), (NSYS, 2, "nsys"),
+    (NSYS.replace(",", "\t"), 2, "nsys"), (NSYS.encode("utf-16"), 2, "nsys"),
+])  # fmt: skip
+def test_tables_of_kernels(tmp_path, table, streams, source):
+    trace = decompose(small(tmp_path, table))
+    classes = {"fused_moe": 165.0, "copy": 55.0} if source == "nsys" else {"fused_moe": 220.0}
+    assert (times(trace), trace.devices[0].streams, trace.source) == (classes, streams, source)
+    assert trace.devices[0].span_ns == 235_000 and not trace.findings
+
+
+def test_rows_of_tables_that_are_no_kernels(tmp_path):
+    """A start of 0 (rocm-systems issue 5811), an end before the start, a last row that breaks off."""
+    for broken in (ROCPROF3.replace(str(10**15 + 60_000), "0"), ROCPROF3.replace(str(10**15 + 115_000), "7")):
+        trace = decompose(small(tmp_path, broken))
+        assert (times(trace), trace.devices[0].span_ns) == ({"fused_moe": 165.0}, 235_000)
+        assert [finding.severity for finding in trace.findings] == ["wrong"]
+    for end in (1, 5, 30):
+        with pytest.raises(UnreadableError, match="ends in the middle"):
+            decompose(small(tmp_path, ROCPROF3[: -end - 1]))
+    assert times(decompose(small(tmp_path, ROCPROF3[:-30]), partial=True)) == {"fused_moe": 165.0}
+    with pytest.raises(UnreadableError, match="neither kernels"):
+        decompose(small(tmp_path, ROCPROF3[: ROCPROF3.index("\n") + 1]))
+
+
+def test_a_copy_is_the_gpus_whichever_way_it_goes(tmp_path):
+    def record(source, to, start):
+        times_ = {"start_timestamp": start, "end_timestamp": start + 5}
+        return times_ | {"src_agent_id": {"handle": source}, "dst_agent_id": {"handle": to}}
+
+    agents = [{"id": {"handle": 1}, "type": 1}, {"id": {"handle": 4}, "type": 2, "product_name": "MI300X"}]
+    copies = [record(1, 4, 10), record(4, 1, 20)]
+    tool = {"metadata": {"pid": 7}, "agents": agents, "buffer_records": {"memory_copy": copies}}
+    [device] = decompose(small(tmp_path, json.dumps({"rocprofiler-sdk-tool": [tool]}))).devices
+    assert (device.model, device.calls, device.sum_ns) == ("MI300X", 2, 10)
 
 
 LEAVES = [None, True, "", "naïve", '"\\', "💡 \0\n", "a" * 9, 0, 10**30, 1e300, -2.5e-7, float("inf")]

@@ -1,0 +1,199 @@
+"""Plans: commands as they will run, and what could only fail later is refused before anything starts."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UsageError
+from harness.serving.ab import names
+from harness.serving.ab.plan import client, launch, made, parse_arm, stop
+
+LAUNCH, CLIENT = "serve --port {port} --model m", "bench {url} --seed {seed} --out {result}"
+ARMS = {"a": {}, "b": {"env": {"X": "1"}, "flags": "--fast 2"}}
+GOOD = {"launch": LAUNCH, "client": CLIENT, "arms": ARMS}
+DOCKER = {
+    "launch": "docker run --rm --name {name} {env} -p 127.0.0.1:{port}:8000 {image} vllm serve m",
+    "stop": "docker stop -t 90 {name}", "image": "vllm:1", "arms": {"a": {}, "b": {"image": "vllm:2", "env": {"X": "1"}}},
+}  # fmt: skip
+
+
+def launched(plan, arm):
+    return launch(plan, arm, "n-1", 30000, Path("/c"))
+
+
+def test_an_arm_is_variables_and_flags_at_the_end_of_the_command():
+    plan = made(GOOD | {"env": {"Y": "{cache}/y", "PATH_TO": "unset"}, "launch": f"Z=3 {LAUNCH}"}, "x")
+    a, b = (launched(plan, arm) for arm in plan.arms)
+    assert a.words == ("serve", "--port", "30000", "--model", "m") and b.words == (*a.words, "--fast", "2")
+    assert dict(a.variables) == {"Z": "3", "Y": "/c/y", "PATH_TO": None} and b.variables["X"] == "1"
+    assert str(b).startswith("env -u PATH_TO Z=3 Y=/c/y X=1 serve --port 30000")
+    assert "PATH_TO" not in b.environment()
+    called = client(plan, "a", 30000, 7, Path("/r.json"), Path("/c"))
+    assert called.words == ("bench", "http://127.0.0.1:30000", "--seed", "7", "--out", "/r.json")
+    assert plan.differing() == (["X"], ["--fast"])
+
+
+def test_an_arm_of_the_command_line_says_the_same_as_one_of_the_file():
+    assert parse_arm("b: X=1 --fast 2") == ("b", {"env": {"X": "1"}, "flags": "--fast 2", "image": ""})
+    assert parse_arm("b: image=t:2 --a=1 B=2")[1] == {"env": {}, "flags": "--a=1 B=2", "image": "t:2"}
+    assert parse_arm("base") == ("base", {"env": {}, "flags": "", "image": ""})
+
+
+def test_a_container_has_its_own_variables_image_and_end():
+    plan = made(GOOD | DOCKER, "x")
+    b = launched(plan, "b").words
+    assert b[3:8] == ("--name", "n-1", "-e", "X=1", "-p") and "vllm:2" in b
+    assert "-e" not in launched(plan, "a").words and "vllm:1" in launched(plan, "a").words
+    assert stop(plan, "b", "n-1", 30000).words[1:] == ("stop", "-t", "90", "n-1")
+
+
+def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, monkeypatch):
+    plan = made(GOOD | {"launch": "bash -c 'exec serve --port {port} {flags}'", "client": f"{CLIENT} --n {{prompts}}",
+                        "prompts": 640, "warm_up_prompts": 128}, "x")  # fmt: skip
+    assert launched(plan, "b").words[-1] == "exec serve --port 30000 --fast 2"
+    calls = [
+        client(plan, "a", 1, 1, Path("/r"), Path("/c"), warm_up=warm).words[-1] for warm in (False, True)
+    ]
+    assert calls == ["640", "128"]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serve.sh").write_text("exec vllm serve m --port $1")
+    assert launched(made(GOOD | {"launch": "bash serve.sh {port}"}, "x"), "a").words[1] == str(
+        tmp_path / "serve.sh"
+    )
+
+
+@pytest.mark.parametrize(("values", "why"), [
+    ({"launch": "serve"}, r"no \{port\} in the launch command"),
+    ({"client": "bench --seed {seed} --out {result}"}, r"no \{url\} and no \{port\}"),
+    ({"client": "bench {url} --seed {seed}"}, r"no \{result\} in the client"),
+    ({"client": "bench {url} --out {result}"}, r"no \{seed\} in the client"),
+    ({"client": CLIENT + " --n {prompts}"}, r"\{prompts\} stands in the client command: say how many"),
+    ({"launch": LAUNCH + " --x {porrt}"}, r"no \{porrt\} to fill in; there are: \{port\} \{url\}"),
+    ({"launch": f"cd /x && {LAUNCH}"}, r"no shell runs the launch command, so '&&' would reach it"),
+    ({"client": CLIENT + " --model $MODEL"}, r"'\$MODEL' would reach it as it stands"),
+    ({"launch": LAUNCH + " 'x"}, "cannot read the launch command: No closing quotation"),
+    ({"arms": {"a": {}}}, "cannot read x: arms: .* at least 2"),
+    ({"arms": {"a": {}, "b c": {}}}, "an arm is named with letters"),
+    ({"arms": {"a": {}, "b": {"env": {"A B": "1"}}}}, "'A B' is no environment variable"),
+    ({"arms": {"a": {}, "b": {"image": "t"}}}, r"arm b has an image, and no \{image\}"),
+    ({"arms": {"a": {}, "b": {"flag": "t"}}}, "arms.b.flag: no such key"),
+    ({"margin": 0}, "margin: "), ({"metric": "itl"}, "metric: "), ({"ready_timeout": "soon"}, "ready_timeout: .*'soon'"),
+    (DOCKER | {"stop": ""}, r"does not end its container .* stop = \"docker stop -t 90 \{name\}\""),
+    (DOCKER | {"launch": DOCKER["launch"].replace("{env} ", "")}, r"do not reach the container: write \{env\}"),
+    ({"launch": "bash -c 'serve {port}'"}, r"flags at the end would go to the shell: write \{flags\}"),
+])  # fmt: skip
+def test_what_could_only_fail_later_is_one_line_now(values, why):
+    with pytest.raises(UsageError, match=why) as refusal:
+        made(GOOD | values, "x")
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_script_that_starts_and_calls_the_server_is_to_be_split(tmp_path):
+    script = tmp_path / "dsr1.sh"
+    script.write_text("python3 -m sglang.launch_server --port $PORT &\nrun_benchmark_serving --port $PORT\n"
+                      "python3 benchmark_serving.py\n")  # fmt: skip
+    with pytest.raises(UsageError, match="starts the server and calls it, too: make two scripts of it"):
+        made(GOOD | {"launch": f"bash {script} {{port}}"}, "x")
+
+
+def test_the_command_line_says_what_is_missing(here, tmp_path):
+    for words, why in (
+        ((), "name a plan: FILE.toml"),
+        (("--launch", LAUNCH), "give --launch, --client and at least two --arm"),
+        (("nowhere.toml",), "cannot read nowhere.toml: No such file"),
+        (("--resume", tmp_path), "is no record of `serving ab`"),
+        (("nowhere.toml", "--arm", "a"), "not both"),
+        (("--template", "sglang-h20"), "unknown template 'sglang-h20'; near: sglang-h200"),
+    ):
+        done = here("serving", "ab", *words)
+        assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1, done.stderr
+    arms = ("--launch", "no-such-server {port}", "--client", CLIENT, "--arm", "a", "--arm", "b: X=1")
+    done = here("serving", "ab", *arms, "--out", tmp_path / "out", "--quiet")
+    assert (done.returncode, list(tmp_path.iterdir())) == (3, [])
+    assert done.stderr == "error: launch: there is no program no-such-server here\n"
+
+
+@pytest.mark.parametrize("template", [
+    f"{engine}-{gpu}" for engine, gpus in {"sglang": "h200 b200 mi300x mi355x", "vllm": "h200 b200 mi300x mi355x",
+                                           "tensorrt-llm": "h200 b200"}.items() for gpu in gpus.split()
+])  # fmt: skip
+def test_a_template_is_a_plan_that_passes_the_dry_run(here, tmp_path, template):
+    file = tmp_path / "ab.toml"
+    file.write_text(here("serving", "ab", "--template", template).stdout)
+    done = here(
+        "serving", "ab", file, "--dry-run", "--json", tmp_path / "out.json", "--out", tmp_path / "out"
+    )
+    assert done.returncode == 0 and not done.stderr, done.stderr
+    assert "34 min a pair" in done.stdout and "7.4 h for 12 pairs" in done.stdout
+    plan = json.loads((tmp_path / "out.json").read_text())["plan"]
+    assert plan["client"].count("--max-concurrency 64") == 1 and not (tmp_path / "out").exists()
+    assert here("serving", "ab", "--template").stdout.count(f"\n{template} ") == 1
+
+
+# Names that nothing reads
+
+
+SERVER = '''
+"""Reads nothing: SGLANG_IN_DOCS."""
+import os
+# os.environ["SGLANG_IN_COMMENT"] works
+class Envs:
+    SGLANG_DECLARED = True
+    SGLANG_USED = True
+FAST = os.environ.get("SGLANG_READ", "0")
+if Envs.SGLANG_USED: pass
+class ServerArgs:
+    tp_size: A[int, "x"] = 1
+    num_steps: A[int, "x"] = 1
+    graph_bs_decode: A[int, "x"] = 1
+    graph_bs_prefill: A[int, "x"] = 1
+    gemm_runner: A[
+        str,
+        Arg(help="x", cli_name="--gemm-backend"),
+    ] = "auto"
+ORDER = (
+    "num_steps",
+)
+def serve(args): return args.tp_size, args.gemm_runner, args.graph_bs_decode, args.graph_bs_prefill
+'''
+
+
+def test_names_that_nothing_installed_reads_are_told(tmp_path):
+    package = tmp_path / "engine"
+    (package / "tests").mkdir(parents=True)
+    (package / "server.py").write_text(SERVER)
+    (package / "tests" / "test_it.py").write_text('import os; os.environ["SGLANG_IN_TESTS"]')
+    (package / "lib.so").write_bytes(b"\x7fELF\0SGLANG_IN_BINARY\0XSGLANG_PART\0")
+    (package / "kernel.cu").write_text('getenv("SGLANG_IN_C"); // getenv("SGLANG_IN_C_COMMENT")')
+    variables = {"X_DEAD", "SGLANG_IN_DOCS", "SGLANG_IN_COMMENT", "SGLANG_DECLARED", "SGLANG_USED", "SGLANG_READ",
+                 "SGL_READ", "SGLANG_IN_TESTS", "SGLANG_IN_BINARY", "SGLANG_PART", "SGLANG_IN_C",
+                 "SGLANG_IN_C_COMMENT", "CUDA_VISIBLE_DEVICES"}  # fmt: skip
+    flags = "--tp-size --tp --num-steps --graph-bs --gemm-runner --gemm-backend --no-gemm-backend --gone -x".split()
+    plan = made(GOOD | {
+        "launch": f"{sys.executable} {package}/server.py {{port}}",
+        "arms": {"a": {}, "b": {"env": dict.fromkeys(sorted(variables), "1"), "flags": " ".join(flags)}},
+    }, "x")  # fmt: skip
+    plan_of = names._installed
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(names, "_installed", lambda command: ([package], [package], plan_of(command)[2]))
+        told = {line["name"]: line["says"] for line in names.looked_up(plan)}
+    dead = {"X_DEAD", "SGLANG_IN_DOCS", "SGLANG_IN_COMMENT", "SGLANG_DECLARED", "SGLANG_IN_TESTS", "SGLANG_PART",
+            "SGLANG_IN_C_COMMENT", "--num-steps", "--graph-bs", "--gemm-runner", "--gone"}  # fmt: skip
+    assert told.keys() == dead
+    assert told["X_DEAD"] == "nothing installed reads X_DEAD"
+    assert told["SGLANG_DECLARED"] == "SGLANG_DECLARED is declared, but nothing installed reads it"
+    assert told["--num-steps"] == "--num-steps is accepted, but nothing in the engine reads it"
+    assert (
+        told["--graph-bs"] == "the engine has no flag --graph-bs, but --graph-bs-decode, --graph-bs-prefill"
+    )
+
+
+def test_an_engine_that_is_not_here_is_not_called_silent():
+    plan = made(GOOD | {"arms": {"a": {}, "b": {"env": {"VLLM_USE_V1": "1", "Q": "1"}}}}, "x")
+    unknown, old = names.looked_up(plan)
+    assert unknown["found"] is None and unknown["says"].startswith(
+        "VLLM_USE_V1, Q could not be looked up: serve is"
+    )
+    assert old["says"] == "VLLM_USE_V1 is in none of today's engines; today: the default"

@@ -1,0 +1,256 @@
+"""`serving ab` with doubles of a server and a client: every fault is one line, costs its pair, leaves nothing."""
+
+import http.server
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from harness.errors import NothingRan, UsageError
+from harness.serving.ab.plan import made
+from harness.serving.ab.process import Guarded
+from harness.serving.ab.record import Record
+from harness.serving.ab.result import summary
+from harness.serving.ab.server import RunFailed, free_port
+from harness.serving.ab.session import Session
+from tests.support.paths import ROOT
+from tests.support.serving_processes import CLIENT, SERVER, comes, gone, marked
+
+
+PORT = 20000 + os.getpid() % 900 * 10  # of this process
+
+
+def plan_of(launch="", client="", slow="", **more):
+    """Two pairs; `slow` is what the second arm's command has at its end."""
+    arms = {"base": {}, "slow": {"flags": slow or "--step-ms 11"}}
+    values = {"launch": SERVER + launch, "client": CLIENT + client, "arms": arms, "pairs": 2, "port": PORT}
+    return made(values | more, "a test")
+
+
+@pytest.fixture
+def run(tmp_path, mark):
+    """The summary of a plan's run, and what was said of it."""
+
+    def ran(plan, folder="out", budget_s=None):
+        said = []
+        record = Record.begin(tmp_path / folder, plan, {"names": [], "predictions": []})
+        record.hold(said.append)
+        try:
+            Session(record, budget_s, said.append).run()
+        finally:
+            assert not marked(mark), "all servers and clients have ended"
+            os.close(record.lock)
+        return summary(Record(tmp_path / folder)), "\n".join(said)
+
+    return ran
+
+
+def verdicts(found):
+    return {line["metric"]: line["verdict"] for line in found["verdicts"]}
+
+
+def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_path):
+    found, said = run(plan_of(flush="/flush_cache", client=" --noise 0.0002"))
+    assert verdicts(found) == {
+        "tpot": "slower",
+        "ttft": "same",
+        "ttft_median": "same",
+        "throughput": "slower",
+    }
+    (tpot,) = [line for line in found["verdicts"] if line["decides"]]
+    assert tpot["change_percent"] == pytest.approx(10, abs=0.2) and tpot["pairs"] == found["pairs"] == 2
+    assert found["differences"]["slow"]["server_info"] == {"step_ms": [10.0, 11.0]}
+    assert found["engine"]["version"] == "1.2.3" and found["engine"]["owned"] is True
+    assert found["finished"] == "all pairs made" and not found["findings"]
+    events = Record(tmp_path / "out").events
+    launches = [(e["pair"], e["arm"]) for e in events if e["event"] == "launch"]
+    assert [arm for _, arm in launches] == ["base", "slow", "base", "slow", "slow", "base"], "mirrored"
+    assert len({e["port"] for e in events if e["event"] == "launch"}) == len(launches), "no port twice"
+    seeds = {(e["pair"], e["seed"]) for e in events if e["event"] == "measured"}
+    assert len(seeds) == len({seed for _, seed in seeds}) == 3, "each pair its own, both arms the same"
+
+
+def test_servers_that_are_launched_alike_are_called_an_a_a(run):
+    found, _ = run(plan_of(slow=" ", pairs=1))
+    assert "launched alike: an A/A" in found["findings"][0]
+    assert verdicts(found)["tpot"] == "unclear", "one pair says nothing"
+
+
+def test_a_fault_costs_its_pair_which_is_made_again_and_no_more(run, tmp_path):
+    """In both launches that are thrown away there is none; then one in each attempt but the last."""
+    server, client = tmp_path / "server", tmp_path / "client"
+    server.write_text("\n\ndies-in-the-middle\nhangs-in-the-middle\n")
+    client.write_text("\n\nhalf-fails\n")
+    found, said = run(plan_of(f" --modes {server}", f" --modes {client}", pairs=1))
+    assert found["pairs"] == 1 and found["finished"] == "all pairs made"
+    made_again = [line for line in said.splitlines() if "made again" in line]
+    for line, why in zip(made_again, [
+        "base: the server ended with exit code 9 while the client called it; it said: 'ValueError: the KV cache",
+        "base: the server failed while the client called it: 'Scheduler hit an exception: all is lost'",
+        "base: 4 of 8 requests failed",
+    ], strict=True):  # fmt: skip
+        assert line.startswith(f"pair 1 is made again: {why}")
+    assert [finding.partition(":")[0] for finding in found["findings"]] == ["pair 1 was made again"] * 3
+    attempts = [(e["arm"], e["attempt"]) for e in Record(tmp_path / "out").of("measured", pair=1)]
+    assert attempts == [("base", 3), ("slow", 3)], "both arms in one attempt"
+
+
+@pytest.mark.parametrize(("values", "why"), [
+    ({"launch": " --mode dies-at-start"}, "exit code 3 before it served; it said: 'RuntimeError: no such layer'"),
+    ({"launch": " --mode fatal-line"}, "the server failed before it served: 'RuntimeError: Engine core initial"),
+    ({"launch": " --mode never-ready", "first_ready_timeout": "0.1s"}, "did not serve within 0.1 s (ready_timeout)"),
+    ({"client": " --mode hangs", "client_timeout": "0.1s"}, "the client took over 0.1 s (client_timeout)"),
+    ({"ready": "/nowhere", "first_ready_timeout": "0.1s"}, "did not serve within 0.1 s"),
+    ({"client": " --result-of=/nowhere"}, "the client ended with exit code 2"),
+])  # fmt: skip
+def test_what_fails_in_the_first_launch_ends_it_in_one_line(run, values, why):
+    with pytest.raises(NothingRan) as refusal:
+        run(plan_of(**values))
+    assert why in str(refusal.value) and "nothing was measured" in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_stranger_that_answers_on_the_port_is_not_measured(run, tmp_path, monkeypatch):
+    class Stranger(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    (modes := tmp_path / "modes").write_text("tells-its-port\n")
+    os.mkfifo(fifo := tmp_path / "fifo")
+    monkeypatch.setenv("FAKE_FIFO", str(fifo))
+    strangers = []
+
+    def answer():
+        strangers.append(http.server.ThreadingHTTPServer(("127.0.0.1", int(fifo.read_text())), Stranger))
+        strangers[0].serve_forever()
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    try:
+        found, said = run(plan_of(f" --modes {modes}", pairs=1))
+        assert found["pairs"] == 1 and "another process, not this server, answers on port" in said
+    finally:
+        strangers[0].shutdown()
+        strangers[0].server_close()
+        thread.join()
+
+
+def test_a_port_that_is_taken_is_left_alone():
+    with socket.socket() as stranger:
+        stranger.bind(("127.0.0.1", 0))
+        stranger.listen()
+        port = stranger.getsockname()[1]
+        assert free_port(port) > port
+
+
+def test_a_server_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, mark):
+    lock = os.open(tmp_path / "lock", os.O_CREAT)
+    command = (SERVER.format(port=0) + " --mode ignores-sigterm").split()
+    with Guarded(command, dict(os.environ), tmp_path / "log", keep=lock, grace=0.05) as process:
+        assert comes(lambda: len(marked(mark)) >= 5)  # guard, server, two children, an orphan
+    assert process.code == -signal.SIGKILL and not marked(mark)
+    os.close(lock)
+
+
+def test_a_stop_command_is_run_first(tmp_path, mark):
+    lock = os.open(tmp_path / "lock", os.O_CREAT)
+    stop = ["touch", str(tmp_path / "stopped")]
+    command = SERVER.format(port=0).split()
+    with Guarded(command, dict(os.environ), tmp_path / "log", keep=lock, grace=60, stop=stop) as process:
+        assert process.wait() is None
+    assert (tmp_path / "stopped").exists() and process.code == -signal.SIGTERM
+    os.close(lock)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_killed_in_the_middle_of_a_pair_it_goes_on_and_loses_none(tmp_path, mark, how, here):
+    """The first arm of pair 2 was measured, the second's client waits: the pair is made anew at its place."""
+    pipe, out, file = tmp_path / "pipe", tmp_path / "out", tmp_path / "ab.toml"
+    client = f"{CLIENT} --waits {pipe}"
+    file.write_text(
+        f"launch = {json.dumps(SERVER)}\nclient = {json.dumps(client)}\npairs = 2\nport = {PORT}\n"
+        "[arms.base]\n[arms.slow]\nflags = '--step-ms 11'\n"
+    )
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "harness", "serving", "ab", str(file), "--out", str(out), "--quiet"]
+    running = subprocess.Popen(command, cwd=ROOT)
+    with pipe.open() as told:
+        told.readline()
+        running.send_signal(how)
+        running.wait(timeout=120)
+    assert gone(mark)
+    pipe.unlink()
+    record = Record(out)
+    assert sorted(record.pairs()) == [0, 1]
+    changed = here("serving", "ab", "--resume", out, "--pairs", "3")
+    assert (changed.returncode, changed.stderr) == (
+        2,
+        f"error: {out} was begun with another pairs: 2, now 3\n",
+    )
+    done = here("serving", "ab", file, "--resume", out, "--json", "-", "--quiet")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["pairs"] == 2 and verdicts(found)["tpot"] in ("slower", "unclear")
+    again = [(e["arm"], e["attempt"]) for e in Record(out).of("launch", pair=2)]
+    assert again[-2:] == [("slow", 1), ("base", 1)], "both arms, in the pair's order"
+    assert Record(out).of("launch", pair=1) == record.of("launch", pair=1)
+
+
+def test_two_processes_do_not_go_on_with_one_record(tmp_path):
+    plan = plan_of()
+    record = Record.begin(tmp_path / "out", plan, {"names": [], "predictions": []})
+    record.hold(print)
+    with pytest.raises(UsageError, match=f"process {os.getpid()} goes on with"):
+        Record(tmp_path / "out").hold(print)
+    with pytest.raises(UsageError, match="holds an A/B already"):
+        Record.begin(tmp_path / "out", plan, {})
+    os.close(record.lock)
+
+
+@pytest.fixture
+def pretended(tmp_path, monkeypatch):
+    """A session whose pairs are made by a function of the pair's number, without a server."""
+
+    def session_of(make, budget_s=None):
+        def pair(self, number, attempt):
+            make(number)
+            for arm in self.plan.arms:
+                self.record.append("launch", pair=number, attempt=attempt, arm=arm)
+                self.record.append("stopped", seconds=60.0, ok=True)
+            self.record.append("pair", pair=number, attempt=attempt)
+
+        monkeypatch.setattr(Session, "_pair", pair)
+        said = []
+        record = Record.begin(tmp_path / "out", plan_of(), {"names": [], "predictions": []})
+        Session(record, budget_s, said.append).run()
+        return record, "\n".join(said)
+
+    return session_of
+
+
+def test_a_pair_that_never_counts_is_given_up(pretended):
+    def make(pair):
+        if pair == 1:
+            raise RunFailed("slow: its numbers are wrong")
+
+    record, said = pretended(make)
+    assert "pair 1 is given up after 4 attempts: slow: its numbers are wrong" in said
+    assert said.count("made again") == 3 and sorted(record.pairs()) == [0]
+    assert summary(record)["finished"] == "given up"
+
+
+@pytest.mark.parametrize(("budget_s", "pairs"), [(119, 0), (3600, 2)])
+def test_no_pair_is_begun_that_would_not_end_within_the_budget(pretended, budget_s, pairs):
+    """One of a launch of a minute for each of two arms."""
+    record, said = pretended(lambda pair: None, budget_s)
+    assert len(record.pairs()) == pairs + 1
+    assert ("does not reach" in said) == (pairs == 0)

@@ -54,7 +54,7 @@ def test_a_folder_stands_for_all_that_is_recorded_below_it_and_is_no_part_of_ano
         [path.relative_to(tmp_path).as_posix() for path in of]
         for of in vars(inputs([str(tmp_path)])).values()
     ]
-    assert found == [["a run"], ["ledger.jsonl", "of an experiment/ledger.jsonl"], []]
+    assert found == [["a run"], [], ["ledger.jsonl", "of an experiment/ledger.jsonl"], []]
     (tmp_path / "written").mkdir()
     (file := tmp_path / "written/link.json").touch()
     assert inputs([str(file.parent)]).documents == [file]

@@ -57,6 +57,7 @@ def _seconds(text: str) -> str:
 
 Environment = Annotated[dict[str, str], AfterValidator(_variables)]
 """Variables; the value `unset` takes one away."""
+Flags = Annotated[str, AfterValidator(lambda text: shlex.join(shlex.split(text.replace("\\\n", " "))))]
 Seconds = Annotated[str, AfterValidator(_seconds)]
 
 
@@ -64,7 +65,7 @@ class Arm(StrictRecord):
     """What an arm changes: variables of the server, flags of its command, what {image} stands for."""
 
     env: Environment = Field(default_factory=dict)
-    flags: str = ""
+    flags: Flags = ""
     image: str = ""
 
 
@@ -114,9 +115,17 @@ class Plan(StrictRecord):
 
     @property
     def concurrency(self) -> int | None:
-        """As the client's command has it."""
-        found = re.search(r"--(?:max-|request-)?concurrency[ =]+(\d+)", self.client)
-        return int(found[1]) if found else None
+        return self._of_client(r"--(?:max-|request-)?concurrency")
+
+    @property
+    def asked(self) -> int | None:
+        """Requests of a measured run: some clients do not write how many they were asked for."""
+        return self.prompts or self._of_client(r"--num-prompts?|--num-requests|--request-count")
+
+    def _of_client(self, option: str) -> int | None:
+        """A number in the client's command; None where it stands there twice, or not at all."""
+        found = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
+        return int(found[0]) if len(found) == 1 else None
 
     def seconds(self, name: str) -> float:
         return float(getattr(self, name)[:-1])
@@ -246,7 +255,7 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
     env = {key: _filled(value, values) for key, value in env.items()}
     flags = [_filled(word, values) for word in flags]
     for_docker = [word for key, value in env.items() if value != UNSET for word in ("-e", f"{key}={value}")]
-    text = plan.launch if "{flags}" in plan.launch else f"{plan.launch} {{flags}}"
+    text = plan.launch if "{flags}" in plan.launch else f"{plan.launch}\n{{flags}}"
     command = _command(text, "launch", values, {"env": for_docker, "flags": flags})
     own = {key: None if value == UNSET else value for key, value in env.items()}
     return Command(command.words, {**command.variables, **own})

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.errors import UsageError, one_line
+from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
@@ -44,7 +44,7 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     try:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {one_line(error)}") from None
+        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     workloads = document.get("workloads", [document]) if isinstance(document, dict) else [document]
     loads = [w.get("load") if isinstance(w, dict) else None for w in workloads]
     fitting = [

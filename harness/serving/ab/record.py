@@ -41,6 +41,7 @@ class Record:
             self.predictions = [Prediction.model_validate(entry) for entry in self.about["predictions"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
             why = mistake(error) if isinstance(error, ValidationError) else one_line(error)
+            why = getattr(error, "strerror", None) or why
             raise UsageError(f"{folder} is no record of `serving ab`: {PLAN}: {why}") from None
         self.events = list(self._journal.records()) if (folder / JOURNAL).exists() else []
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from harness.files import JsonObject
 from harness.report.text import table
-from harness.serving.ab.effect import LOOKS, confidence, looks, pairs_for, spread
 from harness.serving.ab.plan import Plan, client, launch
 from harness.serving.ab.record import Record
+from harness.serving.ab.result import LOOKS, confidence, looks, pairs_for, spread
 from harness.serving.ab.session import order, pair_seconds
 
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}

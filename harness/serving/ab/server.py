@@ -1,22 +1,29 @@
-"""Server of one launch: started on a port of its own, waited for, known to be ours, ended."""
+"""Server of one launch: a process under a guard (guard.py), on its own port, waited for, known to be ours."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import select
+import signal
 import socket
+import subprocess
+import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
 from harness.machine.provenance import steers
 from harness.serving.ab.plan import FOREIGN, Command
-from harness.serving.ab.process import Guarded
 
+GUARD = Path(__file__).with_name("guard.py")
+ENDED_S = 100.0  # most that a guard needs beyond the time that it gives its command
+LAST_WORDS = 200  # characters of the log in a message
 # Straight to loopback: a proxy of the environment has no part in this.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # A parent that hangs after one of these never serves: vLLM v1/engine and executor, SGLang engine.py:1978 and
@@ -34,6 +41,118 @@ OF_ONE_LAUNCH = re.compile(
     r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|internal_states|pid|api_key|"
     r"max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)\b"
 )
+
+
+class Guarded:
+    """A command whose whole tree of processes ends with this object, or with this process.
+
+    log:   takes its stdout and stderr; what the command says there before it dies goes into the error
+    keep:  a descriptor that stays open as long as anything of the command may be left
+    grace: seconds between SIGTERM and SIGKILL; stop: a command that ends it, run before SIGTERM
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, keep: int,
+                 grace: float = 5.0, stop: Sequence[str] = ()) -> None:  # fmt: skip
+        self.log, self.most_s = log, grace * (2 if stop else 1) + ENDED_S
+        self.pid = 0
+        self.code: int | None = None
+        self._text, self._read, self._failed = b"", 0, ""
+        orders, self._orders = os.pipe()
+        self._words, words = os.pipe()
+        fixed = [str(orders), str(words), str(keep), f"{grace:g}", json.dumps(list(stop))]
+        try:
+            with log.open("ab") as sink:
+                self.guard = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(GUARD), *fixed, *command],
+                    pass_fds=(orders, words, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                    env=dict(environment), cwd=log.parent, start_new_session=True,
+                )  # fmt: skip
+        finally:
+            os.close(orders)
+            os.close(words)
+        try:
+            while not self.pid and self.code is None:
+                self._hear(60.0)
+            if self._failed:
+                raise HarnessError(f"cannot start {self._failed}")
+        except BaseException:
+            self.end()
+            raise
+
+    def wait(self, seconds: float = 0.0) -> int | None:
+        """Its exit code (negative: the signal), or None where it still runs after so long."""
+        until = time.monotonic() + seconds
+        while self.code is None and self._hear(max(0.0, until - time.monotonic())):
+            pass
+        return self.code
+
+    def end(self) -> None:
+        """Comes back when nothing of it is left."""
+        if self._orders >= 0:
+            os.close(self._orders)
+            self._orders = -1
+            self.wait(self.most_s)
+            os.close(self._words)
+            self.guard.wait(timeout=ENDED_S)
+
+    def pids(self) -> list[int]:
+        """Of all that stands under the guard."""
+        pids, queue = [], [self.guard.pid]
+        while queue:
+            pids.append(pid := queue.pop())
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                with contextlib.suppress(OSError):
+                    queue += map(int, children.read_text().split())
+        return pids[1:]
+
+    def said(self, pattern: re.Pattern[str]) -> str:
+        """The first line of its log that matches, among those that no call has looked at; empty: none."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._read += end
+        lines = data[:end].decode(errors="replace").splitlines()
+        return next((line.strip()[:LAST_WORDS] for line in lines if pattern.search(line)), "")
+
+    def last_words(self) -> str:
+        """The last lines of the log that say what went wrong, on one line, and where the log is."""
+        text = self.log.read_bytes()[-65536:].decode(errors="replace")
+        lines = [line for line in map(str.strip, text.splitlines()) if line]
+        errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
+        # The line after an error's name often says more than it.
+        telling = " ".join(lines[errors[-1] :][:3] if errors else lines[-1:])
+        said = f"it said: {telling[:LAST_WORDS]!r}" if telling else "it said nothing"
+        return f"{said} (log: {self.log})"
+
+    def how_it_ended(self) -> str:
+        code = self.code or 0
+        return f"ended with exit code {code}" if code >= 0 else f"died of {signal.strsignal(-code)} ({-code})"
+
+    def _hear(self, seconds: float) -> bool:
+        """Whether the guard said something in that time."""
+        if not select.select([self._words], [], [], seconds)[0]:
+            return False
+        data = os.read(self._words, 4096)
+        if not data:  # the guard was killed, and what it guarded with it
+            self.code = self.guard.wait() if self.code is None else self.code
+            return False
+        *lines, self._text = (self._text + data).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode(errors="replace").partition(" ")
+            if word == "started":
+                self.pid = int(rest)
+            elif word == "failed":
+                self._failed, self.code = rest, 127
+            else:
+                self.code = int(rest)
+        return True
+
+    def __enter__(self) -> Guarded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 class RunFailed(HarnessError):

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, NothingRan, UsageError
-from harness.serving.ab.effect import looks
 from harness.serving.ab.plan import METRICS, Command, Plan, client, launch, stop
-from harness.serving.ab.process import Guarded
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import effects
-from harness.serving.ab.server import PortTaken, RunFailed, Server, free_port
+from harness.serving.ab.result import effects, looks
+from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, free_port
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
 
@@ -157,7 +155,7 @@ class Session:
         took = round(time.monotonic() - began, 1)
         if not result.is_file():
             raise RunFailed(f"the client wrote no {result}: put {{result}} where it takes its output file")
-        run = counted(result, plan.prompts)
+        run = counted(result, plan.asked)
         metrics = dict(zip(METRICS, (
             run.value("tpot", "mean"), run.value("ttft", "mean"), run.value("ttft", "median"),
             run.value("throughput", tokens="output"),
@@ -191,7 +189,7 @@ class Session:
                 raise RunFailed(f"the client {process.how_it_ended()}; {process.last_words()}")
 
 
-def counted(result: Path, prompts: int | None) -> ServingRun:
+def counted(result: Path, asked: int | None) -> ServingRun:
     """The run in a client's file. Raises RunFailed where the integrity rules call it wrong, or it is not one
     whole run."""
     try:
@@ -203,7 +201,7 @@ def counted(result: Path, prompts: int | None) -> ServingRun:
     (run,) = runs
     if wrong := next((finding.message for finding in run.findings if finding.severity == "wrong"), ""):
         raise RunFailed(f"its numbers are wrong: {wrong}")
-    asked, done = prompts or run.workload.num_prompts, run.totals.completed
+    asked, done = asked or run.workload.num_prompts, run.totals.completed
     lost = run.totals.failed or (asked - done if asked and done is not None else 0)
     if lost > 0:
         raise RunFailed(f"{lost} of {asked or lost + (done or 0)} requests failed ({result})")

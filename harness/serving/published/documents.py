@@ -28,7 +28,7 @@ Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, li
 
 
 class Correction(StrictRecord):
-    """What `serving recipe` changes in a documented text, so that it runs elsewhere.
+    """What `serving ab --template` changes in a documented text, so that it runs elsewhere.
 
     part: `docker`, `server`, `client`, `task`, or the file name of a manifest
     old:  stands in that text
@@ -63,7 +63,7 @@ class Role(StrictRecord):
 class Configuration(StrictRecord):
     """What a document ran: the texts are verbatim, the mends are ours.
 
-    name:         also that of `serving recipe NAME`
+    name:         also that of `serving ab --template NAME`
     environments: names in harness/catalogue/recipes.json, by role; a single server's role is empty
     environment:  what these have in common, filled in by the loader
     flags:        the server's, one string for each; those of all roles where there are several. By the

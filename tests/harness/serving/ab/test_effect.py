@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from harness.serving.ab import effect as module
-from harness.serving.ab.effect import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
+from harness.serving.ab import result as module
+from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
 from harness.serving.ab.session import order
 
 TRIALS = 2000

@@ -9,7 +9,10 @@ import pytest
 from harness.errors import UsageError
 from harness.serving.ab import names
 from harness.serving.ab.plan import client, launch, made, parse_arm, stop
+from harness.serving.ab.server import RunFailed
+from harness.serving.ab.session import counted
 from harness.serving.ab.templates import listed
+from tests.support.paths import DATA
 
 LAUNCH, CLIENT = "serve --port {port} --model m", "bench {url} --seed {seed} --out {result}"
 ARMS = {"a": {}, "b": {"env": {"X": "1"}, "flags": "--fast 2"}}
@@ -35,6 +38,8 @@ def test_an_arm_is_variables_and_flags_at_the_end_of_the_command():
     called = client(plan, "a", 30000, 7, Path("/r.json"), Path("/c"))
     assert called.words == ("bench", "http://127.0.0.1:30000", "--seed", "7", "--out", "/r.json")
     assert plan.differing() == (["X"], ["--fast"])
+    commented = launched(made(GOOD | {"launch": f"{LAUNCH}  # why"}, "x"), "b").words
+    assert commented == b.words, "flags do not stand in a comment"
 
 
 def test_an_arm_of_the_command_line_says_the_same_as_one_of_the_file():
@@ -82,6 +87,7 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     ({"arms": {"a": {}, "b": {"env": {"A B": "1"}}}}, "'A B' is no environment variable"),
     ({"arms": {"a": {}, "b": {"image": "t"}}}, r"arm b has an image, and no \{image\}"),
     ({"arms": {"a": {}, "b": {"flag": "t"}}}, "arms.b.flag: no such key"),
+    ({"arms": {"a": {}, "b": {"flags": "'t"}}}, "arms.b.flags: No closing quotation"),
     ({"margin": 0}, "margin: "), ({"metric": "itl"}, "metric: "),
     ({"ready_timeout": "soon"}, "ready_timeout: .*'soon'"),
     (DOCKER | {"stop": ""}, r"does not end its container .* stop = \"docker stop -t 90 \{name\}\""),
@@ -100,23 +106,6 @@ def test_a_script_that_starts_and_calls_the_server_is_to_be_split(tmp_path):
                       "python3 benchmark_serving.py\n")  # fmt: skip
     with pytest.raises(UsageError, match="starts the server and calls it, too: make two scripts of it"):
         made(GOOD | {"launch": f"bash {script} {{port}}"}, "x")
-
-
-def test_the_command_line_says_what_is_missing(here, tmp_path):
-    for words, why in (
-        ((), "name a plan: FILE.toml"),
-        (("--launch", LAUNCH), "give --launch, --client and at least two --arm"),
-        (("nowhere.toml",), "cannot read nowhere.toml: No such file"),
-        (("--resume", tmp_path), "is no record of `serving ab`"),
-        (("nowhere.toml", "--arm", "a"), "not both"),
-        (("--template", "sglang-h20"), "unknown template 'sglang-h20'; near: sglang-h200"),
-    ):
-        done = here("serving", "ab", *words)
-        assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    arms = ("--launch", "no-such-server {port}", "--client", CLIENT, "--arm", "a", "--arm", "b: X=1")
-    done = here("serving", "ab", *arms, "--out", tmp_path / "out", "--quiet")
-    assert (done.returncode, list(tmp_path.iterdir())) == (3, [])
-    assert done.stderr == "error: launch: there is no program no-such-server here\n"
 
 
 @pytest.mark.parametrize("template", [row["template"] for row in listed() if row["kind"] == "a plan"])
@@ -200,3 +189,20 @@ def test_an_engine_that_is_not_here_is_not_called_silent():
         "VLLM_USE_V1, Q could not be looked up: serve is"
     )
     assert old["says"] == "VLLM_USE_V1 is in none of today's engines; today: the default"
+
+
+def test_requests_that_a_client_does_not_count_are_missed(tmp_path):
+    """SGLang's file says how many completed, and not how many there were to be."""
+    rows = (DATA / "serving" / "sglang_bench_serving_0.5.9.jsonl").read_text().splitlines()
+    (file := tmp_path / "result.jsonl").write_text(rows[0])
+    done = json.loads(rows[0])["completed"]
+    plan = made(GOOD | {"client": f"{CLIENT} --num-prompts {2 * done}"}, "x")
+    assert counted(file, done).totals.completed == done
+    with pytest.raises(RunFailed, match=f"{done} of {2 * done} requests failed"):
+        counted(file, plan.asked)
+    file.write_text("\n".join([rows[0], rows[0].replace('"completed"', '"other": 1, "completed"')]))
+    with pytest.raises(RunFailed, match="holds 2 runs: the client is to make one"):
+        counted(file, done)
+    file.write_text("not yet")
+    with pytest.raises(RunFailed, match="cannot read"):
+        counted(file, done)

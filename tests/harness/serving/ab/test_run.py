@@ -13,10 +13,9 @@ import pytest
 
 from harness.errors import NothingRan, UsageError
 from harness.serving.ab.plan import made
-from harness.serving.ab.process import Guarded
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import summary
-from harness.serving.ab.server import RunFailed, free_port
+from harness.serving.ab.server import Guarded, RunFailed, free_port
 from harness.serving.ab.session import Session
 from tests.support.paths import ROOT
 from tests.support.serving_processes import CLIENT, SERVER, comes, gone, marked
@@ -54,7 +53,8 @@ def verdicts(found):
 
 
 def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_path):
-    found, _ = run(plan_of(flush="/flush_cache", client=" --noise 0.0002"))
+    env = {"NCCL_OF_ARM": "{cache}"}
+    found, _ = run(plan_of(flush="/flush_cache", client=" --noise 0.0002", env=env))
     assert verdicts(found) == {
         "tpot": "slower",
         "ttft": "same",
@@ -63,7 +63,7 @@ def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_p
     }
     (tpot,) = [line for line in found["verdicts"] if line["decides"]]
     assert tpot["percent"] == pytest.approx(10, abs=0.2) and tpot["pairs"] == found["pairs"] == 2
-    assert found["differences"]["slow"]["server_info"] == {"step_ms": [10.0, 11.0]}
+    assert found["differences"]["slow"] == {"server_info": {"step_ms": [10.0, 11.0]}, "environment": {}}
     assert found["engine"]["version"] == "1.2.3" and found["engine"]["owned"] is True
     assert found["finished"] == "all pairs made" and not found["findings"]
     events = Record(tmp_path / "out").events
@@ -102,7 +102,7 @@ def test_a_fault_costs_its_pair_which_is_made_again_and_no_more(run, tmp_path):
 @pytest.mark.parametrize(("values", "why"), [
     ({"launch": " --mode dies-at-start"}, "exit code 3 before it served; it said: 'RuntimeError: no such"),
     ({"launch": " --mode fatal-line"}, "server failed before it served: 'RuntimeError: Engine core init"),
-    ({"launch": " --mode never-ready", "first_ready_timeout": "0.1s"}, "did not serve within 0.1 s (ready_timeout)"),
+    ({"launch": " --mode never-ready", "first_ready_timeout": "0.1s"}, "within 0.1 s (ready_timeout)"),
     ({"client": " --mode hangs", "client_timeout": "0.1s"}, "the client took over 0.1 s (client_timeout)"),
     ({"ready": "/nowhere", "first_ready_timeout": "0.1s"}, "did not serve within 0.1 s"),
     ({"client": " --result-of=/nowhere"}, "the client ended with exit code 2"),

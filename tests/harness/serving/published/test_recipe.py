@@ -1,5 +1,5 @@
-"""Published set-ups as `serving ab --template` prints them: they can be run, say what was mended and what today's
-engines have no more, and leave nothing out."""
+"""Published set-ups as `serving ab --template` prints them: they can be run, say what was mended and what
+today's engines have no more, and leave nothing out."""
 
 import shlex
 import subprocess

@@ -20,8 +20,8 @@ def wrong(document: PublishedDocument, text: str) -> Iterator[str]:
     """What of a document's data does not stand in its text: quotes, commands, the numbers of runs."""
     flat = _flat(text)
     for claim in document.claims:
-        if _flat(claim.quote) not in flat:
-            yield f"{claim.id}: no such sentence: {claim.quote}"
+        if _flat(claim["quote"]) not in flat:
+            yield f"{claim['id']}: no such sentence: {claim['quote']}"
     lines = {line.strip() for line in text.splitlines()}
     for one in document.configurations:
         yield from (f"{one.name}: no such line: {line}" for line in _verbatim(one) if line not in lines)

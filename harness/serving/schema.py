@@ -127,19 +127,13 @@ class Totals(StrictRecord):
 
 
 class RequestSamples(StrictRecord):
-    """What a client kept of each request, in its order; a list is empty where it kept none.
-
-    starts_s, texts: when each was sent, by the client's clock, and what was answered; for the live runs, and
-                     in no output
-    """
+    """What a client kept of each request, in its order; a list is empty where it kept none."""
 
     input_lens: tuple[int, ...] = ()
     output_lens: tuple[int, ...] = ()
     ttfts_ms: tuple[float, ...] = ()
     e2es_ms: tuple[float, ...] = ()
     itls_ms: tuple[tuple[float, ...], ...] = ()
-    starts_s: tuple[float, ...] = Field(default=(), exclude=True)
-    texts: tuple[str, ...] = Field(default=(), exclude=True)
 
 
 class ServingRun(StrictRecord):

@@ -1,4 +1,6 @@
-"""A server that answers as an engine does, or fails as one can: python fake_server.py PORT [--mode M] [--step-ms T].
+"""A server that answers as an engine does, or fails as one can:
+
+    python fake_server.py PORT [--mode M] [--step-ms T]
 
 --modes FILE: takes the first line of that file as its mode, away from it.
 """
@@ -68,7 +70,7 @@ if MODE == "fatal-line":
     print("RuntimeError: Engine core initialization failed. See root cause above.", flush=True)
     time.sleep(600)
 if MODE == "tells-its-port":  # and never listens
-    with open(os.environ["FAKE_FIFO"], "w") as fifo:
+    with Path(os.environ["FAKE_FIFO"]).open("w") as fifo:
         fifo.write(str(options.port))
     time.sleep(600)
 if MODE == "ignores-sigterm":

@@ -1,11 +1,12 @@
 """Models as data, and attention on a rank."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from shapes.attention import Parallel
-from shapes.models import model, models
+from shapes.models import model, models, read_model
 
 
 def test_models_are_listed_and_v3_is_r1_by_another_name():
@@ -29,3 +30,20 @@ def test_models_are_listed_and_v3_is_r1_by_another_name():
 def test_what_a_rank_has(parallel, text, heads, requests, batch):
     assert (parallel.text, parallel.heads(model("deepseek-r1"))) == (text, heads)
     assert parallel.share(requests) == batch
+
+
+def test_a_model_is_read_from_its_folder(tmp_path):
+    path, left_out = tmp_path / "config.json", ("name", "source", "rope_scaling", "weight_block_size")
+    config = {name: value for name, value in vars(model("deepseek-r1")).items() if name not in left_out}
+    config["dtype"] = config.pop("torch_dtype") + " by its newer name"
+    config["rope_scaling"] = None
+    path.write_text(json.dumps(config | {"hidden_size": 256}))
+    read = read_model(tmp_path)
+    assert read == read_model(path)
+    assert (read.hidden_size, read.weight_block_size, read.torch_dtype) == (256, (128, 128), config["dtype"])
+    del config["kv_lora_rank"]
+    broken = (json.dumps(config), "'kv_lora_rank'"), ("[1", "cannot read"), ("[1]", "no JSON object")
+    for text, says in broken:
+        path.write_text(text)
+        with pytest.raises(ValueError, match=says):
+            read_model(tmp_path)

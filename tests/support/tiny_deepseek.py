@@ -11,14 +11,14 @@ LAYERS, DENSE_WIDTH, EXPERTS, EXPERT_WIDTH, WORDS = 2, 512, 8, 256, 512
 CONFIG = {
     "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": WORDS,
     "hidden_size": HIDDEN, "intermediate_size": DENSE_WIDTH, "moe_intermediate_size": EXPERT_WIDTH,
-    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS, "n_shared_experts": 1,
-    "n_routed_experts": EXPERTS, "num_experts_per_tok": 4, "n_group": 4, "topk_group": 2, "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid", "norm_topk_prob": True, "routed_scaling_factor": 2.5, "first_k_dense_replace": 1,
-    "moe_layer_freq": 1, "q_lora_rank": Q_LORA, "kv_lora_rank": KV_LORA, "qk_nope_head_dim": NOPE,
-    "qk_rope_head_dim": ROPE, "v_head_dim": VALUE, "hidden_act": "silu", "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-6, "rope_theta": 10000, "attention_bias": False, "attention_dropout": 0.0,
-    "tie_word_embeddings": False, "use_cache": True, "num_nextn_predict_layers": 0, "torch_dtype": "bfloat16",
-    "bos_token_id": 0, "eos_token_id": 1,
+    "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "num_key_value_heads": HEADS,
+    "n_shared_experts": 1, "n_routed_experts": EXPERTS, "num_experts_per_tok": 4, "n_group": 4,
+    "topk_group": 2, "topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5, "first_k_dense_replace": 1, "moe_layer_freq": 1, "q_lora_rank": Q_LORA,
+    "kv_lora_rank": KV_LORA, "qk_nope_head_dim": NOPE, "qk_rope_head_dim": ROPE, "v_head_dim": VALUE,
+    "hidden_act": "silu", "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000,
+    "attention_bias": False, "attention_dropout": 0.0, "tie_word_embeddings": False, "use_cache": True,
+    "num_nextn_predict_layers": 0, "torch_dtype": "bfloat16", "bos_token_id": 0, "eos_token_id": 1,
 }  # fmt: skip
 
 
@@ -63,9 +63,10 @@ def _tensors() -> dict[str, torch.Tensor]:
         linear(f"{own}.self_attn.kv_a_proj_with_mqa", KV_LORA + ROPE, HIDDEN)
         linear(f"{own}.self_attn.kv_b_proj", HEADS * (NOPE + VALUE), KV_LORA)
         linear(f"{own}.self_attn.o_proj", HIDDEN, HEADS * VALUE)
-        for norm, width in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN),
-                            ("self_attn.q_a_layernorm", Q_LORA), ("self_attn.kv_a_layernorm", KV_LORA)):  # fmt: skip
-            tensors[f"{own}.{norm}.weight"] = ones(width, dtype=torch.bfloat16)
+        widths = {"input": HIDDEN, "post_attention": HIDDEN}
+        widths |= {"self_attn.q_a": Q_LORA, "self_attn.kv_a": KV_LORA}
+        for norm, width in widths.items():
+            tensors[f"{own}.{norm}_layernorm.weight"] = ones(width, dtype=torch.bfloat16)
         if layer == 0:
             mlp(f"{own}.mlp", DENSE_WIDTH)
             continue

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from harness.page.style import PROVIDERS
+from harness.serving.ledger.report import NOT_OBSERVED, NOT_PREDICTED
 from harness.serving.op_classes import OP_CLASSES
-
-NOT_OBSERVED = "not observed yet"
-NOT_PREDICTED = "no prediction"
 
 VERDICT_COLOURS = {
     "explained": "#009E73",

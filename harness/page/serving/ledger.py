@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ READING = (
     "line is a decrease."
 )
 SIDES = {"predicted": ("circle", PREDICTED), "observed": ("diamond", OBSERVED)}
-APART = 5  # pixels between a line's prediction and its observation, from the middle
+APART, PLOT = 5, WIDTH - 110  # pixels: a mark from the middle of its line; a plot without its verdicts
 
 
 def ledger_section(rows: Sequence[LedgerRow], title: str) -> PageSection:
@@ -47,11 +48,9 @@ def _headline(lines: Sequence[LedgerLine]) -> str:
     """How many lines of each verdict, by method."""
     parts = []
     for method in dict.fromkeys(line.method for line in lines):
-        verdicts = [line.verdict for line in lines if line.method == method]
-        counts = [
-            f"{verdicts.count(verdict)} {verdict}" for verdict in VERDICT_COLOURS if verdict in verdicts
-        ]
-        parts.append(f"{method}: {', '.join(counts)}")
+        counts = Counter(line.verdict for line in lines if line.method == method)
+        told = [f"{counts[verdict]} {verdict}" for verdict in VERDICT_COLOURS if counts[verdict]]
+        parts.append(f"{method}: {', '.join(told)}")
     return "; ".join(parts) + "." if parts else "Nothing was predicted or observed."
 
 
@@ -129,10 +128,10 @@ def _picture(marks: Sequence[dict[str, Any]], quantity: str, unit: str) -> altai
             description=alt.Description("aria:N"),
         ),
         base.mark_text(align="left", fontWeight="bold", aria=False).encode(
-            x=alt.value(WIDTH + 8), text="beside:N", color=alt.Color("colour:N", scale=None)
+            x=alt.value(PLOT + 8), text="beside:N", color=alt.Color("colour:N", scale=None)
         ),
     ]
-    return alt.layer(*layers).properties(width=WIDTH, height=alt.Step(24))
+    return alt.layer(*layers).properties(width=PLOT, height=alt.Step(24))
 
 
 def _table(lines: Sequence[LedgerLine], unit: str) -> Table:

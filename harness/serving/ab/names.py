@@ -1,14 +1,15 @@
-"""Names by which arms differ, looked up in what is installed: a variable or a flag that nothing reads is the
+"""Names by which arms differ, looked up in what is installed: that nothing reads a variable or a flag is the
 cheapest explanation of a gain that vanished.
 
-A name in a comment or a docstring reads nothing, and neither does the line that declares it. Names that are put
-together at run time escape; so what is not found is a warning.
+A name in a comment or a docstring reads nothing, and neither does the line that declares it. Names that are
+put together at run time escape; so what is not found is a warning.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import json
 import mmap
 import os
@@ -19,72 +20,64 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.files import JsonObject
-from harness.serving.ab.plan import CONTAINERS, Command, Plan, launch
+from harness.serving.ab.plan import FOREIGN, SHELLS, Command, Plan, launch
 from harness.serving.ab.templates import gone
 
 ASK = """import importlib.util, json, sys
 spec = importlib.util.find_spec(sys.argv[1]) if sys.argv[1] else None
 found = list(spec.submodule_search_locations or []) or [spec.origin] if spec else []
-print(json.dumps([found, [p for p in sys.path if p], sys.executable]))"""
+print(json.dumps([found, [p for p in sys.path if p] + [sys.executable]]))"""
 # Read by the system, by Python, or by runtimes that put the name together.
 OF_SYSTEM = re.compile(r"(LD|OMP|GOMP|MALLOC|GLIBC|PYTHON|LC|XDG|HF|CUDA)_\w+|PATH|HOME|TMPDIR|TZ|LANG|USER")
-SYSTEM_LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/cuda/lib64")
+LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/cuda/lib64")
 NO_PRODUCT = {"test", "tests", "benchmark", "benchmarks", "__pycache__", ".git"}
-FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server arguments
 C_SOURCES = (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
+FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server arguments
 
 
 def looked_up(plan: Plan) -> list[JsonObject]:
     """Of each differing name that nothing reads: `name`, `found` (False; None: it could not be looked up) and
     `says`, a line."""
     variables, flags = plan.differing()
-    if not variables and not flags:
+    names = [*variables, *flags]
+    if not names:
         return []
-    command = launch(plan, plan.base, "a-name", plan.port, Path("/cache"))
-    package, roots, why = _installed(command)
+    package, roots, why = _installed(launch(plan, plan.base, "a-name", plan.port, Path("/cache")))
     if why:
-        names = ", ".join([*variables, *flags])
-        old = [
-            (name, f"{name} is in none of today's engines") for name in (*variables, *flags) if name in gone()
-        ]
-        unknown: JsonObject = {"name": names, "found": None, "says": f"{names} could not be looked up: {why}"}
-        return [unknown, *({"name": n, "found": False, "says": f"{says}{_today(n)}"} for n, says in old)]
-    unread = [*_variables(variables, roots), *_flags(flags, package)]
-    return [{"name": name, "found": False, "says": f"{says}{_today(name)}"} for name, says in unread]
-
-
-def _today(name: str) -> str:
-    return f"; today: {gone()[name]}" if gone().get(name) else ""
+        unread = [(name, f"{name} is in none of today's engines") for name in names if name in gone()]
+    else:
+        unread = [*_variables(variables, roots), *_flags(flags, package)]
+    unknown: list[JsonObject] = [{"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"}]
+    today = {name: f"; today: {gone()[name]}" for name, _ in unread if gone().get(name)}
+    found: list[JsonObject] = [
+        {"name": n, "found": False, "says": f"{says}{today.get(n, '')}"} for n, says in unread
+    ]
+    return [*(unknown if why else []), *found]
 
 
 def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
-    """Folders of the engine's package, and of all that its Python finds; or why they are not known."""
+    """The engine's package, and all that its Python finds; or why they are not known."""
     program, *rest = command.words
-    name = Path(program).name
-    if name in (*CONTAINERS, "srun", "enroot", "sudo", "ssh", "bash", "sh", "mpirun"):
+    name, module = Path(program).name, ""
+    if name in (*FOREIGN, *SHELLS, "mpirun"):
         return [], [], f"the engine of a command that {name} runs is not looked into"
-    module = ""
     if not re.fullmatch(r"python[\d.]*", name):
-        try:
-            text = Path(program).read_bytes()[:4096].decode()
-        except (OSError, UnicodeDecodeError):
-            return [], [], f"{program} is not here, or no Python program"
-        program = text.splitlines()[0].removeprefix("#!").strip() if text.startswith("#!") else ""
+        text = Path(program).read_text(errors="replace")[:4096] if Path(program).is_file() else ""
+        program = text.splitlines()[0][2:].strip() if text.startswith("#!") else ""
         imported = re.search(r"^\s*(?:from|import) (?!sys|re\b)(\w+)", text, re.MULTILINE)
         module = imported[1] if imported else ""
     elif "-m" in rest[:-1]:
         module = rest[rest.index("-m") + 1].partition(".")[0]
     try:
-        asked = [program, "-c", ASK, module]
-        done = subprocess.run(asked, env=command.environment(), capture_output=True, timeout=120, check=True)
-        package, paths, python = json.loads(done.stdout)
+        ask = [program, "-c", ASK, module]
+        done = subprocess.run(ask, env=command.environment(), capture_output=True, timeout=120, check=True)
+        package, paths = json.loads(done.stdout)
     except (OSError, subprocess.SubprocessError, ValueError):
-        return [], [], f"{program or name} is not here, or does not start"
-    scripts = [Path(word) for word in rest if word.endswith(".py") and Path(word).is_file()]
-    if not package and not scripts:
+        return [], [], f"{command.words[0]} is not here, or no Python program"
+    own = [*map(Path, package), *(Path(word) for word in rest if word.endswith(".py"))]
+    if not own:
         return [], [], f"no {module or 'engine'} is installed for {program}"
-    own = [*map(Path, package), *scripts]
-    return own, [*own, *map(Path, paths), Path(python), *map(Path, SYSTEM_LIBRARIES)], ""
+    return own, [*own, *map(Path, [*paths, *LIBRARIES])], ""
 
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
@@ -96,19 +89,19 @@ def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, s
     for file in _files(roots, (".py", *C_SOURCES)):
         source = _text(file)
         for name, forms in list(wanted.items()):
-            for use in (_use(source, form, file.suffix == ".py") for form in forms if form in source):
-                declared |= {name} if use == "declared" else set()
-                if use == "read":
-                    wanted.pop(name, None)
+            uses = [_use(source, form, file.suffix == ".py") for form in forms if form in source]
+            declared |= {name} if "declared" in uses else set()
+            if "read" in uses:
+                del wanted[name]
         if not wanted:
             return
     for file in _files(roots, (".so",)):
-        forms = {form: name for name, of in wanted.items() for form in of}
-        for form in _held(file, forms):
-            wanted.pop(forms[form], None)
+        for name, forms in list(wanted.items()):
+            if any(_holds(file, form) for form in forms):
+                del wanted[name]
     for name in wanted:
-        is_read = "is declared, but nothing installed reads it" if name in declared else ""
-        yield name, f"{name} {is_read}" if is_read else f"nothing installed reads {name}"
+        says = f"{name} is declared, but nothing installed reads it"
+        yield name, says if name in declared else f"nothing installed reads {name}"
 
 
 def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str]]:
@@ -116,9 +109,7 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
     wanted = [name for name in names if re.fullmatch(r"--[\w-]+(\.\w+)*", name)]
     sources = [_text(file) for file in _files(package, (".py",))] if wanted else []
     # SGLang's own parser beside those of its tools; of other engines all that parse anything.
-    parsing = [
-        source for source in sources if "add_cli_args_from_dataclass" in source or FIELD.search(source)
-    ]
+    parsing = [each for each in sources if "add_cli_args_from_dataclass" in each or FIELD.search(each)]
     flags = {flag: field for source in parsing or sources for flag, field in _declared(source)}
     for name in wanted:
         head = "--" + name[2:].partition(".")[0].replace("_", "-")
@@ -126,10 +117,8 @@ def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str
         longer = sorted(each for each in flags if each.startswith(flag))
         flag = longer[0] if len(longer) == 1 else flag  # argparse takes what begins only one flag
         if flag not in flags:
-            yield (
-                name,
-                f"the engine has no flag {name}" + (f", but {', '.join(longer[:4])}" if longer else ""),
-            )
+            but = f", but {', '.join(longer[:4])}" if longer else ""
+            yield name, f"the engine has no flag {name}{but}"
         elif (field := flags[flag]) and not any(re.search(rf"\.{field}\b", source) for source in sources):
             yield name, f"{name} is accepted, but nothing in the engine reads it"
 
@@ -152,10 +141,8 @@ def _use(source: str, name: str, python: bool) -> str:
         source = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
         return "read" if f'"{name}"' in source else ""
     use, before = "", ("end", "")
-    tokens = _tokens(source)
-    for i, (kind, text) in enumerate(tokens):
+    for (kind, text), (_, after) in itertools.pairwise([*_tokens(source), ("end", "")]):
         if text == name and kind in ("name", "string"):
-            after = tokens[i + 1][1] if i + 1 < len(tokens) else ""
             target = kind == "name" and before[1] != "." and after in ("=", ":")
             if not target and not (kind == "string" and before[0] == "end" and after in (",", ":")):
                 return "read"
@@ -164,21 +151,18 @@ def _use(source: str, name: str, python: bool) -> str:
     return use
 
 
-def _tokens(source: str) -> list[tuple[str, str]]:
+def _tokens(source: str) -> Iterator[tuple[str, str]]:
     """(kind, text) of each token but comments; a string by what is between its quotes."""
     kinds = {tokenize.NAME: "name", tokenize.STRING: "string", tokenize.OP: "op"}
-    tokens = []
     with contextlib.suppress(tokenize.TokenError, SyntaxError):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
             if token.type != tokenize.COMMENT:
-                is_string = token.type == tokenize.STRING
-                text = token.string.lstrip("rbuRBU").strip("'\"") if is_string else token.string
-                tokens.append((kinds.get(token.type, "end"), text))
-    return tokens
+                kind = kinds.get(token.type, "end")
+                yield kind, token.string.lstrip("rbuRBU").strip("'\"") if kind == "string" else token.string
 
 
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Below the roots, each once; `.so` is also `.so.1`, and a root that is a file is one of them."""
+    """Below the roots, each folder once; `.so` is also `.so.1`, and a program, which has no suffix."""
     seen: set[str] = set()
     for root in roots:
         if root.is_file() and (root.suffix in suffixes or (".so" in suffixes and not root.suffix)):
@@ -193,22 +177,19 @@ def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
 
 
 def _text(file: Path) -> str:
-    try:
+    with contextlib.suppress(OSError):
         return file.read_text(errors="replace")
-    except OSError:
-        return ""
+    return ""
 
 
-def _held(file: Path, names: Iterable[str]) -> list[str]:
-    """Those that a binary holds, and not as parts of others."""
-    found = []
+def _holds(file: Path, name: str) -> bool:
+    """Whether a binary holds the name, and not as a part of another."""
+    word, size = name.encode(), len(name)
     with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            for name in names:
-                at = data.find(name.encode())
-                while at >= 0 and re.search(
-                    rb"\w", data[max(0, at - 1) : at] + data[at + len(name) : at + len(name) + 1]
-                ):
-                    at = data.find(name.encode(), at + 1)
-                found += [name] if at >= 0 else []
-    return found
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        at = data.find(word)
+        while at >= 0 and re.search(rb"\w", data[max(0, at - 1) : at] + data[at + size : at + size + 1]):
+            at = data.find(word, at + 1)
+        data.close()
+        return at >= 0
+    return False

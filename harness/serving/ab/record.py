@@ -1,4 +1,4 @@
-"""Record of an A/B: a folder with `ab.json` (the plan, what was predicted) and `journal.jsonl` (a line an event).
+"""Record of an A/B: a folder with `ab.json` (the plan, what was predicted) and `journal.jsonl` (its events).
 
 An event is on the disk before the next begins: a kill at any moment loses no finished pair, and a launch that
 was not finished is known by its line.
@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from harness.errors import UsageError, mistake
+from harness.errors import UsageError, mistake, one_line
 from harness.files import JsonLines, JsonObject, replace, require_writable_folder
 from harness.paths import RESULTS
 from harness.serving.ab.plan import Plan
@@ -26,7 +26,7 @@ PLAN, JOURNAL = "ab.json", "journal.jsonl"
 
 
 class Record:
-    """events: of the journal, in their order, each with `event` and `at`.
+    """about: what ab.json says; events: of the journal, in their order, each with `event` and `at`.
 
     lock: a descriptor with the folder's lock, which guards inherit: it is free when no server is left
     """
@@ -34,39 +34,35 @@ class Record:
     def __init__(self, folder: Path) -> None:
         self.folder, self.lock = folder, -1
         self._journal = JsonLines(folder / JOURNAL, _event)
-        self.events = list(self._journal.records()) if (folder / JOURNAL).exists() else []
         try:
-            head = json.loads((folder / PLAN).read_text())
-            self.plan = Plan.model_validate(head["plan"])
-            self.about: JsonObject = head
-            self.predictions = [Prediction.model_validate(entry) for entry in head["predictions"]]
-        except ValidationError as error:
-            raise UsageError(f"cannot read {folder / PLAN}: {mistake(error)}") from None
+            self.about: JsonObject = json.loads((folder / PLAN).read_text())
+            self.plan = Plan.model_validate(self.about["plan"])
+            self.names: list[JsonObject] = self.about["names"]
+            self.predictions = [Prediction.model_validate(entry) for entry in self.about["predictions"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"{folder} is no record of `serving ab`: {PLAN}: {error}") from None
+            why = mistake(error) if isinstance(error, ValidationError) else one_line(error)
+            why = getattr(error, "strerror", None) or why
+            raise UsageError(f"{folder} is no record of `serving ab`: {PLAN}: {why}") from None
+        self.events = list(self._journal.records()) if (folder / JOURNAL).exists() else []
 
     @classmethod
     def begin(cls, folder: Path, plan: Plan, more: Mapping[str, Any]) -> Record:
-        """Raises UsageError where the folder holds one already or cannot be written.
-
-        more: what else is known before the first launch
-        """
+        """more: names that nothing reads, and predictions: what is known before the first launch. Raises
+        UsageError where the folder holds a record already or cannot be written."""
         require_writable_folder(folder, "; choose another --out")
         if (folder / PLAN).exists():
-            raise UsageError(
-                f"{folder} holds an A/B already: --resume {folder} goes on, or choose another --out"
-            )
-        head = {"schema": 1, "created": now(), "plan": plan.model_dump(), **more}
+            raise UsageError(f"{folder} holds an A/B: --resume {folder} goes on, or choose another --out")
+        head = {"schema": 1, "created": _now(), "plan": plan.model_dump(), **more}
         replace(folder / PLAN, json.dumps(head, indent=1) + "\n")
         return cls(folder)
 
     def require_plan(self, plan: Plan) -> None:
         """Raises UsageError where another one was begun: launches of two plans are no pairs."""
         before, after = self.plan.model_dump(), plan.model_dump()
-        for key, value in after.items():
-            if before[key] != value:
-                was, now_ = (json.dumps(each)[:80] for each in (before[key], value))
-                raise UsageError(f"{self.folder} was begun with another {key}: {was}, now {now_}")
+        for key in after:
+            if before[key] != after[key]:
+                was, now = (json.dumps(each[key])[:80] for each in (before, after))
+                raise UsageError(f"{self.folder} was begun with another {key}: {was}, now {now}")
 
     def hold(self, say: Callable[[str], None]) -> None:
         """Takes the folder's lock. Waits where servers of a run that was killed are still being ended; raises
@@ -83,44 +79,49 @@ class Record:
         os.ftruncate(self.lock, 0)
         os.pwrite(self.lock, str(os.getpid()).encode(), 0)
 
-    def append(self, event: str, **facts: Any) -> JsonObject:
+    def append(self, event: str, **facts: Any) -> None:
         """On the disk when this returns. Raises JournalFull."""
-        line = {"event": event, "at": now(), **facts}
+        line = {"event": event, "at": _now(), **facts}
         self._journal.append(json.dumps(line))
         self.events.append(line)
-        return line
 
     def of(self, event: str, **facts: Any) -> list[JsonObject]:
         """Events of that kind with these facts."""
-        return [
-            e for e in self.events if e["event"] == event and all(e.get(k) == v for k, v in facts.items())
-        ]
+        wanted = {"event": event, **facts}.items()
+        return [each for each in self.events if wanted <= {k: each.get(k) for k in ("event", *facts)}.items()]
 
     def pairs(self) -> dict[int, dict[str, JsonObject]]:
-        """Finished pairs: number -> arm -> its measured run. Number 0 is the launches that are thrown away."""
-        found: dict[int, dict[str, JsonObject]] = {}
-        for done in self.of("pair"):
-            runs = self.of("measured", pair=done["pair"], attempt=done["attempt"])
-            found[done["pair"]] = {run["arm"]: run for run in runs}
-        return found
+        """Finished pairs: number -> arm -> its measured run. Number 0 is thrown away."""
+        return {
+            done["pair"]: {
+                run["arm"]: run for run in self.of("measured", pair=done["pair"], attempt=done["attempt"])
+            }
+            for done in sorted(self.of("pair"), key=lambda each: each["pair"])
+        }
 
     def values(self, metric: str, arms: Sequence[str]) -> list[tuple[float, ...]]:
         """Of each finished pair in which all these arms have it."""
-        runs = [runs for pair, runs in sorted(self.pairs().items()) if pair]
-        rows = [tuple(pair[arm]["metrics"].get(metric) for arm in arms) for pair in runs]
+        rows = [
+            tuple(runs[arm]["metrics"][metric] for arm in arms) for pair, runs in self.pairs().items() if pair
+        ]
         return [row for row in rows if None not in row]
+
+    def launch_folder(self, about: Mapping[str, Any]) -> Path:
+        """Of an event's launch."""
+        name = f"{about['pair']:03d}-{about['attempt']}-{about['arm']}"
+        return self.folder.absolute() / "launches" / name
 
 
 def default_folder() -> Path:
     return RESULTS / "local" / f"serving-ab-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
-def now() -> str:
+def _now() -> str:
     return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
 
 
 def _event(line: bytes) -> JsonObject:
-    event = json.loads(line)
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
+    event: JsonObject = json.loads(line)
+    if not isinstance(event["event"], str):
         raise ValueError("no event of an A/B")
     return event

@@ -1,35 +1,125 @@
-"""Result of an A/B, from its record: effects, what the servers differ in, what is to be known of the runs."""
+"""Result of an A/B: when its pairs are looked at, effects with their intervals, what is to be known with them.
+
+A launch is the unit: runs of one launch share its memory addresses, its tuned kernels and its clocks, and
+taken as independent they give 23 to 59 % false verdicts at a nominal 5 %. So each pair is one launch of each
+arm, and its value the logarithm of their ratio. To look after every pair and to stop at significance gives
+18 % false verdicts; four looks that share the error give less than 5 %.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
-from collections.abc import Iterator
-from dataclasses import asdict
-from typing import Any
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 
 from harness.files import JsonObject
-from harness.serving.ab.effect import Effect, confidence, effect, looks, more_pairs
-from harness.serving.ab.plan import METRICS
+from harness.serving.ab.plan import METRICS, PLACEHOLDER
 from harness.serving.ab.record import Record
-from harness.serving.ledger.prediction import Prediction
+from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
+from harness.statistics.paired import VerdictName, verdict
 
+LOOKS = (4, 6, 8, 12)  # pairs after which the default plan is looked at
+MOST_PAIRS = 200  # that are worth asking for
+POWER = 0.8
+# Deviation between launches of one image, in per cent: ATOM's nightly dashboard, DeepSeek-R1 on 8 MI355X, the
+# same tag in two workflow runs (63 to 66 differences; data.js at 94114ac, 984cb47, e6d8fb9 of ROCm/ATOM), at
+# a concurrency of 32 and more, and below it.
+SPREAD = {"tpot": (0.53, 1.2), "throughput": (0.58, 1.1), "ttft": (2.5, 4.1), "ttft_median": (2.5, 4.1)}
+BUSY = 32
 QUANTITIES = {"tpot": "tpot", "ttft": "ttft", "output_throughput": "throughput"}
 """Of a prediction: the metric that it is held against."""
 
 
+def looks(pairs: int | None) -> tuple[int, ...]:
+    """Pairs after which there may be a verdict: a number that was fixed beforehand is looked at once."""
+    return LOOKS if pairs is None else (pairs,)
+
+
+def confidence(pairs: int | None, comparisons: int) -> float:
+    """Of each interval, so that all looks and all arms together are wrong in at most 5 % (Bonferroni)."""
+    return 1 - (1 - CONFIDENCE) / len(looks(pairs)) / comparisons
+
+
+def spread(metric: str, concurrency: int | None) -> float:
+    """Expected deviation between launches, per cent."""
+    busy, quiet = SPREAD[metric]
+    return busy if concurrency is not None and concurrency >= BUSY else quiet
+
+
+@dataclass(frozen=True)
+class Effect:
+    """ratio > 1: the arm is faster (time of the base over its own, or its throughput over the base's).
+
+    launch_spread: deviation between launches of one arm, per cent: that of the pairs over the root of two
+    """
+
+    pairs: int
+    base: float
+    arm: float
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    launch_spread: float | None
+    verdict: VerdictName
+
+
+def effect(
+    base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
+) -> Effect:
+    """Of at least one pair; Student's t over the logarithms of the pairs' ratios.
+
+    higher: more is better; margin: per cent
+    """
+    logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
+    mean, half = statistics.fmean(logs), mean_half_width(logs, level)
+    low, high = math.exp(mean - half), math.exp(mean + half) if half < 100 else math.inf
+    apart = 100 * statistics.stdev(logs) / math.sqrt(2) if len(logs) > 1 else None
+    return Effect(
+        len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high, level, apart,
+        verdict(low, high, floor=0.0, margin=margin / 100),
+    )  # fmt: skip
+
+
+def power(change: float, pairs: int, launch_spread: float, level: float) -> float:
+    """Chance that so many pairs tell a change of so many per cent from none."""
+    from scipy.special import nctdtr
+
+    shift = math.log1p(change / 100) / (launch_spread / 100 * math.sqrt(2 / pairs))
+    return 1 - float(nctdtr(pairs - 1, shift, students_t(pairs - 1, level)))
+
+
+def pairs_for(change: float, launch_spread: float, level: float, among: Sequence[int]) -> int | None:
+    """The fewest pairs that find such a change four times in five; None: more than there are to choose."""
+    return next((n for n in among if n > 1 and power(change, n, launch_spread, level) >= POWER), None)
+
+
+def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
+    """How many more pairs would decide if mean and scatter stay as they are, and the half width, per cent,
+    that the interval would have then; None: more than are worth it, or one pair says nothing of it."""
+    if found.launch_spread is None:
+        return None
+    away = abs(math.log(found.ratio))
+    enough = max(away, math.log1p(margin / 100) - away)
+    for n in range(found.pairs + 1, MOST_PAIRS + 1):
+        half = students_t(n - 1, found.confidence) * found.launch_spread / 100 * math.sqrt(2 / n)
+        if half < enough:
+            return n - found.pairs, 100 * half
+    return None
+
+
 def effects(record: Record, arm: str) -> dict[str, Effect]:
     """By metric, as far as both have it in a pair."""
-    plan = record.plan
+    plan, found = record.plan, {}
     level = confidence(plan.pairs, len(plan.others))
-    found = {}
     for metric in METRICS:
         if rows := record.values(metric, (plan.base, arm)):
             base, own = zip(*rows, strict=True)
-            found[metric] = effect(
-                base, own, higher=metric == "throughput", level=level, margin=plan.margin
-            )  # fmt: skip
+            higher = metric == "throughput"
+            found[metric] = effect(base, own, higher=higher, level=level, margin=plan.margin)
     return found
 
 
@@ -37,31 +127,35 @@ def summary(record: Record) -> JsonObject:
     """As plain values, for --json and the tables."""
     plan = record.plan
     per_arm = {arm: effects(record, arm) for arm in plan.others}
+    deciding = {arm: found[plan.metric] for arm, found in per_arm.items() if plan.metric in found}
     pairs = sum(1 for pair in record.pairs() if pair)
     return {
         "folder": str(record.folder),
         "created": record.about["created"],
         "plan": plan.model_dump(),
-        "engine": record.of("ready")[-1] if record.of("ready") else {},
+        "engine": next((e for e in reversed(record.of("ready"))), {}),
         "pairs": pairs,
         "finished": _finished(record, pairs),
         "verdicts": [
-            {"a": arm, "b": plan.base, "metric": metric, "decides": metric == plan.metric,
-             "change_percent": percent(found.ratio, metric), "floor": 0.0, **_finite(asdict(found))}
+            {
+                "a": arm,
+                "b": plan.base,
+                "metric": metric,
+                "decides": metric == plan.metric,
+                "floor": 0.0,
+                **asdict(found),
+                **_percents(found, metric),
+            }
             for arm, of_arm in per_arm.items()
             for metric, found in of_arm.items()
         ],
-        "more_pairs": {
-            arm: more_pairs(of_arm[plan.metric], plan.margin)
-            for arm, of_arm in per_arm.items()
-            if plan.metric in of_arm and of_arm[plan.metric].verdict == "unclear"
-        },
-        "expected": [line for arm, of_arm in per_arm.items() for line in expected(record, arm, of_arm)],
+        "more_pairs": {a: more_pairs(f, plan.margin) for a, f in deciding.items() if f.verdict == "unclear"},
+        "expected": [line for arm, of_arm in per_arm.items() for line in _expected(record, arm, of_arm)],
         "differences": {arm: differences(record, arm) for arm in plan.others},
-        "names": record.about.get("names", []),
-        "findings": list(findings(record)),
+        "names": record.names,
+        "findings": list(_findings(record)),
         "seconds": sum(e["seconds"] for e in record.of("stopped")),
-    }  # fmt: skip
+    }
 
 
 def percent(ratio: float, metric: str) -> float:
@@ -69,113 +163,93 @@ def percent(ratio: float, metric: str) -> float:
     return 100 * (ratio - 1 if metric == "throughput" else 1 / ratio - 1)
 
 
+def _percents(found: Effect, metric: str) -> JsonObject:
+    """The change of the metric itself with its interval; JSON has no infinity, so ends that are none are left
+    out of both."""
+    if not math.isfinite(found.high):
+        return {"low": None, "high": None, "percent": percent(found.ratio, metric), "interval": None}
+    ends = sorted(percent(end, metric) for end in (found.low, found.high))
+    return {"percent": percent(found.ratio, metric), "interval": ends}
+
+
 def _finished(record: Record, pairs: int) -> str:
     """Why there are no more pairs; empty: the record can be resumed."""
-    plan = record.plan
     if record.of("given up"):
         return "given up"
-    if pairs >= looks(plan.pairs)[-1]:
+    if pairs >= looks(record.plan.pairs)[-1]:
         return "all pairs made"
-    decided = [e for e in record.of("look", pairs=pairs) if "unclear" not in e["verdicts"].values()]
-    return "decided" if decided else ""
+    return "decided" if any("unclear" not in e["verdicts"] for e in record.of("look", pairs=pairs)) else ""
 
 
-def expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
-    """Each prediction of the arm beside what was found; changes in per cent of the metric before."""
+def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
+    """Each prediction of the arm beside what was found, in per cent of the metric before."""
     for prediction in record.predictions:
         metric = QUANTITIES.get(prediction.quantity, "")
-        if prediction.of not in ("", arm) or prediction.change is None or not prediction.before:
-            continue
-        line: JsonObject = {"arm": arm, "metric": metric, "method": prediction.method}
-        line |= {key: _share(prediction, key) for key in ("change", "low", "high")}
-        if metric in found:
-            of_metric = found[metric]
-            ends = sorted(percent(end, metric) for end in (of_metric.low, max(of_metric.high, 1e-9)))
-            low = ends[0] if line["low"] is None else line["low"]
-            high = ends[1] if line["high"] is None else line["high"]
-            line |= {"found": percent(of_metric.ratio, metric), "found_low": ends[0], "found_high": ends[1]}
-            line["meets"] = low <= ends[1] and ends[0] <= high
-            yield _finite(line)
-
-
-def _share(prediction: Prediction, key: str) -> float | None:
-    value = getattr(prediction, key)
-    return None if value is None else 100 * value / prediction.before
+        if (
+            metric in found
+            and prediction.of in ("", arm)
+            and prediction.before
+            and prediction.change is not None
+        ):
+            ends = (prediction.change, prediction.low, prediction.high)
+            change, low, high = (None if end is None else 100 * end / prediction.before for end in ends)
+            own = _percents(found[metric], metric)
+            meets = own["interval"] is None or (
+                (low is None or low <= own["interval"][1]) and (high is None or own["interval"][0] <= high)
+            )
+            yield {"arm": arm, "metric": metric, "method": prediction.method, "change": change, "low": low,
+                   "high": high, "found": own["percent"], "meets": meets}  # fmt: skip
 
 
 def differences(record: Record, arm: str) -> JsonObject:
-    """Of the servers as they said themselves, and of their variables: name -> (base, arm), where all launches
-    of an arm agree. `told`: whether both servers said how they are configured."""
+    """Of the servers as they said themselves, and of their variables: name -> [base, arm], where all launches
+    of each arm agree. What is filled in for each launch or arm differs by design."""
     both = [_servers(record, name) for name in (record.plan.base, arm)]
-    told = all(server["server_info"] for servers in both for server in servers) and all(both)
-    found: JsonObject = {"told": told}
-    for part in ("server_info", "environment"):
-        base, own = (_constant([server[part] for server in servers]) for servers in both)
-        names = [name for name in {**base, **own} if base.get(name) != own.get(name)]
-        found[part] = {
-            name: [base.get(name), own.get(name)] for name in names if not _moving(name, part, both)
-        }
+    found: JsonObject = {"server_info": {}, "environment": {}}
+    for part, differing in found.items():
+        for name in dict.fromkeys(key for servers in both for server in servers for key in server[part]):
+            values = [[server[part].get(name) for server in servers] for servers in both]
+            filled_in = PLACEHOLDER.search(record.plan.variables(arm).get(name, ""))
+            agree = all(of == of[:1] * len(of) for of in values)
+            if agree and not filled_in and values[0][:1] != values[1][:1]:
+                differing[name] = [of[0] if of else None for of in values]
     return found
 
 
 def _servers(record: Record, arm: str) -> list[JsonObject]:
     servers = []
     for ready in record.of("ready", arm=arm):
-        name = f"{ready['pair']:03d}-{ready['attempt']}-{arm}"
         with contextlib.suppress(OSError, ValueError):
-            servers.append(json.loads((record.folder / "launches" / name / "server.json").read_text()))
+            servers.append(json.loads((record.launch_folder(ready) / "server.json").read_text()))
     return servers
 
 
-def _constant(parts: list[JsonObject]) -> JsonObject:
-    first = parts[0] if parts else {}
-    return {name: value for name, value in first.items() if all(part.get(name) == value for part in parts)}
-
-
-def _moving(name: str, part: str, both: list[list[JsonObject]]) -> bool:
-    """Whether launches of one arm differ in it, too."""
-    return any(len({json.dumps(s[part].get(name)) for s in servers}) > 1 for servers in both)
-
-
-def findings(record: Record) -> Iterator[str]:
+def _findings(record: Record) -> Iterator[str]:
     """One line each: what a reader of the verdicts has to know."""
-    plan = record.plan
+    plan, base = record.plan, record.plan.base
     for arm in plan.others:
-        found = differences(record, arm)
-        if plan.changes(arm) == plan.changes(plan.base):
-            yield f"{arm} and {plan.base} are launched alike: an A/A, which shows this machine's noise"
-        elif found["told"] and not found["server_info"]:
-            names = ", ".join(found["environment"]) or "nothing else"
-            yield f"the servers of {arm} and {plan.base} report the same configuration; differing variables: {names}"
+        if plan.changes(arm) == plan.changes(base):
+            yield f"{arm} and {base} are launched alike: an A/A, which shows this machine's noise"
+        elif all(server["server_info"] for server in _servers(record, arm)):
+            found = differences(record, arm)
+            if not found["server_info"]:
+                names = ", ".join(found["environment"]) or "none"
+                yield f"the servers of {arm} and {base} report the same settings; other variables: {names}"
     counted = [run for number, runs in record.pairs().items() if number for run in runs.values()]
-    tokens: dict[str, int] = Counter()
-    for run in counted:
-        tokens[run["arm"]] += run["output_tokens"] or 0
+    tokens = {
+        arm: sum(run["output_tokens"] or 0 for run in counted if run["arm"] == arm) for arm in plan.arms
+    }
     if len(set(tokens.values())) > 1:
         each = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
         yield f"the arms made different numbers of tokens, which is other work: {each}"
-    for rule, lines in sorted(_suspect(counted).items()):
+    for rule in sorted({rule for run in counted for rule in run["suspect"]}):
+        lines = [run["suspect"][rule] for run in counted if rule in run["suspect"]]
         yield f"{len(lines)} of {len(counted)} runs are suspect ({rule}): {lines[0]}"
     for failed in record.of("failed"):
         yield f"pair {failed['pair']} was made again: {failed['reason']}"
-    for lost in record.of("given up"):
-        yield f"pair {lost['pair']} was given up"
     if any(ready["owned"] is None for ready in record.of("ready")):
-        yield "nobody can tell whether the server that answered was the one that was launched (a container's)"
+        yield "it cannot be told whether the server that answered is the one that was launched"
     if len({(ready["arm"], ready["version"]) for ready in record.of("ready")}) > len(plan.arms):
         yield "the engine's version changed between launches of one arm"
     if len({begun["boot"] for begun in record.of("begun")}) > 1:
         yield "the machine was started anew between pairs"
-
-
-def _suspect(runs: list[Any]) -> dict[str, list[str]]:
-    by_rule: dict[str, list[str]] = {}
-    for run in runs:
-        for rule, message in run["suspect"].items():
-            by_rule.setdefault(rule, []).append(message)
-    return by_rule
-
-
-def _finite(values: JsonObject) -> JsonObject:
-    """JSON has no infinity: an end of an interval that is none is left open."""
-    return {k: None if isinstance(v, float) and abs(v) == float("inf") else v for k, v in values.items()}

@@ -1,23 +1,29 @@
-"""Server of one launch: started on a port of its own, waited for, known to be ours, ended."""
+"""Server of one launch: a process under a guard (guard.py), on its own port, waited for, known to be ours."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import select
+import signal
 import socket
+import subprocess
+import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
 from harness.machine.provenance import steers
-from harness.serving.ab.plan import CONTAINERS, Command
-from harness.serving.ab.process import Guarded
+from harness.serving.ab.plan import FOREIGN, Command
 
+GUARD = Path(__file__).with_name("guard.py")
+ENDED_S = 100.0  # most that a guard needs beyond the time that it gives its command
+LAST_WORDS = 200  # characters of the log in a message
 # Straight to loopback: a proxy of the environment has no part in this.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # A parent that hangs after one of these never serves: vLLM v1/engine and executor, SGLang engine.py:1978 and
@@ -30,11 +36,123 @@ FATAL = re.compile(
 IN_USE = re.compile("address already in use", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
-# Keys of /server_info that differ between any two launches.
+# Keys of /server_info that any two launches may differ in.
 OF_ONE_LAUNCH = re.compile(
-    r"(^|\.)(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|internal_states|"
-    r"pid|api_key|served_model_name|max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)($|\.)"
+    r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|internal_states|pid|api_key|"
+    r"max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)\b"
 )
+
+
+class Guarded:
+    """A command whose whole tree of processes ends with this object, or with this process.
+
+    log:   takes its stdout and stderr; what the command says there before it dies goes into the error
+    keep:  a descriptor that stays open as long as anything of the command may be left
+    grace: seconds between SIGTERM and SIGKILL; stop: a command that ends it, run before SIGTERM
+    """
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, keep: int,
+                 grace: float = 5.0, stop: Sequence[str] = ()) -> None:  # fmt: skip
+        self.log, self.most_s = log, grace * (2 if stop else 1) + ENDED_S
+        self.pid = 0
+        self.code: int | None = None
+        self._text, self._read, self._failed = b"", 0, ""
+        orders, self._orders = os.pipe()
+        self._words, words = os.pipe()
+        fixed = [str(orders), str(words), str(keep), f"{grace:g}", json.dumps(list(stop))]
+        try:
+            with log.open("ab") as sink:
+                self.guard = subprocess.Popen(
+                    [sys.executable, "-I", "-S", str(GUARD), *fixed, *command],
+                    pass_fds=(orders, words, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                    env=dict(environment), cwd=log.parent, start_new_session=True,
+                )  # fmt: skip
+        finally:
+            os.close(orders)
+            os.close(words)
+        try:
+            while not self.pid and self.code is None:
+                self._hear(60.0)
+            if self._failed:
+                raise HarnessError(f"cannot start {self._failed}")
+        except BaseException:
+            self.end()
+            raise
+
+    def wait(self, seconds: float = 0.0) -> int | None:
+        """Its exit code (negative: the signal), or None where it still runs after so long."""
+        until = time.monotonic() + seconds
+        while self.code is None and self._hear(max(0.0, until - time.monotonic())):
+            pass
+        return self.code
+
+    def end(self) -> None:
+        """Comes back when nothing of it is left."""
+        if self._orders >= 0:
+            os.close(self._orders)
+            self._orders = -1
+            self.wait(self.most_s)
+            os.close(self._words)
+            self.guard.wait(timeout=ENDED_S)
+
+    def pids(self) -> list[int]:
+        """Of all that stands under the guard."""
+        pids, queue = [], [self.guard.pid]
+        while queue:
+            pids.append(pid := queue.pop())
+            for children in Path(f"/proc/{pid}/task").glob("*/children"):
+                with contextlib.suppress(OSError):
+                    queue += map(int, children.read_text().split())
+        return pids[1:]
+
+    def said(self, pattern: re.Pattern[str]) -> str:
+        """The first line of its log that matches, among those that no call has looked at; empty: none."""
+        with self.log.open("rb") as file:
+            file.seek(self._read)
+            data = file.read()
+        end = data.rfind(b"\n") + 1
+        self._read += end
+        lines = data[:end].decode(errors="replace").splitlines()
+        return next((line.strip()[:LAST_WORDS] for line in lines if pattern.search(line)), "")
+
+    def last_words(self) -> str:
+        """The last lines of the log that say what went wrong, on one line, and where the log is."""
+        text = self.log.read_bytes()[-65536:].decode(errors="replace")
+        lines = [line for line in map(str.strip, text.splitlines()) if line]
+        errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
+        # The line after an error's name often says more than it.
+        telling = " ".join(lines[errors[-1] :][:3] if errors else lines[-1:])
+        said = f"it said: {telling[:LAST_WORDS]!r}" if telling else "it said nothing"
+        return f"{said} (log: {self.log})"
+
+    def how_it_ended(self) -> str:
+        code = self.code or 0
+        return f"ended with exit code {code}" if code >= 0 else f"died of {signal.strsignal(-code)} ({-code})"
+
+    def _hear(self, seconds: float) -> bool:
+        """Whether the guard said something in that time."""
+        if not select.select([self._words], [], [], seconds)[0]:
+            return False
+        data = os.read(self._words, 4096)
+        if not data:  # the guard was killed, and what it guarded with it
+            self.code = self.guard.wait() if self.code is None else self.code
+            return False
+        *lines, self._text = (self._text + data).split(b"\n")
+        for line in lines:
+            word, _, rest = line.decode(errors="replace").partition(" ")
+            if word == "started":
+                self.pid = int(rest)
+            elif word == "failed":
+                self._failed, self.code = rest, 127
+            else:
+                self.code = int(rest)
+        return True
+
+    def __enter__(self) -> Guarded:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
 
 
 class RunFailed(HarnessError):
@@ -51,25 +169,25 @@ class Server:
     log: in the launch's folder, in which the command runs
     """
 
-    def __init__(self, command: Command, port: int, log: Path, keep: int, grace: float, stop: Command | None):
-        self.command, self.port, self.grace = command, port, grace
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(
+        self, command: Command, port: int, log: Path, keep: int, grace: float, stop: Command | None
+    ) -> None:
+        self.command, self.port = command, port
         words = stop.words if stop else ()
         self.process = Guarded(
             command.words, command.environment(), log, keep=keep, grace=grace, stop=words
         )  # fmt: skip
 
-    def wait_ready(self, path: str, timeout_s: float, tick: Callable[[float], None]) -> float:
+    def wait_ready(self, path: str, timeout_s: float) -> float:
         """Seconds until it answered. Raises RunFailed when it dies, is not there in time, or when another
         process listens on its port."""
         started, pause = time.monotonic(), 0.05
-        while (passed := time.monotonic() - started) < timeout_s:
+        while time.monotonic() - started < timeout_s:
             self.check("before it served")
             if self.get(path, 30.0) is not None:
                 if self.owned() is False:
                     raise PortTaken(f"another process, not this server, answers on port {self.port}")
                 return time.monotonic() - started
-            tick(passed)
             self.process.wait(pause)
             pause = min(1.0, pause * 1.3)
         raise RunFailed(
@@ -87,55 +205,53 @@ class Server:
 
     def get(self, path: str, timeout_s: float = 10.0, post: bool = False) -> str | None:
         """What it answers with 200; None for anything else."""
-        request = urllib.request.Request(f"{self.url}{path}", data=b"" if post else None)
-        try:
+        url = f"http://127.0.0.1:{self.port}{path}"
+        with contextlib.suppress(OSError, ValueError):
+            request = urllib.request.Request(url, data=b"" if post else None)
             with _OPENER.open(request, timeout=timeout_s) as answer:
                 return answer.read().decode(errors="replace") if answer.status == 200 else None
-        except (OSError, urllib.error.URLError, ValueError):
-            return None
+        return None
 
     def owned(self) -> bool | None:
         """Whether a process of this launch listens on the port; None: it cannot be told (a container's
         sockets are not those of the command that started it)."""
-        if Path(self.command.words[0]).name in (*CONTAINERS, "srun", "enroot", "sudo"):
-            return None
         sockets = listening(self.port)
-        if not sockets:
+        if Path(self.command.words[0]).name in FOREIGN or not sockets:
             return None
-        mine = {inode for pid in self.process.pids() for inode in _sockets_of(pid)}
-        return bool(sockets & mine)
+        return any(sockets & _sockets_of(pid) for pid in self.process.pids())
 
     def identity(self) -> dict[str, Any]:
         """What it says of itself, and the variables that it was started with."""
-        info = _json(self.get("/server_info"))
-        models = _json(self.get("/v1/models")).get("data")
+        info, models = self._json("/server_info"), self._json("/v1/models").get("data")
         model = models[0] if isinstance(models, list) and models and isinstance(models[0], dict) else {}
-        engine = str(model.get("owned_by") or "")
-        version = info.get("version") or _json(self.get("/version")).get("version") or ""
         return {
-            "engine": "sglang" if "internal_states" in info else engine,
-            "version": str(version),
+            "engine": "sglang" if "internal_states" in info else str(model.get("owned_by") or ""),
+            "version": str(info.get("version") or self._json("/version").get("version") or ""),
             "model": str(model.get("id", "")),
             "owned": self.owned(),
             "server_info": {k: v for k, v in flat(info).items() if not OF_ONE_LAUNCH.search(k)},
-            "environment": self.environment(),
+            "environment": self._environment(),
         }
 
-    def environment(self) -> dict[str, str]:
-        """Variables of the process that listens, or of the command: those that steer kernels and those that
-        the plan sets, without secrets."""
-        sockets = listening(self.port)
-        pids = [pid for pid in self.process.pids() if sockets & set(_sockets_of(pid))]
-        for pid in (*pids, self.process.pid):
-            with contextlib.suppress(OSError):
-                lines = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")
-                found = dict(line.split("=", 1) for line in lines if "=" in line)
-                return {
-                    name: value
-                    for name, value in sorted(found.items())
-                    if (steers(name) or name in self.command.variables) and not SECRET.search(name)
-                }
+    def _json(self, path: str) -> dict[str, Any]:
+        with contextlib.suppress(ValueError):
+            value = json.loads(self.get(path) or "")
+            return value if isinstance(value, dict) else {}
         return {}
+
+    def _environment(self) -> dict[str, str]:
+        """Of the process that listens, or of the command: the variables that steer kernels and those that the
+        plan sets, without secrets."""
+        sockets = listening(self.port)
+        pids = [pid for pid in self.process.pids() if sockets & _sockets_of(pid)]
+        found: dict[str, str] = {}
+        with contextlib.suppress(OSError):
+            lines = (
+                Path(f"/proc/{[*pids, self.process.pid][0]}/environ").read_text(errors="replace").split("\0")
+            )
+            found = dict(line.split("=", 1) for line in lines if "=" in line)
+        wanted = (name for name in sorted(found) if steers(name) or name in self.command.variables)
+        return {name: found[name] for name in wanted if not SECRET.search(name)}
 
     def __enter__(self) -> Server:
         return self
@@ -160,8 +276,7 @@ def listening(port: int) -> set[str]:
     found = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError):
-            for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
-                fields = line.split()
+            for fields in map(str.split, Path(f"/proc/net/{table}").read_text().splitlines()[1:]):
                 if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
                     found.add(fields[9])
     return found
@@ -171,24 +286,14 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
     """`a.b` -> each value of nested objects that is no object."""
     if not isinstance(value, Mapping):
         return {name: value}
-    return {
-        k: v for key, each in value.items() for k, v in flat(each, f"{name}.{key}" if name else key).items()
-    }
+    prefix = f"{name}." if name else ""
+    return {k: v for key, each in value.items() for k, v in flat(each, f"{prefix}{key}").items()}
 
 
-def _sockets_of(pid: int) -> list[str]:
-    found = []
+def _sockets_of(pid: int) -> set[str]:
+    found = set()
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                target = str(descriptor.readlink())
-                if target.startswith("socket:["):
-                    found.append(target[8:-1])
+                found.add(str(descriptor.readlink()).removeprefix("socket:[").removesuffix("]"))
     return found
-
-
-def _json(text: str | None) -> dict[str, Any]:
-    with contextlib.suppress(ValueError):
-        value = json.loads(text or "")
-        return value if isinstance(value, dict) else {}
-    return {}

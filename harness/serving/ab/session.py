@@ -1,4 +1,4 @@
-"""Launches of an A/B, in mirrored pairs, until there is a verdict, the pairs are made or the time is spent."""
+"""Launches of an A/B, in mirrored pairs, until there is a verdict, or all pairs, or no time left."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, NothingRan, UsageError
-from harness.serving.ab.effect import looks
 from harness.serving.ab.plan import METRICS, Command, Plan, client, launch, stop
-from harness.serving.ab.process import Guarded
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import effects
-from harness.serving.ab.server import PortTaken, RunFailed, Server, free_port
+from harness.serving.ab.result import effects, looks
+from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, free_port
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
 
@@ -33,11 +31,9 @@ def order(arms: list[str], pair: int) -> list[str]:
 
 def pair_seconds(plan: Plan, record: Record | None) -> float:
     """Of one launch of each arm: as the launches so far took, or as the plan expects."""
-    took = [e["seconds"] for e in record.of("stopped") if e["ok"]] if record else []
-    # The first of each arm filled caches.
-    later = took[len(plan.arms) :] or took
-    if later:
-        return len(plan.arms) * sum(later) / len(later)
+    took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
+    if took := took[len(plan.arms) :] or took:  # the first of each arm filled caches
+        return len(plan.arms) * sum(took) / len(took)
     warm = plan.warm_up_prompts / plan.prompts if plan.warm_up_prompts and plan.prompts else 1.0
     return 60 * len(plan.arms) * (plan.launch_minutes + plan.run_minutes * (1 + warm))
 
@@ -51,26 +47,23 @@ class Session:
 
     def run(self) -> None:
         """Raises NothingRan where an arm does not come up in the launch that is thrown away."""
-        boot = BOOT.read_text().strip() if BOOT.exists() else ""
-        self.record.append("begun", boot=boot)
-        arms = list(self.plan.arms)
+        self.record.append("begun", boot=BOOT.read_text().strip() if BOOT.exists() else "")
         if 0 not in self.record.pairs():
             try:
-                self._pair(0, 0)
+                self._pair(0, self._attempts(0))
             except RunFailed as error:
                 raise NothingRan(f"{error}; nothing was measured") from None
         most = looks(self.plan.pairs)[-1]
         for pair in range(1, most + 1):
-            done = self.record.pairs()
-            if pair in done:
+            if pair in self.record.pairs():
                 continue
-            if self._decided(len(done) - 1):
+            if self._decided(len(self.record.pairs()) - 1):
                 return
-            if not self._in_time():
-                self.record.append("out of time", pair=pair)
+            reach = time.monotonic() + pair_seconds(self.plan, self.record)
+            if self.until is not None and reach > self.until:
                 self.say("the budget does not reach for another pair")
                 return
-            self.say(f"pair {pair} of at most {most}: {', '.join(order(arms, pair))}")
+            self.say(f"pair {pair} of at most {most}: {', '.join(order(list(self.plan.arms), pair))}")
             if not self._made(pair):
                 return
 
@@ -78,116 +71,102 @@ class Session:
         """Whether no further pair is needed; asked only after the numbers of pairs that were fixed."""
         if pairs not in looks(self.plan.pairs)[:-1]:
             return False
-        found = [effects(self.record, arm)[self.plan.metric] for arm in self.plan.others]
-        words = [effect.verdict for effect in found]
-        self.record.append("look", pairs=pairs, verdicts=dict(zip(self.plan.others, words, strict=True)))
+        words = [effects(self.record, arm)[self.plan.metric].verdict for arm in self.plan.others]
+        self.record.append("look", pairs=pairs, verdicts=words)
         self.say(f"looked at {pairs} pairs: {', '.join(words)}")
         return "unclear" not in words
 
-    def _in_time(self) -> bool:
-        return self.until is None or time.monotonic() + pair_seconds(self.plan, self.record) <= self.until
+    def _attempts(self, pair: int) -> int:
+        return 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
 
     def _made(self, pair: int) -> bool:
         """The whole pair again where one of its runs does not count, for the same reasons in each arm."""
-        first = 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
+        first, why = self._attempts(pair), ""
         for attempt in range(first, first + REMAKES + 1):
+            if why:
+                self.say(f"pair {pair} is made again: {why}")
             try:
                 self._pair(pair, attempt)
                 return True
             except RunFailed as error:
                 why = str(error)
-                if attempt < first + REMAKES:
-                    self.say(f"pair {pair} is made again: {why}")
         self.record.append("given up", pair=pair, reason=why)
         self.say(f"pair {pair} is given up after {REMAKES + 1} attempts: {why}")
         return False
 
     def _pair(self, pair: int, attempt: int) -> None:
         for arm in order(list(self.plan.arms), pair):
-            for again in range(PORTS):
+            for left in reversed(range(PORTS)):
                 try:
-                    self._launch(arm, pair, attempt)
+                    self._launch({"pair": pair, "attempt": attempt, "arm": arm})
                     break
                 except PortTaken as error:
-                    if again == PORTS - 1:
+                    if not left:
                         raise
                     self.say(f"  {error}: another port")
         self.record.append("pair", pair=pair, attempt=attempt)
 
-    def _launch(self, arm: str, pair: int, attempt: int) -> None:
-        plan, record = self.plan, self.record
+    def _launch(self, about: dict[str, Any]) -> None:
+        plan, record, arm = self.plan, self.record, about["arm"]
         number = len(record.of("launch"))
         # Another port each time: a server started anew on the port of one that was killed answered and hung
         # (sglang issue 22779).
         port = free_port(plan.port + 10 * (number % 200))
         name = re.sub(r"[^\w.-]", "-", f"ab-{record.folder.name}-{number}-{arm}")
-        folder, cache = (
-            record.folder / "launches" / f"{pair:03d}-{attempt}-{arm}",
-            record.folder / "cache" / arm,
-        )
+        folder, cache = record.launch_folder(about), record.folder.absolute() / "cache" / arm
         for each in (folder, cache):
             each.mkdir(parents=True, exist_ok=True)
-        about = {"pair": pair, "attempt": attempt, "arm": arm}
         record.append("launch", **about, number=number, port=port, name=name)
-        started, ok = time.monotonic(), False
-        command = launch(plan, arm, name, port, cache.absolute())
+        started, ok, first = time.monotonic(), False, "" if about["pair"] else "first_"
+        command = launch(plan, arm, name, port, cache)
         ends = stop(plan, arm, name, port) if plan.stop else None
         try:
-            log = (folder / "server.log").absolute()
-            with Server(command, port, log, record.lock, plan.seconds("stop_timeout"), ends) as server:
-                limit = plan.seconds("ready_timeout" if pair else "first_ready_timeout")
-                ready = server.wait_ready(plan.ready, limit, lambda passed: None)
-                identity = server.identity()
-                (folder / "server.json").write_text(
-                    json.dumps({"command": str(command), **identity}, indent=1)
-                )
-                known = {key: identity[key] for key in ("engine", "version", "owned")}
+            grace = plan.seconds("stop_timeout")
+            with Server(command, port, folder / "server.log", record.lock, grace, ends) as server:
+                ready = server.wait_ready(plan.ready, plan.seconds(f"{first}ready_timeout"))
+                said = server.identity()
+                (folder / "server.json").write_text(json.dumps({"command": str(command), **said}, indent=1))
+                known = {key: said[key] for key in ("engine", "version", "owned")}
                 record.append("ready", **about, seconds=round(ready, 1), **known)
-                self._serve(server, folder.absolute(), about, cache.absolute())
+                self._serve(server, folder, cache, about)
             ok = True
-        except (RunFailed, OSError) as error:
-            record.append("failed", **about, reason=f"{arm}: {error}")
-            kind = PortTaken if isinstance(error, PortTaken) else RunFailed
+        except HarnessError as error:
+            record.append(
+                "port taken" if isinstance(error, PortTaken) else "failed", **about, reason=f"{arm}: {error}"
+            )
+            kind = type(error) if isinstance(error, RunFailed) else NothingRan
             raise kind(f"{arm}: {error}") from None
-        except HarnessError as error:  # of the guard: the command cannot be started
-            record.append("failed", **about, reason=f"{arm}: {error}")
-            raise NothingRan(f"{arm}: {error}") from None
         finally:
             record.append("stopped", **about, seconds=round(time.monotonic() - started, 1), ok=ok)
 
-    def _serve(self, server: Server, folder: Path, about: dict[str, Any], cache: Path) -> None:
+    def _serve(self, server: Server, folder: Path, cache: Path, about: dict[str, Any]) -> None:
         """Warmed up with other prompts at full concurrency, its prefix cache emptied, then measured."""
-        plan, seed = self.plan, self.plan.seed + about["pair"]
+        plan, arm, seed = self.plan, about["arm"], self.plan.seed + about["pair"]
         warm, result = folder / "warm-up.json", folder / "result.json"
-        arm, port = about["arm"], server.port
-        warming = client(plan, arm, port, seed + WARM_UP_SEEDS, warm, cache, warm_up=True)
+        warming = client(plan, arm, server.port, seed + WARM_UP_SEEDS, warm, cache, warm_up=True)
         self._call(server, warming, folder / "warm-up.log")
-        if plan.flush:
-            for _ in range(60):
-                if server.get(plan.flush, post=True) is not None:
-                    break
-                server.process.wait(0.5)  # requests that the client gave up may still be running
-            else:
+        tries = 60 if plan.flush else 0
+        while tries and server.get(plan.flush, post=True) is None:
+            server.process.wait(0.5)  # requests that the client gave up may still be running
+            if not (tries := tries - 1):
                 raise RunFailed(f"POST {plan.flush} was not answered with 200 (flush)")
         began = time.monotonic()
-        self._call(server, client(plan, arm, port, seed, result, cache), folder / "client.log")
+        self._call(server, client(plan, arm, server.port, seed, result, cache), folder / "client.log")
+        took = round(time.monotonic() - began, 1)
         if not result.is_file():
             raise RunFailed(f"the client wrote no {result}: put {{result}} where it takes its output file")
-        run = counted(result, plan.prompts)
-        metrics = metrics_of(run)
+        run = counted(result, plan.asked)
+        metrics = dict(zip(METRICS, (
+            run.value("tpot", "mean"), run.value("ttft", "mean"), run.value("ttft", "median"),
+            run.value("throughput", tokens="output"),
+        ), strict=True))  # fmt: skip
         if metrics[plan.metric] is None:
             raise RunFailed(f"{result} has no {plan.metric} (metric)")
-        suspect = {finding.rule: finding.message for finding in run.findings if finding.severity == "suspect"}
-        self.record.append(
-            "measured",
-            **about,
-            seed=seed,
-            seconds=round(time.monotonic() - began, 1),
-            result=str(result.relative_to(self.record.folder.absolute())),
-            metrics=metrics,
-            output_tokens=run.totals.output_tokens,
-            suspect={rule: message.replace(str(result), result.name) for rule, message in suspect.items()},
-        )
+        suspect = {
+            f.rule: f.message.replace(f"{folder}/", "") for f in run.findings if f.severity == "suspect"
+        }
+        self.record.append("measured", **about, seed=seed, seconds=took, metrics=metrics, suspect=suspect,
+                           output_tokens=run.totals.output_tokens)  # fmt: skip
         tpot, rate = metrics["tpot"], metrics["throughput"]
         shown = [f"TPOT {tpot:.2f} ms" if tpot else "", f"{rate:.0f} tok/s" if rate else ""]
         self.say(f"  {arm}: {', '.join(filter(None, shown)) or 'measured'}")
@@ -210,7 +189,7 @@ class Session:
                 raise RunFailed(f"the client {process.how_it_ended()}; {process.last_words()}")
 
 
-def counted(result: Path, prompts: int | None) -> ServingRun:
+def counted(result: Path, asked: int | None) -> ServingRun:
     """The run in a client's file. Raises RunFailed where the integrity rules call it wrong, or it is not one
     whole run."""
     try:
@@ -222,18 +201,8 @@ def counted(result: Path, prompts: int | None) -> ServingRun:
     (run,) = runs
     if wrong := next((finding.message for finding in run.findings if finding.severity == "wrong"), ""):
         raise RunFailed(f"its numbers are wrong: {wrong}")
-    asked, done = prompts or run.workload.num_prompts, run.totals.completed
+    asked, done = asked or run.workload.num_prompts, run.totals.completed
     lost = run.totals.failed or (asked - done if asked and done is not None else 0)
     if lost > 0:
         raise RunFailed(f"{lost} of {asked or lost + (done or 0)} requests failed ({result})")
     return run
-
-
-def metrics_of(run: ServingRun) -> dict[str, float | None]:
-    found = (
-        run.value("tpot", "mean"),
-        run.value("ttft", "mean"),
-        run.value("ttft", "median"),
-        run.value("throughput", tokens="output"),
-    )
-    return dict(zip(METRICS, found, strict=True))

@@ -1,8 +1,8 @@
-"""Command lines of serving clients, in a text or before a block of results: the load that they ask for.
+"""Command lines of serving clients before a block of results: the load that they ask for.
 
-Before a block, taken only where there is no doubt which block it is of: vLLM's and SGLang's clients print
-their arguments (`Namespace(...)`) in the same run; a command counts where it is the only one before its block
-and the next block has one of its own. What it says must not contradict the block.
+Taken only where there is no doubt which block a command is of: vLLM's and SGLang's clients print their
+arguments (`Namespace(...)`) in the same run; a command counts where it is the only one before its block and
+the next block has one of its own. What it says must not contradict the block.
 
 Lengths: vLLM's `bench serve` draws from [L (1 - r), L (1 + r)] with r below 1, so their mean is L; SGLang's
 from [L r, L]; both with r = 0 unless given. benchmark_serving.py had both meanings in its time, so but for
@@ -11,15 +11,13 @@ r = 1, which only the second has, its length is not told.
 
 from __future__ import annotations
 
-import ast
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.serving.clients.console_text import unprefixed
 from harness.serving.clients.fields import Fields
-from harness.serving.clients.format import mean_of_range, ramp_up
+from harness.serving.clients.format import mean_of_range, ramp_up, request_rate
 from harness.serving.schema import OfferedLoad
 
 PROGRAMS = {
@@ -28,75 +26,60 @@ PROGRAMS = {
     "script": re.compile(r"\bbenchmark_serving(?:\.py)?\b|\bbench_serving\.py\b"),
 }
 DATASETS = {"vllm": "random", "sglang": "sharegpt", "script": "sharegpt"}  # where none is given
-NAMESPACE = re.compile(r"\bNamespace\((.*)\)\s*$")
-SHELL_ENDS = {"|", "||", "&&", ";", "&", ">", ">>", "2>", "2>&1"}
+OPTION = re.compile(r"""--([\w-]+)(?:[= ]\s*(?!--)("[^"]*"|'[^']*'|[^\s`]+))?""")
+NAMESPACE = re.compile(r"\bNamespace\((\w+=.*)\)\s*$")
+ARGUMENT = re.compile(r"""(\w+)=('[^']*'|"[^"]*"|[\w.+-]+)(?=,|$)""")
+SHELL_END = re.compile(r"""\s(?:[|;&]|\d?>)(?=[^"']*(?:["'][^"']*["'][^"']*)*$).*|\s#.*""")
 TOLERANCE = 1e-2  # blocks print rates with two decimals
 
 
 @dataclass(frozen=True)
 class Command:
-    """program: a key of PROGRAMS; options: by name, as text, `_` between words."""
+    """program: a key of PROGRAMS; options: by name, as text, `_` between words; printed: by the client
+    itself."""
 
     program: str
     options: Mapping[str, str]
     printed: bool = False
 
-    @property
-    def model(self) -> str:
-        return _said(self.options.get("model", ""))
-
-    def workload(self) -> tuple[OfferedLoad, str]:
-        """What was asked for, and a note where its lengths are not told."""
-        row = Fields("command", {k: v for k, v in self.options.items() if _said(v)}, as_text=True)
+    def workload(self) -> tuple[OfferedLoad, str, str]:
+        """What was asked for, the model, and a note where its lengths are not told."""
+        said = {
+            key: text for key, text in self.options.items() if text not in ("None", "") and "$" not in text
+        }
+        row = Fields("command", said, as_text=True)
         dataset = row.text("dataset_name") or DATASETS[self.program]
         kind = "random" if dataset.startswith("random") else dataset
-        into, out = (self._length(row, kind, which) for which in ("input", "output"))
-        ratio = row.number(f"{kind}_range_ratio")
+        names = [(f"{kind}_{side}_len", f"{kind}_{side}", f"{side}_len") for side in ("input", "output")]
+        into, out = (row.number(next((key for key in keys if key in said), "")) for keys in names)
+        ratio, note, kept = row.number(f"{kind}_range_ratio"), "", None
         if ratio is None and kind == "random" and self.program != "script":
             ratio = 0.0
+        if self.program == "sglang" and "random_input_len" in said:
+            into, out = (mean_of_range(length, ratio or 0.0) for length in (into, out))
+            note = f"lengths: means of those drawn between {ratio or 0.0:g} of what was asked for and all"
+        elif self.program == "script" and ratio not in (None, 1.0) and into is not None:
+            note = (
+                f"lengths left out: what --random-range-ratio {ratio:g} means depends on the script's version"
+            )
+            into = out = None
+        if ratio is not None and 0 <= ratio <= 1 and (self.program != "script" or ratio == 1):
+            kept = (1 - ratio) / (1 + ratio) if self.program == "vllm" else ratio
         prefix = row.number(f"{kind}_prefix_len") or 0.0
-        into, out, note = self._means(into, out, ratio)
-        return OfferedLoad(
+        load = OfferedLoad(
             dataset=dataset,
             input_len=into + prefix if into is not None else None,
             output_len=out,
-            range_ratio=self._range(ratio),
+            range_ratio=kept,
             concurrency=row.number("max_concurrency"),
-            request_rate=row.number("request_rate", infinite=0.0),
+            request_rate=request_rate(row, "request_rate"),
             burstiness=row.number("burstiness"),
             ramp_up=ramp_up(row),
             num_prompts=row.count("num_prompts") or row.count("num_prompt"),
             warmup_s=row.number("warmup_time"),
             cooldown_s=row.number("cooldown_time"),
-        ), note
-
-    def _length(self, row: Fields, kind: str, which: str) -> float | None:
-        length = row.number(f"{kind}_{which}_len")
-        if length is None and kind == "random":
-            length = row.number(f"random_{which}")
-        return length if length is not None else row.number(f"{which}_len")
-
-    def _range(self, ratio: float | None) -> float | None:
-        """The shortest length over the longest; None where that is not told."""
-        if ratio is None or not 0 <= ratio <= 1:
-            return None
-        if self.program == "vllm":
-            return (1 - ratio) / (1 + ratio)
-        return ratio if self.program == "sglang" or ratio == 1 else None
-
-    def _means(
-        self, into: float | None, out: float | None, ratio: float | None
-    ) -> tuple[float | None, float | None, str]:
-        if self.program == "sglang" and "random_input_len" in self.options:
-            least = ratio or 0.0
-            into, out = (mean_of_range(length, least) for length in (into, out))
-            return into, out, f"lengths: means of those drawn between {least:g} of what was asked for and all"
-        if self.program == "script" and ratio not in (None, 1.0) and into is not None:
-            why = (
-                f"lengths left out: what --random-range-ratio {ratio:g} means depends on the script's version"
-            )
-            return None, None, why
-        return into, out, ""
+        )
+        return load, row.text("model"), note
 
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
@@ -104,8 +87,7 @@ def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Comm
     candidates = list(commands(before))
     printed = [command for command in candidates if command.printed]
     if printed:
-        last = printed[-1]
-        return last if all(command.workload() == last.workload() for command in printed) else None
+        return printed[-1] if all(one.workload() == printed[-1].workload() for one in printed) else None
     if len(candidates) != 1 or (next_before is not None and not any(commands(next_before))):
         return None
     return candidates[0]
@@ -122,77 +104,22 @@ def contradicts(requested: OfferedLoad, block: OfferedLoad, completed: int | Non
     return ""
 
 
-def _said(value: str) -> str:
-    """The value, or nothing where it is none, or a shell's variable."""
-    return "" if value in ("None", "") or "$" in value else value
-
-
 def commands(lines: Sequence[str]) -> Iterator[Command]:
-    """Those in some lines of a text, in their order."""
-    for text in _joined(lines):
+    """Those in some lines of a text, in their order; a backslash continues a line."""
+    whole = re.sub(r"\\\n", " ", "\n".join(map(unprefixed, lines)))
+    for text in whole.split("\n"):
         if match := NAMESPACE.search(text):
-            yield from _namespace(match[1])
+            options = {key: value.strip("'\"") for key, value in ARGUMENT.findall(match[1])}
+            # SGLang's client has `sharegpt_context_len`, which vLLM's has not.
+            marks = {"sglang": "sharegpt_context_len", "vllm": "random_prefix_len", "script": ""}
+            program = next(one for one, mark in marks.items() if not mark or mark in options)
+            if {"num_prompts", "request_rate"} <= options.keys() and "<" not in match[1]:
+                yield Command(program, options, printed=True)
             continue
         for program, pattern in PROGRAMS.items():
-            match = pattern.search(text)
-            if match and (options := _options(text[match.end() :])):
-                yield Command(program, options)
+            if match := pattern.search(text):
+                rest = SHELL_END.sub("", text[match.end() :])
+                found = {key.replace("-", "_"): value.strip("'\"") for key, value in OPTION.findall(rest)}
+                if found and rest.count("'") % 2 == rest.count('"') % 2 == 0:  # every quote is closed
+                    yield Command(program, found)
                 break
-
-
-def _joined(lines: Sequence[str]) -> Iterator[str]:
-    """Lines with those that continue them behind a backslash."""
-    whole = ""
-    for line in lines:
-        text = unprefixed(line)
-        if text.endswith("\\"):
-            whole += text[:-1] + " "
-            continue
-        yield whole + text
-        whole = ""
-    if whole:
-        yield whole
-
-
-def _options(text: str) -> dict[str, str]:
-    try:
-        words = shlex.split(text.rstrip("`"), comments=True)
-    except ValueError:
-        return {}  # a quote that nothing closes
-    end = next((i for i, word in enumerate(words) if word in SHELL_ENDS), len(words))
-    options, name = {}, ""
-    for word in words[:end]:
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            options[name] = value if equals else ""
-            name = "" if equals else name
-        elif name:
-            options[name] = word
-            name = ""
-    return options
-
-
-def _namespace(text: str) -> Iterator[Command]:
-    """argparse's own print. SGLang's client has `sharegpt_context_len`, which vLLM's has not."""
-    try:
-        call = ast.parse(f"f({text})", mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        call = None
-    if not isinstance(call, ast.Call):
-        return
-    options = {}
-    for keyword in call.keywords:
-        try:
-            value = ast.literal_eval(keyword.value)
-        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-            value = keyword.value.id if isinstance(keyword.value, ast.Name) else None
-        if keyword.arg and isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            options[keyword.arg] = str(value)
-    names = {keyword.arg for keyword in call.keywords}
-    if not {"num_prompts", "request_rate"} <= names:
-        return
-    program = (
-        "sglang" if "sharegpt_context_len" in names else "vllm" if "random_prefix_len" in names else "script"
-    )
-    yield Command(program, options, printed=True)

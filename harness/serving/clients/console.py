@@ -13,30 +13,18 @@ say which engine answered.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
-from harness.serving.clients import format, trtllm
+from harness.serving.clients import trtllm
 from harness.serving.clients.commands import Command, command_of, contradicts
 from harness.serving.clients.console_text import Block, blocks, has_blocks
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document
-from harness.serving.clients.format import UNITS
-from harness.serving.schema import Metric, OfferedLoad, Scope, ServingRun, Tokens, Totals
+from harness.serving.clients.format import UNITS, Format, Latencies, One, engine
+from harness.serving.schema import OfferedLoad, ServingRun, Totals
 
-RATES: dict[str, tuple[str, str, str, Scope, Tokens]] = {
-    "input token throughput": ("throughput", "tok/s", "total", "instance", "input"),
-    "output token throughput": ("throughput", "tok/s", "total", "instance", "output"),
-    "total token throughput": ("throughput", "tok/s", "total", "instance", "total"),
-    "peak output token throughput": ("peak_throughput", "tok/s", "max", "instance", "output"),
-    "user throughput": ("throughput_per_user", "tok/s", "mean", "request", "output"),
-    "request throughput": ("request_throughput", "req/s", "total", "instance", "none"),
-    "request goodput": ("goodput", "req/s", "total", "instance", "none"),
-}
-PLAIN = {
-    "concurrency": ("concurrency", "mean"), "peak concurrent requests": ("peak_concurrency", "max"),
-    "accept length": ("accept_length", "mean"), "acceptance length": ("accept_length", "mean"),
-}  # fmt: skip
-LATENCY = re.compile(r"(mean|median|std(?: dev)?|min|max|p\d+(?:\.\d+)?) (.+?) \(([^()]*)\)")
+LATENCY = re.compile(r"(mean|median|std|min|max|p\d+(?:\.\d+)?)(?: dev)? (.+?) \(([^()]*)\)")
 LATENCIES = {
     "ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "e2e latency": "e2e",
     "client queue time": "client_queue_time", "e2el incl. client queue": "e2e_with_client_queue",
@@ -49,13 +37,36 @@ WINDOW = (
     "requests wholly inside it, output tokens all that came in it; so tokens a request and the total "
     "throughput mix two counts"
 )
+BLOCK = Format(
+    name="console",
+    metrics=(
+        One("input token throughput", "throughput", "tok/s", "input"),
+        One("output token throughput", "throughput", "tok/s", "output"),
+        One("total token throughput", "throughput", "tok/s", "total"),
+        One("peak output token throughput", "peak_throughput", "tok/s", "output", "max"),
+        One("user throughput", "throughput_per_user", "tok/s", "output", "mean", "request"),
+        One("request throughput", "request_throughput", "req/s"),
+        One("request goodput", "goodput", "req/s"),
+        One("concurrency", "concurrency", "1", statistic="mean"),
+        One("peak concurrent requests", "peak_concurrency", "1", statistic="max"),
+        One("accept length", "accept_length", "1", statistic="mean"),
+        One("acceptance length", "accept_length", "1", statistic="mean"),
+        Latencies({name.replace(".", ""): ours for name, ours in LATENCIES.items()}),
+    ),
+    load={"concurrency": "limit", "request_rate": "sent", "num_prompts": "total requests",
+          "warmup_s": "warm-up time", "cooldown_s": "cool-down time"},
+    totals={"duration_s": "benchmark duration", "completed": "successful requests",
+            "failed": "failed requests", "input_tokens": "total input tokens",
+            "output_tokens": "total generated tokens"},
+)  # fmt: skip
+"""A block as `_values` gives it: by its labels without units, latencies by `mean_ttft_ms` and the like."""
+
+PLAIN = {*BLOCK.load.values(), *BLOCK.totals.values()} - {"limit", "sent", "benchmark duration"}
+UNIT = {rule.path: rule.unit for rule in BLOCK.metrics if isinstance(rule, One)} | {"benchmark duration": "s"}
 
 
-class Console:
+class Console(Format):
     """The format of a text with blocks of results, reports of trtllm-bench, or both."""
-
-    name = "console"
-    own = frozenset[str]()
 
     def recognises(self, document: Document) -> bool:
         is_text = document.kind == "text"
@@ -67,12 +78,14 @@ class Console:
         after = [*(block.before for block in printed[1:]), None]
         commands = map(command_of, (block.before for block in printed), after)
         made = [_run(document, block, command) for block, command in zip(printed, commands, strict=True)]
-        made = [run for run in made if run.metrics or run.totals != Totals()]
-        return sorted([*made, *trtllm.reports(document)], key=lambda run: int(run.id.rpartition(":")[2]))
+        runs = [run for run in made if run is not None] + trtllm.reports(document)
+        return sorted(runs, key=lambda run: int(run.id.rpartition(":")[2]))
 
 
-def _client(row: Fields, offline: bool) -> str:
-    labels = set(row.values)
+CONSOLE = Console(name="console")
+
+
+def _client(labels: set[str], offline: bool) -> str:
     if offline:
         return "sglang.bench_offline_throughput"
     if labels & {"warm-up time", "cool-down time", "number of worker processes"}:
@@ -84,7 +97,8 @@ def _client(row: Fields, offline: bool) -> str:
     return "vllm.serve"
 
 
-def _run(document: Document, block: Block, command: Command | None) -> ServingRun:
+def _run(document: Document, block: Block, command: Command | None) -> ServingRun | None:
+    """None where the block says nothing."""
     where = f"{document.path}:{block.line}"
     unsure = {*block.conflicts, block.cut}
     row = Fields(where, {k: v for k, v in block.values.items() if k not in unsure}, as_text=True)
@@ -95,97 +109,63 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     if not block.closed:
         message = "the block is broken off: its last line is missing, and what came before it may be"
         row.find("truncated", "suspect", f"{where}: {message}")
-    client = _client(row, block.offline)
-    totals = Totals(
-        duration_s=_with_unit(row, "benchmark duration", "s"),
-        completed=row.count("successful requests"),
-        failed=row.count("failed requests"),
-        input_tokens=row.count("total input tokens"),
-        output_tokens=row.count("total generated tokens"),
-    )
-    workload, metrics, about = _workload(row), _metrics(row), dict[str, Any]()
+    values = _values(row)
+    if not any(values[label] is not None for label in values if label not in ("limit", "sent")):
+        return None
+    run = BLOCK.run(Fields(where, {"benchmark duration": None} | values, findings=row.findings))
+    client, spoken = _client(set(row.values), block.offline), row.text("backend")
     notes = [WINDOW] if client == "moai.serve" else []
+    about: dict[str, Any] = {
+        "client": f"{client}.console", "engine": OWN_ENGINE.get(client) or engine(spoken),
+        "protocol": "" if block.offline else spoken, "mode": "offline" if block.offline else "online",
+    }  # fmt: skip
     if command:
-        workload, about["model"], more = _with_command(row, workload, command, totals)
+        about["workload"], about["model"], more = _with_command(row, run.workload, command, run.totals)
         notes += more
-    spoken = row.text("backend")
-    return ServingRun(
-        **about,
-        id=where,
-        client=f"{client}.console",
-        source=where,
-        engine=OWN_ENGINE.get(client) or format.engine(spoken),
-        protocol="" if block.offline else spoken,
-        mode="offline" if block.offline else "online",
-        workload=workload,
-        totals=totals,
-        metrics=tuple(metrics),
-        extra=row.rest(),
-        notes=tuple(notes),
-        findings=tuple(row.findings),
-    )
+    more_of_it = {"notes": (*notes, *run.notes), "findings": tuple(row.findings), "extra": row.rest()}
+    return run.model_copy(update=about | more_of_it)
 
 
-def _metrics(row: Fields) -> list[Metric]:
-    metrics = []
-    for label, (name, unit, statistic, scope, tokens) in RATES.items():
-        if (value := _with_unit(row, label, unit)) is not None:
-            metric = Metric(
-                name=name, value=value, unit=unit, scope=scope, tokens=tokens, statistic=statistic
-            )
-            metrics.append(metric)
-    for label, (name, statistic) in PLAIN.items():
-        if (value := row.number(label)) is not None:
-            metrics.append(Metric(name=name, value=value, unit="1", scope="instance", statistic=statistic))
+def _values(row: Fields) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     for key in row.values:
-        match = LATENCY.fullmatch(key)
-        if match and match[2] in LATENCIES and (value := _scaled(row, key, match[3], "ms")) is not None:
-            name, statistic = LATENCIES[match[2]], match[1].removesuffix(" dev")
-            metrics.append(Metric(name=name, value=value, unit="ms", scope="request", statistic=statistic))
-    return metrics
+        label, _, unit = key.partition(" (")
+        if match := LATENCY.fullmatch(key):
+            if match[2] in LATENCIES:
+                name = match[2].replace(".", "")
+                values[f"{match[1]}_{name}_ms"] = _scaled(row, key, match[3], UNITS["ms"])
+        elif label in UNIT:
+            known: Mapping[str, float] = {"": 1.0} if UNIT[label] == "1" else UNITS[UNIT[label]]
+            values[label] = _scaled(row, key, unit.rstrip(")"), known)
+        elif key in PLAIN:
+            values[key] = row.number(key)
+        elif key in SENT:
+            values["sent"] = row.number(key, infinite=0.0)
+        elif key in LIMITS:
+            unlimited = str(row.take(key)).lower() in ("not set", "none")
+            values["limit"] = None if unlimited else row.number(key)
+    return values
 
 
-def _with_unit(row: Fields, label: str, wanted: str) -> float | None:
-    """The number of a label, whatever known unit stands behind it."""
-    for key in row.values:
-        name, _, unit = key.partition(" (")
-        if name == label:
-            return _scaled(row, key, unit.rstrip(")"), wanted)
-    return None
-
-
-def _scaled(row: Fields, key: str, unit: str, wanted: str) -> float | None:
-    if unit in UNITS[wanted]:
-        return row.number(key, scale=UNITS[wanted][unit])
+def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> float | None:
+    if unit in known:
+        return row.number(key, scale=known[unit])
     row.take(key)
-    row.leave_out(key, f"is in {unit or 'no unit'}, not in one of {', '.join(UNITS[wanted])}")
+    row.leave_out(key, f"is in {unit or 'no unit'}, not in one of {', '.join(known)}")
     return None
-
-
-def _workload(row: Fields) -> OfferedLoad:
-    limit, rate = (next((label for label in labels if label in row.values), "") for labels in (LIMITS, SENT))
-    unlimited = str(row.values.get(limit, "")).lower() in ("not set", "none")
-    if unlimited:
-        row.take(limit)
-    return OfferedLoad(
-        concurrency=None if unlimited or not limit else row.number(limit),
-        request_rate=row.number(rate, infinite=0.0) if rate else None,
-        num_prompts=row.count("total requests"),
-        warmup_s=row.number("warm-up time"),
-        cooldown_s=row.number("cool-down time"),
-    )
 
 
 def _with_command(
     row: Fields, workload: OfferedLoad, command: Command, totals: Totals
 ) -> tuple[OfferedLoad, str, list[str]]:
-    """The workload with what the command before the block asked for, unless the two disagree."""
-    requested, note = command.workload()
+    """The workload with what the command before the block asked for, unless the two disagree; the model;
+    notes."""
+    requested, model, note = command.workload()
     if contradiction := contradicts(requested, workload, totals.completed):
         message = f"{row.where}: the command before the block is not of it: {contradiction}"
         row.find("command", "suspect", message)
         return workload, "", []
     printed = {name: value for name, value in workload.model_dump().items() if value not in (None, "")}
     how = "the arguments printed" if command.printed else "the command"
-    notes = [f"model and workload from {how} before the block", *([note] if note else [])]
-    return requested.model_copy(update=printed), command.model, notes
+    notes = [f"model and workload from {how} before the block", *filter(None, [note])]
+    return requested.model_copy(update=printed), model, notes

@@ -1,14 +1,15 @@
 """The fields of one row of a file that comes from outside, one by one.
 
 A number that cannot be read (text, NaN, beyond all sense) does not stop its row and is never guessed: it is
-left out, and a finding says so."""
+left out, and a finding says so.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,66 +44,57 @@ class Fields:
         if key not in self.within:
             raw = self.take(key)
             if raw is not None and not isinstance(raw, Mapping):
-                self.leave_out(key, f"is {_shown(raw)}, not an object")
+                self._unreadable(key, "an object")
             values = raw if isinstance(raw, Mapping) else {}
             self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
         return self.within[key]
 
     def at(self, path: str) -> tuple[Fields, str]:
         """The object that holds `a.b.key`, and the key."""
-        *outer, key = path.split(".")
+        *outer, key = [path] if path in self.values else path.split(".")  # `p99.9_ttft_ms` is one key
         fields = self
         for name in outer:
             fields = fields.inside(name)
         return fields, key
 
     def number(
-        self, key: str, *, scale: float = 1.0, least: float | None = 0.0, infinite: float | None = None
+        self, key: str, *, scale: float = 1.0, least: float = 0.0, infinite: float | None = None
     ) -> float | None:
         """The number under `key`, times scale; None where it is absent, null, empty, or no such number
         (then with a finding). least: below it is none; infinite: what an infinite one stands for."""
         raw = self.take(key)
         if raw is None or raw == "":
             return None
-        if infinite is not None and isinstance(raw, str) and raw.strip().lower() == "inf":
-            return infinite  # JSON has no infinity: the clients write it as text
+        if infinite is not None and str(raw).strip().lower() in ("inf", "infinity"):
+            return infinite  # JSON has no infinity: some clients write it as text
         value = self._number(raw)
-        if value is not None and math.isinf(value) and value > 0 and infinite is not None:
-            return infinite
         if value is None or not abs(value) <= LARGEST:
-            self._unreadable(key, raw, "a number")
-            return None
-        if least is not None and value < least:
-            self._unreadable(key, raw, f"a number of at least {least:g}")
-            return None
-        return value * scale
+            self._unreadable(key, "a number")
+        elif value < least:
+            self._unreadable(key, f"a number of at least {least:g}")
+        else:
+            return value * scale
+        return None
 
     def count(self, key: str) -> int | None:
         """A whole number of at least 0, as `number` gives it."""
         value = self.number(key)
-        if value is None:
+        if value is not None and value != int(value):
+            self._unreadable(key, "a whole number")
             return None
-        if value != int(value):
-            self._unreadable(key, self.values[key], "a whole number")
-            return None
-        return int(value)
-
-    def counts(self, key: str) -> tuple[int, ...]:
-        """A list of whole numbers of at least 0, as `numbers` gives it."""
-        return tuple(int(number) for number in self.numbers(key, least=0, whole=True))
+        return None if value is None else int(value)
 
     def text(self, key: str) -> str:
         """The text under `key`; empty where it is absent or null."""
         raw = self.take(key)
-        if raw is None:
-            return ""
         if isinstance(raw, (dict, list)):
-            self._unreadable(key, raw, "a text")
+            self._unreadable(key, "a text")
             return ""
-        if not isinstance(raw, str):
-            message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
-            self.find("unreadable", "suspect", message)
-        return str(raw)
+        if raw is not None and not isinstance(raw, str):
+            self.find(
+                "unreadable", "suspect", f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
+            )
+        return "" if raw is None else str(raw)
 
     def flag(self, key: str) -> bool | None:
         """True or false, which some files have as text; None where it is absent or null."""
@@ -111,35 +103,30 @@ class Fields:
             return None
         if str(raw).lower() in ("true", "false"):
             return str(raw).lower() == "true"
-        self.leave_out(key, f"is {str(raw)[:40]!r}, not true or false")
+        self._unreadable(key, "true or false")
         return None
 
-    def numbers(
-        self, key: str, *, scale: float = 1.0, least: float | None = None, whole: bool = False
-    ) -> tuple[float, ...]:
+    def numbers(self, key: str, *, scale: float = 1.0, least: float = -LARGEST) -> tuple[float, ...]:
         """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
-        raw = self._parsed(key)
-        if raw is None:
-            return ()
-        numbers = self._several(raw, scale, least, whole)
-        if numbers is None:
-            self._unreadable(key, raw, "a list of whole numbers" if whole else "a list of numbers")
-        return numbers or ()
+        return self._list(key, "a list of numbers", lambda raw: self._several(raw, scale, least))
+
+    def counts(self, key: str) -> tuple[int, ...]:
+        """A list of whole numbers of at least 0, as `numbers` gives it."""
+        return self._list(key, "a list of whole numbers", self._whole)
 
     def lists(
-        self, key: str, *, scale: float = 1.0, least: float | None = None
+        self, key: str, *, scale: float = 1.0, least: float = -LARGEST
     ) -> tuple[tuple[float, ...], ...]:
         """A list of lists of numbers, as `numbers` gives one."""
-        raw = self._parsed(key)
-        if raw is None:
-            return ()
-        inner = raw if isinstance(raw, list) else [None]
-        lists = [self._several(values, scale, least, False) for values in inner]
-        readable = tuple(values for values in lists if values is not None)
-        if len(readable) < len(lists):
-            self._unreadable(key, raw, "a list of lists of numbers")
-            return ()
-        return readable
+
+        def each(raw: Any) -> tuple[tuple[float, ...], ...] | None:
+            inner = (
+                [self._several(values, scale, least) for values in raw] if isinstance(raw, list) else [None]
+            )
+            whole = tuple(values for values in inner if values is not None)
+            return whole if len(whole) == len(inner) else None
+
+        return self._list(key, "a list of lists of numbers", each)
 
     def take(self, key: str) -> Any:
         self.taken.add(key)
@@ -157,34 +144,35 @@ class Fields:
         """A finding that the value of `key` is not used."""
         self.find("unreadable", "wrong", f"{self.where}: {key!r} {why}; left out")
 
-    def _parsed(self, key: str) -> Any:
-        """The value; of a CSV's cell the JSON in it."""
+    def _list(self, key: str, wanted: str, read: Callable[[Any], Any]) -> Any:
         raw = self.take(key)
-        if not self.as_text or not isinstance(raw, str):
-            return raw
-        try:
-            return json.loads(raw) if raw else None
-        except (ValueError, RecursionError):
-            return raw
+        if self.as_text and isinstance(raw, str):  # a CSV's cell has JSON in it
+            try:
+                raw = json.loads(raw) if raw else None
+            except (ValueError, RecursionError):
+                raw = {}
+        if raw is None:
+            return ()
+        values = read(raw)
+        if values is None:
+            self._unreadable(key, wanted)
+        return values or ()
 
-    def _several(self, raw: Any, scale: float, least: float | None, whole: bool) -> tuple[float, ...] | None:
-        if not isinstance(raw, list):
+    def _several(self, raw: Any, scale: float, least: float) -> tuple[float, ...] | None:
+        numbers = [self._number(entry) for entry in raw] if isinstance(raw, list) else [None]
+        sensible = tuple(n * scale for n in numbers if n is not None and least <= n <= LARGEST)
+        return sensible if len(sensible) == len(numbers) else None
+
+    def _whole(self, raw: Any) -> tuple[int, ...] | None:
+        numbers = self._several(raw, 1.0, 0.0)
+        if numbers is None or any(number != int(number) for number in numbers):
             return None
-        numbers = []
-        for entry in raw:
-            number = self._number(entry)
-            if number is None or not abs(number) <= LARGEST:
-                return None
-            if (least is not None and number < least) or (whole and number != int(number)):
-                return None
-            numbers.append(number * scale)
-        return tuple(numbers)
+        return tuple(map(int, numbers))
 
     def _number(self, raw: Any) -> float | None:
         if isinstance(raw, str) and self.as_text:
-            whole = raw.strip()
             try:
-                raw = float(whole.replace(",", "")) if NUMBER.fullmatch(whole) else None
+                raw = float(raw.strip().replace(",", "")) if NUMBER.fullmatch(raw.strip()) else None
             except ValueError:
                 return None
         if isinstance(raw, bool) or not isinstance(raw, (int, float)):
@@ -192,15 +180,14 @@ class Fields:
         value = float(raw) if isinstance(raw, float) or abs(raw) < LARGEST else math.nan
         return 0.0 if abs(value) < SMALLEST else value
 
-    def _unreadable(self, key: str, raw: Any, wanted: str) -> None:
-        self.leave_out(key, f"is {_shown(raw)}, not {wanted}")
+    def _unreadable(self, key: str, wanted: str) -> None:
+        self.leave_out(key, f"is {_shown(self.values[key])}, not {wanted}")
 
 
 def real(value: Any) -> float | None:
     """The value where it is a number that can be calculated with, whatever its key; None for all else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < LARGEST else None
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+    return float(value) if number else None
 
 
 def plain(value: Any) -> Any:
@@ -209,9 +196,7 @@ def plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, dict):
         return {str(k): plain(v) for k, v in value.items()}
-    if isinstance(value, list):
-        return [plain(v) for v in value]
-    return value
+    return [plain(v) for v in value] if isinstance(value, list) else value
 
 
 def _shown(raw: Any) -> str:

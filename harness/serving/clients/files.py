@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from harness import archive
 from harness.errors import UsageError
-from harness.serving.clients.fields import Fields
+from harness.serving.clients.fields import NUMBER, Fields
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 DEEPEST = 64  # levels of a JSON value; clients write three
@@ -90,24 +90,20 @@ def _first_line(text: str) -> tuple[str, ...]:
 def _text(path: Path) -> str:
     try:
         raw = _bytes(path)
-        encoding = "utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-        text = raw.decode(encoding)
+        if kind := next((what for magic, what in MAGIC.items() if raw.startswith(magic)), ""):
+            raise UnreadableError(f"cannot read {path}: it is {kind}: unpack or export it first")
+        text = raw.decode("utf-16" if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig")
+        if "\0" in text:
+            raise ValueError(f"character {text.index(chr(0))} is NUL: no text, or not saved as UTF-8")
     except archive.BrokenArchive as error:
         raise UnreadableError(str(error)) from None
     except IsADirectoryError:
         raise UnreadableError(f"cannot read {path}: it is a directory; name the files in it") from None
-    except (OSError, EOFError, ValueError, zlib.error) as error:
-        if isinstance(error, UnicodeDecodeError):
-            start = raw[: len(max(MAGIC, key=len))]
-            kind = next((what for magic, what in MAGIC.items() if start.startswith(magic)), "")
-            why = f"it is {kind}" if kind else f"byte {error.start} is no {error.encoding}: "
-            why += ": unpack or export it first" if kind else "no text, or not saved as UTF-8"
-        else:
-            why = getattr(error, "strerror", "") or str(error)
+    except UnicodeDecodeError as error:
+        why = f"byte {error.start} is no {error.encoding}: no text, or not saved as UTF-8"
         raise UnreadableError(f"cannot read {path}: {why}") from None
-    if "\0" in text:
-        at = text.index("\0")
-        raise UnreadableError(f"cannot read {path}: character {at} is NUL: no text, or not saved as UTF-8")
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        raise UnreadableError(f"cannot read {path}: {getattr(error, 'strerror', '') or error}") from None
     return text
 
 
@@ -119,10 +115,8 @@ def _bytes(path: Path) -> bytes:
         with gzip.open(io.BytesIO(raw)) as packed:
             raw = packed.read(LARGEST_FILE + 1)
     if len(raw) > LARGEST_FILE:
-        raise UnreadableError(
-            f"cannot read {path}: over {LARGEST_FILE >> 20} MiB is more than a client writes; "
-            "for a profiler's trace: serving trace FILE"
-        )
+        why = f"over {LARGEST_FILE >> 20} MiB is more than a client writes; a trace: serving trace FILE"
+        raise UnreadableError(f"cannot read {path}: {why}")
     return raw
 
 
@@ -154,20 +148,16 @@ def _parsed(text: str) -> Any:
         value = json.loads(text, object_pairs_hook=once)
         if HALF_CHARACTER.search(text):  # of which no encoding knows how to write it
             value = json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+        if _depth(value) <= DEEPEST:
+            return value
     except RecursionError:
-        value, deep = None, True
-    else:
-        deep = _deeper(value, DEEPEST)
-    if deep:
-        raise ValueError(f"nested deeper than {DEEPEST} levels")
-    return value
+        pass
+    raise ValueError(f"nested deeper than {DEEPEST} levels")
 
 
-def _deeper(value: Any, levels: int) -> bool:
-    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return any(
-        isinstance(value_, (dict, list)) and (levels == 1 or _deeper(value_, levels - 1)) for value_ in inner
-    )
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def _csv(path: Path, text: str) -> Document:
@@ -184,10 +174,8 @@ def _csv(path: Path, text: str) -> Document:
     body = []
     for number, row in rows[lines:]:
         if len(row) != len(header):
-            raise UnreadableError(
-                f"cannot read {path}, line {number}: {len(row)} cells under {len(header)} columns; "
-                "is the file cut off, or a comma unquoted?"
-            )
+            why = f"{len(row)} cells under {len(header)} columns; is the file cut off, or a comma unquoted?"
+            raise UnreadableError(f"cannot read {path}, line {number}: {why}")
         body.append((number, {n: c.strip() for n, c in zip(header, row, strict=True) if n or c.strip()}))
     return Document(path, "csv", text, body, header)
 
@@ -197,7 +185,9 @@ def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
     their own. guidellm writes group, name and statistic in three, here joined by ` / `."""
     for lines in range(1, len(rows) + 1):
         top = rows[:lines]
-        if len({len(row) for row in top}) > 1 or (lines > 1 and any(map(_is_number, top[-1]))):
+        if len({len(row) for row in top}) > 1 or (
+            lines > 1 and any(map(NUMBER.fullmatch, filter(None, top[-1])))
+        ):
             break
         names = tuple(" / ".join(filter(None, map(str.strip, column))) for column in zip(*top, strict=True))
         named = [name for name in names if name]
@@ -206,24 +196,16 @@ def _header(rows: list[list[str]]) -> tuple[tuple[str, ...], int]:
     return (), 0
 
 
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
 def objects(document: Document) -> list[Fields]:
     """Each object of a JSON or JSONL file, each row of a CSV; a list in a JSON file counts as its objects.
     Raises UnreadableError where one is no object."""
-    if document.kind == "json":
-        numbered = len(document.rows()) > 1
-        rows = [(f"{document.path}[{i}]" if numbered else f"{document.path}", row)
-                for i, row in enumerate(document.rows())]  # fmt: skip
-    else:
-        rows = [(f"{document.path}:{number}", row) for number, row in document.content]
-    for where, row in rows:
+    rows = document.content if document.kind != "json" else list(enumerate(document.rows()))
+    fields = []
+    for at, row in rows:
+        where = f"{document.path}:{at}" if document.kind != "json" else f"{document.path}[{at}]"
+        if document.kind == "json" and len(rows) == 1:
+            where = str(document.path)
         if not isinstance(row, Mapping):
             raise UnreadableError(f"cannot read {where}: an object is wanted, not {type(row).__name__}")
-    return [Fields(where, row, as_text=document.kind == "csv") for where, row in rows]
+        fields.append(Fields(where, row, as_text=document.kind == "csv"))
+    return fields

@@ -1,7 +1,7 @@
 """One reader for the files of all serving clients: a client's format is a table of its keys.
 
 A table says by which keys a file is recognised, and where each metric, count and setting stands (`a.b` is key
-b of the object under a). What no table can say stands in the format's one `odd` function, which completes a
+b of the object under a). What no table says stands in the format's one `odd` function, which completes a
 `Draft`."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, UnreadableError, objects
@@ -20,6 +20,7 @@ from harness.serving.schema import (
     RequestSamples,
     Scope,
     ServingRun,
+    Severity,
     Tokens,
     Totals,
 )
@@ -29,8 +30,8 @@ MILLISECONDS = {
     "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "secs": 1e3, "seconds": 1e3,
 }  # fmt: skip
 UNITS: Mapping[str, Mapping[str, float]] = {
-    "tok/s": {"tokens/sec": 1.0, "tokens/sec/user": 1.0, "tokens/s": 1.0, "tok/s": 1.0, "token/s": 1.0},
-    "req/s": {"requests/sec": 1.0, "requests/s": 1.0, "req/s": 1.0},
+    "tok/s": dict.fromkeys(("tokens/sec", "tokens/sec/user", "tokens/s", "tok/s", "token/s"), 1.0),
+    "req/s": dict.fromkeys(("requests/sec", "requests/s", "req/s"), 1.0),
     "tokens": {"tokens": 1.0},
     "1": {"requests": 1.0, "count": 1.0},
     "ms": MILLISECONDS,
@@ -41,7 +42,8 @@ UNITS: Mapping[str, Mapping[str, float]] = {
 BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")
 LONGEST = 64  # entries of a list that stays in `extra`
 ENGINES = {
-    "sglang": "sglang", "lmdeploy": "lmdeploy", "trt": "tensorrt-llm", "tensorrt": "tensorrt-llm", "tgi": "tgi",
+    "sglang": "sglang", "lmdeploy": "lmdeploy", "trt": "tensorrt-llm", "tensorrt": "tensorrt-llm",
+    "tgi": "tgi",
 }  # fmt: skip
 """Engines by the client's `backend`. `vllm` names none: it is OpenAI's protocol in every client, and
 InferenceX and others give it whatever server answers."""
@@ -95,10 +97,8 @@ class Several:
         scale = scale_inside(fields, self.unit) if self.unit_inside else self.scale
         if not fields.values or scale is None:
             return []
-        statistics = self.statistics
-        if statistics is None:
-            statistics = {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
-        metrics = several(fields, statistics, self, scale)
+        own = {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
+        metrics = several(fields, own if self.statistics is None else self.statistics, self, scale)
         if self.lone and len(metrics) == 1:
             return [metrics[0].model_copy(update={"statistic": self.lone})]
         return metrics
@@ -110,7 +110,6 @@ class Latencies:
     of vLLM's client writes them in seconds, under keys without `_ms`."""
 
     names: Mapping[str, str]
-    suffix: str = "_ms"
 
     def read(self, row: Fields) -> list[Metric]:
         return self._under(row, "_ms", 1.0) or self.seconds(row)
@@ -120,12 +119,11 @@ class Latencies:
 
     def _under(self, row: Fields, suffix: str, scale: float) -> list[Metric]:
         pattern = re.compile(rf"({STATISTIC})_({'|'.join(map(re.escape, self.names))}){suffix}")
-        matches = {key: match for key in row.values if (match := pattern.fullmatch(key))}
-        return [
-            Metric(name=self.names[match[2]], value=value, unit="ms", scope="request", statistic=match[1])
-            for key, match in matches.items()
-            if (value := row.number(key, scale=scale)) is not None
-        ]
+        metrics = []
+        for key in row.values:
+            if match := pattern.fullmatch(key):
+                metrics += One(key, self.names[match[2]], "ms", "none", match[1], "request", scale).read(row)
+        return metrics
 
 
 def several(
@@ -143,10 +141,13 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
     if not fields.values:
         return None
     given = fields.text("unit")
-    scale = UNITS[unit].get(given)
-    if scale is None:
+    if given not in UNITS[unit]:
         fields.leave_out("unit", f"is {given!r}, not one of {', '.join(UNITS[unit])}; its values")
-    return scale
+    return UNITS[unit].get(given)
+
+
+def keys(names: str) -> frozenset[str]:
+    return frozenset(names.split())
 
 
 def rates(scope: Scope = "instance", **kinds: Tokens) -> tuple[One, ...]:
@@ -165,6 +166,7 @@ PEAKS = (
 """Of single seconds: pieces of streams that came in one, and requests that touched one, which are more than
 were ever in flight at once."""
 
+ACCEPTED = One("accept_length", "accept_length", "1", statistic="mean")
 SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 COUNTS = {
     "duration_s": "duration", "completed": "completed", "failed": "failed",
@@ -172,6 +174,7 @@ COUNTS = {
 }  # fmt: skip
 LOAD = {"concurrency": "max_concurrency", "request_rate": "request_rate", "num_prompts": "num_prompts"}
 BURSTS = {"burstiness": "burstiness", "ramp_up": "ramp_up_strategy"}
+AT_ONCE = {"request_rate": 0.0}
 
 
 @dataclass
@@ -185,16 +188,18 @@ class Draft:
     totals: dict[str, Any]
     parallelism: dict[str, Any]
     metrics: list[Metric]
-    samples: RequestSamples = field(default_factory=RequestSamples)
+    samples: RequestSamples
     notes: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
 
     def value(
         self, name: str, statistic: str = "mean", tokens: str = "none", scope: str = ""
     ) -> float | None:
-        wanted = (name, statistic, tokens, scope)
         for one in self.metrics:
-            if (one.name, one.statistic, one.tokens, scope and one.scope) == wanted:
+            if (one.name, one.statistic, one.tokens) == (name, statistic, tokens) and scope in (
+                "",
+                one.scope,
+            ):
                 return one.value
         return None
 
@@ -203,9 +208,7 @@ class Draft:
         if value is not None:
             self.metrics.append(Metric(name=name, value=value, unit=unit, **{"scope": "instance", **more}))
 
-    def find(
-        self, rule: str, severity: Literal["wrong", "suspect", "note"], message: str, **numbers: float
-    ) -> None:
+    def find(self, rule: str, severity: Severity, message: str, **numbers: float) -> None:
         self.row.find(rule, severity, f"{self.row.where}: {message}", **numbers)
 
 
@@ -215,7 +218,7 @@ class Format:
 
     own:       keys that only this client writes, `at_least` of which a row of it has; all of `needs`, none of
                `not_with`; of a nested file `is_one` tells instead
-    complete:  a file without one of `own` is refused
+    complete:  a CSV without one of `own` is refused
     about:     texts: field of ServingRun to path; fixed: fields that are the same in all its files
     load, totals, parallelism: fields of OfferedLoad, Totals, Parallelism to path
     duration_scale: of the file's unit in s
@@ -248,7 +251,7 @@ class Format:
     rows: Callable[[Document], list[Fields]] = objects
 
     def recognises(self, document: Document) -> bool:
-        return any(self._has(row) for row in document.candidates())
+        return any(map(self._has, document.candidates()))
 
     def _has(self, row: Mapping[str, Any]) -> bool:
         if self.is_one is not None:
@@ -257,10 +260,9 @@ class Format:
         return len(self.own & keys) >= self.at_least and self.needs <= keys and not self.not_with & keys
 
     def runs(self, document: Document) -> list[ServingRun]:
-        if self.complete and (lacking := [key for key in sorted(self.own) if key not in document.header]):
-            raise UnreadableError(
-                f"cannot read {document.path} as {self.name}: no column {', '.join(lacking)}"
-            )
+        lacking = ", ".join(sorted(self.own - {*document.header})) if self.complete else ""
+        if lacking:
+            raise UnreadableError(f"cannot read {document.path} as {self.name}: no column {lacking}")
         return [self.run(row) for row in self.rows(document)]
 
     def run(self, row: Fields) -> ServingRun:
@@ -276,13 +278,12 @@ class Format:
         )
         if draft.totals.get("duration_s") is not None:
             draft.totals["duration_s"] *= self.duration_scale
-        if draft.totals.get("failed") is None and self.requests:
-            draft.totals["failed"] = failed
+        if self.requests:
+            draft.notes += without_bulk(row)
+            draft.totals["failed"] = failed if draft.totals["failed"] is None else draft.totals["failed"]
         if self.spoken:
             said = str(row.values.get("backend") or row.values.get("endpoint_type") or "")
             draft.about = {"protocol": said, "engine": engine(said), **draft.about}
-        if self.requests:
-            draft.notes += without_bulk(row)
         if self.odd is not None:
             self.odd(draft)
         run = ServingRun(
@@ -305,8 +306,7 @@ Reader = Callable[[Fields, str], Any]
 def _each(
     row: Fields, table: Mapping[str, str], special: Mapping[str, Reader], usual: Reader
 ) -> dict[str, Any]:
-    places = {ours: row.at(path) for ours, path in table.items()}
-    return {ours: special.get(ours, usual)(fields, key) for ours, (fields, key) in places.items()}
+    return {ours: special.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
 
 
 def request_rate(row: Fields, key: str) -> float | None:
@@ -339,12 +339,11 @@ def mean_of_range(longest: float | None, ratio: float | None) -> float | None:
     return (max(int(longest * ratio), 1) + longest) / 2
 
 
-def requests(row: Fields, e2es: str = "latencies") -> tuple[RequestSamples, int | None]:
+def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
     """What the client kept of each completed request, and how many failed (None: the row does not tell).
 
     Takes input_lens, output_lens (tokens); ttfts, itls and, under the key `e2es`, end-to-end times (s);
-    errors (texts). The clients write 0 tokens and 0 s for a request that failed: those are left out of the
-    samples. start_times (s) and generated_texts stay among what `without_bulk` names.
+    errors (texts). The clients write 0 tokens and 0 s for a request that failed: those are left out.
     """
     errors = row.take("errors")
     if errors is not None and not isinstance(errors, list):
@@ -357,26 +356,17 @@ def requests(row: Fields, e2es: str = "latencies") -> tuple[RequestSamples, int 
         "e2es_ms": row.numbers(e2es, scale=1e3, least=0),
         "itls_ms": row.lists("itls", scale=1e3, least=0),
     }
-    columns = [column for column in kept.values() if column]
+    sizes = {name: len(column) for name, column in kept.items() if column}
     if errors is not None:
-        columns.append(errors)
-    if not columns:
-        return RequestSamples(), None
-    if len(set(map(len, columns))) > 1:
-        sizes = ", ".join(f"{name} {len(column)}" for name, column in kept.items() if column)
-        why = f"and the like are lists of unlike length ({sizes}, errors {len(errors or ())})"
-        row.leave_out("ttfts", why)
+        sizes["errors"] = len(errors)
+    if len({*sizes.values()}) > 1:
+        why = ", ".join(f"{name} {size}" for name, size in sizes.items())
+        row.leave_out("ttfts", f"and the like are lists of unlike length ({why})")
+    if len({*sizes.values()}) != 1:
         return RequestSamples(), None
     answered = kept["output_lens"] or kept["e2es_ms"]
-    failed = [
-        bool(errors and errors[i]) or bool(answered and not answered[i]) for i in range(len(columns[0]))
-    ]
-    beside = Fields(row.where, row.values)  # of its own: the row's keep theirs in the rest
-    texts = beside.values.get("generated_texts")
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        texts = []
-    more = {"starts_s": beside.numbers("start_times"), "texts": texts}
-    kept |= {name: column for name, column in more.items() if len(column) == len(failed)}
+    count = next(iter(sizes.values()))
+    failed = [bool(errors and errors[i]) or bool(answered and not answered[i]) for i in range(count)]
     whole = {
         name: tuple(value for value, has_failed in zip(column, failed, strict=True) if not has_failed)
         for name, column in kept.items()
@@ -402,9 +392,8 @@ def _measured(run: ServingRun, row: Fields, wanted: Sequence[str]) -> ServingRun
     Latencies of a run in which no request completed were not measured: left out, and so is what they say."""
     if not run.metrics and run.totals.duration_s is None:
         missing = ", ".join(key for key in wanted if key not in row.values) or "all of them unreadable"
-        raise UnreadableError(
-            f"cannot read {row.where} as {run.client}: no number of a run in it ({missing})"
-        )
+        why = f"no number of a run in it ({missing})"
+        raise UnreadableError(f"cannot read {row.where} as {run.client}: {why}")
     if run.totals.completed != 0:
         return run
     kept = tuple(metric for metric in run.metrics if metric.unit != "ms")

@@ -9,9 +9,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from harness.errors import mistake
-from harness.serving.clients import FORMATS, Known, others
+from harness.serving.clients import FORMATS, others
 from harness.serving.clients.fields import plain
 from harness.serving.clients.files import Document, UnreadableError, read
+from harness.serving.clients.format import Format
 from harness.serving.integrity import examined
 from harness.serving.schema import Finding, Metric, ServingRun, Totals
 
@@ -45,8 +46,8 @@ def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
         before = alike.setdefault((*system, run.workload, run.totals.input_tokens), run)
         finding = None
         if first != run.id:
-            finding = Finding(rule="repeated", severity="suspect",
-                              message=f"{run.id}: every number is that of {first}: the same run again")  # fmt: skip
+            message = f"{run.id}: every number is that of {first}: the same run again"
+            finding = Finding(rule="repeated", severity="suspect", message=message)
         elif message := _cached(before, run):
             finding = Finding(rule="prefix_cache", severity="suspect", message=message)
         marked.append(run.model_copy(update={"findings": (*run.findings, finding)}) if finding else run)
@@ -62,12 +63,12 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
     if was / now < FASTER or abs((tpots[1] or 0) / (tpots[0] or 1) - 1) > SAME:
         return ""
     return (
-        f"{again.id}: TTFT is {now:.4g} ms where {first.id}, with as many tokens in, took {was:.4g} ms: the same "
-        "prompts again, from the prefix cache (flush it, or use another --seed)"
+        f"{again.id}: TTFT is {now:.4g} ms where {first.id}, with as many tokens in, took {was:.4g} ms: the "
+        "same prompts again, from the prefix cache (flush it, or use another --seed)"
     )
 
 
-def _parts(document: Document) -> list[tuple[Document, Known]]:
+def _parts(document: Document) -> list[tuple[Document, Format]]:
     """The document with its format; where lines of several clients were appended to one file, each run of
     lines with its own."""
     if document.kind == "jsonl":
@@ -88,7 +89,7 @@ def _parts(document: Document) -> list[tuple[Document, Known]]:
     raise UnreadableError(document.broken or unknown)
 
 
-def _format(document: Document) -> Known | None:
+def _format(document: Document) -> Format | None:
     return next((format_ for format_ in FORMATS if format_.recognises(document)), None)
 
 
@@ -102,7 +103,7 @@ def _nearest(document: Document) -> str:
     return f", nearest to {name} ({', '.join(shared[name][:2])})"
 
 
-def _runs(document: Document, known: Known) -> list[ServingRun]:
+def _runs(document: Document, known: Format) -> list[ServingRun]:
     try:
         runs = known.runs(document)
     except ValidationError as error:

@@ -7,69 +7,42 @@ from typing import Any
 
 from harness.serving.clients.files import Document
 
-RECORD = (
-    "measure with `vllm bench serve --save-result` or `python -m sglang.bench_serving --output-file` instead"
-)
+RECORD = "measure with `vllm bench serve --save-result` or `sglang.bench_serving --output-file` instead"
 STAGES = "give stage_*_lifecycle_metrics.json or summary_lifecycle_metrics.json"
-BY_KEYS: tuple[tuple[frozenset[str], str, str], ...] = tuple(
-    (frozenset(keys.split("|")), what, instead)
-    for keys, what, instead in (
-        (
-            "Metric|avg",
-            "AIPerf's or genai-perf's CSV",
-            "give profile_export_aiperf.json, which stands beside it",
-        ),
-        (
-            "Metric|Value",
-            "AIPerf's or genai-perf's CSV",
-            "give profile_export_aiperf.json, which stands beside it",
-        ),
-        (
-            "metadata|metrics",
-            "AIPerf's profile_export.jsonl, single requests",
-            "give profile_export_aiperf.json",
-        ),
-        ("experiments|service_kind", "genai-perf's raw profile", "give profile_export_genai_perf.json"),
-        ("Concurrency|Inferences/Second", "Triton's perf_analyzer", RECORD),
-        ("experiment_metadata", "genai-bench's", RECORD),
-        ("aggregated_metrics", "genai-bench's", RECORD),
-        ("num_concurrent_requests", "LLMPerf's", RECORD),
-        ("results_ttft_s_mean", "LLMPerf's", RECORD),
-        ("inter_token_latency_s|ttft_s", "LLMPerf's single requests", RECORD),
-        ("Time taken for tests (s)", "evalscope's", RECORD),
-        ("Number of concurrency", "evalscope's", RECORD),
-        ("latency_mode|benchmarks", "llama-benchy's", RECORD),
-        ("n_prompt|n_gen", "llama-bench's", RECORD),
-        ("conversation_id|ttft_ms", "vLLM's multi_turn benchmark", RECORD),
-        ("ttft_ms|tpot_ms|latency_ms", "vLLM's multi_turn benchmark", RECORD),
-        ("Type|Name|Request Count", "Locust's", RECORD),
-        ("root_group|metrics", "k6's", RECORD),
-        ("traceEvents", "a profiler's trace", "`serving trace FILE` takes it apart"),
-        ("Kernel_Name|Start_Timestamp", "rocprofv3's kernel trace", "`serving trace FILE` takes it apart"),
-        ("results|config|versions", "lm-eval's accuracy", RECORD),
-        ("request_latency|request_id", "inference-perf's single requests", STAGES),
-        ("prometheus", "inference-perf's Prometheus metrics", STAGES),
-    )
-)
-BY_TEXT = (
-    ("MLPerf Results Summary", "MLPerf's loadgen summary", RECORD),
-    ("# HELP ", "a server's Prometheus metrics", RECORD),
-    ("Benchmarks Stats:", "guidellm's console table", "give benchmarks.json or benchmarks.csv"),
-    ("NVIDIA AIPerf", "AIPerf's console table", "give profile_export_aiperf.json"),
-    ("LLM Metrics", "AIPerf's or genai-perf's console table", "give profile_export_aiperf.json"),
-    ("avg generation throughput", "a server's log", "give what the client wrote or printed"),
-    ("gen throughput (token/s)", "a server's log", "give what the client wrote or printed"),
+BESIDE = "give profile_export_aiperf.json, which stands beside it"
+TRACE = "`serving trace FILE` takes it apart"
+PRINTED = "give what the client wrote or printed"
+# Keys of which a file has all, in any of the sets; or for a text, a line in it.
+OTHERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    ("AIPerf's or genai-perf's CSV", BESIDE, ("Metric|avg", "Metric|Value")),
+    ("AIPerf's single requests", BESIDE, ("metadata|metrics",)),
+    ("genai-perf's raw profile", "give profile_export_genai_perf.json", ("experiments|service_kind",)),
+    ("Triton's perf_analyzer", RECORD, ("Concurrency|Inferences/Second",)),
+    ("genai-bench's", RECORD, ("experiment_metadata", "aggregated_metrics")),
+    ("LLMPerf's", RECORD, ("num_concurrent_requests", "results_ttft_s_mean", "inter_token_latency_s|ttft_s")),
+    ("evalscope's", RECORD, ("Time taken for tests (s)", "Number of concurrency")),
+    ("llama-benchy's", RECORD, ("latency_mode|benchmarks", "pp_throughput|tg_throughput")),
+    ("llama-bench's", RECORD, ("n_prompt|n_gen",)),
+    ("vLLM's multi_turn benchmark", RECORD, ("conversation_id|ttft_ms", "ttft_ms|tpot_ms|latency_ms")),
+    ("Locust's", RECORD, ("Type|Name|Request Count",)),
+    ("k6's", RECORD, ("root_group|metrics",)),
+    ("lm-eval's accuracy", RECORD, ("results|config|versions",)),
+    ("inference-perf's single requests", STAGES, ("request_latency|request_id",)),
+    ("inference-perf's Prometheus metrics", STAGES, ("prometheus",)),
+    ("a profiler's trace", TRACE, ("traceEvents", "Kernel_Name|Start_Timestamp")),
+    ("MLPerf's summary", RECORD, ("MLPerf Results Summary",)),
+    ("a server's Prometheus metrics", RECORD, ("# HELP ",)),
+    ("guidellm's table", "give benchmarks.json or benchmarks.csv", ("Benchmarks Stats:",)),
+    ("AIPerf's or genai-perf's table", BESIDE, ("NVIDIA AIPerf", "LLM Metrics")),
+    ("a server's log", PRINTED, ("avg generation throughput", "gen throughput (token/s)")),
 )
 
 
 def named(document: Document) -> str:
     """What the file is, and what to give instead; empty where that is not known."""
-    keys = _keys(document)
-    for wanted, what, instead in BY_KEYS:
-        if wanted <= keys:
-            return f"it is {what}, which is not read: {instead}"
-    for mark, what, instead in BY_TEXT:
-        if document.kind == "text" and mark.lower() in document.text.lower():
+    keys, text = _keys(document), document.text if document.kind == "text" else ""
+    for what, instead, marks in OTHERS:
+        if any({*mark.split("|")} <= keys or mark.lower() in text.lower() for mark in marks):
             return f"it is {what}, which is not read: {instead}"
     return ""
 

@@ -20,11 +20,10 @@ LATENCIES = {
     "batch ms": ("batch_latency", "mean"),
 }  # fmt: skip
 NUMERIC = ("output tok/s", *LATENCIES)
-OTHER = "else"
-HEADERS = ("run", "hardware", "engine", "speculation", "in/out", "load", "mode", *NUMERIC, OTHER, "found")
+HEADERS = ("run", "hardware", "engine", "speculation", "in/out", "load", "mode", *NUMERIC, "else", "found")
 STATISTICS = {"total": "", "unknown": "?"}
 SPREAD = ("std", "min")
-BOUNDS = {"max": "up to", "min": "down to"}
+BOUNDS = {"max": "up to ", "min": "down to "}
 TITLES: dict[Severity, str] = {"wrong": "wrong", "suspect": "suspect", "note": "to be known"}
 ASSUMED = "taken for granted, or repaired"
 DERIVED = " *"
@@ -51,50 +50,40 @@ def _blocks(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str
     runs = [run.model_copy(update={"id": run.id.removeprefix(folder)}) for run in runs]
     if folder:
         yield f"in {folder}"
-    clients = dict.fromkeys(run.client for run in runs)
-    tables = [
-        f"{client}\n{_table([_row(run) for run in runs if run.client == client])}" for client in clients
-    ]
-    yield from tables
-    if any(DERIVED in table for table in tables):
+    clients: dict[str, list[list[str]]] = {}
+    for run in runs:
+        clients.setdefault(run.client, []).append(_row(run))
+    for client, rows in clients.items():  # without the columns that no row fills
+        yield f"{client}\n{table(*filled_columns(rows, HEADERS), right=NUMERIC)}"
+    if any(cell.endswith(DERIVED) for rows in clients.values() for row in rows for cell in row):
         yield f"{DERIVED.strip()} derived from other numbers of the row"
+    found = [(run, finding) for run in runs for finding in run.findings]
     for severity, title in TITLES.items():
         texts = [
-            (run, f"{finding.rule}: {finding.message.removeprefix(f'{run.source}: ')}")
-            for run in runs
-            for finding in run.findings
-            if finding.severity == severity
+            (run, f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}")
+            for run, one in found
+            if one.severity == severity
         ]
         yield from _section(title, texts, len(runs))
     yield from _section(ASSUMED, [(run, note) for run in runs for note in run.notes], len(runs))
-    severities: Counter[Severity] = Counter(finding.severity for run in runs for finding in run.findings)
-    touched = sum(any(finding.severity != "note" for finding in run.findings) for run in runs)
-    counts = _counts(severities)
-    conclusion = f"{_count(len(runs), 'run')} in {_count(files - unread, 'file')}"
-    conclusion += (
-        f"; found {counts} ({_count(touched, 'run')} wrong or suspect)" if counts else "; nothing found"
-    )
-    yield conclusion + (f"; {_count(unread, 'file')} not read" if unread else "")
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Without the columns that no row fills."""
-    return table(*filled_columns(rows, HEADERS), right=NUMERIC)
+    touched = len({run.id for run, finding in found if finding.severity != "note"})
+    counts = _counts(Counter(finding.severity for _, finding in found))
+    result = f"found {counts} ({_count(touched, 'run')} wrong or suspect)" if counts else "nothing found"
+    read = f"{_count(len(runs), 'run')} in {_count(files - unread, 'file')}; {result}"
+    yield read + (f"; {_count(unread, 'file')} not read" if unread else "")
 
 
 def _row(run: ServingRun) -> list[str]:
-    severities: Counter[Severity] = Counter(
-        finding.severity for finding in run.findings if finding.severity != "note"
-    )
+    severities = Counter[Severity](one.severity for one in run.findings if one.severity != "note")
     numbers = [_output(run), *(_latency(run, *which) for which in LATENCIES.values())]
     cells = [
         run.id,
         f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
-        f"{run.engine} {run.version.partition('+')[0]}".strip(),
-        run.speculation if run.speculation != "none" else "",
+        f"{run.engine} {run.version.partition('+')[0]}",
+        run.speculation.removeprefix("none"),
         _lengths(run),
         _load(run),
-        run.mode if run.mode != "unknown" else "",
+        run.mode.removeprefix("unknown"),
         *numbers,
         "" if any(numbers) else _other(run),
         _counts(severities),
@@ -113,7 +102,8 @@ def _lengths(run: ServingRun) -> str:
 
 def _length(tokens: int | None, completed: int | None, asked: float | None, longest: float | None) -> str:
     if tokens is not None and completed:
-        return f"{tokens / completed:.4g}" if tokens / completed < 1e4 else f"{tokens / completed:.0f}"
+        each = tokens / completed
+        return f"{each:.4g}" if each < 1e4 else f"{each:.0f}"
     if asked is not None:
         return f"{asked:g}"
     return "?" if longest is None else f"<={longest:g}"
@@ -131,18 +121,16 @@ def _load(run: ServingRun) -> str:
 
 def _output(run: ServingRun) -> str:
     """Output throughput with what it is of; that of all tokens where there is no other, and named so."""
-    for tokens in ("output", "total", "unknown"):
+    for tokens, kind in (("output", ""), ("total", " in+out"), ("unknown", " of ?")):
         if metric := run.metric("throughput", tokens=tokens):
-            kind = "" if tokens == "output" else " in+out" if tokens == "total" else " of ?"
-            scope = SCOPES.get(metric.scope, "?")
-            return f"{metric.value:.5g}{kind} / {scope}" + DERIVED * bool(metric.derived)
+            number = f"{metric.value:.5g}{kind} / {SCOPES.get(metric.scope, '?')}"
+            return number + (DERIVED if metric.derived else "")
     return ""
 
 
 def _latency(run: ServingRun, name: str, statistic: str) -> str:
     """The statistic of the column; for a mean that the run lacks its median or another value, named."""
-    metric = run.metric(name, statistic)
-    label = ""
+    metric, label = run.metric(name, statistic), ""
     if metric is None and statistic == "mean":
         others = [one for one in run.metrics if one.name == name and one.statistic not in SPREAD]
         metric = min(others, key=lambda one: one.statistic not in ("median", "p50"), default=None)
@@ -150,7 +138,7 @@ def _latency(run: ServingRun, name: str, statistic: str) -> str:
     if metric is None:
         return ""
     number = f"{metric.value:.0f}" if metric.value >= 1e3 else f"{metric.value:.4g}"
-    return number + label + DERIVED * bool(metric.derived)
+    return number + label + (DERIVED if metric.derived else "")
 
 
 def _other(run: ServingRun) -> str:
@@ -158,9 +146,9 @@ def _other(run: ServingRun) -> str:
     if not run.metrics:
         return ""
     first, more = run.metrics[0], len(run.metrics) - 1
-    bound = f"{BOUNDS[first.statistic]} " if first.statistic in BOUNDS else ""
     unit = f" {first.unit}" if first.unit != "1" else ""
-    return f"{first.name} {bound}{first.value:.5g}{unit}" + (f", {more} more" if more else "")
+    number = f"{first.name} {BOUNDS.get(first.statistic, '')}{first.value:.5g}{unit}"
+    return number + (f", {more} more" if more else "")
 
 
 def _section(title: str, texts: Sequence[tuple[ServingRun, str]], runs: int) -> Iterator[str]:
@@ -173,26 +161,15 @@ def _section(title: str, texts: Sequence[tuple[ServingRun, str]], runs: int) -> 
 
 
 def _line(text: str, ids: Sequence[str], runs: int) -> str:
-    subjects = "all" if len(ids) == runs > 1 else ", ".join(ids[:NAMED])
-    subjects += f" and {len(ids) - NAMED} more" if len(ids) > NAMED and subjects != "all" else ""
-    whole = f"{subjects}: {' '.join(text.split())}"
-    return textwrap.fill(
-        whole,
-        WIDTH,
-        initial_indent="  ",
-        subsequent_indent="    ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    subjects = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
+    whole = f"{'all' if len(ids) == runs > 1 else subjects}: {' '.join(text.split())}"
+    wrapper = textwrap.TextWrapper(WIDTH, "  ", "    ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(whole)
 
 
 def _counts(severities: Counter[Severity]) -> str:
-    plurals = {"note": "notes"}
-    return ", ".join(
-        f"{count} {plurals.get(severity, severity) if count > 1 else severity}"
-        for severity in TITLES
-        if (count := severities[severity])
-    )
+    named = [(severities[one], "notes" if one == "note" and severities[one] > 1 else one) for one in TITLES]
+    return ", ".join(f"{count} {name}" for count, name in named if count)
 
 
 def _common_folder(runs: Sequence[ServingRun]) -> str:
@@ -214,13 +191,9 @@ def as_csv(runs: Sequence[ServingRun]) -> str:
     table.writeheader()
     for run in runs:
         findings = sorted({f"{f.severity}:{f.rule}" for f in run.findings if f.severity != "note"})
-        about = {
-            "run": run.id,
-            "max_concurrency": run.workload.concurrency,
-            "findings": " ".join(findings),
-            **{name: getattr(run, name) for name in ABOUT},
-            **{name: getattr(run.workload, name) for name in REQUESTED},
-        }
+        about = {name: getattr(run, name) for name in ABOUT}
+        about |= {name: getattr(run.workload, name) for name in REQUESTED}
+        about |= {"run": run.id, "max_concurrency": run.workload.concurrency, "findings": " ".join(findings)}
         for metric in run.metrics:
             table.writerow(about | metric.model_dump(exclude={"name"}) | {"metric": metric.name})
     return text.getvalue()

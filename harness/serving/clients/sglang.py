@@ -25,12 +25,14 @@ tokens."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, objects
 from harness.serving.clients.format import (
+    ACCEPTED,
+    AT_ONCE,
     COUNTS,
     LOAD,
     PEAKS,
@@ -39,9 +41,11 @@ from harness.serving.clients.format import (
     Format,
     Latencies,
     One,
+    keys,
     mean_of_range,
     rates,
 )
+from harness.serving.schema import Metric
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 SIZES = ("tp_size", "pp_size", "dp_size", "ep_size", "nnodes")
@@ -55,7 +59,6 @@ FLAGS = (
     "speculative_algorithm", "speculative_num_steps", "speculative_eagle_topk",
     "speculative_num_draft_tokens", "disaggregation_mode",
 )  # fmt: skip
-UNKNOWN = -1
 
 
 def random_lengths_and_server(draft: Draft) -> None:
@@ -70,6 +73,8 @@ def random_lengths_and_server(draft: Draft) -> None:
     cached = row.values.get("cached_tokens")
     if isinstance(cached, list) and cached and all(type(tokens) is int for tokens in cached):
         load["prefix_cached"] = sum(cached) > 0
+        if sum(cached):
+            draft.find("prefix_cache", "note", f"{sum(cached)} tokens of prompts came from the prefix cache")
     info = row.inside("server_info")
     if info.values:
         _describe(draft, info)
@@ -92,7 +97,7 @@ def _describe(draft: Draft, info: Fields) -> None:
         "precision": main.text("quantization"),
         "nodes": _sum([sizes[id(server)]["nnodes"] for server in servers]),
         "gpus": _sum([_world(sizes[id(server)]) for server in servers]),
-        "flags": tuple(flag for name in FLAGS for flag in _flag(main, name)),
+        "flags": tuple(_flags(main)),
     }
     draft.parallelism = {kind: size[f"{kind}_size"] for kind in ("tp", "pp", "dp", "ep")} | {
         "dp_attention": size["enable_dp_attention"],
@@ -132,14 +137,13 @@ def _world(size: Mapping[str, Any]) -> int | None:
     return tp * pp * (1 if shared else dp)
 
 
-def _flag(server: Fields, name: str) -> tuple[str, ...]:
-    value = server.values.get(name)
-    if isinstance(value, (Mapping, list)) or (isinstance(value, float) and not math.isfinite(value)):
-        server.leave_out(name, "is no flag's value")
-        return ()
-    if value is None or value is False or value == "":
-        return ()
-    return (f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}"),)
+def _flags(server: Fields) -> Iterator[str]:
+    for name in FLAGS:
+        value = server.values.get(name)
+        if isinstance(value, (Mapping, list)) or (isinstance(value, float) and not math.isfinite(value)):
+            server.leave_out(name, "is no flag's value")
+        elif value is not None and value is not False and value != "":
+            yield f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
 
 
 def _sum(parts: Sequence[int | None]) -> int | None:
@@ -159,60 +163,57 @@ def lockstep(draft: Draft) -> None:
 
 def batch_of_a_server(draft: Draft) -> None:
     """What `output_throughput` means in this version, and what the server says of its cache."""
-    row, totals = draft.row, draft.totals
     lockstep(draft)
-    totals = draft.totals
-    if not {"last_gen_throughput", "last_ttft", "ttft", "acc_length"} & set(row.values):
-        draft.metrics[:0] = One("output_throughput", "throughput", "tok/s", "output").read(row)
-    else:
-        out, duration = totals["output_tokens"], totals.get("duration_s")
-        overall, rest = draft.metrics[:1], draft.metrics[1:]
-        draft.metrics = []
-        if out is not None and duration:
-            how = "output tokens / latency"
-            draft.add("throughput", out / duration, "tok/s", tokens="output", derived=how)
-        draft.metrics += overall
-        for side, phase in (("input", "prefill"), ("output", "decode")):
-            draft.metrics += One(f"{side}_throughput", f"{phase}_throughput", "tok/s", side).read(row)  # type: ignore[arg-type]
-        draft.metrics += rest
+    row, out, duration = draft.row, draft.totals["output_tokens"], draft.totals.get("duration_s")
+    since_decode_only = {"last_gen_throughput", "last_ttft", "ttft", "acc_length"} & set(row.values)
+    whole: list[Metric] = []
+    if not since_decode_only:
+        whole = One("output_throughput", "throughput", "tok/s", "output").read(row)
+    elif out is not None and duration:
+        whole = [Metric(name="throughput", value=out / duration, unit="tok/s", scope="instance",
+                        tokens="output", derived="output tokens / latency")]  # fmt: skip
+    draft.metrics = [*whole, *draft.metrics]
+    for rule in PHASES if since_decode_only else ():
+        draft.metrics += rule.read(row)
     hits = row.number("cache_hit_rate")
     draft.add("cache_hit_rate", hits, "1")
     draft.load["prefix_cached"] = None if hits is None else hits > 0
+    if hits:
+        draft.find("prefix_cache", "note", f"{100 * hits:.3g} % of the prompts came from the prefix cache")
     given = row.values.get("server_args")
     if isinstance(given, list) and all(isinstance(flag, str) for flag in given):
         draft.about["flags"] = tuple(row.take("server_args"))
 
 
-def known(document: Document) -> list[Fields]:
+def without_unknown(document: Document) -> list[Fields]:
+    """-1 stands for what the server did not say."""
     rows = objects(document)
     for row in rows:
-        unknown = {
-            key: None for key in ("last_gen_throughput", "acc_length") if row.values.get(key) == UNKNOWN
-        }
-        row.values = {**row.values, **unknown}
+        row.values = {k: None if k in MAYBE and v == -1 else v for k, v in row.values.items()}
     return rows
 
 
-BATCH = {
-    "input_len": "input_len",
-    "output_len": "output_len",
-    "num_prompts": "batch_size",
-    "concurrency": "batch_size",
-}
+MAYBE = ("last_gen_throughput", "acc_length")
+PHASES = (
+    One("input_throughput", "prefill_throughput", "tok/s", "input"),
+    One("output_throughput", "decode_throughput", "tok/s", "output"),
+)
+LENGTHS = {"input_len": "input_len", "output_len": "output_len"}
+BATCH = LENGTHS | {"num_prompts": "batch_size", "concurrency": "batch_size"}
 FORMATS = (
     Format(
         name="sglang.bench_serving",
-        own=frozenset({
-            "dataset_name", "sharegpt_output_len", "random_range_ratio", "input_throughput",
-            "total_output_tokens_retokenized", "mean_e2e_latency_ms", "median_e2e_latency_ms",
-        }),
-        not_with=frozenset({"GPU"}),  # dstack's table has its columns
+        own=keys(
+            "dataset_name sharegpt_output_len random_range_ratio input_throughput "
+            "total_output_tokens_retokenized mean_e2e_latency_ms median_e2e_latency_ms"
+        ),
+        not_with=keys("GPU"),  # dstack's table has its columns
         metrics=(
             *rates(input_throughput="input", output_throughput="output", total_throughput="total"), REQUESTS,
             One("request_goodput", "goodput", "req/s"),
             One("slo_attainment", "slo_attainment", "1"),
             One("concurrency", "concurrency", "1", statistic="mean"),
-            One("accept_length", "accept_length", "1", statistic="mean"),
+            ACCEPTED,
             *PEAKS,
             Latencies({"e2e_latency": "e2e", "ttft": "ttft", "tpot": "tpot", "itl": "itl"}),
         ),
@@ -221,10 +222,10 @@ FORMATS = (
     ),
     Format(
         name="sglang.bench_one_batch",
-        own=frozenset({
-            "prefill_latency", "prefill_throughput", "median_decode_latency", "median_decode_throughput",
-            "total_latency", "overall_throughput",
-        }),
+        own=keys(
+            "prefill_latency prefill_throughput median_decode_latency median_decode_throughput "
+            "total_latency overall_throughput"
+        ),
         metrics=(
             *rates(overall_throughput="total"),
             One("prefill_throughput", "prefill_throughput", "tok/s", "input"),
@@ -233,17 +234,14 @@ FORMATS = (
             One("median_decode_latency", "decode_step", "ms", statistic="median", scale=1e3),
         ),
         about={"label": "run_name"}, fixed={"engine": "sglang", "mode": "offline"}, load=BATCH,
-        fixed_load={"request_rate": 0.0}, totals={"duration_s": "total_latency"}, odd=lockstep,
+        fixed_load=AT_ONCE, totals={"duration_s": "total_latency"}, odd=lockstep,
         notes=("a static batch in lockstep: prefill, then decode steps; no server, no scheduler",),
         wanted=("prefill_latency", "median_decode_latency", "total_latency", "overall_throughput"),
     ),
     Format(
         name="sglang.bench_one_batch_server",
-        own=frozenset({
-            "run_name", "batch_size", "latency", "overall_throughput", "last_gen_throughput", "last_ttft",
-            "acc_length",
-        }),
-        not_with=frozenset({"prefill_latency", "total_latency"}),
+        own=keys("run_name batch_size latency overall_throughput last_gen_throughput last_ttft acc_length"),
+        not_with=keys("prefill_latency total_latency"),
         metrics=(
             *rates(overall_throughput="total"),
             One("last_gen_throughput", "last_gen_throughput", "tok/s", "output"),
@@ -253,19 +251,20 @@ FORMATS = (
             One("last_ttft", "ttft", "ms", statistic="max", scope="request", scale=1e3),
         ),
         about={"label": "run_name", "model": "model_path"}, fixed={"mode": "online"}, load=BATCH,
-        fixed_load={"request_rate": 0.0},
+        fixed_load=AT_ONCE,
         totals={"duration_s": "latency", "output_tokens": "total_output_tokens"},
-        odd=batch_of_a_server, rows=known, wanted=("latency", "output_throughput", "overall_throughput"),
+        odd=batch_of_a_server, rows=without_unknown,
+        wanted=("latency", "output_throughput", "overall_throughput"),
     ),
     Format(
         name="sglang.bench_offline_throughput",
-        own=frozenset({"successful_requests", "total_latency", "total_throughput"}), at_least=2,
+        own=keys("successful_requests total_latency total_throughput"), at_least=2,
         metrics=(
             *rates(input_throughput="input", output_throughput="output", total_throughput="total"), REQUESTS,
             One("last_gen_throughput", "last_gen_throughput", "tok/s", "output"),
         ),
         fixed={"engine": "sglang", "mode": "offline"},
-        load={"num_prompts": "successful_requests"}, fixed_load={"request_rate": 0.0},
+        load={"num_prompts": "successful_requests"}, fixed_load=AT_ONCE,
         totals=COUNTS | {"duration_s": "total_latency", "completed": "successful_requests"},
         notes=("successful_requests is the number sent: this client counts no failures",),
         wanted=("successful_requests", "total_latency", "total_throughput"),

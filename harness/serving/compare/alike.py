@@ -93,12 +93,13 @@ def compare(
 
 def metric_reasons(a: Metric, b: Metric) -> Iterator[Reason]:
     """Why two metrics are not of one kind."""
-    if a.name != b.name:
-        yield Reason("metric", against(a.name, b.name), "they are different quantities")
-    if a.statistic != b.statistic:
-        yield Reason("statistic", against(a.statistic, b.statistic), "one does not give the other")
-    if unit_of(a)[1] != unit_of(b)[1]:
-        yield Reason("unit", against(a.unit, b.unit), "there is no factor between them")
+    for aspect, of_a, of_b, why in (
+        ("metric", a.name, b.name, "they are different quantities"),
+        ("statistic", a.statistic, b.statistic, "one does not give the other"),
+        ("unit", unit_of(a)[1], unit_of(b)[1], "there is no factor between them"),
+    ):
+        if of_a != of_b:
+            yield Reason(aspect, against(of_a, of_b), why)
     if not a.value or not b.value:
         yield Reason("value", against(f"{a.value:g}", f"{b.value:g}"), "0 is nothing that was measured")
 

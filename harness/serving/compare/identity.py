@@ -442,13 +442,13 @@ def with_engine(run: ServingRun, name: str) -> ServingRun:
 
 
 STATE = re.compile(
-    r"(host|pid|ports?|.*_ports?|.*_ids?|.*_addr|.*_dir|.*_folder|.*_file|.*_keyfile.*|.*_paths?|.*url|uuid|date|.*time"
-    r"|.*timestamp|log_.*|.*_log|api_key|admin_api_key|random_seed|seed|status|label|tag|backend|endpoint_type|model"
-    r"|served_model_name|trust_remote_code|spec_decode_.*|rtfx|total_.*|num_.*_tokens|sharegpt_.*"
-    r"|random_.*|issue_rate|recipe_fingerprint|.*_intvty|latencies_ms)"
+    r"(host|pid|ports?|.*_ports?|.*_ids?|.*_addr|.*_dir|.*_folder|.*_file|.*_keyfile.*|.*_paths?|.*url|uuid|date"
+    r"|.*time|.*timestamp|log_.*|.*_log|api_key|admin_api_key|random_.*|seed|status|label|tag|model|latencies_ms"
+    r"|served_model_name|trust_remote_code|spec_decode_.*|rtfx|total_.*|num_.*_tokens|sharegpt_.*|issue_rate"
+    r"|.*_intvty)"
 )
 """Names of what a server or client writes that is no setting: where things are, and what was measured."""
-MODEL_PATHS = ("model_path", "tokenizer_path", "speculative_draft_model_path")
+MODEL_PATHS = ("model_path", "tokenizer_path", "tokenizer_id", "speculative_draft_model_path")
 NESTED = ("server_info", "engine", "world_info")
 """Objects of `extra` that hold a server's settings: SGLang's, TensorRT-LLM's."""
 NOTED = ("vllm.serve", "inferencex")
@@ -463,7 +463,8 @@ def server_settings(run: ServingRun) -> dict[str, str]:
         name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")
         found[name.removeprefix("--").replace("-", "_")] = value or "on"
     if run.client in NOTED:
-        found |= {key: v for key, v in run.extra.items() if isinstance(v, str | bool | int)}
+        noted = {key: v for key, v in run.extra.items() if key not in ("backend", "endpoint_type")}
+        found |= {key: v for key, v in noted.items() if isinstance(v, str | bool | int)}
     for key in NESTED:
         found |= _flat(run.extra.get(key))
     settings = {}

@@ -23,19 +23,25 @@ def find(name: str) -> ServingRun:
     """
     path, _, row = name.rpartition(":")
     if archive.is_file(Path(name)):
-        runs = load(name)
-        if len(runs) > 1:
-            raise UsageError(
-                f"{name} has {len(runs)} runs: name one, {name}:1 to {name}:{len(runs)}, or by its id"
-            )
+        path, row = name, ""
+    elif not (path and archive.is_file(Path(path))):
+        known = published_runs()
+        if name not in known:
+            near = ", ".join(sorted(known)[:6])
+            raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {near})")
+        return known[name]
+    runs = load(path)
+    by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)
+    by_row = {str(number): run for number, run in enumerate(runs, 1) if not by_line}
+    by_row |= {run.id.removeprefix(f"{path}:"): run for run in reversed(runs)}
+    if not row and len(runs) == 1:
         return runs[0]
-    if path and archive.is_file(Path(path)):
-        return _row_of_file(path, row, name)
-    known = published_runs()
-    if name not in known:
-        near = ", ".join(sorted(known)[:6])
-        raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {near})")
-    return known[name]
+    if row in by_row:
+        return by_row[row]
+    ids = ", ".join(run.id for run in runs[:3]) + (" ..." if runs[3:] else "")
+    raise UsageError(
+        f"{path} has {len(runs)} runs, and {f'none is {row!r}' if row else 'one is to be named'}: {ids}"
+    )
 
 
 def engines_of(options: Sequence[str]) -> dict[str, str]:
@@ -47,18 +53,6 @@ def engines_of(options: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"cannot read --engine {option!r}; write NAME, A=NAME or B=NAME")
         engines |= dict.fromkeys([side] if side else engines, known_engine(name))
     return engines
-
-
-def _row_of_file(path: str, row: str, name: str) -> ServingRun:
-    runs = load(path)
-    by_id = {run.id: run for run in reversed(runs)}
-    if name in by_id:
-        return by_id[name]
-    by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)
-    if row.isdigit() and 1 <= int(row) <= len(runs) and not by_line:
-        return runs[int(row) - 1]
-    ids = ", ".join(run.id for run in runs[:3])
-    raise UsageError(f"{path} has no row {row!r}; its {len(runs)} rows: {ids}" + (" ..." if runs[3:] else ""))
 
 
 def default_metric(a: ServingRun, b: ServingRun) -> str:

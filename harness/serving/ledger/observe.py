@@ -20,14 +20,9 @@ from harness.statistics.intervals import mean_half_width
 CONFIDENCE = 0.9
 RELEASE = re.compile(r"\d+(?:\.\d+)+")
 """The release at the beginning of a version; the rest tells builds of it apart."""
-READ = {
-    "tpot": ("tpot", "mean", "", "ms"),
-    "itl": ("itl", "mean", "", "ms"),
-    "ttft": ("ttft", "mean", "", "ms"),
-    "e2e": ("e2e", "mean", "", "ms"),
-    "output_throughput": ("throughput", "total", "output", "tok/s"),
-}
-"""Quantities of a prediction: the metric's name, statistic, tokens and unit."""
+METRICS: dict[str, tuple[str, ...]] = {name: (name, "mean") for name in ("tpot", "itl", "ttft", "e2e")}
+METRICS |= {"output_throughput": ("throughput", "total", "output")}
+"""Quantities of a prediction: the metric's name, statistic and kind of tokens."""
 
 
 def observe(
@@ -64,7 +59,9 @@ def observe(
     pairs = list(zip(*sides, strict=True))
     texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
     quantities = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
-    observations = [o for quantity in quantities if quantity in READ and (o := observation(quantity, pairs))]
+    observations = [
+        o for quantity in quantities if quantity in METRICS and (o := observation(quantity, pairs))
+    ]
     if not observations:
         raise UsageError(f"none of {', '.join(quantities)} is in all of these runs")
     taken = identity.assumptions(setting, every, assumed)
@@ -107,10 +104,9 @@ def _require_once(runs: Sequence[ServingRun]) -> None:
 def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:
     """Of the pairs' differences, of the whole instance, a t-interval; None where a run lacks the metric.
     Raises UsageError where a pair's numbers are of two kinds, or of an unknown part of the instance."""
-    name, statistic, tokens, unit = READ[quantity]
     values = []
     for pair in pairs:
-        metrics = [run.metric(name, statistic, tokens) for run in pair]
+        metrics = [run.metric(*METRICS[quantity]) for run in pair]
         sides = [Quantity(run, metric) for run, metric in zip(pair, metrics, strict=True) if metric]
         if len(sides) < 2:
             return None
@@ -130,7 +126,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     change, is_finite = after - before, math.isfinite(half)  # of a single pair it is not
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
-        unit=unit,  # type: ignore[arg-type]
+        unit="tok/s" if quantity == "output_throughput" else "ms",
         before=before,
         after=after,
         change=change,

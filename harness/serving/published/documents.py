@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
 
 from harness.catalogue import published, recipes
 from harness.errors import UsageError, mistake
+from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from harness.serving.published.shell import commands_of, flags_of
 from harness.serving.schema import Mode, OfferedLoad, Parallelism, ServingRun, StrictRecord
@@ -27,7 +28,7 @@ Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, li
 
 
 class Correction(StrictRecord):
-    """What `serving recipe` changes in a documented text, so that it runs elsewhere.
+    """What `serving ab --template` changes in a documented text, so that it runs elsewhere.
 
     part: `docker`, `server`, `client`, `task`, or the file name of a manifest
     old:  stands in that text
@@ -62,7 +63,7 @@ class Role(StrictRecord):
 class Configuration(StrictRecord):
     """What a document ran: the texts are verbatim, the mends are ours.
 
-    name:         also that of `serving recipe NAME`
+    name:         also that of `serving ab --template NAME`
     environments: names in harness/catalogue/recipes.json, by role; a single server's role is empty
     environment:  what these have in common, filled in by the loader
     flags:        the server's, one string for each; those of all roles where there are several. By the
@@ -112,29 +113,6 @@ class Configuration(StrictRecord):
         return commands_of(self.task_file) or (self.image and self.docker.partition(self.image)[2])
 
 
-class Claim(StrictRecord):
-    """One quantitative statement of a document. What else its file holds of it (the metric, what a ranking
-    compares, notes) is kept as data that no command reads.
-
-    quote:     verbatim, but for line breaks and leading blanks
-    where:     its section or table
-    kind:      `measured` by the document itself, `cited` from another, `derived` from its own numbers,
-               `claim` where no number of its own stands behind it
-    refers_to: ids of runs and claims that it rests on: of any document, `dstack.online:LINE` and
-               `dstack.offline:LINE` for a line of dstack's CSV files, `claims:OP` for an op's claim in
-               results/published/claims.json
-    """
-
-    model_config = ConfigDict(extra="allow", frozen=True)
-
-    id: str
-    quote: str
-    where: str
-    kind: Literal["measured", "cited", "derived", "claim"]
-    configuration: str = ""
-    refers_to: tuple[str, ...] = ()
-
-
 class PublishedDocument(StrictRecord):
     """A document read in full.
 
@@ -152,7 +130,7 @@ class PublishedDocument(StrictRecord):
     notes: tuple[str, ...] = ()
     configurations: tuple[Configuration, ...] = ()
     runs: tuple[ServingRun, ...] = ()
-    claims: tuple[Claim, ...] = ()
+    claims: tuple[JsonObject, ...] = ()
 
 
 def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
@@ -225,14 +203,16 @@ def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRu
 def _examine(published_documents: list[PublishedDocument]) -> None:
     """Raises UsageError where an id stands twice, or a claim refers to what is not there."""
     named = [c.name for d in published_documents for c in d.configurations]
-    known = [run.id for d in published_documents for run in d.runs]
-    known += [claim.id for d in published_documents for claim in d.claims]
+    claims = [claim for d in published_documents for claim in d.claims]
+    known = [run.id for d in published_documents for run in d.runs] + [claim["id"] for claim in claims]
     for ids in (named, known):
         twice = next((id_ for id_ in ids if ids.count(id_) > 1), None)
         if twice:
             raise UsageError(f"published documents: {twice!r} stands twice")
-    for claim in (claim for document in published_documents for claim in document.claims):
-        missing = [r for r in claim.refers_to if r not in known and not r.startswith(ELSEWHERE)]
-        missing += [claim.configuration] if claim.configuration not in ("", *named) else []
+    for claim in claims:
+        missing = [r for r in claim.get("refers_to", ()) if r not in known and not r.startswith(ELSEWHERE)]
+        missing += {claim.get("configuration", "")} - {"", *named}
         if missing:
-            raise UsageError(f"published documents: {claim.id} refers to {missing[0]!r}, which is not there")
+            raise UsageError(
+                f"published documents: {claim['id']} refers to {missing[0]!r}, which is not there"
+            )

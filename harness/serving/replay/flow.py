@@ -49,6 +49,7 @@ class Flow:
         self.latent = self._empty(tokens, model.kv_lora_rank)
         self.attended = self._empty(tokens, heads, model.v_head_dim)
         self.logits = self._empty(1)
+        self.scores = torch.zeros(tokens, model.n_routed_experts, device=device)
         self.weights: dict[tuple[str, int], torch.Tensor] = {}
         self.slots: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         angles = (step.ctx - 1) * 10000.0 ** (-torch.arange(0, 64, 2, device=device) / 64)
@@ -176,10 +177,6 @@ class Flow:
     def router(self, bound: Bound, layer: int) -> None:
         weight = self._weight("router", layer, self.model.n_routed_experts, self.model.hidden_size)
         self.scores.copy_(linear(self.normed, weight))
-
-    @cached_property
-    def scores(self) -> torch.Tensor:
-        return torch.zeros(self.step.batch, self.model.n_routed_experts, device=self.device)
 
     def top_k(self, bound: Bound, layer: int) -> None:
         """The choice is made for its time; the experts that run are those of the routing's pattern."""

@@ -1,5 +1,4 @@
-"""Replay of a step: what is asked for, its arms measured against each other, and what calls timed alone would
-have said."""
+"""Replay of a step: what is asked for, its arms held against each other, and what calls alone would say."""
 
 from __future__ import annotations
 
@@ -49,8 +48,6 @@ Arms = dict[str, dict[str, str]]
 
 @dataclass(frozen=True)
 class ReplayPlan:
-    """notes: to be known with what is measured"""
-
     step: ReplayStep
     arms: Arms
     budget_s: float
@@ -196,7 +193,6 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
         if name not in failed:  # one that is wrong has no time either
             times = _times(plan.step, name, differences[name], rounds, alone)
         arms[name] = ReplayArm(chosen=chosen, failed=failed.get(name, ""), **times)
-    reduces = [f"{2 * plan.step.layers} all-reduces of TP{plan.step.parallel.tp}"]
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])),
@@ -209,7 +205,7 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
         rounds=len(rounds.rounds),
         disturbed=len(rounds.disturbed),
         stopped=rounds.stopped,
-        left_out=(*(reduces if plan.step.parallel.tp > 1 else []), "scheduler", "HTTP", "rank skew"),
+        left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"),
         notes=tuple(notes),
         samples=tuple({"block": r.block, "round": r.index, **r.seconds} for r in rounds.rounds),
         provenance=provenance(platform, threads),

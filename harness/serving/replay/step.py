@@ -98,6 +98,10 @@ class ReplayStep:
     def heads(self) -> int:
         return self.parallel.heads(self.model)
 
+    @property
+    def all_reduces(self) -> list[str]:
+        return [f"{2 * self.layers} all-reduces of TP{tp}"] if (tp := self.parallel.tp) > 1 else []
+
     def linear(self, name: str) -> Linear:
         return next(linear for linear in linears(self.model, self.parallel) if linear.name == name)
 

@@ -52,13 +52,11 @@ def _require_text(text: JsonText) -> None:
     head = text.head.decode("latin-1")
     if head.startswith(("\xff\xfe", "\xfe\xff")):  # UTF-16
         return
-    for row in trace_rules()["binaries"]:
-        if re.match(row["pattern"], head, re.DOTALL):
-            by_ending = (
-                each for each in trace_rules()["binaries"] if text.path.suffix.lower() in each["ending"]
-            )
-            row = row if row["ending"] else next(by_ending, row)
-            raise UnreadableError(f"cannot read {text.path}: it is {row['what']}; {row['instead']}")
+    kinds, ending = trace_rules()["binaries"], text.path.suffix.lower()
+    fits = [row for row in kinds if re.match(row["pattern"], head, re.DOTALL)]
+    if fits:
+        row = next((row for row in kinds if ending in row["ending"]), fits[0])
+        raise UnreadableError(f"cannot read {text.path}: it is {row['what']}; {row['instead']}")
 
 
 def _without_work(path: Path, start: str, recorded: RecordedTrace) -> UnreadableError:

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from harness.serving.op_classes import COMMUNICATION
+from harness.serving.trace.classify import rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace
 
 
@@ -146,6 +148,7 @@ NEIGHBOURS_NS = 10_000
 """So long kernels of one stream may overlap: programmatic dependent launch lets the next one begin up to 4 us
 early, roctracer rounds by 27 ns."""
 USUAL = 1.5  # times the median of its name: a longer kernel that runs over others has a wrong duration
+UNUSUAL = 100  # times: for the last kernel of a stream, which no other follows
 FOREVER = np.iinfo(np.int64).max // 2
 FAR_NS = 3600 * 10**9  # from the others: no profiler records for hours
 PIPELINED, MERGED = 0.02, 0.25
@@ -171,20 +174,24 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     start, length, stream = work.start[rows], work.length[rows].copy(), work.stream[rows]
     until = np.append(start[1:], 0) - start  # to the start of the next
     until[np.append(stream[1:] != stream[:-1], True)] = FOREVER
-    over = length > until + NEIGHBOURS_NS
-    for number in np.unique(work.name[rows][over]) if over.any() else ():
+    over, last = length > until + NEIGHBOURS_NS, until == FOREVER
+    for number in np.unique(work.name[rows][over | last]):
         of_name = work.name[rows] == number
-        others = length[of_name if of_name.sum() > 2 else of_name & ~over]
+        many = of_name.sum() > 2
+        others = length[of_name if many else of_name & ~over]
         usual = float(np.median(others)) if len(others) else 0.0
         wrong = of_name & over & (length > USUAL * usual)
+        if many and rule_of(names[number]).op_class not in COMMUNICATION:  # which waits for other ranks
+            wrong |= of_name & last & (length > UNUSUAL * usual)
         if not wrong.any():
             continue
         recorded.note(
             "too long",
-            f"{wrong.sum()} calls of {names[number][:60]} last up to {length[wrong].max() / 1e3:.4g} us "
-            f"(usual: {usual / 1e3:.4g}), longer than one stream allows: counted to the next kernel's start",
+            f"{names[number][:60]} lasts up to {length[wrong].max() / 1e3:.4g} us (usual: "
+            f"{usual / 1e3:.4g}), longer than one stream allows: {wrong.sum()} of its calls are counted to "
+            "the next kernel's start",
         )
-        length[wrong] = until[wrong]
+        length[wrong] = np.where(last[wrong], round(usual), until[wrong])
     _note_overlap(recorded, start, length, stream)
     order = np.argsort(rows, kind="stable")
     return rows[order], length[order]
@@ -217,11 +224,11 @@ def _note_overlap(recorded: RecordedTrace, start: np.ndarray, length: np.ndarray
         share = overlapped / max(int(length[on].sum()), 1)
         if share > PIPELINED:
             device, name = recorded.streams.all()[number]
-            why = (
-                "several ranks or processes were merged into one file, and are counted together; take each "
-                "one's own file" if share > MERGED else
-                "programmatic dependent launch does that by a few us a kernel; else durations are wrong"
-            )  # fmt: skip
+            why = "programmatic dependent launch does that by a few us a kernel; else durations are wrong"
+            if share > MERGED:
+                why = (
+                    "ranks or processes were merged into one file, or a graph's branches; take each one's own"
+                )
             recorded.note(
                 "merged" if share > MERGED else "overlap",
                 f"kernels of stream {name} of device {device} overlap for {overlapped / 1e3:.4g} us, "

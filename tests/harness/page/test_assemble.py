@@ -47,14 +47,14 @@ def test_what_cannot_be_read_is_one_line(tmp_path, file, text, said):
 def test_a_folder_stands_for_all_that_is_recorded_below_it_and_is_no_part_of_another(tmp_path):
     parts = ("", "of an experiment/")
     for file in (*(part + "a run/run.json" for part in parts), "of an experiment/experiment.json",
-                 *(part + "ledger.jsonl" for part in parts)):  # fmt: skip
+                 "an ab/ab.json", *(part + "ledger.jsonl" for part in parts)):  # fmt: skip
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
     found = [
         [path.relative_to(tmp_path).as_posix() for path in of]
         for of in vars(inputs([str(tmp_path)])).values()
     ]
-    assert found == [["a run"], ["ledger.jsonl", "of an experiment/ledger.jsonl"], []]
+    assert found == [["a run"], ["an ab"], ["ledger.jsonl", "of an experiment/ledger.jsonl"], []]
     (tmp_path / "written").mkdir()
     (file := tmp_path / "written/link.json").touch()
     assert inputs([str(file.parent)]).documents == [file]

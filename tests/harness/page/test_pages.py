@@ -18,7 +18,7 @@ from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.paths import RESULTS
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Samples
-from harness.serving.ledger.ledger import ExplanationEntry, LedgerRow
+from harness.serving.ledger.ledger import ExplanationEntry, LedgerRow, known_rows
 from tests.harness.page.serving.entries import observation, prediction
 from tests.support.page_text import page_text
 from tests.support.paths import DATA
@@ -26,6 +26,7 @@ from tests.support.written_runs import case, cell, finished, ranked, verdict, wr
 
 SNAPSHOTS = Path(__file__).parent / "snapshots"
 COMMITTED = RESULTS / "epyc-zen4-2core"
+CPU_SHORT = str(COMMITTED / "serving" / "cpu-short")
 TWO = {"torch.sdpa": 200.0, "vllm.amx": 100.0}
 THREE = TWO | {"vllm.vec": 150.0}
 DISTURBED = [
@@ -139,7 +140,8 @@ PAGES: dict[str, Callable[[Path], Page]] = {
     "two runs": two_runs,
     "two machines": lambda folder: page_of(*(RESULTS / f"{gpu}/mla_decode-b64" for gpu in ("h100", "h200"))),
     "gemm": gemm,
-    "ledger": lambda folder: page_of(COMMITTED / "serving/cpu-short"),
+    "ab": lambda folder: page_of(RESULTS / "epyc-zen3-2core/serving-ab"),
+    "ledger": lambda folder: Page("", sections=[ledger_section(list(known_rows([CPU_SHORT])), "cpu-short")]),
     "replay": replay,
     "forecast": lambda folder: page_of(DATA / "page/forecast.json"),
     "compiled": lambda folder: page_of(DATA / "page/compile.json"),

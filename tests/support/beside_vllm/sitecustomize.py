@@ -1,5 +1,5 @@
-"""On the PYTHONPATH of a real vLLM in tests: packages that PyPI builds for another torch than the one for CPUs, and
-that cannot be imported beside it."""
+"""On the PYTHONPATH of a real vLLM in tests: packages that PyPI builds for another torch than
+the one for CPUs, and that cannot be imported beside it."""
 
 import sys
 

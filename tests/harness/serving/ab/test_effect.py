@@ -1,12 +1,12 @@
-"""Statistics of A/Bs, by seeded simulation: false verdicts stay under 5 %, and effects of known size are found."""
+"""Statistics of A/Bs, by seeded simulation: false verdicts stay under 5 %, known effects are found."""
 
 import math
 
 import numpy as np
 import pytest
 
-from harness.serving.ab import effect as module
-from harness.serving.ab.effect import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
+from harness.serving.ab import result as module
+from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
 from harness.serving.ab.session import order
 
 TRIALS = 2000
@@ -40,7 +40,8 @@ def test_arms_that_do_not_differ_get_a_verdict_in_less_than_five_of_a_hundred(op
 
 
 @pytest.mark.parametrize(("change", "pairs", "least", "mean"), [
-    (0.02, None, 0.97, 7.5), (0.05, None, 0.99, 4.3), (0.02, 6, 0.95, 6), (0.01, 12, 0.85, 12), (0.05, 3, 0.9, 3),
+    (0.02, None, 0.97, 7.5), (0.05, None, 0.99, 4.3), (0.02, 6, 0.95, 6), (0.01, 12, 0.85, 12),
+    (0.05, 3, 0.9, 3),
 ])  # fmt: skip
 def test_effects_are_found_as_often_as_the_plan_says(change, pairs, least, mean):
     """Launches 0.53 % apart, as measured on 8 MI355X at 32 and more in flight."""

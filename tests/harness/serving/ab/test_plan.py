@@ -9,13 +9,18 @@ import pytest
 from harness.errors import UsageError
 from harness.serving.ab import names
 from harness.serving.ab.plan import client, launch, made, parse_arm, stop
+from harness.serving.ab.server import RunFailed
+from harness.serving.ab.session import counted
+from harness.serving.ab.templates import listed
+from tests.support.paths import DATA
 
 LAUNCH, CLIENT = "serve --port {port} --model m", "bench {url} --seed {seed} --out {result}"
 ARMS = {"a": {}, "b": {"env": {"X": "1"}, "flags": "--fast 2"}}
 GOOD = {"launch": LAUNCH, "client": CLIENT, "arms": ARMS}
 DOCKER = {
     "launch": "docker run --rm --name {name} {env} -p 127.0.0.1:{port}:8000 {image} vllm serve m",
-    "stop": "docker stop -t 90 {name}", "image": "vllm:1", "arms": {"a": {}, "b": {"image": "vllm:2", "env": {"X": "1"}}},
+    "stop": "docker stop -t 90 {name}", "image": "vllm:1",
+    "arms": {"a": {}, "b": {"image": "vllm:2", "env": {"X": "1"}}},
 }  # fmt: skip
 
 
@@ -33,6 +38,8 @@ def test_an_arm_is_variables_and_flags_at_the_end_of_the_command():
     called = client(plan, "a", 30000, 7, Path("/r.json"), Path("/c"))
     assert called.words == ("bench", "http://127.0.0.1:30000", "--seed", "7", "--out", "/r.json")
     assert plan.differing() == (["X"], ["--fast"])
+    commented = launched(made(GOOD | {"launch": f"{LAUNCH}  # why"}, "x"), "b").words
+    assert commented == b.words, "flags do not stand in a comment"
 
 
 def test_an_arm_of_the_command_line_says_the_same_as_one_of_the_file():
@@ -50,8 +57,9 @@ def test_a_container_has_its_own_variables_image_and_end():
 
 
 def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, monkeypatch):
-    plan = made(GOOD | {"launch": "bash -c 'exec serve --port {port} {flags}'", "client": f"{CLIENT} --n {{prompts}}",
-                        "prompts": 640, "warm_up_prompts": 128}, "x")  # fmt: skip
+    plan = made(GOOD | {"launch": "bash -c 'exec serve --port {port} {flags}'",
+                        "client": f"{CLIENT} --n {{prompts}}", "prompts": 640,
+                        "warm_up_prompts": 128}, "x")  # fmt: skip
     assert launched(plan, "b").words[-1] == "exec serve --port 30000 --fast 2"
     calls = [
         client(plan, "a", 1, 1, Path("/r"), Path("/c"), warm_up=warm).words[-1] for warm in (False, True)
@@ -66,7 +74,7 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
 
 @pytest.mark.parametrize(("values", "why"), [
     ({"launch": "serve"}, r"no \{port\} in the launch command"),
-    ({"client": "bench --seed {seed} --out {result}"}, r"no \{url\} and no \{port\}"),
+    ({"client": "bench --seed {seed} --out {result}"}, r"no \{url\} in the client command: it would call"),
     ({"client": "bench {url} --seed {seed}"}, r"no \{result\} in the client"),
     ({"client": "bench {url} --out {result}"}, r"no \{seed\} in the client"),
     ({"client": CLIENT + " --n {prompts}"}, r"\{prompts\} stands in the client command: say how many"),
@@ -79,9 +87,11 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     ({"arms": {"a": {}, "b": {"env": {"A B": "1"}}}}, "'A B' is no environment variable"),
     ({"arms": {"a": {}, "b": {"image": "t"}}}, r"arm b has an image, and no \{image\}"),
     ({"arms": {"a": {}, "b": {"flag": "t"}}}, "arms.b.flag: no such key"),
-    ({"margin": 0}, "margin: "), ({"metric": "itl"}, "metric: "), ({"ready_timeout": "soon"}, "ready_timeout: .*'soon'"),
+    ({"arms": {"a": {}, "b": {"flags": "'t"}}}, "arms.b.flags: No closing quotation"),
+    ({"margin": 0}, "margin: "), ({"metric": "itl"}, "metric: "),
+    ({"ready_timeout": "soon"}, "ready_timeout: .*'soon'"),
     (DOCKER | {"stop": ""}, r"does not end its container .* stop = \"docker stop -t 90 \{name\}\""),
-    (DOCKER | {"launch": DOCKER["launch"].replace("{env} ", "")}, r"do not reach the container: write \{env\}"),
+    (DOCKER | {"launch": DOCKER["launch"].replace("{env} ", "")}, r"reach the container: write \{env\}"),
     ({"launch": "bash -c 'serve {port}'"}, r"flags at the end would go to the shell: write \{flags\}"),
 ])  # fmt: skip
 def test_what_could_only_fail_later_is_one_line_now(values, why):
@@ -98,27 +108,7 @@ def test_a_script_that_starts_and_calls_the_server_is_to_be_split(tmp_path):
         made(GOOD | {"launch": f"bash {script} {{port}}"}, "x")
 
 
-def test_the_command_line_says_what_is_missing(here, tmp_path):
-    for words, why in (
-        ((), "name a plan: FILE.toml"),
-        (("--launch", LAUNCH), "give --launch, --client and at least two --arm"),
-        (("nowhere.toml",), "cannot read nowhere.toml: No such file"),
-        (("--resume", tmp_path), "is no record of `serving ab`"),
-        (("nowhere.toml", "--arm", "a"), "not both"),
-        (("--template", "sglang-h20"), "unknown template 'sglang-h20'; near: sglang-h200"),
-    ):
-        done = here("serving", "ab", *words)
-        assert done.returncode == 2 and why in done.stderr and done.stderr.count("\n") == 1, done.stderr
-    arms = ("--launch", "no-such-server {port}", "--client", CLIENT, "--arm", "a", "--arm", "b: X=1")
-    done = here("serving", "ab", *arms, "--out", tmp_path / "out", "--quiet")
-    assert (done.returncode, list(tmp_path.iterdir())) == (3, [])
-    assert done.stderr == "error: launch: there is no program no-such-server here\n"
-
-
-@pytest.mark.parametrize("template", [
-    f"{engine}-{gpu}" for engine, gpus in {"sglang": "h200 b200 mi300x mi355x", "vllm": "h200 b200 mi300x mi355x",
-                                           "tensorrt-llm": "h200 b200"}.items() for gpu in gpus.split()
-])  # fmt: skip
+@pytest.mark.parametrize("template", [row["template"] for row in listed() if row["kind"] == "a plan"])
 def test_a_template_is_a_plan_that_passes_the_dry_run(here, tmp_path, template):
     file = tmp_path / "ab.toml"
     file.write_text(here("serving", "ab", "--template", template).stdout)
@@ -167,20 +157,22 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
     (package / "tests" / "test_it.py").write_text('import os; os.environ["SGLANG_IN_TESTS"]')
     (package / "lib.so").write_bytes(b"\x7fELF\0SGLANG_IN_BINARY\0XSGLANG_PART\0")
     (package / "kernel.cu").write_text('getenv("SGLANG_IN_C"); // getenv("SGLANG_IN_C_COMMENT")')
-    variables = {"X_DEAD", "SGLANG_IN_DOCS", "SGLANG_IN_COMMENT", "SGLANG_DECLARED", "SGLANG_USED", "SGLANG_READ",
-                 "SGL_READ", "SGLANG_IN_TESTS", "SGLANG_IN_BINARY", "SGLANG_PART", "SGLANG_IN_C",
+    variables = {"X_DEAD", "SGLANG_IN_DOCS", "SGLANG_IN_COMMENT", "SGLANG_DECLARED", "SGLANG_USED",
+                 "SGLANG_READ", "SGL_READ",
+                 "SGLANG_IN_TESTS", "SGLANG_IN_BINARY", "SGLANG_PART", "SGLANG_IN_C",
                  "SGLANG_IN_C_COMMENT", "CUDA_VISIBLE_DEVICES"}  # fmt: skip
-    flags = "--tp-size --tp --num-steps --graph-bs --gemm-runner --gemm-backend --no-gemm-backend --gone -x".split()
+    flags = "--tp-size --tp --num-steps --graph-bs --gemm-runner --gemm-backend --no-gemm-backend --gone -x"
     plan = made(GOOD | {
         "launch": f"{sys.executable} {package}/server.py {{port}}",
-        "arms": {"a": {}, "b": {"env": dict.fromkeys(sorted(variables), "1"), "flags": " ".join(flags)}},
+        "arms": {"a": {}, "b": {"env": dict.fromkeys(sorted(variables), "1"), "flags": flags}},
     }, "x")  # fmt: skip
     plan_of = names._installed
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(names, "_installed", lambda command: ([package], [package], plan_of(command)[2]))
         told = {line["name"]: line["says"] for line in names.looked_up(plan)}
-    dead = {"X_DEAD", "SGLANG_IN_DOCS", "SGLANG_IN_COMMENT", "SGLANG_DECLARED", "SGLANG_IN_TESTS", "SGLANG_PART",
-            "SGLANG_IN_C_COMMENT", "--num-steps", "--graph-bs", "--gemm-runner", "--gone"}  # fmt: skip
+    dead = {"X_DEAD", "SGLANG_IN_DOCS", "SGLANG_IN_COMMENT", "SGLANG_DECLARED", "SGLANG_IN_TESTS",
+            "SGLANG_PART", "SGLANG_IN_C_COMMENT",
+            "--num-steps", "--graph-bs", "--gemm-runner", "--gone"}  # fmt: skip
     assert told.keys() == dead
     assert told["X_DEAD"] == "nothing installed reads X_DEAD"
     assert told["SGLANG_DECLARED"] == "SGLANG_DECLARED is declared, but nothing installed reads it"
@@ -197,3 +189,20 @@ def test_an_engine_that_is_not_here_is_not_called_silent():
         "VLLM_USE_V1, Q could not be looked up: serve is"
     )
     assert old["says"] == "VLLM_USE_V1 is in none of today's engines; today: the default"
+
+
+def test_requests_that_a_client_does_not_count_are_missed(tmp_path):
+    """SGLang's file says how many completed, and not how many there were to be."""
+    rows = (DATA / "serving" / "sglang_bench_serving_0.5.9.jsonl").read_text().splitlines()
+    (file := tmp_path / "result.jsonl").write_text(rows[0])
+    done = json.loads(rows[0])["completed"]
+    plan = made(GOOD | {"client": f"{CLIENT} --num-prompts {2 * done}"}, "x")
+    assert counted(file, done).totals.completed == done
+    with pytest.raises(RunFailed, match=f"{done} of {2 * done} requests failed"):
+        counted(file, plan.asked)
+    file.write_text("\n".join([rows[0], rows[0].replace('"completed"', '"other": 1, "completed"')]))
+    with pytest.raises(RunFailed, match="holds 2 runs: the client is to make one"):
+        counted(file, done)
+    file.write_text("not yet")
+    with pytest.raises(RunFailed, match="cannot read"):
+        counted(file, done)

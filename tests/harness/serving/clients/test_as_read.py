@@ -122,7 +122,7 @@ ROWS = (DATA / "vllm_serve_0.32_appended.jsonl").read_text()
     ("a.json", TEXT.encode("utf-32"), "NUL"),
     ("a.json", (TEXT[:20] + "\xe9" + TEXT[20:]).encode("latin-1"), "not saved as UTF-8"),
     ("a.json", TEXT.encode()[:90], "broken JSON"),
-    ("A.JSON", b"PK\x03\x04" + TEXT.encode(), "it is not JSON"),
+    ("A.JSON", b"PK" + TEXT.encode(), "it is not JSON"),
     ("a.json", TEXT.replace('"duration"', '"duration": 1, "duration"', 1).encode(), "stands twice"),
     ("a.json", b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "nested deeper than 64"),
     ("a.jsonl", ROWS[:-40].encode(), "line 2: broken JSON"),

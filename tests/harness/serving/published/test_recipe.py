@@ -1,4 +1,5 @@
-"""`serving recipe`: what it prints can be run, says what was mended, and leaves nothing out."""
+"""Published set-ups as `serving ab --template` prints them: they can be run, say what was mended and what
+today's engines have no more, and leave nothing out."""
 
 import shlex
 import subprocess
@@ -14,7 +15,7 @@ NAMES = sorted(configurations())
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_shell_takes_it_and_each_mend_is_told_and_changes_what_it_says(here, name):
-    one, done = configurations()[name], here("serving", "recipe", name)
+    one, done = configurations()[name], here("serving", "ab", "--template", name)
     checked = subprocess.run(["bash", "-n"], input=done.stdout, capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")
     whole = {section.file or section.part: section for section in sections(one)}
@@ -29,9 +30,23 @@ def test_the_shell_takes_it_and_each_mend_is_told_and_changes_what_it_says(here,
         assert mend.new is None or mend.old not in section.text
 
 
+def test_what_today_s_engines_have_no_more_is_told_above_it(here):
+    lines = here("serving", "ab", "--template", "mi350x-vllm").stdout.splitlines()
+    told = lines.index("# no longer: today's engine has no --disable-log-requests; today the default")
+    assert told < next(i for i, line in enumerate(lines) if line.strip().startswith("--disable-log-requests"))
+    assert "# no longer: today's engine has no VLLM_ROCM_USE_AITER_PAGED_ATTN" in lines
+    by_environment = here(
+        "serving", "ab", "--template", next(iter(configurations()["mi350x-vllm"].environments.values()))
+    )
+    assert by_environment.stdout.splitlines() == lines
+
+
 def test_the_files_of_a_cluster_are_written_with_its_own_names(here, tmp_path):
     yaml = pytest.importorskip("yaml")
-    text = here("serving", "recipe", "moai", "--part", "manifests").stdout
+    text = here("serving", "ab", "--template", "moai").stdout
+    settings = text.partition("\n# ====")[0]
+    parts = [part for part in text.split("\n# ==== ") if part.startswith("manifests")]
+    text = "\n".join([settings, *(f"# {part}" for part in parts)])
     text = text.replace('MODEL_DIR="/models/DeepSeek-R1"', 'MODEL_DIR="/data/a b"')
     subprocess.run(["bash", "-e"], input=text, cwd=tmp_path, text=True, check=True)
     written = {path.name: list(yaml.safe_load_all(path.read_text())) for path in tmp_path.iterdir()}

@@ -28,7 +28,7 @@ from kernels.op import Unsupported
 from kernels.platform import Platform, detect
 from shapes.attention import Parallel
 from shapes.linears import linears
-from shapes.models import model, read_model
+from shapes.models import model
 from tests.support.paths import ROOT
 from tests.support.workers_here import WorkerHere
 
@@ -56,6 +56,7 @@ def test_a_whole_step_of_r1_makes_the_calls_of_its_linears():
     for linear in linears(R1, parallel):
         assert names.count(linear.name) == linear.decode_calls, linear.name
     assert names.count("mla_decode") == 61 and names.count("fused_moe") == 58
+    assert whole.all_reduces == ["122 all-reduces of TP8"] and not STEP.all_reduces
     fewer = ReplayStep(R1, parallel, 1, 64, dense=2, moe=4)  # which stand for all
     assert fewer.calls("mla_decode") == fewer.calls("qkv_a") == (6, 61)
     assert fewer.calls("fused_moe") == fewer.calls("shared down") == (4, 58)
@@ -294,23 +295,6 @@ def test_mistakes_are_one_line(swap, said):
 @pytest.mark.parametrize(("kind", "arch"), [("cpu", "x86-avx512"), ("cuda", "sm_90"), ("rocm", "gfx942")])
 def test_a_base_is_chosen_for_the_ops_that_a_step_calls(kind, arch):
     assert read_arms(STEP, Platform(kind, arch), [], [])[BASE].keys() == CHOSEN.keys()
-
-
-def test_a_model_is_read_from_its_folder(tmp_path):
-    path, left_out = tmp_path / "config.json", ("name", "source", "rope_scaling", "weight_block_size")
-    config = {name: value for name, value in vars(TINY).items() if name not in left_out}
-    config["dtype"] = config.pop("torch_dtype") + " by its newer name"
-    config["rope_scaling"] = None
-    path.write_text(json.dumps(config))
-    read = read_model(tmp_path)
-    assert read == read_model(path)
-    assert (read.hidden_size, read.weight_block_size, read.torch_dtype) == (256, (128, 128), config["dtype"])
-    del config["kv_lora_rank"]
-    broken = (json.dumps(config), "'kv_lora_rank'"), ("[1", "cannot read"), ("[1]", "no JSON object")
-    for text, says in broken:
-        path.write_text(text)
-        with pytest.raises(ValueError, match=says):
-            read_model(tmp_path)
 
 
 @pytest.mark.parametrize(("options", "said"), [

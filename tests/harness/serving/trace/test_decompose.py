@@ -262,10 +262,12 @@ TWICE, LONG, MERGED = "stand twice", "longer than one stream allows", "merged"
     (lambda kernels, events: [k.update(dur=k["dur"] + 1.027) for k in kernels], [], 72 * 1.027),
     (lambda kernels, events: [k.update(dur=k["dur"] + 5) for k in kernels], [], 72 * 5),
     (lambda kernels, events: [k["args"].update(stream=2**60 + i % 2) for i, k in enumerate(kernels)], [], 0),
+    (lengthened(2, to=lambda us: us + 5), [], 5),
     (lengthened(7, to=lambda us: 1.6e6), [LONG], 1),
     (lengthened(7, 8, 9, to=lambda us: 1.6e6), [LONG] * 3, 3),
     (lengthened(1, 22, 40, 70, to=lambda us: 12 * us), [LONG] * 2, 4),
     (lengthened(4, to=lambda us: 2 * us), [LONG], 1),
+    (lengthened(71, to=lambda us: 800), [], 800 - 18),  # the last one communicates, and may wait
     (lambda kernels, events: events.extend(dict(k) for k in kernels), [TWICE], 0),
     (lambda kernels, events: events.extend(map(dict, [*events])), [TWICE], 0),
     (lambda kernels, events: events.append(kernels[3] | {"dur": 4e5}), [TWICE], 0),
@@ -280,7 +282,12 @@ def test_a_stream_runs_one_kernel_after_another(tmp_path, change, said, more_us)
     assert all(any(each in finding.message for finding in found) for each in said), found
     assert trace.time_ns() / 1e3 == pytest.approx(4 * 423 + more_us)
     assert sum(times.calls for times in trace.by_class().values()) == 72
-    assert len(trace.steps_of("decode")) == 4 and trace.devices[0].span_ns < 2e6
+    assert len(trace.steps_of("decode")) == 4 and trace.devices[0].span_ns < 3e6
+
+
+def test_the_last_kernel_of_a_stream_is_held_to_its_usual_length(tmp_path):
+    trace = of(tmp_path, [kernel(MM, 10 * i, 5 if i < 9 else 1.6e6) for i in range(10)])
+    assert trace.time_ns() == 50_000 and LONG in trace.findings[0].message
 
 
 @pytest.mark.parametrize("with_launches", [True, False])

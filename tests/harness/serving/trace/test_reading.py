@@ -134,6 +134,7 @@ def test_a_file_cut_short_is_refused_or_taken_as_far_as_it_goes(tmp_path, packed
     ('"Kind","Direction","Source_Agent_Id"\n', "a trace of copies"),
     ('"Domain","Function","Process_Id"\n', "a trace of API calls"),
     (' Start (ns)  Duration (ns)  CorrId\n', "nsys stats' table in columns"),
+    ("version https://git-lfs.github.com/spec/v1\noid sha256:1\n", "a pointer of Git LFS"),
     ('[{"frame": {"name": "ROOT"}, "metrics": {"time (ns)": 3}, "children": []}]', "Proton's tree"),
 ])  # fmt: skip
 def test_what_is_no_trace_is_said_in_one_line(tmp_path, raw, why, here, monkeypatch):
@@ -143,10 +144,11 @@ def test_what_is_no_trace_is_said_in_one_line(tmp_path, raw, why, here, monkeypa
 
 
 def test_a_file_that_only_its_name_tells(tmp_path):
-    path = tmp_path / "a.nsys-rep"
-    path.write_bytes(b"\1\2\3")
-    with pytest.raises(UnreadableError, match="a report of Nsight Systems"):
-        decompose(path)
+    for name, said in (("a.nsys-rep", "a report of Nsight Systems"), ("a.pb", "an XPlane")):
+        path = tmp_path / name
+        path.write_bytes(b"\n\2\3")
+        with pytest.raises(UnreadableError, match=said):
+            decompose(path)
 
 
 ROCPROF3 = '"Kind","Agent_Id","Queue_Id","Stream_Id","Kernel_Name","Start_Timestamp","End_Timestamp"\n'

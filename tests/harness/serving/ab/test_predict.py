@@ -1,0 +1,83 @@
+"""What stands in an A/B's record before its first launch, and beside its outcome."""
+
+import json
+
+import pytest
+
+from harness.errors import UsageError
+from harness.serving.ab import predict
+from harness.serving.ab.plan import made
+from harness.serving.ab.predict import changes_of, predicted
+from harness.serving.ab.record import Record
+from harness.serving.ab.report import shown
+from harness.serving.ab.result import summary
+from harness.serving.ledger.prediction import KernelChange
+from tests.support.paths import ROOT
+
+TOGGLED = ROOT / "results" / "epyc-zen4-2core" / "toggle" / "onednn"
+CLIENT = "bench {url} --seed {seed} --out {result} --random-input-len 1024 --random-output-len 1024"
+
+
+def plan_of(**env):
+    arms = {"base": {}, "changed": {"env": env}}
+    client = f"{CLIENT} --max-concurrency 64"
+    return made(
+        {"launch": "serve --port {port} --tp 8", "client": client, "arms": arms, "pairs": 2}, "a test"
+    )
+
+
+def prediction(change=-2.0, low=-3.0, high=-1.0, **more):
+    return {"quantity": "tpot", "unit": "ms", "method": "link", "change": change, "low": low, "high": high,
+            "before": 20.0, **more}  # fmt: skip
+
+
+def test_a_run_with_both_settings_says_what_the_op_gained():
+    """torch.bf16 takes 3.43 ms without the variable, where it is the fastest, and 30.67 ms with it."""
+    (change,) = changes_of(plan_of(ONEDNN_MAX_CPU_ISA="AVX2", OTHER="1"), "changed", [str(TOGGLED)])
+    assert change.op == "block_scale_gemm" and change.factor == pytest.approx(3430.6 / 30673.7, rel=1e-3)
+    assert (change.low, change.high) == (change.factor, change.factor), "of one case"
+    assert not list(changes_of(plan_of(ONEDNN_MAX_CPU_ISA="AMX"), "changed", [str(TOGGLED)]))
+    with pytest.raises(UsageError, match="no run timed a kernel under the variables of both arms"):
+        predicted(plan_of(X="1"), [str(TOGGLED)])
+
+
+def test_the_link_says_what_that_is_worth_to_the_arm(monkeypatch):
+    h200 = str(ROOT / "results" / "h200" / "mla_decode-b64")
+    change = KernelChange(op="mla_decode", factor=1.5, low=1.4, high=1.6, source=h200)
+    monkeypatch.setattr(predict, "changes_of", lambda *_: [change])
+    found = {each["quantity"]: each for each in predicted(plan_of(X="1"), [h200])}
+    assert (
+        found["tpot"]["of"] == "changed"
+        and -2 < found["tpot"]["change"] < -0.2
+        and 15 < found["tpot"]["before"] < 60
+    )
+
+
+def test_a_file_is_taken_for_the_client_s_own_load(tmp_path):
+    file = tmp_path / "what-if.json"
+    workloads = [{"load": {"concurrency": n}, "changes": [prediction(change=-n)]} for n in (4, 64)]
+    file.write_text(json.dumps({"workloads": workloads}))
+    (found,) = predicted(plan_of(X="1"), [str(file)])
+    assert found["change"] == -64
+    file.write_text(json.dumps({"workloads": workloads[:1]}))
+    with pytest.raises(UsageError, match="holds no one prediction for 64 in flight"):
+        predicted(plan_of(X="1"), [str(file)])
+
+
+@pytest.mark.parametrize(("tpot", "meets"), [((18.0, 18.1), True), ((20.0, 20.001), False)])
+def test_what_was_expected_stands_beside_what_was_found(tmp_path, tpot, meets):
+    known = [prediction(), prediction(of="another arm"), prediction(quantity="decode_step")]
+    record = Record.begin(tmp_path / "out", plan_of(X="1"), {"names": [], "predictions": known})
+    for pair in (1, 2):
+        for arm, value in (("base", 20.0), ("changed", tpot[pair - 1])):
+            metrics = dict.fromkeys(("ttft", "ttft_median", "throughput")) | {"tpot": value}
+            about = {"pair": pair, "attempt": 0, "arm": arm}
+            record.append("measured", **about, metrics=metrics, suspect={}, output_tokens=1)
+        record.append("pair", pair=pair, attempt=0)
+    found = summary(Record(tmp_path / "out"))
+    (line,) = found["expected"]
+    assert (line["change"], line["low"], line["high"]) == (-10, -15, -5) and line["meets"] is meets
+    says = (
+        f"TPOT, mean was expected to change by -10.00 % (-15.00 to -5.00), and did by {line['found']:+.2f} %"
+    )
+    assert f"changed: {says}: the intervals {'meet' if meets else 'do not meet'}" in shown(found)

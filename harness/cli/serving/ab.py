@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -44,17 +44,7 @@ if TYPE_CHECKING:
 @click.option("--resume", metavar="DIR", help="Go on with this record.")
 @json_option("Write the result there.")
 @click.option("--quiet", is_flag=True, help="No table and no progress.")
-def ab(
-    file: str | None,
-    arms: tuple[str, ...],
-    template: str | None,
-    predict: tuple[str, ...],
-    out: str | None,
-    resume: str | None,
-    json_to: str | None,
-    quiet: bool,
-    **options: str | float | None,
-) -> None:
+def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, **options: Any) -> None:
     """Does a variable, a flag or an image change this server, and by how much?
 
     Starts each arm's server again and again, in mirrored pairs, calls it with your client, and gives the
@@ -77,12 +67,12 @@ def ab(
     from harness.serving.ab.plan import require_programs
     from harness.serving.ab.record import Record, default_folder
     from harness.serving.ab.report import planned
+    from harness.serving.ab.result import finished
 
-    budget = str(options["budget"] or "")
-    budget_s = parse_seconds(budget, "--budget") if budget else None
+    budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
     changes = {key: options[key] for key in ("pairs", "margin") if options[key] is not None}
-    plan = _plan(file, options["launch"], options["client"], arms, changes)
-    record = Record(Path(resume)) if resume else None
+    plan = _plan(changes, **options)
+    record = Record(Path(options["resume"])) if options["resume"] else None
     if record:
         record.require_plan(plan or record.plan.model_copy(update=changes))
         plan = record.plan
@@ -90,7 +80,7 @@ def ab(
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
     folder = record.folder if record else Path(out) if out else default_folder()
     names = record.names if record else looked_up(plan)
-    predictions = [] if record else _predictions(plan, predict)
+    predictions = [] if record else _predictions(plan, options["predict"])
     text = planned(plan, record, folder.absolute(), names)
     if options["dry_run"]:
         if json_to:
@@ -99,17 +89,19 @@ def ab(
         if json_to != "-":
             print(text)
         return
-    require_programs(plan)
+    if record is None or finished(record) in ("", "given up"):
+        require_programs(plan)
     record = record or Record.begin(folder, plan, {"names": names, "predictions": predictions})
     sys.exit(_run(record, budget_s, text, json_to, quiet))
 
 
 def _plan(
-    file: str | None,
-    launch: str | float | None,
-    client: str | float | None,
-    arms: tuple[str, ...],
     changes: JsonObject,
+    file: str | None,
+    launch: str | None,
+    client: str | None,
+    arms: tuple[str, ...],
+    **_: object,
 ) -> Plan | None:
     """Of the file or the options; None where neither says anything."""
     from harness.serving.ab.plan import made, parse_arm, read_plan
@@ -138,18 +130,19 @@ def _predictions(plan: Plan, names: tuple[str, ...]) -> list[JsonObject]:
 def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
     from harness.progress import Progress
     from harness.serving.ab.report import shown
-    from harness.serving.ab.result import summary
+    from harness.serving.ab.result import finished, summary
     from harness.serving.ab.session import Session
 
     say = Progress(quiet).note
-    say(text)
-    record.hold(say)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with interruptible(f"finished pairs are recorded, --resume {record.folder} goes on"):
-            Session(record, budget_s, say).run()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if finished(record) in ("", "given up"):
+        say(text)
+        record.hold(say)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            with interruptible(f"finished pairs are recorded, --resume {record.folder} goes on"):
+                Session(record, budget_s, say).run()
+        finally:
+            signal.signal(signal.SIGTERM, before)
     found = summary(record)
     if json_to:
         write(json_to, json.dumps(found, indent=1, allow_nan=False) + "\n")

@@ -202,6 +202,10 @@ def test_killed_in_the_middle_of_a_pair_it_goes_on_and_loses_none(tmp_path, mark
     again = [(e["arm"], e["attempt"]) for e in Record(out).of("launch", pair=2)]
     assert again[-2:] == [("slow", 1), ("base", 1)], "both arms, in the pair's order"
     assert Record(out).of("launch", pair=1) == record.of("launch", pair=1)
+    before = (out / "journal.jsonl").read_bytes()
+    shown = here("serving", "ab", "--resume", out)
+    assert "2 pairs against base, sglang 1.2.3" in shown.stdout
+    assert (out / "journal.jsonl").read_bytes() == before
 
 
 def test_two_processes_do_not_go_on_with_one_record(tmp_path):

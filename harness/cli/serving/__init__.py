@@ -6,9 +6,10 @@ import click
 
 from harness.cli.lazy import LazyGroup
 
-COMMANDS = ("ab", "compare", "ledger", "link", "load", "observe", "trace")
+COMMANDS = ("ab", "compare", "ledger", "load", "observe", "predict", "trace", "validate")
 MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS}
 MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("replay",)}
+MODULES["what-if"] = f"{__name__}.what_if:what_if"
 
 
 @click.group(cls=LazyGroup, modules=MODULES)

@@ -17,7 +17,6 @@ from harness.serving.replay.step import OP_CLASS
 if TYPE_CHECKING:
     import altair
 
-NOTHING = "no arm was timed"
 TWIN = "base again"
 METHODS = {"the whole step": ("circle", PREDICTED), "swapped calls alone": ("square", OBSERVED)}
 """Of each way to know an arm's difference its shape and its colour."""
@@ -48,8 +47,8 @@ def step_name(step: dict[str, Any]) -> str:
     """`decode step of deepseek-r1, 4 requests`: of what the record says."""
     contexts = step.get("contexts")  # of each request, in records of November 2026
     requests = len(contexts) if isinstance(contexts, list) else step.get("batch")
-    counted = f", {requests} requests" if requests is not None else ""
-    return f"{step.get('phase', 'decode')} step of {step.get('model', '?')}{counted}"
+    name = f"{step.get('phase', 'decode')} step of {step.get('model', '?')}"
+    return name if requests is None else f"{name}, {requests} requests"
 
 
 def _step(replay: Replay, name: str, title: str) -> PageSection:
@@ -66,16 +65,13 @@ def _step(replay: Replay, name: str, title: str) -> PageSection:
 
 
 def _headline(replay: Replay) -> str:
-    parts = [
-        f"{name}: {_ranged(arm.change, '+.4g')} ms"
-        for name, arm in replay.arms.items()
-        if arm.change is not None
-    ]
+    changed = [(name, arm.change) for name, arm in replay.arms.items() if arm.change is not None]
+    parts = [f"{name}: {_ranged(change, '+.4g')} ms" for name, change in changed]
     base = replay.arms.get(replay.base)
     if base is not None and base.step is not None:
         parts.insert(0, f"{replay.base}: {_ranged(base.step, '.4g')} ms a step")
     parts += [f"{name} failed: {arm.failed}" for name, arm in replay.arms.items() if arm.failed]
-    return "; ".join(parts or [NOTHING]) + "."
+    return "; ".join(parts or ["no arm was timed"]) + "."
 
 
 def _charts(replay: Replay, prefix: str) -> Iterator[Chart]:
@@ -124,7 +120,7 @@ def _changes_table(replay: Replay) -> Table:
                "whole model, ms", "outputs apart"]  # fmt: skip
     rows = []
     for name, arm in replay.arms.items():
-        whole = None if arm.whole is None else arm.whole.ms
+        whole = arm.whole.ms if arm.whole else None
         rows.append(
             TableRow(
                 [
@@ -167,7 +163,7 @@ def place_marks(replay: Replay) -> list[dict[str, Any]]:
 
 
 def by_place(marks: Sequence[dict[str, Any]]) -> altair.TopLevelMixin:
-    """Of each place of the step a bar for each arm that has one of its own."""
+    """A bar for each arm's own calls at each place."""
     import altair as alt
 
     domain, colours = op_colours([mark["class"] for mark in marks])

@@ -101,12 +101,13 @@ def _unshift(draft: Draft) -> None:
     draft.add("itl", last, "ms", scope="request", statistic="p95")
     draft.add("itl", stated, "ms", scope="request", statistic="p99")
     draft.add("concurrency", follows, "1", scope="node", statistic="mean", derived=how)
-    draft.row.find(
-        "column_shift", "wrong", f"columns are shifted: concurrency {stated:g} is above the limit of {limit:g}; "
-        f"by Little's law it is {rate:.6g} req/s x {e2e:.6g} ms = {follows:.5g}. It holds p99 of itl, and "
-        f"p99_itl_ms {last:g} is p95",
-        concurrency=stated, limit=limit, follows=follows, p99_itl_ms=last,
-    )  # fmt: skip
+    message = (
+        f"columns are shifted: concurrency {stated:g} is above the limit of {limit:g}; by Little's law it is "
+        f"{rate:.6g} req/s x {e2e:.6g} ms = {follows:.5g}. It holds p99 of itl, and p99_itl_ms {last:g} "
+        "is p95"
+    )
+    numbers = {"concurrency": stated, "limit": limit, "follows": follows, "p99_itl_ms": last}
+    draft.row.find("column_shift", "wrong", message, **numbers)
     draft.notes.append(
         f"repaired: p99_itl_ms {last:g} taken as p95 of itl, concurrency {stated:g} as its p99; "
         f"the true concurrency is lost, {follows:.5g} derived by Little's law"

@@ -45,7 +45,8 @@ METRICS: dict[str, tuple[str, str, Scope, Tokens, str]] = {
     "prompt_tokens_per_second": ("prompt_tokens_per_second", "tok/s", "instance", "input",
                                  f"{TOKEN} Input Tokens/Sec"),
     "tokens_per_second": ("tokens_per_second", "tok/s", "instance", "total", f"{TOKEN} Total Tokens/Sec"),
-    "prompt_token_count": ("input_len", "tokens", "request", "input", "Token Metrics / Successful Input Tokens"),
+    "prompt_token_count": ("input_len", "tokens", "request", "input",
+                           "Token Metrics / Successful Input Tokens"),
     "output_token_count": ("output_len", "tokens", "request", "output",
                            "Token Metrics / Successful Output Tokens"),
 }  # fmt: skip

@@ -67,13 +67,12 @@ def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) ->
     if apart:
         return prefill + decode or None if prefill is not None and decode is not None else None
     if prefill and decode and prefill != decode:
-        draft.find("denominator", "suspect", f"{prefill} GPUs prefill and {decode} decode, though the engine is "
-                   "not disaggregated: over which of them its numbers are is not to be told")  # fmt: skip
+        message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated: over "
+        draft.find("denominator", "suspect", f"{message}which of them its numbers are is not to be told")
         return None
     if prefill and decode:
-        draft.notes.append(
-            "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated"
-        )
+        note = "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated"
+        draft.notes.append(note)
         return prefill
     tp = row.count("tp")
     if not tp:
@@ -94,14 +93,12 @@ def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | N
                 value = read(f"decode_{kind}")
             elif kind != "dp_attention":
                 counts = [unlike.count(f"{side}_{kind}") for side in ("prefill", "decode")]
+                both = f"{kind} of prefill and decode are {counts[0]} and {counts[1]}"
                 gpus = draft.about["gpus"]
                 if gpus and max(count or 0 for count in counts) > gpus:
-                    draft.find(
-                        "plausible", "wrong", f"{kind} of prefill and decode are {counts}, over {gpus} GPUs"
-                    )
+                    draft.find("plausible", "wrong", f"{both}, over {gpus} GPUs")
                 if not apart and None not in counts:
-                    draft.find("denominator", "suspect", f"prefill has a {kind} of {counts[0]} and decode one of "
-                               f"{counts[1]}, though the engine is not disaggregated")  # fmt: skip
+                    draft.find("denominator", "suspect", f"{both}, though the engine is not disaggregated")
         draft.parallelism[kind] = value
     if apart:
         draft.parallelism |= {"prefill_gpus": prefill, "decode_gpus": decode}
@@ -115,7 +112,7 @@ def _load(draft: Draft) -> None:
     if not isl or not osl:
         return
     out = 1 + (e2e - ttft) / tpot if e2e is not None and ttft is not None and tpot else None
-    if out is not None and (out < SHORTEST * osl if out < osl + 1 else out - 1 > LONGER * osl):
+    if out is not None and (out < SHORTEST * osl or out - 1 > LONGER * osl):
         message = f"osl is {osl:g}, but 1 + (E2E - TTFT) / TPOT are {out:.4g} tokens"
         draft.find("output_length", "suspect", message)
     if out is None or not 1 < out < osl + 1:
@@ -158,20 +155,12 @@ def _denominators(
     if total is None or out is None or into is None or prefill is None or decode is None:
         return "unknown", "unknown", "over which GPUs input and output throughput are is not to be told"
     if prefill and decode and _near(into * prefill + out * decode, total * (prefill + decode)):
-        note = (
-            f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode, total over all"
-        )
-        return "prefill_gpu", "decode_gpu", note
+        note = f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode, total over "
+        return "prefill_gpu", "decode_gpu", f"{note}all"
     if _near(into + out, total):
         return "gpu", "gpu", "input, output and total are all over all GPUs"
-    return (
-        "unknown",
-        "unknown",
-        (
-            f"input {into:g} and output {out:g} tok/s add up to the total of {total:g} neither over "
-            f"{prefill} + {decode} GPUs nor over all"
-        ),
-    )
+    note = f"input {into:g} and output {out:g} tok/s add up to the total of {total:g} neither over "
+    return "unknown", "unknown", f"{note}{prefill} + {decode} GPUs nor over all"
 
 
 def _near(a: float, b: float) -> bool:

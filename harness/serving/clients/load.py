@@ -46,8 +46,8 @@ def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
         before = alike.setdefault((*system, run.workload, run.totals.input_tokens), run)
         finding = None
         if first != run.id:
-            finding = Finding(rule="repeated", severity="suspect",
-                              message=f"{run.id}: every number is that of {first}: the same run again")  # fmt: skip
+            message = f"{run.id}: every number is that of {first}: the same run again"
+            finding = Finding(rule="repeated", severity="suspect", message=message)
         elif message := _cached(before, run):
             finding = Finding(rule="prefix_cache", severity="suspect", message=message)
         marked.append(run.model_copy(update={"findings": (*run.findings, finding)}) if finding else run)
@@ -63,8 +63,8 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
     if was / now < FASTER or abs((tpots[1] or 0) / (tpots[0] or 1) - 1) > SAME:
         return ""
     return (
-        f"{again.id}: TTFT is {now:.4g} ms where {first.id}, with as many tokens in, took {was:.4g} ms: the same "
-        "prompts again, from the prefix cache (flush it, or use another --seed)"
+        f"{again.id}: TTFT is {now:.4g} ms where {first.id}, with as many tokens in, took {was:.4g} ms: the "
+        "same prompts again, from the prefix cache (flush it, or use another --seed)"
     )
 
 

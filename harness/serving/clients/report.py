@@ -74,7 +74,7 @@ def _blocks(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str
 
 
 def _row(run: ServingRun) -> list[str]:
-    severities = Counter(finding.severity for finding in run.findings if finding.severity != "note")
+    severities = Counter[Severity](one.severity for one in run.findings if one.severity != "note")
     numbers = [_output(run), *(_latency(run, *which) for which in LATENCIES.values())]
     cells = [
         run.id,
@@ -163,8 +163,8 @@ def _section(title: str, texts: Sequence[tuple[ServingRun, str]], runs: int) -> 
 def _line(text: str, ids: Sequence[str], runs: int) -> str:
     subjects = ", ".join(ids[:NAMED]) + (f" and {len(ids) - NAMED} more" if len(ids) > NAMED else "")
     whole = f"{'all' if len(ids) == runs > 1 else subjects}: {' '.join(text.split())}"
-    margins = {"initial_indent": "  ", "subsequent_indent": "    "}
-    return textwrap.fill(whole, WIDTH, break_long_words=False, break_on_hyphens=False, **margins)
+    wrapper = textwrap.TextWrapper(WIDTH, "  ", "    ", break_long_words=False, break_on_hyphens=False)
+    return wrapper.fill(whole)
 
 
 def _counts(severities: Counter[Severity]) -> str:

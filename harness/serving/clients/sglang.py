@@ -73,6 +73,8 @@ def random_lengths_and_server(draft: Draft) -> None:
     cached = row.values.get("cached_tokens")
     if isinstance(cached, list) and cached and all(type(tokens) is int for tokens in cached):
         load["prefix_cached"] = sum(cached) > 0
+        if sum(cached):
+            draft.find("prefix_cache", "note", f"{sum(cached)} tokens of prompts came from the prefix cache")
     info = row.inside("server_info")
     if info.values:
         _describe(draft, info)
@@ -176,6 +178,8 @@ def batch_of_a_server(draft: Draft) -> None:
     hits = row.number("cache_hit_rate")
     draft.add("cache_hit_rate", hits, "1")
     draft.load["prefix_cached"] = None if hits is None else hits > 0
+    if hits:
+        draft.find("prefix_cache", "note", f"{100 * hits:.3g} % of the prompts came from the prefix cache")
     given = row.values.get("server_args")
     if isinstance(given, list) and all(isinstance(flag, str) for flag in given):
         draft.about["flags"] = tuple(row.take("server_args"))
@@ -249,7 +253,8 @@ FORMATS = (
         about={"label": "run_name", "model": "model_path"}, fixed={"mode": "online"}, load=BATCH,
         fixed_load=AT_ONCE,
         totals={"duration_s": "latency", "output_tokens": "total_output_tokens"},
-        odd=batch_of_a_server, rows=without_unknown, wanted=("latency", "output_throughput", "overall_throughput"),
+        odd=batch_of_a_server, rows=without_unknown,
+        wanted=("latency", "output_throughput", "overall_throughput"),
     ),
     Format(
         name="sglang.bench_offline_throughput",

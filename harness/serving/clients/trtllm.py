@@ -33,6 +33,7 @@ from harness.serving.clients.format import (
     Latencies,
     One,
     Several,
+    keys,
     rates,
 )
 from harness.serving.schema import ServingRun
@@ -57,7 +58,8 @@ DISTRIBUTIONS = {
 }  # fmt: skip
 # What stands in the printed report, as in the JSON; each label without its unit.
 PRINTED = {
-    "Model": "engine.model", "TensorRT LLM Version": "engine.version", "TensorRT-LLM Version": "engine.version",
+    "Model": "engine.model",
+    "TensorRT LLM Version": "engine.version", "TensorRT-LLM Version": "engine.version",
     "Dtype": "engine.dtype", "KV Cache Dtype": "engine.kv_cache_dtype", "Quantization": "engine.quantization",
     "TP Size": "world_info.tp_size", "PP Size": "world_info.pp_size", "EP Size": "world_info.ep_size",
     "Max Runtime Batch Size": "world_info.max_batch_size", "Max Runtime Tokens": "world_info.max_num_tokens",
@@ -90,17 +92,16 @@ def report(draft: Draft) -> None:
     """Means that stand apart from their distribution, tokens from mean lengths, and the GPUs."""
     row, totals = draft.row, draft.totals
     printed = row.as_text
-    row.inside("streaming_metrics").inside("gen_tps_percentiles").take(
-        "average"
-    )  # token_output_speed_tok_s again
+    # token_output_speed_tok_s again
+    row.inside("streaming_metrics").inside("gen_tps_percentiles").take("average")
     for name, (path, _) in MEANS.items():
         fields, key = row.at(path)
         alone, known = fields.number(key), draft.value(name)
         if alone is not None and known is None:
             draft.add(name, alone, "ms", scope="request", statistic="mean")
         elif alone is not None and known is not None and not math.isclose(alone, known, rel_tol=SAME):
-            draft.row.find("mean", "wrong", f"{fields.where}: {key!r} is {alone:g}, but the average of its "
-                           f"distribution {known:g}")  # fmt: skip
+            message = f"{fields.where}: {key!r} is {alone:g}, but the average of its distribution {known:g}"
+            draft.row.find("mean", "wrong", message)
     if totals["duration_s"] is None:
         totals["duration_s"] = row.inside("performance").number("total_latency_s")
     requests, count = row.inside("request_info"), totals["completed"]
@@ -136,9 +137,8 @@ def reports(document: Document) -> list[ServingRun]:
     comes for the second time."""
     if not MARK.search(document.text):
         return []
-    return [
-        BENCH.run(Fields(f"{document.path}:{line}", row, as_text=True)) for line, row in _reports(document)
-    ]
+    rows = [Fields(f"{document.path}:{line}", row, as_text=True) for line, row in _reports(document)]
+    return [BENCH.run(row) for row in rows]
 
 
 def _reports(document: Document) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -187,8 +187,8 @@ def _read(line: str) -> tuple[str, str]:
 
 def has_throughput(row: Mapping[str, Any]) -> bool:
     performance = row.get("performance")
-    keys = {"system_output_throughput_tok_s", "output_throughput_per_gpu_tok_s"}
-    return isinstance(performance, Mapping) and bool(keys & set(performance))
+    mine = keys("system_output_throughput_tok_s output_throughput_per_gpu_tok_s")
+    return isinstance(performance, Mapping) and bool(mine & set(performance))
 
 
 BENCH = Format(
@@ -198,10 +198,9 @@ BENCH = Format(
         One("performance.system_total_throughput_tok_s", "throughput", "tok/s", "total"),
         One("performance.output_throughput_per_gpu_tok_s", "throughput", "tok/s", "output", scope="gpu"),
         One("performance.request_throughput_req_s", "request_throughput", "req/s"),
-        One("performance.output_throughput_per_user_tok_s", "throughput_per_user", "tok/s", "output", "mean",
-            "request"),
-        One("streaming_metrics.token_output_speed_tok_s", "generation_speed_per_user", "tok/s", "output", "mean",
-            "request"),
+        *(One(path, name, "tok/s", "output", "mean", "request") for path, name in (
+            ("performance.output_throughput_per_user_tok_s", "throughput_per_user"),
+            ("streaming_metrics.token_output_speed_tok_s", "generation_speed_per_user"))),
         One("request_info.avg_num_concurrent_requests", "concurrency", "1", statistic="mean"),
         *(Several(path, name, statistics=STATISTICS) for name, (_, path) in MEANS.items()),
         Several(DISTRIBUTIONS["GTPS"], "generation_speed_per_user", "tok/s", "output",
@@ -228,7 +227,7 @@ def failed(draft: Draft) -> None:
 FORMATS = (
     BENCH,
     Format(
-        name="tensorrt_llm.serve", own=frozenset({"user_throughput", "avg_decoded_tokens_per_iter"}), at_least=1,
+        name="tensorrt_llm.serve", own=keys("user_throughput avg_decoded_tokens_per_iter"), at_least=1,
         metrics=(
             *rates(output_throughput="output", total_token_throughput="total"), REQUESTS, *GOODPUT,
             Latencies({"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"}),

@@ -32,6 +32,7 @@ from harness.serving.clients.format import (
     Format,
     Latencies,
     One,
+    keys,
     rates,
 )
 from harness.serving.schema import RequestSamples
@@ -93,10 +94,8 @@ LATENCIES = {
 FORMATS = (
     Format(
         name="vllm.throughput",
-        own=frozenset({
-            "elapsed_time", "num_requests", "total_num_tokens", "requests_per_second", "tokens_per_second",
-        }),
-        not_with=frozenset({"GPU"}),
+        own=keys("elapsed_time num_requests total_num_tokens requests_per_second tokens_per_second"),
+        not_with=keys("GPU"),
         metrics=(
             *rates(tokens_per_second="total"),
             One("requests_per_second", "request_throughput", "req/s"),
@@ -110,8 +109,8 @@ FORMATS = (
     ),
     Format(
         name="vllm.latency",
-        own=frozenset({"avg_latency", "latencies", "percentiles"}), at_least=2,
-        not_with=frozenset({"duration"}),
+        own=keys("avg_latency latencies percentiles"), at_least=2,
+        not_with=keys("duration"),
         metrics=(One("avg_latency", "batch_latency", "ms", statistic="mean", scale=1e3),),
         about={"model": "model_id"}, fixed={"engine": "vllm", "mode": "offline"},
         fixed_load={"request_rate": 0.0}, odd=passes, wanted=("avg_latency", "latencies", "percentiles"),
@@ -119,14 +118,14 @@ FORMATS = (
     ),
     Format(
         name="vllm.serve",
-        own=frozenset({
-            "model_id", "tokenizer_id", "burstiness", "endpoint_type", "best_of", "total_token_throughput",
-            "request_goodput", "request_goodput:",
-        }),
-        not_with=frozenset({"total_output_tokens_retokenized"}),
+        own=keys(
+            "model_id tokenizer_id burstiness endpoint_type best_of total_token_throughput "
+            "request_goodput request_goodput:"
+        ),
+        not_with=keys("total_output_tokens_retokenized"),
         metrics=(
-            *rates(input_throughput="input", output_throughput="output", total_token_throughput="total"), REQUESTS,
-            *GOODPUT, *PEAKS,
+            *rates(input_throughput="input", output_throughput="output", total_token_throughput="total"),
+            REQUESTS, *GOODPUT, *PEAKS,
             One("spec_decode_acceptance_length", "accept_length", "1", statistic="mean"),
             Latencies(LATENCIES),
         ),

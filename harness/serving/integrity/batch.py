@@ -54,7 +54,7 @@ def last_interval(run: ServingRun) -> Iterator[Finding]:
     for name in ("last_gen_throughput", "steady_state_output_throughput"):
         own = run.value(name)
         if own and mean and own > TAIL * mean:
-            message = f"{name} is {own:g} tok/s, but output throughput over the whole run {mean:g}{hint(run, own / mean)}"
+            message = f"{name} is {own:g} tok/s, but output throughput {mean:g}{hint(run, own / mean)}"
             yield broken(run, "decode_throughput", "suspect", message, own=own, mean=mean)
         elif own and decode and length > LOGGED_STEPS and not 1 / AGREE < decode / own < AGREE:
             message = f"decode_throughput is {decode:g} tok/s, but the server's own {name} {own:g}"
@@ -77,8 +77,9 @@ def overall(run: ServingRun) -> Iterator[Finding]:
         if apart(value, expected, totals.duration_s) > MARGIN:
             message = (
                 f"{metric.tokens} throughput {value:g} tok/s, but {size} requests of {into or 0:g} / {out:g} "
-                f"tokens in a duration of {totals.duration_s:g} s are {expected:g}{hint(run, value / expected)}"
             )
+            message += f"tokens in a duration of {totals.duration_s:g} s are {expected:g}"
+            message += hint(run, value / expected)
             yield broken(run, "throughput", "suspect", message, throughput=value, expected=expected)
 
 

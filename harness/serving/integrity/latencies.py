@@ -25,19 +25,17 @@ from harness.serving.integrity.common import (
 from harness.serving.schema import Finding, ServingRun, Severity
 
 IDENTITY = 0.005  # of the mean E2E; dstack's 54 rows hold to 4e-10
-TAIL = (
-    0.05  # of the mean E2E, after the last token: guidellm's ends with the response, not with its last token
-)
+TAIL = 0.05  # of the mean E2E, after the last token: guidellm's request ends with the response
 ASKED = (1 / 20, 1.5)  # E2E over what follows from a length that was asked for: most stop early, none late
 CORE = ("mean", "median", "std", "p99")
 PER_REQUEST = ("ttft", "tpot", "e2e")
 ONE_A_REQUEST = (*PER_REQUEST, "normalized_time_per_output_token", "input_len", "output_len")
 UNIT = 100  # a factor that no distribution of latencies has between its mean and its median
-TAILS = 4  # times p99: the longest hundredth of requests
 BUNDLED = 1.5  # ITL / TPOT from which on chunks hold several tokens
 BUNDLE = 64  # tokens a chunk, at most
-HEAVY = 0.2  # of all requests' time in one of them
+HEAVY = 20  # % of all requests' time in one of them
 FAR = 5  # times the mean of the others
+LOOSER = 1 + MARGIN
 FEW = 3  # requests
 SKEWED = 3  # times the median
 NEARLY = 0.85  # of the deviation that a single long request makes
@@ -73,8 +71,7 @@ def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
-    """Quantiles rise; the mean lies between min and max; p50 is the median. Of what was read and of the
-    rest."""
+    """Quantiles rise; the mean lies between min and max; p50 is the median: of all that was kept."""
     for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
         ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
         pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
@@ -93,11 +90,8 @@ STATISTICS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "ma
 
 def _kept(extra: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Statistics of what has no place in a run, by where they stand."""
-    known = {
-        STATISTICS.get(key, key): number
-        for key, value in extra.items()
-        if (number := real(value)) is not None
-    }
+    numbers = {STATISTICS.get(key, key): real(value) for key, value in extra.items()}
+    known = {key: number for key, number in numbers.items() if number is not None}
     if sum(1 for key in known if quantile(key) is not None) > 1:
         yield path, known
     for key, value in extra.items():
@@ -119,90 +113,91 @@ def moments(run: ServingRun) -> Iterator[Finding]:
         if mean is None:
             continue
         # Tokens of one piece of a stream have no time between them, and with the median the lower quartile.
-        pieces = name == "itl" and known.get("p25", mean) * UNIT < mean
-        if median is not None and mean and name not in WAITS and not pieces:
-            if not mean < median * UNIT or not median < mean * UNIT:
-                yield _unlikely(run, name, median, mean)
+        pieces = name in WAITS or (name == "itl" and known.get("p25", mean) * UNIT < mean)
+        if median is not None and mean and not pieces and not mean / UNIT < median < mean * UNIT:
+            bursts = name == "itl" and median < mean
+            why = ": tokens come in bursts (a proxy, or several in one piece)"
+            why = why if bursts else f"{hint(run, median / mean)}; other units?"
+            message = f"{name}: median {median:g} ms and mean {mean:g} ms are far apart{why}"
+            yield found("moments", "suspect", message, median=median, mean=mean)
         if name in PER_REQUEST and p99 is not None and mean > p99 + rounding(mean, p99):
             message = (
-                f"{name}: mean {mean:g} ms is above the p99 of {p99:g}: one request in a hundred cannot weigh "
-                "so much"
+                f"{name}: mean {mean:g} ms is above the p99 of {p99:g}: one request in a hundred cannot "
             )
-            yield found("moments", "suspect", message, mean=mean, p99=p99)
-        for statistic, value in known.items():
-            at = quantile(statistic)
-            if at is None or not 0 < at < 1:
-                continue
-            if std is None:
-                if value * (1 - at) > mean * (1 + MARGIN) + rounding(mean):  # Markov's inequality
-                    message = f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}"
-                    yield found("moments", "wrong", message, value=value, mean=mean)
-                continue
-            low, high = quantile_limits(mean, std * (1 + MARGIN), at)
-            slack = rounding(*known.values()) * 2 + mean * 1e-6 + (std * 0.5 if (count or 0) < 10 else 0)
-            if not low - slack <= value <= high + slack:
-                message = (
-                    f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}, std {std:g}: it lies in "
-                    f"{max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}"
-                )
-                yield found("moments", "wrong", message, value=value, mean=mean, std=std)
+            yield found("moments", "suspect", f"{message}weigh so much", mean=mean, p99=p99)
+        slack = rounding(*known.values()) * 2 + mean * 1e-6
         if std is None:
-            continue
-        if count and std > mean * math.sqrt(count) * (1 + MARGIN) and name in PER_REQUEST:
-            yield _too_wide(name, std, f"with mean {mean:g} ms of {count} requests", mean=mean)
-        elif p99 is not None and std > _widest(mean, p99) + rounding(std, p99) and name in PER_REQUEST:
-            if not _largest(run, name):
-                yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", p99=p99)
-        if name == "itl" and longest and std > math.sqrt(2 * mean * longest):
-            yield _too_wide(
-                name, std, f"with mean {mean:g} ms, in requests of at most {longest:g} ms", mean=mean
-            )
+            limits = {at: (-math.inf, mean * LOOSER / (1 - at)) for at in _inner(known)}  # Markov
+        else:
+            limits = {at: quantile_limits(mean, std * (1 + MARGIN), at) for at in _inner(known)}
+            slack += std * 0.5 if (count or 0) < 10 else 0.0
+        for at, (low, high) in limits.items():
+            for statistic in (key for key in known if quantile(key) == at):
+                value = known[statistic]
+                if not low - slack <= value <= high + slack:
+                    spread = "" if std is None else f", std {std:g}"
+                    message = (
+                        f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}{spread}: it lies "
+                        f"in {max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}"
+                    )
+                    yield found("moments", "wrong", message, value=value, mean=mean)
+        if std is not None and count and name in PER_REQUEST and std > mean * math.sqrt(count) * (1 + MARGIN):
+            yield _too_wide(name, std, f"with mean {mean:g} ms of {count} requests", mean)
+        # Bhatia and Davis, of times from 0 to p99, one in a hundred of which are up to four times as long.
+        if std is not None and p99 is not None and name in PER_REQUEST and not _largest(run, name):
+            widest = math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * (4 * p99 - mean) ** 2)
+            if std > widest + slack:
+                yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", mean)
+        if std is not None and name == "itl" and longest and std > math.sqrt(2 * mean * longest):
+            yield _too_wide(name, std, f"with mean {mean:g} ms, in requests of at most {longest:g} ms", mean)
+
+
+def _inner(known: Mapping[str, float]) -> set[float]:
+    """The quantiles between the ends."""
+    return {at for key in known if (at := quantile(key)) is not None and 0 < at < 1}
 
 
 def one_request(run: ServingRun) -> Iterator[Finding]:
-    """A mean that one request makes, or few: the first ones, which wait for compilations, or one that
-    hangs."""
+    """A mean that one request makes, or few: the first, which wait for compilations, or one that hangs."""
     count = run.totals.completed
     for name in PER_REQUEST:
         largest, mean, median = _largest(run, name), stated(run, name, "mean"), stated(run, name, "median")
         if not mean or not count or count < FEW:
             continue
         rest = (mean * count - largest) / (count - 1) if largest else mean
-        if largest and largest >= HEAVY * mean * count and largest >= FAR * rest:
+        share = 100 * (largest or 0.0) / count / mean
+        if largest and share >= HEAVY and largest >= FAR * rest:
             message = (
-                f"{name}: one of {count} requests took {largest:.4g} ms, {100 * largest / count / mean:.3g} % of "
-                f"all together (compilation in the first call, or one that hung): without it the mean {mean:.4g} "
-                f"is {rest:.4g} ms; the duration and all rates count it too"
+                f"{name}: one of {count} requests took {largest:.4g} ms, {share:.3g} % of all "
+                f"together (a compilation, or it hung): without it the mean {mean:.4g} is {rest:.4g} ms; the "
+                "duration and all rates count it too"
             )
             yield found("one_request", "suspect", message, largest=largest, mean=mean, without=rest)
         elif median and mean >= SKEWED * median:
             message = (
-                f"{name}: mean {mean:.4g} ms is {mean / median:.3g} x the median of {median:.4g}: few long requests "
-                "make it (a first wave that compiles, or a queue)"
+                f"{name}: mean {mean:.4g} ms is {mean / median:.3g} x the median of {median:.4g}: few long "
             )
+            message += "requests make it (a first wave that compiles, or a queue)"
             yield found("few_requests", "suspect", message, mean=mean, median=median)
 
 
 def _largest(run: ServingRun, name: str) -> float | None:
-    """The longest time of a request: of the list of them, as stated, or as mean, median and deviation have it
-    where they are those of one long request among like ones. None where nothing tells it."""
+    """The longest time of a request: of the list of them, as stated, or as mean, median and deviation (or
+    p99) have it where they are those of one long request among like ones. None where nothing tells it."""
     samples, known, count = run.samples, statistics(run).get(name, {}), run.totals.completed or 0
     listed = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms}.get(name, ())
     mean, median, std, p99 = (known.get(key) for key in ("mean", "median", "std", "p99"))
-    if count < FEW:
-        return None
-    if len(listed) == count:
-        return max(listed)
+    if count < FEW or len(listed) == count:
+        return max(listed, default=None)
     if "max" in known or mean is None or median is None or mean < 1.5 * median:
         return known.get("max")
     alone = median + count * (mean - median)
     if std is not None:
         return alone if std >= NEARLY * (mean - median) * math.sqrt(count - 1) else None
-    last = (count - 1) * 0.99  # where numpy's p99 lies between the sorted times
-    if p99 is not None and last > count - 2:
-        interpolated = median + (last - (count - 2)) * (alone - median)
-        return alone if math.isclose(p99, interpolated, rel_tol=1 - NEARLY) else None
-    return None
+    last = (count - 1) * 0.99 - (count - 2)  # where numpy's p99 lies between the two longest
+    interpolated = median + last * (alone - median)
+    same = p99 is not None and last > 0 and math.isclose(p99, interpolated, rel_tol=1 - NEARLY)
+    return alone if same else None
 
 
 def extremes(run: ServingRun) -> Iterator[Finding]:
@@ -225,7 +220,7 @@ def extremes(run: ServingRun) -> Iterator[Finding]:
             count
             and most
             and std is not None
-            and most - mean > std * math.sqrt(count) * (1 + MARGIN) + slack * count
+            and most - mean > std * math.sqrt(count) * LOOSER + slack * count
         ):
             yield _not_with(name, "max", most, f"mean {mean:g} and std {std:g} of {count}", mean)
         if std and least is not None and most is not None and least <= mean <= most:
@@ -239,26 +234,9 @@ def _not_with(name: str, statistic: str, value: float, beside: str, mean: float)
     return found("moments", "wrong", message, value=value, mean=mean)
 
 
-def _widest(mean: float, p99: float) -> float:
-    """The largest deviation of times from 0 to p99 with that mean (Bhatia and Davis), one in a hundred of
-    which are up to TAILS times as long."""
-    return math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * max(TAILS * p99 - mean, 0.0) ** 2)
-
-
-def _too_wide(name: str, std: float, beside: str, **numbers: float) -> Finding:
+def _too_wide(name: str, std: float, beside: str, mean: float) -> Finding:
     message = f"{name}: std {std:g} ms is hardly possible {beside}; other units?"
-    return found("moments", "suspect", message, std=std, **numbers)
-
-
-def _unlikely(run: ServingRun, name: str, median: float, mean: float) -> Finding:
-    message = f"{name}: median {median:g} ms and mean {mean:g} ms are far apart"
-    bursts = name == "itl" and median < mean
-    message += (
-        ": tokens come in bursts (a proxy, or several in one piece)"
-        if bursts
-        else f"{hint(run, median / mean)}; other units?"
-    )
-    return found("moments", "suspect", message, median=median, mean=mean)
+    return found("moments", "suspect", message, std=std, mean=mean)
 
 
 def identity(run: ServingRun) -> Iterator[Finding]:
@@ -306,13 +284,10 @@ def _deviation_of_length(run: ServingRun, mean: float) -> float:
 
 def _unit_at_fault(e2e: float, ttft: float, tpot: float, length: float) -> str:
     for factor in (1e3, 1e-3):
-        repaired = {
-            "e2e": (e2e * factor, ttft, tpot),
-            "ttft": (e2e, ttft * factor, tpot),
-            "tpot": (e2e, ttft, tpot * factor),
-        }
-        for name, (e, first, step) in repaired.items():
-            if abs(e / (first + (length - 1) * step) - 1) < IDENTITY:
+        for name in ("e2e", "ttft", "tpot"):
+            times = {"e2e": e2e, "ttft": ttft, "tpot": tpot}
+            times[name] *= factor
+            if abs(times["e2e"] / (times["ttft"] + (length - 1) * times["tpot"]) - 1) < IDENTITY:
                 return f" ({name} is off by a thousand: s for ms?)"
     return ""
 
@@ -354,16 +329,17 @@ def itl_beside_tpot(run: ServingRun) -> Iterator[Finding]:
     if not 1 / BUNDLE < ratio < BUNDLE:
         message, severity = f"{message}{hint(run, ratio)}; other units?", "suspect"
     elif ratio > BUNDLED:
-        message += f": about {ratio:.3g} tokens a chunk (stream interval, or speculation), so it is not a token's time"
+        message += (
+            f": about {ratio:.3g} tokens a chunk (stream interval, or speculation), so it is not a token's "
+        )
+        message += "time"
     elif ratio < 1 / BUNDLED and equal_lengths(run):
         severity = "suspect"
         message += ": more pieces than tokens, though all outputs are equally long; one of the counts is off"
     elif ratio < 1 / BUNDLED:
         message += ": several chunks a token, or few long requests weigh most in it"
     elif accepted and accepted > BUNDLED:
-        message += (
-            f", though a step gives {accepted:.3g} tokens: the client divides the time of a step by them"
-        )
+        message += f", though a step gives {accepted:.3g} tokens: the client divides a step's time by them"
     else:
         return
     yield found("itl_beside_tpot", severity, message, itl=itl, tpot=tpot)

@@ -36,14 +36,9 @@ def request_rate(run: ServingRun) -> float | None:
         return value
     length = output_length(run)
     for metric in run.metrics:
-        if (
-            metric.name == "throughput"
-            and metric.tokens == "output"
-            and metric.statistic == "total"
-            and length
-        ):
-            value = whole(run, metric)
-            return value / length if value else None
+        of_output = (metric.name, metric.tokens, metric.statistic) == ("throughput", "output", "total")
+        if of_output and length and (value := whole(run, metric)):
+            return value / length
     return None
 
 
@@ -77,9 +72,7 @@ def littles_law(run: ServingRun) -> Iterator[Finding]:
             severity = "wrong" if exact else "suspect"
             yield broken(run, "concurrency_limit", severity, message, follows=follows, limit=limit)
         if _at_once(run) and follows < AT_ONCE * (1 if exact else 1 - LOOSE):
-            message = (
-                f"{equation}: less than one at a time, though all were sent at once; latencies in s for ms?"
-            )
+            message = f"{equation}: less than one at a time, though all were sent at once; in s for ms?"
             yield broken(run, "concurrency_floor", "suspect", message, follows=follows)
     yield from _filled(run, rate, time)
     yield from _peaks(run, rate, time)
@@ -105,14 +98,12 @@ def _filled(run: ServingRun, rate: float | None, time: tuple[float, bool, str] |
         return
     if sent and sent <= limit and (run.value("ttft", "mean") or run.value("e2e", "mean")):
         lacks = sent < limit
-        message = (
-            f"{sent} requests were sent and {limit:g} allowed in flight: the run is one wave of {sent}"
-            + (f", never {limit:g} at once" if lacks else ", which starts at once and has no steady state")
-        )
+        message = f"{sent} requests were sent and {limit:g} allowed in flight: the run is one wave of {sent}"
+        message += f", never {limit:g} at once" if lacks else ", which has no steady state"
         yield found("one_wave", "suspect" if lacks else "note", message, sent=sent, limit=limit)
     server = run.option("max-running-requests", "max-num-seqs")
     if server.isdecimal() and int(server) < limit:
-        message = f"the server runs {server} at once, the client keeps {limit:g} in flight: TTFT has the others' wait"
+        message = f"the server runs {server} at once of the client's {limit:g} in flight: TTFT has their wait"
         yield found("server_limit", "note", message, server=int(server), limit=limit)
     if totals.failed:
         return
@@ -121,8 +112,8 @@ def _filled(run: ServingRun, rate: float | None, time: tuple[float, bool, str] |
     in_flight = f", {follows:.4g} on average" if follows else ""
     if peak is not None and peak < most:
         message = (
-            f"{limit:g} were allowed in flight, but at most {peak:g} were in any second{in_flight}: the client's "
-            "connections (aiohttp has 100 unless told) or the server's own limit"
+            f"{limit:g} were allowed in flight, but at most {peak:g} were in any second{in_flight}: the "
+            "client's connections (aiohttp has 100 unless told) or the server's own limit"
         )
         yield broken(run, "concurrency_not_reached", "suspect", message, peak=peak, limit=limit)
         return
@@ -131,10 +122,8 @@ def _filled(run: ServingRun, rate: float | None, time: tuple[float, bool, str] |
         return
     share = AT_ONCE * (1 - longest / 1e3 / duration) if duration and longest else FILLED
     if follows < most * share:
-        message = (
-            f"{follows:.5g} were in flight on average (Little's law), though all were sent at once and the "
-        )
-        message += f"client allows {limit:g}"
+        message = f"{follows:.5g} were in flight on average (Little's law), though all were sent at once and "
+        message += f"the client allows {limit:g}"
         yield broken(run, "concurrency_not_reached", "suspect", message, follows=follows, limit=limit)
 
 
@@ -187,13 +176,15 @@ def longest_lengths(run: ServingRun) -> Iterator[Finding]:
     those in flight; and input to output is as the two lengths."""
     load, tpot, ttft = run.workload, stated(run, "tpot", "mean"), stated(run, "ttft", "mean")
     isl, osl = load.longest_input_len, load.longest_output_len
-    out, into = (run.metric("throughput", "total", kind) for kind in ("output", "input"))
-    speed, prompts = (whole(run, metric) if metric is not None else None for metric in (out, into))
+    metrics = [run.metric("throughput", "total", kind) for kind in ("output", "input", "total")]
+    speed, prompts, both = (whole(run, metric) if metric is not None else None for metric in metrics)
+    if isl and osl and both and not speed:
+        speed = both * osl / (isl + osl)  # as the two lengths
     if isl and osl and speed and prompts and not isl / osl / DRAWN <= prompts / speed <= isl / osl * DRAWN:
         message = (
-            f"input and output throughput are as {prompts / speed:.4g} to 1, but the lengths asked for, {isl:g} and "
-            f"{osl:g}, as {isl / osl:.4g}"
+            f"input and output throughput are as {prompts / speed:.4g} to 1, but the lengths asked for, "
         )
+        message += f"{isl:g} and {osl:g}, as {isl / osl:.4g}"
         yield found("lengths", "suspect", message, throughputs=prompts / speed, lengths=isl / osl)
     limit = load.concurrency
     if not osl or load.output_len is not None or not speed or not tpot or ttft is None or not limit:
@@ -201,8 +192,9 @@ def longest_lengths(run: ServingRun) -> Iterator[Finding]:
     few, most = sorted(speed / n * (ttft + (n - 1) * tpot) / 1e3 for n in (osl, osl * SHORTEST))
     if few > limit * (1 + MARGIN) or most < limit * FILLED:
         message = (
-            f"{speed:.5g} tok/s of requests of {osl * SHORTEST:g} to {osl:g} tokens, each mean TTFT {ttft:.4g} + "
-            f"(n - 1) x mean TPOT {tpot:.4g} ms, are {few:.4g} to {most:.4g} in flight; {limit:g} were asked for"
+            f"{speed:.5g} tok/s of requests of {osl * SHORTEST:g} to {osl:g} tokens, each of mean TTFT "
+            f"{ttft:.4g} + (n - 1) x mean TPOT {tpot:.4g} ms, are {few:.4g} to {most:.4g} in flight; "
+            f"{limit:g} were asked for"
         )
         yield found("littles_law", "suspect", message, least=few, most=most, limit=limit)
 

@@ -44,16 +44,17 @@ def rates(run: ServingRun) -> Iterator[Finding]:
             yield found("plausible", "suspect", message, value=metric.value)
         gpus = 1 if metric.scope == "gpu" else run.gpus
         if metric.unit == "tok/s" and metric.value > (PER_GPU * gpus if gpus else ALL):
-            message = f"{metric.tokens} throughput {metric.value:g} tok/s is beyond {gpus or 'all'} GPUs; other units?"
+            message = f"{metric.tokens} throughput {metric.value:g} tok/s is beyond {gpus or 'all'} GPUs"
+            message += "; other units?"
             yield found("plausible", "suspect", message, throughput=metric.value)
 
 
 def prefill(run: ServingRun) -> Iterator[Finding]:
     """A prompt is computed before its first token comes, unless it stands in the prefix cache."""
     totals, load, tpot = run.totals, run.workload, stated(run, "tpot", "mean")
-    tokens = (
-        totals.input_tokens / totals.completed if totals.input_tokens and totals.completed else load.input_len
-    )
+    tokens = load.input_len
+    if totals.input_tokens and totals.completed:
+        tokens = totals.input_tokens / totals.completed
     ttft = min((t for t in (stated(run, "ttft", s) for s in ("mean", "median")) if t), default=0.0)
     if not tokens or not ttft or run.mode == "offline":
         return
@@ -66,11 +67,11 @@ def prefill(run: ServingRun) -> Iterator[Finding]:
     elif tpot and tokens >= LONG and ttft < OF_A_STEP * tpot and not run.parallelism.disaggregated:
         why = f"that is {ttft / tpot:.2g} of a decode step ({tpot:.4g} ms), which reads the same weights"
     if why:
-        message = f"prompts of {tokens:.5g} tokens took {ttft:.4g} ms to their first token: {why}; "
-        yield broken(
-            run, "prefix_cache", "suspect", message + "they came from the prefix cache, or were no such prompts",
-            tokens=tokens, ttft=ttft,
-        )  # fmt: skip
+        message = (
+            f"prompts of {tokens:.5g} tokens took {ttft:.4g} ms to their first token: {why}; they came from "
+        )
+        message += "the prefix cache, or were no such prompts"
+        yield broken(run, "prefix_cache", "suspect", message, tokens=tokens, ttft=ttft)
 
 
 def layout(run: ServingRun) -> Iterator[Finding]:

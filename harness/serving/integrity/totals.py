@@ -44,9 +44,10 @@ def rates(run: ServingRun) -> Iterator[Finding]:
         return
     shared_clock = [rate for rate in stated_rates if rate.off < CLOCK]
     time = shared_clock[0].count / shared_clock[0].value if shared_clock and shared_clock[0].value else 0.0
-    if time and all(
-        apart(rate.value, rate.count / time, shared_clock[0].value) <= EXACT for rate in shared_clock
-    ):
+    others_agree = (
+        apart(rate.value, rate.count / time, shared_clock[0].value) for rate in shared_clock if time
+    )
+    if time and max(others_agree) <= EXACT:
         if any(rate.off > EXACT for rate in shared_clock):
             message = (
                 f"{', '.join(rate.name for rate in shared_clock)}: over {time:g} s, though the duration is "
@@ -60,10 +61,9 @@ def rates(run: ServingRun) -> Iterator[Finding]:
         others = [(kind, n) for kind, n in _counted(run, rate.unit) if n != rate.count]
         kinds = [kind for kind, n in others if n and apart(rate.value, n / duration, duration) <= EXACT]
         meaning = f" (it is that of {kinds[0]} tokens)" if kinds else ""
-        message = (
-            f"{rate.name} {rate.value:g} {rate.unit}, but {rate.count} {rate.of} in a duration of {duration:g} s "
-            f"are {rate.expected:g}{meaning or hint(run, rate.value / rate.expected if rate.expected else 0.0)}"
-        )
+        meaning = meaning or hint(run, rate.value / rate.expected if rate.expected else 0.0)
+        message = f"{rate.name} {rate.value:g} {rate.unit}, but {rate.count} {rate.of} in a duration of "
+        message += f"{duration:g} s are {rate.expected:g}{meaning}"
         severity: Severity = "suspect" if rate.off < CLOCK else "wrong"
         rule = rate.name.split()[-1]
         yield broken(run, rule, severity, message, value=rate.value, expected=rate.expected)
@@ -125,18 +125,18 @@ def lengths(run: ServingRun) -> Iterator[Finding]:
         if count is None or not totals.completed or not wanted:
             continue
         each = count / totals.completed
-        ratio = each / wanted
-        least, most = (
-            (EARLY, _longest_output(load, totals.completed)) if kind == "output" else (1 / LENGTH, LENGTH)
-        )
-        if least <= ratio <= most:
+        least, most = 1 / LENGTH, LENGTH
+        if kind == "output":
+            least, most = EARLY, _longest_output(load, totals.completed)
+        if least <= each / wanted <= most:
             continue
-        short = kind == "output" and 0.01 < ratio < 1
-        message = f"{kind} tokens a request: {each:.5g} counted ({count} of {totals.completed}), {wanted:g} asked for"
-        message += "; they stopped early (no ignore-eos, or a limit of the server's)" if short else ""
-        yield broken(
-            run, f"{kind}_length", "note" if short else "suspect", message, counted=each, asked=wanted
+        short = kind == "output" and 0.01 < each / wanted < 1
+        message = (
+            f"{kind} tokens a request: {each:.5g} counted ({count} of {totals.completed}), {wanted:g} asked "
         )
+        message += "for; they stopped early (no ignore-eos, or a limit of the server's)" if short else "for"
+        severity: Severity = "note" if short else "suspect"
+        yield broken(run, f"{kind}_length", severity, message, counted=each, asked=wanted)
 
 
 def _longest_output(load: OfferedLoad, count: int) -> float:
@@ -209,15 +209,10 @@ def zeros(run: ServingRun) -> Iterator[Finding]:
     named += [("output length asked for", load.output_len or load.longest_output_len)]
     if totals.completed:
         named += [("input_tokens", totals.input_tokens), ("output_tokens", totals.output_tokens)]
-    if totals.completed != 0:
-        named += [
-            (m.name, m.value) for m in run.metrics if "throughput" in m.name or m.name.startswith("max_")
-        ]
-        named += [
-            (m.name, m.value)
-            for m in run.metrics
-            if m.unit == "ms" and m.statistic in NEVER_ZERO and (m.name, m.statistic) != ("itl", "median")
-        ]
+    for m in run.metrics if totals.completed != 0 else ():
+        rate = "throughput" in m.name or m.name.startswith("max_")
+        time = m.unit == "ms" and m.statistic in NEVER_ZERO and (m.name, m.statistic) != ("itl", "median")
+        named += [(m.name, m.value)] if rate or time else []
     for name, value in named:
         if value == 0 and name not in WAITS:
             yield found("zero", "suspect", f"{name} is 0: not measured, whatever its name says")
@@ -238,11 +233,11 @@ def retokenised(run: ServingRun) -> Iterator[Finding]:
         return
     message = f"total_output_tokens_retokenized is {again:g}, the server counted {count}: "
     lost = again < LOST * count
-    message += (
-        "most of the answers' text did not reach the client; throughput and TPOT rest on the server's count alone"
-        if lost
-        else "random or special tokens, or one of the counts is off"
-    )
+    if lost:
+        message += (
+            "most of the answers' text did not reach the client; throughput and TPOT rest on the server's"
+        )
+    message += " count alone" if lost else "random or special tokens, or one of the counts is off"
     yield found("retokenised", "suspect" if lost else "note", message, retokenised=again, counted=count)
 
 

@@ -13,10 +13,8 @@ from statistics import fmean
 from harness.serving.integrity.common import FASTEST_STEP_MS, found, output_length, stated
 from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
 
-STREAMED = ("ttft", "tpot", "itl")
-WHOLE = (
-    0.95  # of E2E: TTFT from which on nearly all came at once, if the rest is faster than any known engine
-)
+STREAMED = {"ttft", "tpot", "itl"}
+WHOLE = 0.95  # of E2E: TTFT from which on nearly all came at once, if the rest is faster than any engine
 FASTEST_TOKEN_MS = 0.5  # of any server over a network known to this project
 SAME = 1e-3  # between E2E and TTFT of one request
 SEVERAL = 8  # tokens that no single piece of a stream holds, speculation or not
@@ -27,111 +25,96 @@ def left_out(run: ServingRun) -> ServingRun:
     were measured, where lists tell it, takes the place of the one that counts the others."""
     if run.totals.completed == 0:
         return run
-    spoilt, findings = _by_request(run) or _by_statistics(run)
+    spoilt, finding = _by_request(run) or _by_statistics(run) or (set[str](), None)
+    findings = [finding] if finding else []
     single = run.totals.output_tokens is not None and run.totals.output_tokens == run.totals.completed
     for name in ("tpot", "itl"):
-        if name not in spoilt and _zero(run, name):
+        # ITL's median may be 0 in a stream of bursts.
+        mean, median = stated(run, name, "mean"), stated(run, name, "median")
+        if name not in spoilt and (mean == 0 or (median == 0 and (mean is None or name == "tpot"))):
             spoilt |= {name}
-            message = f"{name} is 0: not measured, and left out"
-            if single:
-                message = f"{name}: requests of one output token have none; left out"
-            findings.append(found("zero", "note" if single else "suspect", message))
+            why = "a request of one output token has none" if single else "not measured"
+            findings.append(found("zero", "note" if single else "suspect", f"{name} is 0: {why}; left out"))
     kept = [metric for metric in run.metrics if metric.name not in spoilt or metric.unit != "ms"]
     samples = run.samples
     if "ttft" in spoilt and (rest := _measured(samples)):
-        derived = f"mean of the {len(rest)} requests that were measured"
-        mean = Metric(
-            name="ttft", value=fmean(rest), unit="ms", scope="request", statistic="mean", derived=derived
-        )
-        kept.append(mean)
+        kept.append(
+            Metric(name="ttft", value=fmean(rest), unit="ms", scope="request", statistic="mean",
+                   derived=f"mean of the {len(rest)} requests that were measured")
+        )  # fmt: skip
     if "ttft" in spoilt:
         samples = samples.model_copy(update={"ttfts_ms": (), "itls_ms": ()})
-    return run.model_copy(
-        update={"metrics": tuple(kept), "samples": samples, "findings": (*run.findings, *findings)}
-    )
+    update = {"metrics": tuple(kept), "samples": samples, "findings": (*run.findings, *findings)}
+    return run.model_copy(update=update)
 
 
-def _by_request(run: ServingRun) -> tuple[set[str], list[Finding]] | None:
+Spoilt = tuple[set[str], Finding]
+
+
+def _by_request(run: ServingRun) -> Spoilt | None:
     """Of lists of single requests; None where they show nothing."""
-    ttfts, times = run.samples.ttfts_ms, _times_per_token(run.samples)
+    ttfts, rest = run.samples.ttfts_ms, _measured(run.samples)
     zero = sum(1 for ttft in ttfts if ttft == 0)
-    pieces = sum(1 for time in times if time is not None and time < FASTEST_STEP_MS)
-    count, rest = len(ttfts), _measured(run.samples)
     mean = f"; of the other {len(rest)} its mean is {fmean(rest):.4g} ms" if rest else ""
     if zero:
-        message = f"ttft is 0 in {zero} of {count} requests: not measured, and TPOT of these is E2E over all tokens{mean}"
-        return {"ttft", "tpot"}, [found("zero", "suspect", f"{message}; left out", zero=zero, requests=count)]
-    if pieces:
         message = (
-            f"{pieces} of {count} requests came in one piece after {_share(run)}their whole time: not streamed, "
-            f"so their TTFT is E2E and their TPOT none{mean}; left out"
+            f"ttft is 0 in {zero} of {len(ttfts)} requests: not measured, and their TPOT is E2E over all "
         )
-        return {*STREAMED}, [found("not_streamed", "suspect", message, pieces=pieces, requests=count)]
+        return {"ttft", "tpot"}, found("zero", "suspect", f"{message}tokens{mean}; left out", zero=zero)
+    if pieces := sum(map(_in_one_piece, _times_per_token(run.samples))):
+        message = (
+            f"{pieces} of {len(ttfts)} requests came in one piece: not streamed, so their TTFT is E2E and "
+        )
+        message += f"they have no TPOT{mean}; left out"
+        return STREAMED, found("not_streamed", "suspect", message, pieces=pieces)
     return None
 
 
-def _by_statistics(run: ServingRun) -> tuple[set[str], list[Finding]]:
-    zeros = [
-        f"{metric.name} {metric.statistic}"
-        for metric in run.metrics
-        if metric.name in ("ttft", "e2e")
-        and metric.unit == "ms"
-        and metric.statistic != "std"
-        and metric.value == 0
-    ]
+def _by_statistics(run: ServingRun) -> Spoilt | None:
+    times = [one for one in run.metrics if one.name in ("ttft", "e2e") and one.unit == "ms"]
+    zeros = [one for one in times if one.value == 0 and one.statistic != "std"]
     if zeros:
-        message = (
-            f"{', '.join(zeros)} {'is' if len(zeros) == 1 else 'are'} 0: not measured in some or all requests, and "
-            "TPOT of these is E2E over all tokens, none that was measured; left out"
+        message = ", ".join(f"{one.name} {one.statistic}" for one in zeros)
+        message += (
+            f" {'is' if len(zeros) == 1 else 'are'} 0: not measured in some or all requests, whose TPOT is "
         )
-        names = {zero.split()[0] for zero in zeros}
-        return {*names, "tpot"}, [found("zero", "suspect", message)]
+        message += "E2E over all tokens; left out"
+        return {"tpot", *(one.name for one in zeros)}, found("zero", "suspect", message)
     ttft, e2e, tpot = (stated(run, name, "mean") for name in ("ttft", "e2e", "tpot"))
     length = output_length(run) or 0.0
     if tpot is None and e2e is not None and ttft is not None and length > 1:
         tpot = max(e2e - ttft, 0.0) / (length - 1)
-    if ttft is None or tpot is None or 1 < length < SEVERAL:
-        return set(), []
+    if ttft is None or not tpot or 0 < length < SEVERAL:
+        return None
     whole = ttft >= WHOLE * (e2e if e2e is not None else ttft + (length - 1) * tpot)
-    fastest = FASTEST_TOKEN_MS if whole and length >= SEVERAL else FASTEST_STEP_MS
-    if length == 1 or not 0 < tpot < fastest or not (whole or e2e is None):
-        return set(), []
+    if tpot >= (FASTEST_TOKEN_MS if whole and length else FASTEST_STEP_MS) or not (whole or e2e is None):
+        return None
+    share = f"{100 * ttft / e2e:.4g} % of " if e2e else ""
     message = (
-        f"mean ttft {ttft:g} ms is {_share(run)}E2E, and a token after the first takes {tpot:.3g} ms: not streamed "
-        "(the client did not ask for it, or a proxy buffers), so TTFT is E2E, and TPOT and ITL say nothing; left out"
+        f"mean ttft {ttft:g} ms is {share}E2E, and a token after the first takes {tpot:.3g} ms: not streamed "
+        "(not asked for, or a proxy buffers), so TTFT is E2E, and TPOT and ITL say nothing; left out"
     )
-    return {*STREAMED}, [found("not_streamed", "suspect", message, ttft=ttft, tpot=tpot)]
-
-
-def _zero(run: ServingRun, name: str) -> bool:
-    """Whether its mean, or where there is none its median, is 0; ITL's median may be, in a stream of
-    bursts."""
-    mean, median = stated(run, name, "mean"), stated(run, name, "median")
-    return mean == 0 or (median == 0 and (mean is None or name == "tpot"))
-
-
-def _share(run: ServingRun) -> str:
-    ttft, e2e = stated(run, "ttft", "mean"), stated(run, "e2e", "mean")
-    return f"{100 * ttft / e2e:.4g} % of " if ttft and e2e else ""
+    return STREAMED, found("not_streamed", "suspect", message, ttft=ttft, tpot=tpot)
 
 
 def _times_per_token(samples: RequestSamples) -> list[float | None]:
-    """Of each request the ms of a token after its first; None where that is not told, or its tokens are
-    few."""
-    lens, ends = samples.output_lens, samples.e2es_ms
-    times: list[float | None] = []
-    for i, ttft in enumerate(samples.ttfts_ms):
-        tokens = lens[i] if i < len(lens) else 0
-        rest = (
-            ends[i] - ttft if i < len(ends) else sum(samples.itls_ms[i]) if i < len(samples.itls_ms) else None
-        )
-        told = rest is not None and rest > -SAME * ttft and tokens >= SEVERAL
-        times.append(max(rest, 0.0) / (tokens - 1) if told and rest is not None else None)
+    """Of each request the ms of a token after its first; None where it is not told, or its tokens are few."""
+    ttfts, lens, times = samples.ttfts_ms, samples.output_lens, list[float | None]()
+    rests = [end - ttft for end, ttft in zip(samples.e2es_ms, ttfts, strict=False)] or [
+        *map(sum, samples.itls_ms)
+    ]
+    for i, ttft in enumerate(ttfts):
+        told = i < len(rests) and i < len(lens) and lens[i] >= SEVERAL and rests[i] > -SAME * ttft
+        times.append(max(rests[i], 0.0) / (lens[i] - 1) if told else None)
     return times
+
+
+def _in_one_piece(time: float | None) -> bool:
+    return time is not None and time < FASTEST_STEP_MS
 
 
 def _measured(samples: RequestSamples) -> list[float]:
     """The TTFT of each request that was measured; none where all were, or none was."""
     pairs = list(zip(samples.ttfts_ms, _times_per_token(samples), strict=True))
-    rest = [ttft for ttft, time in pairs if ttft > 0 and not (time is not None and time < FASTEST_STEP_MS)]
+    rest = [ttft for ttft, time in pairs if ttft > 0 and not _in_one_piece(time)]
     return rest if len(rest) < len(pairs) else []

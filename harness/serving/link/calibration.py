@@ -20,32 +20,23 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from harness.serving.link.closed_loop import Array, Features, cold_share, features, settled
-from harness.serving.link.kernel_sums import KernelSums
-from harness.serving.link.load import Load
-from harness.serving.link.regression import Normal, Rows, fitted, learnt, pooled_scatter
+from harness.serving.link.load import KernelSums, Load
+from harness.serving.link.regression import Normal, Rows, learnt
 
 T90 = 1.7
 """Deviations to either side of a 90 % interval: between Student's t of 10 degrees of freedom and normal."""
-TPOT_SCATTER, TTFT_SCATTER = 0.05, 0.18
-"""Of single points about the fitted, as a share, at lengths that were not calibrated on; a system's own
-residuals move it."""
-SCATTER_POINTS = 6
-"""How many points what is assumed of the scatter counts for."""
+TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.05, 0.2, 6
+"""Of single points about the fitted, as a share, and how many points that is worth beside a system's own."""
 OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
-
-BEGUN_TPOT = Normal.of(
-    (2.0, 0.85, 1.15), (2.5, 0.25, 0.42), np.array([[1, -0.5, 0], [-0.5, 1, 0.6], [0, 0.6, 1]])
-)
-BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0))
+BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
+BEGUN_TTFT = Normal.of((60.0, 0.9, 1200.0, 25.0), (25.0, 0.2, 1000.0, 30.0), (0, 0, 0, 0, 0, 0))
 BEGUN_WEIGHT = 3.0
 """What the priors are learnt from beside the stored series: our guess before any, for so many systems."""
-OPERATOR = np.diag(np.array([1.5, 0.08, 0.2]) ** 2), np.diag(np.array([25.0, 0.2, 500.0, 20.0]) ** 2)
-"""Covariance of the constants between operators of one machine, engine and parallelism."""
 
 
 @dataclass(frozen=True)
@@ -75,14 +66,12 @@ class Measured:
     @functools.cached_property
     def features(self) -> Features:
         """At what was measured."""
-        point = self.point
-        steady = point.ttft_median_ms or point.ttft_ms or 0.0
-        return features(self.sums, point.tpot_ms, steady, self.cold)
+        steady = self.point.ttft_median_ms or self.point.ttft_ms or 0.0
+        return features(self.sums, self.point.tpot_ms, steady, self.cold)
 
 
 def tpot_rows(measured: Sequence[Measured]) -> Rows:
-    rows = [(each.features.tpot, each.point.tpot_ms, TPOT_SCATTER) for each in measured]
-    return _rows(rows, len(OF_TPOT))
+    return _rows([(each.features.tpot, each.point.tpot_ms) for each in measured], len(OF_TPOT), TPOT_SCATTER)
 
 
 def ttft_rows(measured: Sequence[Measured]) -> Rows:
@@ -91,21 +80,17 @@ def ttft_rows(measured: Sequence[Measured]) -> Rows:
     rows = []
     for each in measured:
         point, found = each.point, each.features
-        if point.ttft_ms is None or found.queue_ms:
-            continue
-        if (left := point.ttft_ms - found.waiting_mean) > 0:
-            rows.append((found.mean, left, TTFT_SCATTER * point.ttft_ms / left))
-        median = point.ttft_median_ms
-        if median and point.load.waves > 2 and (left := median - found.waiting) > 0:
-            rows.append((found.steady, left, TTFT_SCATTER * median / left))
-    return _rows(rows, len(OF_TTFT))
+        if not found.queue_ms:
+            rows.append((found.mean, (point.ttft_ms or 0.0) - found.waiting_mean))
+            rows.append(
+                (found.steady, (point.ttft_median_ms or 0.0) * (point.load.waves > 2) - found.waiting)
+            )
+    return _rows([(x, y) for x, y in rows if y > 0], len(OF_TTFT), TTFT_SCATTER)
 
 
-def _rows(rows: Sequence[tuple[Array, float, float]], constants: int) -> Rows:
-    if not rows:
-        return Rows(np.zeros((0, constants)), np.zeros(0), np.zeros(0))
-    x, y, scatter = zip(*rows, strict=True)
-    return Rows(np.array(x), np.array(y), np.array(scatter))
+def _rows(rows: Sequence[tuple[Array, float]], constants: int, scatter: float) -> Rows:
+    x = np.array([x for x, _ in rows]).reshape(len(rows), constants)
+    return Rows(x, np.array([y for _, y in rows]), scatter)
 
 
 @dataclass(frozen=True)
@@ -122,13 +107,28 @@ class Value:
         ratio = math.exp(T90 * share)
         return cls(value, value / ratio, value * ratio)
 
-    def covers(self, measured: float) -> bool:
-        return self.low <= measured <= self.high
-
     @property
-    def width(self) -> float:
-        """Of the interval, as a share of the value."""
-        return (self.high - self.low) / self.value
+    def share(self) -> float:
+        return math.log(self.high / self.value) / T90
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a client would see.
+
+    ttft:      after the first wave, as its median; ttft_mean: over the whole run
+    output:    tokens/s of the instance
+    decode_ms: of a step, and stall_ms: the two parts of TPOT; prefill_ms: of one prompt; all in the server
+    """
+
+    tpot: Value
+    ttft: Value
+    ttft_mean: Value
+    output: Value
+    decode_ms: float
+    stall_ms: float
+    prefill_ms: float
+    features: Features
 
 
 @dataclass(frozen=True)
@@ -143,53 +143,37 @@ class Constants:
     def fitted(self, measured: Sequence[Measured]) -> Constants:
         """After these points."""
         tpot, ttft = tpot_rows(measured), ttft_rows(measured)
-        of_tpot, of_ttft = fitted(self.tpot, tpot), fitted(self.ttft, ttft)
-        return Constants(
-            of_tpot,
-            of_ttft,
-            pooled_scatter(TPOT_SCATTER, SCATTER_POINTS, tpot.off(of_tpot), 2),
-            pooled_scatter(TTFT_SCATTER, SCATTER_POINTS, ttft.off(of_ttft), 2),
+        of_tpot, of_ttft = tpot.fitted(self.tpot), ttft.fitted(self.ttft)
+        scatters = (
+            rows.scatter_about(of, SCATTER_POINTS, 2) for rows, of in ((tpot, of_tpot), (ttft, of_ttft))
         )
-
-    def elsewhere(self) -> Constants:
-        """Of another operator's server of the same machine and engine."""
-        of_tpot, of_ttft = OPERATOR
-        return replace(self, tpot=self.tpot.plus(of_tpot), ttft=self.ttft.plus(of_ttft))
+        return Constants(of_tpot, of_ttft, *scatters)
 
     def served(self, sums: KernelSums, cold: float) -> Served:
         """Raises HarnessError where the batch does not settle."""
-        load = sums.load
         found = settled(sums, self.tpot.mean, self.ttft.mean, cold)
         tpot = _value(self.tpot, found.tpot, 0.0, self.tpot_scatter)
         steady = _value(self.ttft, found.steady, found.waiting, self.ttft_scatter)
         mean = _value(self.ttft, found.mean, found.waiting_mean, self.ttft_scatter)
-        decoding = (load.mean_osl - 1) * tpot.value
+        decoding = (sums.load.mean_osl - 1) * tpot.value
         life = mean.value + decoding
-        share = math.hypot(_share(tpot) * decoding, _share(mean) * mean.value) / life
-        output = Value.of(load.concurrency * load.mean_osl / life * 1e3, share)
-        return Served(tpot, steady, mean, output, found)
+        share = math.hypot(tpot.share * decoding, mean.share * mean.value) / life
+        a, k, p = (float(constant) for constant in self.tpot.mean)
+        return Served(
+            tpot,
+            steady,
+            mean,
+            Value.of(found.output(life), share),
+            decode_ms=a + k * float(found.tpot[1]),
+            stall_ms=p * float(found.tpot[2]),
+            prefill_ms=float(self.ttft.mean[1]) * found.prefill_ms,
+            features=found,
+        )
 
 
 def _value(constants: Normal, x: Array, more: float, scatter: float) -> Value:
-    value, deviation = constants.value(x)
-    whole = max(value + more, 1e-3)
-    return Value.of(whole, math.hypot(deviation / whole, scatter))
-
-
-def _share(value: Value) -> float:
-    return math.log(value.high / value.value) / T90
-
-
-@dataclass(frozen=True)
-class Served:
-    """What a client would see. ttft: after the first wave, as its median; ttft_mean: over the whole run;
-    output: tokens/s of the instance"""
-
-    tpot: Value
-    ttft: Value
-    ttft_mean: Value
-    output: Value
-    features: Features
+    whole = max(float(x @ constants.mean) + more, 1e-3)
+    return Value.of(whole, math.hypot(float(np.sqrt(x @ constants.covariance @ x)) / whole, scatter))
 
 
 def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Constants:
@@ -200,22 +184,9 @@ def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Con
 
 
 PRIOR = Constants(
+    Normal.of((3.73, 0.747, 1.10), (1.91, 0.164, 0.452), (-0.56, -0.22, 0.61)),
     Normal.of(
-        (3.77, 0.747, 1.10),
-        (1.91, 0.164, 0.453),
-        np.array([[1, -0.56, -0.24], [-0.56, 1, 0.61], [-0.24, 0.61, 1]]),
-    ),
-    Normal.of(
-        (52.6, 1.11, 1500.0, 31.3),
-        (30.6, 0.445, 983.0, 52.6),
-        np.array(
-            [
-                [1, -0.31, -0.07, -0.33],
-                [-0.31, 1, -0.48, 0.71],
-                [-0.07, -0.48, 1, -0.30],
-                [-0.33, 0.71, -0.30, 1],
-            ]
-        ),
+        (54.9, 1.09, 1480.0, 32.1), (30.0, 0.408, 987.0, 51.3), (-0.21, -0.14, -0.27, -0.48, 0.68, -0.29)
     ),
 )
-"""`learnt_constants` of all stored series, rounded: the last lines of `serving validate --json` have it."""
+"""`learnt_constants` of all stored series, rounded: the end of `serving validate --json` has it."""

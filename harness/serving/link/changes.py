@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import KernelChange
-from harness.serving.link.kernel_sums import KernelSums, Phase
+from harness.serving.link.load import KernelSums, Phase
 from harness.serving.op_classes import OP_CLASSES
 
 FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
@@ -20,7 +19,6 @@ _CHANGE = re.compile(
     rf"(?:(?P<factor>{_NUMBER})x|saved:(?P<saved>{_NUMBER})us)"
     rf"(?:\((?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?:x|us)?\))?"
 )
-PHASES = ("decode", "prefill")
 
 
 def parse_change(text: str) -> KernelChange:
@@ -52,11 +50,8 @@ def parse_change(text: str) -> KernelChange:
     )
 
 
-def at_end(change: KernelChange, end: float | None) -> KernelChange:
-    """The change with an end of its interval for its value."""
-    if end is None:
-        return change
-    return change.model_copy(update={"factor" if change.factor else "saved_us": end})
+def name_of(change: KernelChange) -> str:
+    return f"{change.op}:{change.part}" if change.part else change.op
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
@@ -68,47 +63,40 @@ def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, li
     if not found:
         names = dict.fromkeys(t.name for p in (sums.decode, sums.prefill) for t in p.terms)
         where = "" if change.phase == "both" else f" of {change.phase}"
-        wanted = f"{change.op}:{change.part}" if change.part else change.op
-        raise UsageError(f"no kernel {wanted!r} in a step{where}; there are: {', '.join(names)}")
+        raise UsageError(f"no kernel {name_of(change)!r} in a step{where}; there are: {', '.join(names)}")
     return found
 
 
 def applied(
-    sums: KernelSums, changes: Sequence[KernelChange], in_server: tuple[float, float]
-) -> tuple[KernelSums, KernelSums]:
-    """The sums before and after.
+    sums: KernelSums, changes: Sequence[KernelChange], in_server: dict[str, float]
+) -> tuple[KernelSums, KernelSums, list[str]]:
+    """The sums before and after, and what is to be known of that, a line each.
 
-    in_server: what a kernel's time is multiplied with in decode steps and in stalls. A saving in us is one of
-    the server's own calls already, so that it is divided by that here. A saving that is more than nine tenths
-    of what the modelled kernel takes cannot be taken from it: then the server before the change was that much
-    slower than the model, and the model is what comes after.
+    in_server: by phase, what a kernel's time is multiplied with in the server. A saving in us is of the
+    server's own calls already, so that it is divided by that here. A saving of more than nine tenths of what
+    the modelled kernel takes cannot be taken from it: then the server before the change was that much slower
+    than the model, and the model is what comes after.
     """
     before = after = sums
+    notes = []
     for change in changes:
         for name, phase, indices in touched(sums, change):
             if change.factor is not None:
                 us = getattr(after, name).us.copy()
                 us[indices] /= change.factor
-                after = _with(after, name, us)
+                after = after.having(name, us)
                 continue
             calls = change.calls or sum(phase.terms[i].calls for i in indices)
-            of_step = (change.saved_us or 0.0) * calls / in_server[PHASES.index(name)]
-            if exceeds(phase, indices, of_step):
-                before = _with(before, name, _more(getattr(before, name), indices, of_step))
+            saved = (change.saved_us or 0.0) * calls / in_server[name]
+            slower = saved > 0.9 * float(phase.us[indices].sum(axis=0).min())
+            us = getattr(before if slower else after, name).us.copy()
+            us[indices] += (saved if slower else -saved) / len(indices)
+            if slower:
+                before = before.having(name, us)
+                notes.append(
+                    f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
+                    "was slower than the model by that, and the model is what comes after"
+                )
             else:
-                after = _with(after, name, _more(getattr(after, name), indices, -of_step))
-    return before, after
-
-
-def exceeds(phase: Phase, indices: Sequence[int], us_of_step: float) -> bool:
-    return us_of_step > 0.9 * float(phase.us[indices].sum(axis=0).min())
-
-
-def _with(sums: KernelSums, name: str, us: object) -> KernelSums:
-    return replace(sums, **{name: replace(getattr(sums, name), us=us)})
-
-
-def _more(phase: Phase, indices: Sequence[int], us_of_step: float) -> object:
-    us = phase.us.copy()
-    us[indices] += us_of_step / len(indices)
-    return us
+                after = after.having(name, us)
+    return before, after, notes

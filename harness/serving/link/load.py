@@ -1,18 +1,30 @@
-"""The load that a prediction is of: a fixed number of requests in flight, each followed by the next."""
+"""A load, and the kernel times of a step under it: sums over the calls of a decode step and of a prefill."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from harness.errors import UsageError
+from harness.serving.link.structure import StepLoad, Structure, Term
 
+Array = np.ndarray
 PREFILL_TOKENS = 16384
 """Of one prefill step where nothing says it: SGLang's --chunked-prefill-size on GPUs of 160 GB and more."""
+MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fraction-static)
+# Of that, what is neither: absorbed weights, workspaces, buffers of collectives. Set so that some of 64
+# requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
+BESIDE_GB = 3.0
+BETWEEN_POINTS = math.sqrt(2)  # factor between two points of a grid; times are interpolated between them
 
 
 @dataclass(frozen=True)
 class Load:
-    """A closed loop of requests.
+    """A closed loop: a fixed number of requests in flight, each followed by the next.
 
     isl, osl:       tokens in and out, at most
     range_ratio:    lengths are uniform from range_ratio * length to length (InferenceX: 0.8); 1: all alike,
@@ -33,16 +45,11 @@ class Load:
     recv_interval: int = 1
 
     def __post_init__(self) -> None:
-        least_of = {"isl": 1, "osl": 2, "concurrency": 1, "prefill_tokens": 1, "waves": 1, "recv_interval": 1}
-        for name, least in least_of.items():
-            if getattr(self, name) < least:
-                raise UsageError(f"{name}={getattr(self, name)} must be at least {least}")
+        for name in ("isl", "osl", "concurrency", "prefill_tokens", "waves", "recv_interval"):
+            if getattr(self, name) < (2 if name == "osl" else 1):
+                raise UsageError(f"{name}={getattr(self, name)} must be at least {2 if name == 'osl' else 1}")
         if not 0 <= self.range_ratio <= 1:
             raise UsageError(f"range_ratio={self.range_ratio} must be from 0 to 1")
-
-    @property
-    def lengths(self) -> tuple[int, int]:
-        return self.isl, self.osl
 
     @property
     def mean_isl(self) -> float:
@@ -61,3 +68,83 @@ class Load:
     def most_together(self) -> float:
         """Prompts that one prefill step takes."""
         return max(self.prefill_tokens / self.mean_isl, 1.0)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """The terms of one phase over a grid: batches of decode, prompts of a prefill step.
+
+    us: [terms, grid] of all calls of a step
+    """
+
+    terms: Sequence[Term]
+    grid: Array
+    us: Array
+
+    def at(self, point: float) -> Array:
+        """us of each term, [terms]; linear in the logarithm of the grid, its ends beyond it."""
+        return np.array([np.interp(math.log(point), np.log(self.grid), row) for row in self.us])
+
+    @functools.cached_property
+    def _totals(self) -> tuple[Array, Array]:
+        return np.log(self.grid), self.us.sum(axis=0) / 1e3
+
+    def ms(self, point: float) -> float:
+        """Of all terms."""
+        return float(np.interp(math.log(point), *self._totals))
+
+    def indices(self, op: str, part: str = "") -> list[int]:
+        return [i for i, term in enumerate(self.terms) if term.op == op and part in ("", term.part)]
+
+
+@dataclass(frozen=True)
+class KernelSums:
+    """capacity: requests of the load that the cache holds; infinite where memory is not known"""
+
+    load: Load
+    decode: Phase
+    prefill: Phase
+    capacity: float = math.inf
+
+    def having(self, phase: str, us: Array) -> KernelSums:
+        """With other times of that phase, [terms, grid]."""
+        if phase == "decode":
+            return replace(self, decode=replace(self.decode, us=us))
+        return replace(self, prefill=replace(self.prefill, us=us))
+
+
+def kernel_sums(structure: Structure, load: Load, memory_gb: float | None = None) -> KernelSums:
+    """memory_gb: of a GPU, 1e9 bytes; None: no limit to the cache. Raises UsageError where it holds no
+    request."""
+    capacity = math.inf
+    if memory_gb:
+        room = memory_gb * MEMORY_SHARE - structure.weights_gb - BESIDE_GB
+        capacity = room / (structure.kv_bytes * load.mean_context / 1e9)
+        if capacity < 1:
+            raise UsageError(
+                f"no request of {load.mean_context:.0f} tokens fits: weights take "
+                f"{structure.weights_gb:.1f} GB of each GPU's {memory_gb:.1f}"
+            )
+    chunks = math.ceil(load.mean_isl / load.prefill_tokens)
+
+    def decoding(batch: float) -> StepLoad:
+        return StepLoad(batch, batch, load.mean_context)
+
+    def prefilling(prompts: float) -> StepLoad:
+        return StepLoad(prompts * load.mean_isl / chunks, prompts, load.mean_isl)
+
+    together = min(load.most_together, float(load.concurrency))
+    decode = _phase(structure.decode, min(float(load.concurrency), capacity), decoding, 1)
+    prefill = _phase(structure.prefill, together, prefilling, chunks)
+    return KernelSums(load, decode, prefill, capacity)
+
+
+def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad], chunks: int) -> Phase:
+    """Over a grid from 1 to `most`. The attention of a prompt in chunks is that of the whole, the rest is
+    called once a chunk."""
+    points = 1 + math.ceil(math.log(most) / math.log(BETWEEN_POINTS)) if most > 1 else 1
+    grid = np.geomspace(1.0, most, points)
+    loads = [step(float(point)) for point in grid]
+    calls = [term.calls * (1 if term.op == "mha_prefill" else chunks) for term in terms]
+    us = [[n * term.time(load) for load in loads] for n, term in zip(calls, terms, strict=True)]
+    return Phase(terms, grid, np.array(us))

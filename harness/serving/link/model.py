@@ -1,4 +1,8 @@
-"""The model of a system: kernel times, structure and constants, ready to predict."""
+"""The model of a system: kernel times, structure and constants, ready to predict.
+
+model = link(System(hardware="h200", engine="sglang", calibrate=("c4.json", "c64.json")))
+model.served(Load(8192, 1024, concurrency=32)).tpot
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,10 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
 from harness.serving.link.closed_loop import cold_share
-from harness.serving.link.kernel_sums import MEMORY_SHARE, KernelSums, kernel_sums
-from harness.serving.link.load import Load
-from harness.serving.link.points import Series, own_points, require_plausible, stored_series
+from harness.serving.link.load import MEMORY_SHARE, KernelSums, Load, kernel_sums
+from harness.serving.link.points import own_points, require_plausible
 from harness.serving.link.structure import Structure, structure
-from harness.serving.link.times.assumed_times import BASE, SOURCE, AssumedTables
+from harness.serving.link.times.assumed_times import BASE, AssumedTables
 from harness.serving.link.times.kernel_identity import of_engine
 from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
 from harness.serving.link.times.table_files import table_files
@@ -32,9 +35,9 @@ class System:
     hardware, engine: empty: those of the tables, or h200 and sglang
     tp, ep:    tensor and expert parallelism; ep is 1 or tp
     kv:        dtype of the cache, bfloat16 or fp8
-    times:     sets of AIConfigurator's tables, at most one, and runs of this suite; what they lack is this
-               project's tables', or assumed
-    calibrate: files of serving results of this server; none: others' points of that machine and engine
+    times:     paths: a set of AIConfigurator's tables, and runs of this suite, which come first; what they
+               lack is this project's, or assumed from data sheets
+    calibrate: files of serving results of this server; none: the constants are those of other systems
     warm:      whether the server has served before, so that its first wave is not cold
     """
 
@@ -47,37 +50,33 @@ class System:
     calibrate: tuple[str, ...] = ()
     warm: bool = False
 
-    @property
-    def parallel(self) -> Parallel:
-        """Raises UsageError where the two do not go together."""
-        try:
-            return Parallel(tp=self.tp, ep=self.ep)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-
 
 @dataclass(frozen=True)
 class Link:
     """A model to predict with.
 
-    constants: fitted to own points, or begun at other systems'
-    sources:   where the points are from, one line each; empty: none was of this machine and engine
-    own:       whether they are the user's own
-    notes:     what was taken for granted, one line each
+    system:          with its hardware and engine named
+    constants:       fitted to own points, or those of other systems
+    calibrated_with: the files of the points; empty: none
+    notes:           what was taken for granted, one line each
     """
 
     system: System
     structure: Structure
-    constants: Constants
+    constants: Constants = PRIOR
     memory_gb: float | None = None
-    sources: tuple[str, ...] = ()
-    own: bool = False
+    calibrated_with: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     kept: dict[Load, KernelSums] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def gpus(self) -> int:
         return self.structure.parallel.tp
+
+    @property
+    def in_server(self) -> dict[str, float]:
+        """By phase, what kernels' times are multiplied with in the server: in decode steps, in stalls."""
+        return dict(zip(("decode", "prefill"), map(float, self.constants.tpot.mean[1:]), strict=True))
 
     def sums(self, load: Load) -> KernelSums:
         if load not in self.kept:
@@ -97,112 +96,29 @@ class Link:
 def link(system: System | None = None) -> Link:
     """The model of a system. Raises UsageError, one line, where it has no times for it, or those of others,
     or points of others."""
-    system, tables, runs = _times_of(system or System())
-    model = uncalibrated(system, tables, runs)
-    if system.calibrate:
-        return _on_own_points(model, engine_given=bool(system.engine))
-    same = [
-        series
-        for series in stored_series()
-        if (series.hardware, series.engine, series.parallel)
-        == (model.system.hardware, model.system.engine, model.structure.parallel)
-    ]
-    return on_others_points(model, [series for series in same if not series.left_out])
-
-
-def on_others_points(model: Link, same: Sequence[Series], prior: Constants = PRIOR) -> Link:
-    """With the constants of other operators' servers of that machine, engine and parallelism, which another
-    one's differ from; or those of other systems where there are none."""
-    measured = [each for series in same for each in model.measured(series.points, series.warm)]
-    if not measured:
-        where = f"{model.system.hardware} with {model.system.engine} at {model.structure.parallel.text}"
-        note = (
-            f"no serving of {where} is known: the constants are those of other systems, with wide intervals"
-        )
-        return replace(model, constants=prior, notes=(*model.notes, note))
-    operators = dict.fromkeys(f"{each.operator} {each.version}".strip() for each in same)
-    note = (
-        f"constants from {len(measured)} points of others' servers ({', '.join(operators)}); how far operators of "
-        "one system differ is in the intervals; --calibrate takes your own"
-    )
-    constants = prior.fitted(measured).elsewhere()
-    sources = tuple(dict.fromkeys(each.source for each in same))
-    return replace(model, constants=constants, sources=sources, notes=(*model.notes, note))
-
-
-def _on_own_points(model: Link, engine_given: bool) -> Link:
-    system = model.system
-    own = own_points(
+    system = system or System()
+    sets = [path for path in system.times if _is_set(path)]
+    runs = [path for path in system.times if path not in sets]
+    if len(sets) > 1:
+        raise UsageError(f"--times names more than one set of tables: {', '.join(sets)}; give one")
+    tables = read_tables(Path(sets[0])) if sets else None
+    model = uncalibrated(system, tables, read_measured_times(runs) if runs else None)
+    if not system.calibrate:
+        note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
+        return replace(model, notes=(*model.notes, note))
+    points, notes = own_points(
         system.calibrate,
-        hardware=system.hardware,
-        engine=system.engine,
-        engine_given=engine_given,
+        hardware=model.system.hardware,
+        engine=model.system.engine,
+        engine_given=bool(system.engine),
         parallel=model.structure.parallel,
         kv=system.kv,
     )
-    measured = model.measured(own.points, system.warm)
+    measured = model.measured(points, system.warm)
     for each in measured:
         require_plausible(each, model.served(each.point.load).tpot.value)
-    version = model.structure.version
-    notes = [
-        f"calibrated with {system.engine} {seen}; the tables are of {version}"
-        for seen in own.versions
-        if version not in ("", seen)
-    ]
-    constants = PRIOR.fitted(measured)
-    return replace(
-        model,
-        constants=constants,
-        sources=system.calibrate,
-        own=True,
-        notes=(*model.notes, *own.notes, *notes),
-    )
-
-
-def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
-    """With the constants of other systems."""
-    hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
-    engine = known_engine(system.engine or (tables.engine if tables else ENGINE))
-    if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
-        raise UsageError(f"TensorRT-LLM does not run on {hardware}")
-    if tables is None:
-        folder = bundled().get((hardware, engine))
-        tables = read_tables(folder) if folder else Tables(hardware, engine, "", "no tables", {})
-    _require_same(hardware, engine, tables, runs)
-    tables, others = of_engine(tables, engine, hardware)
-    fallback = None
-    if data_sheet(hardware):
-        fallback = AssumedTables.of(hardware, engine, read_tables(bundled()[BASE, "sglang"]))
-    elif others:
-        raise UsageError(
-            f"{tables.where}: {'; '.join(map(str, others))}; and there is no data sheet of {hardware} to assume "
-            "its times by: give tables of that kernel"
-        )
-    built = structure(tables, system.parallel, kv=system.kv, measured_times=runs, assumed=fallback)
-    memory_gb = _memory_gb(hardware)
-    notes = [*tables.notes, *map(str, others), *_of_times(built, tables, fallback, runs)]
-    if memory_gb and built.weights_gb > memory_gb * MEMORY_SHARE:
-        notes.insert(
-            0,
-            f"this does not fit: weights take {built.weights_gb:.1f} GB of each {hardware}'s "
-            f"{memory_gb:.1f}; predicted as if they and the cache did",
-        )
-        memory_gb = None
-    resolved = replace(system, hardware=hardware, engine=engine)
-    return Link(resolved, built, PRIOR, memory_gb, notes=tuple(dict.fromkeys(notes)))
-
-
-def _times_of(system: System) -> tuple[System, Tables | None, MeasuredTimes | None]:
-    """The tables and runs among a system's times."""
-    tables = [path for path in system.times if _is_set(path)]
-    runs = [path for path in system.times if path not in tables]
-    if len(tables) > 1:
-        raise UsageError(f"--times names more than one set of tables: {', '.join(tables)}; give one")
-    return (
-        system,
-        read_tables(Path(tables[0])) if tables else None,
-        read_measured_times(runs) if runs else None,
-    )
+    constants, known = PRIOR.fitted(measured), (*model.notes, *notes)
+    return replace(model, constants=constants, calibrated_with=system.calibrate, notes=known)
 
 
 def _is_set(path: str) -> bool:
@@ -211,6 +127,34 @@ def _is_set(path: str) -> bool:
         return bool(table_files(Path(path), FILES))
     except UsageError:
         return False
+
+
+def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
+    """With the constants of other systems."""
+    hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
+    engine = known_engine(system.engine or (tables.engine if tables else ENGINE))
+    if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
+        raise UsageError(f"TensorRT-LLM does not run on {hardware}")
+    try:
+        parallel = Parallel(tp=system.tp, ep=system.ep)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if tables is None:
+        folder = bundled().get((hardware, engine))
+        tables = read_tables(folder) if folder else Tables(hardware, engine, "", "no tables of its own", {})
+    _require_same(hardware, engine, tables, runs)
+    tables, fallback = of_engine(tables, engine, hardware), None
+    if data_sheet(hardware):
+        fallback = AssumedTables.of(hardware, engine, read_tables(bundled()[BASE, "sglang"]))
+    built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback)
+    memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
+    notes = [*tables.notes, *_of_times(built, runs)]
+    if memory_gb and built.weights_gb > memory_gb * MEMORY_SHARE:
+        fits_not = f"weights take {built.weights_gb:.1f} GB of each {hardware}'s {memory_gb:.1f}"
+        notes.insert(0, f"this does not fit: {fits_not}; predicted as if they and the cache did")
+        memory_gb = 0.0
+    resolved = replace(system, hardware=hardware, engine=engine)
+    return Link(resolved, built, memory_gb=memory_gb or None, notes=tuple(dict.fromkeys(notes)))
 
 
 def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTimes | None) -> None:
@@ -229,41 +173,11 @@ def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTime
         )
 
 
-def _memory_gb(hardware: str) -> float | None:
-    """Of a GPU, 1e9 bytes; None where there is no data sheet of it."""
-    entry = data_sheet(hardware)
-    return entry["memory_gib"] * 2**30 / 1e9 if "memory_gib" in entry else None
-
-
-def _of_times(
-    built: Structure, tables: Tables, fallback: AssumedTables | None, runs: MeasuredTimes | None
-) -> list[str]:
+def _of_times(built: Structure, runs: MeasuredTimes | None) -> list[str]:
     """What is to be known of the kernels' times, one line each."""
     notes = []
-    if lacking := dict.fromkeys(t.op for t in (*built.decode, *built.prefill) if t.source == SOURCE):
-        notes.append(
-            f"assumed: times of {', '.join(lacking)}, from the H200's tables by both machines' data sheets"
-        )
-    if fallback and (least := fallback.here.block_of_k_us) and "block_scale_gemm" in lacking:
-        notes.append(
-            f"FP8 products of {tables.engine} on {tables.device} take {least:g} us for each 128 of k at least, as "
-            "in a trace of MI325X: faster ones are worth that much more here"
-        )
-    notes += _of_attention(tables, runs)
-    tp = built.parallel.tp
-    if (timed := tables.timed_gpus(tp)) != tp:
-        notes.append(f"no all-reduce over {tp} GPUs was timed: it is taken from that over {timed}")
+    if built.assumed:
+        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
     if runs:
         notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
     return notes
-
-
-def _of_attention(tables: Tables, runs: MeasuredTimes | None) -> list[str]:
-    """What times of attention hold of which there is no time of its own."""
-    held = tables.held("decode")
-    if not held or (runs and "mla_decode" in runs.ops()):
-        return []
-    bmms = [] if tables.rows.get("mla_bmm_perf") else [part for part in held if part in ("w_uk", "w_uv")]
-    whole = f"{tables.where} times attention with {', '.join(held)}"
-    stay = f", but {' and '.join(bmms)} have none and count as mla_decode" if bmms else ""
-    return [f"{whole}: their own times are taken off{stay}"]

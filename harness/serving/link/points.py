@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from harness.serving.compare.identity import UNKNOWN, Setting, differences, leng
 from harness.serving.link.calibration import Measured, Point
 from harness.serving.link.load import PREFILL_TOKENS, Load
 from harness.serving.names import model_name
-from harness.serving.schema import Parallelism, ServingRun, contradictions, option
+from harness.serving.schema import Finding, Parallelism, ServingRun
 from shapes.attention import Parallel
 
 STORED = PUBLISHED / "serving-link"
@@ -26,8 +27,9 @@ RANGE_RATIO = 0.8
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
 """Models of DeepSeek-R1's layers and sizes; not the distilled ones, nor V3.2's sparse attention."""
 CACHED = 0.4
-"""A TTFT below this share of what the prompt's prefill kernels take is of prompts found in a cache; the least
-share of the stored series is 0.9."""
+"""A TTFT below this share of what the prompt's prefill kernels take is of prompts found in a cache."""
+FAR = 5.0
+"""A factor between TPOT as measured and by the kernels' times; 4 is the most seen."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def _series(document: JsonObject, entry: JsonObject) -> Series:
         version=entry["version"],
         operator=entry["operator"],
         parallel=Parallel(tp=entry.get("tp", 8), ep=entry.get("ep", 1)),
-        kv=entry.get("kv", document["kv"]),
+        kv=str(entry.get("kv") or document["kv"]),
         warm=entry.get("warm", False),
         left_out=entry.get("left_out", ""),
         source=entry["source"],
@@ -95,34 +97,36 @@ def _series(document: JsonObject, entry: JsonObject) -> Series:
     )
 
 
-@dataclass(frozen=True)
-class OwnPoints:
-    """notes: what is to be known of them, a line each; versions: of the engine, as far as the runs say it"""
-
-    points: tuple[Point, ...]
-    versions: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
 def own_points(
     files: Sequence[str], *, hardware: str, engine: str, engine_given: bool, parallel: Parallel, kv: str
-) -> OwnPoints:
-    """Of all runs in the files.
+) -> tuple[tuple[Point, ...], list[str]]:
+    """Of all runs in the files, and what is to be known of them, a line each.
 
-    engine_given: whether the user said the engine; then it goes before what a file calls it. Raises UsageError for another system's run, for one whose numbers `serving load` calls wrong,
-    with failed requests, or without closed loop, lengths, TPOT or TTFT.
+    engine_given: whether the user said the engine; then it goes before what a file calls it. Raises
+    UsageError for another system's run, for one with failed requests, or without closed loop, lengths, TPOT
+    or TTFT, or with TTFTs that nobody measured.
     """
     runs = [run for name in files for run in load(name)]
     if not runs:
         raise UsageError(f"no run in {', '.join(files)} to calibrate on")
-    if wrong := contradictions(runs):
-        raise UsageError(f"{wrong}: it cannot calibrate")
     if engine_given:
         runs = [with_engine(run, engine) for run in runs]
     notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
+    notes += [f"{run.id}: {found.message}" for run in runs for found in _doubts(run)]
     unsaid: dict[str, None] = {}
     for run in runs:
-        setting = _setting(run, hardware, engine, parallel, kv)
+        setting = Setting(
+            hardware=hardware,
+            gpus=parallel.tp * parallel.dp,
+            engine=engine,
+            model=run.model if SAME_LAYERS.fullmatch(model_name(run.model)) else "DeepSeek-R1",
+            precision="fp8 block-scale",
+            kv_cache=kv,
+            plain=True,
+            launch="graph",
+            parallelism=Parallelism(tp=parallel.tp, ep=parallel.ep, dp=parallel.dp),
+            workload=run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
+        )
         # The load is the run's own, and lengths are as served.
         unlike = [d for d in differences(setting, run, ["all"]) if not d.name.endswith("length")]
         if unlike:
@@ -132,28 +136,26 @@ def own_points(
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
         unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
         unsaid |= dict.fromkeys(["range of lengths"] if _range(run) is None else [])
-        unsaid |= dict.fromkeys(["tokens of a prefill step"] if _step_tokens(run) is None else [])
-    points = tuple(dict.fromkeys(_point(run) for run in runs))
-    notes += _described(points)
+        unsaid |= dict.fromkeys([] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"])
+    points = tuple(dict.fromkeys(map(_point, runs)))
+    of_lengths: dict[str, list[int]] = {}
+    for point in points:
+        of_lengths.setdefault(f"{point.load.isl} in, {point.load.osl} out", []).append(point.load.concurrency)
+    notes += [
+        f"calibrated on {len(c)} at {lengths}: {sorted(c)} in flight" for lengths, c in of_lengths.items()
+    ]
     if unsaid:
         notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
-    versions = tuple(dict.fromkeys(run.version for run in runs if run.version))
-    return OwnPoints(points, versions, tuple(notes))
+    return points, notes
 
 
-def _setting(run: ServingRun, hardware: str, engine: str, parallel: Parallel, kv: str) -> Setting:
-    return Setting(
-        hardware=hardware,
-        gpus=parallel.tp * parallel.dp,
-        engine=engine,
-        model=run.model if SAME_LAYERS.fullmatch(model_name(run.model)) else "DeepSeek-R1",
-        precision="fp8 block-scale",
-        kv_cache=kv,
-        plain=True,
-        launch="graph",
-        parallelism=Parallelism(tp=parallel.tp, ep=parallel.ep, dp=parallel.dp),
-        workload=run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
-    )
+def _doubts(run: ServingRun) -> list[Finding]:
+    """What `serving load` finds wrong or suspect in a run. Raises UsageError where its prompts were found in a
+    cache."""
+    for found in run.findings:
+        if found.rule == "prefix_cache":
+            raise UsageError(f"{run.id} cannot calibrate: {found.message}")
+    return [found for found in run.findings if found.severity != "note"]
 
 
 def _range(run: ServingRun) -> float | None:
@@ -164,10 +166,10 @@ def _range(run: ServingRun) -> float | None:
     return load.range_ratio
 
 
-def _step_tokens(run: ServingRun) -> int | None:
-    """Of a step that prefills, at most; None: the run does not say it, or that prompts are not cut."""
-    tokens = option(run.flags, "--chunked-prefill-size")
-    return int(tokens) if tokens.isdigit() and int(tokens) else None
+def _count(run: ServingRun, option: str) -> int:
+    """A number among the server's options; 0 where it is not said, or none."""
+    said = run.option(option)
+    return int(said) if said.isdigit() else 0
 
 
 def _point(run: ServingRun) -> Point:
@@ -185,48 +187,20 @@ def _point(run: ServingRun) -> Point:
         "mean TPOT": run.value("tpot", "mean"),
         "mean TTFT": run.value("ttft", "mean"),
     }
-    if run.value("ttft", "median") == 0 or _mostly_zero(run.samples.ttfts_ms):
-        raise UsageError(
-            f"{run.id}: half of its TTFTs or more are zero, which nobody measured: it cannot calibrate; was it "
-            "streamed?"
-        )
     if lacks := [name for name, value in wanted.items() if not value]:
-        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate")
+        why = "".join(f"; {found.message}" for found in _doubts(run)[:1])
+        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate{why}")
     isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
-    interval = option(run.flags, "--scheduler-recv-interval")
-    prompts = asked.num_prompts or 10 * concurrency
-    return Point(
-        Load(
-            round(isl),
-            round(osl),
-            concurrency=round(concurrency),
-            range_ratio=ratio,
-            prefill_tokens=_step_tokens(run) or PREFILL_TOKENS,
-            waves=max(1, round(prompts / concurrency)),
-            recv_interval=int(interval) if interval.isdigit() and int(interval) else 1,
-        ),
-        tpot_ms=tpot,
-        ttft_ms=ttft,
-        ttft_median_ms=run.value("ttft", "median") or None,
+    of_run = Load(
+        round(isl),
+        round(osl),
+        concurrency=round(concurrency),
+        range_ratio=ratio,
+        prefill_tokens=_count(run, "chunked-prefill-size") or PREFILL_TOKENS,
+        waves=max(1, round((asked.num_prompts or 10 * concurrency) / concurrency)),
+        recv_interval=_count(run, "scheduler-recv-interval") or 1,
     )
-
-
-def _mostly_zero(times: Sequence[float]) -> bool:
-    return bool(times) and 2 * sum(time == 0 for time in times) >= len(times)
-
-
-def _described(points: Sequence[Point]) -> Iterator[str]:
-    """A line for each pair of lengths: how many points, at which concurrencies."""
-    by_length: dict[tuple[int, int], list[int]] = {}
-    for point in points:
-        by_length.setdefault(point.load.lengths, []).append(point.load.concurrency)
-    for (isl, osl), counts in by_length.items():
-        many = "1 own point" if len(counts) == 1 else f"{len(counts)} own points"
-        yield f"calibrated on {many}: {isl} in, {osl} out, {sorted(counts)} in flight"
-
-
-FAR = 5.0
-"""A factor between TPOT as measured and by the kernels' times; 4 is the most seen."""
+    return Point(of_run, tpot, ttft, run.value("ttft", "median") or None)
 
 
 def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:
@@ -239,10 +213,9 @@ def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:
             f"{where} has a TPOT of {point.tpot_ms:g} ms, and its kernels' times make it "
             f"{expected_tpot_ms:.3g}: no constant brings them together; other units?"
         )
-    ttft = point.ttft_median_ms or point.ttft_ms
-    prefill = measured.sums.prefill_ms(1)
-    if ttft is not None and ttft < CACHED * prefill:
+    ttft, prefill = point.ttft_median_ms or point.ttft_ms or math.inf, measured.sums.prefill.ms(1)
+    if ttft < CACHED * prefill:
         raise UsageError(
-            f"{where} has a TTFT of {ttft:.3g} ms, and the kernels of one prefill take {prefill:.3g}: its prompts "
-            "were found in a cache (prefix caching); measure it with a flushed cache, or prompts of another seed"
+            f"{where} has a TTFT of {ttft:.3g} ms, and the kernels of one prefill take {prefill:.3g}: its "
+            "prompts were found in a cache (prefix caching); flush it, or take prompts of another seed"
         )

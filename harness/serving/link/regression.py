@@ -1,8 +1,8 @@
 """Least squares of a few constants, begun at what other systems had: linear models with normal constants.
 
 Every measured value is y = x . constants, off by a share of itself (`scatter`). With no point the constants
-are those of other systems (the prior), with many they are the least-squares fit; in between they are the most
-likely compromise of both. All of it is closed form.
+are those of other systems (the prior), with many they are the least-squares fit; in between they are the
+most likely compromise of both. All of it is closed form.
 """
 
 from __future__ import annotations
@@ -24,58 +24,41 @@ class Normal:
     covariance: Array
 
     @classmethod
-    def of(
-        cls, mean: Sequence[float], deviation: Sequence[float], correlation: Array | None = None
-    ) -> Normal:
-        """correlation: [n, n]; None: of none with another"""
-        spread = np.asarray(deviation, float)
-        shape = np.eye(len(spread)) if correlation is None else np.asarray(correlation, float)
-        return cls(np.asarray(mean, float), shape * np.outer(spread, spread))
+    def of(cls, mean: Sequence[float], deviation: Sequence[float], correlation: Sequence[float]) -> Normal:
+        """correlation: of each pair, in the order of the upper triangle"""
+        shape = np.eye(len(mean))
+        shape[np.triu_indices(len(mean), 1)] = correlation
+        whole = shape + shape.T - np.eye(len(mean))
+        return cls(np.array(mean, float), whole * np.outer(deviation, deviation))
 
     @property
     def deviation(self) -> Array:
         return np.sqrt(np.diag(self.covariance))
 
-    def plus(self, other: Array) -> Normal:
-        """Less sure by another covariance."""
-        return Normal(self.mean, self.covariance + other)
-
-    def value(self, x: Array) -> tuple[float, float]:
-        """x . constants, and its deviation."""
-        return float(x @ self.mean), float(np.sqrt(x @ self.covariance @ x))
-
 
 @dataclass(frozen=True)
 class Rows:
-    """Measured values of one system. x: [rows, n]; y: [rows], positive; each off by `scatter` of y"""
+    """Measured values of one system: x [rows, n] and y [rows], positive, each off by `scatter` of y."""
 
     x: Array
     y: Array
-    scatter: Array
+    scatter: float
 
-    def __len__(self) -> int:
-        return len(self.y)
+    def fitted(self, prior: Normal) -> Normal:
+        """The constants after these rows (Bayes' rule for normal variables)."""
+        if not len(self.y):
+            return prior
+        x = self.x / (self.scatter * self.y)[:, None]
+        precision = np.linalg.inv(prior.covariance)
+        covariance = np.linalg.inv(precision + x.T @ x)
+        return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)
 
-    @property
-    def information(self) -> tuple[Array, Array]:
-        """X' W X and X' W y."""
-        weight = 1 / (self.scatter * self.y) ** 2
-        return (self.x.T * weight) @ self.x, (self.x.T * weight) @ self.y
-
-    def off(self, constants: Normal) -> Array:
-        """Fitted over measured less 1, [rows]."""
-        return self.x @ constants.mean / self.y - 1
-
-
-def fitted(prior: Normal, rows: Rows) -> Normal:
-    """The constants after the rows (Bayes' rule for normal variables)."""
-    return _after(prior, *rows.information) if len(rows) else prior
-
-
-def _after(prior: Normal, information: Array, pull: Array) -> Normal:
-    precision = np.linalg.inv(prior.covariance)
-    covariance = np.linalg.inv(precision + information)
-    return Normal(covariance @ (precision @ prior.mean + pull), covariance)
+    def scatter_about(self, constants: Normal, assumed_points: int, fitted: int) -> float:
+        """A scatter from the residuals of a fit of so many constants, with what is assumed of it counted as
+        `assumed_points` of them."""
+        off = self.x @ constants.mean / self.y - 1
+        count = assumed_points + max(len(off) - fitted, 0)
+        return float(np.sqrt((assumed_points * self.scatter**2 + (off**2).sum()) / count))
 
 
 def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) -> Normal:
@@ -85,25 +68,12 @@ def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) 
     systems: rows of servers by what they are of; all servers of one machine and engine count as one system
     begun:   where it begins; its covariance counts as so many (weight) systems more
     """
-    shares, known = [], []
-    for servers in systems.values():
-        for rows in servers:
-            shares.append(1 / len(servers) / len(systems))
-            known.append(rows.information)
+    servers = [(1 / len(each) / len(systems), rows) for each in systems.values() for rows in each]
     prior = begun
     for _ in range(ROUNDS):
-        found = [_after(prior, *each) for each in known]
-        mean = sum(share * one.mean for share, one in zip(shares, found, strict=True))
-        spread = sum(
-            share * (one.covariance + np.outer(one.mean - mean, one.mean - mean))
-            for share, one in zip(shares, found, strict=True)
-        )
-        of_all = len(systems) + weight
-        prior = Normal(mean, (len(systems) * spread + weight * begun.covariance) / of_all)
+        found = [(share, rows.fitted(prior)) for share, rows in servers]
+        mean = np.sum([share * one.mean for share, one in found], axis=0)
+        off = [share * (one.covariance + np.outer(one.mean - mean, one.mean - mean)) for share, one in found]
+        spread = len(systems) * np.sum(off, axis=0) + weight * begun.covariance
+        prior = Normal(mean, spread / (len(systems) + weight))
     return prior
-
-
-def pooled_scatter(assumed: float, points: int, off: Array, constants: int) -> float:
-    """A scatter from residuals of a fit of so many constants, with what is assumed counted as `points`."""
-    more = max(len(off) - constants, 0)
-    return float(np.sqrt((points * assumed**2 + (off**2).sum()) / (points + more)))

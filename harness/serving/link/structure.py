@@ -7,15 +7,14 @@ parallelism. SGLang computes the shared expert as one expert more of the fused M
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from harness.errors import UsageError
 from harness.serving.ledger.prediction import Origin
-from harness.serving.link.experts import routed, shared_expert_factor
-from harness.serving.link.times.assumed_times import DEVIATION, SOURCE, AssumedTables
-from harness.serving.link.times.interpolation import TimeEstimate
-from harness.serving.link.times.measured_times import NEAR, MeasuredTimes
+from harness.serving.link.times.assumed_times import AssumedTables
+from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import MissingTable, Tables
 from harness.serving.names import engine_name
 from shapes.attention import Parallel
@@ -29,8 +28,10 @@ GLUE_CALLS = 7  # a layer
 GLUE_US = 2.0  # each, in a graph, at few tokens
 GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
 GLUE_GBPS = 4000.0  # of HBM3e's 4800
-ATTENTION_GLUE = 4, 85e3  # calls and bytes of these that are attention's, and in the time of its module
 BETWEEN = "host:between_kernels"
+BALANCED = "balanced"
+SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
+BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,15 @@ class Term:
     """Calls of one kind in a step.
 
     op:     of harness/serving/op_classes.py
-    source: what its uncertainty is called: terms of one source and part err together
+    origin: where its time is from
+    time:   us of a call
     """
 
     op: str
     part: str
     calls: int
     origin: Origin
-    source: str
-    time: Callable[[StepLoad], TimeEstimate]
+    time: Callable[[StepLoad], float]
 
     @property
     def name(self) -> str:
@@ -72,7 +73,8 @@ class Structure:
     """The terms of both phases.
 
     weights_gb: of a rank, and kv_bytes of a token on a rank
-    where:      the tables, and the version of the engine that they are of
+    where:      the tables
+    assumed:    ops whose times are from data sheets
     """
 
     config: ModelConfig
@@ -82,7 +84,7 @@ class Structure:
     weights_gb: float
     kv_bytes: int
     where: str
-    version: str = ""
+    assumed: tuple[str, ...] = ()
 
 
 def structure(
@@ -100,14 +102,9 @@ def structure(
     kv:      bfloat16 or fp8, the cache's type in the tables' words
     measured_times: come first where they are near
     """
-    if parallel.dp > 1:
-        raise UsageError(
-            "DP attention is not modelled: no table here has its all-gather and reduce-scatter, nor "
-            "all-to-all; leave --dp-attention out"
-        )
     if parallel.ep not in (1, parallel.tp):
         raise UsageError(
-            f"--ep {parallel.ep} is not modelled with --tp {parallel.tp}; give 1 or {parallel.tp}"
+            f"ep{parallel.ep} is not modelled with tp{parallel.tp}; give ep{parallel.tp}, or none"
         )
     config = model("deepseek-r1")
     try:
@@ -116,8 +113,6 @@ def structure(
         raise UsageError(str(error)) from None
     decode: list[Term] = []
     prefill: list[Term] = []
-    own_attention = measured_times is not None and "mla_decode" in measured_times.ops()
-    held_bmms = () if own_attention else tables.held("decode")
     # TensorRT-LLM and vLLM compute the shared expert as linears of its own.
     fused_shared = parallel.ep == 1 and engine_name(tables.engine) not in ("trtllm", "vllm")
     for linear in products:
@@ -125,9 +120,7 @@ def structure(
             continue
         part = linear.name.replace(" ", "_")
         if linear.kind == BATCHED:
-            bmm = _bmm(tables, part, linear.decode_calls, linear.batch)
-            if not (part in held_bmms and _is_missing(bmm)):
-                decode.append(bmm)
+            decode.append(_bmm(tables, part, linear.decode_calls, linear.batch))
             continue
         kind = {FP8: "fp8_block", BF16: "bfloat16"}[linear.kind]
         op = {FP8: "block_scale_gemm", BF16: "bf16_gemm"}[linear.kind]
@@ -136,40 +129,24 @@ def structure(
             if calls:
                 time = _gemm(tables, kind, linear.n, linear.k, last)
                 key = (linear.n, linear.k)
-                term = Term(op, part, calls, "table", "GEMM table", time)
+                term = Term(op, part, calls, "table", time)
                 terms.append(_measured_first(term, measured_times, key, lambda load: (load.tokens,)))
     layers, dense = config.num_hidden_layers, config.first_k_dense_replace
     heads = parallel.heads(config)
     tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
 
-    def moe(load: StepLoad) -> TimeEstimate:
-        estimate = routed(tables, config, load.tokens, tp, ep)
-        return estimate.times(shared_expert_factor(config, load.tokens)) if fused_shared else estimate
+    def moe(load: StepLoad) -> float:
+        us = routed(tables, config, load.tokens, tp, ep)
+        return us * shared_expert_factor(config, load.tokens) if fused_shared else us
 
-    def reduced(load: StepLoad) -> TimeEstimate:
+    def reduced(load: StepLoad) -> float:
         return tables.all_reduce(load.tokens * config.hidden_size, parallel.tp)
 
-    shapes = {linear.name.replace(" ", "_"): linear for linear in products}
+    def attention(load: StepLoad) -> float:
+        return tables.mla_decode(load.batch, load.context, heads, kv)
 
-    def beside(phase: str, load: StepLoad) -> float:
-        """us of what attention's times hold beside it, where that has a time of its own."""
-        us = 0.0
-        for part, kind in tables.held(phase).items():
-            if part == "glue":
-                us += glue_us(load.tokens, *ATTENTION_GLUE)
-            elif kind:
-                us += tables.gemm(kind, load.tokens, shapes[part].n, shapes[part].k).us
-            elif not _is_missing(bmm := _bmm(tables, part, 1, heads)):
-                us += bmm.time(load).us
-        return us
-
-    def attention(load: StepLoad) -> TimeEstimate:
-        estimate = tables.mla_decode(load.batch, load.context, heads, kv)
-        return without(estimate, beside("decode", load))
-
-    def prefill_attention(load: StepLoad) -> TimeEstimate:
-        tokens = replace(load, tokens=load.batch * load.context)
-        return without(plain_prefill(tables, config, load, heads, kv), beside("prefill", tokens))
+    def prefill_attention(load: StepLoad) -> float:
+        return plain_prefill(tables, config, load, heads, kv)
 
     inter = config.moe_intermediate_size // tp
     experts = (config.n_routed_experts, config.num_experts_per_tok, config.hidden_size, inter, ep)
@@ -180,39 +157,40 @@ def structure(
     def with_the_shared_one(load: StepLoad) -> float:
         return shared_expert_factor(config, load.tokens) if alone and fused_shared else 1.0
 
-    def between(load: StepLoad) -> TimeEstimate:
+    def between(load: StepLoad) -> float:
         step, token = tables.between_us
-        return TimeEstimate(step + token * load.tokens, DEVIATION)
+        return step + token * load.tokens
 
     def rows(load: StepLoad) -> tuple[float]:
         return (load.tokens,)
 
     for terms in (decode, prefill):
-        experts_term = Term("fused_moe", "", layers - dense, "table", "MoE table", moe)
+        experts_term = Term("fused_moe", "", layers - dense, "table", moe)
         terms.append(_measured_first(experts_term, measured_times, moe_sizes, rows, with_the_shared_one))
         if parallel.tp > 1:
-            terms.append(Term("all_reduce", "", 2 * layers, "table", "all-reduce table", reduced))
-        terms.append(Term("elementwise", "glue", layers, "assumed", "glue", glue))
+            terms.append(Term("all_reduce", "", 2 * layers, "table", reduced))
+        terms.append(Term("elementwise", "glue", layers, "assumed", glue))
         if any(tables.between_us):
-            terms.append(Term("host", "between_kernels", 1, "assumed", SOURCE, between))
+            terms.append(Term("host", "between_kernels", 1, "assumed", between))
     cache = {"bfloat16": "bf16"}.get(kv, kv)
 
     def sequences(load: StepLoad) -> tuple[float, float]:
         return (load.batch, load.context)
 
-    decode_term = Term("mla_decode", "", layers, "table", "attention table", attention)
+    decode_term = Term("mla_decode", "", layers, "table", attention)
     decode.append(_measured_first(decode_term, measured_times, (heads, cache), sequences))
     scaled: Origin = "regression" if tables.prefill_is_absorbed else "table"
-    prefill_term = Term("mha_prefill", "", layers, scaled, "prefill attention", prefill_attention)
+    prefill_term = Term("mha_prefill", "", layers, scaled, prefill_attention)
     prefill.append(_measured_first(prefill_term, measured_times, (heads, 0), sequences))
-    if assumed is not None and any(map(_is_missing, [*decode, *prefill])):
+    lacking = dict.fromkeys(term.op for term in (*decode, *prefill) if _is_missing(term))
+    if assumed is not None and lacking:
         other = structure(assumed, parallel, kv=kv)
         decode, prefill = _filled(decode, other.decode), _filled(prefill, other.prefill)
     _nothing_missing(tables, parallel, [*decode, *prefill])
     weights, cache_bytes = _weights_gb(config, parallel), _kv_bytes(config, kv)
-    where = f"{tables.device}, {tables.engine} {tables.version} ({tables.where})"
+    where = f"{tables.device}, {tables.engine} {tables.version}".rstrip() + f" ({tables.where})"
     return Structure(
-        config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where, tables.version
+        config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where, tuple(lacking)
     )
 
 
@@ -227,16 +205,16 @@ def _measured_first(
     if measured_times is None or (term.op, key) not in measured_times.surfaces:
         return term
 
-    def time(load: StepLoad) -> TimeEstimate:
-        estimate = measured_times.at(term.op, key, *sizes(load)).times(scale(load))
-        if estimate.distance <= NEAR:
-            return estimate
+    def time(load: StepLoad) -> float:
+        us = measured_times.at(term.op, key, *sizes(load)) * scale(load)
+        if measured_times.is_near(term.op, key, *sizes(load)):
+            return us
         try:
             return term.time(load)
         except MissingTable:
-            return estimate
+            return us
 
-    return replace(term, origin="measured", source="own runs", time=time)
+    return replace(term, origin="measured", time=time)
 
 
 def _is_missing(term: Term) -> bool:
@@ -251,9 +229,7 @@ def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
     """Terms without a time take that of their namesakes."""
     by_name = {term.name: term for term in assumed}
     own = [
-        replace(term, origin="assumed", source=SOURCE, time=by_name[term.name].time)
-        if _is_missing(term)
-        else term
+        replace(term, origin="assumed", time=by_name[term.name].time) if _is_missing(term) else term
         for term in terms
     ]
     return [*own, *(term for name, term in by_name.items() if name == BETWEEN)]
@@ -267,55 +243,78 @@ def _nothing_missing(tables: Tables, parallel: Parallel, terms: list[Term]) -> N
         names = ", ".join(dict.fromkeys(t.name if t.op in of_part else t.op for t in missing))
         why = f"no times of {names} in {tables.where}"
         if isinstance(tables, AssumedTables):
-            why = f"data sheets scale the H200's times, which are of tp8 alone: at {parallel.text} none of {names}"
+            why = f"data sheets scale times of tp8 alone: at {parallel.text} there are none of {names}"
         raise MissingTable(
-            f"{why}; give --times DIR with tables that have them (AIConfigurator's), or runs of this suite on "
-            f"{tables.device}, which hold block_scale_gemm, fused_moe, mla_decode and mha_prefill"
+            f"{why}; give --times DIR with AIConfigurator's tables that have them, or runs of this suite "
+            f"on {tables.device}, which hold block_scale_gemm, fused_moe, mla_decode and mha_prefill"
         )
 
 
 def plain_prefill(
     tables: Tables, config: ModelConfig, load: StepLoad, heads: int, kv: str = "bfloat16"
-) -> TimeEstimate:
+) -> float:
     """Prefill attention as engines run it (192 wide, values 128). From an absorbed time (576, 512): what is
     above the time of one token goes down with the work."""
     timed = tables.mla_prefill(load.batch, load.context, heads, kv)
     if not tables.prefill_is_absorbed:
         return timed
-    least = tables.mla_prefill(1, 1, heads, kv).us
+    least = tables.mla_prefill(1, 1, heads, kv)
     rope, latent = config.qk_rope_head_dim, config.kv_lora_rank
     work = (config.qk_nope_head_dim + rope + config.v_head_dim) / (latent + rope + latent)
-    return TimeEstimate(least + max(timed.us - least, 0.0) * work, timed.noise, timed.distance)
+    return least + max(timed - least, 0.0) * work
 
 
-def without(estimate: TimeEstimate, us: float) -> TimeEstimate:
-    """What is left of a time that holds `us` of something else; a tenth of it is, whatever the tables say.
-    Its uncertainty in us stays."""
-    left = max(estimate.us - us, 0.1 * estimate.us)
-    more = estimate.us / left
-    return TimeEstimate(left, estimate.noise * more, estimate.distance * more)
+def glue(load: StepLoad) -> float:
+    """us of one layer."""
+    return GLUE_CALLS * GLUE_US + load.tokens * GLUE_BYTES / GLUE_GBPS / 1e3
 
 
-def glue(load: StepLoad) -> TimeEstimate:
-    """Of one layer."""
-    return TimeEstimate(glue_us(load.tokens, GLUE_CALLS, GLUE_BYTES))
+def routed(tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int) -> float:
+    """Time of the routed experts of one rank, of the slowest under expert parallelism.
+
+    Tokens choose their experts alike, each for itself. The tables' `balanced` tokens share no expert as long
+    as they can, so that its times at few tokens are times of so many experts' weights, and are read at as
+    many as independent tokens hit.
+    """
+    if BALANCED not in (timed := tables.distributions()) and timed:
+        return tables.moe(tokens, tp, ep, timed[0])
+    topk = config.num_experts_per_tok
+    all_hit = config.n_routed_experts / topk  # tokens that hit every expert if they share none
+    share = experts_hit(config, tokens) / config.n_routed_experts
+    if ep > 1:
+        local = config.n_routed_experts / ep
+        share = min(share + SLOWEST_OF_8 * math.sqrt(share * (1 - share) / local), 1.0)
+    us = tables.moe(share * all_hit, tp, ep, BALANCED)
+    if tokens <= all_hit:
+        return us
+    return us * tables.moe(tokens, tp, ep, BALANCED) / tables.moe(all_hit, tp, ep, BALANCED)
 
 
-def glue_us(tokens: float, calls: int, moved: float) -> float:
-    return calls * GLUE_US + tokens * moved / GLUE_GBPS / 1e3
+def experts_hit(config: ModelConfig, tokens: float) -> float:
+    """Expected number, of tokens that choose alike and each for itself."""
+    experts = config.n_routed_experts
+    return experts * (1 - (1 - config.num_experts_per_tok / experts) ** tokens)
 
 
-def _gemm(tables: Tables, kind: str, n: int, k: int, last: bool) -> Callable[[StepLoad], TimeEstimate]:
+def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
+    """Time of 257 experts, top 9, over that of 256, top 8: by the tiles that the products have. Each expert
+    that is hit has at least one, whose weights are read."""
+    topk = config.num_experts_per_tok
+    hit = experts_hit(config, tokens)
+    return 1 + math.ceil(tokens / BLOCK_ROWS) / max(hit, tokens * topk / BLOCK_ROWS)
+
+
+def _gemm(tables: Tables, kind: str, n: int, k: int, last: bool) -> Callable[[StepLoad], float]:
     return lambda load: tables.gemm(kind, load.batch if last else load.tokens, n, k)
 
 
 def _bmm(tables: Tables, part: str, calls: int, heads: int) -> Term:
     which = "mla_gen_pre" if part == "w_uk" else "mla_gen_post"
 
-    def time(load: StepLoad) -> TimeEstimate:
+    def time(load: StepLoad) -> float:
         return tables.absorbed_bmm(which, load.tokens, heads)
 
-    return Term("absorbed_bmm", part, calls, "table", "BMM table", time)
+    return Term("absorbed_bmm", part, calls, "table", time)
 
 
 def _weights_gb(config: ModelConfig, parallel: Parallel) -> float:

@@ -1,34 +1,32 @@
 """Validation against every stored series: error, coverage and width, for servers that the model has not seen.
 
 Each server (one operator's, of one machine, engine and parallelism) is predicted with constants that were
-learnt from all other systems, none of whose points is of its machine and engine:
-
-- uncalibrated: from other operators' points of the same system, where there are any;
-- calibrated on two: its points of the fewest and the most requests in flight, at its shortest lengths;
-- calibrated on all of the shortest lengths, up to CALIBRATED in flight.
-
-What was calibrated on is not predicted. So no number here is of a point that set a constant, but for the kernel
-times of gfx942, two figures of which are MI325X's (assumed_times.py).
+learnt
+from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest and
+the most requests in flight at its shortest lengths; and on all of these up to CALIBRATED in flight. What was
+calibrated on is not predicted. So no number here is of a point that set a constant, but for the kernel times
+of gfx942, some figures of which are MI325X's (assumed_times.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UsageError
 from harness.serving.link.calibration import Constants, Measured, Value, learnt_constants
-from harness.serving.link.model import Link, System, on_others_points, uncalibrated
+from harness.serving.link.model import Link, System, uncalibrated
 from harness.serving.link.points import Series, stored_series
 from harness.serving.link.times.tables import read_tables
 from harness.serving.names import engine_name, hardware_name
 
-UNCALIBRATED, ON_TWO, ON_ALL = "uncalibrated", "calibrated on two", "calibrated on the shortest"
-MODES = (UNCALIBRATED, ON_TWO, ON_ALL)
+UNCALIBRATED, ON_TWO, ON_ALL = MODES = ("uncalibrated", "calibrated on two", "calibrated on the shortest")
 QUANTITIES = ("TPOT", "mean TTFT", "throughput")
 CALIBRATED = 64
-"""Requests in flight of points that are calibrated on, at most."""
+ALLOWED, INSIDE = 0.07, 0.85
+"""Mean error of TPOT after calibration, and share of points in their 90 % intervals, that documents
+promise."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class Row:
 
     @property
     def covered(self) -> bool:
-        return self.predicted.covers(self.measured)
+        return self.predicted.low <= self.measured <= self.predicted.high
 
 
 @dataclass(frozen=True)
@@ -62,146 +60,109 @@ class Errors:
     covered: int
     width: float
 
-    @classmethod
-    def of(cls, rows: Collection[Row]) -> Errors:
-        count = len(rows)
-        return cls(
-            count,
-            sum(abs(row.error) for row in rows) / count,
-            sum(row.error for row in rows) / count,
-            sum(row.covered for row in rows),
-            sum(row.predicted.width for row in rows) / count,
-        )
-
 
 @dataclass(frozen=True)
-class ServerValidation:
-    """name: the server's; times: where its kernels' times are from; left_out: why it is in no total"""
+class Validated:
+    """One server. times: where its kernels' times are from; left_out: why it is in no total"""
 
     name: str
-    times: str
     rows: tuple[Row, ...]
+    times: str = ""
     left_out: str = ""
 
     def errors(self, mode: str, quantity: str) -> Errors | None:
         rows = [row for row in self.rows if (row.mode, row.quantity) == (mode, quantity)]
-        return Errors.of(rows) if rows else None
+        if not rows:
+            return None
+        n, of = len(rows), [row.predicted for row in rows]
+        mean, bias = sum(abs(row.error) for row in rows) / n, sum(row.error for row in rows) / n
+        width = sum((value.high - value.low) / value.value for value in of) / n
+        return Errors(n, mean, bias, sum(row.covered for row in rows), width)
 
 
 @dataclass(frozen=True)
 class Validation:
     """prior: what all series together teach, which a new system begins at"""
 
-    servers: tuple[ServerValidation, ...]
+    servers: tuple[Validated, ...]
     prior: Constants
 
-    def errors(self, mode: str, quantity: str) -> Errors | None:
-        """Over all servers but those left out."""
-        rows = [row for server in self.servers if not server.left_out for row in server.rows
-                if (row.mode, row.quantity) == (mode, quantity)]  # fmt: skip
-        return Errors.of(rows) if rows else None
+    @property
+    def together(self) -> Validated:
+        """All servers but those left out."""
+        return Validated("all", tuple(r for each in self.servers if not each.left_out for r in each.rows))
+
+    @property
+    def holds(self) -> bool:
+        """Whether, over all servers together, TPOT is as near as documents promise."""
+        found = [self.together.errors(mode, "TPOT") for mode in MODES]
+        inside = all(errors.covered >= INSIDE * errors.points for errors in found if errors)
+        return inside and (found[-1] is None or found[-1].mean <= ALLOWED)
 
 
 def validated(hardware: str = "", engine: str = "", tables: str = "") -> Validation:
-    """Of all stored series, or of those of a machine and an engine. tables: a set of AIConfigurator's tables in
-    place of this project's times, for their machine and engine. Raises UsageError where there is none."""
-    models = _Models(tables)
-    learning = [series for series in stored_series() if not series.left_out]
+    """Of all stored series, or of those of a machine and an engine. tables: a set of AIConfigurator's tables
+    in place of this project's times, for their machine and engine. Raises UsageError where there is none."""
+    own = read_tables(Path(tables)) if tables else None
+    of_tables = f"{hardware_name(own.device)} {engine_name(own.engine)}" if own else ""
+    models: dict[object, Link] = {}
+    measured: dict[Series, list[Measured]] = {}
+    times: dict[str, str] = {}
+    for series in stored_series():
+        key = series.system, series.parallel, series.kv
+        if key not in models:
+            tp, ep = series.parallel.tp, series.parallel.ep
+            asked = System(hardware=series.hardware, engine=series.engine, tp=tp, ep=ep, kv=series.kv)
+            models[key] = uncalibrated(asked, own if series.system == of_tables else None)
+        measured[series] = models[key].measured(series.points, series.warm)
+        times[series.server] = models[key].structure.where
     wanted = [
         series
         for series in stored_series()
         if (not hardware or series.hardware == hardware_name(hardware))
         and (not engine or series.engine == engine_name(engine))
-        and (not tables or series.system == models.system)
+        and (not own or series.system == of_tables)
     ]
     if not wanted:
-        known = dict.fromkeys(series.system for series in stored_series())
-        raise UsageError(f"no stored series is of that system; there are: {', '.join(known)}")
+        known = ", ".join(dict.fromkeys(series.system for series in stored_series()))
+        raise UsageError(f"no stored series is of that system; there are: {known}")
+    systems = {series.system for series in wanted}
+    priors = {
+        name: _learnt({s: each for s, each in measured.items() if s.system != name}) for name in systems
+    }
     servers = []
     for name in dict.fromkeys(series.server for series in wanted):
-        of_server = [series for series in wanted if series.server == name]
-        servers.append(_server(name, of_server, learning, models))
-    return Validation(tuple(servers), _learnt(learning, models))
+        of_server = {series: measured[series] for series in wanted if series.server == name}
+        prior = priors[next(iter(of_server)).system]
+        left_out = next((series.left_out for series in of_server if series.left_out), "")
+        servers.append(Validated(name, tuple(_rows(of_server, prior)), times[name], left_out))
+    return Validation(tuple(servers), _learnt(measured))
 
 
-class _Models:
-    """Models by what they are of, made once, and the measured points of series."""
-
-    def __init__(self, tables: str) -> None:
-        self.tables = read_tables(Path(tables)) if tables else None
-        self.made: dict[object, Link] = {}
-        self.points: dict[tuple[str, str], list[Measured]] = {}
-
-    @property
-    def system(self) -> str:
-        if self.tables is None:
-            return ""
-        return f"{hardware_name(self.tables.device)} {engine_name(self.tables.engine)}"
-
-    def of(self, series: Series) -> Link:
-        key = series.system, series.parallel, series.kv
-        if key not in self.made:
-            parallel = series.parallel
-            system = System(
-                hardware=series.hardware, engine=series.engine, tp=parallel.tp, ep=parallel.ep, kv=series.kv
-            )
-            own = self.tables if series.system == self.system else None
-            self.made[key] = uncalibrated(system, own)
-        return self.made[key]
-
-    def measured(self, series: Series) -> list[Measured]:
-        key = series.server, series.name
-        if key not in self.points:
-            self.points[key] = self.of(series).measured(series.points, series.warm)
-        return self.points[key]
-
-
-def _learnt(learning: Iterable[Series], models: _Models) -> Constants:
+def _learnt(measured: dict[Series, list[Measured]]) -> Constants:
     systems: dict[str, dict[str, list[Measured]]] = {}
-    for series in learning:
-        of_server = systems.setdefault(series.system, {}).setdefault(series.server, [])
-        of_server += models.measured(series)
+    for series, points in measured.items():
+        if not series.left_out:
+            systems.setdefault(series.system, {}).setdefault(series.server, []).extend(points)
     return learnt_constants({system: list(servers.values()) for system, servers in systems.items()})
 
 
-def _server(
-    name: str, of_server: Sequence[Series], learning: Sequence[Series], models: _Models
-) -> ServerValidation:
-    first = of_server[0]
-    others = [series for series in learning if series.system == first.system and series.server != name
-              and series.parallel == first.parallel and series.operator != first.operator]  # fmt: skip
-    prior = _learnt([series for series in learning if series.system != first.system], models)
-    model = models.of(first)
-    shortest = min(of_server, key=lambda series: sum(series.points[0].load.lengths))
-    near = sorted(
-        (each for each in models.measured(shortest) if each.point.load.concurrency <= CALIBRATED),
-        key=lambda each: each.point.load.concurrency,
-    )
-    constants: Mapping[str, Constants] = {
-        UNCALIBRATED: on_others_points(model, others, prior).constants,
-        ON_TWO: prior.fitted([near[0], near[-1]]),
-        ON_ALL: prior.fitted(near),
-    }
-    rows = [
-        row
-        for mode in MODES
-        for series in of_server
-        if mode == UNCALIBRATED or series is not shortest
-        for each in models.measured(series)
-        for row in _rows(series.name, mode, replace(model, constants=constants[mode]), each)
-    ]
-    left_out = next((series.left_out for series in of_server if series.left_out), "")
-    return ServerValidation(name, model.structure.where, tuple(rows), left_out)
-
-
-def _rows(series: str, mode: str, model: Link, measured: Measured) -> Iterable[Row]:
-    point = measured.point
-    served = model.constants.served(measured.sums, measured.cold)
-    of_instance = point.output_tok_s_gpu and point.output_tok_s_gpu * model.gpus
-    for quantity, predicted, seen in (
-        ("TPOT", served.tpot, point.tpot_ms),
-        ("mean TTFT", served.ttft_mean, point.ttft_ms),
-        ("throughput", served.output, of_instance),
-    ):
-        if seen:
-            yield Row(series, point.load.concurrency, mode, quantity, seen, predicted)
+def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable[Row]:
+    shortest = min(of_server, key=lambda series: series.points[0].load.isl + series.points[0].load.osl)
+    near = sorted(of_server[shortest], key=lambda each: each.point.load.concurrency)
+    near = [each for each in near if each.point.load.concurrency <= CALIBRATED]
+    fits: dict[str, Sequence[Measured]] = {UNCALIBRATED: [], ON_TWO: [near[0], near[-1]], ON_ALL: near}
+    for mode, fit in fits.items():
+        constants = prior.fitted(fit)
+        left = [one for one in of_server if not fit or one is not shortest]
+        for series, each in [(one, each) for one in left for each in of_server[one]]:
+            served, point = constants.served(each.sums, each.cold), each.point
+            output = (point.output_tok_s_gpu or 0.0) * series.parallel.tp
+            numbers = (
+                (served.tpot, point.tpot_ms),
+                (served.ttft_mean, point.ttft_ms),
+                (served.output, output),
+            )
+            for quantity, (value, seen) in zip(QUANTITIES, numbers, strict=True):
+                if seen:
+                    yield Row(series.name, point.load.concurrency, mode, quantity, seen, value)

@@ -62,8 +62,11 @@ class Columns:
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
     """(each row of numbers that the columns have, once; which of them each row is)."""
-    keys, of = np.unique(np.stack(columns), axis=1, return_inverse=True)
-    return list(map(tuple, keys.T.tolist())), of.reshape(-1)
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:  # numbers from NONE on
+        key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
+    return list(zip(*(column[first].tolist() for column in columns), strict=True)), of.reshape(-1)
 
 
 @dataclass

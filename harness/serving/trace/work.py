@@ -187,8 +187,9 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
             continue
         recorded.note(
             "too long",
-            f"{wrong.sum()} calls of {names[number][:60]} last up to {length[wrong].max() / 1e3:.4g} us "
-            f"(usual: {usual / 1e3:.4g}), longer than one stream allows: counted to the next kernel's start",
+            f"{names[number][:60]} lasts up to {length[wrong].max() / 1e3:.4g} us (usual: "
+            f"{usual / 1e3:.4g}), longer than one stream allows: {wrong.sum()} of its calls are counted to "
+            "the next kernel's start",
         )
         length[wrong] = np.where(last[wrong], round(usual), until[wrong])
     _note_overlap(recorded, start, length, stream)

@@ -13,21 +13,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.errors import UsageError
-from harness.serving.link.times.interpolation import TimeEstimate
-from harness.serving.link.times.tables import Tables
+from harness.serving.link.times.tables import LAUNCH_US, Tables
 from harness.serving.names import data_sheet
 
 BASE = "h200"
-SOURCE = "data sheets"
-"""What the uncertainty of such times is called."""
-LAUNCH_US = 3.0
 ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
 # FP8 products of SGLang 0.5.9 on gfx942 take this for each 128 of k, whatever n: 123, 30, 34, 122 and 39 us
 # of k = 7168, 1536, 2048, 7168 and 2304 on MI325X, in InferenceX's issue 863 (a language model's summary of a
 # trace of 64 requests, kept in results/published/notes/ab_points.json). It calls the first two q_a and kv_a;
 # that they are qkv_a and q_b, which SGLang calls as often, is our reading.
 BLOCK_OF_K_US = {("gfx942", "sglang"): 2.2}
-TRACED = 0.2  # deviation of these
 # What a step takes beside these kernels, and for each of its tokens, on MI325X with SGLang: by the TPOT of 4
 # requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json.
 TOKEN_US = 20.0
@@ -35,8 +30,7 @@ BETWEEN_US = {("gfx942", "sglang"): 4.7e3}
 # MLA on gfx942 takes so many times what data sheets make of the H200's: TPOT of MI325X grows that much faster
 # with the context. MI300X's points set nothing of these.
 SLOWER_MLA = {"gfx942": 4.0}
-# Of the logarithm of a time; that of an all-reduce, whose links no data sheet here has, is wider.
-DEVIATION, OF_LINKS, OF_ATTENTION = 0.4, 0.5, 0.6
+DEVIATION = 0.4  # of the logarithm of a time
 
 
 @dataclass(frozen=True)
@@ -90,37 +84,33 @@ class AssumedTables(Tables):
             peaks_of(BASE, engine),
         )
 
-    def _scaled(self, estimate: TimeEstimate, flops: float, moved: float, dtype: str) -> TimeEstimate:
-        ratio = self.here.us(flops, moved, dtype) / self.there.us(flops, moved, dtype)
-        return TimeEstimate(estimate.us * ratio, DEVIATION, estimate.distance)
+    def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
+        return us * self.here.us(flops, moved, dtype) / self.there.us(flops, moved, dtype)
 
-    def gemm(self, kind: str, m: float, n: int, k: int) -> TimeEstimate:
+    def gemm(self, kind: str, m: float, n: int, k: int) -> float:
         size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
         moved = size * (n * k + m * k) + 2 * m * n
         scaled = self._scaled(self.base.gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
         if kind != "fp8_block":
             return scaled
-        scaled = scaled.times(self.here.block_scale)
-        least = TimeEstimate(self.here.block_of_k_us * k / 128, TRACED, scaled.distance)
-        return max(scaled, least, key=lambda estimate: estimate.us)
+        return max(scaled * self.here.block_scale, self.here.block_of_k_us * k / 128)
 
-    def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> TimeEstimate:
+    def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         expert = 3 * 7168 * 2048 / tp
         touched = min(256.0, 8 * tokens) / ep
         flops, moved = 2 * tokens * 8 / ep * expert, touched * expert + 4 * tokens * 7168
         return self._scaled(self.base.moe(tokens, tp, ep, distribution), flops, moved, "fp8")
 
-    def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> TimeEstimate:
+    def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
         """From the H200's times with a bf16 cache, whatever the cache here: its times with FP8 are 7.5 to
         15.8 times what data sheets give, those with bf16 1.2 to 5.3, and nobody else runs that kernel."""
         tokens = batch * context
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
         there = self.there.us(flops, tokens * 576 * 2, "bf16")
-        estimate = self.base.mla_decode(batch, context, heads, "bfloat16")
-        ratio = self.here.mla * self.here.us(flops, moved, "bf16") / there
-        return TimeEstimate(estimate.us * ratio, OF_ATTENTION, estimate.distance)
+        us = self.base.mla_decode(batch, context, heads, "bfloat16")
+        return us * self.here.mla * self.here.us(flops, moved, "bf16") / there
 
-    def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> TimeEstimate:
+    def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
         flops, moved = batch * length**2 * heads * (576 + 512), 4 * batch * length * heads * 576
         return self._scaled(self.base.mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
 
@@ -128,17 +118,13 @@ class AssumedTables(Tables):
     def prefill_is_absorbed(self) -> bool:
         return self.base.prefill_is_absorbed
 
-    def held(self, phase: str) -> Mapping[str, str]:
-        return self.base.held(phase)
-
-    def absorbed_bmm(self, which: str, tokens: float, heads: int) -> TimeEstimate:
+    def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
         flops, moved = 2 * tokens * heads * 128 * 512, 2 * heads * (128 * 512 + tokens * (128 + 512))
         return self._scaled(self.base.absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
 
-    def all_reduce(self, elements: float, gpus: int) -> TimeEstimate:
+    def all_reduce(self, elements: float, gpus: int) -> float:
         """As on the H200: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450."""
-        estimate = self.base.all_reduce(elements, gpus)
-        return TimeEstimate(estimate.us, OF_LINKS, estimate.distance)
+        return self.base.all_reduce(elements, gpus)
 
     @property
     def between_us(self) -> tuple[float, float]:

@@ -1,8 +1,8 @@
-"""Interpolation between the points of a table of times, with what the table itself says about its noise.
+"""Interpolation between the points of a table of times.
 
-Times grow with the work, so a measured curve that falls is noise: it is replaced by its isotonic
-regression in the logarithm (pool adjacent violators), and how far the points lie from that is the table's
-noise. Between points the logarithm of the time is linear in the logarithm of the size.
+Times grow with the work, so a measured curve that falls is noise: it is replaced by its isotonic regression
+in the logarithm (pool adjacent violators). Between points the logarithm of the time is linear in the
+logarithm of the size.
 """
 
 from __future__ import annotations
@@ -10,29 +10,9 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
-BEYOND = 0.3  # deviation of a time for each factor e beyond the grid
-
-
-@dataclass(frozen=True)
-class TimeEstimate:
-    """A time, and the deviations of its logarithm.
-
-    noise:    of the table's own points around a curve that only grows
-    distance: of interpolation: nothing at a grid point
-    """
-
-    us: float
-    noise: float = 0.0
-    distance: float = 0.0
-
-    @property
-    def deviation(self) -> float:
-        return math.hypot(self.noise, self.distance)
-
-    def times(self, factor: float) -> TimeEstimate:
-        return TimeEstimate(self.us * factor, self.noise, self.distance)
+BEYOND = 3.0
+"""A factor beyond a table's sizes, up to which its times are taken to hold."""
 
 
 class Curve:
@@ -41,27 +21,21 @@ class Curve:
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
         points = sorted(points)
         self.sizes = [math.log(x) for x, _ in points]
-        measured = [math.log(y) for _, y in points]
-        self.times = isotonic(measured)
-        left = [abs(a - b) for a, b in zip(measured, self.times, strict=True)]
-        # the mean absolute deviation of a normal variable is 0.8 of its deviation
-        self.noise = sum(left) / len(left) / 0.8
+        self.times = isotonic([math.log(y) for _, y in points])
 
-    def at(self, size: float) -> TimeEstimate:
+    def at(self, size: float) -> float:
+        """Below the sizes the least one's time; beyond them it grows as over their last factor of 1.6."""
         x, xs, ys = math.log(max(size, 1e-9)), self.sizes, self.times
         if x <= xs[0]:
-            return TimeEstimate(math.exp(ys[0]), self.noise, BEYOND * (xs[0] - x))
+            return math.exp(ys[0])
         if x > xs[-1]:
             before = max((i for i in range(len(xs)) if xs[i] < xs[-1] - 0.5), default=0)
             run = xs[-1] - xs[before]
             slope = (ys[-1] - ys[before]) / run if run else 1.0
-            return TimeEstimate(math.exp(ys[-1] + slope * (x - xs[-1])), self.noise, BEYOND * (x - xs[-1]))
+            return math.exp(ys[-1] + slope * (x - xs[-1]))
         right = bisect.bisect_left(xs, x)
-        return between(
-            TimeEstimate(math.exp(ys[right - 1]), self.noise),
-            TimeEstimate(math.exp(ys[right]), self.noise),
-            (x - xs[right - 1]) / (xs[right] - xs[right - 1]),
-        )
+        u = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
+        return math.exp((1 - u) * ys[right - 1] + u * ys[right])
 
 
 class Surface:
@@ -69,6 +43,8 @@ class Surface:
 
     def __init__(self, rows: Sequence[tuple[tuple[float, ...], float]]) -> None:
         """rows: (sizes, us)"""
+        columns = list(zip(*(sizes for sizes, _ in rows), strict=True))
+        self.ends = [(min(column), max(column)) for column in columns]
         groups: dict[float, list[tuple[tuple[float, ...], float]]] = {}
         for sizes, us in rows:
             groups.setdefault(sizes[0], []).append((sizes[1:], us))
@@ -78,49 +54,31 @@ class Surface:
             for key, group in groups.items()
         }
 
-    def at(self, size: float, *rest: float) -> TimeEstimate:
+    def covers(self, *sizes: float) -> bool:
+        """Whether none is beyond those of the table by a factor of BEYOND."""
+        pairs = zip(sizes, self.ends, strict=True)
+        return all(least / BEYOND <= size <= most * BEYOND for size, (least, most) in pairs)
+
+    def at(self, size: float, *rest: float) -> float:
         keys = self.keys
-        if size <= keys[0] or size >= keys[-1]:
-            end = keys[0] if size <= keys[0] else keys[-1]
-            estimate = self._part(end, rest)
-            beyond = abs(math.log(size / end))
-            grown = max(size / end, 1.0)  # linear in it, which is what more work of the same kind takes
-            return TimeEstimate(
-                estimate.us * grown, estimate.noise, math.hypot(estimate.distance, BEYOND * beyond)
-            )
+        if size <= keys[0]:
+            return self.parts[keys[0]].at(*rest)
+        if size >= keys[-1]:
+            return self.parts[keys[-1]].at(*rest) * size / keys[-1]  # more work of the same kind
         right = bisect.bisect_left(keys, size)
         if keys[right] == size:
-            return self._part(size, rest)
+            return self.parts[size].at(*rest)
         low, high = keys[right - 1], keys[right]
         u = math.log(size / low) / math.log(high / low)
-        return between(self._part(low, rest), self._part(high, rest), u)
-
-    def _part(self, key: float, rest: tuple[float, ...]) -> TimeEstimate:
-        part = self.parts[key]
-        return part.at(*rest) if isinstance(part, Surface) else part.at(rest[0])
-
-
-def between(low: TimeEstimate, high: TimeEstimate, u: float) -> TimeEstimate:
-    """At the fraction u of the way in the logarithm. The true curve lies somewhere between its ends: half
-    way, within a quarter of their difference."""
-    a, b = math.log(low.us), math.log(high.us)
-    distance = math.hypot((1 - u) * low.distance, u * high.distance)
-    return TimeEstimate(
-        math.exp(a + u * (b - a)),
-        (1 - u) * low.noise + u * high.noise,
-        math.hypot(distance, u * (1 - u) * (b - a)),
-    )
+        return self.parts[low].at(*rest) ** (1 - u) * self.parts[high].at(*rest) ** u
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
     """The growing sequence that is nearest in least squares (pool adjacent violators)."""
-    pools: list[list[float]] = []  # [mean, count]
+    pools: list[tuple[float, int]] = []  # mean, count
     for value in values:
-        pools.append([value, 1])
+        pools.append((value, 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            mean, count = pools.pop()
-            pools[-1] = [
-                (pools[-1][0] * pools[-1][1] + mean * count) / (pools[-1][1] + count),
-                pools[-1][1] + count,
-            ]
-    return [mean for mean, count in pools for _ in range(int(count))]
+            (a, n), (b, m) = pools[-2:]
+            pools[-2:] = [((a * n + b * m) / (n + m), n + m)]
+    return [mean for mean, count in pools for _ in range(count)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from harness.serving.link.times.tables import Tables
@@ -27,28 +27,13 @@ WORDS = {
     "flash_attn": "flash_?attention|flash_?attn|fa3|fa4",
 }
 """What tells kernels apart -> how it is written; a wrapper such as flashinfer has kernels of several."""
-
 TIMED: Mapping[str, tuple[str, str]] = {
     "gemm_perf": ("block_scale_gemm", "gemm_dtype"),
     "moe_perf": ("fused_moe", "moe_dtype"),
     "generation_mla_perf": ("mla_decode", ""),
-    "mla_generation_module_perf": ("mla_decode", ""),
 }
 """By file, the op that it times, and the column that says fp8_block where its rows are of other dtypes too.
 Prefill's tables time the absorbed form, which no engine runs (see tables.py)."""
-
-
-@dataclass(frozen=True)
-class OtherKernel:
-    """timed: `kernel_source` of the table's rows; run: rows of this suite that the engine runs there"""
-
-    op: str
-    timed: tuple[str, ...]
-    run: tuple[str, ...]
-
-    def __str__(self) -> str:
-        run = " or ".join(self.run)
-        return f"{self.op} is timed as {', '.join(self.timed)}, the engine runs {run}: its times are left out"
 
 
 def words(name: str) -> frozenset[str]:
@@ -63,11 +48,10 @@ def run_by_default(engine: str, op: str, hardware: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(e.row for e in entries(engine, op, arch) if e.row and not e.flags))
 
 
-def of_engine(tables: Tables, engine: str, hardware: str) -> tuple[Tables, list[OtherKernel]]:
-    """The tables without rows of kernels that the engine does not run, and the ops of which none are left: times
-    of another kernel once made TPOT 54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what
-    cannot be told."""
-    others, rows, notes = [], dict(tables.rows), list(tables.notes)
+def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
+    """The tables without rows of kernels that the engine does not run: times of another kernel once made TPOT
+    54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
+    rows, notes = dict(tables.rows), list(tables.notes)
     for file, (op, dtype) in TIMED.items():
         run = run_by_default(engine, op, hardware)
 
@@ -82,16 +66,14 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> tuple[Tables, list[
             continue
         # A name that tells nothing may be of any kernel, but vouches for none beside those of another.
         unfit = {source for source in by_source if words(source) and not words(source) & wanted}
-        fitting = {source for source in by_source if words(source) & wanted}
-        if unfit and not fitting:
-            others.append(OtherKernel(op, tuple(by_source), run))
-            rows[file] = [row for row in rows[file] if not is_of_op(row)]
-        elif unfit:
-            rows[file] = [row for row in rows[file] if not is_of_op(row) or row["kernel_source"] not in unfit]
-            left_out = sum(by_source[source] for source in unfit)
-            names = ", ".join(sorted(unfit))
-            notes.append(
-                f"{left_out} of {by_source.total()} times of {op} are of {names}, which {engine} does not "
-                "run: left out"
-            )
-    return replace(tables, rows=rows, notes=tuple(notes)), others
+        if not unfit:
+            continue
+        if not any(words(source) & wanted for source in by_source):
+            unfit = set(by_source)
+        rows[file] = [row for row in rows[file] if not is_of_op(row) or row["kernel_source"] not in unfit]
+        left_out = sum(by_source[source] for source in unfit)
+        notes.append(
+            f"{left_out} of {by_source.total()} times of {op} are of {', '.join(sorted(unfit))}, the "
+            f"engine runs {' or '.join(run)}: left out"
+        )
+    return replace(tables, rows=rows, notes=tuple(notes))

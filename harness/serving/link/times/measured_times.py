@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import UsageError
-from harness.serving.link.times.interpolation import Surface, TimeEstimate
+from harness.serving.link.times.interpolation import Surface
 from kernels import OPS
 from shapes.lengths import parse_span
 
-NEAR = 0.35  # deviation of the logarithm by distance, beyond which a table is nearer
 BOUNDARIES = ("with_quant", "core")  # in the order of preference; routing is a term of its own
 LAUNCHES = ("graph", "eager")  # in the order of preference: engines decode in graphs
 AXES = {
@@ -35,8 +34,11 @@ class MeasuredTimes:
     where: str
     surfaces: Mapping[Key, Surface]
 
-    def at(self, op: str, key: tuple[Any, ...], *sizes: float) -> TimeEstimate:
+    def at(self, op: str, key: tuple[Any, ...], *sizes: float) -> float:
         return self.surfaces[op, key].at(1.0, *sizes)
+
+    def is_near(self, op: str, key: tuple[Any, ...], *sizes: float) -> bool:
+        return self.surfaces[op, key].covers(1.0, *sizes)
 
     def ops(self) -> list[str]:
         return sorted({op for op, _ in self.surfaces})

@@ -14,17 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
-from harness.serving.names import engine_name
 
 SUFFIXES = (".csv", ".txt", ".parquet")
 REUSED = re.compile(r"^- table: *(\S+)\n +from_version: *['\"]?([^\s'\"]+)", re.MULTILINE)
-ANY_VERSION = ("custom_allreduce_perf",)  # seldom timed anew: the last version's that is there stands in
 Row = dict[str, Any]
 
 
 def table_files(folder: Path, stems: Collection[str]) -> dict[str, Path]:
     """The file of each stem that the set has. Raises UsageError with one line where it has none."""
-    sets = _sets(folder)
     if folder.is_dir():
         found = _in(folder, stems)
     else:
@@ -35,56 +32,29 @@ def table_files(folder: Path, stems: Collection[str]) -> dict[str, Path]:
         found = {stem: path for home in homes for stem, path in _in(home, stems).items()}
         for home in homes:
             found = _reused(home, stems) | found
-    of_an_engine = engine_name(folder.parent.name) in ("sglang", "trtllm", "vllm")
-    for stem in set(ANY_VERSION) & set(stems) - set(found) if of_an_engine else ():
-        if other := _of_another_version(folder, stem):
-            found[stem] = other
     if not found:
-        wanted = f"one or more of {', '.join(stems)} as .csv or .parquet"
-        several = f"it has sets of tables: give {folder} with one of {', '.join(sets)}" if sets else ""
-        raise UsageError(f"no tables in {folder}; {several or 'wanted: ' + wanted}")
+        sets = [*folder.glob("*/*/gemm_perf.*"), *folder.glob("gemm/*/*/gemm_perf.*")]
+        names = sorted({"/".join(place.parts[-3:-1]) for place in sets})
+        wanted = f"wanted: one or more of {', '.join(stems)} as .csv or .parquet"
+        several = f"it has sets of tables: give {folder} with one of {', '.join(names)}"
+        raise UsageError(f"no tables in {folder}; {several if names else wanted}")
     return found
 
 
 def _in(folder: Path, stems: Collection[str]) -> dict[str, Path]:
-    there = {stem: next((p for s in SUFFIXES if (p := folder / (stem + s)).exists()), None) for stem in stems}
-    return {stem: path for stem, path in there.items() if path}
+    places = [(stem, folder / (stem + suffix)) for stem in stems for suffix in reversed(SUFFIXES)]
+    return {stem: path for stem, path in places if path.exists()}
 
 
 def _reused(home: Path, stems: Collection[str]) -> dict[str, Path]:
     try:
-        text = (home / "reuse.yaml").read_text(encoding="utf-8")
+        versions = dict(REUSED.findall((home / "reuse.yaml").read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError):
         return {}
-    versions = dict(REUSED.findall(text))
+    wanted = {stem: versions[stem] for stem in stems if stem in versions}
     return {
-        stem: path
-        for stem in stems
-        if stem in versions
-        for path in _in(home.parent / versions[stem], [stem]).values()
+        stem: path for stem, version in wanted.items() for path in _in(home.parent / version, [stem]).values()
     }
-
-
-def _of_another_version(folder: Path, stem: str) -> Path | None:
-    """Of the same system and engine."""
-    system, engine = folder.parent.parent, folder.parent.name
-    places = [
-        path
-        for pattern in (f"{engine}/*/{stem}.*", f"*/{engine}/*/{stem}.*")
-        for path in system.glob(pattern)
-        if path.suffix in SUFFIXES
-    ]
-    return max(places, key=lambda path: _version(path.parent.name), default=None)
-
-
-def _version(name: str) -> list[int]:
-    return [int(digits) for digits in re.findall(r"\d+", name)]
-
-
-def _sets(folder: Path) -> list[str]:
-    """ENGINE/VERSION of each set of a system's folder, in either layout."""
-    places = [*folder.glob("*/*/gemm_perf.*"), *folder.glob("gemm/*/*/gemm_perf.*")]
-    return sorted({"/".join(place.parts[-3:-1]) for place in places})
 
 
 def read_rows(

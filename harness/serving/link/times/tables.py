@@ -4,13 +4,12 @@ Its `latency` is in milliseconds; here all times are microseconds. What its figu
 (ai-dynamo/aiconfigurator, collector/): GEMM times hold the quantisation of the activations; MoE times the
 sorting by expert, both products, the activation and the weighted sum, not the choice of experts. Prefill
 attention is plain (192 wide, values 128), but SGLang's on Hopper is timed **absorbed** (576/512 wide, one KV
-head), which no engine runs so. What attention's times hold beside attention is in HELD.
+head), which no engine runs so. Attention with products beside it (modules, all of vLLM's) is not read.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -19,7 +18,7 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
-from harness.serving.link.times.interpolation import BEYOND, Surface, TimeEstimate
+from harness.serving.link.times.interpolation import Surface
 from harness.serving.link.times.table_files import Row, number, read_rows, table_files
 from harness.serving.names import data_sheet, engine_name, hardware_name
 
@@ -30,8 +29,6 @@ FILES: Mapping[str, tuple[str, ...]] = {
                  "moe_ep_size", "distribution"),
     "generation_mla_perf": ("kv_cache_dtype", "num_heads", "batch_size", "isl", "step"),
     "context_mla_perf": ("num_heads", "batch_size", "isl"),
-    "mla_generation_module_perf": ("kv_cache_dtype", "gemm_type", "num_heads", "batch_size", "isl", "step"),
-    "mla_context_module_perf": ("kv_cache_dtype", "gemm_type", "num_heads", "batch_size", "isl"),
     "mla_bmm_perf": ("op_name", "bmm_dtype", "num_tokens", "num_heads"),
     "custom_allreduce_perf": ("num_gpus", "message_size"),
 }  # fmt: skip
@@ -44,37 +41,17 @@ WANTED: Mapping[str, Mapping[str, Collection[Any]]] = {
     "gemm_perf": {"gemm_dtype": ("fp8_block", *SIXTEEN_BITS)},
     "moe_perf": {name: (value,) for name, value in EXPERTS.items()},
     "context_mla_perf": {"step": (0,)},
-    "mla_generation_module_perf": {"gemm_type": ("fp8_block",), "mla_dtype": SIXTEEN_BITS},
-    "mla_context_module_perf": {"gemm_type": ("fp8_block",), "mla_dtype": SIXTEEN_BITS, "step": (0,)},
 }
 """Rows of other models and dtypes are left out, and of prompts behind a cached prefix."""
-HELD: Mapping[tuple[str, str], Mapping[str, str]] = {
-    ("generation_mla_perf", "vllm"): {"w_uk": "", "w_uv": ""},
-    ("context_mla_perf", "vllm"): {"kv_b": "bfloat16"},
-    ("mla_generation_module_perf", ""): {
-        "qkv_a": "fp8_block", "q_b": "fp8_block", "w_uk": "", "w_uv": "", "o_proj": "fp8_block", "glue": ""
-    },
-    ("mla_context_module_perf", ""): {
-        "qkv_a": "fp8_block", "q_b": "fp8_block", "kv_b": "fp8_block", "o_proj": "fp8_block", "glue": ""
-    },
-}  # fmt: skip
-"""(file, engine or any) -> what its times hold beside attention, and of which dtype where it is a GEMM:
-vLLM's layer was timed whole (collector/vllm/collect_mla.py, with a kv_b of bf16), and modules are."""
-ATTENTION = {"decode": ("generation_mla_perf", "mla_generation_module_perf"),
-             "prefill": ("context_mla_perf", "mla_context_module_perf")}  # fmt: skip
-"""By phase, the files that have attention's time; the first that is there counts."""
+OF_LAYERS = {"vllm": ("generation_mla_perf", "context_mla_perf")}
+"""Files of an engine that time attention with products beside it (collector/vllm/collect_mla.py)."""
 ABSORBED = "flash_attention"  # `kernel_source` of SGLang's prefill attention where it was timed absorbed
 SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")  # some tables have rows of none
 SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # tables of one stand in sets of the other
-# FP8 products this much slower than bf16's of the same sizes hold the host's launches: AIConfigurator's for
-# vLLM 0.24 are 7 to 35 times slower, those for other engines 0.8 to 3.4 times.
-HOST_BOUND, AT_ROWS = 4.0, 64
-ONE_SWITCH = {"gb200": 72, "gb300": 72}  # GPUs; tables time all-reduces over those of one tray
-# An all-reduce over more GPUs of a switch takes as much longer as their ratio to this power: from 4 to 8 GPUs
-# of an H200 or B200 1.06 to 1.45 times, by SGLang 0.5.9's tables.
-MORE_GPUS = 0.25
 PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product: outside, the unit is another
-SLOWEST_MOE = 10.0  # times what reading the weights takes: of AIConfigurator's sets one is above 6.3
+# Times what reading a kernel's weights takes, with a launch, at AT_ROWS rows: what is slower is the host's
+# time, as of vLLM 0.24's FP8 products, or of no kernel that anybody runs, as one set's experts.
+SLOWEST, LAUNCH_US, AT_ROWS = 10.0, 3.0, 64
 
 
 class MissingTable(UsageError):
@@ -96,73 +73,49 @@ class Tables:
     notes: tuple[str, ...] = field(default=(), kw_only=True)
     surfaces: dict[Any, Surface] = field(init=False, default_factory=dict, compare=False, repr=False)
 
-    def gemm(self, kind: str, m: float, n: int, k: int) -> TimeEstimate:
-        """kind: fp8_block or bfloat16; y [m, n] = x [m, k] W^T."""
-        name = f"GEMM {kind}"
-        return self._surface("gemm_perf", name, {"gemm_dtype": kind}, ("n", "k", "m")).at(n, k, m)
+    def gemm(self, kind: str, m: float, n: int, k: int) -> float:
+        """us; kind: fp8_block or bfloat16; y [m, n] = x [m, k] W^T."""
+        return self._surface("gemm_perf", {"gemm_dtype": kind}, ("n", "k", "m")).at(n, k, m)
 
-    def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> TimeEstimate:
+    def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         """DeepSeek-R1's 256 experts, top 8, without the shared one; tokens are those of all ranks."""
         where = EXPERTS | {"moe_tp_size": tp, "moe_ep_size": ep, "distribution": distribution}
-        name = f"fused MoE at tp {tp}, ep {ep}, {distribution}"
-        return self._surface("moe_perf", name, where, ("num_experts", "num_tokens")).at(256, tokens)
+        return self._surface("moe_perf", where, ("num_experts", "num_tokens")).at(256, tokens)
 
-    def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> TimeEstimate:
-        """With what `held("decode")` names. context: cached tokens of each sequence, that of this step
-        included."""
+    def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
+        """context: cached tokens of each sequence, that of this step included."""
         where = {"kv_cache_dtype": kv, "num_heads": heads}
-        name = f"MLA decode with {heads} heads, {kv} cache"
-        file = self._attention("decode")
-        return self._surface(file, name, where, ("batch_size", "context")).at(batch, context)
+        return self._surface("generation_mla_perf", where, ("batch_size", "context")).at(batch, context)
 
-    def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> TimeEstimate:
-        """With what `held("prefill")` names, absorbed where `prefill_is_absorbed`."""
-        file = self._attention("prefill")
+    def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
+        """Absorbed where `prefill_is_absorbed`."""
         where: dict[str, Any] = {"num_heads": heads}
         # A prompt reads no cache: times with another one stand where that one was not timed.
-        if kv in {row["kv_cache_dtype"] for row in self.rows.get(file, ())}:
+        if kv in {row["kv_cache_dtype"] for row in self.rows.get("context_mla_perf", ())}:
             where["kv_cache_dtype"] = kv
-        name = f"MLA prefill with {heads} heads"
-        return self._surface(file, name, where, ("batch_size", "isl")).at(batch, length)
+        return self._surface("context_mla_perf", where, ("batch_size", "isl")).at(batch, length)
 
     @property
     def prefill_is_absorbed(self) -> bool:
-        rows = self.rows.get(self._attention("prefill"), ())
-        sources = {row["kernel_source"] for row in rows}
+        sources = {row["kernel_source"] for row in self.rows.get("context_mla_perf", ())}
         return engine_name(self.engine) == "sglang" and sources <= {ABSORBED, ""}
 
-    def held(self, phase: str) -> Mapping[str, str]:
-        """What attention's times hold beside attention; see HELD."""
-        file = self._attention(phase)
-        return HELD.get((file, engine_name(self.engine))) or HELD.get((file, ""), {})
-
-    def _attention(self, phase: str) -> str:
-        files = ATTENTION[phase]
-        return next((file for file in files if self.rows.get(file)), files[0])
-
-    def absorbed_bmm(self, which: str, tokens: float, heads: int) -> TimeEstimate:
+    def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
         """which: mla_gen_pre (w_uk) or mla_gen_post (w_uv)."""
         where = {"op_name": which, "bmm_dtype": "bfloat16", "num_heads": heads}
-        return self._surface("mla_bmm_perf", which, where, ("num_heads", "num_tokens")).at(heads, tokens)
+        return self._surface("mla_bmm_perf", where, ("num_heads", "num_tokens")).at(heads, tokens)
 
-    def all_reduce(self, elements: float, gpus: int) -> TimeEstimate:
+    def all_reduce(self, elements: float, gpus: int) -> float:
         """Of bf16 elements, in a graph where the table tells (TensorRT-LLM's does not): device time, without
-        the host's launch. Over more GPUs of one switch than were timed, as `timed_gpus` has it.
+        the host's launch.
 
         The table's `message_size` counts elements: were it bytes, its largest would run at half of what
         NVLink gives.
         """
-        if (timed := self.timed_gpus(gpus)) != gpus:
-            estimate, ratio = self.all_reduce(elements, timed), gpus / timed
-            distance = math.hypot(estimate.distance, BEYOND * math.log(ratio))
-            return TimeEstimate(estimate.us * ratio**MORE_GPUS, estimate.noise, distance)
         backends = {row["backend"] for row in self.rows.get("custom_allreduce_perf", [])}
         in_graphs = next((backend for backend in sorted(backends) if backend.endswith("_graph")), None)
         where = {"num_gpus": gpus} | ({} if in_graphs is None else {"backend": in_graphs})
-        name = f"all-reduce over {gpus} GPUs"
-        return self._surface("custom_allreduce_perf", name, where, ("num_gpus", "message_size")).at(
-            gpus, elements
-        )
+        return self._surface("custom_allreduce_perf", where, ("num_gpus", "message_size")).at(gpus, elements)
 
     @property
     def between_us(self) -> tuple[float, float]:
@@ -170,26 +123,17 @@ class Tables:
         tokens."""
         return 0.0, 0.0
 
-    def timed_gpus(self, gpus: int) -> int:
-        """The GPUs whose all-reduce stands for that of so many: the most that were timed of a switch."""
-        timed = {int(row["num_gpus"]) for row in self.rows.get("custom_allreduce_perf", ())}
-        fewer = [count for count in timed if count < gpus]
-        switched = gpus <= ONE_SWITCH.get(hardware_name(self.device), 0)
-        return max(fewer) if switched and gpus not in timed and fewer else gpus
-
     def distributions(self) -> list[str]:
         """The least skewed first: balanced, then power laws by their exponent."""
         return sorted({row["distribution"] for row in self.rows.get("moe_perf", [])})
 
-    def _surface(self, file: str, name: str, where: Mapping[str, Any], axes: tuple[str, ...]) -> Surface:
+    def _surface(self, file: str, where: Mapping[str, Any], axes: tuple[str, ...]) -> Surface:
         key = (file, tuple(where.items()), axes)
         if key not in self.surfaces:
             matching = [row for row in self.rows.get(file, []) if all(row[k] == v for k, v in where.items())]
             if not matching:
-                raise MissingTable(
-                    f"no time of {name} in {self.where}; wanted: rows of {file} with "
-                    + " ".join(f"{k}={v}" for k, v in where.items())
-                )
+                wanted = " ".join(f"{k}={v}" for k, v in where.items())
+                raise MissingTable(f"no rows of {file} with {wanted} in {self.where}")
             # Where a case was timed more than once, the median of its times.
             times: dict[tuple[float, ...], list[float]] = {}
             for row in matching:
@@ -220,62 +164,39 @@ def read_tables(folder: Path) -> Tables:
         rows[stem] = [row for row in read if all(row[size] > 0 for size in SIZES if size in row)]
     where = folder.name if folder.parent == TABLES else str(folder)
     tables = _labelled(folder, where, {stem: of_file for stem, of_file in rows.items() if of_file})
-    _plausible(folder, tables)
-    return _on_the_device(tables)
-
-
-def _on_the_device(tables: Tables) -> Tables:
-    """With bf16's times in place of those of FP8 products that hold the host's launches."""
-    by_size: dict[str, dict[tuple[float, ...], float]] = {"fp8_block": {}, "bfloat16": {}}
-    for row in tables.rows.get("gemm_perf", ()):
-        by_size[row["gemm_dtype"]][row["m"], row["n"], row["k"]] = row["us"]
-    both = {size: us / by_size["bfloat16"][size] for size, us in by_size["fp8_block"].items()
-            if size in by_size["bfloat16"]}  # fmt: skip
-    at_rows = sorted(ratio for (m, _, _), ratio in both.items() if m == AT_ROWS)
-    if not at_rows or (slower := at_rows[len(at_rows) // 2]) < HOST_BOUND:
-        return tables
-    gemms = []
-    for row in tables.rows["gemm_perf"]:
-        size = row["m"], row["n"], row["k"]
-        slow = row["gemm_dtype"] == "fp8_block" and both.get(size, 0.0) > HOST_BOUND / 2
-        gemms.append(row | {"us": by_size["bfloat16"][size]} if slow else row)
-    note = (
-        f"FP8 products of {AT_ROWS} rows in {tables.where} take {slower:.0f} times bf16's, which is the "
-        "host's time: where they are that slow, bf16's times stand for them"
-    )
-    return replace(tables, rows={**tables.rows, "gemm_perf": gemms}, notes=(*tables.notes, note))
+    _require_milliseconds(folder, tables)
+    return _plausible(tables)
 
 
 def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
+    """Whose they are by most of their rows. Raises UsageError where they are of several machines or
+    engines."""
     if not rows:
         raise UsageError(
             f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and {EXPERTS['num_experts']} "
             f"experts of {EXPERTS['hidden_size']} x {EXPERTS['inter_size']}"
         )
     labels = {
-        stem: Counter((row["device"], row["framework"], row["version"]) for row in of_file)
-        for stem, of_file in rows.items()
+        stem: {(r["device"], r["framework"], r["version"]) for r in many} for stem, many in rows.items()
     }
     # TensorRT-LLM's all-reduce stands in some sets of other engines.
-    own = [label for stem, of_file in labels.items() if stem != "custom_allreduce_perf" for label in of_file]
-    every = {label for of_file in labels.values() for label in of_file}
+    own = [label for stem, found in labels.items() if stem != "custom_allreduce_perf" for label in found]
+    every = sorted(set().union(*labels.values()))
     chips = {SAME_CHIP.get(name, name) for name in (hardware_name(device) for device, _, _ in every)}
-    if len(chips) > 1 or len({engine_name(e) for _, e, _ in own}) > 1:
-        several = "; ".join(" ".join(label) for label in sorted(every))
-        raise UsageError(f"tables in {folder} are of more than one machine or engine: {several}")
-    device, engine, _ = most = Counter(own or sorted(every)).most_common(1)[0][0]
-    versions = {version for _, _, version in own}
-    version = folder.name if folder.name in versions else most[2]
-    notes = []
-    for stem, of_file in labels.items():
-        others = {
-            label
-            for label in of_file
-            if (label[0], engine_name(label[1]), label[2]) != (device, engine_name(engine), version)
-        }
-        if others:
-            called = ", ".join(" ".join(other) for other in sorted(others))
-            notes.append(f"{stem} in {where} is of {called}, the set of {device} {engine} {version}")
+    if len(chips) > 1 or len({engine_name(engine) for _, engine, _ in own}) > 1:
+        raise UsageError(
+            f"tables in {folder} are of more than one machine or engine: {'; '.join(map(' '.join, every))}"
+        )
+    device, engine, version = Counter(own or every).most_common(1)[0][0]
+    if folder.name in {version for _, _, version in own}:
+        version = folder.name
+    mine = (device, engine_name(engine), version)
+    notes = [
+        f"{stem} in {where} is of {' '.join(label)}, the set of {device} {engine} {version}"
+        for stem, found in labels.items()
+        for label in sorted(found)
+        if (label[0], engine_name(label[1]), label[2]) != mine
+    ]
     return Tables(device, engine, version, where, rows, notes=tuple(notes))
 
 
@@ -300,8 +221,8 @@ def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]
     return row
 
 
-def _plausible(folder: Path, tables: Tables) -> None:
-    """Raises UsageError where a large product or the experts' weights would take what no machine takes."""
+def _require_milliseconds(folder: Path, tables: Tables) -> None:
+    """Raises UsageError where a large product would take what no machine takes."""
     gemms = tables.rows.get("gemm_perf", ())
     for row in (row for row in gemms if row["m"] >= 4096 and row["n"] * row["k"] >= 2**20):
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
@@ -310,14 +231,32 @@ def _plausible(folder: Path, tables: Tables) -> None:
                 f"{folder}: GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} "
                 "TFLOPS; latency is to be in milliseconds"
             )
-    machine = hardware_name(tables.device)
-    tbps = data_sheet(machine).get("tbps", 0.0)
-    for row in (row for row in tables.rows.get("moe_perf", ()) if tbps and row["num_tokens"] == AT_ROWS):
-        read = 3 * row["hidden_size"] * row["inter_size"] / row["moe_tp_size"]
-        touched = min(AT_ROWS * row["topk"], row["num_experts"]) / row["moe_ep_size"]
-        if (times := row["us"] / (touched * read / tbps / 1e6)) > SLOWEST_MOE and row["moe_ep_size"] == 1:
-            raise UsageError(
-                f"{folder}: fused MoE of {AT_ROWS} tokens takes {row['us']:.0f} us at tp "
-                f"{row['moe_tp_size']:g}, {times:.0f} times what reading the experts takes on {machine}; "
-                "these are not the times of a kernel that anybody runs"
-            )
+
+
+def _plausible(tables: Tables) -> Tables:
+    """Without times that are of something else than the kernel that they name."""
+    tbps = data_sheet(hardware_name(tables.device)).get("tbps", 0.0)
+    rows, notes = dict(tables.rows), list(tables.notes)
+
+    def excess(row: Row) -> float:
+        """Its time over what reading its weights and a launch take; 0 where that is not asked of it."""
+        if not tbps:
+            return 0.0
+        if row.get("gemm_dtype") == "fp8_block" and row["m"] == AT_ROWS:
+            read = row["n"] * row["k"]
+        elif row.get("num_tokens") == AT_ROWS and row.get("moe_ep_size") == 1:
+            read = 3 * row["hidden_size"] * row["inter_size"] / row["moe_tp_size"] * row["num_experts"]
+        else:
+            return 0.0
+        return row["us"] / (LAUNCH_US + read / tbps / 1e6)
+
+    for stem, kind in (("gemm_perf", "FP8 products"), ("moe_perf", "experts")):
+        found = sorted(filter(None, map(excess, rows.get(stem, ()))))
+        if found and (median := found[len(found) // 2]) > SLOWEST:
+            rows[stem] = [row for row in rows[stem] if row.get("gemm_dtype") == "bfloat16"]
+            what = f"{kind} of {AT_ROWS} rows take {median:.0f} times what reading their weights takes"
+            notes.append(f"{tables.where}: {what}: left out")
+    layers = [stem for stem in OF_LAYERS.get(engine_name(tables.engine), ()) if rows.pop(stem, None)]
+    if layers:
+        notes.append(f"{tables.where}: {', '.join(layers)} hold products beside attention: left out")
+    return replace(tables, rows=rows, notes=tuple(notes))

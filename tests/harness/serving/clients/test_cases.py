@@ -1,4 +1,4 @@
-"""What public bug reports of serving benchmarks look like as files: what is said of them, and what is not shown."""
+"""What public bug reports look like as files: what `serving load` says of them, and what it does not show."""
 
 import json
 
@@ -33,8 +33,9 @@ def case(name):
     ("s01", ["zero", "zero", "retokenised"], ("ttft", "tpot", "itl"), {"e2e": 2756.76},
      "ttft mean, ttft median, ttft p90, ttft p95, ttft p99 are 0"),
     ("s02", ["zero"], UNMEASURED, {"itl": 10.467, "e2e": 2756.76}, "ttft median is 0"),
-    ("s03", ["zero", "retokenised"], ("itl",), {"ttft": 201.006, "tpot": 10.0226}, "is 2560, the server counted"),
-    ("s04b", [], (), {"tpot": 10.0226, "accept_length": 2.1}, "divides the time of a step by them"),
+    ("s03", ["zero", "retokenised"], ("itl",), {"ttft": 201.006, "tpot": 10.0226},
+     "is 2560, the server counted"),
+    ("s04b", [], (), {"tpot": 10.0226, "accept_length": 2.1}, "divides a step's time by them"),
     ("s06", ["not_streamed"], ("ttft", "tpot", "itl"), {"e2e": 2756.76}, "ms is 99.99 % of E2E"),
     ("s32", ["zero"], ("tpot",), {"ttft": 201.644}, "ttft is 0 in 2 of 16 requests"),
     ("s33", [], (), {"tpot": 10.0226}, ""),
@@ -153,7 +154,8 @@ def test_one_request_is_found_without_lists(tmp_path):
     for gone in ((), ("std_ttft_ms",)):  # by the deviation; by the p99 between the two longest
         (run,) = written(tmp_path, json.dumps({k: v for k, v in row.items() if k not in gone}), "a.json")
         assert "one_request" in rules(run) and " is 20" in "".join(one.message for one in run.findings)
-    for few in ({"std_ttft_ms": 6e3, "median_ttft_ms": 700.0}, {"p99_ttft_ms": 9e3, "std_ttft_ms": None}):
+    wide, narrow = {"std_ttft_ms": 6e3, "median_ttft_ms": 700.0}, {"p99_ttft_ms": 9e3, "std_ttft_ms": None}
+    for few in (wide, narrow):
         (run,) = written(tmp_path, json.dumps(row | few), "a.json")
         assert "few_requests" in rules(run)
 
@@ -168,6 +170,11 @@ def test_the_servers_own_limit(tmp_path):
     server = {"server_info": {"tp_size": 8, "pp_size": 1, "dp_size": 1, "max_running_requests": 4}}
     (run,) = written(tmp_path, json.dumps(SGLANG_ROW | server), "a.json")
     assert any(one.rule == "server_limit" for one in run.findings) and run.in_flight_limit == 4
+
+
+def test_tokens_that_the_server_says_were_cached(tmp_path):
+    (run,) = written(tmp_path, json.dumps(SGLANG_ROW | {"cached_tokens": [0, 512]}), "a.json")
+    assert run.prefix_caching == "on" and "512 tokens of prompts" in "".join(f.message for f in run.findings)
 
 
 def test_the_same_prompts_again(tmp_path):
@@ -186,14 +193,15 @@ def test_a_run_of_which_nothing_completed_is_said_once(tmp_path):
     assert rules(run) == ["failed", "completed"] and not run.metric("ttft")
 
 
-# InferenceX's rows without E2E are held to what they tell: Little's law with the longest length, input to output
+# InferenceX's rows without E2E: Little's law with the longest length, input beside output
 
 DEVICE = "inferencex_device.json"
 
 
 @pytest.mark.parametrize(("name", "changes", "rule"), [
-    (DEVICE, {"tp": 16}, "littles_law"), (DEVICE, {"conc": 64}, "littles_law"), (DEVICE, {"conc": 512}, "littles_law"),
-    (DEVICE, {"isl": 8192}, "lengths"), (DEVICE, {"osl": 128}, "littles_law"), (DEVICE, {}, None),
+    (DEVICE, {"tp": 16}, "littles_law"), (DEVICE, {"conc": 64}, "littles_law"),
+    (DEVICE, {"conc": 512}, "littles_law"), (DEVICE, {"isl": 8192}, "lengths"),
+    (DEVICE, {"osl": 128}, "littles_law"), (DEVICE, {}, None),
     ("inferencex_agg.json", {"isl": 8192}, "lengths"), ("inferencex_agg.json", {}, None),
     ("inferencex_api.json", {"0/num_decode_gpu": 16}, "denominator"),
     ("inferencex_api.json", {"0/decode_tp": 16}, "denominator"),
@@ -207,3 +215,17 @@ def test_a_protocol_is_no_engine():
     assert [(run.protocol, run.engine) for run in of("vllm_serve_0.32.json")] == [("vllm", "")]
     (told,) = of("sglang_bench_serving_0.5.9.jsonl")
     assert (told.engine, told.speculation, told.prefix_caching) == ("sglang", "none", "off")
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({}, []),
+        ({"conc": 2}, ["littles_law"]),
+        ({"num_prefill_gpu": 8, "num_decode_gpu": 8}, ["littles_law"]),
+    ],
+)
+def test_an_early_row_has_total_throughput_alone(tmp_path, changes, found):
+    row = content_of("inferencex_api.json")[1]
+    (run,) = written(tmp_path, json.dumps(row | changes), "a.json")
+    assert rules(run) == found

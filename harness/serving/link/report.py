@@ -1,0 +1,238 @@
+"""Predictions and the validation of the model as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from harness.report import text
+from harness.serving.ledger.prediction import Prediction
+from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Value
+from harness.serving.link.model import Link
+from harness.serving.link.predictions import Need, Outlook
+from harness.serving.link.regression import Normal
+from harness.serving.link.validation import MODES, QUANTITIES, Errors, Validated, Validation
+
+NEGLIGIBLE = 0.005  # share of TPOT
+SHOWN = ("tpot", "ttft", "output_throughput")
+
+
+def prediction_text(link: Link, looks: Sequence[Outlook]) -> str:
+    return "\n\n".join(
+        [_heading(link, looks[0]), _outlooks(link, looks), _shares(looks[-1]), _notes(link, link.notes)]
+    )
+
+
+def what_if_text(
+    link: Link, looks: Sequence[Outlook], changes: Sequence[str], target_ms: float | None
+) -> str:
+    """changes: as they were given"""
+    blocks = [_heading(link, looks[0])]
+    notes: Sequence[str] = link.notes
+    if looks[-1].changes:
+        notes = looks[-1].changes[0].assumptions
+        blocks += [f"what if {', '.join(changes)}:\n{_changes(looks)}", _sources(looks[-1])]
+    return "\n\n".join([*blocks, _needs(looks, target_ms), _notes(link, notes)])
+
+
+def as_json(
+    link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
+) -> str:
+    """changes: as they were given"""
+    workloads = [
+        asdict(look)
+        | {
+            "capacity": None if math.isinf(look.capacity) else look.capacity,
+            "changes": [prediction.model_dump() for prediction in look.changes],
+        }
+        for look in looks
+    ]
+    document = {
+        "hardware": link.system.hardware,
+        "engine": link.system.engine,
+        "parallel": link.structure.parallel.text,
+        "gpus": link.gpus,
+        "tables": link.structure.where,
+        "constants": _constants(link.constants.tpot, OF_TPOT) | _constants(link.constants.ttft, OF_TTFT),
+        "calibration": list(link.calibrated_with),
+        "notes": list(link.notes),
+        "what_if": list(changes),
+        "target_tpot_ms": target_ms,
+        "workloads": workloads,
+    }
+    return json.dumps(document, indent=1) + "\n"
+
+
+def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, float]]:
+    pairs = zip(constants.mean, constants.deviation, strict=True)
+    return {n: {"value": float(v), "deviation": float(d)} for n, (v, d) in zip(names, pairs, strict=True)}
+
+
+def _heading(link: Link, look: Outlook) -> str:
+    load = look.load
+    of_tpot = _constants(link.constants.tpot, OF_TPOT)
+    values = ", ".join(f"{n} {each['value']:.2f} (+-{each['deviation']:.2f})" for n, each in of_tpot.items())
+    known = f"calibrated on {', '.join(link.calibrated_with)}" if link.calibrated_with else "not calibrated"
+    of = f"{link.gpus} x {link.system.hardware} with {link.system.engine}, {link.structure.parallel.text}"
+    lengths = f"lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} out"
+    return "\n".join(
+        [
+            f"DeepSeek-R1 FP8 on {of}; {lengths}",
+            f"TPOT = a + k * decode + p * stall, {known}: {values}",
+            "  a: ms of each step beside its kernels; k: time of its kernels in the server over their sum alone;",
+            "  p: the same of the prefills of other requests, which stall those that decode",
+        ]
+    )
+
+
+def _outlooks(link: Link, looks: Sequence[Outlook]) -> str:
+    rows = [
+        [
+            look.load.concurrency,
+            _value(look.tpot),
+            _value(look.ttft, ".0f"),
+            _value(look.ttft_mean, ".0f"),
+            _value(look.output, ".0f"),
+            f"{look.output.value / link.gpus:.1f}",
+            f"{look.batch:.1f}" + (" (memory)" if look.batch > 0.999 * look.capacity else ""),
+            *(f"{ms:.2f}" for ms in (look.decode_ms, look.stall_ms)),
+            f"{look.prefill_ms:.0f}",
+        ]
+        for look in looks
+    ]
+    names = ["concurrency", "TPOT ms (90 %)", "median TTFT ms (90 %)", "mean TTFT ms (90 %)",
+             "output tok/s (90 %)", "a GPU", "batch", "decode step", "stall", "prefill"]  # fmt: skip
+    return _table(rows, names)
+
+
+def _shares(look: Outlook) -> str:
+    shown = [share for share in look.shares if share.share >= NEGLIGIBLE]
+    rows = [
+        [s.name, s.calls, f"{s.decode_ms:.2f}", f"{s.stall_ms:.2f}", f"{s.share:.1%}", s.origin]
+        for s in shown
+    ]
+    names = ["kernels", "calls", "decode ms", "stall ms", "share of TPOT", "time from"]
+    rest = 1 - sum(share.share for share in shown)
+    return f"at concurrency {look.load.concurrency}:\n{_table(rows, names)}\nall others: {rest:.1%}"
+
+
+def _changes(looks: Sequence[Outlook]) -> str:
+    def row(concurrency: int, of: Prediction) -> list[object]:
+        change = f"{of.change:+.3g} ({of.low:+.3g}..{of.high:+.3g})"
+        return [concurrency, f"{of.quantity} {of.unit}", f"{of.before:.4g}", f"{of.after:.4g}", change]
+
+    rows = [row(look.load.concurrency, of) for look in looks for of in look.changes if of.quantity in SHOWN]
+    return _table(rows, ["concurrency", "quantity", "before", "after", "change (90 %)"])
+
+
+def _sources(look: Outlook) -> str:
+    rows = [
+        [part.what, text.interval(part.value, part.low, part.high, "+.3f"), part.origin]
+        for part in look.changes[0].uncertainty
+    ]
+    table = _table(rows, ["uncertain by", "change of TPOT, ms (90 %)", "from"])
+    return f"at concurrency {look.load.concurrency}:\n{table}"
+
+
+def _needs(looks: Sequence[Outlook], target: float | None) -> str:
+    rows = [
+        [
+            look.load.concurrency,
+            need.ops[0] if len(need.ops) == 1 else "all of these alike",
+            f"{need.most_ms:.2f} ({need.share:.1%})",
+            f"{need.limit_ms:.2f}",
+            *([_reach(need)] if target else []),
+        ]
+        for look in looks
+        for need in look.needs
+    ]
+    names = ["concurrency", "op", "most it can give, ms", "TPOT were it free"]
+    return _table(rows, [*names, f"for {target:g} ms"] if target else names)
+
+
+def _reach(need: Need) -> str:
+    if need.factor is None:
+        return "not reachable"
+    return "reached already" if need.factor == 1.0 else f"{need.factor:.3g}x"
+
+
+def _notes(link: Link, lines: Sequence[str]) -> str:
+    run = "mean TTFT is over a run of 10 requests for each place"
+    first = (
+        "on a server that has served before" if link.system.warm else "whose first wave finds a cold server"
+    )
+    return "\n".join(
+        f"- {line}" for line in (*lines, f"{run}, {first}", f"times of kernels: {link.structure.where}")
+    )
+
+
+# Validation
+
+
+def validation_text(validation: Validation) -> str:
+    rows = [row for server in validation.servers for row in _errors_of(server)]
+    names = [
+        "server",
+        "constants",
+        *(name for quantity in QUANTITIES for name in (quantity, "inside", "width")),
+    ]
+    lines = [
+        "each server is predicted with constants learnt from all other machines and engines",
+        "points that a server is calibrated on are not predicted",
+        "mean absolute error (bias), points inside their 90 % interval, width of the interval over the value",
+        *(
+            f"not in `all`: {server.name}: {server.left_out}"
+            for server in validation.servers
+            if server.left_out
+        ),
+        *dict.fromkeys(f"times of kernels: {server.times}" for server in validation.servers),
+    ]
+    table = _table([*rows, *_errors_of(validation.together)], names)
+    return "\n".join([table, "", *(f"- {line}" for line in lines)])
+
+
+def _errors_of(server: Validated) -> list[list[str]]:
+    found = {mode: [server.errors(mode, quantity) for quantity in QUANTITIES] for mode in MODES}
+    return [
+        [server.name, mode, *(cell for each in errors for cell in _cells(each))]
+        for mode, errors in found.items()
+        if any(errors)
+    ]
+
+
+def _cells(of: Errors | None) -> list[str]:
+    if of is None:
+        return ["", "", ""]
+    return [f"{of.mean:.1%} ({of.bias:+.1%})", f"{of.covered} of {of.points}", f"{of.width:.0%}"]
+
+
+def validation_json(validation: Validation) -> str:
+    def document(server: Validated) -> dict[str, object]:
+        errors = {
+            mode: {q: asdict(found) for q in QUANTITIES if (found := server.errors(mode, q))}
+            for mode in MODES
+        }
+        points = [asdict(row) | {"error": row.error, "inside": row.covered} for row in server.rows]
+        about = {"server": server.name, "times": server.times, "left_out": server.left_out}
+        return about | {"errors": errors, "points": points}
+
+    prior = {
+        name: {"constants": names, "mean": of.mean.tolist(), "covariance": of.covariance.tolist()}
+        for name, names, of in (
+            ("TPOT", OF_TPOT, validation.prior.tpot),
+            ("TTFT", OF_TTFT, validation.prior.ttft),
+        )
+    }
+    servers = [document(server) for server in validation.servers]
+    together = document(validation.together)["errors"]
+    return json.dumps({"servers": servers, "all": together, "prior": prior}, indent=1) + "\n"
+
+
+def _value(value: Value, form: str = ".2f") -> str:
+    return text.interval(value.value, value.low, value.high, form)
+
+
+def _table(rows: Sequence[Sequence[object]], names: Sequence[str]) -> str:
+    return text.table(*text.filled_columns(rows, names))

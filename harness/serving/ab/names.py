@@ -153,13 +153,12 @@ def _use(source: str, name: str, python: bool) -> str:
 
 
 def _tokens(source: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each token but comments; a string by what is between its quotes."""
+    """(kind, text) of each token; a string by what is between its quotes."""
     kinds = {tokenize.NAME: "name", tokenize.STRING: "string", tokenize.OP: "op"}
     with contextlib.suppress(tokenize.TokenError, SyntaxError):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type != tokenize.COMMENT:
-                kind = kinds.get(token.type, "end")
-                yield kind, token.string.lstrip("rbuRBU").strip("'\"") if kind == "string" else token.string
+            kind = kinds.get(token.type, "end")
+            yield kind, token.string.lstrip("rbuRBU").strip("'\"") if kind == "string" else token.string
 
 
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:

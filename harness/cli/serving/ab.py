@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from harness.files import JsonObject
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
+    from harness.serving.ledger.prediction import Prediction
 
 
 @click.command("ab")
@@ -81,18 +82,19 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
     folder = record.folder if record else Path(out) if out else default_folder()
     names = record.names if record else looked_up(plan, Progress(quiet).note)
-    predictions = [] if record else _predictions(plan, options["predict"])
-    text = planned(plan, record, folder.absolute(), names)
+    predictions = record.predictions if record else _predictions(plan, options["predict"])
+    kept = [prediction.model_dump() for prediction in predictions]
+    text = planned(plan, record, folder.absolute(), names, predictions)
     if options["dry_run"]:
         if json_to:
-            told = {"plan": plan.model_dump(), "names": names, "predictions": predictions, "says": text}
+            told = {"plan": plan.model_dump(), "names": names, "predictions": kept, "says": text}
             write(json_to, json.dumps(told, indent=1) + "\n")
         if json_to != "-":
             print(text)
         return
     if record is None or finished(record) in ("", "given up"):
         require_programs(plan)
-    record = record or Record.begin(folder, plan, {"names": names, "predictions": predictions})
+    record = record or Record.begin(folder, plan, {"names": names, "predictions": kept})
     sys.exit(_run(record, budget_s, text, json_to, quiet))
 
 
@@ -119,7 +121,7 @@ def _plan(
     return made({"launch": launch, "client": client, "arms": dict(parsed), **changes}, "--launch and --arm")
 
 
-def _predictions(plan: Plan, names: tuple[str, ...]) -> list[JsonObject]:
+def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:
     """The link is imported for these alone."""
     if not names:
         return []

@@ -23,7 +23,7 @@ IN_DECODE, IN_STALL = "decode step", "stall by other requests' prefills"
 
 
 class Record(BaseModel):
-    """A part of what `serving predict --json` and `what-if --json` write, as far as a page shows it."""
+    """A part of the document, as far as a page shows it."""
 
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
@@ -56,8 +56,6 @@ class Offered(Record):
 
 
 class Need(Record):
-    """See harness.serving.link.predictions.Need."""
-
     ops: tuple[str, ...]
     factor: float | None
     limit_ms: float

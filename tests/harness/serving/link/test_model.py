@@ -29,10 +29,12 @@ from harness.serving.link.changes import parse_change
 from harness.serving.link.closed_loop import DRAIN, cold_share, features, settled
 from harness.serving.link.load import KernelSums, Load, Phase
 from harness.serving.link.model import System, link, uncalibrated
+from harness.serving.link.points import stored_series
 from harness.serving.link.predictions import needs, outlook, predict
 from harness.serving.link.regression import Normal, Rows, learnt
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.validation import MODES, ON_ALL, ON_TWO, UNCALIBRATED, Validation, validated
+from harness.serving.names import data_sheet
 from tests.support.serving_link_tables import US, written
 
 LOAD = Load(isl=1024, osl=1024, concurrency=32)
@@ -155,7 +157,7 @@ def test_how_cold_a_first_wave_is(engine, warm, isl, share):
 
 @pytest.mark.parametrize("load", [
     LOAD, ONE, Load(8192, 1024, 64), Load(64, 8192, 512), Load(8192, 2, 64), Load(100, 100, 8, 1.0),
-    Load(32768, 64, 256, 0.0), Load(1024, 1024, 64, waves=1),
+    Load(32768, 64, 256, 0.0), Load(1024, 1024, 64, waves=1), Load(8192, 1024, 128),
 ])  # fmt: skip
 def test_the_loop_settles_where_it_reproduces_itself(h200, load):
     served = h200.served(load)
@@ -164,6 +166,23 @@ def test_the_loop_settles_where_it_reproduces_itself(h200, load):
     )
     assert again.batch == pytest.approx(served.features.batch, rel=1e-4)
     assert served.tpot.low < served.tpot.value < served.tpot.high
+    # Little's law: as many are in flight as the client allows, those that wait for memory among them.
+    rate = served.features.batch / ((load.mean_osl - 1) * served.tpot.value)
+    if load.range_ratio < 1:
+        in_flight = rate * (served.ttft.value + (load.mean_osl - 1) * served.tpot.value)
+        assert in_flight == pytest.approx(load.concurrency, rel=1e-3)
+
+
+def test_what_the_cache_holds_and_how_sure_a_throughput_is(h200):
+    load = Load(8192, 1024, 128)
+    sums, memory = h200.sums(load), data_sheet("h200")["memory_gib"] * 2**30 / 1e9
+    room = 0.82 * memory - h200.structure.weights_gb - 3
+    assert sums.capacity == pytest.approx(room / (61 * 576 * 2 * load.mean_context / 1e9))
+    assert h200.served(load).features.batch == sums.capacity
+    served = h200.served(LOAD)
+    decoding, ttft = (LOAD.mean_osl - 1) * served.tpot.value, served.ttft_mean.value
+    both = math.hypot(served.tpot.share * decoding, served.ttft_mean.share * ttft)
+    assert served.output.share == pytest.approx(both / (decoding + ttft))
 
 
 def test_what_does_not_settle_is_said_in_one_line(monkeypatch):
@@ -220,7 +239,9 @@ def test_what_a_point_tells_of_ttft(h200):
     two = replace(LOAD, waves=2)
     short = replace(whole, point=replace(whole.point, load=two), sums=h200.sums(two))
     assert len(ttft_rows([short]).y) == 1  # half of its requests are of the first wave
-    waits = replace(whole, sums=replace(whole.sums, capacity=4.0))
+    late = replace(whole.point, tpot_ms=25.0, ttft_ms=1300.0, ttft_median_ms=1300.0)
+    waits = replace(whole, point=late, sums=replace(whole.sums, capacity=30.0))
+    assert 0 < waits.features.queue_ms < 1300
     assert not len(ttft_rows([waits]).y)
 
 
@@ -231,6 +252,7 @@ def test_what_a_point_tells_of_ttft(h200):
     ("mla_decode=2x", 61 * US["decode"] / 2, True),
     ("block_scale_gemm:qkv_a@decode=saved:4us", 61 * 4, False),
     ("block_scale_gemm:qkv_a@decode=saved:6us", 61 * 6, False),  # of 10 alone, of 7.5 in the server
+    ("absorbed_bmm@decode=saved:1us", 2 * 61 * 1, False),
     *[(f"block_scale_gemm:qkv_a@decode=saved:{us}us", 61 * us, False) for us in (7, 9.1, 100)],
 ])  # fmt: skip
 def test_a_change_is_what_its_calls_save_in_the_server(tiny, text, saved_us, in_server):
@@ -258,11 +280,21 @@ def test_parts_and_uncertainty_of_a_change(h200):
     changes = [parse_change("fused_moe=1.3x(1.2..1.4)"), parse_change("mla_decode=2x")]
     records = predict(h200, LOAD, changes)
     units = {record.quantity: record.unit for record in records}
-    assert units == {"tpot": "ms", "ttft": "ms", "output_throughput": "tok/s", "decode_step": "ms", "prefill": "ms"}
+    assert units == {
+        "tpot": "ms",
+        "ttft": "ms",
+        "output_throughput": "tok/s",
+        "decode_step": "ms",
+        "prefill": "ms",
+    }
     one = records[0]
     assert one.low < one.change < one.high < 0 and one.after - one.before == pytest.approx(one.change)
     named = {part.what: part for part in one.uncertainty}
-    origins = {"time of fused_moe": "table", "change of fused_moe": "assumed", "mla_decode in the server": "assumed"}
+    origins = {
+        "time of fused_moe": "table",
+        "change of fused_moe": "assumed",
+        "mla_decode in the server": "assumed",
+    }
     assert {what: named[what].origin for what in origins} == origins
     halves = [part.value - part.low for part in one.uncertainty]
     assert one.change - one.low == pytest.approx(math.sqrt(sum(half**2 for half in halves)))
@@ -280,7 +312,9 @@ def test_a_saving_is_uncertain_by_itself_alone(tiny):
     assert part.what == "mla_decode in the server"
 
 
-@pytest.mark.parametrize("text", ["mla_decode", "mla_decode=0x", "mla_decode=2x(3..4)", "what=2x", "mla_decode=-1x"])
+@pytest.mark.parametrize(
+    "text", ["mla_decode", "mla_decode=0x", "mla_decode=2x(3..4)", "what=2x", "mla_decode=-1x"]
+)
 def test_what_is_no_change_is_one_line(text):
     with pytest.raises(UsageError, match=r"^(cannot read change|unknown op)[^\n]*$"):
         parse_change(text)
@@ -300,7 +334,9 @@ def test_what_an_op_could_give_and_what_a_target_needs(tiny):
     mla = by_op[("mla_decode",)]
     k = tiny.in_server["decode"]
     assert mla.most_ms == pytest.approx(k * 61 * US["decode"] / 1e3, rel=1e-5)
-    assert mla.limit_ms == pytest.approx(before - mla.most_ms) and mla.share == pytest.approx(mla.most_ms / before)
+    assert mla.limit_ms == pytest.approx(before - mla.most_ms) and mla.share == pytest.approx(
+        mla.most_ms / before
+    )
     assert 1 - 1 / mla.factor == pytest.approx(0.3 / mla.most_ms, rel=1e-3)
     assert by_op[("mha_prefill",)].factor is None
     assert {need.factor for need in needs(tiny, ONE, target_ms=1e3)} == {1.0}
@@ -366,6 +402,26 @@ def test_the_prior_is_what_the_series_teach(validation):
         assert known.deviation == pytest.approx(found.deviation, rel=0.01)
         of_both = [n.covariance / np.outer(n.deviation, n.deviation) for n in (known, found)]
         assert of_both[0] == pytest.approx(of_both[1], abs=0.006)
+
+
+def test_a_system_s_own_points_teach_nothing_of_it(monkeypatch):
+    """With TPOTs three times as long a system is predicted as before, uncalibrated, and others are not."""
+    names = ("inferencex-h200-trtllm-1k1k", "inferencex-h200-trtllm-8k1k", "inferencex-b200-1k1k")
+    kept = [series for series in stored_series() if series.name in names]
+    slow = [
+        replace(s, points=tuple(replace(p, tpot_ms=3 * p.tpot_ms) for p in s.points))
+        if "trtllm" in s.name
+        else s
+        for s in kept
+    ]
+    found = []
+    for series in (kept, slow):
+        monkeypatch.setattr("harness.serving.link.validation.stored_series", lambda series=series: series)
+        rows = [row for server in validated().servers for row in server.rows if row.quantity == "TPOT"]
+        found.append({(r.series, r.concurrency): r.predicted.value for r in rows if r.mode == UNCALIBRATED})
+        assert {r.series for r in rows if r.mode != UNCALIBRATED} == {names[1]}  # not what is calibrated on
+    same = {key[0] for key, value in found[0].items() if found[1][key] == pytest.approx(value)}
+    assert same == set(names[:2])
 
 
 @pytest.mark.slow

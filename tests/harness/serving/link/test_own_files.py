@@ -223,7 +223,9 @@ def test_the_engine_that_a_user_names_goes_before_a_client_s_protocol(tmp_path):
     """InferenceX's client says `backend: vllm` of an SGLang server."""
     path = tmp_path / "run.json"
     path.write_text(json.dumps(VLLM_ROW | {"backend": "lmdeploy", "endpoint_type": "lmdeploy"}))
-    with pytest.raises(UsageError, match="engine lmdeploy, not sglang; --engine says it where a file is wrong"):
+    with pytest.raises(
+        UsageError, match="engine lmdeploy, not sglang; --engine says it where a file is wrong"
+    ):
         points_of(path)
     [point], notes = points_of(path, engine_given=True)
     assert point.load.concurrency == 16

@@ -215,7 +215,8 @@ def test_times_of_another_version_are_taken_where_the_set_says_so(tmp_path):
 
 def test_the_shared_expert_is_sglangs_to_fuse(tmp_path):
     sglang, other = (
-        set(decode_us(read_tables(written(tmp_path / engine, framework=engine)))) for engine in ("SGLang", "TRTLLM")
+        set(decode_us(read_tables(written(tmp_path / engine, framework=engine))))
+        for engine in ("SGLang", "TRTLLM")
     )
     assert other - sglang == {"block_scale_gemm:shared_gate_up", "block_scale_gemm:shared_down"}
 
@@ -363,7 +364,9 @@ def test_mla_is_slower_on_gfx942_and_a_product_takes_its_time_for_each_block_of_
 
 
 def test_data_sheets_scale_tp8_alone_and_say_so_first():
-    with pytest.raises(UsageError, match=r"^data sheets scale times of tp8 alone: at tp4 there are none of .*moe"):
+    with pytest.raises(
+        UsageError, match=r"^data sheets scale times of tp8 alone: at tp4 there are none of .*moe"
+    ):
         link(System(hardware="mi355x", tp=4))
 
 
@@ -371,7 +374,9 @@ def attention(us: float) -> Surface:
     return Surface([((1.0, b, c), us) for b in (1.0, 64.0) for c in (512.0, 4096.0)])
 
 
-@pytest.mark.parametrize("lacks", [["mla_bmm_perf"], ["custom_allreduce_perf", "mla_bmm_perf"], ["gemm_perf"]])
+@pytest.mark.parametrize(
+    "lacks", [["mla_bmm_perf"], ["custom_allreduce_perf", "mla_bmm_perf"], ["gemm_perf"]]
+)
 def test_what_tables_lack_is_filled(lacks):
     rows = {name: many for name, many in H200.rows.items() if name not in lacks}
     part = replace(H200, where=f"without {lacks}", rows=rows)

@@ -389,15 +389,6 @@ def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()
     return [each for each in unlike(of_setting(setting), of_run(run)) if counts(each)]
 
 
-def require_alike(setting: Setting, runs: Collection[ServingRun], assumed: Collection[str] = ()) -> None:
-    """Raises UsageError, with all that differs, where a run is not of the setting."""
-    for run in runs:
-        found = differences(setting, run, assumed)
-        if found:
-            hint = "" if all(each.is_known for each in found) else "; --assume NAME takes it to be alike"
-            raise UsageError(f"{run.id} is no run of this row: {text(found)}{hint}")
-
-
 def text(found: Collection[Difference]) -> str:
     """What differs, then what the row or the run does not say, with the other side's value."""
     parts = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]

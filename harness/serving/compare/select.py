@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness import archive
 from harness.errors import UsageError
 from harness.serving.clients.load import load
+from harness.serving.integrity import examined
 from harness.serving.names import known_engine
-from harness.serving.published.index import published_runs
+from harness.serving.published.documents import FOLDER, documents
 from harness.serving.schema import ServingRun
+
+FROM_SETUP = ("image", "flags", "environment", "parallelism")
+
+
+@functools.cache
+def published_runs() -> dict[str, ServingRun]:
+    """By id: the runs of the documents, and of raw files behind them as `dstack.online:31`, which have the
+    documented configuration of their machine, engine and version if there is one."""
+    every = [*documents(FOLDER), *documents(FOLDER / "others")]
+    known = {run.id: examined(run) for document in every for run in document.runs}
+    setups = [setup for document in every for setup in document.configurations if setup.version]
+    for run in (run for path in sorted(FOLDER.glob("*/*.csv")) for run in load(path)):
+        own = (run.hardware, run.engine, run.version)
+        alike = [setup for setup in setups if (setup.hardware, setup.engine, setup.version) == own]
+        update: dict[str, object] = {"id": f"{run.client}:{run.source.rpartition(':')[2]}"}
+        if len(alike) == 1:
+            update |= {name: getattr(alike[0], name) for name in FROM_SETUP}
+            update["configuration"] = alike[0].name
+        known[str(update["id"])] = run.model_copy(update=update)
+    return known
 
 
 def find(name: str) -> ServingRun:

@@ -12,13 +12,14 @@ import click
 
 from harness.cli.interrupt import interruptible
 from harness.cli.options import json_option
-from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
+from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import require_writable, write
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
+    from harness.serving.ledger.prediction import Prediction
 
 
 @click.command("ab")
@@ -63,6 +64,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
             write(json_to or "-", template_text(template))
         return
     from harness.plan.budget import parse_seconds
+    from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
     from harness.serving.ab.record import Record, default_folder
@@ -79,19 +81,20 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     if plan is None:
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
     folder = record.folder if record else Path(out) if out else default_folder()
-    names = record.names if record else looked_up(plan)
-    predictions = [] if record else _predictions(plan, options["predict"])
-    text = planned(plan, record, folder.absolute(), names)
+    names = record.names if record else looked_up(plan, Progress(quiet).note)
+    predictions = record.predictions if record else _predictions(plan, options["predict"])
+    kept = [prediction.model_dump() for prediction in predictions]
+    text = planned(plan, record, folder.absolute(), names, predictions)
     if options["dry_run"]:
         if json_to:
-            told = {"plan": plan.model_dump(), "names": names, "predictions": predictions, "says": text}
+            told = {"plan": plan.model_dump(), "names": names, "predictions": kept, "says": text}
             write(json_to, json.dumps(told, indent=1) + "\n")
         if json_to != "-":
             print(text)
         return
     if record is None or finished(record) in ("", "given up"):
         require_programs(plan)
-    record = record or Record.begin(folder, plan, {"names": names, "predictions": predictions})
+    record = record or Record.begin(folder, plan, {"names": names, "predictions": kept})
     sys.exit(_run(record, budget_s, text, json_to, quiet))
 
 
@@ -118,7 +121,7 @@ def _plan(
     return made({"launch": launch, "client": client, "arms": dict(parsed), **changes}, "--launch and --arm")
 
 
-def _predictions(plan: Plan, names: tuple[str, ...]) -> list[JsonObject]:
+def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:
     """The link is imported for these alone."""
     if not names:
         return []
@@ -141,6 +144,8 @@ def _run(record: Record, budget_s: float | None, text: str, json_to: str | None,
         try:
             with interruptible(f"finished pairs are recorded, --resume {record.folder} goes on"):
                 Session(record, budget_s, say).run()
+        except OSError as error:
+            raise HarnessError(f"{error}; finished pairs are recorded, --resume goes on") from None
         finally:
             signal.signal(signal.SIGTERM, before)
     found = summary(record)

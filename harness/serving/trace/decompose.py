@@ -1,10 +1,11 @@
-"""Decomposition of a trace into classes, kernels, steps and exposure."""
+"""Decomposition of a trace into classes, kernels, steps and what is exposed."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
 from harness.serving.schema import Finding
-from harness.serving.trace.classify import PHASES, KernelRule, attention_class, engine_of, rule_of
+from harness.serving.trace.classify import (
+    PHASES, KernelRule, Phase, annotated_phase, attention_class, engine_of, rule_of, step_rule,
+)  # fmt: skip
 from harness.serving.trace.columns import NONE, RecordedTrace, groups
-from harness.serving.trace.read import read
+from harness.serving.trace.profilers import read
 from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Times, Trace, TraceStep
-from harness.serving.trace.steps import TraceSteps, find_steps
 from harness.serving.trace.work import LaunchedWork, kernels, operators
+from kernels import OPS
 
 CLASSES = tuple(OP_CLASSES)
 LATENT = re.compile(r"(?<![A-Za-z])mla(?![a-z])|MLA|(?<=[a-z])Mla(?![a-z])")
@@ -26,22 +29,14 @@ SHAPES = 5  # of a kernel, those with the most time
 
 
 def decompose(path: str | Path, *, partial: bool = False) -> Trace:
-    """Takes a trace of torch.profiler or rocprofv3 apart; plain or gzip. partial: of a file that breaks off,
-    what there is, flagged. Raises UnreadableError.
+    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart; plain or gzip. partial: takes what there
+    is of a file that breaks off, and flags it. Raises UnreadableError.
 
     Kernels and copies count where there are any; else operators of CPU threads, each without those inside it.
     """
     recorded = read(Path(path), partial=partial)
     work = kernels(recorded) if len(recorded.work) else operators(recorded)
-    rules, rule = _rules(recorded, work)
-    steps = find_steps(recorded, work, rules, rule, Path(path).name)
-    return _Sums(recorded, work, rules, rule, steps).trace(str(path))
-
-
-def _names(recorded: RecordedTrace, numbers: np.ndarray) -> list[str]:
-    """Each once."""
-    names = recorded.names.all()
-    return [names[i] for i in np.unique(numbers).tolist()]
+    return _Sums(Path(path), recorded, work).trace()
 
 
 def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:
@@ -57,52 +52,48 @@ def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule
 
 
 class _Sums:
-    """The sums over rows, by class, kernel, step and device."""
+    """The sums over rows of work, by class, kernel, step and device."""
 
-    def __init__(
-        self,
-        recorded: RecordedTrace,
-        work: LaunchedWork,
-        rules: Sequence[KernelRule],
-        rule: np.ndarray,
-        steps: TraceSteps,
-    ) -> None:
-        self.recorded, self.work, self.rules, self.steps = recorded, work, rules, steps
+    def __init__(self, path: Path, recorded: RecordedTrace, work: LaunchedWork) -> None:
+        self.path, self.recorded, self.work = path, recorded, work
+        self.rules, self.rule = _rules(recorded, work)
+        self.steps = find_steps(work, recorded, self.rules, self.rule, path.name)
         latent = any(LATENT.search(name) for name in recorded.names.all())
-        classes = np.array(
-            [
-                [CLASSES.index(attention_class(rule.op_class, phase, latent)) for phase in PHASES]
-                for rule in rules
-            ]
-        )
-        of_step = np.array([PHASES.index(phase) for phase in steps.phases] + [PHASES.index("other")])
-        self.rule = rule
-        self.phase = of_step[steps.of]  # NONE is the last
-        self.op_class = classes[rule, self.phase]
+        classes = [
+            [CLASSES.index(attention_class(rule.op_class, phase, latent)) for phase in PHASES]
+            for rule in self.rules
+        ]
+        of_step = np.array([PHASES.index(phase) for phase in [*self.steps.phases, "other"]])
+        self.phase = of_step[self.steps.of]  # NONE is the last
+        self.op_class = np.array(classes)[self.rule, self.phase]
         self.length = work.end - work.start
-        communication = np.array([name in COMMUNICATION for name in CLASSES])
-        self.communicates = communication[self.op_class]
-        self.exposed = np.zeros(len(rule))
-        self.lines = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
-        self.times = []
-        for on_device in self.lines:
-            line = Timeline(work.start[on_device], work.end[on_device])
-            self.times.append(line)
-            self.exposed[on_device] = line.exposed(self.communicates[on_device])
+        self.communicates = np.isin(self.op_class, [CLASSES.index(name) for name in COMMUNICATION])
+        self.exposed = np.zeros(len(self.rule))
+        self.on_device = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
+        self.timelines = []
+        for rows in self.on_device:
+            timeline = Timeline(work.start[rows], work.end[rows])
+            self.timelines.append(timeline)
+            self.exposed[rows] = timeline.exposed(self.communicates[rows])
 
-    def trace(self, path: str) -> Trace:
-        recorded = self.recorded
+    def trace(self) -> Trace:
+        recorded, names = self.recorded, self.recorded.names.all()
+        numbers = (np.unique(column).tolist() for column in (recorded.ops.name, recorded.spans.name))
+        operators, annotations = ([names[number] for number in each] for each in numbers)
         steps, idle_between = self._steps()
         return Trace(
-            path=path,
+            path=str(self.path),
             source=recorded.source,
             on=self.work.on,
-            engine=engine_of(*(_names(recorded, each.name) for each in (recorded.ops, recorded.spans))),
+            engine=engine_of(operators, annotations),
             rank=recorded.rank,
             world_size=recorded.world_size,
             partial=recorded.truncated,
-            devices=tuple(self._device(i, idle_between[i]) for i in range(len(self.lines))),
-            classes=tuple(self._classes()),
+            devices=tuple(self._device(i, idle) for i, idle in enumerate(idle_between)),
+            classes=tuple(
+                ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase])
+                for (op_class, phase), times in self._sum(self.op_class, self.phase)
+            ),
             kernels=tuple(self._kernels()),
             steps=tuple(steps),
             categories=dict(recorded.categories),
@@ -120,10 +111,6 @@ class _Sums:
             (keys[i], Times(int(calls[i]), int(time[i]), float(exposed[i])))
             for i in np.argsort(-time, kind="stable").tolist()
         ]
-
-    def _classes(self) -> Iterator[ClassTime]:
-        for (op_class, phase), times in self._sum(self.op_class, self.phase):
-            yield ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase])
 
     def _kernels(self) -> Iterator[KernelTime]:
         names, texts, work = self.recorded.names.all(), self.recorded.shapes.all(), self.work
@@ -150,88 +137,201 @@ class _Sums:
             )
 
     def _steps(self) -> tuple[list[TraceStep], list[int]]:
-        """The steps in the order of time, and each device's idle time outside of them."""
-        work, steps = self.work, self.steps
-        count = len(steps.names)
-        trace_steps: list[TraceStep] = []
+        """The steps of each device in the order of time, and each device's idle time outside of them."""
+        work, steps, count = self.work, self.steps, len(self.steps.names)
+        found: list[TraceStep] = []
         idle_between = []
         per_class: dict[tuple[int, int], dict[str, Times]] = {}
         for (device, step, op_class), times in self._sum(work.device, steps.of, self.op_class):
             per_class.setdefault((device, step), {})[CLASSES[op_class]] = times
         origin = int(work.start.min())
-        for device, on_device in enumerate(self.lines):
-            after, length = gaps(work.start[on_device], work.end[on_device])
-            of = steps.of[on_device]
-            starts = np.full(count + 1, np.iinfo(np.int64).max)
+        for device, rows in enumerate(self.on_device):
+            of, start, end = steps.of[rows], work.start[rows], work.end[rows]
+            starts = np.full(count + 1, np.iinfo(np.int64).max)  # NONE is the last
             ends = np.full(count + 1, np.iinfo(np.int64).min)
-            np.minimum.at(starts, of, work.start[on_device])
-            np.maximum.at(ends, of, work.end[on_device])
-            inside = (of[after] != NONE) & (starts[of[after]] < work.start[on_device][after])
+            np.minimum.at(starts, of, start)
+            np.maximum.at(ends, of, end)
+            after, length = gaps(start, end)
+            inside = (of[after] != NONE) & (starts[of[after]] < start[after])
             idle_between.append(int(length[~inside].sum()))
             idle = np.bincount(of[after][inside], length[inside], count)
             there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
-            for place, step in enumerate(there):
-                period = int(starts[there[place + 1]] - starts[step]) if place + 1 < len(there) else None
-                trace_steps.append(
+            for step, following in zip(there, [*there[1:], None], strict=True):
+                found.append(
                     TraceStep(
-                        steps.names[step], self._device_name(device), steps.phases[step],
-                        steps.evidence[step], int(starts[step]) - origin,
-                        int(ends[step] - starts[step]), int(idle[step]), period, per_class[device, step],
+                        name=steps.names[step],
+                        device=str(work.devices[device]),
+                        phase=steps.phases[step],
+                        evidence=steps.evidence[step],
+                        start_ns=int(starts[step]) - origin,
+                        span_ns=int(ends[step] - starts[step]),
+                        idle_ns=int(idle[step]),
+                        period_ns=None if following is None else int(starts[following] - starts[step]),
+                        classes=per_class[device, step],
                     )
-                )  # fmt: skip
-        return trace_steps, idle_between
-
-    def _device_name(self, number: int) -> str:
-        return str(self.work.devices[number])
+                )
+        return found, idle_between
 
     def _device(self, number: int, idle_between: int) -> Device:
-        on_device, line, work = self.lines[number], self.times[number], self.work
-        communicates = self.communicates[on_device]
+        rows, timeline, work = self.on_device[number], self.timelines[number], self.work
+        communicates = self.communicates[rows]
+        device, models = work.devices[number], self.recorded.device_names
+        # One that the head does not list, among others of one name, has that name.
+        model = next(iter(models.values())) if len(set(models.values())) == 1 else ""
         return Device(
-            name=self._device_name(number),
-            model=self._model(work.devices[number]),
-            streams=len(np.unique(work.stream[on_device])),
-            calls=int(work.calls[on_device].sum()),
-            span_ns=int(work.end[on_device].max() - work.start[on_device].min()),
-            busy_ns=line.covered(np.ones(len(on_device), dtype=bool)),
-            sum_ns=int(self.length[on_device].sum()),
+            name=str(device),
+            model=models.get(device, model),
+            streams=len(np.unique(work.stream[rows])),
+            calls=int(work.calls[rows].sum()),
+            span_ns=int(work.end[rows].max() - work.start[rows].min()),
+            busy_ns=timeline.covered(np.ones(len(rows), dtype=bool)),
+            sum_ns=int(self.length[rows].sum()),
             idle_between_steps_ns=idle_between,
-            communication_ns=line.covered(communicates),
-            exposed_communication_ns=round(self.exposed[on_device][communicates].sum()),
+            communication_ns=timeline.covered(communicates),
+            exposed_communication_ns=round(self.exposed[rows][communicates].sum()),
         )
 
-    def _model(self, device: Any) -> str:
-        """Its name; a device that the head does not list, among others of one name, has that name."""
-        names = self.recorded.device_names
-        return names.get(device, next(iter(names.values())) if len(set(names.values())) == 1 else "")
-
-    def _missing(self) -> list[Finding]:
-        if self.work.on == "cpu" or self.recorded.source == "rocprof" or not len(self.recorded.launches):
-            return []
+    def _missing(self) -> Iterator[Finding]:
         lost = int((self.work.process == NONE).sum())
-        if not lost:
-            return []
-        message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
-        return [Finding(rule="no launch", severity="note", message=message)]
+        if lost and self.work.on == "gpu" and len(self.recorded.launches):
+            message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
+            yield Finding(rule="no launch", severity="note", message=message)
 
 
 def _cut(steps: Sequence[TraceStep]) -> Iterator[Finding]:
-    """Steps in which the profiler started or stopped: far fewer calls than others of their phase."""
+    """Steps with far fewer calls than others of their phase, as the profiler started or stopped in them."""
     for phase in PHASES:
-        calls = [
-            sum(class_.calls for class_ in step.classes.values()) for step in steps if step.phase == phase
-        ]
+        calls = [sum(each.calls for each in step.classes.values()) for step in steps if step.phase == phase]
         few = sum(2 * count < statistics.median(calls) for count in calls)
         if few:
-            yield Finding(
-                rule="cut step",
-                severity="note",
-                message=f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: "
-                "the profiler began or ended within them, or they are of another kind",
+            message = (
+                f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: the "
+                "profiler began or ended within them, or they are of another kind"
             )
+            yield Finding(rule="cut step", severity="note", message=message)
 
 
-# The critical path over intervals of time: what of a sum of durations is exposed on it
+# Steps of an engine, and their phases
+
+MODEL = {
+    *OPS,
+    "scaled_gemm",
+    "bf16_gemm",
+    "mha_decode",
+    "attention",
+    "decode_attention",
+    "absorbed_bmm",
+    "norm",
+}
+"""Classes of kernels with which a step begins after the sampling of the one before."""
+STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # SGLang's --profile-by-stage names its files so
+
+
+@dataclass(frozen=True)
+class TraceSteps:
+    """of: int [n], the number of each row's step, NONE outside of all; the others have an entry for each
+    step."""
+
+    of: np.ndarray
+    names: list[str]
+    phases: list[Phase]
+    evidence: list[str]
+
+
+def find_steps(
+    work: LaunchedWork,
+    recorded: RecordedTrace,
+    rules: Sequence[KernelRule],
+    rule: np.ndarray,
+    file_name: str,
+) -> TraceSteps:
+    """By an engine's annotations, else torch's ProfilerStep, else the sampling that ends each step, else the
+    whole trace as one. A step's phase is what its annotation says, else what its attention says. rule: int
+    [n], the number in rules of each row of work."""
+    boundary = ""
+    of, names = _by_annotation(work, recorded)
+    if not names:
+        of, names = _by_sampling(work, rules, rule)
+        more = len(names) > len(np.unique(work.device))
+        boundary = "between the sampling of one and the products of the next" if more else "the whole trace"
+    phases: list[Phase] = []
+    evidence = []
+    order = np.argsort(of, kind="stable")
+    bounds = np.searchsorted(of[order], np.arange(len(names) + 1))
+    either = np.array([each.sign == "either" for each in rules])[rule]
+    for number, name in enumerate(names):
+        phase, why, annotation = annotated_phase(name), "", step_rule(name)
+        if phase is None:
+            rows = order[bounds[number] : bounds[number + 1]]
+            signs = {rules[each].sign for each in np.unique(rule[rows]).tolist()}
+            phase, why = _by_attention(signs, bool((work.graph & either)[rows].any()), file_name)
+        phases.append(phase)
+        evidence.append("; ".join(filter(None, (annotation.says if annotation else boundary, why))))
+    return TraceSteps(of, names, phases, evidence)
+
+
+def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndarray, list[str]]:
+    """A step lasts from its annotation's start to the next one's: engines sample after the annotated call."""
+    spans, all_names, threads = recorded.spans, recorded.names.all(), recorded.threads.all()
+    columns = (spans.start, spans.length, spans.name, spans.thread)
+    marks = sorted(
+        (start, -length, all_names[name], threads[thread][0])
+        for start, length, name, thread in zip(*(column.tolist() for column in columns), strict=True)
+    )
+    of_engine = [mark for mark in marks if (rule := step_rule(mark[2])) and rule.engine]
+    of = np.full(len(work.start), NONE)
+    names: list[str] = []
+    for number, process in enumerate(recorded.processes()):
+        starts: list[int] = []
+        first, until = len(names), None
+        for start, negative, name, marked in of_engine or marks:
+            # One inside another is the same step.
+            if marked == process and (until is None or start >= until):
+                until = start - negative
+                starts.append(start)
+                names.append(name)
+        of_process = work.process == number
+        step = np.searchsorted(np.array(starts), work.at[of_process], side="right") - 1
+        of[of_process] = np.where(step >= 0, step + first, NONE)
+    return of, names
+
+
+def _by_sampling(
+    work: LaunchedWork, rules: Sequence[KernelRule], rule: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
+    sampling = np.array([each.sampling for each in rules])[rule]
+    model = np.array([each.op_class in MODEL for each in rules])[rule]
+    of = np.full(len(rule), NONE)
+    names: list[str] = []
+    for device in np.unique(work.device):
+        rows = np.flatnonzero(work.device == device)
+        rows = rows[np.argsort(work.start[rows], kind="stable")]
+        sampled = np.maximum.accumulate(np.where(sampling[rows], np.arange(len(rows)), NONE))
+        begun = np.maximum.accumulate(np.where(model[rows], np.arange(len(rows)), NONE))
+        last_model = np.concatenate([[NONE], begun[:-1]])
+        starts = model[rows] & (sampled > last_model) & (sampled >= 0) & (last_model >= 0)
+        of[rows] = len(names) + np.cumsum(starts)
+        names += [f"step {i}" for i in range(int(starts.sum()) + 1)]
+    return of, names
+
+
+def _by_attention(signs: Collection[str], in_graph: bool, file_name: str) -> tuple[Phase, str]:
+    """signs: of a step's kernels; in_graph: a graph has attention that serves both phases."""
+    if "training" in signs:
+        return "training", "kernels of a backward pass"
+    if "prefill" in signs and "decode" in signs:
+        return "mixed", "attention kernels of both"
+    for phase in ("prefill", "decode"):
+        if phase in signs:
+            return phase, "its attention kernels"
+    if stage := STAGE.search(file_name):
+        return ("prefill" if stage[1] == "EXTEND" else "decode"), "the file's name"
+    if in_graph:
+        return "decode", "its attention is in a graph, as engines do for decode"
+    return "other", "no attention kernel tells" if "either" in signs else "no attention kernels"
+
+
+# What of a sum of durations is exposed
 
 
 class Timeline:
@@ -258,7 +358,7 @@ class Timeline:
         return int(self.lengths[self.running(which) > 0].sum())
 
     def exposed(self, communicates: np.ndarray) -> np.ndarray:
-        """What each interval has of the time on the critical path: float64 [n], ns; their sum is the union.
+        """Each interval's part of the time on the critical path: float64 [n], ns; their sum is the union.
 
         Time in which anything computes belongs to what computes, in equal parts where several do; the rest to
         what communicates. So communication has what no computation covers.
@@ -266,9 +366,8 @@ class Timeline:
         computing, communicating = self.running(~communicates), self.running(communicates)
         compute = self._part(computing, computing > 0)
         communicate = self._part(communicating, (computing == 0) & (communicating > 0))
-        part = np.where(communicates, communicate[self._last] - communicate[self._first], 0.0)
-        part[~communicates] = (compute[self._last] - compute[self._first])[~communicates]
-        return part
+        first, last = self._first, self._last
+        return np.where(communicates, communicate[last] - communicate[first], compute[last] - compute[first])
 
     def _part(self, running: np.ndarray, when: np.ndarray) -> np.ndarray:
         """One interval's part of the time up to each moment: [moments]."""

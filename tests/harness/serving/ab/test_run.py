@@ -72,6 +72,8 @@ def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_p
     assert len({e["port"] for e in events if e["event"] == "launch"}) == len(launches), "no port twice"
     seeds = {(e["pair"], e["seed"]) for e in events if e["event"] == "measured"}
     assert len(seeds) == len({seed for _, seed in seeds}) == 3, "each pair its own, both arms the same"
+    warm = {json.loads(file.read_text())["label"] for file in tmp_path.rglob("warm-up.json")}
+    assert len(warm) == 3 and not warm & {f"seed {seed}" for _, seed in seeds}, "other prompts before"
 
 
 def test_servers_that_are_launched_alike_are_called_an_a_a(run):

@@ -90,8 +90,7 @@ class Document(Record):
 
 
 def forecast_section(document: Mapping[str, Any], title: str) -> PageSection:
-    """document: as `serving predict --json` or `what-if --json` writes it. Raises UsageError where it is
-    none."""
+    """document: as `serving predict` or `what-if` writes it with --json; UsageError where it is none."""
     try:
         forecast = Document.model_validate(document)
     except ValidationError as error:
@@ -267,8 +266,7 @@ def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> 
 
 
 def _needs(forecast: Document, title: str) -> Iterator[Chart]:
-    target = forecast.target_tpot_ms
-    asked = [] if target is None else [f"speedup for {target:g} ms"]
+    asked = [f"speedup for {target:g} ms"] if (target := forecast.target_tpot_ms) else []
     numeric = ["concurrency", "most it can give, ms", "share of TPOT", "TPOT were it free, ms"]
     rows = [
         TableRow(

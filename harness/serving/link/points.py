@@ -150,8 +150,10 @@ def own_points(
 
 
 def _doubts(run: ServingRun) -> list[Finding]:
-    """What `serving load` finds wrong or suspect in a run. Raises UsageError where its prompts were found in a
-    cache."""
+    """What `serving load` finds wrong or suspect in a run.
+
+    Raises UsageError where its prompts were found in a cache.
+    """
     for found in run.findings:
         if found.rule == "prefix_cache":
             raise UsageError(f"{run.id} cannot calibrate: {found.message}")

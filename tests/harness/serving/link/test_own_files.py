@@ -245,8 +245,8 @@ AGG = json.loads((DATA / "inferencex_agg.json").read_text())
     (row(FIRST) | {"server_info": {"chunked_prefill_size": 4096}}, {"prefill_tokens": 4096},
      "-tokens of a prefill step"),
     (AGG, {"isl": 1024, "osl": 1024, "range_ratio": 0.8}, "-range of lengths"),  # as long as InferenceX's
-    *[(row(replace(FIRST, load=Load(1024, 1024, 16, range_ratio=ratio))), {"isl": isl, "range_ratio": ratio}, "")
-      for ratio, isl in ((0.0, 1024), (0.5, 1024), (1.0, 1024))],
+    *[(row(replace(FIRST, load=Load(1024, 1024, 16, range_ratio=r))), {"isl": isl, "range_ratio": r}, "")
+      for r, isl in ((0.0, 1024), (0.5, 1024), (1.0, 1024))],
     *[(VLLM_ROW | {"model_id": name}, {"concurrency": 16}, "")  # the same layers by another name
       for name in ("deepseek-ai/DeepSeek-V3-0324", "deepseek-ai/DeepSeek-V3.1", "dsr1")],
     (VLLM_ROW | {"num_prompts": 64, "completed": 64, "total_input_tokens": 64 * 922,

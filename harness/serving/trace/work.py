@@ -57,7 +57,7 @@ def kernels(recorded: RecordedTrace) -> LaunchedWork:
     thread = np.where(launch == NONE, _taken(ops.thread, op), thread)
     graph = _taken(launches.graph, launch) == 1
     op[graph] = NONE  # the operator that replays a graph is around all of it
-    streams = recorded.streams.all()
+    streams = list(recorded.streams)
     devices = list(dict.fromkeys(device for device, _ in streams))
     device_of = np.array([devices.index(device) for device, _ in streams])
     stream, start = work.stream[row], work.start[row]
@@ -97,14 +97,14 @@ def _note_merged(recorded: RecordedTrace) -> None:
     if shared.any():
         recorded.note(
             "merged",
-            f"launches with the same id: {shared.sum()}; traces of several ranks or runs were merged into one "
-            "file, and which step a kernel belongs to is unknown; take each one's own file",
+            f"launches with the same id: {shared.sum()}; traces of several ranks or runs were merged into "
+            "one file, and which step a kernel belongs to is unknown; take each one's own file",
         )
 
 
 def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
     processes = recorded.processes()
-    of_thread = [processes.index(process) for process, _ in recorded.threads.all()]
+    of_thread = [processes.index(process) for process, _ in recorded.threads]
     return _taken(np.array(of_thread, dtype=np.int64), thread)
 
 
@@ -185,8 +185,8 @@ def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
 # One stream is serial
 
 NEIGHBOURS_NS = 10_000
-"""So long a kernel may overlap the next one of its stream: programmatic dependent launch lets that one begin up
-to 4 us early, roctracer rounds by 27 ns."""
+"""So long a kernel may overlap the next one of its stream: programmatic dependent launch lets that one begin
+up to 4 us early, roctracer rounds by 27 ns."""
 ROUNDING_NS = 1_000  # so much before its predecessor a kernel may seem to end
 USUAL = 1.5  # times the median of its name: a longer kernel that runs over others has a wrong duration
 UNUSUAL = 100  # times: for the last kernel of a stream, which no other follows
@@ -203,7 +203,7 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     A kernel that is recorded twice counts once; one that begins hours from all others does not count; one of
     more than its usual length that runs over its successors counts up to the next one's start.
     """
-    work, names = recorded.work, recorded.names.all()
+    work, names = recorded.work, list(recorded.names)
     again = _again(work.stream, work.start, work.name, work.length) & (work.length > 0)
     _note_again(recorded, "kernels", again)
     rows = np.flatnonzero(~again)
@@ -251,8 +251,8 @@ def _note_again(recorded: RecordedTrace, what: str, again: np.ndarray) -> None:
     if again.any():
         recorded.note(
             "twice",
-            f"{what} recorded twice, with the same name and start: {again.sum()}; each counts once, but files "
-            "or ranks were merged into this one",
+            f"{what} recorded twice, with the same name and start: {again.sum()}; each counts once, but "
+            "files or ranks were merged into this one",
         )
 
 
@@ -267,7 +267,7 @@ def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, lengt
     wrong = impossible.sum() > MERGED * total
     if not wrong and overlap.sum() <= PIPELINED * total:
         return
-    device, name = recorded.streams.all()[stream]
+    device, name = list(recorded.streams)[stream]
     said = (
         f"kernels of stream {name} of device {device} overlap for {overlap.sum() / 1e3:.4g} us, "
         f"{overlap.sum() / total:.0%} of their time, but a stream runs one after another: "

@@ -80,19 +80,13 @@ class _Sums:
         operators, annotations = ([names[number] for number in each] for each in numbers)
         steps, idle_between = self._steps()
         return Trace(
-            path=str(self.path),
-            source=recorded.source,
-            on=self.work.on,
+            path=str(self.path), source=recorded.source, on=self.work.on,
             engine=classify.engine_of(operators, annotations),
-            rank=recorded.rank,
-            world_size=recorded.world_size,
-            partial=recorded.truncated,
+            rank=recorded.rank, world_size=recorded.world_size, partial=recorded.truncated,
             devices=tuple(self._device(i, idle) for i, idle in enumerate(idle_between)),
-            kernels=tuple(self._kernels()),
-            steps=tuple(steps),
-            categories=dict(recorded.categories),
+            kernels=tuple(self._kernels()), steps=tuple(steps), categories=dict(recorded.categories),
             findings=(*recorded.findings, *self._missing(), *_cut(steps)),
-        )
+        )  # fmt: skip
 
     def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
         """(numbers, times) of the rows that have the same numbers in these columns; most time first."""
@@ -121,14 +115,10 @@ class _Sums:
         for columns, times in self._sum(*which):
             op_class, phase, name, rule = columns
             yield KernelTime(
-                **vars(times),
-                name=names[name],
-                op_class=CLASSES[op_class],
-                library=self.rules[rule].library,
-                phase=PHASES[phase],
-                op=ops.get(columns, ""),
+                **vars(times), name=names[name], op_class=CLASSES[op_class], phase=PHASES[phase],
+                library=self.rules[rule].library, op=ops.get(columns, ""),
                 shapes=tuple(shapes.get(columns, [])[:SHAPES]),
-            )
+            )  # fmt: skip
 
     def _steps(self) -> tuple[list[TraceStep], list[int]]:
         """The steps of each device in the order of time, and each device's idle time outside of them."""
@@ -152,18 +142,14 @@ class _Sums:
             there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
             for step, following in zip(there, [*there[1:], None], strict=True):
                 classes = per_class[device, step]
-                found.append(
-                    TraceStep(
-                        **self.steps[step]._asdict(),
-                        device=str(work.devices[device]),
-                        start_ns=int(starts[step]) - origin,
-                        span_ns=int(ends[step] - starts[step]),
-                        idle_ns=int(idle[step]),
-                        period_ns=None if following is None else int(starts[following] - starts[step]),
-                        time_ns=sum(times.time_ns for times in classes.values()),
-                        classes=classes,
-                    )
-                )
+                step_ = TraceStep(
+                    **self.steps[step]._asdict(), device=str(work.devices[device]),
+                    start_ns=int(starts[step]) - origin, span_ns=int(ends[step] - starts[step]),
+                    idle_ns=int(idle[step]),
+                    period_ns=None if following is None else int(starts[following] - starts[step]),
+                    time_ns=sum(times.time_ns for times in classes.values()), classes=classes,
+                )  # fmt: skip
+                found.append(step_)
         return found, idle_between
 
     def _device(self, number: int, idle_between: int) -> Device:
@@ -173,19 +159,12 @@ class _Sums:
         model = next(iter(models.values())) if len(set(models.values())) == 1 else ""
         span, total = int(work.end[rows].max() - work.start[rows].min()), int(self.length[rows].sum())
         return Device(
-            name=str(device),
-            model=models.get(device, model),
-            streams=len(np.unique(work.stream[rows])),
-            calls=int(work.calls[rows].sum()),
-            span_ns=span,
-            busy_ns=busy,
-            idle_ns=span - busy,
-            idle_between_steps_ns=idle_between,
-            sum_ns=total,
-            overlapped_ns=total - busy,
+            name=str(device), model=models.get(device, model), streams=len(np.unique(work.stream[rows])),
+            calls=int(work.calls[rows].sum()), span_ns=span, busy_ns=busy, idle_ns=span - busy,
+            idle_between_steps_ns=idle_between, sum_ns=total, overlapped_ns=total - busy,
             communication_ns=communication,
             exposed_communication_ns=round(self.exposed[rows][self.communicates[rows]].sum()),
-        )
+        )  # fmt: skip
 
     def _missing(self) -> Iterator[Finding]:
         lost = int((self.work.process == NONE).sum())

@@ -127,7 +127,7 @@ class PerStep(Times):
     """A class in the steps of a phase: medians over the steps."""
 
     steps: int
-    least_and_most_ns: tuple[float, float]
+    least_and_most: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -254,7 +254,7 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     classes = {name: times for name in names if (times := trace.per_step(name, phase)) and times.exposed_ns}
     total = sum(times.time_ns for times in classes.values())
     rows = [
-        [name, *_cells(times, total), _us(times.exposed_ns), "..".join(map(_us, times.least_and_most_ns))]
+        [name, *_cells(times, total), _us(times.exposed_ns), "..".join(map(_us, times.least_and_most))]
         for name, times in sorted(classes.items(), key=lambda item: -item[1].time_ns)
     ]
     return (
@@ -321,7 +321,7 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
     """Everything, times in microseconds. phase: of its steps only."""
     classes = [
         {"class": name, "phase": of, **_times(times), "share": times.time_ns / (trace.time_ns(of) or 1),
-         "per_step": per_step and _in_us(per_step, "least_and_most_ns")}
+         "per_step": per_step and _in_us(per_step, "least_and_most")}
         for of in trace.phases()
         for name, times in trace.by_class(of).items()
         for per_step in [trace.per_step(name, of)]
@@ -333,6 +333,7 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
     ]
     rows = {"classes": classes, "kernels": kernels, "steps": steps}
     rows["unknown"] = [kernel for kernel in kernels if kernel["class"] == "unknown"]
+    classes.sort(key=lambda row: -row["time_us"])
     head = _in_us(trace, "kernels", "steps", "categories") | {
         "time_us": trace.time_ns() / 1e3,
         "devices": [*map(_in_us, trace.devices)],
@@ -350,12 +351,8 @@ def _times(times: Times) -> dict[str, Any]:
 
 def _in_us(record: Any, *without: str) -> dict[str, Any]:
     """A record's fields: `X_ns` as `X_us`, `op_class` as `class`."""
-    fields = {}
-    for name, value in vars(record).items():
-        if name in without:
-            continue
-        if name.endswith("_ns"):
-            fields[name.removesuffix("_ns") + "_us"] = None if value is None else value / 1e3
-        else:
-            fields["class" if name == "op_class" else name] = value
-    return fields
+    fields = {"class" if name == "op_class" else name: value for name, value in vars(record).items()}
+    for name in [name for name in fields if name.endswith("_ns")]:
+        ns = fields.pop(name)
+        fields[name.removesuffix("_ns") + "_us"] = None if ns is None else ns / 1e3
+    return {name: value for name, value in fields.items() if name not in without}

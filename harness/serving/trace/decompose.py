@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
-from harness.serving.schema import Finding
 from harness.serving.trace import classify
 from harness.serving.trace.classify import PHASES, KernelRule, Phase, rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace, groups
 from harness.serving.trace.profilers import read
-from harness.serving.trace.result import Device, KernelTime, ShapeTime, Times, Trace, TraceStep
+from harness.serving.trace.result import Device, KernelTime, Times, Trace, TraceStep
 from harness.serving.trace.work import LaunchedWork, kernels, operators
 from kernels import OPS
 
@@ -79,13 +78,14 @@ class _Sums:
         numbers = (np.unique(column).tolist() for column in (recorded.ops.name, recorded.spans.name))
         operators, annotations = ([names[number] for number in each] for each in numbers)
         steps, idle_between = self._steps()
+        self._note_steps(steps)
         return Trace(
             path=str(self.path), source=recorded.source, on=self.work.on,
             engine=classify.engine_of(operators, annotations),
             rank=recorded.rank, world_size=recorded.world_size, partial=recorded.truncated,
             devices=tuple(self._device(i, idle) for i, idle in enumerate(idle_between)),
             kernels=tuple(self._kernels()), steps=tuple(steps), categories=dict(recorded.categories),
-            findings=(*recorded.findings, *self._missing(), *_cut(steps)),
+            findings=tuple(recorded.findings),
         )  # fmt: skip
 
     def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
@@ -103,11 +103,11 @@ class _Sums:
     def _kernels(self) -> Iterator[KernelTime]:
         names, texts, work = list(self.recorded.names), list(self.recorded.shapes), self.work
         which = (self.op_class, self.phase, work.name, self.rule)
-        shapes: dict[tuple[int, ...], list[ShapeTime]] = {}
+        shapes: dict[tuple[int, ...], dict[str, Times]] = {}
         for (*kernel, shape), times in self._sum(*which, work.shapes):
-            if shape != NONE:
-                shape_time = ShapeTime(texts[shape], times.calls, times.time_ns)
-                shapes.setdefault(tuple(kernel), []).append(shape_time)
+            of_kernel = shapes.setdefault(tuple(kernel), {})
+            if shape != NONE and len(of_kernel) < SHAPES:
+                of_kernel[texts[shape]] = times
         ops: dict[tuple[int, ...], str] = {}
         for (*kernel, op), _ in self._sum(*which, work.op):
             if op != NONE:
@@ -116,8 +116,7 @@ class _Sums:
             op_class, phase, name, rule = columns
             yield KernelTime(
                 **vars(times), name=names[name], op_class=CLASSES[op_class], phase=PHASES[phase],
-                library=self.rules[rule].library, op=ops.get(columns, ""),
-                shapes=tuple(shapes.get(columns, [])[:SHAPES]),
+                library=self.rules[rule].library, op=ops.get(columns, ""), shapes=shapes[columns],
             )  # fmt: skip
 
     def _steps(self) -> tuple[list[TraceStep], list[int]]:
@@ -142,14 +141,13 @@ class _Sums:
             there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
             for step, following in zip(there, [*there[1:], None], strict=True):
                 classes = per_class[device, step]
-                step_ = TraceStep(
+                found.append(TraceStep(
                     **self.steps[step]._asdict(), device=str(work.devices[device]),
                     start_ns=int(starts[step]) - origin, span_ns=int(ends[step] - starts[step]),
                     idle_ns=int(idle[step]),
                     period_ns=None if following is None else int(starts[following] - starts[step]),
                     time_ns=sum(times.time_ns for times in classes.values()), classes=classes,
-                )  # fmt: skip
-                found.append(step_)
+                ))  # fmt: skip
         return found, idle_between
 
     def _device(self, number: int, idle_between: int) -> Device:
@@ -166,38 +164,26 @@ class _Sums:
             exposed_communication_ns=round(self.exposed[rows][self.communicates[rows]].sum()),
         )  # fmt: skip
 
-    def _missing(self) -> Iterator[Finding]:
-        lost = int((self.work.process == NONE).sum())
+    def _note_steps(self, steps: Sequence[TraceStep]) -> None:
+        """Of kernels in no step, and of steps with far fewer calls than others of their phase."""
+        lost, note = int((self.work.process == NONE).sum()), self.recorded.note
         if lost and self.work.on == "gpu" and len(self.recorded.launches):
             message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
-            yield Finding(rule="no launch", severity="note", message=message)
-
-
-def _cut(steps: Sequence[TraceStep]) -> Iterator[Finding]:
-    """Steps with far fewer calls than others of their phase, as the profiler started or stopped in them."""
-    for phase in PHASES:
-        calls = [sum(each.calls for each in step.classes.values()) for step in steps if step.phase == phase]
-        few = sum(2 * count < statistics.median(calls) for count in calls)
-        if few:
-            message = (
-                f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: the "
-                "profiler began or ended within them, or they are of another kind"
-            )
-            yield Finding(rule="cut step", severity="note", message=message)
+            note("no launch", message, "note")
+        for phase in PHASES:
+            calls = [sum(t.calls for t in step.classes.values()) for step in steps if step.phase == phase]
+            if few := sum(2 * count < statistics.median(calls) for count in calls):
+                message = (
+                    f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: the "
+                    "profiler began or ended within them, or they are of another kind"
+                )
+                note("cut step", message, "note")
 
 
 # Steps of an engine, and their phases
 
-MODEL = {
-    *OPS,
-    "scaled_gemm",
-    "bf16_gemm",
-    "mha_decode",
-    "attention",
-    "decode_attention",
-    "absorbed_bmm",
-    "norm",
-}
+MODEL = {*OPS, "scaled_gemm", "bf16_gemm", "mha_decode", "attention", "decode_attention", "absorbed_bmm",
+         "norm"}  # fmt: skip
 """Classes of kernels with which a step begins after the sampling of the one before."""
 STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # SGLang's --profile-by-stage names its files so
 

@@ -45,21 +45,12 @@ NO_TIME = Times(0, 0, 0.0)
 
 
 @dataclass(frozen=True)
-class ShapeTime:
-    """dims: the inputs of the operator that launched the kernel, as the profiler recorded them."""
-
-    dims: str
-    calls: float
-    time_ns: float
-
-
-@dataclass(frozen=True)
 class KernelTime(Times):
     """A kernel (on CPU traces an operator, without those inside it) in the steps of one phase.
 
     library: the library that has it, by its name; empty if unknown
     op:      the operator whose launches of it took the most time; empty if none is known (in graphs)
-    shapes:  most time first; empty where none were recorded
+    shapes:  of the operator's inputs, as the profiler recorded them; those of the most time
     """
 
     name: str
@@ -67,7 +58,7 @@ class KernelTime(Times):
     library: str
     phase: Phase
     op: str
-    shapes: tuple[ShapeTime, ...]
+    shapes: Mapping[str, Times]
 
 
 @dataclass(frozen=True)
@@ -231,16 +222,11 @@ def _classes(trace: Trace, phase: Phase | None) -> str:
     by_class = trace.by_class(phase)
     total = functools.reduce(Times.plus, by_class.values(), NO_TIME)
     rows = [
-        [
-            name,
-            *_cells(times, total.time_ns),
-            _us(times.exposed_ns),
-            _percent(times.exposed_ns, times.time_ns),
-        ]
+        [name, *_cells(times, total.time_ns), _percent(times.exposed_ns, times.time_ns)]
         for name, times in (by_class | {"sum": total}).items()
     ]
     title = f"of {phase} steps" if phase else "of the whole trace"
-    return f"{title}\n" + _table(rows, "class", *CELLS, "exposed", "of its time")
+    return f"{title}\n" + _table(rows, "class", *CELLS, "of its time")
 
 
 def _per_step(trace: Trace, phase: Phase) -> str:
@@ -254,12 +240,12 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     classes = {name: times for name in names if (times := trace.per_step(name, phase)) and times.exposed_ns}
     total = sum(times.time_ns for times in classes.values())
     rows = [
-        [name, *_cells(times, total), _us(times.exposed_ns), "..".join(map(_us, times.least_and_most))]
+        [name, *_cells(times, total), "..".join(map(_us, times.least_and_most))]
         for name, times in sorted(classes.items(), key=lambda item: -item[1].time_ns)
     ]
     return (
         f"{phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}\n"
-        + _table(rows, "class", *CELLS, "exposed", "time, least..most")
+        + _table(rows, "class", *CELLS, "time, least..most")
     )
 
 
@@ -269,7 +255,7 @@ def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> str:
     total = sum(kernel.time_ns for kernel in kernels)
     rows = [
         [_short(k.name), k.op_class, k.phase, *_cells(k, total), _us(k.time_ns / max(k.calls, 1)),
-         k.shapes[0].dims[:60] if k.shapes else ""]
+         next(iter(k.shapes), "")[:60]]
         for k in kernels[:top]
     ]  # fmt: skip
     what = "kernel" if on == "gpu" else "operator"
@@ -302,11 +288,12 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
-CELLS = ("time", "share", "calls")
+CELLS = ("time", "share", "calls", "exposed")
 
 
-def _cells(times: Times, total: float) -> tuple[str, str, str]:
-    return _us(times.time_ns), _percent(times.time_ns, total), f"{times.calls:g}"
+def _cells(times: Times, total: float) -> tuple[str, ...]:
+    share, calls = _percent(times.time_ns, total), f"{times.calls:.10g}"
+    return _us(times.time_ns), share, calls, _us(times.exposed_ns)
 
 
 def _table(rows: Sequence[Sequence[str]], *headers: str) -> str:
@@ -326,7 +313,11 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
         for name, times in trace.by_class(of).items()
         for per_step in [trace.per_step(name, of)]
     ]  # fmt: skip
-    kernels = [_times(kernel) | {"shapes": [*map(_in_us, kernel.shapes)]} for kernel in trace.kernels]
+    kernels = [
+        _times(kernel)
+        | {"shapes": [{"dims": k} | _in_us(times, "exposed_us") for k, times in kernel.shapes.items()]}
+        for kernel in trace.kernels
+    ]
     steps = [
         _in_us(step) | {"classes": {name: _times(times) for name, times in step.classes.items()}}
         for step in trace.steps

@@ -66,7 +66,8 @@ class _Sums:
         self.length = work.end - work.start
         self.communicates = np.isin(self.op_class, [CLASSES.index(name) for name in COMMUNICATION])
         self.exposed = np.zeros(len(self.rule))
-        self.on_device = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
+        order = np.argsort(work.start, kind="stable")
+        self.on_device = [order[work.device[order] == i] for i in range(len(work.devices))]
         self.unions = []  # of all, and of communication, on each device
         for rows in self.on_device:
             found = critical_path(work.start[rows], work.end[rows], self.communicates[rows])
@@ -134,17 +135,19 @@ class _Sums:
             ends = np.full(count + 1, np.iinfo(np.int64).min)
             np.minimum.at(starts, of, start)
             np.maximum.at(ends, of, end)
-            after, length = gaps(start, end)
+            idle = start[1:] - np.maximum.accumulate(end)[:-1]
+            after = np.flatnonzero(idle > 0) + 1  # what begins after the device was idle
+            length = idle[after - 1]
             inside = (of[after] != NONE) & (starts[of[after]] < start[after])
             idle_between.append(int(length[~inside].sum()))
-            idle = np.bincount(of[after][inside], length[inside], count)
+            within = np.bincount(of[after][inside], length[inside], count)
             there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
             for step, following in zip(there, [*there[1:], None], strict=True):
                 classes = per_class[device, step]
                 found.append(TraceStep(
                     **self.steps[step]._asdict(), device=str(work.devices[device]),
                     start_ns=int(starts[step]) - origin, span_ns=int(ends[step] - starts[step]),
-                    idle_ns=int(idle[step]),
+                    idle_ns=int(within[step]),
                     period_ns=None if following is None else int(starts[following] - starts[step]),
                     time_ns=sum(times.time_ns for times in classes.values()), classes=classes,
                 ))  # fmt: skip
@@ -312,12 +315,3 @@ def critical_path(
     compute, communicate = (part[last] - part[first] for part in parts)
     busy, communication = (lengths[which > 0].sum() for which in (computing + communicating, communicating))
     return np.where(communicates, communicate, compute), int(busy), int(communication)
-
-
-def gaps(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(after, length) of each stretch in which nothing runs: the number of the interval that begins next,
-    and ns. start, end: int64 [n]."""
-    order = np.argsort(start, kind="stable")
-    length = start[order][1:] - np.maximum.accumulate(end[order])[:-1]
-    after = np.flatnonzero(length > 0)
-    return order[after + 1], length[after]

@@ -80,7 +80,10 @@ def _what_else(start: str, into: RecordedTrace) -> str:
 
 
 def _key(value: Any) -> Any:
-    """A process, thread, device or stream as a key: numbers stay, the rest is text."""
+    """A process, thread, device, stream or kernel as a key: numbers stay, the rest is text. rocprofv3 has
+    some in an object."""
+    if isinstance(value, Mapping):
+        value = value.get("handle")
     if isinstance(value, str) and value.isdigit():
         return int(value)
     return value if isinstance(value, (int, str)) else str(value)
@@ -165,8 +168,7 @@ def _ns(microseconds: Any) -> int | None:
 
 
 def _id(value: Any) -> int:
-    if isinstance(value, str) and value.isdigit():
-        value = int(value)
+    value = _key(value)
     return value if isinstance(value, int) and 0 <= value < 2**63 else NONE
 
 
@@ -194,7 +196,6 @@ class _RocprofProcess:
     def __init__(self, into: RecordedTrace, number: int) -> None:
         self.into, self.number = into, number
         self.kernels: dict[Any, str] = {}
-        self.gpus: set[str] = set()
 
     def take(self, keys: Keys, value: Any) -> None:
         if not isinstance(value, Mapping):
@@ -207,7 +208,6 @@ class _RocprofProcess:
             name, device = value.get("product_name") or value.get("name"), self._device(value.get("id"))
             if value.get("type") == 2 and name:
                 self.into.device_names[device] = str(name)
-                self.gpus.add(device)
         elif keys == ("buffer_records", "kernel_dispatch", "*"):
             info = value.get("dispatch_info")
             info = info if isinstance(info, Mapping) else {}
@@ -219,17 +219,17 @@ class _RocprofProcess:
         elif keys == ("buffer_records", "memory_copy", "*"):
             # Of the GPU that it goes to, else the one that it comes from: the other end may be the host.
             ends = [self._device(value.get(key)) for key in ("dst_agent_id", "src_agent_id")]
-            device = next((end for end in ends if end in self.gpus), ends[0])
+            device = next((end for end in ends if end in self.into.device_names), ends[0])
             self._add("Memcpy", device, value.get("stream_id"), value)
 
     def _device(self, agent: Any) -> str:
         process = f"process {self.number}, " if self.number > 0 else ""
-        return f"{process}agent {_handle(agent)}"
+        return f"{process}agent {_key(agent)}"
 
     def _add(self, name: str, device: str, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
         if type(start) is int and type(end) is int and _in_time(start, end):
-            stream = self.into.streams[device, _handle(queue)]
+            stream = self.into.streams[device, _key(queue)]
             self.into.work.add(self.into.names[name], stream, start, end - start, NONE, NONE)
         else:
             self.into.lose(LEFT_OUT, name)
@@ -237,11 +237,9 @@ class _RocprofProcess:
 
 def _symbol(symbol: Mapping[str, Any]) -> str:
     """The name of a kernel, demangled where rocprof could."""
-    for key in ("formatted_kernel_name", "demangled_kernel_name", "kernel_name"):
-        name = symbol.get(key)
-        if isinstance(name, str) and not name.isdigit() and name:
-            return SUFFIX.sub("", name)
-    return f"kernel_id {symbol.get('kernel_id')}"
+    names = (symbol.get(f"{kind}kernel_name") for kind in ("formatted_", "demangled_", ""))
+    known = (name for name in names if isinstance(name, str) and name and not name.isdigit())
+    return SUFFIX.sub("", next(known, f"kernel_id {symbol.get('kernel_id')}"))
 
 
 LEFT_OUT = "start and end of a kernel or copy make no sense: left out"
@@ -250,10 +248,6 @@ LEFT_OUT = "start and end of a kernel or copy make no sense: left out"
 def _in_time(start: int, end: int) -> bool:
     """Of nanoseconds since the machine's start. A record without a time has 0 (rocm-systems issue 5811)."""
     return 0 < start <= end < LATEST_NS
-
-
-def _handle(value: Any) -> Any:
-    return _key(value.get("handle") if isinstance(value, Mapping) else value)
 
 
 # Tables of kernels as CSV

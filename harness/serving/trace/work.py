@@ -71,11 +71,10 @@ def kernels(recorded: RecordedTrace) -> LaunchedWork:
 def operators(recorded: RecordedTrace) -> LaunchedWork:
     """Operators of CPU threads, each without those inside it."""
     ops = recorded.ops
-    again = _again(ops.thread, ops.start, ops.name, ops.external, ops.length) & (ops.external != NONE)
-    _note_again(recorded, "operators", again)
-    once = np.flatnonzero(~again)
+    known = ops.external != NONE
+    once = ~_again(recorded, "operators", known, ops.thread, ops.start, ops.name, ops.external, ops.length)
     row, start, end = own_time(ops.thread[once], ops.start[once], (ops.start + ops.length)[once])
-    row = once[row]
+    row = np.flatnonzero(once)[row]
     calls = np.zeros(len(row), dtype=np.int8)
     calls[np.unique(row, return_index=True)[1]] = 1
     thread = ops.thread[row]
@@ -110,12 +109,9 @@ def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """The first row that has each wanted id; NONE where the id is NONE or there is no such row."""
-    if not len(keys):
-        return np.full(len(wanted), NONE)
     order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    row = order[place]
-    return np.where((wanted != NONE) & (keys[row] == wanted), row, NONE)
+    row = np.append(order, NONE)[np.searchsorted(keys[order], wanted)]
+    return np.where((wanted != NONE) & (np.append(keys, NONE)[row] == wanted), row, NONE)
 
 
 def _taken(column: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -204,8 +200,7 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     more than its usual length that runs over its successors counts up to the next one's start.
     """
     work, names = recorded.work, list(recorded.names)
-    again = _again(work.stream, work.start, work.name, work.length) & (work.length > 0)
-    _note_again(recorded, "kernels", again)
+    again = _again(recorded, "kernels", work.length > 0, work.stream, work.start, work.name, work.length)
     rows = np.flatnonzero(~again)
     rows = rows[np.lexsort((work.start[rows], work.stream[rows]))]
     far = np.abs(work.start[rows] - np.median(work.start[rows])) > FAR_NS
@@ -239,21 +234,20 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     return rows[order], length[order]
 
 
-def _again(*columns: np.ndarray) -> np.ndarray:
-    """bool [n]: rows that equal an earlier one in all columns but the last, by which they are ordered."""
+def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """bool [n]: rows that equal an earlier one in all columns but the last, by which they are ordered; of the
+    rows in `known` only."""
     order = np.lexsort(columns[::-1])
     again = np.zeros(len(order), dtype=bool)
     again[order[1:]] = np.logical_and.reduce([c[order][1:] == c[order][:-1] for c in columns[:-1]])
-    return again
-
-
-def _note_again(recorded: RecordedTrace, what: str, again: np.ndarray) -> None:
+    again &= known
     if again.any():
         recorded.note(
             "twice",
             f"{what} recorded twice, with the same name and start: {again.sum()}; each counts once, but "
             "files or ranks were merged into this one",
         )
+    return again
 
 
 def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, length: np.ndarray) -> None:

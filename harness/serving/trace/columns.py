@@ -17,17 +17,12 @@ from harness.serving.schema import Finding
 NONE = -1
 
 
-class Names:
-    """Values kept once each; a column holds their numbers."""
+class Names(dict[Any, int]):
+    """Values kept once each, with their numbers, which a column holds."""
 
-    def __init__(self) -> None:
-        self._numbers: dict[Hashable, int] = {}
-
-    def number(self, value: Hashable) -> int:
-        return self._numbers.setdefault(value, len(self._numbers))
-
-    def all(self) -> list[Any]:
-        return list(self._numbers)
+    def __missing__(self, value: Hashable) -> int:
+        self[value] = number = len(self)
+        return number
 
 
 class Columns:
@@ -48,8 +43,7 @@ class Columns:
     def __getattr__(self, name: str) -> np.ndarray:
         if name.startswith("_"):
             raise AttributeError(name)
-        column = self._columns[name]
-        return np.frombuffer(column, dtype=column.typecode) if column else np.zeros(0, dtype=column.typecode)
+        return np.asarray(self._columns[name])
 
 
 class RecordedTrace:
@@ -61,6 +55,7 @@ class RecordedTrace:
     spans:       annotations that mark steps
     threads:     (process, thread); streams: (device, stream)
     categories:  how many events of each category the file has, used or not
+    lost:        what could not be taken, with how often and an example
     truncated:   the file breaks off
     """
 
@@ -75,19 +70,24 @@ class RecordedTrace:
         self.rank: int | None = None
         self.world_size: int | None = None
         self.categories = Counter[str]()
+        self.lost: dict[str, tuple[int, str]] = {}
         self.findings: list[Finding] = []
         self.truncated = False
 
     def processes(self) -> list[Any]:
         """Those that have threads."""
-        return list(dict.fromkeys(process for process, _ in self.threads.all()))
+        return list(dict.fromkeys(process for process, _ in self.threads))
+
+    def lose(self, what: str, example: Any) -> None:
+        count, first = self.lost.get(what, (0, str(example)[:60]))
+        self.lost[what] = count + 1, first
 
     def note(self, rule: str, message: str, severity: Literal["wrong", "note"] = "wrong") -> None:
         self.findings.append(Finding(rule=rule, severity=severity, message=message))
 
 
 def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """The distinct rows of these columns, whose numbers are NONE or more, and the number of each row's own."""
+    """The distinct rows of columns of numbers from NONE on, and for each row which of them it is."""
     key = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
         key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)

@@ -5,20 +5,17 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
-from harness.serving.schema import Finding
-from harness.serving.trace.classify import (
-    PHASES, KernelRule, Phase, annotated_phase, attention_class, engine_of, rule_of, step_rule,
-)  # fmt: skip
+from harness.serving.trace import classify
+from harness.serving.trace.classify import PHASES, KernelRule, Phase, rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace, groups
 from harness.serving.trace.profilers import read
-from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Times, Trace, TraceStep
+from harness.serving.trace.result import Device, KernelTime, Times, Trace, TraceStep
 from harness.serving.trace.work import LaunchedWork, kernels, operators
 from kernels import OPS
 
@@ -29,8 +26,8 @@ SHAPES = 5  # of a kernel, those with the most time
 
 
 def decompose(path: str | Path, *, partial: bool = False) -> Trace:
-    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart; plain or gzip. partial: takes what there
-    is of a file that breaks off, and flags it. Raises UnreadableError.
+    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart; plain or gzip. partial: takes what
+    there is of a file that breaks off, and flags it. Raises UnreadableError.
 
     Kernels and copies count where there are any; else operators of CPU threads, each without those inside it.
     """
@@ -41,7 +38,7 @@ def decompose(path: str | Path, *, partial: bool = False) -> Trace:
 
 def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:
     """The rules that names fit, and the number of each row's in them. An operator is its own launcher."""
-    names = recorded.names.all()
+    names = list(recorded.names)
     pairs, pair_of = groups(work.name, work.op)
     rules: dict[KernelRule, int] = {}
     numbers = []
@@ -57,48 +54,40 @@ class _Sums:
     def __init__(self, path: Path, recorded: RecordedTrace, work: LaunchedWork) -> None:
         self.path, self.recorded, self.work = path, recorded, work
         self.rules, self.rule = _rules(recorded, work)
-        self.steps = find_steps(work, recorded, self.rules, self.rule, path.name)
-        latent = any(LATENT.search(name) for name in recorded.names.all())
+        self.step, self.steps = find_steps(work, recorded, self.rules, self.rule, path.name)
+        latent = any(LATENT.search(name) for name in recorded.names)
         classes = [
-            [CLASSES.index(attention_class(rule.op_class, phase, latent)) for phase in PHASES]
+            [CLASSES.index(classify.attention_class(rule.op_class, phase, latent)) for phase in PHASES]
             for rule in self.rules
         ]
-        of_step = np.array([PHASES.index(phase) for phase in [*self.steps.phases, "other"]])
-        self.phase = of_step[self.steps.of]  # NONE is the last
+        of_step = np.array([*(PHASES.index(step.phase) for step in self.steps), PHASES.index("other")])
+        self.phase = of_step[self.step]  # NONE is the last
         self.op_class = np.array(classes)[self.rule, self.phase]
         self.length = work.end - work.start
         self.communicates = np.isin(self.op_class, [CLASSES.index(name) for name in COMMUNICATION])
         self.exposed = np.zeros(len(self.rule))
-        self.on_device = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
-        self.timelines = []
+        order = np.argsort(work.start, kind="stable")
+        self.on_device = [order[work.device[order] == i] for i in range(len(work.devices))]
+        self.unions = []  # of all, and of communication, on each device
         for rows in self.on_device:
-            timeline = Timeline(work.start[rows], work.end[rows])
-            self.timelines.append(timeline)
-            self.exposed[rows] = timeline.exposed(self.communicates[rows])
+            found = critical_path(work.start[rows], work.end[rows], self.communicates[rows])
+            self.exposed[rows], *unions = found
+            self.unions.append(unions)
 
     def trace(self) -> Trace:
-        recorded, names = self.recorded, self.recorded.names.all()
+        recorded, names = self.recorded, list(self.recorded.names)
         numbers = (np.unique(column).tolist() for column in (recorded.ops.name, recorded.spans.name))
         operators, annotations = ([names[number] for number in each] for each in numbers)
         steps, idle_between = self._steps()
+        self._note_steps(steps)
         return Trace(
-            path=str(self.path),
-            source=recorded.source,
-            on=self.work.on,
-            engine=engine_of(operators, annotations),
-            rank=recorded.rank,
-            world_size=recorded.world_size,
-            partial=recorded.truncated,
+            path=str(self.path), source=recorded.source, on=self.work.on,
+            engine=classify.engine_of(operators, annotations),
+            rank=recorded.rank, world_size=recorded.world_size, partial=recorded.truncated,
             devices=tuple(self._device(i, idle) for i, idle in enumerate(idle_between)),
-            classes=tuple(
-                ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase])
-                for (op_class, phase), times in self._sum(self.op_class, self.phase)
-            ),
-            kernels=tuple(self._kernels()),
-            steps=tuple(steps),
-            categories=dict(recorded.categories),
-            findings=(*recorded.findings, *self._missing(), *_cut(steps)),
-        )
+            kernels=tuple(self._kernels()), steps=tuple(steps), categories=dict(recorded.categories),
+            findings=tuple(recorded.findings),
+        )  # fmt: skip
 
     def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
         """(numbers, times) of the rows that have the same numbers in these columns; most time first."""
@@ -113,13 +102,13 @@ class _Sums:
         ]
 
     def _kernels(self) -> Iterator[KernelTime]:
-        names, texts, work = self.recorded.names.all(), self.recorded.shapes.all(), self.work
+        names, texts, work = list(self.recorded.names), list(self.recorded.shapes), self.work
         which = (self.op_class, self.phase, work.name, self.rule)
-        shapes: dict[tuple[int, ...], list[ShapeTime]] = {}
+        shapes: dict[tuple[int, ...], dict[str, Times]] = {}
         for (*kernel, shape), times in self._sum(*which, work.shapes):
-            if shape != NONE:
-                shape_time = ShapeTime(texts[shape], times.calls, times.time_ns)
-                shapes.setdefault(tuple(kernel), []).append(shape_time)
+            of_kernel = shapes.setdefault(tuple(kernel), {})
+            if shape != NONE and len(of_kernel) < SHAPES:
+                of_kernel[texts[shape]] = times
         ops: dict[tuple[int, ...], str] = {}
         for (*kernel, op), _ in self._sum(*which, work.op):
             if op != NONE:
@@ -127,158 +116,126 @@ class _Sums:
         for columns, times in self._sum(*which):
             op_class, phase, name, rule = columns
             yield KernelTime(
-                **vars(times),
-                name=names[name],
-                op_class=CLASSES[op_class],
-                library=self.rules[rule].library,
-                phase=PHASES[phase],
-                op=ops.get(columns, ""),
-                shapes=tuple(shapes.get(columns, [])[:SHAPES]),
-            )
+                **vars(times), name=names[name], op_class=CLASSES[op_class], phase=PHASES[phase],
+                library=self.rules[rule].library, op=ops.get(columns, ""), shapes=shapes[columns],
+            )  # fmt: skip
 
     def _steps(self) -> tuple[list[TraceStep], list[int]]:
         """The steps of each device in the order of time, and each device's idle time outside of them."""
-        work, steps, count = self.work, self.steps, len(self.steps.names)
+        work, count = self.work, len(self.steps)
         found: list[TraceStep] = []
         idle_between = []
         per_class: dict[tuple[int, int], dict[str, Times]] = {}
-        for (device, step, op_class), times in self._sum(work.device, steps.of, self.op_class):
+        for (device, step, op_class), times in self._sum(work.device, self.step, self.op_class):
             per_class.setdefault((device, step), {})[CLASSES[op_class]] = times
         origin = int(work.start.min())
         for device, rows in enumerate(self.on_device):
-            of, start, end = steps.of[rows], work.start[rows], work.end[rows]
+            of, start, end = self.step[rows], work.start[rows], work.end[rows]
             starts = np.full(count + 1, np.iinfo(np.int64).max)  # NONE is the last
             ends = np.full(count + 1, np.iinfo(np.int64).min)
             np.minimum.at(starts, of, start)
             np.maximum.at(ends, of, end)
-            after, length = gaps(start, end)
+            idle = start[1:] - np.maximum.accumulate(end)[:-1]
+            after = np.flatnonzero(idle > 0) + 1  # what begins after the device was idle
+            length = idle[after - 1]
             inside = (of[after] != NONE) & (starts[of[after]] < start[after])
             idle_between.append(int(length[~inside].sum()))
-            idle = np.bincount(of[after][inside], length[inside], count)
+            within = np.bincount(of[after][inside], length[inside], count)
             there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
             for step, following in zip(there, [*there[1:], None], strict=True):
-                found.append(
-                    TraceStep(
-                        name=steps.names[step],
-                        device=str(work.devices[device]),
-                        phase=steps.phases[step],
-                        evidence=steps.evidence[step],
-                        start_ns=int(starts[step]) - origin,
-                        span_ns=int(ends[step] - starts[step]),
-                        idle_ns=int(idle[step]),
-                        period_ns=None if following is None else int(starts[following] - starts[step]),
-                        classes=per_class[device, step],
-                    )
-                )
+                classes = per_class[device, step]
+                found.append(TraceStep(
+                    **self.steps[step]._asdict(), device=str(work.devices[device]),
+                    start_ns=int(starts[step]) - origin, span_ns=int(ends[step] - starts[step]),
+                    idle_ns=int(within[step]),
+                    period_ns=None if following is None else int(starts[following] - starts[step]),
+                    time_ns=sum(times.time_ns for times in classes.values()), classes=classes,
+                ))  # fmt: skip
         return found, idle_between
 
     def _device(self, number: int, idle_between: int) -> Device:
-        rows, timeline, work = self.on_device[number], self.timelines[number], self.work
-        communicates = self.communicates[rows]
-        device, models = work.devices[number], self.recorded.device_names
+        rows, work, models = self.on_device[number], self.work, self.recorded.device_names
+        device, (busy, communication) = work.devices[number], self.unions[number]
         # One that the head does not list, among others of one name, has that name.
         model = next(iter(models.values())) if len(set(models.values())) == 1 else ""
+        span, total = int(work.end[rows].max() - work.start[rows].min()), int(self.length[rows].sum())
         return Device(
-            name=str(device),
-            model=models.get(device, model),
-            streams=len(np.unique(work.stream[rows])),
-            calls=int(work.calls[rows].sum()),
-            span_ns=int(work.end[rows].max() - work.start[rows].min()),
-            busy_ns=timeline.covered(np.ones(len(rows), dtype=bool)),
-            sum_ns=int(self.length[rows].sum()),
-            idle_between_steps_ns=idle_between,
-            communication_ns=timeline.covered(communicates),
-            exposed_communication_ns=round(self.exposed[rows][communicates].sum()),
-        )
+            name=str(device), model=models.get(device, model), streams=len(np.unique(work.stream[rows])),
+            calls=int(work.calls[rows].sum()), span_ns=span, busy_ns=busy, idle_ns=span - busy,
+            idle_between_steps_ns=idle_between, sum_ns=total, overlapped_ns=total - busy,
+            communication_ns=communication,
+            exposed_communication_ns=round(self.exposed[rows][self.communicates[rows]].sum()),
+        )  # fmt: skip
 
-    def _missing(self) -> Iterator[Finding]:
-        lost = int((self.work.process == NONE).sum())
+    def _note_steps(self, steps: Sequence[TraceStep]) -> None:
+        """Of kernels in no step, and of steps with far fewer calls than others of their phase."""
+        lost, note = int((self.work.process == NONE).sum()), self.recorded.note
         if lost and self.work.on == "gpu" and len(self.recorded.launches):
             message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
-            yield Finding(rule="no launch", severity="note", message=message)
-
-
-def _cut(steps: Sequence[TraceStep]) -> Iterator[Finding]:
-    """Steps with far fewer calls than others of their phase, as the profiler started or stopped in them."""
-    for phase in PHASES:
-        calls = [sum(each.calls for each in step.classes.values()) for step in steps if step.phase == phase]
-        few = sum(2 * count < statistics.median(calls) for count in calls)
-        if few:
-            message = (
-                f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: the "
-                "profiler began or ended within them, or they are of another kind"
-            )
-            yield Finding(rule="cut step", severity="note", message=message)
+            note("no launch", message, "note")
+        for phase in PHASES:
+            calls = [sum(t.calls for t in step.classes.values()) for step in steps if step.phase == phase]
+            if few := sum(2 * count < statistics.median(calls) for count in calls):
+                message = (
+                    f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: the "
+                    "profiler began or ended within them, or they are of another kind"
+                )
+                note("cut step", message, "note")
 
 
 # Steps of an engine, and their phases
 
-MODEL = {
-    *OPS,
-    "scaled_gemm",
-    "bf16_gemm",
-    "mha_decode",
-    "attention",
-    "decode_attention",
-    "absorbed_bmm",
-    "norm",
-}
+MODEL = {*OPS, "scaled_gemm", "bf16_gemm", "mha_decode", "attention", "decode_attention", "absorbed_bmm",
+         "norm"}  # fmt: skip
 """Classes of kernels with which a step begins after the sampling of the one before."""
 STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # SGLang's --profile-by-stage names its files so
 
 
-@dataclass(frozen=True)
-class TraceSteps:
-    """of: int [n], the number of each row's step, NONE outside of all; the others have an entry for each
-    step."""
-
-    of: np.ndarray
-    names: list[str]
-    phases: list[Phase]
-    evidence: list[str]
+class Step(NamedTuple):
+    name: str
+    phase: Phase
+    evidence: str
 
 
 def find_steps(
-    work: LaunchedWork,
-    recorded: RecordedTrace,
-    rules: Sequence[KernelRule],
-    rule: np.ndarray,
-    file_name: str,
-) -> TraceSteps:
-    """By an engine's annotations, else torch's ProfilerStep, else the sampling that ends each step, else the
-    whole trace as one. A step's phase is what its annotation says, else what its attention says. rule: int
-    [n], the number in rules of each row of work."""
-    boundary = ""
+    work: LaunchedWork, recorded: RecordedTrace, rules: Sequence[KernelRule], rule: np.ndarray, file: str
+) -> tuple[np.ndarray, list[Step]]:
+    """(int [n], the number of each row's step, NONE outside of all; the steps): by an engine's annotations,
+    else torch's ProfilerStep, else the sampling that ends each step, else the whole trace as one.
+
+    A step's phase is what its annotation says, else what its attention says. rule: int [n], the number in
+    rules of each row of work; file: the trace's name.
+    """
     of, names = _by_annotation(work, recorded)
+    boundary = ""
     if not names:
         of, names = _by_sampling(work, rules, rule)
         more = len(names) > len(np.unique(work.device))
         boundary = "between the sampling of one and the products of the next" if more else "the whole trace"
-    phases: list[Phase] = []
-    evidence = []
     order = np.argsort(of, kind="stable")
     bounds = np.searchsorted(of[order], np.arange(len(names) + 1))
-    either = np.array([each.sign == "either" for each in rules])[rule]
+    in_graph = np.array([each.sign == "either" for each in rules])[rule] & work.graph
+    steps = []
     for number, name in enumerate(names):
-        phase, why, annotation = annotated_phase(name), "", step_rule(name)
+        annotation, phase, why = classify.step_rule(name), classify.annotated_phase(name), ""
         if phase is None:
             rows = order[bounds[number] : bounds[number + 1]]
             signs = {rules[each].sign for each in np.unique(rule[rows]).tolist()}
-            phase, why = _by_attention(signs, bool((work.graph & either)[rows].any()), file_name)
-        phases.append(phase)
-        evidence.append("; ".join(filter(None, (annotation.says if annotation else boundary, why))))
-    return TraceSteps(of, names, phases, evidence)
+            phase, why = _by_attention(signs, bool(in_graph[rows].any()), file)
+        says = annotation.says if annotation else boundary
+        steps.append(Step(name, phase, f"{says}; {why}" if why else says))
+    return of, steps
 
 
 def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndarray, list[str]]:
     """A step lasts from its annotation's start to the next one's: engines sample after the annotated call."""
-    spans, all_names, threads = recorded.spans, recorded.names.all(), recorded.threads.all()
+    spans, all_names, threads = recorded.spans, list(recorded.names), list(recorded.threads)
     columns = (spans.start, spans.length, spans.name, spans.thread)
     marks = sorted(
         (start, -length, all_names[name], threads[thread][0])
         for start, length, name, thread in zip(*(column.tolist() for column in columns), strict=True)
     )
-    of_engine = [mark for mark in marks if (rule := step_rule(mark[2])) and rule.engine]
+    of_engine = [mark for mark in marks if (rule := classify.step_rule(mark[2])) and rule.engine]
     of = np.full(len(work.start), NONE)
     names: list[str] = []
     for number, process in enumerate(recorded.processes()):
@@ -334,51 +291,27 @@ def _by_attention(signs: Collection[str], in_graph: bool, file_name: str) -> tup
 # What of a sum of durations is exposed
 
 
-class Timeline:
-    """The moments at which anything of one device begins or ends, and what runs between them.
+def critical_path(
+    start: np.ndarray, end: np.ndarray, communicates: np.ndarray
+) -> tuple[np.ndarray, int, int]:
+    """(exposed, busy, communication), ns: each interval's part of the time on the critical path, float64 [n];
+    the union of all intervals, which is the sum of those parts; the union of what communicates.
 
-    start, end: int64 [n], ns
+    Time in which anything computes belongs to what computes, in equal parts where several do; the rest to
+    what communicates. So communication has what no computation covers.
     """
-
-    def __init__(self, start: np.ndarray, end: np.ndarray) -> None:
-        self.moments = np.unique(np.concatenate([start, end]))
-        self.lengths = np.diff(self.moments)
-        self._first = np.searchsorted(self.moments, start)
-        self._last = np.searchsorted(self.moments, end)
-
-    def running(self, which: np.ndarray) -> np.ndarray:
-        """How many of the intervals `which` (bool [n]) run from each moment to the next: [moments - 1]."""
-        size = len(self.moments)
-        begun = np.bincount(self._first[which], minlength=size)
-        ended = np.bincount(self._last[which], minlength=size)
-        return np.cumsum(begun - ended)[:-1]
-
-    def covered(self, which: np.ndarray) -> int:
-        """Length of the union of the intervals `which`, ns."""
-        return int(self.lengths[self.running(which) > 0].sum())
-
-    def exposed(self, communicates: np.ndarray) -> np.ndarray:
-        """Each interval's part of the time on the critical path: float64 [n], ns; their sum is the union.
-
-        Time in which anything computes belongs to what computes, in equal parts where several do; the rest to
-        what communicates. So communication has what no computation covers.
-        """
-        computing, communicating = self.running(~communicates), self.running(communicates)
-        compute = self._part(computing, computing > 0)
-        communicate = self._part(communicating, (computing == 0) & (communicating > 0))
-        first, last = self._first, self._last
-        return np.where(communicates, communicate[last] - communicate[first], compute[last] - compute[first])
-
-    def _part(self, running: np.ndarray, when: np.ndarray) -> np.ndarray:
-        """One interval's part of the time up to each moment: [moments]."""
-        each = np.where(when, self.lengths / np.maximum(running, 1), 0.0)
-        return np.concatenate([[0.0], np.cumsum(each)])
-
-
-def gaps(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(after, length) of each stretch in which nothing runs: the number of the interval that begins next,
-    and ns. start, end: int64 [n]."""
-    order = np.argsort(start, kind="stable")
-    length = start[order][1:] - np.maximum.accumulate(end[order])[:-1]
-    after = np.flatnonzero(length > 0)
-    return order[after + 1], length[after]
+    moments = np.unique(np.concatenate([start, end]))
+    lengths, size = np.diff(moments), len(moments)
+    first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
+    running = []  # how many compute, and communicate, from each moment to the next
+    for which in (~communicates, communicates):
+        begun, ended = (np.bincount(at[which], minlength=size) for at in (first, last))
+        running.append(np.cumsum(begun - ended)[:-1])
+    computing, communicating = running
+    parts = []  # of one interval that computes, or communicates, up to each moment
+    for number, counts in ((computing, computing > 0), (communicating, computing == 0)):
+        each = np.where(counts & (number > 0), lengths / np.maximum(number, 1), 0.0)
+        parts.append(np.concatenate([[0.0], np.cumsum(each)]))
+    compute, communicate = (part[last] - part[first] for part in parts)
+    busy, communication = (lengths[which > 0].sum() for which in (computing + communicating, communicating))
+    return np.where(communicates, communicate, compute), int(busy), int(communication)

@@ -50,17 +50,13 @@ class JsonText:
             self._raw = archive.open_binary(path)
             packed = self._raw.peek(2)[:2] == b"\x1f\x8b"
             self._file: Any = gzip.GzipFile(fileobj=self._raw) if packed else self._raw
-            self.head = self._head()
+            self.head = bytes(self._file.peek(HEAD)[:HEAD])
+        except EOFError:
+            raise self.truncated() from None
         except (OSError, zlib.error) as error:
             raise UnreadableError(f"cannot read {path}: {getattr(error, 'strerror', '') or error}") from None
         encoding = "utf-16" if self.head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         self._decode = codecs.getincrementaldecoder(encoding)("replace").decode
-
-    def _head(self) -> bytes:
-        try:
-            return bytes(self._file.peek(HEAD)[:HEAD])
-        except EOFError:  # of a gzip file that breaks off; more() says so
-            return b""
 
     def close(self) -> None:
         self._file.close()
@@ -102,10 +98,9 @@ class JsonText:
         self.at += 1
         return character
 
-    def put(self, start: int, end: int, text: str) -> None:
-        """Replaces a part of `text`."""
-        self.text = self.text[:start] + text + self.text[end:]
-        self._before += end - start - len(text)
+    def replace(self, start: int, end: int, by: str) -> None:
+        self.text = self.text[:start] + by + self.text[end:]
+        self._before += end - start - len(by)
 
     def lines(self) -> Iterator[str]:
         """The lines from here to the end."""
@@ -180,7 +175,7 @@ def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
             if cut and text.more():
                 continue
             if number := NOT_FINITE.match(text.text, error.pos):
-                text.put(*number.span(), "NaN")
+                text.replace(*number.span(), "NaN")
                 continue
             text.at = error.pos
             ended = unterminated or not text.text[error.pos :].rstrip().endswith(("]", "}"))

@@ -4,8 +4,8 @@ torch.profiler: Chrome's trace events as JSON (pytorch/kineto libkineto/src/outp
 microseconds, as integers, floats or text. A kernel's `correlation` is that of the runtime call that launched
 it; its `External id`, in torch of 2024 and later, that of the operator around that call.
 
-rocprofv3: JSON (ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp). Times are in nanoseconds. A dispatch
-names its kernel by a number, which `kernel_symbols`, further up in the file, resolve.
+rocprofv3: JSON (ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp). Times are in nanoseconds. A
+dispatch names its kernel by a number, which `kernel_symbols`, further up in the file, resolve.
 
 Tables of kernels as CSV: of rocprofv3 (generateCSV.cpp, there) and its predecessors, and of nsys stats (nsys
 stats --help-reports cuda_gpu_trace).
@@ -14,10 +14,8 @@ stats --help-reports cuda_gpu_trace).
 from __future__ import annotations
 
 import csv
-import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from itertools import islice
 from pathlib import Path
@@ -40,18 +38,16 @@ def read(path: Path, *, partial: bool = False) -> RecordedTrace:
     """Reads a trace in memory that grows with the number of its events, by less than 100 bytes each, not with
     its size. partial: takes what there is of a file that breaks off. Raises UnreadableError."""
     text, into = JsonText(path), RecordedTrace()
+    start = text.head.decode("latin-1")
+    utf_16 = start.startswith(("\xff\xfe", "\xfe\xff"))
     try:
-        if not text.peek():
-            raise UnreadableError(f"cannot read {path}: it is empty")
-        start = text.head.decode("latin-1")
-        is_text = start.startswith(("\xff\xfe", "\xfe\xff")) or not CONTROL.search(text.head[:16])
-        if text.peek() not in "{[" or not is_text:
-            _refuse_binary(path, start)
+        first = text.peek()
+        if first in ("{", "[") and (utf_16 or not CONTROL.search(text.head[:16])):
+            (_read_rocprof if first == "{" and ROCPROF in start else _read_torch)(text, into)
+        elif first:
+            if not utf_16:
+                _refuse_binary(path, start)
             _read_table(text, into)
-        elif text.peek() == "{" and ROCPROF in start:
-            _RocprofRecords(into).read(text)
-        else:
-            _TorchEvents(into).read(text)
     except Truncated:
         if not partial:
             raise
@@ -59,15 +55,14 @@ def read(path: Path, *, partial: bool = False) -> RecordedTrace:
         into.note("truncated", f"{path} breaks off: what its profiler wrote last is missing here")
     finally:
         text.close()
+    for what, (count, example) in into.lost.items():
+        into.note("unreadable", f"{count} times: {what}; e.g. {example}")
     if not (len(into.work) or len(into.ops)):
-        raise _without_work(path, start, into)
+        raise UnreadableError(f"cannot read {path}: {_what_else(start, into) if first else 'it is empty'}")
     return into
 
 
 def _refuse_binary(path: Path, start: str) -> None:
-    """Raises UnreadableError, which says what the file is, where its start is no text."""
-    if start.startswith(("\xff\xfe", "\xfe\xff")):  # UTF-16
-        return
     kinds, ending = trace_rules()["binaries"], path.suffix.lower()
     fits = [row for row in kinds if re.match(row["pattern"], start, re.DOTALL)]
     if fits:
@@ -75,17 +70,20 @@ def _refuse_binary(path: Path, start: str) -> None:
         raise UnreadableError(f"cannot read {path}: it is {row['what']}; {row['instead']}")
 
 
-def _without_work(path: Path, start: str, into: RecordedTrace) -> UnreadableError:
+def _what_else(start: str, into: RecordedTrace) -> str:
+    """What a text without kernels and operators is."""
     for row in trace_rules()["texts"]:
         if re.search(row["pattern"], start, re.DOTALL | re.MULTILINE):
-            return UnreadableError(f"cannot read {path}: it is {row['what']}; {row['instead']}")
+            return f"it is {row['what']}; {row['instead']}"
     there = ", ".join(f"{count} {name}" for name, count in into.categories.most_common(5))
-    events = f" (its events: {there})" if there else ""
-    return UnreadableError(f"cannot read {path}: neither kernels nor operators are in it{events}; {READ}")
+    return f"neither kernels nor operators are in it{f' (its events: {there})' if there else ''}; {READ}"
 
 
 def _key(value: Any) -> Any:
-    """A process, thread, device or stream as a key: numbers stay, the rest is text."""
+    """A process, thread, device, stream or kernel as a key: numbers stay, the rest is text. rocprofv3 has
+    some in an object."""
+    if isinstance(value, Mapping):
+        value = value.get("handle")
     if isinstance(value, str) and value.isdigit():
         return int(value)
     return value if isinstance(value, (int, str)) else str(value)
@@ -101,103 +99,76 @@ KINDS = {
     "op": ("cpu_op", "operator"),
     "span": ("user_annotation",),
 }
-"""Categories of events that count. memcpy, memset, operator, runtime: of torch before 2022; kernel_dispatch and
-memory_copy: of rocprofv3's Perfetto trace, converted to JSON."""
+"""Categories of events that count. memcpy, memset, operator, runtime: of torch before 2022; kernel_dispatch
+and memory_copy: of rocprofv3's Perfetto trace, converted to JSON."""
 KIND = {category: kind for kind, categories in KINDS.items() for category in categories}
 
 
-class _TorchEvents:
-    """Takes events in any order."""
+def _read_torch(text: JsonText, into: RecordedTrace) -> None:
+    """The events come one by one, from `traceEvents` or, as Chrome allows, a bare list; all else whole."""
+    for keys, value in items(text, lambda keys: keys in ((), ("traceEvents",))):
+        if keys[-1:] == ("*",):
+            _take_event(value, into)
+        elif keys == ("deviceProperties",) and isinstance(value, list):
+            for device in value:
+                if isinstance(device, Mapping) and device.get("name"):
+                    into.device_names[_key(device.get("id"))] = str(device["name"])
+        elif keys == ("distributedInfo",) and isinstance(value, Mapping):
+            ranks = [value.get("rank"), value.get("world_size")]
+            into.rank, into.world_size = (each if type(each) is int else None for each in ranks)
 
-    def __init__(self, into: RecordedTrace) -> None:
-        self.into = into
-        self.lost = Counter[str]()
-        self.example: dict[str, str] = {}
 
-    def read(self, text: JsonText) -> None:
-        """The events come one by one, as a list of that name or, as Chrome allows, alone; all else whole."""
-        into = self.into
-        try:
-            for keys, value in items(text, lambda keys: keys in ((), ("traceEvents",))):
-                if keys[-1:] == ("*",):
-                    self.take(value)
-                elif keys == ("deviceProperties",) and isinstance(value, list):
-                    for device in value:
-                        if isinstance(device, Mapping) and device.get("name"):
-                            into.device_names[_key(device.get("id"))] = str(device["name"])
-                elif keys == ("distributedInfo",) and isinstance(value, Mapping):
-                    ranks = [value.get("rank"), value.get("world_size")]
-                    into.rank, into.world_size = (each if type(each) is int else None for each in ranks)
-        finally:
-            for what, count in self.lost.items():
-                into.note("unreadable", f"{count} times: {what}; e.g. {self.example[what]}")
-
-    def take(self, event: Any) -> None:
-        if not isinstance(event, dict):
-            self._lose("an entry of traceEvents is no object", event)
-            return
-        category, phase, name = str(event.get("cat")), event.get("ph"), str(event.get("name"))
-        self.into.categories[category if "cat" in event else f"ph {phase}"] += 1
-        kind = KIND.get(category) or KIND.get(category.lower())
-        if kind and phase == "B":
-            self._lose(f"a {category} event begins and ends apart (ph B, E): left out", name)
-        if not kind or phase != "X":
-            return
-        start, length, args = _ns(event.get("ts")), _ns(event.get("dur")), event.get("args")
-        if start is None:
-            self._lose(f"a {category} event has no time: left out", name)
-            return
-        if length is None or not 0 <= length <= LONGEST_NS:
-            self._lose(f"a {category} event has no duration: counted with none", name)
-            length = 0
-        self._add(kind, name, event, args if isinstance(args, dict) else {}, start, length)
-
-    def _add(
-        self, kind: str, name: str, event: Mapping[str, Any], args: Mapping[str, Any], start: int, length: int
-    ) -> None:
-        into = self.into
-        if kind == "work":  # pid is the device; where ranks were merged, only pid tells their devices apart
-            device, stream = event.get("pid", args.get("device")), args.get("stream", event.get("tid"))
-            into.work.add(
-                into.names.number(name), into.streams.number((_key(device), _key(stream))),
-                start, length, _id(args.get("correlation")), _id(args.get("External id")),
-            )  # fmt: skip
-            return
-        thread = into.threads.number((_key(event.get("pid")), _key(event.get("tid"))))
-        if kind == "launch":
-            into.launches.add(_id(args.get("correlation")), start, thread, "GraphLaunch" in name)
-        elif step_rule(name):  # torch before 2022 has its steps among operators
-            into.spans.add(into.names.number(name), thread, start, length)
-        elif kind == "op":
-            dims = args.get("Input Dims")
-            shapes = into.shapes.number(str(dims)) if dims else NONE
-            external = _id(args.get("External id"))
-            into.ops.add(into.names.number(name), thread, start, length, external, shapes)
-
-    def _lose(self, what: str, example: Any) -> None:
-        self.lost[what] += 1
-        self.example.setdefault(what, str(example)[:60])
+def _take_event(event: Any, into: RecordedTrace) -> None:
+    if not isinstance(event, dict):
+        into.lose("an entry of traceEvents is no object", event)
+        return
+    category, phase, name = str(event.get("cat")), event.get("ph"), str(event.get("name"))
+    into.categories[category if "cat" in event else f"ph {phase}"] += 1
+    kind = KIND.get(category) or KIND.get(category.lower())
+    if kind and phase == "B":
+        into.lose(f"a {category} event begins and ends apart (ph B, E): left out", name)
+    if not kind or phase != "X":
+        return
+    start, length = _ns(event.get("ts")), _ns(event.get("dur"))
+    if start is None:
+        into.lose(f"a {category} event has no time: left out", name)
+        return
+    if length is None or not 0 <= length <= LONGEST_NS:
+        into.lose(f"a {category} event has no duration: counted with none", name)
+        length = 0
+    args = event.get("args")
+    args = args if isinstance(args, dict) else {}
+    correlation, external = _id(args.get("correlation")), _id(args.get("External id"))
+    if kind == "work":  # pid is the device; where ranks were merged, only pid tells their devices apart
+        device, stream = event.get("pid", args.get("device")), args.get("stream", event.get("tid"))
+        stream = into.streams[_key(device), _key(stream)]
+        into.work.add(into.names[name], stream, start, length, correlation, external)
+        return
+    thread = into.threads[_key(event.get("pid")), _key(event.get("tid"))]
+    if kind == "launch":
+        into.launches.add(correlation, start, thread, "GraphLaunch" in name)
+    elif step_rule(name):  # torch before 2022 has its steps among operators
+        into.spans.add(into.names[name], thread, start, length)
+    elif kind == "op":
+        dims = args.get("Input Dims")
+        shapes = into.shapes[str(dims)] if dims else NONE
+        into.ops.add(into.names[name], thread, start, length, external, shapes)
 
 
 def _ns(microseconds: Any) -> int | None:
     """Whole and fractional microseconds apart: a product of the absolute time would lose nanoseconds."""
-    number = microseconds
-    if isinstance(number, str):
-        try:
-            number = Decimal(number)
-        except InvalidOperation:
+    try:
+        number = Decimal(microseconds) if isinstance(microseconds, str) else microseconds
+        if not -LATEST_US <= number <= LATEST_US:
             return None
-    if isinstance(number, bool) or not isinstance(number, (int, float, Decimal)):
-        return None
-    if not math.isfinite(number) or not -LATEST_US <= number <= LATEST_US:
+    except (InvalidOperation, TypeError):
         return None
     whole = int(number)
     return whole * 1000 + round((number - whole) * 1000)
 
 
 def _id(value: Any) -> int:
-    if isinstance(value, str) and value.isdigit():
-        value = int(value)
+    value = _key(value)
     return value if isinstance(value, int) and 0 <= value < 2**63 else NONE
 
 
@@ -208,40 +179,25 @@ SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")
 """What the linker appends to a kernel's name."""
 
 
-class _RocprofRecords:
-    """The processes of one file, one after another; the numbers of kernels are each process's own."""
+def _read_rocprof(text: JsonText, into: RecordedTrace) -> None:
+    """Every list of records comes one by one, each record whole."""
+    into.source = "rocprof"
+    process = _RocprofProcess(into, -1)
+    for keys, value in items(text, lambda keys: len(keys) < 4 or (len(keys) == 4 and keys[3] != "*")):
+        if keys == (ROCPROF, "*", "metadata", "pid"):
+            process = _RocprofProcess(into, process.number + 1)
+        if keys[:1] == (ROCPROF,) and len(keys) > 2:
+            process.take(keys[2:], value)
 
-    def __init__(self, into: RecordedTrace) -> None:
-        self.into = into
-        self.process = -1
+
+class _RocprofProcess:
+    """One process of a file, which has its own numbers of kernels."""
+
+    def __init__(self, into: RecordedTrace, number: int) -> None:
+        self.into, self.number = into, number
         self.kernels: dict[Any, str] = {}
-        self.gpus: set[str] = set()
-        self.lost = 0
-        self.nameless: set[tuple[int, Any]] = set()
-
-    def read(self, text: JsonText) -> None:
-        """Every list of records comes one by one, each record whole."""
-        into = self.into
-        into.source = "rocprof"
-        try:
-            for keys, value in items(
-                text, lambda keys: len(keys) <= 3 or (len(keys) == 4 and keys[3] != "*")
-            ):
-                if keys[:1] == (ROCPROF,) and len(keys) > 2:
-                    self.take(keys[2:], value)
-        finally:
-            if self.lost:
-                into.note(
-                    "unreadable", f"records left out, as their start and end make no sense: {self.lost}"
-                )
-            if self.nameless:
-                what = "kernels that are not among kernel_symbols, known by number"
-                into.note("unreadable", f"{what}: {len(self.nameless)}")
 
     def take(self, keys: Keys, value: Any) -> None:
-        if keys == ("metadata", "pid"):
-            self.process += 1
-            self.kernels = {}
         if not isinstance(value, Mapping):
             return
         if keys[0] == "buffer_records":
@@ -252,53 +208,46 @@ class _RocprofRecords:
             name, device = value.get("product_name") or value.get("name"), self._device(value.get("id"))
             if value.get("type") == 2 and name:
                 self.into.device_names[device] = str(name)
-                self.gpus.add(device)
         elif keys == ("buffer_records", "kernel_dispatch", "*"):
             info = value.get("dispatch_info")
             info = info if isinstance(info, Mapping) else {}
             kernel = _key(info.get("kernel_id"))
-            if kernel not in self.kernels:
-                self.nameless.add((self.process, kernel))
             name = self.kernels.get(kernel, f"kernel_id {kernel}")
+            if kernel not in self.kernels:
+                self.into.lose("a kernel is not among kernel_symbols: it is known by its number", name)
             self._add(name, self._device(info.get("agent_id")), info.get("queue_id"), value)
         elif keys == ("buffer_records", "memory_copy", "*"):
             # Of the GPU that it goes to, else the one that it comes from: the other end may be the host.
             ends = [self._device(value.get(key)) for key in ("dst_agent_id", "src_agent_id")]
-            device = next((end for end in ends if end in self.gpus), ends[0])
+            device = next((end for end in ends if end in self.into.device_names), ends[0])
             self._add("Memcpy", device, value.get("stream_id"), value)
 
     def _device(self, agent: Any) -> str:
-        return (
-            f"process {self.process}, agent {_handle(agent)}"
-            if self.process > 0
-            else f"agent {_handle(agent)}"
-        )
+        process = f"process {self.number}, " if self.number > 0 else ""
+        return f"{process}agent {_key(agent)}"
 
     def _add(self, name: str, device: str, queue: Any, record: Mapping[str, Any]) -> None:
         start, end = record.get("start_timestamp"), record.get("end_timestamp")
-        if type(start) is not int or type(end) is not int or not _in_time(start, end):
-            self.lost += 1
-            return
-        stream = self.into.streams.number((device, _handle(queue)))
-        self.into.work.add(self.into.names.number(name), stream, start, end - start, NONE, NONE)
+        if type(start) is int and type(end) is int and _in_time(start, end):
+            stream = self.into.streams[device, _key(queue)]
+            self.into.work.add(self.into.names[name], stream, start, end - start, NONE, NONE)
+        else:
+            self.into.lose(LEFT_OUT, name)
 
 
 def _symbol(symbol: Mapping[str, Any]) -> str:
     """The name of a kernel, demangled where rocprof could."""
-    for key in ("formatted_kernel_name", "demangled_kernel_name", "kernel_name"):
-        name = symbol.get(key)
-        if isinstance(name, str) and not name.isdigit() and name:
-            return SUFFIX.sub("", name)
-    return f"kernel_id {symbol.get('kernel_id')}"
+    names = (symbol.get(f"{kind}kernel_name") for kind in ("formatted_", "demangled_", ""))
+    known = (name for name in names if isinstance(name, str) and name and not name.isdigit())
+    return SUFFIX.sub("", next(known, f"kernel_id {symbol.get('kernel_id')}"))
+
+
+LEFT_OUT = "start and end of a kernel or copy make no sense: left out"
 
 
 def _in_time(start: int, end: int) -> bool:
     """Of nanoseconds since the machine's start. A record without a time has 0 (rocm-systems issue 5811)."""
     return 0 < start <= end < LATEST_NS
-
-
-def _handle(value: Any) -> Any:
-    return _key(value.get("handle") if isinstance(value, Mapping) else value)
 
 
 # Tables of kernels as CSV
@@ -326,17 +275,15 @@ def _read_table(text: JsonText, into: RecordedTrace) -> None:
         return
     delimiter, columns, ns = header
     into.source = "nsys" if "length" in columns else "rocprof"
-    rows = csv.reader(lines, delimiter=delimiter)
-    lost, bad = 0, False
+    rows, taken = csv.reader(lines, delimiter=delimiter), True
     try:
         for row in filter(any, rows):
-            bad = not _take_row(row, columns, ns, into)
-            lost += bad
+            taken = _take_row(row, columns, ns, into)
+            if not taken:
+                into.lose(LEFT_OUT, delimiter.join(row))
     except csv.Error as error:
         raise UnreadableError(f"cannot read {text.path}, line {rows.line_num}: {error}") from None
-    if lost:
-        into.note("unreadable", f"rows left out, as their start and end make no sense: {lost}")
-    if bad and not text.text.endswith("\n"):
+    if not taken and not text.text.endswith("\n"):
         raise text.truncated()
 
 
@@ -376,7 +323,7 @@ def _take_row(row: list[str], columns: Mapping[str, int], ns: int, into: Recorde
     if not _in_time(start, start + length):
         return False
     queue = tuple(cell[field] for field in ("queue", "stream") if field in cell)
-    stream = into.streams.number((cell.get("device", "0"), queue))
-    into.work.add(into.names.number(SUFFIX.sub("", cell["name"])), stream, start, length, NONE, NONE)
+    stream = into.streams[cell.get("device", "0"), queue]
+    into.work.add(into.names[SUFFIX.sub("", cell["name"])], stream, start, length, NONE, NONE)
     into.categories["kernels"] += 1
     return True

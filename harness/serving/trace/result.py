@@ -5,6 +5,7 @@ Times are of the whole trace, of all its devices together, unless a field says o
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,27 +30,18 @@ class Times:
     time_ns: float
     exposed_ns: float
 
+    def plus(self, other: Times) -> Times:
+        return Times(
+            self.calls + other.calls, self.time_ns + other.time_ns, self.exposed_ns + other.exposed_ns
+        )
+
     @property
     def exposure(self) -> float | None:
         """The part of the time that is on the critical path, in [0, 1]; None where there is no time."""
         return min(self.exposed_ns / self.time_ns, 1.0) if self.time_ns else None
 
 
-@dataclass(frozen=True)
-class ClassTime(Times):
-    """An op class in the steps of one phase."""
-
-    op_class: str
-    phase: Phase
-
-
-@dataclass(frozen=True)
-class ShapeTime:
-    """dims: the inputs of the operator that launched the kernel, as the profiler recorded them."""
-
-    dims: str
-    calls: float
-    time_ns: float
+NO_TIME = Times(0, 0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class KernelTime(Times):
 
     library: the library that has it, by its name; empty if unknown
     op:      the operator whose launches of it took the most time; empty if none is known (in graphs)
-    shapes:  most time first; empty where none were recorded
+    shapes:  of the operator's inputs, as the profiler recorded them; those of the most time
     """
 
     name: str
@@ -66,7 +58,7 @@ class KernelTime(Times):
     library: str
     phase: Phase
     op: str
-    shapes: tuple[ShapeTime, ...]
+    shapes: Mapping[str, Times]
 
 
 @dataclass(frozen=True)
@@ -78,7 +70,7 @@ class TraceStep:
     span_ns:   from its first kernel's start to its last one's end
     idle_ns:   of it, with nothing running: the device waits, mostly for the host
     period_ns: to the start of the next step; None for the last
-    classes:   its times by class
+    time_ns:   the sum of its kernels' times; classes: those by class
     """
 
     name: str
@@ -89,20 +81,21 @@ class TraceStep:
     span_ns: int
     idle_ns: int
     period_ns: int | None
+    time_ns: float
     classes: Mapping[str, Times]
 
     def times(self, op_class: str) -> Times:
         """Those of a class; `host` with the idle time, so that all that is exposed sums to the span."""
-        of = self.classes.get(op_class, Times(0, 0, 0.0))
-        idle = self.idle_ns if op_class == "host" else 0
-        return Times(of.calls, of.time_ns + idle, of.exposed_ns + idle)
+        times = self.classes.get(op_class, NO_TIME)
+        return times.plus(Times(0, self.idle_ns, self.idle_ns)) if op_class == "host" else times
 
 
 @dataclass(frozen=True)
 class Device:
-    """busy_ns: the union of all it ran; sum_ns: the sum, with what overlaps counted twice.
+    """busy_ns: the union of all it ran; idle_ns: the rest of the span, of which idle_between_steps_ns is
+    outside of steps
 
-    idle_ns:  span without busy; idle_between_steps_ns: of it, between steps or outside of them
+    sum_ns:           the sum of all it ran; overlapped_ns: what it has beyond the union
     communication_ns: the union of communication; exposed: of it, what no computation covers
     """
 
@@ -112,22 +105,20 @@ class Device:
     calls: int
     span_ns: int
     busy_ns: int
-    sum_ns: int
+    idle_ns: int
     idle_between_steps_ns: int
+    sum_ns: int
+    overlapped_ns: int
     communication_ns: int
     exposed_communication_ns: int
-
-    @property
-    def idle_ns(self) -> int:
-        return self.span_ns - self.busy_ns
 
 
 @dataclass(frozen=True)
 class PerStep(Times):
-    """A class in the steps of a phase: medians over the steps. each_time_ns: of each step"""
+    """A class in the steps of a phase: medians over the steps."""
 
     steps: int
-    each_time_ns: tuple[float, ...]
+    least_and_most: tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -146,7 +137,6 @@ class Trace:
     world_size: int | None
     partial: bool
     devices: tuple[Device, ...]
-    classes: tuple[ClassTime, ...]
     kernels: tuple[KernelTime, ...]
     steps: tuple[TraceStep, ...]
     categories: Mapping[str, int]
@@ -154,22 +144,19 @@ class Trace:
 
     def phases(self) -> tuple[Phase, ...]:
         """Those that have kernels."""
-        return tuple(phase for phase in PHASES if any(row.phase == phase for row in self.classes))
+        return tuple(phase for phase in PHASES if any(row.phase == phase for row in self.kernels))
 
     def by_class(self, phase: Phase | None = None) -> dict[str, Times]:
         """Times by class, of one phase or all; most time first."""
         sums: dict[str, Times] = {}
-        for row in self.classes:
+        for row in self.kernels:
             if phase in (None, row.phase):
-                of = sums.get(row.op_class, Times(0, 0, 0.0))
-                sums[row.op_class] = Times(
-                    of.calls + row.calls, of.time_ns + row.time_ns, of.exposed_ns + row.exposed_ns
-                )
+                sums[row.op_class] = sums.get(row.op_class, NO_TIME).plus(row)
         return dict(sorted(sums.items(), key=lambda item: -item[1].time_ns))
 
     def time_ns(self, phase: Phase | None = None) -> float:
-        """The sum of all durations; the classes sum to it."""
-        return sum(row.time_ns for row in self.classes if phase in (None, row.phase))
+        """The sum of all durations."""
+        return sum(row.time_ns for row in self.kernels if phase in (None, row.phase))
 
     def steps_of(self, phase: Phase) -> tuple[TraceStep, ...]:
         return tuple(step for step in self.steps if step.phase == phase)
@@ -177,22 +164,17 @@ class Trace:
     def per_step(self, op_class: str, phase: Phase) -> PerStep | None:
         """Time of a class in a step of the phase; None where there is no such step. `host` has the time in
         which the device is idle within the step."""
-        times = [step.times(op_class) for step in self.steps_of(phase)]
-        if not times:
+        rows = [step.times(op_class) for step in self.steps_of(phase)]
+        if not rows:
             return None
+        calls, times, exposed = zip(*((row.calls, row.time_ns, row.exposed_ns) for row in rows), strict=True)
         median = statistics.median
-        return PerStep(
-            calls=median(each.calls for each in times),
-            time_ns=median(each.time_ns for each in times),
-            exposed_ns=median(each.exposed_ns for each in times),
-            steps=len(times),
-            each_time_ns=tuple(each.time_ns for each in times),
-        )
+        return PerStep(median(calls), median(times), median(exposed), len(rows), (min(times), max(times)))
 
     def evidence(self) -> Iterator[tuple[Phase, str, int]]:
         """(phase, evidence, how many steps)."""
-        for (phase, why), count in Counter((s.phase, s.evidence) for s in self.steps).most_common():
-            yield phase, why, count
+        counts = Counter((step.phase, step.evidence) for step in self.steps)
+        return ((phase, why, count) for (phase, why), count in counts.most_common())
 
 
 # As text
@@ -202,11 +184,9 @@ def as_text(trace: Trace, phase: Phase | None, top: int) -> str:
     """phase: of which steps only; top: how many kernels."""
     parts = ["\n".join(_head(trace)), _classes(trace, phase)]
     if len(trace.steps) > 1:
-        phases = [each for each in trace.phases() if trace.steps_of(each) and phase in (None, each)]
-        parts += [_per_step(trace, each) for each in phases]
+        parts += [_per_step(trace, each) for each in trace.phases() if phase in (None, each)]
     kernels = [kernel for kernel in trace.kernels if phase in (None, kernel.phase)]
-    parts.append(_kernels(kernels, top, trace.on))
-    parts.append(_unknown(kernels, trace.time_ns()))
+    parts += [_kernels(kernels, top, trace.on), _unknown(kernels, trace.time_ns())]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -216,50 +196,43 @@ def _head(trace: Trace) -> Iterator[str]:
     partial = "; BROKEN OFF: sums and shares are of a part only" if trace.partial else ""
     engine = f" of {trace.engine}" if trace.engine else ""
     yield f"{trace.path}: {profiler}{engine}{rank}{partial}"
+    what, where = ("kernels and copies", "streams") if trace.on == "gpu" else ("operators", "threads")
     if trace.on == "cpu":
         yield "no kernels in it: operators on the CPU, each without those inside it"
     for device in trace.devices:
-        yield from _device(device, trace.on)
+        model = f" ({device.model})" if device.model else ""
+        yield (
+            f"device {device.name}{model}: {what}: {device.calls}, {where}: {device.streams}; "
+            f"sum {_us(device.sum_ns)} in a span of {_us(device.span_ns)}: busy {_us(device.busy_ns)}, "
+            f"overlapped {_us(device.overlapped_ns)}, idle {_us(device.idle_ns)} "
+            f"({_us(device.idle_between_steps_ns)} of it outside of steps)"
+        )
+        if device.communication_ns:
+            yield (
+                f"  communication runs for {_us(device.communication_ns)}, "
+                f"{_us(device.exposed_communication_ns)} of it exposed: no computation covers it"
+            )
     for phase, why, count in trace.evidence():
-        yield f"{count} {phase} step{'s' * (count != 1)}, by {why}"
+        yield f"{phase} steps: {count}, by {why}"
     for finding in trace.findings:
         yield f"{finding.severity}: {finding.message}"
 
 
-def _device(device: Device, on: str) -> Iterator[str]:
-    what, where = ("kernel or copy", "stream") if on == "gpu" else ("operator", "thread")
-    if device.calls != 1:
-        what = "kernels and copies" if on == "gpu" else "operators"
-    model = f" ({device.model})" if device.model else ""
-    plural = "s" if device.streams != 1 else ""
-    yield (
-        f"device {device.name}{model}: {device.calls} {what} on {device.streams} {where}{plural}; "
-        f"sum {_us(device.sum_ns)} in a span of {_us(device.span_ns)}: busy {_us(device.busy_ns)}, "
-        f"overlapped {_us(device.sum_ns - device.busy_ns)}, idle {_us(device.idle_ns)} "
-        f"({_us(device.idle_between_steps_ns)} of it outside of steps)"
-    )
-    if device.communication_ns:
-        yield (
-            f"  communication runs for {_us(device.communication_ns)}, "
-            f"{_us(device.exposed_communication_ns)} of it exposed: no computation covers it"
-        )
-
-
 def _classes(trace: Trace, phase: Phase | None) -> str:
     by_class = trace.by_class(phase)
-    total = trace.time_ns(phase)
-    calls, exposed = (sum(getattr(t, name) for t in by_class.values()) for name in ("calls", "exposed_ns"))
+    total = functools.reduce(Times.plus, by_class.values(), NO_TIME)
     rows = [
-        [name, _us(times.time_ns), _percent(times.time_ns, total), times.calls, _us(times.exposed_ns),
-         _percent(times.exposed_ns, times.time_ns)]
-        for name, times in (by_class | {"sum": Times(calls, total, exposed)}).items()
-    ]  # fmt: skip
+        [name, *_cells(times, total.time_ns), _percent(times.exposed_ns, times.time_ns)]
+        for name, times in (by_class | {"sum": total}).items()
+    ]
     title = f"of {phase} steps" if phase else "of the whole trace"
-    return f"{title}\n" + _table(rows, ["class", "time", "share", "calls", "exposed", "of its time"])
+    return f"{title}\n" + _table(rows, "class", *CELLS, "of its time")
 
 
 def _per_step(trace: Trace, phase: Phase) -> str:
     steps = trace.steps_of(phase)
+    if not steps:
+        return ""
     span, idle = statistics.median(s.span_ns for s in steps), statistics.median(s.idle_ns for s in steps)
     periods = [step.period_ns for step in steps if step.period_ns is not None]
     period = f", {_us(statistics.median(periods))} from start to start" if periods else ""
@@ -267,13 +240,12 @@ def _per_step(trace: Trace, phase: Phase) -> str:
     classes = {name: times for name in names if (times := trace.per_step(name, phase)) and times.exposed_ns}
     total = sum(times.time_ns for times in classes.values())
     rows = [
-        [name, _us(times.time_ns), _percent(times.time_ns, total), f"{times.calls:g}", _us(times.exposed_ns),
-         f"{_us(min(times.each_time_ns))}..{_us(max(times.each_time_ns))}" if times.steps > 1 else ""]
+        [name, *_cells(times, total), "..".join(map(_us, times.least_and_most))]
         for name, times in sorted(classes.items(), key=lambda item: -item[1].time_ns)
-    ]  # fmt: skip
+    ]
     return (
         f"{phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}\n"
-        + _table(rows, ["class", "time", "share", "calls", "exposed", "time, least..most"])
+        + _table(rows, "class", *CELLS, "time, least..most")
     )
 
 
@@ -282,14 +254,13 @@ def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> str:
         return ""
     total = sum(kernel.time_ns for kernel in kernels)
     rows = [
-        [_short(k.name), k.op_class, k.phase, _us(k.time_ns), _percent(k.time_ns, total), k.calls,
-         _us(k.time_ns / max(k.calls, 1)), k.shapes[0].dims[:60] if k.shapes else ""]
+        [_short(k.name), k.op_class, k.phase, *_cells(k, total), _us(k.time_ns / max(k.calls, 1)),
+         next(iter(k.shapes), "")[:60]]
         for k in kernels[:top]
     ]  # fmt: skip
     what = "kernel" if on == "gpu" else "operator"
-    headers = [what, "class", "phase", "time", "share", "calls", "a call", "shapes of the most time"]
     more = f"\nand {len(kernels) - top} more (--top, --json)" if len(kernels) > top else ""
-    return _table(rows, headers) + more
+    return _table(rows, what, "class", "phase", *CELLS, "a call", "shapes of the most time") + more
 
 
 def _unknown(kernels: Sequence[KernelTime], total: float) -> str:
@@ -297,9 +268,8 @@ def _unknown(kernels: Sequence[KernelTime], total: float) -> str:
     if not kernels:
         return "unknown: none"
     time, calls = sum(k.time_ns for k in kernels), sum(k.calls for k in kernels)
-    head = (
-        f"unknown: {len(kernels)} names, {calls} calls, {_us(time)}, {time / (total or 1):.2%} of the trace"
-    )
+    share = time / (total or 1)
+    head = f"unknown: {len(kernels)} names, {calls} calls, {_us(time)}, {share:.2%} of the trace"
     lines = [f"  {_us(k.time_ns):>10}  {k.calls:>6} calls  {_short(k.name)}" for k in kernels]
     return "\n".join([head, *lines])
 
@@ -318,7 +288,15 @@ def _percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.1f} %" if whole else ""
 
 
-def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
+CELLS = ("time", "share", "calls", "exposed")
+
+
+def _cells(times: Times, total: float) -> tuple[str, ...]:
+    share, calls = _percent(times.time_ns, total), f"{times.calls:.10g}"
+    return _us(times.time_ns), share, calls, _us(times.exposed_ns)
+
+
+def _table(rows: Sequence[Sequence[str]], *headers: str) -> str:
     words = ("class", "kernel", "operator", "phase", "shapes of the most time")
     return table(rows, headers, right=[header for header in headers if header not in words])
 
@@ -328,43 +306,34 @@ def _table(rows: Sequence[Sequence[Any]], headers: Sequence[str]) -> str:
 
 def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
     """Everything, times in microseconds. phase: of its steps only."""
-    classes = []
-    for row in trace.classes:
-        share = row.time_ns / (trace.time_ns(row.phase) or 1)
-        per_step = trace.per_step(row.op_class, row.phase)
-        steps = None if per_step is None else _in_us(per_step, "each_time_ns")
-        classes.append(_times(row) | {"share": share, "per_step": steps})
-    kernels = [
-        _times(kernel) | {"shapes": [_in_us(shape) for shape in kernel.shapes]} for kernel in trace.kernels
-    ]
-    steps_ = [
-        _in_us(step) | {"time_us": sum(times.time_ns for times in step.classes.values()) / 1e3,
-                        "classes": {name: _times(times) for name, times in step.classes.items()}}
-        for step in trace.steps
+    classes = [
+        {"class": name, "phase": of, **_times(times), "share": times.time_ns / (trace.time_ns(of) or 1),
+         "per_step": per_step and _in_us(per_step, "least_and_most")}
+        for of in trace.phases()
+        for name, times in trace.by_class(of).items()
+        for per_step in [trace.per_step(name, of)]
     ]  # fmt: skip
-    classes, kernels, steps_ = (
-        [row for row in rows if phase in (None, row["phase"])] for rows in (classes, kernels, steps_)
-    )
-    return {
-        "trace": _in_us(trace, "classes", "kernels", "steps", "categories")
-        | {
-            "time_us": trace.time_ns() / 1e3,
-            "devices": [
-                _in_us(each)
-                | {"overlapped_us": (each.sum_ns - each.busy_ns) / 1e3, "idle_us": each.idle_ns / 1e3}
-                for each in trace.devices
-            ],
-            "phases": [
-                {"phase": each, "steps": count, "evidence": why} for each, why, count in trace.evidence()
-            ],
-            "events": dict(trace.categories),
-            "findings": [finding.model_dump() for finding in trace.findings],
-        },
-        "classes": classes,
-        "kernels": kernels,
-        "steps": steps_,
-        "unknown": [kernel for kernel in kernels if kernel["class"] == "unknown"],
+    kernels = [
+        _times(kernel)
+        | {"shapes": [{"dims": k} | _in_us(times, "exposed_us") for k, times in kernel.shapes.items()]}
+        for kernel in trace.kernels
+    ]
+    steps = [
+        _in_us(step) | {"classes": {name: _times(times) for name, times in step.classes.items()}}
+        for step in trace.steps
+    ]
+    rows = {"classes": classes, "kernels": kernels, "steps": steps}
+    rows["unknown"] = [kernel for kernel in kernels if kernel["class"] == "unknown"]
+    classes.sort(key=lambda row: -row["time_us"])
+    head = _in_us(trace, "kernels", "steps", "categories") | {
+        "time_us": trace.time_ns() / 1e3,
+        "devices": [*map(_in_us, trace.devices)],
+        "phases": [{"phase": of, "steps": count, "evidence": why} for of, why, count in trace.evidence()],
+        "events": dict(trace.categories),
+        "findings": [finding.model_dump() for finding in trace.findings],
     }
+    of_phase = {what: [row for row in all_ if phase in (None, row["phase"])] for what, all_ in rows.items()}
+    return {"trace": head, **of_phase}
 
 
 def _times(times: Times) -> dict[str, Any]:
@@ -373,12 +342,8 @@ def _times(times: Times) -> dict[str, Any]:
 
 def _in_us(record: Any, *without: str) -> dict[str, Any]:
     """A record's fields: `X_ns` as `X_us`, `op_class` as `class`."""
-    fields = {}
-    for name, value in vars(record).items():
-        if name in without:
-            continue
-        if name.endswith("_ns"):
-            fields[name.removesuffix("_ns") + "_us"] = None if value is None else value / 1e3
-        else:
-            fields["class" if name == "op_class" else name] = value
-    return fields
+    fields = {"class" if name == "op_class" else name: value for name, value in vars(record).items()}
+    for name in [name for name in fields if name.endswith("_ns")]:
+        ns = fields.pop(name)
+        fields[name.removesuffix("_ns") + "_us"] = None if ns is None else ns / 1e3
+    return {name: value for name, value in fields.items() if name not in without}

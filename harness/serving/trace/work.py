@@ -57,7 +57,7 @@ def kernels(recorded: RecordedTrace) -> LaunchedWork:
     thread = np.where(launch == NONE, _taken(ops.thread, op), thread)
     graph = _taken(launches.graph, launch) == 1
     op[graph] = NONE  # the operator that replays a graph is around all of it
-    streams = recorded.streams.all()
+    streams = list(recorded.streams)
     devices = list(dict.fromkeys(device for device, _ in streams))
     device_of = np.array([devices.index(device) for device, _ in streams])
     stream, start = work.stream[row], work.start[row]
@@ -71,11 +71,10 @@ def kernels(recorded: RecordedTrace) -> LaunchedWork:
 def operators(recorded: RecordedTrace) -> LaunchedWork:
     """Operators of CPU threads, each without those inside it."""
     ops = recorded.ops
-    again = _again(ops.thread, ops.start, ops.name, ops.external, ops.length) & (ops.external != NONE)
-    _note_again(recorded, "operators", again)
-    once = np.flatnonzero(~again)
+    known = ops.external != NONE
+    once = ~_again(recorded, "operators", known, ops.thread, ops.start, ops.name, ops.external, ops.length)
     row, start, end = own_time(ops.thread[once], ops.start[once], (ops.start + ops.length)[once])
-    row = once[row]
+    row = np.flatnonzero(once)[row]
     calls = np.zeros(len(row), dtype=np.int8)
     calls[np.unique(row, return_index=True)[1]] = 1
     thread = ops.thread[row]
@@ -97,25 +96,22 @@ def _note_merged(recorded: RecordedTrace) -> None:
     if shared.any():
         recorded.note(
             "merged",
-            f"launches with the same id: {shared.sum()}; traces of several ranks or runs were merged into one "
-            "file, and which step a kernel belongs to is unknown; take each one's own file",
+            f"launches with the same id: {shared.sum()}; traces of several ranks or runs were merged into "
+            "one file, and which step a kernel belongs to is unknown; take each one's own file",
         )
 
 
 def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
     processes = recorded.processes()
-    of_thread = [processes.index(process) for process, _ in recorded.threads.all()]
+    of_thread = [processes.index(process) for process, _ in recorded.threads]
     return _taken(np.array(of_thread, dtype=np.int64), thread)
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """The first row that has each wanted id; NONE where the id is NONE or there is no such row."""
-    if not len(keys):
-        return np.full(len(wanted), NONE)
     order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    row = order[place]
-    return np.where((wanted != NONE) & (keys[row] == wanted), row, NONE)
+    row = np.append(order, NONE)[np.searchsorted(keys[order], wanted)]
+    return np.where((wanted != NONE) & (np.append(keys, NONE)[row] == wanted), row, NONE)
 
 
 def _taken(column: np.ndarray, row: np.ndarray) -> np.ndarray:
@@ -185,8 +181,8 @@ def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
 # One stream is serial
 
 NEIGHBOURS_NS = 10_000
-"""So long a kernel may overlap the next one of its stream: programmatic dependent launch lets that one begin up
-to 4 us early, roctracer rounds by 27 ns."""
+"""So long a kernel may overlap the next one of its stream: programmatic dependent launch lets that one begin
+up to 4 us early, roctracer rounds by 27 ns."""
 ROUNDING_NS = 1_000  # so much before its predecessor a kernel may seem to end
 USUAL = 1.5  # times the median of its name: a longer kernel that runs over others has a wrong duration
 UNUSUAL = 100  # times: for the last kernel of a stream, which no other follows
@@ -203,9 +199,8 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     A kernel that is recorded twice counts once; one that begins hours from all others does not count; one of
     more than its usual length that runs over its successors counts up to the next one's start.
     """
-    work, names = recorded.work, recorded.names.all()
-    again = _again(work.stream, work.start, work.name, work.length) & (work.length > 0)
-    _note_again(recorded, "kernels", again)
+    work, names = recorded.work, list(recorded.names)
+    again = _again(recorded, "kernels", work.length > 0, work.stream, work.start, work.name, work.length)
     rows = np.flatnonzero(~again)
     rows = rows[np.lexsort((work.start[rows], work.stream[rows]))]
     far = np.abs(work.start[rows] - np.median(work.start[rows])) > FAR_NS
@@ -239,21 +234,20 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     return rows[order], length[order]
 
 
-def _again(*columns: np.ndarray) -> np.ndarray:
-    """bool [n]: rows that equal an earlier one in all columns but the last, by which they are ordered."""
+def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """bool [n]: rows that equal an earlier one in all columns but the last, by which they are ordered; of the
+    rows in `known` only."""
     order = np.lexsort(columns[::-1])
     again = np.zeros(len(order), dtype=bool)
     again[order[1:]] = np.logical_and.reduce([c[order][1:] == c[order][:-1] for c in columns[:-1]])
-    return again
-
-
-def _note_again(recorded: RecordedTrace, what: str, again: np.ndarray) -> None:
+    again &= known
     if again.any():
         recorded.note(
             "twice",
-            f"{what} recorded twice, with the same name and start: {again.sum()}; each counts once, but files "
-            "or ranks were merged into this one",
+            f"{what} recorded twice, with the same name and start: {again.sum()}; each counts once, but "
+            "files or ranks were merged into this one",
         )
+    return again
 
 
 def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, length: np.ndarray) -> None:
@@ -267,7 +261,7 @@ def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, lengt
     wrong = impossible.sum() > MERGED * total
     if not wrong and overlap.sum() <= PIPELINED * total:
         return
-    device, name = recorded.streams.all()[stream]
+    device, name = list(recorded.streams)[stream]
     said = (
         f"kernels of stream {name} of device {device} overlap for {overlap.sum() / 1e3:.4g} us, "
         f"{overlap.sum() / total:.0%} of their time, but a stream runs one after another: "

@@ -387,9 +387,9 @@ def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
     kept: dict[str, Sequence[Any]] = {
         "input_lens": row.counts("input_lens"),
         "output_lens": row.counts("output_lens"),
-        "ttfts_ms": row.numbers("ttfts", scale=1e3, least=0),
-        "e2es_ms": row.numbers(e2es, scale=1e3, least=0),
-        "itls_ms": row.lists("itls", scale=1e3, least=0),
+        "ttfts_ms": row.numbers("ttfts", scale=1e3),
+        "e2es_ms": row.numbers(e2es, scale=1e3),
+        "itls_ms": row.lists("itls", scale=1e3),
     }
     sizes = {name: len(column) for name, column in kept.items() if column}
     if errors is not None:

@@ -131,5 +131,11 @@ def _take(block: Block, line: str) -> bool:
 def _labels() -> set[str]:
     """Labels whose line is a block's whatever stands behind them, so that a value that is no number is found."""
     table = formats()["console"]
-    more = (label for labels in table.more.values() for label in labels)
-    return {*more, *table.load.values(), *table.totals.values(), *table.metrics}
+    return {
+        *table.more["limit"],
+        *table.more["sent"],
+        "backend",
+        *table.load.values(),
+        *table.totals.values(),
+        *table.metrics,
+    }

@@ -130,21 +130,18 @@ class Rule(StrictRecord):
     def read_latencies(self, row: Fields, path: str, scale: float = 1.0) -> list[Metric]:
         names = "|".join(map(re.escape, self.latencies))
         pattern = path.format(statistic=f"({STATISTIC})", latency=f"({names})")
-        found = ((key, re.fullmatch(pattern, key)) for key in row.values)
-        return [
-            metric
-            for key, match in found if match
-            for metric in Rule(name=self.latencies[match[2]], scope="request")._metrics(
-                row, {key: match[1]}, scale)
-        ]  # fmt: skip
+        metrics = []
+        for key in row.values:
+            if match := re.fullmatch(pattern, key):
+                rule = Rule(name=self.latencies[match[2]], scope="request")
+                metrics += rule._metrics(row, {key: match[1]}, scale)
+        return metrics
 
     def _metrics(self, fields: Fields, statistics: Mapping[str, str], scale: float) -> list[Metric]:
         about: dict[str, Any] = self.model_dump(include={"name", "unit", "scope", "tokens"})
-        numbers = {}
-        for path, statistic in statistics.items():
-            inner, key = fields.at(path)
-            numbers[statistic] = inner.number(key, scale=scale)
-        return [Metric(value=n, statistic=name, **about) for name, n in numbers.items() if n is not None]
+        held = ((statistic, *fields.at(path)) for path, statistic in statistics.items())
+        numbers = [(statistic, inner.number(key, scale=scale)) for statistic, inner, key in held]
+        return [Metric(value=n, statistic=statistic, **about) for statistic, n in numbers if n is not None]
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
@@ -278,10 +275,10 @@ class Format(StrictRecord):
         samples, failed = requests(row, self.requests) if self.requests else (RequestSamples(), None)
         draft = Draft(
             row,
-            about={"client": self.name, **self.fixed, **_each(row, self.about, {}, Fields.text)},
-            load={**self.fixed_load, **_each(row, self.load, LOADS, Fields.number)},
-            totals=_each(row, self.totals, {"duration_s": Fields.number}, Fields.count),
-            parallelism=_each(row, self.parallelism, {}, Fields.count),
+            about={"client": self.name, **self.fixed, **_each(row, self.about, Fields.text)},
+            load=self.fixed_load | read_load(row, self.load),
+            totals=_each(row, self.totals, Fields.count),
+            parallelism=_each(row, self.parallelism, Fields.count),
             metrics=[
                 metric
                 for path, rule in self.metrics.items()
@@ -338,26 +335,30 @@ def has(value: Any, path: str) -> bool:
 Reader = Callable[[Fields, str], Any]
 
 
-def _each(
-    row: Fields, table: Mapping[str, str], special: Mapping[str, Reader], usual: Reader
-) -> dict[str, Any]:
-    return {ours: special.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
+def _each(row: Fields, table: Mapping[str, str], usual: Reader) -> dict[str, Any]:
+    return {ours: SPECIAL.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
 
 
 def request_rate(row: Fields, key: str) -> float | None:
-    """Requests per second as asked for; 0: all at once. None where a trace gives the times, or not said."""
+    """Requests per second as asked for; 0: all at once. None if a trace gives the times, or if not said."""
     return None if row.values.get(key) == "trace" else row.number(key, infinite=0.0)
 
 
-def ramp_up(row: Fields, key: str = "ramp_up_strategy") -> str:
-    """How the request rate grows, as the strategy and its ends have it; empty where it does not."""
+def ramp_up(row: Fields, key: str) -> str:
+    """How the request rate grows: the strategy and both ends; empty if it does not grow."""
     strategy = row.text(key)
     begin, end = (row.number(f"ramp_up_{name}_rps") for name in ("start", "end"))
     return f"{strategy} from {begin:g} to {end:g} requests a second" if begin and end else strategy
 
 
-LOADS: Mapping[str, Reader] = {
+def read_load(row: Fields, table: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of OfferedLoad by their path."""
+    return _each(row, table, Fields.number)
+
+
+SPECIAL: Mapping[str, Reader] = {
     "dataset": Fields.text, "num_prompts": Fields.count, "request_rate": request_rate, "ramp_up": ramp_up,
+    "duration_s": Fields.number,
 }  # fmt: skip
 
 
@@ -368,7 +369,7 @@ def engine(protocol: str) -> str:
 
 def mean_of_range(longest: float | None, ratio: float | None) -> float | None:
     """Mean of whole lengths uniform from `ratio` times the longest (at least 1) to the longest, as SGLang's
-    client draws them. None where either is not said, or the ratio is over 1."""
+    client draws them. None if either is not said, or the ratio is over 1."""
     if longest is None or ratio is None or ratio > 1:
         return None
     return (max(int(longest * ratio), 1) + longest) / 2

@@ -41,7 +41,7 @@ def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) ->
     if stated := row.count("num_gpus"):
         return stated
     if apart:
-        return prefill + decode or None if prefill is not None and decode is not None else None
+        return None if prefill is None or decode is None else prefill + decode or None
     if prefill and decode and prefill != decode:
         message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated: over "
         draft.find("denominator", "suspect", f"{message}which of them its numbers are is not to be told")

@@ -129,7 +129,7 @@ def _take(block: Block, line: str) -> bool:
 
 @functools.cache
 def _labels() -> set[str]:
-    """Labels whose line is a block's whatever stands behind them, so that a value that is no number is found."""
+    """Labels whose line belongs to a block whatever its value, so that a value that is no number is found."""
     table = formats()["console"]
     return {
         *table.more["limit"],

@@ -49,7 +49,7 @@ FILES = (
     "dstack",
     "console",
 )
-"""In the order in which a file is tried: clients that began as a copy of vLLM's write its keys and their own."""
+"""In the order in which a file is tried: clients that began as a copy of vLLM's write its keys and others."""
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
 MILLISECONDS = {
@@ -116,13 +116,15 @@ class Rule(StrictRecord):
             return self._metrics(fields, {key: self.statistic or "total"}, self.scale)
         fields = fields.inside(key)
         scale = scale_inside(fields, self.unit) if unit_inside else self.scale
-        if scale is None or fields.values.get("count") == 0:  # statistics of no request are zeros
+        if scale is None:
             return []
         for key in self.without:
             fields.take(key)
         known = statistics or {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
         known = {key: ours for key, ours in known.items() if key not in self.without}
         metrics = self._metrics(fields, known, scale)
+        if fields.values.get("count") == 0 and not any(metric.value for metric in metrics):
+            return []  # statistics of no request are written as zeros
         if self.statistic and len(metrics) == 1:
             return [metrics[0].model_copy(update={"statistic": self.statistic})]
         return metrics
@@ -196,7 +198,7 @@ class Format(StrictRecord):
     """A client's file as data. Paths are those of `Fields.at`.
 
     own:       keys of this client, `at_least` of which a row has; it also has all of `needs`, one of `one_of`
-               (if there are any), and none of `not_with`. `a.b` is also key b of the objects in a list under a
+               (if any), and none of `not_with`. `a.b` is also key b of the objects in a list under a
     complete:  a CSV that lacks one of `own` is refused
     about:     texts: field of ServingRun to path; fixed: fields that are the same in all its files
     load, totals, parallelism: fields of OfferedLoad, Totals, Parallelism to path
@@ -208,8 +210,8 @@ class Format(StrictRecord):
     notes:     of every run
     wanted:    what a message names if a row has no number of a run
     more:      further tables of its odd function
-    odd, rows: functions of this package, as `module.function`: `odd` completes a run, `rows` gives the rows of
-               a document if they are not its objects
+    odd, rows: functions of this package, as `module.function`: `odd` completes a run, `rows` gives the rows
+               of a document if they are not its objects
     """
 
     name: str

@@ -25,7 +25,7 @@ def steps(run: ServingRun) -> Iterator[Finding]:
     prefill_rate = run.value("prefill_throughput")
     expected = {("prefill_throughput", "total"): (size and into and size * into, first and first / 1e3)}
     if not first and size and into and prefill_rate:
-        first, how = 1e3 * size * into / prefill_rate, ", what prefill_throughput leaves of all,"
+        first, how = 1e3 * size * into / prefill_rate, " (the duration less that of prefill)"
     decoding = duration - first / 1e3 if duration and first else None
     expected["decode_throughput", "total"] = (size and out and size * out, decoding)
     expected["decode_throughput", "median"] = (size, step and step / 1e3)
@@ -35,7 +35,7 @@ def steps(run: ServingRun) -> Iterator[Finding]:
         if value is None or not tokens:
             continue
         if not seconds and duration and value < tokens / duration * (1 - MARGIN):
-            seconds, how = duration, ", which is more than its decoding takes,"
+            seconds, how = duration, " (the whole duration)"
         if seconds and seconds > 0 and apart(value, tokens / seconds, seconds) > MARGIN:
             values = {"value": value, "tokens": tokens, "seconds": seconds, "expected": tokens / seconds}
             likely = hint(run, value * seconds / tokens)
@@ -43,8 +43,8 @@ def steps(run: ServingRun) -> Iterator[Finding]:
 
 
 def last_interval(run: ServingRun) -> Iterator[Finding]:
-    """Decoding beside the server's own rate of its last or steady steps, if there were enough of them for that
-    rate to be of this batch."""
+    """Decoding beside the server's own rate of its last or steady steps, if there were enough of them for
+    that rate to be of this batch."""
     length, decode = run.workload.output_len or 0, run.value("decode_throughput", "total")
     mean = run.value("throughput", "total", "output")
     for name in ("last_gen_throughput", "steady_state_output_throughput"):

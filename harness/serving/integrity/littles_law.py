@@ -104,8 +104,8 @@ def _at_once(run: ServingRun) -> bool:
 
 
 def _filled(run: ServingRun, mean: InFlight | None) -> Iterator[Finding]:
-    """A client that always has one more request to send keeps as many in flight as it may, except at the end of
-    the run, which is no longer than the longest request (Graham's bound)."""
+    """A client that always has one more request to send keeps as many in flight as it may, except at the end
+    of the run, which is no longer than the longest request (Graham's bound)."""
     limit, duration, totals = run.workload.concurrency, run.totals.duration_s, run.totals
     sent = run.workload.num_prompts or totals.completed
     if not limit or not _at_once(run) or run.mode == "offline":
@@ -166,9 +166,9 @@ def _peaks(run: ServingRun, in_flight: InFlight | None) -> Iterator[Finding]:
 
 
 def longest_lengths(run: ServingRun) -> Iterator[Finding]:
-    """If only the longest lengths are known, and no E2E: requests have no more tokens than those, and at least
-    half of them. So tokens a second times a request's time over its tokens are no more than the requests in
-    flight; and input is to output as the two lengths are."""
+    """If only the longest lengths are known, and no E2E: a request has between half of those and all. So the
+    requests in flight are tokens a second times a request's time over its tokens; and input over output
+    throughput is about the ratio of the two lengths."""
     load, tpot, ttft = run.workload, stated(run, "tpot", "mean"), stated(run, "ttft", "mean")
     isl, osl, limit = load.longest_input_len, load.longest_output_len, load.concurrency
     speed, prompts, both = (

@@ -66,8 +66,8 @@ def means(run: ServingRun) -> Iterator[Finding]:
 
 
 def users(run: ServingRun) -> Iterator[Finding]:
-    """What a user sees is tokens of a request over its time: if all are equally long, no less than tokens over
-    the mean time (Jensen's inequality)."""
+    """What a user sees is tokens of a request over its time: if all are equally long, no less than tokens
+    over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = stated(run, "e2e", "mean"), output_length(run)
     expected, least, most = (length / e2e * 1e3 if e2e and length else 0.0), 0.5, 2.0
@@ -81,8 +81,8 @@ def users(run: ServingRun) -> Iterator[Finding]:
 
 
 def single_requests(run: ServingRun) -> Iterator[Finding]:
-    """A request takes what its first token takes and all others after it, and little more. The lists are of the
-    same requests in the same order: what adds up over all requests does so in each."""
+    """A request's time is that of its first token and of all others after it, and little more. The lists are
+    of the same requests in the same order: what adds up over all requests does so in each."""
     samples = run.samples
     if not samples.ttfts_ms or len(samples.ttfts_ms) != len(samples.itls_ms):
         return

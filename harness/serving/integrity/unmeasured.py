@@ -3,8 +3,8 @@
 A client writes 0 for a time to first token that it never saw (a stream without token counts, a chunk that its
 parser swallowed). It takes the end of a response for its first token if a proxy, a tool-call parser or the
 server itself delivers the response in one piece. Then TTFT is E2E, and TPOT, which is what E2E leaves after
-TTFT, is E2E over the tokens or next to nothing. Such numbers are left out of a run, so that nothing is compared
-with them."""
+TTFT, is E2E over the tokens or next to nothing. Such numbers are left out of a run, so that nothing is
+compared with them."""
 
 from __future__ import annotations
 

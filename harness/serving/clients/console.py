@@ -15,8 +15,6 @@ from harness.serving.clients.format import STATISTIC, UNITS, Format, engine, for
 from harness.serving.schema import ServingRun
 
 LATENCY = re.compile(rf"({STATISTIC})(?: dev)? (.+?) \(([^()]*)\)")
-LIMITS = ("maximum request concurrency", "max request concurrency", "max reqeuest concurrency")
-SENT = ("request rate configured (RPS)", "request rate configured (rps)", "traffic request rate")
 OWN_ENGINE = {"tensorrt_llm.serve": "tensorrt-llm", "sglang.bench_offline_throughput": "sglang"}
 WINDOW = (
     "of the window between warm-up and cool-down: `Successful requests` and input tokens count only the "
@@ -102,9 +100,9 @@ def _values(row: Fields, table: Format) -> dict[str, Any]:
             values[label] = _scaled(row, key, unit.rstrip(")"), known)
         elif key in plain:
             values[key] = row.number(key)
-        elif key in SENT:
+        elif key in table.more["sent"]:
             values["sent"] = row.number(key, infinite=0.0)
-        elif key in LIMITS:
+        elif key in table.more["limit"]:
             unlimited = str(row.take(key)).lower() in ("not set", "none")
             values["limit"] = None if unlimited else row.number(key)
     return values

@@ -22,7 +22,7 @@ SHARED_PREFIX = "generated-shared-prefix"
 def online(draft: Draft) -> None:
     load, row = draft.load, draft.row
     if draft.value("concurrency") is None:
-        message = "no concurrency: whether the row is shifted, and p99 of itl its p95, cannot be told"
+        message = "no concurrency: so it is not known whether the row is shifted, with p95 of itl under p99"
         row.find("column_shift", "suspect", message)
     into, out = row.number("random_input_len"), row.number("random_output_len")
     if load["dataset"] == "random" and (ratio := row.number("random_range_ratio")) is not None:
@@ -71,10 +71,10 @@ def _machine(draft: Draft) -> None:
 def _unshift(draft: Draft) -> None:
     """Moves ITL's p95 and p99 to where they belong if the row is shifted.
 
-    The client that wrote the TensorRT-LLM rows has `p95_itl_ms` before `p99_itl_ms`, and the table's header has
-    not. So p95 stands under `p99_itl_ms`, p99 under `concurrency`, and concurrency is lost. A row is shifted if
-    its concurrency is neither within the client's limit nor what Little's law gives, while the latter is within
-    the limit, and if it could be a p99 of ITL above the p95 beside it.
+    The client that wrote the TensorRT-LLM rows has `p95_itl_ms` before `p99_itl_ms`; the table's header does
+    not. So p95 stands under `p99_itl_ms`, p99 under `concurrency`, and concurrency is lost. A row is shifted
+    if its concurrency is neither within the client's limit nor what Little's law gives, while the latter is
+    within the limit, and if it could be a p99 of ITL above the p95 beside it.
     """
     limit, stated = draft.load["concurrency"], draft.value("concurrency")
     rate, e2e = draft.value("request_throughput", "total"), draft.value("e2e")

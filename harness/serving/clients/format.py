@@ -49,7 +49,7 @@ FILES = (
     "dstack",
     "console",
 )
-"""In the order in which a file is tried: clients that began as a copy of vLLM's write its keys and their own."""
+"""In the order in which a file is tried: clients that began as a copy of vLLM's write its keys and others."""
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
 MILLISECONDS = {
@@ -116,13 +116,15 @@ class Rule(StrictRecord):
             return self._metrics(fields, {key: self.statistic or "total"}, self.scale)
         fields = fields.inside(key)
         scale = scale_inside(fields, self.unit) if unit_inside else self.scale
-        if scale is None or fields.values.get("count") == 0:  # statistics of no request are zeros
+        if scale is None:
             return []
         for key in self.without:
             fields.take(key)
         known = statistics or {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
         known = {key: ours for key, ours in known.items() if key not in self.without}
         metrics = self._metrics(fields, known, scale)
+        if fields.values.get("count") == 0 and not any(metric.value for metric in metrics):
+            return []  # statistics of no request are written as zeros
         if self.statistic and len(metrics) == 1:
             return [metrics[0].model_copy(update={"statistic": self.statistic})]
         return metrics
@@ -130,21 +132,18 @@ class Rule(StrictRecord):
     def read_latencies(self, row: Fields, path: str, scale: float = 1.0) -> list[Metric]:
         names = "|".join(map(re.escape, self.latencies))
         pattern = path.format(statistic=f"({STATISTIC})", latency=f"({names})")
-        found = ((key, re.fullmatch(pattern, key)) for key in row.values)
-        return [
-            metric
-            for key, match in found if match
-            for metric in Rule(name=self.latencies[match[2]], scope="request")._metrics(
-                row, {key: match[1]}, scale)
-        ]  # fmt: skip
+        metrics = []
+        for key in row.values:
+            if match := re.fullmatch(pattern, key):
+                rule = Rule(name=self.latencies[match[2]], scope="request")
+                metrics += rule._metrics(row, {key: match[1]}, scale)
+        return metrics
 
     def _metrics(self, fields: Fields, statistics: Mapping[str, str], scale: float) -> list[Metric]:
         about: dict[str, Any] = self.model_dump(include={"name", "unit", "scope", "tokens"})
-        numbers = {}
-        for path, statistic in statistics.items():
-            inner, key = fields.at(path)
-            numbers[statistic] = inner.number(key, scale=scale)
-        return [Metric(value=n, statistic=name, **about) for name, n in numbers.items() if n is not None]
+        held = ((statistic, *fields.at(path)) for path, statistic in statistics.items())
+        numbers = [(statistic, inner.number(key, scale=scale)) for statistic, inner, key in held]
+        return [Metric(value=n, statistic=statistic, **about) for statistic, n in numbers if n is not None]
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
@@ -199,7 +198,7 @@ class Format(StrictRecord):
     """A client's file as data. Paths are those of `Fields.at`.
 
     own:       keys of this client, `at_least` of which a row has; it also has all of `needs`, one of `one_of`
-               (if there are any), and none of `not_with`. `a.b` is also key b of the objects in a list under a
+               (if any), and none of `not_with`. `a.b` is also key b of the objects in a list under a
     complete:  a CSV that lacks one of `own` is refused
     about:     texts: field of ServingRun to path; fixed: fields that are the same in all its files
     load, totals, parallelism: fields of OfferedLoad, Totals, Parallelism to path
@@ -211,8 +210,8 @@ class Format(StrictRecord):
     notes:     of every run
     wanted:    what a message names if a row has no number of a run
     more:      further tables of its odd function
-    odd, rows: functions of this package, as `module.function`: `odd` completes a run, `rows` gives the rows of
-               a document if they are not its objects
+    odd, rows: functions of this package, as `module.function`: `odd` completes a run, `rows` gives the rows
+               of a document if they are not its objects
     """
 
     name: str
@@ -278,10 +277,10 @@ class Format(StrictRecord):
         samples, failed = requests(row, self.requests) if self.requests else (RequestSamples(), None)
         draft = Draft(
             row,
-            about={"client": self.name, **self.fixed, **_each(row, self.about, {}, Fields.text)},
-            load={**self.fixed_load, **_each(row, self.load, LOADS, Fields.number)},
-            totals=_each(row, self.totals, {"duration_s": Fields.number}, Fields.count),
-            parallelism=_each(row, self.parallelism, {}, Fields.count),
+            about={"client": self.name, **self.fixed, **_each(row, self.about, Fields.text)},
+            load=self.fixed_load | read_load(row, self.load),
+            totals=_each(row, self.totals, Fields.count),
+            parallelism=_each(row, self.parallelism, Fields.count),
             metrics=[
                 metric
                 for path, rule in self.metrics.items()
@@ -338,26 +337,30 @@ def has(value: Any, path: str) -> bool:
 Reader = Callable[[Fields, str], Any]
 
 
-def _each(
-    row: Fields, table: Mapping[str, str], special: Mapping[str, Reader], usual: Reader
-) -> dict[str, Any]:
-    return {ours: special.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
+def _each(row: Fields, table: Mapping[str, str], usual: Reader) -> dict[str, Any]:
+    return {ours: SPECIAL.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
 
 
 def request_rate(row: Fields, key: str) -> float | None:
-    """Requests per second as asked for; 0: all at once. None where a trace gives the times, or not said."""
+    """Requests per second as asked for; 0: all at once. None if a trace gives the times, or if not said."""
     return None if row.values.get(key) == "trace" else row.number(key, infinite=0.0)
 
 
-def ramp_up(row: Fields, key: str = "ramp_up_strategy") -> str:
-    """How the request rate grows, as the strategy and its ends have it; empty where it does not."""
+def ramp_up(row: Fields, key: str) -> str:
+    """How the request rate grows: the strategy and both ends; empty if it does not grow."""
     strategy = row.text(key)
     begin, end = (row.number(f"ramp_up_{name}_rps") for name in ("start", "end"))
     return f"{strategy} from {begin:g} to {end:g} requests a second" if begin and end else strategy
 
 
-LOADS: Mapping[str, Reader] = {
+def read_load(row: Fields, table: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of OfferedLoad by their path."""
+    return _each(row, table, Fields.number)
+
+
+SPECIAL: Mapping[str, Reader] = {
     "dataset": Fields.text, "num_prompts": Fields.count, "request_rate": request_rate, "ramp_up": ramp_up,
+    "duration_s": Fields.number,
 }  # fmt: skip
 
 
@@ -368,7 +371,7 @@ def engine(protocol: str) -> str:
 
 def mean_of_range(longest: float | None, ratio: float | None) -> float | None:
     """Mean of whole lengths uniform from `ratio` times the longest (at least 1) to the longest, as SGLang's
-    client draws them. None where either is not said, or the ratio is over 1."""
+    client draws them. None if either is not said, or the ratio is over 1."""
     if longest is None or ratio is None or ratio > 1:
         return None
     return (max(int(longest * ratio), 1) + longest) / 2
@@ -387,9 +390,9 @@ def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
     kept: dict[str, Sequence[Any]] = {
         "input_lens": row.counts("input_lens"),
         "output_lens": row.counts("output_lens"),
-        "ttfts_ms": row.numbers("ttfts", scale=1e3, least=0),
-        "e2es_ms": row.numbers(e2es, scale=1e3, least=0),
-        "itls_ms": row.lists("itls", scale=1e3, least=0),
+        "ttfts_ms": row.numbers("ttfts", scale=1e3),
+        "e2es_ms": row.numbers(e2es, scale=1e3),
+        "itls_ms": row.lists("itls", scale=1e3),
     }
     sizes = {name: len(column) for name, column in kept.items() if column}
     if errors is not None:

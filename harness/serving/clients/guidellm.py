@@ -128,7 +128,7 @@ def _examine_sums(draft: Draft) -> None:
         if rule.scope != "request" or not count or mean is None or total is None:
             continue
         if abs(mean * count - total) > EXACT * abs(total) + 0.5:
-            message = f"{fields.where}: {count:g} of a mean of {mean:g} are no {total:g}, which total_sum is"
+            message = f"{fields.where}: total_sum is {total:g}, not {count:g} x {mean:g}"
             draft.row.find("samples", "wrong", message)
 
 

@@ -41,10 +41,10 @@ def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) ->
     if stated := row.count("num_gpus"):
         return stated
     if apart:
-        return prefill + decode or None if prefill is not None and decode is not None else None
+        return None if prefill is None or decode is None else prefill + decode or None
     if prefill and decode and prefill != decode:
-        message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated: over "
-        draft.find("denominator", "suspect", f"{message}which of them its numbers are is not to be told")
+        message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated: the "
+        draft.find("denominator", "suspect", f"{message}file does not tell by which its numbers were divided")
         return None
     if prefill and decode:
         note = "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated"
@@ -129,7 +129,11 @@ def _denominators(
     """Scopes of input and output throughput, from what adds up to the total."""
     total, out, into = (values[key] for key in KINDS)
     if total is None or out is None or into is None or prefill is None or decode is None:
-        return "unknown", "unknown", "over which GPUs input and output throughput are is not to be told"
+        return (
+            "unknown",
+            "unknown",
+            "the file does not tell over how many GPUs input and output throughput are taken",
+        )
     if prefill and decode and _near(into * prefill + out * decode, total * (prefill + decode)):
         note = f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode, total over "
         return "prefill_gpu", "decode_gpu", f"{note}all"

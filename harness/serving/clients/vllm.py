@@ -14,7 +14,7 @@ def lists_and_metadata(draft: Draft) -> None:
     """Means that stand only in the client's lists, and the parallelism among --metadata."""
     row = draft.row
     _zeros_in_mean(draft)
-    queued = row.numbers("queue_times", scale=1e3, least=0)  # has an entry for each failed request too
+    queued = row.numbers("queue_times", scale=1e3)  # has an entry for each failed request too
     complete = queued if not draft.totals.get("failed") else ()
     for name, key, values in (
         ("e2e", "latencies", draft.samples.e2es_ms), ("client_queue_time", "queue_times", complete),
@@ -43,7 +43,7 @@ def _zeros_in_mean(draft: Draft) -> None:
 
 
 def passes(draft: Draft) -> None:
-    times = draft.row.numbers("latencies", scale=1e3, least=0)
+    times = draft.row.numbers("latencies", scale=1e3)
     percentiles = draft.row.inside("percentiles")
     for key in percentiles.values:
         draft.add("batch_latency", percentiles.number(key, scale=1e3), "ms", statistic=f"p{key}")

@@ -131,6 +131,6 @@ def _written(of: Configuration, section: Section) -> list[str]:
 
 
 def _comments(texts: Iterable[str]) -> list[str]:
-    as_is = {"break_on_hyphens": False, "break_long_words": False}
-    wrapper = textwrap.TextWrapper(WIDTH, initial_indent="# ", subsequent_indent="#   ", **as_is)
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent="# ", subsequent_indent="#   ")
+    wrapper.break_on_hyphens = wrapper.break_long_words = False
     return [line for text in texts for line in wrapper.wrap(text)]

@@ -36,14 +36,11 @@ def published_runs() -> dict[str, ServingRun]:
 
 
 def find(name: str) -> ServingRun:
-    """A published run by its id, or a row of a file: `FILE`, or `FILE:ROW` where it has several.
-
-    ROW is a line as the ids of `serving load` have it, or else counted from 1. Raises UsageError.
-    """
-    path, _, row = name.rpartition(":")
-    if archive.is_file(Path(name)):
-        path, row = name, ""
-    elif not (path and archive.is_file(Path(path))):
+    """A published run by its id, or a row of a file: `FILE`, `FILE:ROW` where it has several, or the id that
+    `serving load` gives it. Where ids have no line, ROW counts from 1. Raises UsageError."""
+    paths = (name, name.rpartition(":")[0], name.rpartition("[")[0])
+    path = next((path for path in paths if path and archive.is_file(Path(path))), "")
+    if not path:
         known = published_runs()
         if name not in known:
             near = ", ".join(sorted(known)[:6])
@@ -52,7 +49,8 @@ def find(name: str) -> ServingRun:
     runs = load(path)
     by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)
     by_row = {str(number): run for number, run in enumerate(runs, 1) if not by_line}
-    by_row |= {run.id.removeprefix(f"{path}:"): run for run in reversed(runs)}
+    by_row |= {run.id.removeprefix(path).lstrip(":"): run for run in reversed(runs)}
+    row = name.removeprefix(path).lstrip(":")
     if not row and len(runs) == 1:
         return runs[0]
     if row in by_row:

@@ -28,17 +28,12 @@ BestTimes = dict[Key, dict[tuple[float, ...], tuple[tuple[int, int], float]]]
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """device: whose times they are; surfaces: by op and the sizes that are not interpolated."""
+    """device: whose times they are; surfaces: by op and the sizes that are not interpolated, each over 1 and
+    the sizes that are."""
 
     device: str
     where: str
     surfaces: Mapping[Key, Surface]
-
-    def at(self, op: str, key: tuple[Any, ...], *sizes: float) -> float:
-        return self.surfaces[op, key].at(1.0, *sizes)
-
-    def is_near(self, op: str, key: tuple[Any, ...], *sizes: float) -> bool:
-        return self.surfaces[op, key].covers(1.0, *sizes)
 
     def ops(self) -> list[str]:
         return sorted({op for op, _ in self.surfaces})

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import UsageError
+from harness.serving.compare.identity import Setting
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
 from harness.serving.link.closed_loop import cold_share
 from harness.serving.link.load import MEMORY_SHARE, KernelSums, Load, kernel_sums
@@ -22,6 +23,7 @@ from harness.serving.link.times.measured_times import MeasuredTimes, read_measur
 from harness.serving.link.times.table_files import table_files
 from harness.serving.link.times.tables import FILES, Tables, bundled, read_tables
 from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine
+from harness.serving.schema import Parallelism
 from shapes.attention import Parallel
 
 HARDWARE, ENGINE = "h200", "sglang"
@@ -78,6 +80,23 @@ class Link:
         """By phase, what kernels' times are multiplied with in the server: in decode steps, in stalls."""
         return dict(zip(("decode", "prefill"), map(float, self.constants.tpot.mean[1:]), strict=True))
 
+    @property
+    def setting(self) -> Setting:
+        """The identity of the system, without a load."""
+        parallel = self.structure.parallel
+        return Setting(
+            hardware=self.system.hardware,
+            gpus=self.gpus,
+            engine=self.system.engine,
+            model="DeepSeek-R1",
+            precision="fp8 block-scale",
+            kv_cache=self.system.kv,
+            plain=True,
+            launch="graph",
+            parallelism=Parallelism(tp=parallel.tp, pp=1, ep=parallel.ep, dp=parallel.dp),
+            note=parallel.text,
+        )
+
     def sums(self, load: Load) -> KernelSums:
         if load not in self.kept:
             self.kept[load] = kernel_sums(self.structure, load, self.memory_gb)
@@ -106,14 +125,7 @@ def link(system: System | None = None) -> Link:
     if not system.calibrate:
         note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
         return replace(model, notes=(*model.notes, note))
-    points, notes = own_points(
-        system.calibrate,
-        hardware=model.system.hardware,
-        engine=model.system.engine,
-        engine_given=bool(system.engine),
-        parallel=model.structure.parallel,
-        kv=system.kv,
-    )
+    points, notes = own_points(system.calibrate, model.setting, engine_given=bool(system.engine))
     measured = model.measured(points, system.warm)
     for each in measured:
         require_plausible(each, model.served(each.point.load).tpot.value)

@@ -18,7 +18,7 @@ from harness.serving.compare.identity import UNKNOWN, Setting, differences, leng
 from harness.serving.link.calibration import Measured, Point
 from harness.serving.link.load import PREFILL_TOKENS, Load
 from harness.serving.names import model_name
-from harness.serving.schema import Finding, Parallelism, ServingRun
+from harness.serving.schema import Finding, ServingRun
 from shapes.attention import Parallel
 
 STORED = PUBLISHED / "serving-link"
@@ -98,43 +98,38 @@ def _series(document: JsonObject, entry: JsonObject) -> Series:
 
 
 def own_points(
-    files: Sequence[str], *, hardware: str, engine: str, engine_given: bool, parallel: Parallel, kv: str
+    files: Sequence[str], setting: Setting, *, engine_given: bool
 ) -> tuple[tuple[Point, ...], list[str]]:
     """Of all runs in the files, and what is to be known of them, a line each.
 
-    engine_given: whether the user said the engine; then it goes before what a file calls it. Raises
-    UsageError for another system's run, for one with failed requests, or without closed loop, lengths, TPOT
-    or TTFT, or with TTFTs that nobody measured.
+    setting:      the system whose points they are to be
+    engine_given: whether the user said the engine, which then goes before what a file calls it
+
+    Raises UsageError for another system's run, for one with failed requests, or without closed loop, lengths,
+    TPOT or TTFT, or with TTFTs that nobody measured.
     """
     runs = [run for name in files for run in load(name)]
     if not runs:
         raise UsageError(f"no run in {', '.join(files)} to calibrate on")
     if engine_given:
-        runs = [with_engine(run, engine) for run in runs]
+        runs = [with_engine(run, setting.engine) for run in runs]
     notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
     notes += [f"{run.id}: {found.message}" for run in runs for found in _doubts(run)]
     unsaid: dict[str, None] = {}
     for run in runs:
-        setting = Setting(
-            hardware=hardware,
-            gpus=parallel.tp * parallel.dp,
-            engine=engine,
-            model=run.model if SAME_LAYERS.fullmatch(model_name(run.model)) else "DeepSeek-R1",
-            precision="fp8 block-scale",
-            kv_cache=kv,
-            plain=True,
-            launch="graph",
-            parallelism=Parallelism(tp=parallel.tp, ep=parallel.ep, dp=parallel.dp),
-            workload=run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""}),
+        workload = run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""})
+        is_alike = SAME_LAYERS.fullmatch(model_name(run.model))
+        wanted = setting.model_copy(
+            update={"workload": workload, "model": run.model if is_alike else setting.model}
         )
         # The load is the run's own, and lengths are as served.
-        unlike = [d for d in differences(setting, run, ["all"]) if not d.name.endswith("length")]
+        unlike = [d for d in differences(wanted, run, ["all"]) if not d.name.endswith("length")]
         if unlike:
             hint = (
                 "; --engine says it where a file is wrong" if any(d.name == "engine" for d in unlike) else ""
             )
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
-        unsaid |= dict.fromkeys(d.name for d in differences(setting, run) if d.run == UNKNOWN)
+        unsaid |= dict.fromkeys(d.name for d in differences(wanted, run) if d.run == UNKNOWN)
         unsaid |= dict.fromkeys(["range of lengths"] if _range(run) is None else [])
         unsaid |= dict.fromkeys([] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"])
     points = tuple(dict.fromkeys(map(_point, runs)))

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 from harness.serving.compare.identity import Setting
 from harness.serving.ledger.prediction import KernelChange, Origin, Part, Prediction, QuantityName, Unit
-from harness.serving.link.calibration import T90, Served, Value
+from harness.serving.link.calibration import T90, Served
 from harness.serving.link.changes import applied, name_of, touched
 from harness.serving.link.load import KernelSums, Load
 from harness.serving.link.model import Link
 from harness.serving.link.times.assumed_times import DEVIATION
 from harness.serving.op_classes import OP_CLASSES
-from harness.serving.schema import OfferedLoad, Parallelism
+from harness.serving.schema import OfferedLoad
 from kernels import OPS
 
 IN_SERVER = 0.1
@@ -58,64 +58,39 @@ class Need:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is expected of a load, and of changes to its kernels.
+    """What is expected of a load.
 
-    ttft:      after the first wave, as a client's median; ttft_mean: over the whole run
-    output:    tokens/s of the instance; capacity: requests that the cache holds
-    decode_ms, stall_ms: of TPOT, in the server; prefill_ms: of one prompt there
-    changes:   of all changes together; needs: of single ops
+    capacity: requests that the cache holds
+    shares:   of every term, the largest first, and of what each step takes beside its kernels
+    changes:  what all the changes are worth together; needs: what single ops could give
     """
 
     load: Load
-    tpot: Value
-    ttft: Value
-    ttft_mean: Value
-    output: Value
-    batch: float
+    served: Served
     capacity: float
-    decode_ms: float
-    stall_ms: float
-    prefill_ms: float
     shares: tuple[Share, ...]
     changes: tuple[Prediction, ...] = ()
     needs: tuple[Need, ...] = ()
 
 
 def outlook(link: Link, load: Load) -> Outlook:
-    served = link.served(load)
-    return Outlook(
-        load,
-        served.tpot,
-        served.ttft,
-        served.ttft_mean,
-        served.output,
-        served.features.batch,
-        link.sums(load).capacity,
-        served.decode_ms,
-        served.stall_ms,
-        served.prefill_ms,
-        tuple(_shares(link, load, served)),
-    )
-
-
-def _shares(link: Link, load: Load, served: Served) -> list[Share]:
-    """Of every term, the largest first, and of what each step takes beside its kernels."""
-    sums, found = link.sums(load), served.features
-    parts = {BESIDE: [float(link.constants.tpot.mean[0]), 0.0]}
-    about: dict[str, tuple[str, int]] = {BESIDE: ("calibration", 1)}
+    sums, served = link.sums(load), link.served(load)
+    found = served.features
     of_stall = served.stall_ms / max(found.prefill_ms, 1e-9)
-    for place, phase, at, ratio in (
-        (0, sums.decode, found.batch, link.in_server["decode"]),
-        (1, sums.prefill, 1.0, of_stall),
-    ):
-        for term, us in zip(phase.terms, phase.at(at), strict=True):
-            about.setdefault(term.name, (term.origin, term.calls))
-            parts.setdefault(term.name, [0.0, 0.0])[place] += float(us) * ratio / 1e3
+    # ms in decode steps, ms in stalls, where from, calls
+    parts: dict[str, tuple[float, float, str, int]] = {
+        BESIDE: (float(link.constants.tpot.mean[0]), 0.0, "calibration", 1)
+    }
+    for term, us in zip(sums.decode.terms, sums.decode.at(found.batch), strict=True):
+        parts[term.name] = (float(us) * link.in_server["decode"] / 1e3, 0.0, term.origin, term.calls)
+    for term, us in zip(sums.prefill.terms, sums.prefill.at(1.0), strict=True):
+        decode, _, origin, calls = parts.get(term.name, (0.0, 0.0, term.origin, term.calls))
+        parts[term.name] = (decode, float(us) * of_stall / 1e3, origin, calls)
     shares = [
-        Share(name, *about[name], decode, stall, (decode + stall) / served.tpot.value)
-        for name, (decode, stall) in parts.items()
+        Share(name, origin, calls, decode, stall, (decode + stall) / served.tpot.value)
+        for name, (decode, stall, origin, calls) in parts.items()
     ]
-    return sorted(shares, key=lambda share: -share.share)
+    return Outlook(load, served, sums.capacity, tuple(sorted(shares, key=lambda share: -share.share)))
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
@@ -228,28 +203,15 @@ def _assumptions(changes: Sequence[KernelChange]) -> list[str]:
 
 def setting_of(link: Link, load: Load) -> Setting:
     """What a prediction is of, as a ledger has it."""
-    parallel = link.structure.parallel
-    return Setting(
-        hardware=link.system.hardware,
-        gpus=link.gpus,
-        engine=link.system.engine,
-        model="DeepSeek-R1",
-        precision="fp8 block-scale",
-        kv_cache=link.system.kv,
-        plain=True,
-        launch="graph",
-        recv_interval=load.recv_interval,
-        parallelism=Parallelism(tp=parallel.tp, pp=1, ep=parallel.ep, dp=parallel.dp),
-        workload=OfferedLoad(
-            input_len=load.mean_isl,
-            output_len=load.mean_osl,
-            range_ratio=load.range_ratio,
-            concurrency=load.concurrency,
-            request_rate=0.0,
-            num_prompts=load.concurrency * load.waves,
-        ),
-        note=parallel.text,
+    workload = OfferedLoad(
+        input_len=load.mean_isl,
+        output_len=load.mean_osl,
+        range_ratio=load.range_ratio,
+        concurrency=load.concurrency,
+        request_rate=0.0,
+        num_prompts=load.concurrency * load.waves,
     )
+    return link.setting.model_copy(update={"recv_interval": load.recv_interval, "workload": workload})
 
 
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:

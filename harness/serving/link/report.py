@@ -41,14 +41,6 @@ def as_json(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> str:
     """changes: as they were given"""
-    workloads = [
-        asdict(look)
-        | {
-            "capacity": None if math.isinf(look.capacity) else look.capacity,
-            "changes": [prediction.model_dump() for prediction in look.changes],
-        }
-        for look in looks
-    ]
     document = {
         "hardware": link.system.hardware,
         "engine": link.system.engine,
@@ -60,9 +52,23 @@ def as_json(
         "notes": list(link.notes),
         "what_if": list(changes),
         "target_tpot_ms": target_ms,
-        "workloads": workloads,
+        "workloads": [_workload(look) for look in looks],
     }
     return json.dumps(document, indent=1) + "\n"
+
+
+def _workload(look: Outlook) -> dict[str, object]:
+    served = look.served
+    return {
+        "load": asdict(look.load),
+        **{name: asdict(getattr(served, name)) for name in ("tpot", "ttft", "ttft_mean", "output")},
+        "batch": served.features.batch,
+        "capacity": None if math.isinf(look.capacity) else look.capacity,
+        **{name: getattr(served, name) for name in ("decode_ms", "stall_ms", "prefill_ms")},
+        "shares": [asdict(share) for share in look.shares],
+        "changes": [prediction.model_dump() for prediction in look.changes],
+        "needs": [asdict(need) for need in look.needs],
+    }
 
 
 def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -88,20 +94,14 @@ def _heading(link: Link, look: Outlook) -> str:
 
 
 def _outlooks(link: Link, looks: Sequence[Outlook]) -> str:
-    rows = [
-        [
-            look.load.concurrency,
-            _value(look.tpot),
-            _value(look.ttft, ".0f"),
-            _value(look.ttft_mean, ".0f"),
-            _value(look.output, ".0f"),
-            f"{look.output.value / link.gpus:.1f}",
-            f"{look.batch:.1f}" + (" (memory)" if look.batch > 0.999 * look.capacity else ""),
-            *(f"{ms:.2f}" for ms in (look.decode_ms, look.stall_ms)),
-            f"{look.prefill_ms:.0f}",
-        ]
-        for look in looks
-    ]
+    rows = []
+    for look in looks:
+        served, batch = look.served, look.served.features.batch
+        milliseconds = [_value(served.tpot), _value(served.ttft, ".0f"), _value(served.ttft_mean, ".0f")]
+        output = [_value(served.output, ".0f"), f"{served.output.value / link.gpus:.1f}"]
+        place = f"{batch:.1f}" + (" (memory)" if batch > 0.999 * look.capacity else "")
+        parts = [f"{served.decode_ms:.2f}", f"{served.stall_ms:.2f}", f"{served.prefill_ms:.0f}"]
+        rows.append([look.load.concurrency, *milliseconds, *output, place, *parts])
     names = ["concurrency", "TPOT ms (90 %)", "median TTFT ms (90 %)", "mean TTFT ms (90 %)",
              "output tok/s (90 %)", "a GPU", "batch", "decode step", "stall", "prefill"]  # fmt: skip
     return _table(rows, names)

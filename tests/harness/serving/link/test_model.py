@@ -345,8 +345,8 @@ def test_what_an_op_could_give_and_what_a_target_needs(tiny):
 def test_shares_are_of_all_of_tpot(h200):
     look = outlook(h200, LOAD)
     assert sum(share.share for share in look.shares) == pytest.approx(1.0)
-    assert look.decode_ms + look.stall_ms == pytest.approx(look.tpot.value)
-    assert sum(share.decode_ms for share in look.shares) == pytest.approx(look.decode_ms)
+    assert look.served.decode_ms + look.served.stall_ms == pytest.approx(look.served.tpot.value)
+    assert sum(share.decode_ms for share in look.shares) == pytest.approx(look.served.decode_ms)
 
 
 def test_predictions_go_into_a_ledger_with_the_command_that_makes_them_again(tmp_path):

@@ -1,27 +1,19 @@
-"""Measured points: the stored series of public servers, and a user's own results of any client."""
+"""A user's own results of any client, as points to calibrate on."""
 
 from __future__ import annotations
 
-import functools
-import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from harness.errors import UsageError
-from harness.files import JsonObject
-from harness.paths import PUBLISHED
 from harness.serving.clients.load import load
 from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
 from harness.serving.link.calibration import Measured, Point
 from harness.serving.link.load import PREFILL_TOKENS, Load
 from harness.serving.names import model_name
 from harness.serving.schema import Finding, ServingRun
-from shapes.attention import Parallel
 
-STORED = PUBLISHED / "serving-link"
 RANGE_RATIO = 0.8
 """Of lengths, where nothing says it: InferenceX's."""
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
@@ -30,71 +22,6 @@ CACHED = 0.4
 """A TTFT below this share of what the prompt's prefill kernels take is of prompts found in a cache."""
 FAR = 5.0
 """A factor between TPOT as measured and by the kernels' times; 4 is the most seen."""
-
-
-@dataclass(frozen=True)
-class Series:
-    """What one operator measured of one system at one pair of lengths, from results/published/serving-link.
-
-    operator: whose server it was, with what tells it from another of the same operator
-    kv:       dtype of the cache; warm: whether the server had served before
-    left_out: why it counts in no total and teaches nothing; empty: it does
-    """
-
-    name: str
-    hardware: str
-    engine: str
-    version: str
-    operator: str
-    parallel: Parallel
-    kv: str
-    warm: bool
-    left_out: str
-    source: str
-    points: tuple[Point, ...]
-
-    @property
-    def system(self) -> str:
-        return f"{self.hardware} {self.engine}"
-
-    @property
-    def server(self) -> str:
-        return f"{self.system} {self.operator} {self.parallel.text}"
-
-
-@functools.cache
-def stored_series(folder: Path = STORED) -> tuple[Series, ...]:
-    """All of them. Raises UsageError for a file that cannot be read."""
-    found: list[Series] = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
-            found += [_series(document, entry) for entry in document["series"]]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UsageError(f"cannot read {path}: {type(error).__name__}: {error}") from None
-    return tuple(found)
-
-
-def _series(document: JsonObject, entry: JsonObject) -> Series:
-    named = ("isl", "osl", "range_ratio", "prefill_tokens", "waves", "recv_interval", "concurrency")
-    points = []
-    for point in entry["points"]:
-        of_load = {name: value for name, value in {**entry, **point}.items() if name in named}
-        values = {name: point.get(name) for name in Point.__dataclass_fields__ if name != "load"}
-        points.append(Point(Load(**of_load), **values))
-    return Series(
-        name=entry["name"],
-        hardware=document["hardware"],
-        engine=document["engine"],
-        version=entry["version"],
-        operator=entry["operator"],
-        parallel=Parallel(tp=entry.get("tp", 8), ep=entry.get("ep", 1)),
-        kv=str(entry.get("kv") or document["kv"]),
-        warm=entry.get("warm", False),
-        left_out=entry.get("left_out", ""),
-        source=entry["source"],
-        points=tuple(points),
-    )
 
 
 def own_points(

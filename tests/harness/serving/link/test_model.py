@@ -29,11 +29,10 @@ from harness.serving.link.changes import parse_change
 from harness.serving.link.closed_loop import DRAIN, cold_share, features, settled
 from harness.serving.link.load import KernelSums, Load, Phase
 from harness.serving.link.model import System, link, uncalibrated
-from harness.serving.link.points import stored_series
 from harness.serving.link.predictions import needs, outlook, predict
 from harness.serving.link.regression import Normal, Rows, learnt
 from harness.serving.link.times.tables import read_tables
-from harness.serving.link.validation import ON_ALL, ON_TWO, UNCALIBRATED, Validation, validated
+from harness.serving.link.validation import ON_ALL, ON_TWO, UNCALIBRATED, Validation, stored_series, validated
 from harness.serving.names import data_sheet
 from tests.support.serving_link_tables import US, written
 

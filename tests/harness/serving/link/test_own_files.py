@@ -14,11 +14,12 @@ from harness.errors import UsageError
 from harness.serving.link.calibration import PRIOR, Measured, Point
 from harness.serving.link.load import Load
 from harness.serving.link.model import System, link, uncalibrated
-from harness.serving.link.points import CACHED, own_points, require_plausible, stored_series
+from harness.serving.link.points import CACHED, own_points, require_plausible
 from harness.serving.link.structure import StepLoad, shared_expert_factor
 from harness.serving.link.times.interpolation import Surface
 from harness.serving.link.times.measured_times import MeasuredTimes, _take, read_measured_times
 from harness.serving.link.times.tables import read_tables
+from harness.serving.link.validation import stored_series
 from shapes.models import model
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW
 from tests.support.serving_link_tables import written

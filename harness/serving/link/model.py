@@ -6,28 +6,37 @@ model.served(Load(8192, 1024, concurrency=32)).tpot
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import UsageError
-from harness.serving.compare.identity import Setting
+from harness.serving.clients.load import load as load_runs
+from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
 from harness.serving.link.closed_loop import cold_share
-from harness.serving.link.load import MEMORY_SHARE, KernelSums, Load, kernel_sums
-from harness.serving.link.points import own_points, require_plausible
+from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, kernel_sums
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.times.assumed_times import BASE, AssumedTables
-from harness.serving.link.times.kernel_identity import of_engine
 from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
 from harness.serving.link.times.table_files import table_files
-from harness.serving.link.times.tables import FILES, Tables, bundled, read_tables
-from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine
-from harness.serving.schema import Parallelism
+from harness.serving.link.times.tables import FILES, Tables, bundled, of_engine, read_tables
+from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine, model_name
+from harness.serving.schema import Finding, Parallelism, ServingRun
 from shapes.attention import Parallel
 
 HARDWARE, ENGINE = "h200", "sglang"
 """By default."""
+RANGE_RATIO = 0.8
+"""Of lengths, where nothing says it: InferenceX's."""
+SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
+"""Models of DeepSeek-R1's layers and sizes; not the distilled ones, nor V3.2's sparse attention."""
+CACHED = 0.4
+"""A TTFT below this share of what the prompt's prefill kernels take is of prompts found in a cache."""
+FAR = 5.0
+"""A factor between TPOT as measured and by the kernels' times; 4 is the most seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,3 +202,127 @@ def _of_times(built: Structure, runs: MeasuredTimes | None) -> list[str]:
     if runs:
         notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
     return notes
+
+
+# Points of a user's own
+
+
+def own_points(
+    files: Sequence[str], setting: Setting, *, engine_given: bool
+) -> tuple[tuple[Point, ...], list[str]]:
+    """Of all runs in the files, and what is to be known of them, a line each.
+
+    setting:      the system whose points they are to be
+    engine_given: whether the user said the engine, which then goes before what a file calls it
+
+    Raises UsageError for another system's run, for one with failed requests, or without closed loop, lengths,
+    TPOT or TTFT, or with TTFTs that nobody measured.
+    """
+    runs = [run for name in files for run in load_runs(name)]
+    if not runs:
+        raise UsageError(f"no run in {', '.join(files)} to calibrate on")
+    if engine_given:
+        runs = [with_engine(run, setting.engine) for run in runs]
+    notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
+    notes += [f"{run.id}: {found.message}" for run in runs for found in _doubts(run)]
+    unsaid: dict[str, None] = {}
+    for run in runs:
+        workload = run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""})
+        is_alike = SAME_LAYERS.fullmatch(model_name(run.model))
+        wanted = setting.model_copy(
+            update={"workload": workload, "model": run.model if is_alike else setting.model}
+        )
+        # The load is the run's own, and lengths are as served.
+        unlike = [d for d in differences(wanted, run, ["all"]) if not d.name.endswith("length")]
+        if unlike:
+            hint = (
+                "; --engine says it where a file is wrong" if any(d.name == "engine" for d in unlike) else ""
+            )
+            raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
+        unsaid |= dict.fromkeys(d.name for d in differences(wanted, run) if d.run == UNKNOWN)
+        unsaid |= dict.fromkeys(["range of lengths"] if _range(run) is None else [])
+        unsaid |= dict.fromkeys([] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"])
+    points = tuple(dict.fromkeys(map(_point, runs)))
+    of_lengths: dict[str, list[int]] = {}
+    for point in points:
+        of_lengths.setdefault(f"{point.load.isl} in, {point.load.osl} out", []).append(point.load.concurrency)
+    notes += [
+        f"calibrated on {len(c)} at {lengths}: {sorted(c)} in flight" for lengths, c in of_lengths.items()
+    ]
+    if unsaid:
+        notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
+    return points, notes
+
+
+def _doubts(run: ServingRun) -> list[Finding]:
+    """What `serving load` finds wrong or suspect in a run.
+
+    Raises UsageError where its prompts were found in a cache.
+    """
+    for found in run.findings:
+        if found.rule == "prefix_cache":
+            raise UsageError(f"{run.id} cannot calibrate: {found.message}")
+    return [found for found in run.findings if found.severity != "note"]
+
+
+def _range(run: ServingRun) -> float | None:
+    """The shortest length over the longest, as the run says it or as its mean tells; None: neither does."""
+    load = run.workload
+    if load.range_ratio is None and load.output_len and load.longest_output_len:
+        return max(round(2 * load.output_len / load.longest_output_len - 1, 2), 0.0)
+    return load.range_ratio
+
+
+def _count(run: ServingRun, option: str) -> int:
+    """A number among the server's options; 0 where it is not said, or none."""
+    said = run.option(option)
+    return int(said) if said.isdigit() else 0
+
+
+def _point(run: ServingRun) -> Point:
+    ratio = _range(run)
+    ratio = RANGE_RATIO if ratio is None else ratio
+    if not 0 <= ratio <= 1:
+        raise UsageError(
+            f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: it cannot calibrate"
+        )
+    asked, to_longest = run.workload, 2 / (1 + ratio)
+    wanted = {
+        "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
+        "output length": (length(run, "output") or 0) * to_longest or asked.longest_output_len,
+        "concurrency": asked.concurrency,
+        "mean TPOT": run.value("tpot", "mean"),
+        "mean TTFT": run.value("ttft", "mean"),
+    }
+    if lacks := [name for name, value in wanted.items() if not value]:
+        why = "".join(f"; {found.message}" for found in _doubts(run)[:1])
+        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate{why}")
+    isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
+    of_run = Load(
+        round(isl),
+        round(osl),
+        concurrency=round(concurrency),
+        range_ratio=ratio,
+        prefill_tokens=_count(run, "chunked-prefill-size") or PREFILL_TOKENS,
+        waves=max(1, round((asked.num_prompts or 10 * concurrency) / concurrency)),
+        recv_interval=_count(run, "scheduler-recv-interval") or 1,
+    )
+    return Point(of_run, tpot, ttft, run.value("ttft", "median") or None)
+
+
+def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:
+    """Raises UsageError for a point that is of something else than what it calls itself."""
+    point = measured.point
+    load = point.load
+    where = f"a point of {load.isl} in, {load.osl} out, {load.concurrency} in flight"
+    if not 1 / FAR < point.tpot_ms / expected_tpot_ms < FAR:
+        raise UsageError(
+            f"{where} has a TPOT of {point.tpot_ms:g} ms, and its kernels' times make it "
+            f"{expected_tpot_ms:.3g}: no constant brings them together; other units?"
+        )
+    ttft, prefill = point.ttft_median_ms or point.ttft_ms or math.inf, measured.sums.prefill.ms(1)
+    if ttft < CACHED * prefill:
+        raise UsageError(
+            f"{where} has a TTFT of {ttft:.3g} ms, and the kernels of one prefill take {prefill:.3g}: its "
+            "prompts were found in a cache (prefix caching); flush it, or take prompts of another seed"
+        )

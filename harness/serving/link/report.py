@@ -9,10 +9,9 @@ from dataclasses import asdict
 
 from harness.report import text
 from harness.serving.ledger.prediction import Prediction
-from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Value
+from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Need, Outlook
-from harness.serving.link.regression import Normal
 from harness.serving.link.validation import MODES, QUANTITIES, Errors, Validated, Validation
 
 NEGLIGIBLE = 0.005  # share of TPOT

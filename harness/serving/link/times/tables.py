@@ -10,6 +10,7 @@ head), which no engine runs so. Attention with products beside it (modules, all 
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from harness.paths import PUBLISHED
 from harness.serving.link.times.interpolation import Surface
 from harness.serving.link.times.table_files import Row, number, read_rows, table_files
 from harness.serving.names import data_sheet, engine_name, hardware_name
+from kernels.engines import engines, entries
 
 TABLES = PUBLISHED / "kernel-tables"
 FILES: Mapping[str, tuple[str, ...]] = {
@@ -52,6 +54,24 @@ PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product: outside, the unit is a
 # Times what reading a kernel's weights takes, with a launch, at AT_ROWS rows: what is slower is the host's
 # time, as of vLLM 0.24's FP8 products, or of no kernel that anybody runs, as one set's experts.
 SLOWEST, LAUNCH_US, AT_ROWS = 10.0, 3.0, 64
+WORDS = {
+    "triton": "triton",
+    "deepgemm": "deep_?gemm",
+    "trtllm": "trt_?llm|tensorrt",
+    "cutlass": "cutlass",
+    "cutedsl": "cute_?dsl",
+    "aiter": "aiter",
+    "flashmla": "flash_?mla",
+    "flash_attn": "flash_?attention|flash_?attn|fa3|fa4",
+}
+"""What tells kernels apart -> how it is written; a wrapper such as flashinfer has kernels of several."""
+TIMED: Mapping[str, tuple[str, str]] = {
+    "gemm_perf": ("block_scale_gemm", "gemm_dtype"),
+    "moe_perf": ("fused_moe", "moe_dtype"),
+    "generation_mla_perf": ("mla_decode", ""),
+}
+"""By file, the op that it times, and the column that says fp8_block where its rows are of other dtypes too.
+Prefill's tables time the absorbed form, which no engine runs (see tables.py)."""
 
 
 class MissingTable(UsageError):
@@ -259,4 +279,37 @@ def _plausible(tables: Tables) -> Tables:
     layers = [stem for stem in OF_LAYERS.get(engine_name(tables.engine), ()) if rows.pop(stem, None)]
     if layers:
         notes.append(f"{tables.where}: {', '.join(layers)} hold products beside attention: left out")
+    return replace(tables, rows=rows, notes=tuple(notes))
+
+
+def words(name: str) -> frozenset[str]:
+    return frozenset(word for word, spelling in WORDS.items() if re.search(spelling, name, re.IGNORECASE))
+
+
+def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
+    """The tables without rows of kernels that the engine does not run: times of another kernel once made TPOT
+    54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
+    rows, notes, arch = dict(tables.rows), list(tables.notes), data_sheet(hardware).get("arch", "")
+    for file, (op, dtype) in TIMED.items():
+        known = entries(engine, op, arch) if engine in engines() else ()
+        run = dict.fromkeys(entry.row for entry in known if entry.row and not entry.flags)
+        of_op = [row for row in rows.get(file, ()) if not dtype or row[dtype] == "fp8_block"]
+        by_source = Counter(row["kernel_source"] for row in of_op)
+        wanted = frozenset[str]().union(*map(words, run))
+        if not wanted:
+            if by_source:
+                notes.append(f"which kernel {engine} runs of {op} is not known: that of the tables is taken")
+            continue
+        # A name without such a word may be of any kernel. It is taken only where no row names another one.
+        unfit = {source for source in by_source if words(source) and not words(source) & wanted}
+        if not unfit:
+            continue
+        if not any(words(source) & wanted for source in by_source):
+            unfit = set(by_source)
+        left_out = {id(row) for row in of_op if row["kernel_source"] in unfit}
+        rows[file] = [row for row in rows[file] if id(row) not in left_out]
+        notes.append(
+            f"{len(left_out)} of {len(of_op)} times of {op} are of {', '.join(sorted(unfit))}, the "
+            f"engine runs {' or '.join(run)}: left out"
+        )
     return replace(tables, rows=rows, notes=tuple(notes))

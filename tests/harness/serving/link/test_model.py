@@ -20,17 +20,18 @@ from harness.serving.link.calibration import (
     TPOT_SCATTER,
     Constants,
     Measured,
+    Normal,
     Point,
+    Rows,
     Value,
+    learnt,
     tpot_rows,
     ttft_rows,
 )
-from harness.serving.link.changes import parse_change
 from harness.serving.link.closed_loop import DRAIN, cold_share, features, settled
 from harness.serving.link.load import KernelSums, Load, Phase
 from harness.serving.link.model import System, link, uncalibrated
-from harness.serving.link.predictions import needs, outlook, predict
-from harness.serving.link.regression import Normal, Rows, learnt
+from harness.serving.link.predictions import needs, outlook, parse_change, predict
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.validation import ON_ALL, ON_TWO, UNCALIBRATED, Validation, stored_series, validated
 from harness.serving.names import data_sheet

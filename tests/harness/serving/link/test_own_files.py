@@ -13,8 +13,7 @@ from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.link.calibration import PRIOR, Measured, Point
 from harness.serving.link.load import Load
-from harness.serving.link.model import System, link, uncalibrated
-from harness.serving.link.points import CACHED, own_points, require_plausible
+from harness.serving.link.model import CACHED, System, link, own_points, require_plausible, uncalibrated
 from harness.serving.link.structure import StepLoad, shared_expert_factor
 from harness.serving.link.times.interpolation import Surface
 from harness.serving.link.times.measured_times import MeasuredTimes, _take, read_measured_times

@@ -30,9 +30,8 @@ from harness.serving.link.structure import (
 )
 from harness.serving.link.times.assumed_times import DEVIATION, AssumedTables
 from harness.serving.link.times.interpolation import Curve, Surface
-from harness.serving.link.times.kernel_identity import words
 from harness.serving.link.times.measured_times import MeasuredTimes
-from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables
+from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables, words
 from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
 from shapes.models import model

@@ -24,7 +24,7 @@ from harness.serving.link.times.measured_times import MeasuredTimes, read_measur
 from harness.serving.link.times.table_files import table_files
 from harness.serving.link.times.tables import FILES, Tables, bundled, of_engine, read_tables
 from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine, model_name
-from harness.serving.schema import Finding, Parallelism, ServingRun
+from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
 
 HARDWARE, ENGINE = "h200", "sglang"
@@ -169,7 +169,11 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
         fallback = AssumedTables.of(hardware, engine, read_tables(bundled()[BASE, "sglang"]))
     built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback)
     memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
-    notes = [*tables.notes, *_of_times(built, runs)]
+    notes = list(tables.notes)
+    if built.assumed:
+        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
+    if runs:
+        notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
     if memory_gb and built.weights_gb > memory_gb * MEMORY_SHARE:
         fits_not = f"weights take {built.weights_gb:.1f} GB of each {hardware}'s {memory_gb:.1f}"
         notes.insert(0, f"this does not fit: {fits_not}; predicted as if they and the cache did")
@@ -194,16 +198,6 @@ def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTime
         )
 
 
-def _of_times(built: Structure, runs: MeasuredTimes | None) -> list[str]:
-    """What is to be known of the kernels' times, one line each."""
-    notes = []
-    if built.assumed:
-        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
-    if runs:
-        notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
-    return notes
-
-
 # Points of a user's own
 
 
@@ -224,9 +218,11 @@ def own_points(
     if engine_given:
         runs = [with_engine(run, setting.engine) for run in runs]
     notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
-    notes += [f"{run.id}: {found.message}" for run in runs for found in _doubts(run)]
     unsaid: dict[str, None] = {}
     for run in runs:
+        notes += [f"{run.id}: {found.message}" for found in run.findings if found.severity != "note"]
+        if cached := [found.message for found in run.findings if found.rule == "prefix_cache"]:
+            raise UsageError(f"{run.id} cannot calibrate: {cached[0]}")
         workload = run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""})
         is_alike = SAME_LAYERS.fullmatch(model_name(run.model))
         wanted = setting.model_copy(
@@ -235,9 +231,8 @@ def own_points(
         # The load is the run's own, and lengths are as served.
         unlike = [d for d in differences(wanted, run, ["all"]) if not d.name.endswith("length")]
         if unlike:
-            hint = (
-                "; --engine says it where a file is wrong" if any(d.name == "engine" for d in unlike) else ""
-            )
+            is_engine = any(each.name == "engine" for each in unlike)
+            hint = "; --engine says it where a file is wrong" if is_engine else ""
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
         unsaid |= dict.fromkeys(d.name for d in differences(wanted, run) if d.run == UNKNOWN)
         unsaid |= dict.fromkeys(["range of lengths"] if _range(run) is None else [])
@@ -252,17 +247,6 @@ def own_points(
     if unsaid:
         notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
     return points, notes
-
-
-def _doubts(run: ServingRun) -> list[Finding]:
-    """What `serving load` finds wrong or suspect in a run.
-
-    Raises UsageError where its prompts were found in a cache.
-    """
-    for found in run.findings:
-        if found.rule == "prefix_cache":
-            raise UsageError(f"{run.id} cannot calibrate: {found.message}")
-    return [found for found in run.findings if found.severity != "note"]
 
 
 def _range(run: ServingRun) -> float | None:
@@ -295,8 +279,10 @@ def _point(run: ServingRun) -> Point:
         "mean TTFT": run.value("ttft", "mean"),
     }
     if lacks := [name for name, value in wanted.items() if not value]:
-        why = "".join(f"; {found.message}" for found in _doubts(run)[:1])
-        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate{why}")
+        why = [f"; {found.message}" for found in run.findings if found.severity != "note"]
+        raise UsageError(
+            f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate{''.join(why[:1])}"
+        )
     isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
     of_run = Load(
         round(isl),

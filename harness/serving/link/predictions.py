@@ -53,8 +53,7 @@ def parse_change(text: str) -> KernelChange:
         raise UsageError(f"unknown op {match['op']!r} in {text!r}; ops: {', '.join(OP_CLASSES)}")
     value = float(match["factor"] or match["saved"])
     low, high = (float(match[k]) if match[k] else None for k in ("low", "high"))
-    holds = low is None or high is None or 0 < low <= value <= high < math.inf
-    if not 0 < value < math.inf or not holds:
+    if not 0 < (value if low is None else low) <= value <= (value if high is None else high) < math.inf:
         raise UsageError(
             f"cannot read change {text!r}: its value is to be positive and finite, its interval to hold it"
         )

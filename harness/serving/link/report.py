@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.report import text
-from harness.serving.ledger.prediction import Prediction
 from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Need, Outlook
@@ -118,11 +117,13 @@ def _shares(look: Outlook) -> str:
 
 
 def _changes(looks: Sequence[Outlook]) -> str:
-    def row(concurrency: int, of: Prediction) -> list[object]:
-        change = f"{of.change:+.3g} ({of.low:+.3g}..{of.high:+.3g})"
-        return [concurrency, f"{of.quantity} {of.unit}", f"{of.before:.4g}", f"{of.after:.4g}", change]
-
-    rows = [row(look.load.concurrency, of) for look in looks for of in look.changes if of.quantity in SHOWN]
+    rows = []
+    for look in looks:
+        for of in look.changes:
+            if of.quantity in SHOWN:
+                change = f"{of.change:+.3g} ({of.low:+.3g}..{of.high:+.3g})"
+                sides = [f"{of.before:.4g}", f"{of.after:.4g}", change]
+                rows.append([look.load.concurrency, f"{of.quantity} {of.unit}", *sides])
     return _table(rows, ["concurrency", "quantity", "before", "after", "change (90 %)"])
 
 
@@ -136,17 +137,12 @@ def _sources(look: Outlook) -> str:
 
 
 def _needs(looks: Sequence[Outlook], target: float | None) -> str:
-    rows = [
-        [
-            look.load.concurrency,
-            need.ops[0] if len(need.ops) == 1 else "all of these alike",
-            f"{need.most_ms:.2f} ({need.share:.1%})",
-            f"{need.limit_ms:.2f}",
-            *([_reach(need)] if target else []),
-        ]
-        for look in looks
-        for need in look.needs
-    ]
+    rows = []
+    for look in looks:
+        for need in look.needs:
+            op = need.ops[0] if len(need.ops) == 1 else "all of these alike"
+            worth = [f"{need.most_ms:.2f} ({need.share:.1%})", f"{need.limit_ms:.2f}"]
+            rows.append([look.load.concurrency, op, *worth, *([_reach(need)] if target else [])])
     names = ["concurrency", "op", "most it can give, ms", "TPOT were it free"]
     return _table(rows, [*names, f"for {target:g} ms"] if target else names)
 
@@ -158,47 +154,35 @@ def _reach(need: Need) -> str:
 
 
 def _notes(link: Link, lines: Sequence[str]) -> str:
-    run = "mean TTFT is over a run of 10 requests for each place"
-    first = (
+    wave = (
         "on a server that has served before" if link.system.warm else "whose first wave finds a cold server"
     )
-    return "\n".join(
-        f"- {line}" for line in (*lines, f"{run}, {first}", f"times of kernels: {link.structure.where}")
-    )
+    run = f"mean TTFT is over a run of 10 requests for each place, {wave}"
+    return "\n".join(f"- {line}" for line in (*lines, run, f"times of kernels: {link.structure.where}"))
 
 
 # Validation
 
 
 def validation_text(validation: Validation) -> str:
-    rows = [row for server in validation.servers for row in _errors_of(server)]
-    names = [
-        "server",
-        "constants",
-        *(name for quantity in QUANTITIES for name in (quantity, "inside", "width")),
-    ]
+    rows = []
+    for server in (*validation.servers, validation.together):
+        for mode in MODES:
+            found = [server.errors(mode, quantity) for quantity in QUANTITIES]
+            if any(found):
+                rows.append([server.name, mode, *(cell for each in found for cell in _cells(each))])
+    names = ["server", "constants"]
+    for quantity in QUANTITIES:
+        names += [quantity, "inside", "width"]
+    left_out = {server.name: server.left_out for server in validation.servers if server.left_out}
     lines = [
         "each server is predicted with constants learnt from all other machines and engines",
         "points that a server is calibrated on are not predicted",
         "mean absolute error (bias), points inside their 90 % interval, width of the interval over the value",
-        *(
-            f"not in `all`: {server.name}: {server.left_out}"
-            for server in validation.servers
-            if server.left_out
-        ),
+        *(f"not in `all`: {name}: {why}" for name, why in left_out.items()),
         *dict.fromkeys(f"times of kernels: {server.times}" for server in validation.servers),
     ]
-    table = _table([*rows, *_errors_of(validation.together)], names)
-    return "\n".join([table, "", *(f"- {line}" for line in lines)])
-
-
-def _errors_of(server: Validated) -> list[list[str]]:
-    found = {mode: [server.errors(mode, quantity) for quantity in QUANTITIES] for mode in MODES}
-    return [
-        [server.name, mode, *(cell for each in errors for cell in _cells(each))]
-        for mode, errors in found.items()
-        if any(errors)
-    ]
+    return "\n".join([_table(rows, names), "", *(f"- {line}" for line in lines)])
 
 
 def _cells(of: Errors | None) -> list[str]:
@@ -208,25 +192,30 @@ def _cells(of: Errors | None) -> list[str]:
 
 
 def validation_json(validation: Validation) -> str:
-    def document(server: Validated) -> dict[str, object]:
-        errors = {
+    def errors(server: Validated) -> dict[str, object]:
+        return {
             mode: {q: asdict(found) for q in QUANTITIES if (found := server.errors(mode, q))}
             for mode in MODES
         }
-        points = [asdict(row) | {"error": row.error, "inside": row.covered} for row in server.rows]
-        about = {"server": server.name, "times": server.times, "left_out": server.left_out}
-        return about | {"errors": errors, "points": points}
 
+    servers = [
+        {
+            "server": server.name,
+            "times": server.times,
+            "left_out": server.left_out,
+            "errors": errors(server),
+            "points": [asdict(row) | {"error": row.error, "inside": row.covered} for row in server.rows],
+        }
+        for server in validation.servers
+    ]
+    constants = {"TPOT": (OF_TPOT, validation.prior.tpot), "TTFT": (OF_TTFT, validation.prior.ttft)}
     prior = {
-        name: {"constants": names, "mean": of.mean.tolist(), "covariance": of.covariance.tolist()}
-        for name, names, of in (
-            ("TPOT", OF_TPOT, validation.prior.tpot),
-            ("TTFT", OF_TTFT, validation.prior.ttft),
-        )
+        quantity: {"constants": names, "mean": of.mean.tolist(), "covariance": of.covariance.tolist()}
+        for quantity, (names, of) in constants.items()
     }
-    servers = [document(server) for server in validation.servers]
-    together = document(validation.together)["errors"]
-    return json.dumps({"servers": servers, "all": together, "prior": prior}, indent=1) + "\n"
+    return (
+        json.dumps({"servers": servers, "all": errors(validation.together), "prior": prior}, indent=1) + "\n"
+    )
 
 
 def _value(value: Value, form: str = ".2f") -> str:

@@ -122,9 +122,9 @@ class Validated:
         rows = [row for row in self.rows if (row.mode, row.quantity) == (mode, quantity)]
         if not rows:
             return None
-        n, of = len(rows), [row.predicted for row in rows]
+        n = len(rows)
         mean, bias = sum(abs(row.error) for row in rows) / n, sum(row.error for row in rows) / n
-        width = sum((value.high - value.low) / value.value for value in of) / n
+        width = sum((row.predicted.high - row.predicted.low) / row.predicted.value for row in rows) / n
         return Errors(n, mean, bias, sum(row.covered for row in rows), width)
 
 
@@ -205,11 +205,8 @@ def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable
         for series, each in [(one, each) for one in left for each in of_server[one]]:
             served, point = constants.served(each.sums, each.cold), each.point
             output = (point.output_tok_s_gpu or 0.0) * series.system.tp
-            numbers = (
-                (served.tpot, point.tpot_ms),
-                (served.ttft_mean, point.ttft_ms),
-                (served.output, output),
-            )
-            for quantity, (value, seen) in zip(QUANTITIES, numbers, strict=True):
-                if seen:
-                    yield Row(series.name, point.load.concurrency, mode, quantity, seen, value)
+            predicted = (served.tpot, served.ttft_mean, served.output)
+            seen = (point.tpot_ms, point.ttft_ms, output)
+            for quantity, value, measured in zip(QUANTITIES, predicted, seen, strict=True):
+                if measured:
+                    yield Row(series.name, point.load.concurrency, mode, quantity, measured, value)

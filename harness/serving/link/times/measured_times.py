@@ -44,17 +44,13 @@ def read_measured_times(runs: Iterable[str]) -> MeasuredTimes:
 
     Raises UsageError where a run cannot be read, they are of several machines, or pandas is missing.
     """
+    runs = list(runs)
     try:
         from harness.results.read import load
+
+        cells = [cell for run in runs for cell in load(run).to_dict("records")]
     except ImportError as error:
-        raise UsageError(f"--runs needs {error.name}: pip install {error.name}") from None
-    cells: list[dict[str, Any]] = []
-    runs = list(runs)
-    for run in runs:
-        try:
-            cells += load(run).to_dict("records")
-        except ImportError as error:
-            raise UsageError(f"--runs needs {error.name}: pip install {error.name}") from None
+        raise UsageError(f"runs need {error.name}: pip install {error.name}") from None
     devices = sorted({cell["machine"] for cell in cells if cell["machine"]})
     if len(devices) != 1:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")

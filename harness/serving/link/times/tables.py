@@ -132,9 +132,9 @@ class Tables:
         The table's `message_size` counts elements: were it bytes, its largest would run at half of what
         NVLink gives.
         """
-        backends = {row["backend"] for row in self.rows.get("custom_allreduce_perf", [])}
-        in_graphs = next((backend for backend in sorted(backends) if backend.endswith("_graph")), None)
-        where = {"num_gpus": gpus} | ({} if in_graphs is None else {"backend": in_graphs})
+        backends = sorted({row["backend"] for row in self.rows.get("custom_allreduce_perf", [])})
+        in_graphs = [backend for backend in backends if backend.endswith("_graph")]
+        where = {"num_gpus": gpus} | ({"backend": in_graphs[0]} if in_graphs else {})
         return self._surface("custom_allreduce_perf", where, ("num_gpus", "message_size")).at(gpus, elements)
 
     @property
@@ -196,9 +196,8 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
             f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and {EXPERTS['num_experts']} "
             f"experts of {EXPERTS['hidden_size']} x {EXPERTS['inter_size']}"
         )
-    labels = {
-        stem: {(r["device"], r["framework"], r["version"]) for r in many} for stem, many in rows.items()
-    }
+    parts = ("device", "framework", "version")
+    labels = {stem: {tuple(row[part] for part in parts) for row in many} for stem, many in rows.items()}
     # TensorRT-LLM's all-reduce stands in some sets of other engines.
     own = [label for stem, found in labels.items() if stem != "custom_allreduce_perf" for label in found]
     every = sorted(set().union(*labels.values()))
@@ -243,10 +242,10 @@ def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]
 
 def _require_milliseconds(folder: Path, tables: Tables) -> None:
     """Raises UsageError where a large product would take what no machine takes."""
-    gemms = tables.rows.get("gemm_perf", ())
-    for row in (row for row in gemms if row["m"] >= 4096 and row["n"] * row["k"] >= 2**20):
+    for row in tables.rows.get("gemm_perf", ()):
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
-        if not PLAUSIBLE[0] < tflops < PLAUSIBLE[1]:
+        is_large = row["m"] >= 4096 and row["n"] * row["k"] >= 2**20
+        if is_large and not PLAUSIBLE[0] < tflops < PLAUSIBLE[1]:
             raise UsageError(
                 f"{folder}: GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} "
                 "TFLOPS; latency is to be in milliseconds"
@@ -260,8 +259,6 @@ def _plausible(tables: Tables) -> Tables:
 
     def excess(row: Row) -> float:
         """Its time over what reading its weights and a launch take; 0 where that is not asked of it."""
-        if not tbps:
-            return 0.0
         if row.get("gemm_dtype") == "fp8_block" and row["m"] == AT_ROWS:
             read = row["n"] * row["k"]
         elif row.get("num_tokens") == AT_ROWS and row.get("moe_ep_size") == 1:
@@ -270,7 +267,7 @@ def _plausible(tables: Tables) -> Tables:
             return 0.0
         return row["us"] / (LAUNCH_US + read / tbps / 1e6)
 
-    for stem, kind in (("gemm_perf", "FP8 products"), ("moe_perf", "experts")):
+    for stem, kind in (("gemm_perf", "FP8 products"), ("moe_perf", "experts")) if tbps else ():
         found = sorted(filter(None, map(excess, rows.get(stem, ()))))
         if found and (median := found[len(found) // 2]) > SLOWEST:
             rows[stem] = [row for row in rows[stem] if row.get("gemm_dtype") == "bfloat16"]

@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.serving.compare.identity import Setting
-from harness.serving.ledger.prediction import KernelChange, Origin, Part, Prediction, QuantityName, Unit
+from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
 from harness.serving.link.calibration import T90, Served
 from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link
@@ -194,31 +194,22 @@ def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Pr
     sums = link.sums(load)
     old, new, notes = applied(sums, changes, link.in_server)
     before, after = _quantities(link, old), _quantities(link, new)
-    sources = _sources(link, sums, changes)
+    change, (less, more) = after - before, _uncertainty(link, sums, changes)
     lines = (*link.notes, *notes, *_assumptions(changes))
-    records = []
-    for i, (quantity, unit) in enumerate(QUANTITIES):
-        change = float(after[i] - before[i])
-        parts = [
-            Part(what=what, origin=origin, value=change, low=change + min(0.0, *ends[:, i]),
-                 high=change + max(0.0, *ends[:, i]))
-            for what, origin, ends in sources
-        ]  # fmt: skip
-        records.append(
-            Prediction(
-                quantity=quantity,
-                unit=unit,
-                method="link",
-                change=change,
-                low=change - math.hypot(*(part.low - change for part in parts)),
-                high=change + math.hypot(*(part.high - change for part in parts)),
-                before=before[i],
-                after=after[i],
-                uncertainty=tuple(sorted(parts, key=lambda part: part.low - part.high)),
-                assumptions=lines,
-            )
+    return tuple(
+        Prediction(
+            quantity=quantity,
+            unit=unit,
+            method="link",
+            change=change[i],
+            low=change[i] - less[i],
+            high=change[i] + more[i],
+            before=before[i],
+            after=after[i],
+            assumptions=lines,
         )
-    return tuple(records)
+        for i, (quantity, unit) in enumerate(QUANTITIES)
+    )
 
 
 def _quantities(link: Link, sums: KernelSums) -> Array:
@@ -228,11 +219,12 @@ def _quantities(link: Link, sums: KernelSums) -> Array:
     return np.array([*(each.value for each in values), served.decode_ms, served.prefill_ms])
 
 
-def _sources(
-    link: Link, sums: KernelSums, changes: Sequence[KernelChange]
-) -> list[tuple[str, Origin, Array]]:
-    """What the worth of the changes is uncertain by: a name, from where, and what either end of its 90 %
-    interval adds with all else held, [2, QUANTITIES]."""
+def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) -> Array:
+    """How far the 90 % interval of what the changes are worth goes below it and above it, [2, QUANTITIES].
+
+    Independent sources: the interval of each change itself, what a kernel saves in the server over what it
+    saves alone, and of factors the kernel's time and k.
+    """
 
     def worth(change: KernelChange) -> Array:
         old, new, _ = applied(sums, [change], link.in_server)
@@ -243,29 +235,23 @@ def _sources(
         ratio = math.exp(T90 * deviation)
         return np.array([alone * (1 / ratio - 1), alone * (ratio - 1)])
 
-    known: Origin
-    found: list[tuple[str, Origin, Array]] = []
+    ends: list[Array] = []  # of each source, what either end of its interval adds, [2, QUANTITIES]
     of_factors = np.zeros(len(QUANTITIES))
     for change in changes:
-        name, alone = name_of(change), worth(change)
+        alone = worth(change)
+        ends.append(by_factor(alone, IN_SERVER))
         if change.low is not None and change.high is not None:
             value = "saved_us" if change.factor is None else "factor"
-            ends = [
-                worth(change.model_copy(update={value: end})) - alone for end in (change.low, change.high)
-            ]
-            found.append((f"change of {name}", "measured" if change.source else "assumed", np.array(ends)))
-        found.append((f"{name} in the server", "assumed", by_factor(alone, IN_SERVER)))
+            own = [worth(change.model_copy(update={value: end})) for end in (change.low, change.high)]
+            ends.append(np.array(own) - alone)
         if change.factor is not None:
             of_factors += alone
-            _, phase, indices = touched(sums, change)[0]
-            timed = phase.terms[indices[0]].origin
-            found.append((f"time of {name}", timed, by_factor(alone, OF_TIME[timed])))
-    if any(change.factor for change in changes):
-        k = link.constants.tpot
-        known = "calibration" if link.calibrated_with else "assumed"
-        ends_of_k = by_factor(of_factors, float(k.deviation[1] / k.mean[1]))
-        found.append(("k, the server's factor on kernels", known, ends_of_k))
-    return found
+            _, phase, terms = touched(sums, change)[0]
+            ends.append(by_factor(alone, OF_TIME[phase.terms[terms[0]].origin]))
+    k = link.constants.tpot
+    ends.append(by_factor(of_factors, float(k.deviation[1] / k.mean[1])))
+    below, above = np.minimum(np.min(ends, axis=1), 0.0), np.maximum(np.max(ends, axis=1), 0.0)
+    return np.sqrt([(below**2).sum(axis=0), (above**2).sum(axis=0)])
 
 
 def _assumptions(changes: Sequence[KernelChange]) -> list[str]:

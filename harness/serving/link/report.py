@@ -31,7 +31,7 @@ def what_if_text(
     notes: Sequence[str] = link.notes
     if looks[-1].changes:
         notes = looks[-1].changes[0].assumptions
-        blocks += [f"what if {', '.join(changes)}:\n{_changes(looks)}", _sources(looks[-1])]
+        blocks.append(f"what if {', '.join(changes)}:\n{_changes(looks)}")
     return "\n\n".join([*blocks, _needs(looks, target_ms), _notes(link, notes)])
 
 
@@ -125,15 +125,6 @@ def _changes(looks: Sequence[Outlook]) -> str:
                 sides = [f"{of.before:.4g}", f"{of.after:.4g}", change]
                 rows.append([look.load.concurrency, f"{of.quantity} {of.unit}", *sides])
     return _table(rows, ["concurrency", "quantity", "before", "after", "change (90 %)"])
-
-
-def _sources(look: Outlook) -> str:
-    rows = [
-        [part.what, text.interval(part.value, part.low, part.high, "+.3f"), part.origin]
-        for part in look.changes[0].uncertainty
-    ]
-    table = _table(rows, ["uncertain by", "change of TPOT, ms (90 %)", "from"])
-    return f"at concurrency {look.load.concurrency}:\n{table}"
 
 
 def _needs(looks: Sequence[Outlook], target: float | None) -> str:

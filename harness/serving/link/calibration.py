@@ -144,16 +144,15 @@ def tpot_rows(measured: Sequence[Measured]) -> Rows:
 
 
 def ttft_rows(measured: Sequence[Measured]) -> Rows:
-    """Of means, and of medians where they are of the steady state: the first wave is half of two. Points that
-    wait for memory tell nothing."""
+    """Of means, and of medians where they are of the steady state: half of two waves is the first. Points
+    that wait for memory are left out."""
     rows = []
     for each in measured:
         point, found = each.point, each.features
+        median = point.ttft_median_ms if point.load.waves > 2 else None
         if not found.queue_ms:
             rows.append((found.mean, (point.ttft_ms or 0.0) - found.waiting_mean))
-            rows.append(
-                (found.steady, (point.ttft_median_ms or 0.0) * (point.load.waves > 2) - found.waiting)
-            )
+            rows.append((found.steady, (median or 0.0) - found.waiting))
     return _rows([(x, y) for x, y in rows if y > 0], len(OF_TTFT), TTFT_SCATTER)
 
 

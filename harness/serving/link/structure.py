@@ -134,7 +134,7 @@ def structure(
 
     moe = Term("fused_moe", "", layers - dense, "table",
                lambda load: routed(tables, config, load.tokens, tp, ep) * with_shared(load))  # fmt: skip
-    common = [own(moe, (*experts, 0 if alone else shared), rows, with_shared if alone else _unscaled)]
+    common = [own(moe, (*experts, 0), rows, with_shared) if alone else own(moe, (*experts, shared), rows)]
     if parallel.tp > 1:
         common.append(Term("all_reduce", "", 2 * layers, "table",
                            lambda load: tables.all_reduce(load.tokens * hidden, parallel.tp)))  # fmt: skip
@@ -188,16 +188,12 @@ def _product(tables: Tables, linear: Linear, calls: int) -> Term:
     return Term(op, part, calls, "table", lambda load: tables.gemm(kind, load.tokens, linear.n, linear.k))
 
 
-def _unscaled(load: StepLoad) -> float:
-    return 1.0
-
-
 def _measured_first(
     runs: MeasuredTimes | None,
     term: Term,
     key: tuple[object, ...],
     sizes: Callable[[StepLoad], tuple[float, ...]],
-    scale: Callable[[StepLoad], float] = _unscaled,
+    scale: Callable[[StepLoad], float] = lambda load: 1.0,
 ) -> Term:
     """The term with its times from own runs, scaled, where these are near or the tables have none."""
     if runs is None or (term.op, key) not in runs.surfaces:

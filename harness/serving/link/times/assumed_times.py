@@ -52,11 +52,10 @@ class AssumedTables(Tables):
         here, where = data_sheet(hardware), f"assumed from {base.where} by data sheets"
         if not here:
             raise UsageError(f"there is no data sheet of {hardware} to assume times by")
-        return cls(hardware, engine, base.version, where, {}, base, here, data_sheet(BASE))
-
-    @property
-    def is_amd(self) -> bool:
-        return self.here["arch"].startswith("gfx")
+        arch = here["arch"]
+        between_us = BETWEEN_US.get((arch, engine), 0.0), TOKEN_US if arch.startswith("gfx") else 0.0
+        there = data_sheet(BASE)
+        return cls(hardware, engine, base.version, where, {}, base, here, there, between_us=between_us)
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
         return (
@@ -71,8 +70,9 @@ class AssumedTables(Tables):
         scaled = self._scaled(self.base.gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
         if kind != "fp8_block":
             return scaled
-        block_of_k_us = BLOCK_OF_K_US.get((self.here["arch"], self.engine), 0.0)
-        return max(scaled * (ON_AMD if self.is_amd else 1.0), block_of_k_us * k / 128)
+        arch = self.here["arch"]
+        block_of_k_us = BLOCK_OF_K_US.get((arch, self.engine), 0.0)
+        return max(scaled * (ON_AMD if arch.startswith("gfx") else 1.0), block_of_k_us * k / 128)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         expert = 3 * 7168 * 2048 / tp
@@ -104,11 +104,6 @@ class AssumedTables(Tables):
     def all_reduce(self, elements: float, gpus: int) -> float:
         """As on the H200: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450."""
         return self.base.all_reduce(elements, gpus)
-
-    @property
-    def between_us(self) -> tuple[float, float]:
-        step_us = BETWEEN_US.get((self.here["arch"], self.engine), 0.0)
-        return step_us, TOKEN_US if self.is_amd else 0.0
 
     def distributions(self) -> list[str]:
         return self.base.distributions()

@@ -83,6 +83,8 @@ class Tables:
     """rows of each file by its stem, of one device and one engine's version.
 
     notes: what differs from that, one line each
+    between_us: what a step takes beside its kernels and the glue that is assumed of all machines, and each of
+        its tokens
     """
 
     device: str
@@ -91,6 +93,7 @@ class Tables:
     where: str
     rows: Mapping[str, list[Row]]
     notes: tuple[str, ...] = field(default=(), kw_only=True)
+    between_us: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True)
     surfaces: dict[Any, Surface] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
@@ -136,12 +139,6 @@ class Tables:
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
         where = {"num_gpus": gpus} | ({"backend": in_graphs[0]} if in_graphs else {})
         return self._surface("custom_allreduce_perf", where, ("num_gpus", "message_size")).at(gpus, elements)
-
-    @property
-    def between_us(self) -> tuple[float, float]:
-        """What a step takes beside its kernels and the glue that is assumed of all machines, and each of its
-        tokens."""
-        return 0.0, 0.0
 
     def distributions(self) -> list[str]:
         """The least skewed first: balanced, then power laws by their exponent."""

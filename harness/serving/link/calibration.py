@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.serving.link.closed_loop import Array, Features, cold_share, features, settled
+from harness.serving.link.closed_loop import Array, Features, features, settled
 from harness.serving.link.load import KernelSums, Load
 
 ROUNDS = 60  # of `learnt`, which moves by less than 1 % after 30
@@ -121,16 +121,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point with the kernel sums of its load. warm: whether its server had served before."""
+    """A point with the kernel sums of its load. cold: how cold its first wave found the server"""
 
     point: Point
     sums: KernelSums
-    engine: str
-    warm: bool = False
-
-    @property
-    def cold(self) -> float:
-        return cold_share(self.point.load, self.engine, self.warm)
+    cold: float
 
     @functools.cached_property
     def features(self) -> Features:

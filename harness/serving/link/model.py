@@ -118,7 +118,10 @@ class Link:
         return self.constants.served(self.sums(load), self.cold(load))
 
     def measured(self, points: Sequence[Point], warm: bool) -> list[Measured]:
-        return [Measured(point, self.sums(point.load), self.system.engine, warm) for point in points]
+        return [
+            Measured(point, self.sums(point.load), cold_share(point.load, self.system.engine, warm))
+            for point in points
+        ]
 
 
 def link(system: System | None = None) -> Link:
@@ -225,9 +228,8 @@ def own_points(
             raise UsageError(f"{run.id} cannot calibrate: {cached[0]}")
         workload = run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""})
         is_alike = SAME_LAYERS.fullmatch(model_name(run.model))
-        wanted = setting.model_copy(
-            update={"workload": workload, "model": run.model if is_alike else setting.model}
-        )
+        model = run.model if is_alike else setting.model
+        wanted = setting.model_copy(update={"workload": workload, "model": model})
         # The load is the run's own, and lengths are as served.
         unlike = [d for d in differences(wanted, run, ["all"]) if not d.name.endswith("length")]
         if unlike:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import kernels
 from harness.cli.serving import serving
 from harness.errors import HarnessError, UsageError
 from harness.serving.ledger.ledger import read
@@ -207,7 +208,7 @@ def points(constants: Constants, loads: list[Load], model) -> list[Measured]:
     for load in loads:
         served = constants.served(model.sums(load), model.cold(load))
         point = Point(load, served.tpot.value, served.ttft_mean.value, served.ttft.value)
-        found.append(Measured(point, model.sums(load), "sglang"))
+        found.append(Measured(point, model.sums(load), model.cold(load)))
     return found
 
 
@@ -334,6 +335,14 @@ def test_what_an_op_could_give_and_what_a_target_needs(tiny):
     assert 1 - 1 / mla.factor == pytest.approx(0.3 / mla.most_ms, rel=1e-3)
     assert by_op[("mha_prefill",)].factor is None
     assert {need.factor for need in needs(tiny, ONE, target_ms=1e3)} == {1.0}
+
+
+def test_every_op_of_the_suite_that_the_model_has_is_asked_what_it_could_give(h200, monkeypatch):
+    four = ("block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill")
+    monkeypatch.setitem(kernels.OPS, "rms_norm", object())
+    assert [need.ops for need in needs(h200, LOAD)][-1] == four
+    monkeypatch.setitem(kernels.OPS, "bf16_gemm", object())
+    assert ("bf16_gemm",) in [need.ops for need in needs(h200, LOAD)]
 
 
 def test_shares_are_of_all_of_tpot(h200):

@@ -24,8 +24,7 @@ DECODE_ATTENTION = "decode_attention"
 @dataclass(frozen=True)
 class KernelRule:
     """op_class:  of harness/serving/op_classes.py, or DECODE_ATTENTION
-    library:   the library that has these kernels
-    op:        pattern of the operator that launches them, where the rule asks for one
+    pattern:   of a kernel's name; op: of the operator that launches it, where the rule asks for one
     sign:      the phase of a step that has such a kernel: prefill, decode, training; `either` for attention
                that serves both, empty for all other kernels
     sampling:  whether the kernel ends a step

@@ -3,12 +3,9 @@
 torch.profiler: Chrome's trace events as JSON (pytorch/kineto libkineto/src/output_json.cpp). Times are in
 microseconds, as integers, floats or text. A kernel's `correlation` is that of the runtime call that launched
 it; its `External id`, in torch of 2024 and later, that of the operator around that call.
-
 rocprofv3: JSON (ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp). Times are in nanoseconds. A
 dispatch names its kernel by a number, which `kernel_symbols`, further up in the file, resolve.
-
-Tables of kernels as CSV: of rocprofv3 (generateCSV.cpp, there) and its predecessors, and of nsys stats (nsys
-stats --help-reports cuda_gpu_trace).
+Tables of kernels as CSV: of rocprofv3 (generateCSV.cpp, there), its predecessors and nsys stats.
 """
 
 from __future__ import annotations
@@ -84,7 +81,7 @@ def _key(value: Any) -> Any:
     some in an object."""
     if isinstance(value, Mapping):
         value = value.get("handle")
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isdecimal():
         return int(value)
     return value if isinstance(value, (int, str)) else str(value)
 
@@ -238,7 +235,7 @@ class _RocprofProcess:
 def _symbol(symbol: Mapping[str, Any]) -> str:
     """The name of a kernel, demangled where rocprof could."""
     names = (symbol.get(f"{kind}kernel_name") for kind in ("formatted_", "demangled_", ""))
-    known = (name for name in names if isinstance(name, str) and name and not name.isdigit())
+    known = (name for name in names if isinstance(name, str) and name and not name.isdecimal())
     return SUFFIX.sub("", next(known, f"kernel_id {symbol.get('kernel_id')}"))
 
 
@@ -316,8 +313,7 @@ def _take_row(row: list[str], columns: Mapping[str, int], ns: int, into: Recorde
         if "length" in cell:
             start, length = (round(float(cell[field]) * ns) for field in ("start", "length"))
         else:
-            start = int(cell["start"])
-            length = int(cell["end"]) - start
+            start, length = int(cell["start"]), int(cell["end"]) - int(cell["start"])
     except (ValueError, OverflowError):
         return False
     if not _in_time(start, start + length):

@@ -31,9 +31,8 @@ class Times:
     exposed_ns: float
 
     def plus(self, other: Times) -> Times:
-        return Times(
-            self.calls + other.calls, self.time_ns + other.time_ns, self.exposed_ns + other.exposed_ns
-        )
+        calls, time_ns = self.calls + other.calls, self.time_ns + other.time_ns
+        return Times(calls, time_ns, self.exposed_ns + other.exposed_ns)
 
     @property
     def exposure(self) -> float | None:
@@ -313,18 +312,16 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
         for name, times in trace.by_class(of).items()
         for per_step in [trace.per_step(name, of)]
     ]  # fmt: skip
-    kernels = [
-        _times(kernel)
-        | {"shapes": [{"dims": k} | _in_us(times, "exposed_us") for k, times in kernel.shapes.items()]}
-        for kernel in trace.kernels
-    ]
+    classes.sort(key=lambda row: -row["time_us"])
+    kernels = [_times(kernel) for kernel in trace.kernels]
+    for row in kernels:
+        row["shapes"] = [{"dims": k} | _in_us(of, "exposed_us") for k, of in row["shapes"].items()]
     steps = [
         _in_us(step) | {"classes": {name: _times(times) for name, times in step.classes.items()}}
         for step in trace.steps
     ]
-    rows = {"classes": classes, "kernels": kernels, "steps": steps}
-    rows["unknown"] = [kernel for kernel in kernels if kernel["class"] == "unknown"]
-    classes.sort(key=lambda row: -row["time_us"])
+    unknown = [row for row in kernels if row["class"] == "unknown"]
+    rows = {"classes": classes, "kernels": kernels, "steps": steps, "unknown": unknown}
     head = _in_us(trace, "kernels", "steps", "categories") | {
         "time_us": trace.time_ns() / 1e3,
         "devices": [*map(_in_us, trace.devices)],
@@ -337,7 +334,7 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
 
 
 def _times(times: Times) -> dict[str, Any]:
-    return _in_us(times, "shapes") | {"exposure": times.exposure}
+    return _in_us(times) | {"exposure": times.exposure}
 
 
 def _in_us(record: Any, *without: str) -> dict[str, Any]:

@@ -24,6 +24,12 @@ class Names(dict[Any, int]):
         self[value] = number = len(self)
         return number
 
+    def owners(self) -> tuple[list[Any], np.ndarray]:
+        """Where the values are pairs: their first parts once each, and the number of each pair's."""
+        owners = Names()
+        numbers = np.array([owners[owner] for owner, _ in self], dtype=np.int64)
+        return list(owners), numbers
+
 
 class Columns:
     """Rows of integers. Each column is an attribute, as an array: int64 for the type code `q`, int32 for `i`,
@@ -73,10 +79,6 @@ class RecordedTrace:
         self.lost: dict[str, tuple[int, str]] = {}
         self.findings: list[Finding] = []
         self.truncated = False
-
-    def processes(self) -> list[Any]:
-        """Those that have threads."""
-        return list(dict.fromkeys(process for process, _ in self.threads))
 
     def lose(self, what: str, example: Any) -> None:
         count, first = self.lost.get(what, (0, str(example)[:60]))

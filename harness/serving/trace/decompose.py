@@ -193,11 +193,11 @@ STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # SGLang's --profile-by-st
 def find_steps(
     work: LaunchedWork, recorded: RecordedTrace, rules: Sequence[KernelRule], rule: np.ndarray, file: str
 ) -> tuple[np.ndarray, list[dict[str, Any]]]:
-    """(int [n], the number of each row's step, NONE outside of all; name, phase and evidence of each step): by
-    an engine's annotations, else torch's ProfilerStep, else the sampling that ends each step, else one step.
+    """(int [n], the number of each row's step, NONE outside of all; name, phase and evidence of each step).
 
-    A step's phase is what its annotation says, else what its attention says. rule: int [n], the number in
-    rules of each row of work; file: the trace's name.
+    Steps are an engine's annotations, else torch's ProfilerStep, else end with sampling, else all is one. A
+    step's phase is what its annotation says, else what its attention says. rule: int [n], the number in rules
+    of each row of work; file: the trace's name.
     """
     of, names = _by_annotation(work, recorded)
     boundary = ""
@@ -231,7 +231,7 @@ def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndar
     of_engine = [mark for mark in marks if (rule := classify.step_rule(mark[2])) and rule.engine]
     of = np.full(len(work.start), NONE)
     names: list[str] = []
-    for number, process in enumerate(recorded.processes()):
+    for number, process in enumerate(recorded.threads.owners()[0]):
         starts: list[int] = []
         first, until = len(names), None
         for start, negative, name, marked in of_engine or marks:

@@ -25,7 +25,7 @@ from harness.serving.trace.json_stream import JsonText, Keys, Truncated, items
 
 READ = (
     "wanted is a trace of torch.profiler (`traceEvents`) or rocprofv3 (`rocprofiler-sdk-tool`, or its kernel "
-    "trace as CSV: Kernel_Name, Start_Timestamp, End_Timestamp), or the CSV of nsys stats' cuda_gpu_trace"
+    "trace as CSV), or the CSV of nsys stats' cuda_gpu_trace"
 )
 CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 ROCPROF = "rocprofiler-sdk-tool"
@@ -172,8 +172,7 @@ def _id(value: Any) -> int:
 # rocprofv3
 
 LATEST_NS = 1 << 62
-SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")
-"""What the linker appends to a kernel's name."""
+SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")  # which the linker appends to a name
 
 
 def _read_rocprof(text: JsonText, into: RecordedTrace) -> None:
@@ -243,8 +242,7 @@ LEFT_OUT = "start and end of a kernel or copy make no sense: left out"
 
 
 def _in_time(start: int, end: int) -> bool:
-    """Of nanoseconds since the machine's start. A record without a time has 0 (rocm-systems issue 5811)."""
-    return 0 < start <= end < LATEST_NS
+    return 0 < start <= end < LATEST_NS  # a record without a time has 0 (rocm-systems issue 5811)
 
 
 # Tables of kernels as CSV
@@ -292,11 +290,9 @@ def _header(line: str) -> tuple[str, dict[str, int], int] | None:
         names = [cell.strip().lower().replace("µ", "μ") for cell in cells]
         plain = [UNIT.sub("", name) for name in names]
         columns = {
-            field: plain.index(name)
-            for field, known in COLUMNS.items()
-            for name in reversed(known)
+            field: plain.index(name) for field, known in COLUMNS.items() for name in reversed(known)
             if name in plain
-        }
+        }  # fmt: skip
         if {"name", "start"} <= columns.keys() and columns.keys() & {"end", "length"}:
             unit = UNIT.search(names[columns["start"]])
             if unit or "end" in columns:

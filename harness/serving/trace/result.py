@@ -91,10 +91,8 @@ class TraceStep:
 
 @dataclass(frozen=True)
 class Device:
-    """busy_ns: the union of all it ran; idle_ns: the rest of the span, of which idle_between_steps_ns is
-    outside of steps
-
-    sum_ns:           the sum of all it ran; overlapped_ns: what it has beyond the union
+    """busy_ns:          the union of all it ran; idle_ns: the rest of the span
+    sum_ns:           the sum of all it ran; overlapped_ns: what that has beyond the union
     communication_ns: the union of communication; exposed: of it, what no computation covers
     """
 

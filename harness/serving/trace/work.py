@@ -57,9 +57,7 @@ def kernels(recorded: RecordedTrace) -> LaunchedWork:
     thread = np.where(launch == NONE, _taken(ops.thread, op), thread)
     graph = _taken(launches.graph, launch) == 1
     op[graph] = NONE  # the operator that replays a graph is around all of it
-    streams = list(recorded.streams)
-    devices = list(dict.fromkeys(device for device, _ in streams))
-    device_of = np.array([devices.index(device) for device, _ in streams])
+    devices, device_of = recorded.streams.owners()
     stream, start = work.stream[row], work.start[row]
     return LaunchedWork(
         "gpu", devices, work.name[row], _taken(ops.name, op), _taken(ops.shapes, op),
@@ -102,9 +100,7 @@ def _note_merged(recorded: RecordedTrace) -> None:
 
 
 def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
-    processes = recorded.processes()
-    of_thread = [processes.index(process) for process, _ in recorded.threads]
-    return _taken(np.array(of_thread, dtype=np.int64), thread)
+    return _taken(recorded.threads.owners()[1], thread)
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:

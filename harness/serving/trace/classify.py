@@ -1,7 +1,4 @@
-"""What names mean: op classes of kernels and operators, steps and phases of annotations.
-
-The rules are data: harness/catalogue/trace_rules.json.
-"""
+"""Op classes by names of kernels, steps and phases by annotations: the rules of trace_rules.json."""
 
 from __future__ import annotations
 

@@ -47,8 +47,6 @@ class Columns:
         return len(next(iter(self._columns.values())))
 
     def __getattr__(self, name: str) -> np.ndarray:
-        if name.startswith("_"):
-            raise AttributeError(name)
         return np.asarray(self._columns[name])
 
 

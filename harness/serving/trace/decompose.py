@@ -43,8 +43,8 @@ def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule
     rules: dict[KernelRule, int] = {}
     numbers = []
     for name, op in pairs:
-        launcher = names[op] if op != NONE else names[name]
-        numbers.append(rules.setdefault(rule_of(names[name], launcher), len(rules)))
+        rule = rule_of(names[name], names[name if op == NONE else op])
+        numbers.append(rules.setdefault(rule, len(rules)))
     return list(rules), np.array(numbers)[pair_of]
 
 

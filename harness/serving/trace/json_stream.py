@@ -36,8 +36,7 @@ class Truncated(UnreadableError):
 class JsonText:
     """A file's text, plain or gzip, unpacked and decoded as it is read; what was taken is forgotten.
 
-    `head` is its first bytes; `text` from `at` on is what was read and not yet taken; `more()` reads on.
-    Raises UnreadableError.
+    `head` is its first bytes; `text` from `at` on is what was read and not yet taken. Raises UnreadableError.
     """
 
     def __init__(self, path: Path) -> None:

@@ -16,8 +16,6 @@ from harness.report.text import microseconds, table
 from harness.serving.schema import Finding
 from harness.serving.trace.classify import PHASES, Phase
 
-NAME = 90  # characters of a kernel's name
-
 
 @dataclass(frozen=True)
 class Times:
@@ -121,8 +119,7 @@ class PerStep(Times):
 @dataclass(frozen=True)
 class Trace:
     """on:         where the work ran; `cpu`: operators' own time, as the trace has no kernels
-    engine:     the one that ran it, empty where nothing tells
-    partial:    the file breaks off, and what came before was taken
+    engine:     empty where nothing tells; partial: the file breaks off, and what came before was taken
     categories: how many events of each category the file has
     """
 
@@ -271,10 +268,10 @@ def _unknown(kernels: Sequence[KernelTime], total: float) -> str:
     return "\n".join([head, *lines])
 
 
-def _short(name: str) -> str:
+def _short(name: str, most: int = 90) -> str:
     """A kernel's name; of a long one the middle is left out, as both ends tell most."""
     name = name.removeprefix("void ")
-    return name if len(name) <= NAME else f"{name[: NAME - 23]}...{name[-20:]}"
+    return name if len(name) <= most else f"{name[: most - 23]}...{name[-20:]}"
 
 
 def _us(ns: float) -> str:

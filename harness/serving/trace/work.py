@@ -148,8 +148,7 @@ def _stretches(*columns: np.ndarray) -> Iterator[tuple[int, int, int]]:
     stack: list[tuple[int, int]] = []  # the operators that run: (operator, its end), the innermost last
     shown = bytearray(len(columns[0]))
     now, current = 0, NONE
-    after_all = (NONE, NONE, 0, 0)
-    for op, thread, begin, end in chain(_ordered(*columns), [after_all]):
+    for op, thread, begin, end in chain(_ordered(*columns), [(NONE, NONE, 0, 0)]):  # which ends all
         while stack and (thread != current or stack[-1][1] <= begin):
             inner, until = stack.pop()
             if until > now or not shown[inner]:
@@ -258,13 +257,12 @@ def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, lengt
     if not wrong and overlap.sum() <= PIPELINED * total:
         return
     device, name = list(recorded.streams)[stream]
-    said = (
-        f"kernels of stream {name} of device {device} overlap for {overlap.sum() / 1e3:.4g} us, "
-        f"{overlap.sum() / total:.0%} of their time, but a stream runs one after another: "
-    )
+    why = "programmatic dependent launch does that for a few us a kernel; otherwise durations are wrong"
     if wrong:
         why = "ranks or processes were merged into one file, or branches of a graph; take each one's own file"
-        recorded.note("merged", said + why)
-    else:
-        why = "programmatic dependent launch does that for a few us a kernel; otherwise durations are wrong"
-        recorded.note("overlap", said + why, "note")
+    recorded.note(
+        "merged" if wrong else "overlap",
+        f"kernels of stream {name} of device {device} overlap for {overlap.sum() / 1e3:.4g} us, "
+        f"{overlap.sum() / total:.0%} of their time, but a stream runs one after another: {why}",
+        "wrong" if wrong else "note",
+    )

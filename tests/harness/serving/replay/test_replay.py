@@ -16,8 +16,7 @@ from harness.page.serving.replay import replay_section, replays
 from harness.run import device
 from harness.run.device import OwnDevice
 from harness.serving.replay import replay as replaying
-from harness.serving.replay.child import Rank
-from harness.serving.replay.flow import EPSILON, rotary
+from harness.serving.replay.child import EPSILON, Rank, rotary
 from harness.serving.replay.replay import BASE, ReplayPlan, ReplayRequest, fitted, needed, read_arms, replay
 from harness.serving.replay.schema import Replay, ReplayArm, Timed
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace

@@ -297,6 +297,27 @@ def test_merged_ranks_are_told(tmp_path, with_launches, later_us):
     assert len(said) == at_once + (with_launches and not at_once), said
 
 
+def test_dependent_launch_is_no_merge(tmp_path):
+    """Of kernels of 5 us each begins 2 us before the last one ends: 40 % overlap."""
+    events = [kernel((MM, NORM, MLA)[i % 3], 3 * i, 5) for i in range(60)]
+    [finding] = of(tmp_path, events).findings
+    assert (finding.rule, finding.severity) == ("overlap", "note")
+    [finding] = of(tmp_path, [*events, *(kernel(REDUCE, 3 * i + 0.5, 1) for i in range(60))]).findings
+    assert (finding.rule, finding.severity) == ("merged", "wrong"), "kernels end within others"
+
+
+def test_a_call_recorded_at_two_levels_is_one(tmp_path):
+    """Whenever it is: here just before and after a multiple of 10 ms."""
+    events = [
+        launch(1, 9999.9995),
+        launch(1, 10000.0005, name="hipLaunchKernel"),
+        kernel(MM, 10010, 5, correlation=1),
+    ]
+    assert not of(tmp_path, events).findings
+    apart = [*events, launch(1, 30000)]
+    assert [finding.rule for finding in of(tmp_path, apart).findings] == ["merged"]
+
+
 def test_operators_that_stand_twice_count_once(tmp_path):
     events = [op("aten::mm", 10 * i, 5, external=i) for i in range(1, 9)]
     trace = of(tmp_path, events + events)

@@ -61,26 +61,19 @@ def test_what_has_no_time_or_no_end_is_said(tmp_path, here):
     assert here("serving", "trace", trace.path).returncode == 1
 
 
-@pytest.mark.parametrize("bare", ["inf", "-inf", "nan", "-nan", "-nan(ind)", "Infinity", "NaN", "+INF"])
+@pytest.mark.parametrize("bare", ["inf", "-nan(ind)", "Infinity", "NaN", "+INF"])
 @pytest.mark.parametrize("piece", [5, 1 << 20])
 def test_numbers_that_are_none_are_read(tmp_path, monkeypatch, bare, piece):
     """Kineto of 2021 writes a bandwidth of `inf`; a duration of it is none."""
     monkeypatch.setattr(json_stream, "PIECE", piece)
-    events = [
-        kernel(NORM, 3, 2) | {"dur": "BARE"},
-        kernel(MM, 9, 5) | {"args": {"bandwidth": "BARE"}},
-        kernel("inf, nan", 15, 1),
-    ]
+    events = [kernel(NORM, 3, 2) | {"dur": "BARE"}, kernel(MM, 9, 5) | {"args": {"bandwidth": "BARE"}},
+              kernel("inf, nan", 15, 1)]  # fmt: skip
     raw = text(events).replace('"BARE"', bare)
     trace = decompose(small(tmp_path, raw))
     assert times(trace) == {"bf16_gemm": 5.0, "unknown": 1.0, "norm": 0.0}
     assert "inf, nan" in [kernel.name for kernel in trace.kernels]
     with pytest.raises(UnreadableError, match=f"at character {raw.index(bare)}: Expecting value"):
         decompose(small(tmp_path, raw.replace(bare, "infx", 1)))
-    monkeypatch.setattr(json_stream, "PIECE", 1 << 20)
-    later = raw.replace('"name": "inf, nan"', '"name": what')
-    with pytest.raises(UnreadableError, match=f"at character {later.index('what')}:"):
-        decompose(small(tmp_path, later))
 
 
 WHOLE = text(
@@ -183,6 +176,8 @@ def test_rows_of_tables_that_are_no_kernels(tmp_path):
     assert times(decompose(small(tmp_path, ROCPROF3[:-30]), partial=True)) == {"fused_moe": 165.0}
     with pytest.raises(UnreadableError, match="neither kernels"):
         decompose(small(tmp_path, ROCPROF3[: ROCPROF3.index("\n") + 1]))
+    trace = decompose(small(tmp_path, NSYS.replace("1060.0,55.0", "1060.0,inf")))
+    assert times(trace) == {"fused_moe": 110.0, "copy": 55.0} and "make no sense" in trace.findings[0].message
 
 
 def test_a_copy_is_the_gpus_whichever_way_it_goes(tmp_path):

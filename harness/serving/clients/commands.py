@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from harness.serving.clients.console_text import unprefixed
 from harness.serving.clients.fields import Fields
-from harness.serving.clients.format import mean_of_range, ramp_up, request_rate
+from harness.serving.clients.format import formats, mean_of_range, read_load
 from harness.serving.schema import OfferedLoad
 
 PROGRAMS = {
@@ -44,9 +44,7 @@ class Command:
 
     def workload(self) -> tuple[OfferedLoad, str, str]:
         """What was asked for, the model, and a note where its lengths are not told."""
-        said = {
-            key: text for key, text in self.options.items() if text not in ("None", "") and "$" not in text
-        }
+        said = {key: text for key, text in self.options.items() if "$" not in text and text != "None"}
         row = Fields("command", said, as_text=True)
         dataset = row.text("dataset_name") or DATASETS[self.program]
         kind = "random" if dataset.startswith("random") else dataset
@@ -59,27 +57,17 @@ class Command:
             into, out = (mean_of_range(length, ratio or 0.0) for length in (into, out))
             note = f"lengths: means of those drawn between {ratio or 0.0:g} of what was asked for and all"
         elif self.program == "script" and ratio not in (None, 1.0) and into is not None:
-            note = (
-                f"lengths left out: what --random-range-ratio {ratio:g} means depends on the script's version"
-            )
+            given = f"--random-range-ratio {ratio:g}"
+            note = f"lengths left out: what {given} means depends on the script's version"
             into = out = None
         if ratio is not None and 0 <= ratio <= 1 and (self.program != "script" or ratio == 1):
             kept = (1 - ratio) / (1 + ratio) if self.program == "vllm" else ratio
         prefix = row.number(f"{kind}_prefix_len") or 0.0
-        load = OfferedLoad(
-            dataset=dataset,
-            input_len=into + prefix if into is not None else None,
-            output_len=out,
-            range_ratio=kept,
-            concurrency=row.number("max_concurrency"),
-            request_rate=request_rate(row, "request_rate"),
-            burstiness=row.number("burstiness"),
-            ramp_up=ramp_up(row),
-            num_prompts=row.count("num_prompts") or row.count("num_prompt"),
-            warmup_s=row.number("warmup_time"),
-            cooldown_s=row.number("cooldown_time"),
-        )
-        return load, row.text("model"), note
+        load = read_load(row, formats()["console"].more["command"])
+        load["num_prompts"] = load["num_prompts"] or row.count("num_prompt")
+        load["input_len"] = into + prefix if into is not None else None
+        load |= {"dataset": dataset, "output_len": out, "range_ratio": kept}
+        return OfferedLoad(**load), row.text("model"), note
 
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:

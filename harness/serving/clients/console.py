@@ -1,14 +1,4 @@
-"""Blocks of results as serving clients print them, and as people paste them into issues and documents.
-
-Read in vllm/benchmarks/serve.py (0.32.0) and its predecessor benchmark_serving.py; sglang/bench_serving.py
-(0.4.0 to 0.5.6) and bench_offline_throughput.py; TensorRT-LLM's tensorrt_llm/serve/scripts/
-benchmark_serving.py (1.3); and in the blocks of Moreh's article on MoAI ("DeepSeek R1 671B on AMD MI300X
-GPUs: Maximum Throughput"), whose fork leaves out a warm-up and a cool-down. They print two decimals; which
-client it was follows from its lines.
-
-What a client sees is one `instance`; how many GPUs stand behind it, the block does not say. Nor does vLLM's
-say which engine answered.
-"""
+"""Blocks of results as serving clients print them, as runs: formats/console.toml says what each label is."""
 
 from __future__ import annotations
 
@@ -21,52 +11,20 @@ from harness.serving.clients.commands import Command, command_of, contradicts
 from harness.serving.clients.console_text import Block, blocks, has_blocks
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document
-from harness.serving.clients.format import UNITS, Format, Latencies, One, engine
-from harness.serving.schema import OfferedLoad, ServingRun, Totals
+from harness.serving.clients.format import STATISTIC, UNITS, Format, engine, formats
+from harness.serving.schema import ServingRun
 
-LATENCY = re.compile(r"(mean|median|std|min|max|p\d+(?:\.\d+)?)(?: dev)? (.+?) \(([^()]*)\)")
-LATENCIES = {
-    "ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "e2e latency": "e2e",
-    "client queue time": "client_queue_time", "e2el incl. client queue": "e2e_with_client_queue",
-}  # fmt: skip
-LIMITS = ("maximum request concurrency", "max request concurrency", "max reqeuest concurrency")
-SENT = ("request rate configured (RPS)", "request rate configured (rps)", "traffic request rate")
+LATENCY = re.compile(rf"({STATISTIC})(?: dev)? (.+?) \(([^()]*)\)")
 OWN_ENGINE = {"tensorrt_llm.serve": "tensorrt-llm", "sglang.bench_offline_throughput": "sglang"}
 WINDOW = (
     "of the window between warm-up and cool-down: `Successful requests` and input tokens count only the "
     "requests wholly inside it, output tokens all that came in it; so tokens a request and the total "
     "throughput mix two counts"
 )
-BLOCK = Format(
-    name="console",
-    metrics=(
-        One("input token throughput", "throughput", "tok/s", "input"),
-        One("output token throughput", "throughput", "tok/s", "output"),
-        One("total token throughput", "throughput", "tok/s", "total"),
-        One("peak output token throughput", "peak_throughput", "tok/s", "output", "max"),
-        One("user throughput", "throughput_per_user", "tok/s", "output", "mean", "request"),
-        One("request throughput", "request_throughput", "req/s"),
-        One("request goodput", "goodput", "req/s"),
-        One("concurrency", "concurrency", "1", statistic="mean"),
-        One("peak concurrent requests", "peak_concurrency", "1", statistic="max"),
-        One("accept length", "accept_length", "1", statistic="mean"),
-        One("acceptance length", "accept_length", "1", statistic="mean"),
-        Latencies({name.replace(".", ""): ours for name, ours in LATENCIES.items()}),
-    ),
-    load={"concurrency": "limit", "request_rate": "sent", "num_prompts": "total requests",
-          "warmup_s": "warm-up time", "cooldown_s": "cool-down time"},
-    totals={"duration_s": "benchmark duration", "completed": "successful requests",
-            "failed": "failed requests", "input_tokens": "total input tokens",
-            "output_tokens": "total generated tokens"},
-)  # fmt: skip
-"""A block as `_values` gives it: by its labels without units, latencies by `mean_ttft_ms` and the like."""
-
-PLAIN = {*BLOCK.load.values(), *BLOCK.totals.values()} - {"limit", "sent", "benchmark duration"}
-UNIT = {rule.path: rule.unit for rule in BLOCK.metrics if isinstance(rule, One)} | {"benchmark duration": "s"}
 
 
 class Console(Format):
-    """The format of a text with blocks of results, reports of trtllm-bench, or both."""
+    """The format of a text with blocks of results, with reports of trtllm-bench, or with both."""
 
     def recognises(self, document: Document) -> bool:
         is_text = document.kind == "text"
@@ -80,9 +38,6 @@ class Console(Format):
         made = [_run(document, block, command) for block, command in zip(printed, commands, strict=True)]
         runs = [run for run in made if run is not None] + trtllm.reports(document)
         return sorted(runs, key=lambda run: int(run.id.rpartition(":")[2]))
-
-
-CONSOLE = Console(name="console")
 
 
 def _client(labels: set[str], offline: bool) -> str:
@@ -109,10 +64,11 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     if not block.closed:
         message = "the block is broken off: its last line is missing, and what came before it may be"
         row.find("truncated", "suspect", f"{where}: {message}")
-    values = _values(row)
+    table = formats()["console"]
+    values = _values(row, table)
     if not any(values[label] is not None for label in values if label not in ("limit", "sent")):
         return None
-    run = BLOCK.run(Fields(where, {"benchmark duration": None} | values, findings=row.findings))
+    run = table.run(Fields(where, {"benchmark duration": None} | values, findings=row.findings))
     client, spoken = _client(set(row.values), block.offline), row.text("backend")
     notes = [WINDOW] if client == "moai.serve" else []
     about: dict[str, Any] = {
@@ -120,28 +76,33 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
         "protocol": "" if block.offline else spoken, "mode": "offline" if block.offline else "online",
     }  # fmt: skip
     if command:
-        about["workload"], about["model"], more = _with_command(row, run.workload, command, run.totals)
-        notes += more
-    more_of_it = {"notes": (*notes, *run.notes), "findings": tuple(row.findings), "extra": row.rest()}
-    return run.model_copy(update=about | more_of_it)
+        more, model, more_notes = _asked(row, run, command)
+        about |= {"workload": more, "model": model}
+        notes += more_notes
+    rest = {"notes": (*notes, *run.notes), "findings": tuple(row.findings), "extra": row.rest()}
+    return run.model_copy(update=about | rest)
 
 
-def _values(row: Fields) -> dict[str, Any]:
+def _values(row: Fields, table: Format) -> dict[str, Any]:
+    """The block's numbers by its labels without units, latencies by `mean_ttft_ms` and the like."""
+    units: dict[str, str] = {path: rule.unit for path, rule in table.metrics.items() if not rule.latencies}
+    units["benchmark duration"] = "s"
+    latencies = {name for rule in table.metrics.values() for name in rule.latencies}
+    plain = {*table.load.values(), *table.totals.values()} - {"limit", "sent", "benchmark duration"}
     values: dict[str, Any] = {}
     for key in row.values:
         label, _, unit = key.partition(" (")
         if match := LATENCY.fullmatch(key):
-            if match[2] in LATENCIES:
-                name = match[2].replace(".", "")
-                values[f"{match[1]}_{name}_ms"] = _scaled(row, key, match[3], UNITS["ms"])
-        elif label in UNIT:
-            known: Mapping[str, float] = {"": 1.0} if UNIT[label] == "1" else UNITS[UNIT[label]]
+            if match[2] in latencies:
+                values[f"{match[1]}_{match[2]}_ms"] = _scaled(row, key, match[3], UNITS["ms"])
+        elif label in units:
+            known: Mapping[str, float] = {"": 1.0} if units[label] == "1" else UNITS[units[label]]
             values[label] = _scaled(row, key, unit.rstrip(")"), known)
-        elif key in PLAIN:
+        elif key in plain:
             values[key] = row.number(key)
-        elif key in SENT:
+        elif key in table.more["sent"]:
             values["sent"] = row.number(key, infinite=0.0)
-        elif key in LIMITS:
+        elif key in table.more["limit"]:
             unlimited = str(row.take(key)).lower() in ("not set", "none")
             values["limit"] = None if unlimited else row.number(key)
     return values
@@ -155,17 +116,15 @@ def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> flo
     return None
 
 
-def _with_command(
-    row: Fields, workload: OfferedLoad, command: Command, totals: Totals
-) -> tuple[OfferedLoad, str, list[str]]:
+def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, list[str]]:
     """The workload with what the command before the block asked for, unless the two disagree; the model;
     notes."""
     requested, model, note = command.workload()
-    if contradiction := contradicts(requested, workload, totals.completed):
+    if contradiction := contradicts(requested, run.workload, run.totals.completed):
         message = f"{row.where}: the command before the block is not of it: {contradiction}"
         row.find("command", "suspect", message)
-        return workload, "", []
-    printed = {name: value for name, value in workload.model_dump().items() if value not in (None, "")}
+        return run.workload, "", []
+    printed = {name: value for name, value in run.workload.model_dump().items() if value not in (None, "")}
     how = "the arguments printed" if command.printed else "the command"
     notes = [f"model and workload from {how} before the block", *filter(None, [note])]
     return requested.model_copy(update=printed), model, notes

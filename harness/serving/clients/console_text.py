@@ -6,9 +6,12 @@ glued together. What is in a block is read only as far as it is sure to be of it
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+from harness.serving.clients.format import formats
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 PREFIX = re.compile(
@@ -31,6 +34,7 @@ LINE = re.compile(r"(?P<label>[A-Za-z][^:]*?)\s*(?:\((?P<unit>[^()]*)\))?\s*:\s*
 REMARK = re.compile(r"\s+(?:\(|#|←|<-|//|\\$).*")  # what people write behind a number
 LONGEST = 300  # no line of a block is longer
 AROUND = " \t|*`'\"\\,"
+UNITS = ("ms", "s", "req/s", "tok/s", "RPS")
 
 
 @dataclass
@@ -115,7 +119,7 @@ def _take(block: Block, line: str) -> bool:
     key = f"{label} ({' '.join(match['unit'].split())})" if match["unit"] else label
     value = REMARK.sub("", (match["value"] or "").strip(AROUND)).strip(AROUND)
     numeric = value[:1].isdigit() or value[:1] in ("+", "-", ".") or value in ("nan", "inf")
-    if not value or not (numeric or label in LABELS or match["unit"] in UNITS):
+    if not value or not (numeric or label in _labels() or match["unit"] in UNITS):
         return False
     if key in block.values and block.values[key] != value:
         block.conflicts[key] = (block.values[key], value)
@@ -123,9 +127,15 @@ def _take(block: Block, line: str) -> bool:
     return True
 
 
-# Whose lines are a block's whatever stands behind them, so that what is no number there is found.
-UNITS = ("ms", "s", "req/s", "tok/s", "RPS")
-LABELS = ("backend", "traffic request rate", "max request concurrency", "max reqeuest concurrency",
-          "maximum request concurrency", "successful requests", "failed requests", "total input tokens",
-          "total generated tokens", "concurrency", "peak concurrent requests", "warm-up time",
-          "cool-down time")  # fmt: skip
+@functools.cache
+def _labels() -> set[str]:
+    """Labels whose line belongs to a block whatever its value, so that a value that is no number is found."""
+    table = formats()["console"]
+    return {
+        *table.more["limit"],
+        *table.more["sent"],
+        "backend",
+        *table.load.values(),
+        *table.totals.values(),
+        *table.metrics,
+    }

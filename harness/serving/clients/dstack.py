@@ -1,13 +1,8 @@
-"""`dstack.online`, `dstack.offline`: the two tables behind dstack's DeepSeek-R1 articles of March 2025.
-
-Read beside github.com/dstackai/benchmarks, branch deepseek-r1-benchmark: README.md (hardware, versions,
-client commands) and the client scripts. The online table is SGLang's bench_serving; the offline one is
-vLLM's benchmark_throughput.py, whose `tokens_per_second` counts input and output.
-"""
+"""What the tables of formats/dstack.toml cannot say."""
 
 from __future__ import annotations
 
-from harness.serving.clients.format import COUNTS, Draft, Format, Latencies, One, mean_of_range, rates
+from harness.serving.clients.format import Draft, mean_of_range
 from harness.serving.integrity.common import MARGIN
 from harness.serving.integrity.latencies import quantile_limits
 
@@ -21,39 +16,34 @@ VERSIONS = {  # README.md, "Click to see ... details"
     ("H200", "vllm"): "0.7.4.dev181+gf35f8e22",
     ("MI300X", "vllm"): "0.7.3.dev138+g21f6ca217",
 }
-ONLINE_PROMPTS = 500  # README.md, --num-prompts of all online commands
 SHARED_PREFIX = "generated-shared-prefix"
-SHARED_PREFIX_LENGTHS = (2000 + 1200, 800)  # README.md: --gsp-system-prompt-len, -question-len, -output-len
-LATENCIES = {"e2e_latency": "e2e", "ttft": "ttft", "tpot": "tpot", "itl": "itl"}
-TABLE = {"model": "deepseek-ai/DeepSeek-R1", "nodes": 1}
 
 
 def online(draft: Draft) -> None:
     load, row = draft.load, draft.row
     if draft.value("concurrency") is None:
-        message = "no concurrency: whether the row is shifted, and p99 of itl its p95, cannot be told"
+        message = "no concurrency: so it is not known whether the row is shifted, with p95 of itl under p99"
         row.find("column_shift", "suspect", message)
-    dataset = load["dataset"]
-    lengths = (row.number("random_input_len"), row.number("random_output_len"))
-    if dataset == "random" and (ratio := row.number("random_range_ratio")) is not None:
+    into, out = row.number("random_input_len"), row.number("random_output_len")
+    if load["dataset"] == "random" and (ratio := row.number("random_range_ratio")) is not None:
         load["range_ratio"] = ratio
-        lengths = (mean_of_range(lengths[0], ratio), mean_of_range(lengths[1], ratio))
-    notes = [f"num_prompts {ONLINE_PROMPTS} from dstack's command"]
-    if dataset == SHARED_PREFIX:
-        requested = " / ".join("none" if length is None else f"{length:g}" for length in lengths)
-        into, out = lengths = SHARED_PREFIX_LENGTHS
-        notes.insert(
+        into, out = mean_of_range(into, ratio), mean_of_range(out, ratio)
+    asked = [f"num_prompts {load['num_prompts']} from dstack's command"]
+    if load["dataset"] == SHARED_PREFIX:
+        requested = " / ".join("none" if length is None else f"{length:g}" for length in (into, out))
+        into, out = draft.format.more["shared_prefix"]
+        asked.insert(
             0, f"input and output length {into} / {out} from dstack's command: random_input_len / "
             f"random_output_len ({requested}) are defaults that {SHARED_PREFIX} does not use",
         )  # fmt: skip
-    load |= {"input_len": lengths[0], "output_len": lengths[1], "prefix_cached": dataset == SHARED_PREFIX}
+    load |= {"input_len": into, "output_len": out, "prefix_cached": load["dataset"] == SHARED_PREFIX}
     _unshift(draft)
     _machine(draft)
-    draft.notes += notes
+    draft.notes += asked
 
 
 def offline(draft: Draft) -> None:
-    """Of throughput the table has requests and total tokens only; that of output tokens is derived."""
+    """The table has the throughput of requests and of total tokens only; that of output tokens is derived."""
     duration, into, out = (draft.totals[name] for name in ("duration_s", "input_tokens", "output_tokens"))
     if out is not None and duration:
         how = "total_output_tokens / elapsed_time"
@@ -81,8 +71,8 @@ def _machine(draft: Draft) -> None:
 def _unshift(draft: Draft) -> None:
     """Moves ITL's p95 and p99 to where they belong if the row is shifted.
 
-    The client that wrote the TensorRT-LLM rows has `p95_itl_ms` before `p99_itl_ms`, the table's header has
-    not: so p95 stands under `p99_itl_ms`, p99 under `concurrency`, and concurrency is lost. A row is shifted
+    The client that wrote the TensorRT-LLM rows has `p95_itl_ms` before `p99_itl_ms`; the table's header does
+    not. So p95 stands under `p99_itl_ms`, p99 under `concurrency`, and concurrency is lost. A row is shifted
     if its concurrency is neither within the client's limit nor what Little's law gives, while the latter is
     within the limit, and if it could be a p99 of ITL above the p95 beside it.
     """
@@ -112,42 +102,3 @@ def _unshift(draft: Draft) -> None:
         f"repaired: p99_itl_ms {last:g} taken as p95 of itl, concurrency {stated:g} as its p99; "
         f"the true concurrency is lost, {follows:.5g} derived by Little's law"
     )
-
-
-ONLINE = (
-    "GPU", "backend", "dataset_name", "max_concurrency", "random_input_len", "random_output_len", "duration",
-    "completed", "total_input_tokens", "total_output_tokens", "request_throughput", "input_throughput",
-    "output_throughput", "concurrency",
-)  # fmt: skip
-OFFLINE = (
-    "GPU", "backend", "input_len", "output_len", "elapsed_time", "num_requests", "total_num_tokens",
-    "requests_per_second", "tokens_per_second", "total_output_tokens", "total_input_tokens",
-)  # fmt: skip
-STATISTICS = ("mean", "median", "std", "p99")
-ALL_ONLINE = frozenset({*ONLINE, *(f"{statistic}_{key}_ms" for key in LATENCIES for statistic in STATISTICS)})
-FORMATS = (
-    Format(
-        name="dstack.online", own=ALL_ONLINE, at_least=len(ALL_ONLINE) // 2 + 1, needs=frozenset({"GPU"}),
-        complete=True, fixed=TABLE | {"mode": "online"},
-        metrics=(
-            One("request_throughput", "request_throughput", "req/s", scope="node"),
-            *rates("node", input_throughput="input", output_throughput="output"),
-            Latencies(LATENCIES),
-            One("concurrency", "concurrency", "1", statistic="mean", scope="node"),
-        ),
-        load={"dataset": "dataset_name", "concurrency": "max_concurrency", "request_rate": "request_rate"},
-        fixed_load={"num_prompts": ONLINE_PROMPTS},
-        totals={name: key for name, key in COUNTS.items() if name != "failed"}, odd=online,
-    ),
-    Format(
-        name="dstack.offline", own=frozenset(OFFLINE), at_least=len(OFFLINE) // 2 + 1,
-        needs=frozenset({"GPU"}), complete=True, fixed=TABLE | {"mode": "offline"},
-        metrics=(
-            One("requests_per_second", "request_throughput", "req/s", scope="node"),
-            *rates("node", tokens_per_second="total"),
-        ),
-        load={"input_len": "input_len", "output_len": "output_len", "num_prompts": "num_requests"},
-        fixed_load={"request_rate": 0.0},
-        totals=COUNTS | {"duration_s": "elapsed_time", "completed": "num_requests"}, odd=offline,
-    ),
-)  # fmt: skip

@@ -27,8 +27,8 @@ class Fields:
     """The fields of one row, taken one by one; what is never taken is its `rest`.
 
     where:   file and line, for messages
-    as_text: numbers stand there as text (CSV, console output), with commas between thousands or without;
-             in JSON a text is no number
+    as_text: numbers are texts (CSV, console output), with or without commas between thousands; in JSON a text
+             is no number
     """
 
     where: str
@@ -60,8 +60,8 @@ class Fields:
     def number(
         self, key: str, *, scale: float = 1.0, least: float = 0.0, infinite: float | None = None
     ) -> float | None:
-        """The number under `key`, times scale; None where it is absent, null, empty, or no such number
-        (then with a finding). least: below it is none; infinite: what an infinite one stands for."""
+        """The number under `key`, times scale; None if it is absent, null, empty, or no number of at least
+        `least` (then with a finding). infinite: what an infinite number stands for."""
         raw = self.take(key)
         if raw is None or raw == "":
             return None
@@ -91,9 +91,8 @@ class Fields:
             self._unreadable(key, "a text")
             return ""
         if raw is not None and not isinstance(raw, str):
-            self.find(
-                "unreadable", "suspect", f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
-            )
+            message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
+            self.find("unreadable", "suspect", message)
         return "" if raw is None else str(raw)
 
     def flag(self, key: str) -> bool | None:
@@ -106,27 +105,19 @@ class Fields:
         self._unreadable(key, "true or false")
         return None
 
-    def numbers(self, key: str, *, scale: float = 1.0, least: float = -LARGEST) -> tuple[float, ...]:
-        """A list of numbers; empty where it is absent or one of them is none (then with a finding)."""
-        return self._list(key, "a list of numbers", lambda raw: self._several(raw, scale, least))
+    def numbers(self, key: str, *, scale: float = 1.0) -> tuple[float, ...]:
+        """A list of numbers of at least 0; empty if it is absent, or if one of them is no such number (then
+        with a finding)."""
+        return self._list(key, "a list of numbers", lambda raw: self._at_least_0(raw, scale))
 
     def counts(self, key: str) -> tuple[int, ...]:
         """A list of whole numbers of at least 0, as `numbers` gives it."""
         return self._list(key, "a list of whole numbers", self._whole)
 
-    def lists(
-        self, key: str, *, scale: float = 1.0, least: float = -LARGEST
-    ) -> tuple[tuple[float, ...], ...]:
+    def lists(self, key: str, *, scale: float = 1.0) -> tuple[tuple[float, ...], ...]:
         """A list of lists of numbers, as `numbers` gives one."""
-
-        def each(raw: Any) -> tuple[tuple[float, ...], ...] | None:
-            inner = (
-                [self._several(values, scale, least) for values in raw] if isinstance(raw, list) else [None]
-            )
-            whole = tuple(values for values in inner if values is not None)
-            return whole if len(whole) == len(inner) else None
-
-        return self._list(key, "a list of lists of numbers", each)
+        wanted = "a list of lists of numbers"
+        return self._list(key, wanted, lambda raw: _each(raw, lambda one: self._at_least_0(one, scale)))
 
     def take(self, key: str) -> Any:
         self.taken.add(key)
@@ -138,34 +129,35 @@ class Fields:
         return left | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
     def find(self, rule: str, severity: Severity, message: str, **numbers: float) -> None:
-        self.findings.append(Finding(rule=rule, severity=severity, message=message, numbers=numbers))
+        finding = Finding(rule=rule, severity=severity, message=message, numbers=numbers)
+        if finding not in self.findings:  # a value may be read twice
+            self.findings.append(finding)
 
     def leave_out(self, key: str, why: str) -> None:
         """A finding that the value of `key` is not used."""
         self.find("unreadable", "wrong", f"{self.where}: {key!r} {why}; left out")
 
-    def _list(self, key: str, wanted: str, read: Callable[[Any], Any]) -> Any:
+    def _list(self, key: str, wanted: str, read: Callable[[Any], tuple[Any, ...] | None]) -> Any:
         raw = self.take(key)
         if self.as_text and isinstance(raw, str):  # a CSV's cell has JSON in it
             try:
                 raw = json.loads(raw) if raw else None
             except (ValueError, RecursionError):
                 raw = {}
-        if raw is None:
-            return ()
-        values = read(raw)
+        values = () if raw is None else read(raw)
         if values is None:
             self._unreadable(key, wanted)
         return values or ()
 
-    def _several(self, raw: Any, scale: float, least: float) -> tuple[float, ...] | None:
-        numbers = [self._number(entry) for entry in raw] if isinstance(raw, list) else [None]
-        sensible = tuple(n * scale for n in numbers if n is not None and least <= n <= LARGEST)
-        return sensible if len(sensible) == len(numbers) else None
+    def _at_least_0(self, raw: Any, scale: float = 1.0) -> tuple[float, ...] | None:
+        numbers = _each(raw, self._number)
+        if numbers is None or not all(0 <= number <= LARGEST for number in numbers):
+            return None
+        return tuple(number * scale for number in numbers)
 
     def _whole(self, raw: Any) -> tuple[int, ...] | None:
-        numbers = self._several(raw, 1.0, 0.0)
-        if numbers is None or any(number != int(number) for number in numbers):
+        numbers = self._at_least_0(raw)
+        if numbers is None or not all(map(float.is_integer, numbers)):
             return None
         return tuple(map(int, numbers))
 
@@ -182,6 +174,12 @@ class Fields:
 
     def _unreadable(self, key: str, wanted: str) -> None:
         self.leave_out(key, f"is {_shown(self.values[key])}, not {wanted}")
+
+
+def _each(raw: Any, read: Callable[[Any], Any]) -> tuple[Any, ...] | None:
+    """What is read of each entry of a list; None if it is no list, or one of them cannot be read."""
+    values = tuple(map(read, raw)) if isinstance(raw, list) else (None,)
+    return None if None in values else values
 
 
 def real(value: Any) -> float | None:

@@ -1,15 +1,22 @@
-"""One reader for the files of all serving clients: a client's format is a table of its keys.
+"""One reader for the files of all serving clients. What a client writes is a table in formats/*.toml.
 
 A table says by which keys a file is recognised, and where each metric, count and setting stands (`a.b` is key
-b of the object under a). What no table says stands in the format's one `odd` function, which completes a
-`Draft`."""
+b of the object under a). What no table can say is done by the format's one `odd` function, which completes a
+`Draft`. The tables are checked when they are loaded. A new client is one table and one example in
+tests/data/serving."""
 
 from __future__ import annotations
 
+import functools
+import pkgutil
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
 
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document, UnreadableError, objects
@@ -21,9 +28,28 @@ from harness.serving.schema import (
     Scope,
     ServingRun,
     Severity,
+    StrictRecord,
     Tokens,
     Totals,
 )
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FILES = (
+    "aiperf",
+    "guidellm",
+    "inference_perf",
+    "inferencex",
+    "trtllm",
+    "sglang",
+    "vllm",
+    "dstack",
+    "console",
+)
+"""In the order in which a file is tried: clients that began as a copy of vLLM's write its keys and others."""
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
 MILLISECONDS = {
@@ -46,98 +72,82 @@ ENGINES = {
     "tgi": "tgi",
 }  # fmt: skip
 """Engines by the client's `backend`. `vllm` names none: it is OpenAI's protocol in every client, and
-InferenceX and others give it whatever server answers."""
+InferenceX and others write it for every server."""
+
+SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 
-class Rule(Protocol):
-    """How metrics are read from a row."""
+class Rule(StrictRecord):
+    """How one metric is read: from the number under a key, or from the object there.
 
-    def read(self, row: Fields) -> list[Metric]: ...
-
-
-@dataclass(frozen=True)
-class One:
-    """The metric under one key. scale: of the client's unit in `unit`."""
-
-    path: str
-    name: str
-    unit: str
-    tokens: Tokens = "none"
-    statistic: str = "total"
-    scope: Scope = "instance"
-    scale: float = 1.0
-
-    def read(self, row: Fields) -> list[Metric]:
-        fields, key = row.at(self.path)
-        return several(fields, {key: self.statistic}, self, self.scale)
-
-
-@dataclass(frozen=True)
-class Several:
-    """The statistics of one metric in one object.
-
-    statistics: the client's key of each to ours; None: every key that is named as ours are
-    unit_inside: the client's unit stands in the object, under `unit`
-    lone:       the statistic of an object that has one alone, whatever its key
+    scale:     of the client's unit in `unit`
+    statistic: of a number (default: `total`); of an object that has a single statistic
+    object:    the key holds an object of statistics
+    without:   statistics of the object that are not read
+    latencies: the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The same
+               keys without `_ms` are in seconds (InferenceX's copy of vLLM's client)
     """
 
-    path: str
-    name: str
-    unit: str = "ms"
+    name: str = ""
+    unit: Literal["ms", "tok/s", "req/s", "tokens", "1"] = "ms"
     tokens: Tokens = "none"
-    scope: Scope = "request"
+    scope: Scope = "instance"
+    statistic: str = ""
     scale: float = 1.0
-    statistics: Mapping[str, str] | None = None
-    unit_inside: bool = False
-    lone: str = ""
+    object: bool = False
+    without: tuple[str, ...] = ()
+    latencies: dict[str, str] = Field(default_factory=dict)
 
-    def read(self, row: Fields) -> list[Metric]:
-        fields, key = row.at(self.path)
+    @model_validator(mode="after")
+    def _has_name(self) -> Rule:
+        if bool(self.name) == bool(self.latencies):
+            raise ValueError("a metric has either a name or latencies")
+        return self
+
+    def read(
+        self, row: Fields, path: str, statistics: Mapping[str, str] | None = None, unit_inside: bool = False
+    ) -> list[Metric]:
+        """statistics: the client's key of each to ours (default: keys named as ours); unit_inside: the
+        object has the client's unit under `unit`"""
+        if self.latencies:
+            return self.read_latencies(row, path) or self.read_latencies(row, path.removesuffix("_ms"), 1e3)
+        fields, key = row.at(path)
+        if not self.object:
+            return self._metrics(fields, {key: self.statistic or "total"}, self.scale)
         fields = fields.inside(key)
-        scale = scale_inside(fields, self.unit) if self.unit_inside else self.scale
-        if not fields.values or scale is None:
+        scale = scale_inside(fields, self.unit) if unit_inside else self.scale
+        if scale is None:
             return []
-        own = {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
-        metrics = several(fields, own if self.statistics is None else self.statistics, self, scale)
-        if self.lone and len(metrics) == 1:
-            return [metrics[0].model_copy(update={"statistic": self.lone})]
+        for key in self.without:
+            fields.take(key)
+        known = statistics or {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
+        known = {key: ours for key, ours in known.items() if key not in self.without}
+        metrics = self._metrics(fields, known, scale)
+        if fields.values.get("count") == 0 and not any(metric.value for metric in metrics):
+            return []  # statistics of no request are written as zeros
+        if self.statistic and len(metrics) == 1:
+            return [metrics[0].model_copy(update={"statistic": self.statistic})]
         return metrics
 
-
-@dataclass(frozen=True)
-class Latencies:
-    """Latencies under keys such as `p99_ttft_ms`. names: the client's name of each to ours. InferenceX's copy
-    of vLLM's client writes them in seconds, under keys without `_ms`."""
-
-    names: Mapping[str, str]
-
-    def read(self, row: Fields) -> list[Metric]:
-        return self._under(row, "_ms", 1.0) or self.seconds(row)
-
-    def seconds(self, row: Fields) -> list[Metric]:
-        return self._under(row, "", 1e3)
-
-    def _under(self, row: Fields, suffix: str, scale: float) -> list[Metric]:
-        pattern = re.compile(rf"({STATISTIC})_({'|'.join(map(re.escape, self.names))}){suffix}")
+    def read_latencies(self, row: Fields, path: str, scale: float = 1.0) -> list[Metric]:
+        names = "|".join(map(re.escape, self.latencies))
+        pattern = path.format(statistic=f"({STATISTIC})", latency=f"({names})")
         metrics = []
         for key in row.values:
-            if match := pattern.fullmatch(key):
-                metrics += One(key, self.names[match[2]], "ms", "none", match[1], "request", scale).read(row)
+            if match := re.fullmatch(pattern, key):
+                rule = Rule(name=self.latencies[match[2]], scope="request")
+                metrics += rule._metrics(row, {key: match[1]}, scale)
         return metrics
 
-
-def several(
-    fields: Fields, statistics: Mapping[str, str], of: One | Several, scale: float = 1.0
-) -> list[Metric]:
-    return [
-        Metric(name=of.name, value=value, unit=of.unit, scope=of.scope, tokens=of.tokens, statistic=statistic)
-        for key, statistic in statistics.items()
-        if (value := fields.number(key, scale=scale)) is not None
-    ]
+    def _metrics(self, fields: Fields, statistics: Mapping[str, str], scale: float) -> list[Metric]:
+        about: dict[str, Any] = self.model_dump(include={"name", "unit", "scope", "tokens"})
+        held = ((statistic, *fields.at(path)) for path, statistic in statistics.items())
+        numbers = [(statistic, inner.number(key, scale=scale)) for statistic, inner, key in held]
+        return [Metric(value=n, statistic=statistic, **about) for statistic, n in numbers if n is not None]
 
 
 def scale_inside(fields: Fields, unit: str) -> float | None:
-    """Of the unit that stands in the object, to ours; None with a finding where it is another."""
+    """From the unit that stands in the object to ours; None, with a finding, if it is another."""
     if not fields.values:
         return None
     given = fields.text("unit")
@@ -146,41 +156,12 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
     return UNITS[unit].get(given)
 
 
-def keys(names: str) -> frozenset[str]:
-    return frozenset(names.split())
-
-
-def rates(scope: Scope = "instance", **kinds: Tokens) -> tuple[One, ...]:
-    """Throughputs in tok/s, each key with the kind of its tokens."""
-    return tuple(One(key, "throughput", "tok/s", kind, scope=scope) for key, kind in kinds.items())
-
-
-REQUESTS = One("request_throughput", "request_throughput", "req/s")
-GOODPUT = tuple(One(key, "goodput", "req/s") for key in ("request_goodput", "request_goodput:"))
-"""vLLM's old script, and what began as a copy of it, have a colon in the key."""
-
-PEAKS = (
-    One("max_output_tokens_per_s", "max_output_tokens_per_s", "tok/s", "output", "max"),
-    One("max_concurrent_requests", "max_concurrent_requests", "1", statistic="max"),
-)
-"""Of single seconds: pieces of streams that came in one, and requests that touched one, which are more than
-were ever in flight at once."""
-
-ACCEPTED = One("accept_length", "accept_length", "1", statistic="mean")
-SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
-COUNTS = {
-    "duration_s": "duration", "completed": "completed", "failed": "failed",
-    "input_tokens": "total_input_tokens", "output_tokens": "total_output_tokens",
-}  # fmt: skip
-LOAD = {"concurrency": "max_concurrency", "request_rate": "request_rate", "num_prompts": "num_prompts"}
-BURSTS = {"burstiness": "burstiness", "ramp_up": "ramp_up_strategy"}
-AT_ONCE = {"request_rate": 0.0}
-
-
 @dataclass
 class Draft:
-    """A run as its table gave it, which the format's `odd` function completes. about: further fields of
-    it."""
+    """A run as its table gave it, which the format's `odd` function completes.
+
+    about: further fields of the run
+    """
 
     row: Fields
     about: dict[str, Any]
@@ -189,6 +170,7 @@ class Draft:
     parallelism: dict[str, Any]
     metrics: list[Metric]
     samples: RequestSamples
+    format: Format
     notes: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
 
@@ -204,7 +186,7 @@ class Draft:
         return None
 
     def add(self, name: str, value: float | None, unit: str, **more: Any) -> None:
-        """A metric of the instance, where there is a value."""
+        """A metric of the instance, if there is a value."""
         if value is not None:
             self.metrics.append(Metric(name=name, value=value, unit=unit, **{"scope": "instance", **more}))
 
@@ -212,52 +194,78 @@ class Draft:
         self.row.find(rule, severity, f"{self.row.where}: {message}", **numbers)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Format:
+class Format(StrictRecord):
     """A client's file as data. Paths are those of `Fields.at`.
 
-    own:       keys that only this client writes, `at_least` of which a row of it has; all of `needs`, none of
-               `not_with`; of a nested file `is_one` tells instead
-    complete:  a CSV without one of `own` is refused
+    own:       keys of this client, `at_least` of which a row has; it also has all of `needs`, one of `one_of`
+               (if any), and none of `not_with`. `a.b` is also key b of the objects in a list under a
+    complete:  a CSV that lacks one of `own` is refused
     about:     texts: field of ServingRun to path; fixed: fields that are the same in all its files
     load, totals, parallelism: fields of OfferedLoad, Totals, Parallelism to path
     duration_scale: of the file's unit in s
+    metrics:   each metric's rule by its path
+    statistics: the client's names of statistics to ours, in objects; units_inside: these have their unit
     requests:  the key of single requests' end-to-end times; empty: the client keeps no lists
-    spoken:    the client's `backend` is a protocol
-    wanted:    what is named where a row has no number of a run
-    rows:      the rows of a document where they are not its objects
+    says_protocol: the client's `backend` names the protocol that it speaks
+    notes:     of every run
+    wanted:    what a message names if a row has no number of a run
+    more:      further tables of its odd function
+    odd, rows: functions of this package, as `module.function`: `odd` completes a run, `rows` gives the rows
+               of a document if they are not its objects
     """
 
     name: str
     own: frozenset[str] = frozenset()
     at_least: int = 3
     needs: frozenset[str] = frozenset()
+    one_of: frozenset[str] = frozenset()
     not_with: frozenset[str] = frozenset()
-    is_one: Callable[[Mapping[str, Any]], bool] | None = None
     complete: bool = False
-    metrics: Sequence[Rule] = ()
-    about: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    load: Mapping[str, str] = field(default_factory=dict)
-    fixed_load: Mapping[str, Any] = field(default_factory=dict)
-    totals: Mapping[str, str] = field(default_factory=dict)
-    parallelism: Mapping[str, str] = field(default_factory=dict)
+    about: dict[str, str] = Field(default_factory=dict)
+    fixed: dict[str, Any] = Field(default_factory=dict)
+    load: dict[str, str] = Field(default_factory=dict)
+    fixed_load: dict[str, Any] = Field(default_factory=dict)
+    totals: dict[str, str] = Field(default_factory=dict)
+    parallelism: dict[str, str] = Field(default_factory=dict)
     duration_scale: float = 1.0
+    metrics: dict[str, Rule] = Field(default_factory=dict)
+    statistics: dict[str, str] = Field(default_factory=dict)
+    units_inside: bool = False
     requests: str = ""
-    spoken: bool = False
+    says_protocol: bool = False
     notes: tuple[str, ...] = ()
-    wanted: Sequence[str] = SERVED
+    wanted: tuple[str, ...] = SERVED
+    more: dict[str, Any] = Field(default_factory=dict)
     odd: Callable[[Draft], None] | None = None
     rows: Callable[[Document], list[Fields]] = objects
 
-    def recognises(self, document: Document) -> bool:
-        return any(map(self._has, document.candidates()))
+    @field_validator("odd", "rows", mode="before")
+    @classmethod
+    def _function(cls, name: str) -> Any:
+        return pkgutil.resolve_name(f"harness.serving.clients.{name}")
 
-    def _has(self, row: Mapping[str, Any]) -> bool:
-        if self.is_one is not None:
-            return self.is_one(row)
-        keys = set(row)
-        return len(self.own & keys) >= self.at_least and self.needs <= keys and not self.not_with & keys
+    @model_validator(mode="after")
+    def _fields_are_known(self) -> Format:
+        for part, of in ((self.about | self.fixed, ServingRun), (self.load | self.fixed_load, OfferedLoad),
+                         (self.totals, Totals), (self.parallelism, Parallelism)):  # fmt: skip
+            if unknown := sorted(set(part) - set(of.model_fields)):
+                raise ValueError(f"{', '.join(unknown)}: no field of {of.__name__}")
+        return self
+
+    def recognises(self, document: Document) -> bool:
+        return any(map(self._is_row, document.candidates()))
+
+    def _is_row(self, row: Mapping[str, Any]) -> bool:
+        return (
+            len(self.keys_in(row)) >= max(self.at_least, 1)
+            and all(has(row, key) for key in self.needs)
+            and (not self.one_of or any(has(row, key) for key in self.one_of))
+            and not any(has(row, key) for key in self.not_with)
+        )
+
+    def keys_in(self, row: Mapping[str, Any]) -> list[str]:
+        """Which of its own keys the row has."""
+        return sorted(key for key in self.own if has(row, key))
 
     def runs(self, document: Document) -> list[ServingRun]:
         lacking = ", ".join(sorted(self.own - {*document.header})) if self.complete else ""
@@ -269,19 +277,24 @@ class Format:
         samples, failed = requests(row, self.requests) if self.requests else (RequestSamples(), None)
         draft = Draft(
             row,
-            about={"client": self.name, **self.fixed, **_each(row, self.about, {}, Fields.text)},
-            load={**self.fixed_load, **_each(row, self.load, LOADS, Fields.number)},
-            totals=_each(row, self.totals, {"duration_s": Fields.number}, Fields.count),
-            parallelism=_each(row, self.parallelism, {}, Fields.count),
-            metrics=[metric for rule in self.metrics for metric in rule.read(row)],
+            about={"client": self.name, **self.fixed, **_each(row, self.about, Fields.text)},
+            load=self.fixed_load | read_load(row, self.load),
+            totals=_each(row, self.totals, Fields.count),
+            parallelism=_each(row, self.parallelism, Fields.count),
+            metrics=[
+                metric
+                for path, rule in self.metrics.items()
+                for metric in rule.read(row, path, self.statistics, self.units_inside)
+            ],
             samples=samples,
+            format=self,
         )
         if draft.totals.get("duration_s") is not None:
             draft.totals["duration_s"] *= self.duration_scale
         if self.requests:
             draft.notes += without_bulk(row)
             draft.totals["failed"] = failed if draft.totals["failed"] is None else draft.totals["failed"]
-        if self.spoken:
+        if self.says_protocol:
             said = str(row.values.get("backend") or row.values.get("endpoint_type") or "")
             draft.about = {"protocol": said, "engine": engine(said), **draft.about}
         if self.odd is not None:
@@ -300,29 +313,54 @@ class Format:
         return _measured(run, row, self.wanted)
 
 
+@functools.cache
+def formats() -> dict[str, Format]:
+    """All formats by name, in the order in which a file is tried."""
+    return {name: Format(name=name, **table) for file in FILES for name, table in table_file(file).items()}
+
+
+def table_file(name: str) -> dict[str, Any]:
+    """A file of formats/, as it is."""
+    return tomllib.loads(Path(__file__).with_name("formats").joinpath(f"{name}.toml").read_text("utf-8"))
+
+
+def has(value: Any, path: str) -> bool:
+    """Whether an object, or an object in a list, has the key `path`, or for `a.b` key b in the value of a."""
+    if isinstance(value, list):
+        return any(has(one, path) for one in value)
+    if not isinstance(value, Mapping):
+        return False
+    head, _, rest = path.partition(".")
+    return path in value or bool(rest and head in value and has(value[head], rest))
+
+
 Reader = Callable[[Fields, str], Any]
 
 
-def _each(
-    row: Fields, table: Mapping[str, str], special: Mapping[str, Reader], usual: Reader
-) -> dict[str, Any]:
-    return {ours: special.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
+def _each(row: Fields, table: Mapping[str, str], usual: Reader) -> dict[str, Any]:
+    return {ours: SPECIAL.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
 
 
 def request_rate(row: Fields, key: str) -> float | None:
-    """Requests per second as asked for; 0: all at once. None where a trace gives the times, or not said."""
+    """Requests per second as asked for; 0: all at once. None if a trace gives the times, or if not said."""
     return None if row.values.get(key) == "trace" else row.number(key, infinite=0.0)
 
 
-def ramp_up(row: Fields, key: str = "ramp_up_strategy") -> str:
-    """How the request rate grows, as the strategy and its ends have it; empty where it does not."""
+def ramp_up(row: Fields, key: str) -> str:
+    """How the request rate grows: the strategy and both ends; empty if it does not grow."""
     strategy = row.text(key)
     begin, end = (row.number(f"ramp_up_{name}_rps") for name in ("start", "end"))
     return f"{strategy} from {begin:g} to {end:g} requests a second" if begin and end else strategy
 
 
-LOADS: Mapping[str, Reader] = {
+def read_load(row: Fields, table: Mapping[str, str]) -> dict[str, Any]:
+    """Fields of OfferedLoad by their path."""
+    return _each(row, table, Fields.number)
+
+
+SPECIAL: Mapping[str, Reader] = {
     "dataset": Fields.text, "num_prompts": Fields.count, "request_rate": request_rate, "ramp_up": ramp_up,
+    "duration_s": Fields.number,
 }  # fmt: skip
 
 
@@ -333,7 +371,7 @@ def engine(protocol: str) -> str:
 
 def mean_of_range(longest: float | None, ratio: float | None) -> float | None:
     """Mean of whole lengths uniform from `ratio` times the longest (at least 1) to the longest, as SGLang's
-    client draws them. None where either is not said, or the ratio is over 1."""
+    client draws them. None if either is not said, or the ratio is over 1."""
     if longest is None or ratio is None or ratio > 1:
         return None
     return (max(int(longest * ratio), 1) + longest) / 2
@@ -352,9 +390,9 @@ def requests(row: Fields, e2es: str) -> tuple[RequestSamples, int | None]:
     kept: dict[str, Sequence[Any]] = {
         "input_lens": row.counts("input_lens"),
         "output_lens": row.counts("output_lens"),
-        "ttfts_ms": row.numbers("ttfts", scale=1e3, least=0),
-        "e2es_ms": row.numbers(e2es, scale=1e3, least=0),
-        "itls_ms": row.lists("itls", scale=1e3, least=0),
+        "ttfts_ms": row.numbers("ttfts", scale=1e3),
+        "e2es_ms": row.numbers(e2es, scale=1e3),
+        "itls_ms": row.lists("itls", scale=1e3),
     }
     sizes = {name: len(column) for name, column in kept.items() if column}
     if errors is not None:

@@ -1,22 +1,4 @@
-"""InferenceX (earlier InferenceMAX) of SemiAnalysis: `agg_*.json`, and the rows of its site's API.
-
-Read in SemiAnalysisAI/InferenceX, utils/process_result.py of 2026-08-21 (843c6254), and InferenceX-app's
-packages/db/data/supplemental-bmk.json. The client underneath is vLLM's old benchmark_serving.py, whose own
-files `vllm.serve` reads: its `*_ms` keys lose the suffix and come in **seconds**; all throughputs are per
-GPU:
-
-- of one node: over tp x pp x pcp_size GPUs (older files: over tp);
-- of several nodes: `tput_per_gpu` over all GPUs, `output_tput_per_gpu` over those that decode,
-  `input_tput_per_gpu` over those that prefill. Forks divide all three by all GPUs. Which it was follows
-  from the three numbers; where it does not, the scope is `unknown`.
-
-isl and osl are the longest lengths: the client draws from --random-range-ratio of them on, which no file says
-(its scripts give 0.8). The mean of the output follows from the mean latencies, E2E = TTFT + (n - 1) TPOT.
-
-The API's rows nest the numbers under `metrics`, and write the GPUs of an aggregated engine twice, as
-num_prefill_gpu and as num_decode_gpu. `*_intvty` is 1 / `*_tpot`, statistic by statistic (that of `std`
-means nothing), and stays in `extra`.
-"""
+"""What the table of formats/inferencex.toml cannot say."""
 
 from __future__ import annotations
 
@@ -25,21 +7,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from harness.serving.clients.fields import Fields, real
-from harness.serving.clients.format import Draft, Format, Latencies
+from harness.serving.clients.format import Draft, Rule
 from harness.serving.schema import Scope, Tokens
 
 KINDS: dict[str, Tokens] = {
     "tput_per_gpu": "total", "output_tput_per_gpu": "output", "input_tput_per_gpu": "input",
 }  # fmt: skip
-SETTINGS = {"framework", "precision", "isl", "osl", "conc"}
-LATENCIES = Latencies({"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"})
+LATENCIES = Rule(latencies={"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e"})
 SHORTEST, LONGER = 0.5, 1.1  # mean over longest: of lengths drawn from 0 on; beyond what means tell
 TOLERANCE = 1e-3  # rows of the API are rounded to two decimals
-
-
-def has_numbers(row: Mapping[str, Any]) -> bool:
-    numbers = row["metrics"] if isinstance(row.get("metrics"), Mapping) else row
-    return bool(set(KINDS) & set(numbers)) and len(SETTINGS & set(row)) >= 3
 
 
 def complete(draft: Draft) -> None:
@@ -54,7 +30,7 @@ def complete(draft: Draft) -> None:
     about["source"] = row.text("run_url") or row.where
     about["hardware"] = row.text("hw") or row.text("hardware") or row.text("device")
     _throughputs(draft, numbers, apart, prefill, decode)
-    draft.metrics += LATENCIES.seconds(numbers)
+    draft.metrics += LATENCIES.read_latencies(numbers, "{statistic}_{latency}", scale=1e3)
     _load(draft)
     _examine_speeds(draft, numbers)
     _parallelism(draft, apart, prefill, decode)
@@ -65,10 +41,10 @@ def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) ->
     if stated := row.count("num_gpus"):
         return stated
     if apart:
-        return prefill + decode or None if prefill is not None and decode is not None else None
+        return None if prefill is None or decode is None else prefill + decode or None
     if prefill and decode and prefill != decode:
-        message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated: over "
-        draft.find("denominator", "suspect", f"{message}which of them its numbers are is not to be told")
+        message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated: the "
+        draft.find("denominator", "suspect", f"{message}file does not tell by which its numbers were divided")
         return None
     if prefill and decode:
         note = "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated"
@@ -153,7 +129,11 @@ def _denominators(
     """Scopes of input and output throughput, from what adds up to the total."""
     total, out, into = (values[key] for key in KINDS)
     if total is None or out is None or into is None or prefill is None or decode is None:
-        return "unknown", "unknown", "over which GPUs input and output throughput are is not to be told"
+        return (
+            "unknown",
+            "unknown",
+            "the file does not tell over how many GPUs input and output throughput are taken",
+        )
     if prefill and decode and _near(into * prefill + out * decode, total * (prefill + decode)):
         note = f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode, total over "
         return "prefill_gpu", "decode_gpu", f"{note}all"
@@ -165,15 +145,3 @@ def _denominators(
 
 def _near(a: float, b: float) -> bool:
     return math.isclose(a, b, rel_tol=TOLERANCE)
-
-
-FORMATS = (
-    Format(
-        name="inferencex", is_one=has_numbers,
-        about={"date": "date", "model": "model", "precision": "precision", "engine": "framework",
-               "image": "image"},
-        fixed={"mode": "online"}, fixed_load={"dataset": "random"},
-        load={"concurrency": "conc", "longest_input_len": "isl", "longest_output_len": "osl"},
-        odd=complete, wanted=tuple(KINDS),
-    ),
-)  # fmt: skip

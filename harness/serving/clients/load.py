@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
 
 from harness.errors import mistake
-from harness.serving.clients import FORMATS, others
+from harness.serving.clients.console import Console
 from harness.serving.clients.fields import plain
 from harness.serving.clients.files import Document, UnreadableError, read
-from harness.serving.clients.format import Format
+from harness.serving.clients.format import Format, formats, table_file
 from harness.serving.integrity import examined
 from harness.serving.schema import Finding, Metric, ServingRun, Totals
 
@@ -41,16 +41,18 @@ def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
     alike: dict[object, ServingRun] = {}
     marked = []
     for run in runs:
-        first = seen.setdefault((run.totals, run.metrics), run.id)
+        first = seen.get((run.totals, run.metrics))
+        seen.setdefault((run.totals, run.metrics), run.id)
         system = (run.client, run.model, run.hardware, run.gpus, run.engine, run.version, run.parallelism)
         before = alike.setdefault((*system, run.workload, run.totals.input_tokens), run)
         finding = None
-        if first != run.id:
+        if first:
             message = f"{run.id}: every number is that of {first}: the same run again"
             finding = Finding(rule="repeated", severity="suspect", message=message)
         elif message := _cached(before, run):
             finding = Finding(rule="prefix_cache", severity="suspect", message=message)
-        marked.append(run.model_copy(update={"findings": (*run.findings, finding)}) if finding else run)
+        is_new = finding and finding not in run.findings
+        marked.append(run.model_copy(update={"findings": (*run.findings, finding)}) if is_new else run)
     return marked
 
 
@@ -69,38 +71,51 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
 
 
 def _parts(document: Document) -> list[tuple[Document, Format]]:
-    """The document with its format; where lines of several clients were appended to one file, each run of
-    lines with its own."""
+    """The document with its format; if lines of several clients were appended to one file, each line with its
+    own."""
     if document.kind == "jsonl":
         lines = [replace(document, content=[row]) for row in document.content]
-        owned = [(line, _format(line)) for line in lines]
+        owned = [(line, format_of(line)) for line in lines]
         if len({known.name for _, known in owned if known}) > 1:
             stray = next((line.content[0][0] for line, known in owned if known is None), None)
             if stray is not None:
                 raise UnreadableError(f"cannot read {document.path}, line {stray}: of no known client")
             return [(line, known) for line, known in owned if known]
-    known = _format(document)
+    known = format_of(document)
     if known is not None:
         return [(document, known)]
-    if what := others.named(document):
+    if what := _other(document):
         raise UnreadableError(f"cannot read {document.path}: {what}")
-    names = ", ".join(format_.name for format_ in FORMATS)
-    unknown = f"cannot read {document.path}: of no known client{_nearest(document)}; known: {names}"
-    raise UnreadableError(document.broken or unknown)
+    unknown = f"of no known client{_nearest(document)}; known: {', '.join(formats())}"
+    raise UnreadableError(document.broken or f"cannot read {document.path}: {unknown}")
 
 
-def _format(document: Document) -> Format | None:
-    return next((format_ for format_ in FORMATS if format_.recognises(document)), None)
+def format_of(document: Document) -> Format | None:
+    every = (*formats().values(), Console(name="console"))
+    return next((known for known in every if known.recognises(document)), None)
 
 
 def _nearest(document: Document) -> str:
-    """The client most of whose own keys the file has, with two of them; empty where it has none of any."""
-    keys = {key for row in document.candidates() for key in row}
-    shared = {f.name: sorted(f.own & keys) for f in FORMATS}
+    """The client most of whose own keys the file has, with two of them; empty if it has none of any."""
+    rows = document.candidates()
+    shared = {
+        one.name: sorted({key for row in rows for key in one.keys_in(row)}) for one in formats().values()
+    }
     name = max(shared, key=lambda each: len(shared[each]))
-    if not shared[name]:
-        return ""
-    return f", nearest to {name} ({', '.join(shared[name][:2])})"
+    return f", nearest to {name} ({', '.join(shared[name][:2])})" if shared[name] else ""
+
+
+def _other(document: Document) -> str:
+    """What a file that is not read is, and what to give instead; empty if that is not known."""
+    keys, text = set(document.header), document.text.lower() if document.kind == "text" else ""
+    for row in document.candidates():
+        inner = (value[0] if isinstance(value, list) and value else value for value in row.values())
+        keys |= set(row).union(*(value for value in inner if isinstance(value, Mapping)))
+    for instead, tools in table_file("others").items():
+        for what, marks in tools.items():
+            if any({*mark.split("|")} <= keys or mark.lower() in text for mark in marks):
+                return f"it is {what}, which is not read: {instead}"
+    return ""
 
 
 def _runs(document: Document, known: Format) -> list[ServingRun]:

@@ -41,7 +41,7 @@ def as_json(runs: Sequence[ServingRun], unreadable: Sequence[str]) -> str:
 
 
 def as_text(runs: Sequence[ServingRun], files: int, unread: int) -> str:
-    """A table a client, what was found, what was taken for granted, and how many of each."""
+    """A table for each client, what was found, what was taken for granted, and how many of each."""
     return "\n\n".join(_blocks(runs, files, unread))
 
 
@@ -59,11 +59,8 @@ def _blocks(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str
         yield f"{DERIVED.strip()} derived from other numbers of the row"
     found = [(run, finding) for run in runs for finding in run.findings]
     for severity, title in TITLES.items():
-        texts = [
-            (run, f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}")
-            for run, one in found
-            if one.severity == severity
-        ]
+        of = [(run, one) for run, one in found if one.severity == severity]
+        texts = [(run, f"{one.rule}: {one.message.removeprefix(f'{run.source}: ')}") for run, one in of]
         yield from _section(title, texts, len(runs))
     yield from _section(ASSUMED, [(run, note) for run in runs for note in run.notes], len(runs))
     touched = len({run.id for run, finding in found if finding.severity != "note"})
@@ -74,39 +71,30 @@ def _blocks(runs: Sequence[ServingRun], files: int, unread: int) -> Iterator[str
 
 
 def _row(run: ServingRun) -> list[str]:
+    """Cells in the order of HEADERS."""
     severities = Counter[Severity](one.severity for one in run.findings if one.severity != "note")
+    hardware = f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware
+    engine, speculation = f"{run.engine} {run.version.partition('+')[0]}", run.speculation
+    about = [run.id, hardware, engine, "" if speculation == "none" else speculation]
+    asked = [_lengths(run), _load(run), "" if run.mode == "unknown" else run.mode]
     numbers = [_output(run), *(_latency(run, *which) for which in LATENCIES.values())]
-    cells = [
-        run.id,
-        f"{run.gpus}x {run.hardware or '?'}" if run.gpus else run.hardware,
-        f"{run.engine} {run.version.partition('+')[0]}",
-        run.speculation.removeprefix("none"),
-        _lengths(run),
-        _load(run),
-        run.mode.removeprefix("unknown"),
-        *numbers,
-        "" if any(numbers) else _other(run),
-        _counts(severities),
-    ]
-    return [" ".join(cell.split()) for cell in cells]
+    rest = ["" if any(numbers) else _other(run), _counts(severities)]
+    return [" ".join(cell.split()) for cell in (*about, *asked, *numbers, *rest)]
 
 
 def _lengths(run: ServingRun) -> str:
     """Mean tokens of a request, in and out: as counted, unless the client keeps a window of the run."""
-    load, totals = run.workload, run.totals
-    counted = totals.completed if not (load.warmup_s or load.cooldown_s) else None
-    into = _length(totals.input_tokens, counted, load.input_len, load.longest_input_len)
-    out = _length(totals.output_tokens, counted, load.output_len, load.longest_output_len)
-    return "" if into == out == "?" else f"{into}/{out}"
-
-
-def _length(tokens: int | None, completed: int | None, asked: float | None, longest: float | None) -> str:
-    if tokens is not None and completed:
-        each = tokens / completed
-        return f"{each:.4g}" if each < 1e4 else f"{each:.0f}"
-    if asked is not None:
-        return f"{asked:g}"
-    return "?" if longest is None else f"<={longest:g}"
+    load, completed, sides = run.workload, run.totals.completed, []
+    for side in ("input", "output"):
+        tokens = getattr(run.totals, f"{side}_tokens")
+        asked, longest = getattr(load, f"{side}_len"), getattr(load, f"longest_{side}_len")
+        if tokens is not None and completed and not (load.warmup_s or load.cooldown_s):
+            each = tokens / completed
+            sides.append(f"{each:.4g}" if each < 1e4 else f"{each:.0f}")
+        else:
+            most = "?" if longest is None else f"<={longest:g}"
+            sides.append(most if asked is None else f"{asked:g}")
+    return "" if sides == ["?", "?"] else "/".join(sides)
 
 
 def _load(run: ServingRun) -> str:

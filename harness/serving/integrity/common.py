@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import functools
+import math
+import sys
 from decimal import Decimal
+from pathlib import Path
+from typing import Any
 
 from harness.serving.schema import Finding, Metric, ServingRun, Severity
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 EXACT = 1e-3  # relative: what clients compute in one program from the same numbers
 MARGIN = 0.01  # relative: what two clocks of one run may differ by
 FASTEST_STEP_MS = 0.1  # a decode step, or a first token, over a network stack in Python: a bound, no estimate
-WAITS = ("client_queue_time", "schedule_delay")  # of the client's: as short as nothing, or by turns long
+WAITS = ("client_queue_time", "schedule_delay")  # of the client: next to nothing, or long in bursts
 LIKE = 0.02  # relative: near enough to a round factor to name it
 
 
@@ -24,31 +34,33 @@ def apart(stated: float, expected: float, *inputs: float) -> float:
     `inputs` explains."""
     if expected == 0:
         return 0.0 if stated == 0 else float("inf")
-    allowed = rounding(stated) / abs(expected) + sum(
-        rounding(number) / abs(number) for number in inputs if number
-    )
+    allowed = rounding(stated) / abs(expected) + sum(rounding(n) / abs(n) for n in inputs if n)
     return max(0.0, abs(stated / expected - 1) - allowed)
 
 
-def window(run: ServingRun) -> str:
-    """Why sums over the run need not be sums over its numbers; empty where the client kept all of it."""
-    cut = [
-        f"{seconds:g} s of {name}"
-        for seconds, name in ((run.workload.warmup_s, "warm-up"), (run.workload.cooldown_s, "cool-down"))
-        if seconds
-    ]
-    return f"the client leaves {' and '.join(cut)} out, so its numbers are of a window" if cut else ""
+@functools.cache
+def _texts() -> dict[str, dict[str, str]]:
+    return tomllib.loads(Path(__file__).with_name("texts.toml").read_text("utf-8"))
 
 
-def found(rule: str, severity: Severity, message: str, **numbers: float) -> Finding:
-    return Finding(rule=rule, severity=severity, message=message, numbers=numbers)
+def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:
+    """A finding of that rule, which says one of its texts (texts.toml) with the values."""
+    numbers = {k: v for k, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)}
+    return Finding(
+        rule=rule, severity=severity, message=_texts()[rule][text].format(**values), numbers=numbers
+    )
 
 
-def broken(run: ServingRun, rule: str, severity: Severity, message: str, **numbers: float) -> Finding:
-    """A finding; of a trimmed window it is only a note, with that reason."""
-    if reason := window(run):
-        return found(rule, "note", f"{message}; {reason}", **numbers)
-    return found(rule, severity, message, **numbers)
+def broken(run: ServingRun, rule: str, severity: Severity, text: str, **values: Any) -> Finding:
+    """A finding about a sum over the run. If the client leaves out a warm-up or cool-down, its numbers are of
+    a window and the sum need not hold: then it is only a note, with that reason."""
+    finding = found(rule, severity, text, **values)
+    ends = ((run.workload.warmup_s, "warm-up"), (run.workload.cooldown_s, "cool-down"))
+    cut = " and ".join(f"{seconds:g} s of {name}" for seconds, name in ends if seconds)
+    if not cut:
+        return finding
+    message = f"{finding.message}; the client leaves {cut} out, so its numbers are of a window"
+    return finding.model_copy(update={"severity": "note", "message": message})
 
 
 def hint(run: ServingRun, ratio: float) -> str:
@@ -60,47 +72,40 @@ def hint(run: ServingRun, ratio: float) -> str:
         float(run.gpus or 0): "the number of GPUs: of one GPU for all?",
         float(run.nodes or 0): "the number of nodes: of one node for all?",
     }
-    for factor, meaning in known.items():
-        if factor > 1 and abs(either / factor - 1) < LIKE:
-            return f" (off by {meaning})"
-    return ""
+    near = (text for factor, text in known.items() if factor > 1 and abs(either / factor - 1) < LIKE)
+    return next((f" (off by {text})" for text in near), "")
 
 
-def whole(run: ServingRun, metric: Metric) -> float | None:
-    """A throughput of the whole engine; None where its scope does not say over what it was divided."""
+def whole(run: ServingRun, metric: Metric | None) -> float | None:
+    """A throughput of the whole engine; None if its scope does not say over what it was divided."""
     parallel = run.parallelism
     counts = {
-        "gpu": run.gpus,
-        "node": run.nodes,
-        "prefill_gpu": parallel.prefill_gpus,
-        "decode_gpu": parallel.decode_gpus,
-        "instance": 1,
-        "cluster": 1,
-    }
-    count = counts.get(metric.scope)
-    return metric.value * count if count else None
+        "gpu": run.gpus, "node": run.nodes, "prefill_gpu": parallel.prefill_gpus,
+        "decode_gpu": parallel.decode_gpus, "instance": 1, "cluster": 1,
+    }  # fmt: skip
+    count = counts.get(metric.scope) if metric is not None else None
+    return metric.value * count if metric is not None and count else None
 
 
 def output_length(run: ServingRun) -> float | None:
-    """Mean output tokens of a request: as counted, else as asked for, else as the rates have it."""
+    """Mean output tokens of a request: as counted, else as asked for, else from the rates."""
     if run.totals.output_tokens and run.totals.completed:
         return run.totals.output_tokens / run.totals.completed
     if run.workload.output_len is not None:
         return run.workload.output_len
     requests = run.metric("request_throughput")
-    tokens = requests and run.metric("throughput", "total", "output", requests.scope)
-    if requests is None or not tokens or requests.derived or not requests.value:
+    tokens = requests and run.value("throughput", "total", "output", requests.scope)
+    if requests is None or not isinstance(tokens, float) or requests.derived or not requests.value:
         return None
-    return tokens.value / requests.value
+    return tokens / requests.value
 
 
 def equal_lengths(run: ServingRun) -> bool:
-    """Whether all requests had the same output length: by the list of them, or since their mean is exactly
-    what was asked for, a whole number, which a mean of different ones would be by chance only."""
-    lengths = run.samples.output_lens
+    """Whether all requests had the same output length: by the list of them, or because their mean is exactly
+    the whole number that was asked for, which is the mean of different lengths only by chance."""
+    lengths, totals, asked = run.samples.output_lens, run.totals, run.workload.output_len or 0
     if lengths:
         return min(lengths) == max(lengths)
-    totals, asked = run.totals, run.workload.output_len or 0
     if not totals.output_tokens or not totals.completed:
         return False
     whole_number = asked == int(asked)  # trtllm-bench tells the mean of its data set
@@ -109,12 +114,7 @@ def equal_lengths(run: ServingRun) -> bool:
 
 def stated(run: ServingRun, name: str, statistic: str) -> float | None:
     """A latency in ms as the client reported it, not as it follows from others."""
-    for metric in run.metrics:
-        if (
-            metric.name == name
-            and metric.statistic == statistic
-            and metric.unit == "ms"
-            and not metric.derived
-        ):
-            return metric.value
+    for one in run.metrics:
+        if (one.name, one.statistic, one.unit) == (name, statistic, "ms") and not one.derived:
+            return one.value
     return None

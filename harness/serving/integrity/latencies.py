@@ -39,6 +39,7 @@ LOOSER = 1 + MARGIN
 FEW = 3  # requests
 SKEWED = 3  # times the median
 NEARLY = 0.85  # of the deviation that a single long request makes
+SPELLINGS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max"}
 
 
 def statistics(run: ServingRun) -> dict[str, dict[str, float]]:
@@ -66,8 +67,8 @@ def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
         if not metric.derived and metric.statistic != "total":
             key = (metric.name, metric.tokens, metric.scope)
             values.setdefault(key, {}).setdefault(metric.statistic, metric.value)
-    names = {key: " ".join(word for word in key[1::-1] if word != "none") for key in values}
-    return {names[key]: known for key, known in values.items() if len(known) > 1}
+    several = {key: known for key, known in values.items() if len(known) > 1}
+    return {" ".join(word for word in key[1::-1] if word != "none"): known for key, known in several.items()}
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
@@ -80,17 +81,14 @@ def order(run: ServingRun) -> Iterator[Finding]:
             same = quantile(low) == quantile(high) and "mean" not in (low, high)
             above = known[low] > known[high] * (1 + 1e-9) + rounding(known[high])
             if above or (same and apart(known[high], known[low]) > EXACT):
-                how = "not the same" if same else "the wrong way round"
-                message = f"{name}: {low} {known[low]:g} and {high} {known[high]:g} are {how}"
-                yield found("percentile_order", "wrong", message, **{low: known[low], high: known[high]})
-
-
-STATISTICS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max"}
+                values = {"low": low, "a": known[low], "high": high, "b": known[high]}
+                how = "not_same" if same else "wrong_way"
+                yield found("percentile_order", "wrong", how, name=name, **values)
 
 
 def _kept(extra: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, float]]]:
     """Statistics of what has no place in a run, by where they stand."""
-    numbers = {STATISTICS.get(key, key): real(value) for key, value in extra.items()}
+    numbers = {SPELLINGS.get(key, key): real(value) for key, value in extra.items()}
     known = {key: number for key, number in numbers.items() if number is not None}
     if sum(1 for key in known if quantile(key) is not None) > 1:
         yield path, known
@@ -106,55 +104,58 @@ def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:
 
 def moments(run: ServingRun) -> Iterator[Finding]:
     """Mean, deviation and quantiles of one sample."""
-    count, every = run.totals.completed, statistics(run)
+    every = statistics(run)
     longest = every.get("e2e", {}).get("p99") or 1e3 * (run.totals.duration_s or 0.0)
     for name, known in every.items():
-        mean, std, median, p99 = (known.get(key) for key in ("mean", "std", "median", "p99"))
+        mean, median, std, p99 = (known.get(key) for key in CORE)
         if mean is None:
             continue
         # Tokens of one piece of a stream have no time between them, and with the median the lower quartile.
         pieces = name in WAITS or (name == "itl" and known.get("p25", mean) * UNIT < mean)
         if median is not None and mean and not pieces and not mean / UNIT < median < mean * UNIT:
-            bursts = name == "itl" and median < mean
-            why = ": tokens come in bursts (a proxy, or several in one piece)"
-            why = why if bursts else f"{hint(run, median / mean)}; other units?"
-            message = f"{name}: median {median:g} ms and mean {mean:g} ms are far apart{why}"
-            yield found("moments", "suspect", message, median=median, mean=mean)
+            text = "bursts" if name == "itl" and median < mean else "far_apart"
+            values = {"median": median, "mean": mean, "hint": hint(run, median / mean)}
+            yield found("moments", "suspect", text, name=name, **values)
         if name in PER_REQUEST and p99 is not None and mean > p99 + rounding(mean, p99):
-            message = (
-                f"{name}: mean {mean:g} ms is above the p99 of {p99:g}: one request in a hundred cannot "
-            )
-            yield found("moments", "suspect", f"{message}weigh so much", mean=mean, p99=p99)
-        slack = rounding(*known.values()) * 2 + mean * 1e-6
-        if std is None:
-            limits = {at: (-math.inf, mean * LOOSER / (1 - at)) for at in _inner(known)}  # Markov
-        else:
-            limits = {at: quantile_limits(mean, std * (1 + MARGIN), at) for at in _inner(known)}
-            slack += std * 0.5 if (count or 0) < 10 else 0.0
-        for at, (low, high) in limits.items():
-            for statistic in (key for key in known if quantile(key) == at):
-                value = known[statistic]
-                if not low - slack <= value <= high + slack:
-                    spread = "" if std is None else f", std {std:g}"
-                    message = (
-                        f"{name}: {statistic} {value:g} ms is impossible with mean {mean:g}{spread}: it lies "
-                        f"in {max(low, 0):.4g}..{high:.4g}{hint(run, value / mean if mean else 0)}"
-                    )
-                    yield found("moments", "wrong", message, value=value, mean=mean)
-        if std is not None and count and name in PER_REQUEST and std > mean * math.sqrt(count) * (1 + MARGIN):
-            yield _too_wide(name, std, f"with mean {mean:g} ms of {count} requests", mean)
-        # Bhatia and Davis, of times from 0 to p99, one in a hundred of which are up to four times as long.
-        if std is not None and p99 is not None and name in PER_REQUEST and not _largest(run, name):
-            widest = math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * (4 * p99 - mean) ** 2)
-            if std > widest + slack:
-                yield _too_wide(name, std, f"beside a p99 of {p99:g} ms", mean)
-        if std is not None and name == "itl" and longest and std > math.sqrt(2 * mean * longest):
-            yield _too_wide(name, std, f"with mean {mean:g} ms, in requests of at most {longest:g} ms", mean)
+            yield found("moments", "suspect", "above_p99", name=name, mean=mean, p99=p99)
+        yield from _outside(run, name, known, mean)
+        if std is not None:
+            for beside in _too_wide(run, name, known, longest):
+                yield found("moments", "suspect", "too_wide", name=name, std=std, mean=mean, beside=beside)
 
 
-def _inner(known: Mapping[str, float]) -> set[float]:
-    """The quantiles between the ends."""
-    return {at for key in known if (at := quantile(key)) is not None and 0 < at < 1}
+def _outside(run: ServingRun, name: str, known: Mapping[str, float], mean: float) -> Iterator[Finding]:
+    """Quantiles that no distribution of that mean (Markov), or mean and deviation (Cantelli), has."""
+    std, few = known.get("std"), (run.totals.completed or 0) < 10
+    slack = rounding(*known.values()) * 2 + mean * 1e-6 + (std or 0.0) * (0.5 if few else 0.0)
+    for statistic, value in known.items():
+        at = quantile(statistic)
+        if at is None or not 0 < at < 1:
+            continue
+        low, high = -math.inf, mean * LOOSER / (1 - at)
+        if std is not None:
+            low, high = quantile_limits(mean, std * LOOSER, at)
+        if not low - slack <= value <= high + slack:
+            spread = "" if std is None else f", std {std:g}"
+            values = {"statistic": statistic, "value": value, "mean": mean, "low": max(low, 0), "high": high}
+            likely = hint(run, value / mean if mean else 0)
+            yield found("moments", "wrong", "outside", name=name, spread=spread, hint=likely, **values)
+
+
+def _too_wide(run: ServingRun, name: str, known: Mapping[str, float], longest: float) -> Iterator[str]:
+    """Beside which numbers the deviation is hardly possible."""
+    mean, _, std, p99 = (known.get(key, 0.0) for key in CORE)
+    count = run.totals.completed
+    if count and name in PER_REQUEST and std > mean * math.sqrt(count) * LOOSER:
+        yield f"with mean {mean:g} ms of {count} requests"
+    # Bhatia and Davis, of times from 0 to p99, one in a hundred of which are up to four times as long.
+    if "p99" in known and name in PER_REQUEST and not _largest(run, name):
+        widest = math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * (4 * p99 - mean) ** 2)
+        slack = rounding(*known.values()) * 2 + mean * 1e-6 + (std * 0.5 if (count or 0) < 10 else 0.0)
+        if std > widest + slack:
+            yield f"beside a p99 of {p99:g} ms"
+    if name == "itl" and longest and std > math.sqrt(2 * mean * longest):
+        yield f"with mean {mean:g} ms, in requests of at most {longest:g} ms"
 
 
 def one_request(run: ServingRun) -> Iterator[Finding]:
@@ -167,23 +168,16 @@ def one_request(run: ServingRun) -> Iterator[Finding]:
         rest = (mean * count - largest) / (count - 1) if largest else mean
         share = 100 * (largest or 0.0) / count / mean
         if largest and share >= HEAVY and largest >= FAR * rest:
-            message = (
-                f"{name}: one of {count} requests took {largest:.4g} ms, {share:.3g} % of all "
-                f"together (a compilation, or it hung): without it the mean {mean:.4g} is {rest:.4g} ms; the "
-                "duration and all rates count it too"
-            )
-            yield found("one_request", "suspect", message, largest=largest, mean=mean, without=rest)
+            values = {"count": count, "largest": largest, "share": share, "mean": mean, "without": rest}
+            yield found("one_request", "suspect", "heavy", name=name, **values)
         elif median and mean >= SKEWED * median:
-            message = (
-                f"{name}: mean {mean:.4g} ms is {mean / median:.3g} x the median of {median:.4g}: few long "
-            )
-            message += "requests make it (a first wave that compiles, or a queue)"
-            yield found("few_requests", "suspect", message, mean=mean, median=median)
+            values = {"mean": mean, "median": median, "ratio": mean / median}
+            yield found("few_requests", "suspect", "skewed", name=name, **values)
 
 
 def _largest(run: ServingRun, name: str) -> float | None:
-    """The longest time of a request: of the list of them, as stated, or as mean, median and deviation (or
-    p99) have it where they are those of one long request among like ones. None where nothing tells it."""
+    """The longest time of a request: from the list of them, as stated, or as it follows from mean, median and
+    deviation (or p99) if those are of one long request among like ones. None if nothing tells it."""
     samples, known, count = run.samples, statistics(run).get(name, {}), run.totals.completed or 0
     listed = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms}.get(name, ())
     mean, median, std, p99 = (known.get(key) for key in ("mean", "median", "std", "p99"))
@@ -204,53 +198,43 @@ def extremes(run: ServingRun) -> Iterator[Finding]:
     """Of values that are at least 0: the largest is no more than all together, and no farther from the mean
     than their deviation lets it (Samuelson's inequality); the deviation is no more than both ends let it
     (Bhatia and Davis)."""
-    count = run.totals.completed
     for name, known in distributions(run).items():
-        mean, std, least, most = (known.get(key) for key in ("mean", "std", "min", "max"))
-        slack = rounding(*known.values()) * 2
-        if mean and std and most and std > most + slack:
-            yield _not_with(name, "std", std, f"a max of {most:g}", mean)
-        if std == 0 and least is not None and most is not None and most - least > slack:
-            yield _not_with(name, "std", std, f"a min of {least:g} and a max of {most:g}", mean or 0.0)
-        if not mean or name.split()[-1] not in ONE_A_REQUEST:
-            continue
-        if count and most and most > count * mean * (1 + MARGIN) + count * slack:
-            yield _not_with(name, "max", most, f"a mean of {mean:g} over {count}", mean)
-        elif (
-            count
-            and most
-            and std is not None
-            and most - mean > std * math.sqrt(count) * LOOSER + slack * count
-        ):
-            yield _not_with(name, "max", most, f"mean {mean:g} and std {std:g} of {count}", mean)
-        if std and least is not None and most is not None and least <= mean <= most:
-            ends = math.sqrt((most - mean) * (mean - least) * (1 + 1 / max((count or 2) - 1, 1)))
-            if std > ends * (1 + MARGIN) + slack * 2:
-                yield _not_with(name, "std", std, f"mean {mean:g} between {least:g} and {most:g}", mean)
+        for statistic, beside in _impossible(name, known, run.totals.completed):
+            values = {"value": known[statistic], "mean": known.get("mean"), "beside": beside}
+            yield found("moments", "wrong", "impossible", name=name, statistic=statistic, **values)
 
 
-def _not_with(name: str, statistic: str, value: float, beside: str, mean: float) -> Finding:
-    message = f"{name}: {statistic} {value:g} is impossible with {beside}"
-    return found("moments", "wrong", message, value=value, mean=mean)
-
-
-def _too_wide(name: str, std: float, beside: str, mean: float) -> Finding:
-    message = f"{name}: std {std:g} ms is hardly possible {beside}; other units?"
-    return found("moments", "suspect", message, std=std, mean=mean)
+def _impossible(name: str, known: Mapping[str, float], count: int | None) -> Iterator[tuple[str, str]]:
+    """(statistic, beside what)"""
+    mean, std, least, most = (known.get(key) for key in ("mean", "std", "min", "max"))
+    slack = rounding(*known.values()) * 2
+    if mean and std and most and std > most + slack:
+        yield "std", f"a max of {most:g}"
+    if std == 0 and least is not None and most is not None and most - least > slack:
+        yield "std", f"a min of {least:g} and a max of {most:g}"
+    if not mean or not most or name.split()[-1] not in ONE_A_REQUEST:
+        return
+    if count and most > count * mean * LOOSER + count * slack:
+        yield "max", f"a mean of {mean:g} over {count}"
+    elif count and std is not None and most - mean > std * math.sqrt(count) * LOOSER + slack * count:
+        yield "max", f"mean {mean:g} and std {std:g} of {count}"
+    if std and least is not None and least <= mean <= most:
+        ends = math.sqrt((most - mean) * (mean - least) * (1 + 1 / max((count or 2) - 1, 1)))
+        if std > ends * LOOSER + slack * 2:
+            yield "std", f"mean {mean:g} between {least:g} and {most:g}"
 
 
 def identity(run: ServingRun) -> Iterator[Finding]:
     """mean E2E = mean TTFT + (n - 1) mean TPOT, n output tokens a request.
 
-    Exact where all requests have the same n, and E2E ends with the last token. With other n it lacks the
+    Exact if all requests have the same n, and E2E ends with the last token. With other n it lacks the
     covariance of n and TPOT, which is at most the product of their deviations (Cauchy-Schwarz).
     """
     e2e, ttft, tpot = (stated(run, name, "mean") for name in ("e2e", "ttft", "tpot"))
     length = output_length(run)
     if e2e is None or ttft is None or tpot is None or length is None or length < 1:
         return
-    follows = ttft + (length - 1) * tpot
-    equal = equal_lengths(run)
+    follows, equal = ttft + (length - 1) * tpot, equal_lengths(run)
     allowed = IDENTITY * max(e2e, follows) + rounding(e2e, ttft, tpot) * (length + 1)
     if not equal:
         allowed += _deviation_of_length(run, length) * (stated(run, "tpot", "std") or tpot)
@@ -258,14 +242,12 @@ def identity(run: ServingRun) -> Iterator[Finding]:
     if not counted and follows and ASKED[0] <= e2e / follows <= ASKED[1]:
         return
     if abs(e2e - follows) > allowed:
-        tail = equal and 0 < e2e - follows < TAIL * e2e
-        message = (
-            f"mean e2e is {e2e:g} ms, but mean ttft {ttft:g} + ({length:g} - 1) x mean tpot {tpot:g} is "
-            f"{follows:g} ms{_unit_at_fault(e2e, ttft, tpot, length)}"
-        )
-        message += ", the rest after the last token" if tail else ""
-        severity: Severity = "note" if tail else "wrong" if equal else "suspect"
-        yield broken(run, "e2e_identity", severity, message, e2e=e2e, ttft=ttft, tpot=tpot, follows=follows)
+        times = {"e2e": e2e, "ttft": ttft, "tpot": tpot, "length": length}
+        severity: Severity = "wrong" if equal else "suspect"
+        tail, unit = "", _unit_at_fault(**times)
+        if equal and 0 < e2e - follows < TAIL * e2e:
+            severity, tail = "note", ", the rest after the last token"
+        yield broken(run, "e2e_identity", severity, "apart", follows=follows, unit=unit, tail=tail, **times)
 
 
 def _deviation_of_length(run: ServingRun, mean: float) -> float:
@@ -275,7 +257,7 @@ def _deviation_of_length(run: ServingRun, mean: float) -> float:
     if stated_std := run.value("output_len", "std"):
         return stated_std
     if load.range_ratio is not None and load.range_ratio <= 1 and load.output_len:
-        # Where all came as drawn; those that stop early are of any length.
+        # If all came as drawn; those that stop early are of any length.
         shortest = 2 * load.output_len * load.range_ratio / (1 + load.range_ratio)
         if mean > load.output_len * (1 - MARGIN):
             return load.output_len - shortest
@@ -294,55 +276,45 @@ def _unit_at_fault(e2e: float, ttft: float, tpot: float, length: float) -> str:
 
 def parts_of_e2e(run: ServingRun) -> Iterator[Finding]:
     """A request is no shorter than its first token or all others, and no longer than the run."""
-    known = statistics(run)
-    e2e, length = known.get("e2e", {}), output_length(run)
+    known, duration, length = statistics(run), run.totals.duration_s, output_length(run)
+    e2e = known.get("e2e", {})
     steps = (length - 1) if length and equal_lengths(run) else 0.0
-    for name, times in (("ttft", 1.0), ("tpot", steps)):
+    for name, times, only in (("ttft", 1.0, ""), ("tpot", steps, ""), ("itl", 1.0, "max")):
         for statistic, value in known.get(name, {}).items():
             ends = e2e.get(statistic)
-            if statistic == "std" or ends is None:
+            if statistic == "std" or ends is None or (only and statistic != only):
                 continue
             if value * times > ends * (1 + EXACT) + rounding(ends, value) * times:
-                what = f"{name} {statistic} {value:g} ms" + (f" x {times:g}" if name == "tpot" else "")
-                message = f"{what} is longer than e2e {statistic} {ends:g} ms"
-                yield found("parts_of_e2e", "wrong", message, value=value, e2e=ends)
-    itl, longest = known.get("itl", {}).get("max"), e2e.get("max")
-    if itl and longest and itl > longest * (1 + EXACT) + rounding(itl, longest):
-        message = f"itl max {itl:g} ms is longer than e2e max {longest:g} ms"
-        yield found("parts_of_e2e", "wrong", message, itl=itl, e2e=longest)
-    duration = run.totals.duration_s
+                values = {"value": value, "times": f" x {times:g}" if name == "tpot" else "", "e2e": ends}
+                yield found("parts_of_e2e", "wrong", "longer", name=name, statistic=statistic, **values)
     for name in (*PER_REQUEST, "itl", "client_queue_time"):
         for statistic, value in known.get(name, {}).items():
-            if duration and value / 1e3 > (duration + rounding(duration)) * (1 + MARGIN):
-                message = f"{name} {statistic} {value:g} ms is longer than the run of {duration:g} s"
-                yield broken(run, "longer_than_run", "wrong", message, value=value, duration=duration)
+            if duration and value / 1e3 > (duration + rounding(duration)) * LOOSER:
+                values = {"statistic": statistic, "value": value, "duration": duration}
+                yield broken(run, "longer_than_run", "wrong", "longer", name=name, **values)
 
 
 def itl_beside_tpot(run: ServingRun) -> Iterator[Finding]:
-    """ITL is the time between chunks, TPOT that of a token: the same where a chunk is a token."""
+    """ITL is the time between chunks, TPOT that of a token: the same if a chunk is a token."""
     itl, tpot, accepted = stated(run, "itl", "mean"), stated(run, "tpot", "mean"), run.value("accept_length")
     if not itl or not tpot:
         return
     ratio = itl / tpot
-    message = f"mean itl {itl:g} ms is {ratio:.3g} x mean tpot {tpot:g} ms"
     severity: Severity = "note"
     if not 1 / BUNDLE < ratio < BUNDLE:
-        message, severity = f"{message}{hint(run, ratio)}; other units?", "suspect"
+        text, severity = "units", "suspect"
     elif ratio > BUNDLED:
-        message += (
-            f": about {ratio:.3g} tokens a chunk (stream interval, or speculation), so it is not a token's "
-        )
-        message += "time"
+        text = "bundled"
     elif ratio < 1 / BUNDLED and equal_lengths(run):
-        severity = "suspect"
-        message += ": more pieces than tokens, though all outputs are equally long; one of the counts is off"
+        text, severity = "more_pieces", "suspect"
     elif ratio < 1 / BUNDLED:
-        message += ": several chunks a token, or few long requests weigh most in it"
+        text = "weighted"
     elif accepted and accepted > BUNDLED:
-        message += f", though a step gives {accepted:.3g} tokens: the client divides a step's time by them"
+        text = "divided"
     else:
         return
-    yield found("itl_beside_tpot", severity, message, itl=itl, tpot=tpot)
+    values = {"itl": itl, "tpot": tpot, "ratio": ratio, "accepted": accepted, "hint": hint(run, ratio)}
+    yield found("itl_beside_tpot", severity, text, **values)
 
 
 def ragged(run: ServingRun) -> Iterator[Finding]:
@@ -351,8 +323,7 @@ def ragged(run: ServingRun) -> Iterator[Finding]:
     for statistic in CORE:
         lacking = [name for name, has in known.items() if statistic not in has]
         if len(lacking) == 1 and len(known) >= 3:
-            message = f"{lacking[0]} has no {statistic}, though all other latencies have"
-            yield found("incomplete", "note", message)
+            yield found("incomplete", "note", "lacks", name=lacking[0], statistic=statistic)
 
 
 RULES = (order, moments, extremes, one_request, identity, parts_of_e2e, itl_beside_tpot, ragged)

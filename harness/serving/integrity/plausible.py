@@ -12,16 +12,14 @@ from harness.serving.schema import Finding, ServingRun
 LONGEST_MS = 86_400_000.0  # a day
 PER_GPU = 1e6  # tok/s, of any kind, prefix cache or not
 ALL = 1e8  # tok/s, of any cluster
-PREFILL_PER_GPU = 5e15 / (
-    2 * 37e9
-)  # tok/s: more FP8 products a second than any GPU, by DeepSeek-V3's per token
-PREFILL = 5e5  # tok/s of one request, where the model or the GPUs are not known: about eight of those
+# tok/s: more FP8 products a second than any GPU, by DeepSeek-V3's per token
+PREFILL_PER_GPU = 5e15 / (2 * 37e9)
+PREFILL = 5e5  # tok/s of one request, if the model or the GPUs are not known: about eight of those
 GPUS = 8
 LARGEST_NODE = 72  # GPUs, of GB200 NVL72
 LONG = 256  # tokens of a prompt from which on its prefill is no shorter than a decode step
-OF_A_STEP = 0.95  # of a decode step: what no prefill is shorter than, which reads the same weights
+OF_A_STEP = 0.95  # of a decode step: no prefill is shorter than that, since it reads the same weights
 MOST_ACCEPTED = 64  # tokens a step of speculative decoding
-EXPECTED = ("duration", "completed", "output_tokens")
 
 
 def latencies(run: ServingRun) -> Iterator[Finding]:
@@ -32,46 +30,39 @@ def latencies(run: ServingRun) -> Iterator[Finding]:
         least = FASTEST_STEP_MS if metric.statistic in ("mean", "p99", "max") else 0.0
         if 0 < metric.value < least or metric.value > LONGEST_MS:
             what = "too short to be one" if metric.value < least else "longer than a day"
-            message = f"{metric.name} {metric.statistic} {metric.value:g} ms is {what}; other units?"
-            yield found("plausible", "suspect", message, **{metric.name: metric.value})
+            values = {"name": metric.name, "statistic": metric.statistic, "value": metric.value, "what": what}
+            yield found("plausible", "suspect", "latency", **values)
 
 
 def rates(run: ServingRun) -> Iterator[Finding]:
     """Throughputs beyond any hardware."""
     for metric in run.metrics:
-        if metric.unit == "tok/s" and metric.scope == "request" and metric.value > 1e3 / FASTEST_STEP_MS:
-            message = f"{metric.name} {metric.statistic} {metric.value:g} tok/s is faster than any request"
-            yield found("plausible", "suspect", message, value=metric.value)
+        if metric.unit != "tok/s":
+            continue
+        if metric.scope == "request" and metric.value > 1e3 / FASTEST_STEP_MS:
+            values = {"name": metric.name, "statistic": metric.statistic, "value": metric.value}
+            yield found("plausible", "suspect", "of_request", **values)
         gpus = 1 if metric.scope == "gpu" else run.gpus
-        if metric.unit == "tok/s" and metric.value > (PER_GPU * gpus if gpus else ALL):
-            message = f"{metric.tokens} throughput {metric.value:g} tok/s is beyond {gpus or 'all'} GPUs"
-            message += "; other units?"
-            yield found("plausible", "suspect", message, throughput=metric.value)
+        if metric.value > (PER_GPU * gpus if gpus else ALL):
+            values = {"kind": metric.tokens, "throughput": metric.value, "gpus": gpus or "all"}
+            yield found("plausible", "suspect", "of_gpus", **values)
 
 
 def prefill(run: ServingRun) -> Iterator[Finding]:
     """A prompt is computed before its first token comes, unless it stands in the prefix cache."""
-    totals, load, tpot = run.totals, run.workload, stated(run, "tpot", "mean")
-    tokens = load.input_len
+    totals, tokens, tpot = run.totals, run.workload.input_len, stated(run, "tpot", "mean")
     if totals.input_tokens and totals.completed:
         tokens = totals.input_tokens / totals.completed
     ttft = min((t for t in (stated(run, "ttft", s) for s in ("mean", "median")) if t), default=0.0)
     if not tokens or not ttft or run.mode == "offline":
         return
-    rate = tokens / ttft * 1e3
     deepseek = re.search(r"deepseek|kimi-k2", run.model, re.IGNORECASE)
     limit = (run.gpus or GPUS) * PREFILL_PER_GPU if deepseek else PREFILL
-    why = ""
-    if rate > limit:
-        why = f"{rate:.3g} tok/s of one request is more than GPUs compute"
+    values = {"tokens": tokens, "ttft": ttft, "rate": tokens / ttft * 1e3}
+    if values["rate"] > limit:
+        yield broken(run, "prefix_cache", "suspect", "compute", **values)
     elif tpot and tokens >= LONG and ttft < OF_A_STEP * tpot and not run.parallelism.disaggregated:
-        why = f"that is {ttft / tpot:.2g} of a decode step ({tpot:.4g} ms), which reads the same weights"
-    if why:
-        message = (
-            f"prompts of {tokens:.5g} tokens took {ttft:.4g} ms to their first token: {why}; they came from "
-        )
-        message += "the prefix cache, or were no such prompts"
-        yield broken(run, "prefix_cache", "suspect", message, tokens=tokens, ttft=ttft)
+        yield broken(run, "prefix_cache", "suspect", "step", steps=ttft / tpot, tpot=tpot, **values)
 
 
 def layout(run: ServingRun) -> Iterator[Finding]:
@@ -92,28 +83,23 @@ def layout(run: ServingRun) -> Iterator[Finding]:
 def accepted(run: ServingRun) -> Iterator[Finding]:
     """Tokens a step: one at least, and one without speculation."""
     length, flags = run.value("accept_length", "mean"), " ".join(run.flags)
-    if length is None:
-        return
-    if length < 1 or length > MOST_ACCEPTED:
+    if length is not None and not 1 <= length <= MOST_ACCEPTED:
         yield _impossible("accept_length", length, "tokens a step")
-    elif length > 1 and flags and "speculative" not in flags:
-        message = f"accept_length is {length:g}, though the server's flags name no speculation"
-        yield found("accept_length", "suspect", message, accept_length=length)
+    elif length is not None and length > 1 and flags and "speculative" not in flags:
+        yield found("accept_length", "suspect", "no_speculation", accept_length=length)
 
 
 def _impossible(name: str, value: float, what: str) -> Finding:
-    return found("plausible", "wrong", f"{name} is {value:g}, which cannot be {what}", **{name: value})
+    return found("plausible", "wrong", "impossible", name=name, value=value, what=what)
 
 
 def unsaid(run: ServingRun) -> Iterator[Finding]:
-    """What the tests above needed and the file does not say."""
-    totals = run.totals
-    values = (totals.duration_s, totals.completed, totals.output_tokens)
-    lacking = [name for name, value in zip(EXPECTED, values, strict=True) if value is None]
+    """What the other rules needed and the file does not say."""
+    values = {"duration": run.totals.duration_s, "completed": run.totals.completed,
+              "output_tokens": run.totals.output_tokens}  # fmt: skip
+    lacking = ", ".join(name for name, value in values.items() if value is None)
     if lacking and any(metric.name.endswith("throughput") for metric in run.metrics):
-        yield found(
-            "unsaid", "note", f"the file has no {', '.join(lacking)}: its throughput cannot be checked"
-        )
+        yield found("unsaid", "note", "lacks", lacking=lacking)
 
 
 RULES = (latencies, rates, prefill, layout, accepted, unsaid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -18,82 +19,54 @@ from harness.serving.integrity.common import (
 from harness.serving.integrity.latencies import quantile, statistics
 from harness.serving.schema import Finding, ServingRun
 
-TAIL, TAIL_MS = 0.05, 20.0
-"""After the last token: a share of the request, and ms."""
-
+TAIL, TAIL_MS = 0.05, 20.0  # after the last token: a share of the request, and ms
 SAME_MS = 2.0  # between two sums of one request's times
 MOST = 0.9  # of the requests
 
 
 def lists(run: ServingRun) -> Iterator[Finding]:
     """As many entries as requests."""
-    totals, samples = run.totals, run.samples
-    named = {
-        "input_lens": samples.input_lens,
-        "output_lens": samples.output_lens,
-        "ttfts": samples.ttfts_ms,
-        "e2es": samples.e2es_ms,
-        "itls": samples.itls_ms,
-    }
-    counts = {name: len(values) for name, values in named.items() if values}
+    totals = run.totals
+    counts = {name.removesuffix("_ms"): len(values) for name, values in run.samples if values}
     if len(set(counts.values())) > 1:
         sizes = ", ".join(f"{n} {name}" for name, n in counts.items())
-        yield found("samples", "wrong", f"lists of requests differ in length: {sizes}")
-        return
-    if not counts or totals.completed is None:
-        return
-    count = next(iter(counts.values()))
-    possible = {totals.completed, totals.completed + (totals.failed or 0), run.workload.num_prompts}
-    if count not in possible:
-        message = f"{', '.join(counts)}: {count} entries, but {totals.completed} completed"
-        yield broken(run, "samples", "wrong", message, entries=count, completed=totals.completed)
+        yield found("samples", "wrong", "unlike", sizes=sizes)
+    elif counts and totals.completed is not None:
+        count = next(iter(counts.values()))
+        if count not in (totals.completed, totals.completed + (totals.failed or 0), run.workload.num_prompts):
+            values = {"names": ", ".join(counts), "entries": count, "completed": totals.completed}
+            yield broken(run, "samples", "wrong", "entries", **values)
 
 
 def sums(run: ServingRun) -> Iterator[Finding]:
     """Lengths add up to the totals."""
-    if not _of_completed(run):
-        return
-    for name, values, total in (
-        ("input", run.samples.input_lens, run.totals.input_tokens),
-        ("output", run.samples.output_lens, run.totals.output_tokens),
-    ):
+    for name in ("input", "output") if _of_completed(run) else ():
+        values, total = getattr(run.samples, f"{name}_lens"), getattr(run.totals, f"{name}_tokens")
         if values and total is not None and sum(values) != total:
-            message = f"{name}_lens add up to {sum(values)}, but total {name} tokens are {total}"
-            yield broken(run, "samples", "wrong", message, sum=sum(values), total=total)
+            yield broken(run, "samples", "wrong", "sum", name=name, sum=sum(values), total=total)
 
 
 def means(run: ServingRun) -> Iterator[Finding]:
     """Statistics of the lists are those reported."""
     if not _of_completed(run):
         return
-    samples = run.samples
-    named = {
-        "ttft": np.array(samples.ttfts_ms),
-        "e2e": np.array(samples.e2es_ms),
-        "batch_latency": np.array(samples.e2es_ms),
-        "tpot": _tpots(run),
-        "itl": np.concatenate(
-            [np.array(values_, dtype=float) for values_ in samples.itls_ms] or [np.array([])]
-        ),
-    }
-    known = statistics(run)
-    if samples.itls_ms and not named["itl"].size and (itl := stated(run, "itl", "mean")):
-        message = f"itl mean is {itl:g} ms, but the lists of itls are empty"
-        yield broken(run, "samples", "wrong", message, itl=itl)
+    samples, known = run.samples, statistics(run)
+    named = {"ttft": samples.ttfts_ms, "e2e": samples.e2es_ms, "batch_latency": samples.e2es_ms,
+             "tpot": _tpots(run), "itl": [time for times in samples.itls_ms for time in times]}  # fmt: skip
+    if samples.itls_ms and not named["itl"] and (itl := stated(run, "itl", "mean")):
+        yield broken(run, "samples", "wrong", "empty", itl=itl)
     for name, values in named.items():
-        for statistic, value in known.get(name, {}).items() if values.size else ():
+        for statistic, value in known.get(name, {}).items() if values else ():
             if statistic not in ("mean", "std") and quantile(statistic) is None:
                 continue
-            low, exact, high = _of_samples(values, statistic)
+            low, exact, high = _of_samples(np.array(values), statistic)
             if apart(value, low) > MARGIN and apart(value, high) > MARGIN and not low <= value <= high:
-                message = (
-                    f"{name} {statistic} is {value:g} ms, but that of the {values.size} {name}s is {exact:g}"
-                )
-                yield broken(run, "samples", "wrong", message, value=value, of_samples=exact)
+                about: dict[str, Any] = {"name": name, "statistic": statistic, "count": len(values)}
+                yield broken(run, "samples", "wrong", "statistic", value=value, of_samples=exact, **about)
 
 
 def users(run: ServingRun) -> Iterator[Finding]:
-    """What a user sees is tokens of a request over its time: where all are equally long, no less than tokens
+    """What a user sees is tokens of a request over its time: if all are equally long, no less than tokens
     over the mean time (Jensen's inequality)."""
     value, samples = run.value("throughput_per_user", "mean"), run.samples
     e2e, length = stated(run, "e2e", "mean"), output_length(run)
@@ -104,72 +77,49 @@ def users(run: ServingRun) -> Iterator[Finding]:
         expected = float(np.mean(np.array(samples.output_lens) / np.array(samples.e2es_ms))) * 1e3
         least, most = 1 - MARGIN, 1 + MARGIN
     if value and expected and not least < value / expected < most:
-        message = (
-            f"throughput_per_user is {value:g} tok/s, but tokens of a request over its time {expected:.5g}"
-        )
-        yield broken(run, "throughput_per_user", "suspect", message, value=value, expected=expected)
+        yield broken(run, "throughput_per_user", "suspect", "apart", value=value, expected=expected)
 
 
-def parts(run: ServingRun) -> Iterator[Finding]:
-    """A request takes what its first token takes and all others after it, and little more."""
+def single_requests(run: ServingRun) -> Iterator[Finding]:
+    """A request's time is that of its first token and of all others after it, and little more. The lists are
+    of the same requests in the same order: what adds up over all requests does so in each."""
     samples = run.samples
-    if not len(samples.e2es_ms) == len(samples.ttfts_ms) == len(samples.itls_ms) > 0:
+    if not samples.ttfts_ms or len(samples.ttfts_ms) != len(samples.itls_ms):
         return
-    ends = np.array(samples.e2es_ms)
+    ends, lens = np.array(samples.e2es_ms), np.array(samples.output_lens)
     follows = np.array(samples.ttfts_ms) + np.array([sum(gaps) for gaps in samples.itls_ms])
-    off = np.abs(ends - follows) > TAIL * ends + TAIL_MS
-    if off.any():
+    if len(ends) == len(follows) and (off := np.abs(ends - follows) > TAIL * ends + TAIL_MS).any():
         first = int(np.argmax(off))
-        message = (
-            f"{off.sum()} of {len(ends)} requests do not take what their tokens take: request {first} "
-            f"{ends[first]:g} ms, its first token and those after it {follows[first]:g} ms"
-        )
-        yield broken(
-            run, "samples", "suspect", message, e2e=float(ends[first]), follows=float(follows[first])
-        )
+        e2e, tokens = float(ends[first]), float(follows[first])
+        values: dict[str, Any] = {"off": off.sum(), "every": len(ends), "at": first}
+        yield broken(run, "samples", "suspect", "time", e2e=e2e, follows=tokens, **values)
+    pieces = np.array([len(gaps) + 1 for gaps in samples.itls_ms])
+    for a, of_a, b, of_b, same in (
+        ("output_lens", lens, "itls and the first token", pieces, 0.0),
+        ("e2es", ends, "ttfts and itls", follows, SAME_MS),
+    ):
+        if len(of_a) != len(of_b) or not (off := np.abs(of_a - of_b) > same).any():
+            continue
+        if abs((of_a - of_b).sum()) <= same or off.mean() < 1 - MOST:
+            at = int(np.argmax(off))
+            values = {"first": a, "second": b, "a": float(of_a[at]), "b": float(of_b[at]), "at": at}
+            yield broken(run, "samples", "suspect", "order", **values)
 
 
-def same_order(run: ServingRun) -> Iterator[Finding]:
-    """The lists are of the same requests in the same order: what adds up over all does so in each."""
-    samples = run.samples
-    columns = (samples.ttfts_ms, samples.itls_ms)
-    if not columns[0] or len(columns[0]) != len(columns[1]):
-        return
-    gaps = np.array([len(values) + 1 for values in samples.itls_ms])
-    lens, ends = np.array(samples.output_lens), np.array(samples.e2es_ms)
-    if len(lens) == len(gaps):
-        apart_ = lens != gaps
-        if apart_.any() and (lens.sum() == gaps.sum() or apart_.mean() < 1 - MOST):
-            yield _mixed(run, int(np.argmax(apart_)), "output_lens", lens, "itls and the first token", gaps)
-    follows = np.array(samples.ttfts_ms) + np.array([sum(values) for values in samples.itls_ms])
-    if len(ends) == len(follows):
-        apart_ = np.abs(ends - follows) > SAME_MS
-        if apart_.any() and (abs((ends - follows).sum()) < SAME_MS or apart_.mean() < 1 - MOST):
-            yield _mixed(run, int(np.argmax(apart_)), "e2es", ends, "ttfts and itls", follows)
-
-
-def _mixed(run: ServingRun, at: int, a: str, of_a: np.ndarray, b: str, of_b: np.ndarray) -> Finding:
-    message = (
-        f"{a} and {b} do not belong together: they are {of_a[at]:g} and {of_b[at]:g} of request {at}, though "
-        "they agree over all or in most; is a list in another order, or cut?"
-    )
-    return broken(run, "samples", "suspect", message, a=float(of_a[at]), b=float(of_b[at]))
-
-
-def _tpots(run: ServingRun) -> np.ndarray:
+def _tpots(run: ServingRun) -> list[float]:
     """Of each request with a second token: the time after its first, over the tokens after it. None of
     guidellm and SGLang, whose requests end after their last token; they do not list all of this."""
     samples = run.samples
     ends, firsts, lens = samples.e2es_ms, samples.ttfts_ms, samples.output_lens
     if not samples.itls_ms or not len(ends) == len(firsts) == len(lens):
-        return np.array([])
+        return []
     times = zip(ends, firsts, lens, strict=True)
-    return np.array([(end - first) / (count - 1) for end, first, count in times if count > 1])
+    return [(end - first) / (count - 1) for end, first, count in times if count > 1]
 
 
 def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float]:
-    """The statistic, between the least and largest that a definition of it gives: there are several of a
-    quantile, which differ by which of two neighbours they take."""
+    """The statistic, between the least and largest that a definition of it gives: definitions of a quantile
+    differ in which of two neighbours they take."""
     at = quantile(statistic)
     if at is None:
         return (float(values.std() if statistic == "std" else values.mean()),) * 3
@@ -179,13 +129,10 @@ def _of_samples(values: np.ndarray, statistic: str) -> tuple[float, float, float
 
 def _of_completed(run: ServingRun) -> bool:
     """Whether the lists are of those requests that the client counted."""
-    samples = run.samples
-    lengths = samples.output_lens
-    columns = (samples.input_lens, lengths, samples.ttfts_ms, samples.e2es_ms, samples.itls_ms)
-    counts = {len(column) for column in columns if column}
+    counts = {len(values) for _, values in run.samples if values}
     if run.totals.completed is None and run.mode == "offline":
         return len(counts) == 1
-    return counts == {run.totals.completed} and not (lengths and min(lengths) <= 0)
+    return counts == {run.totals.completed} and min(run.samples.output_lens, default=1) > 0
 
 
-RULES = (lists, sums, means, users, parts, same_order)
+RULES = (lists, sums, means, users, single_requests)

@@ -160,8 +160,8 @@ def test_a_run_that_holds_has_no_finding(places):
     (each(said(flags=("--dtype=auto",)), also("accept_length", 2.5, "1", "mean")), "accept_length", "suspect",
      "name no speculation"),
     (also("goodput", 99.0, "req/s"), "goodput", "wrong", "above the request throughput"),
-    (also("max_concurrent_requests", 5.0, "1", "max"), "peak", "wrong", "7.9 in flight on average"),
-    (also("max_output_tokens_per_s", 9.0, "tok/s", "max"), "peak", "suspect", "below the mean of"),
+    (also("max_concurrent_requests", 5.0, "1", "max"), "peak", "wrong", "= 7.9 on average"),
+    (also("max_output_tokens_per_s", 9.0, "tok/s", "max"), "peak", "suspect", "fewer than the mean of"),
     (each(also("tokens_per_user", 9.0, "1", "mean"), also("tokens_per_user", 8.0, "1", "max")),
      "percentile_order", "wrong", "mean 9 and max 8 are the wrong way round"),
     (also("throughput_per_user", 20.0, "tok/s", "mean", "request"), "throughput_per_user", "suspect",
@@ -189,12 +189,12 @@ def test_what_cannot_be_is_found_with_its_numbers(change, rule, severity, says):
     (times(1.05, "tpot", "median"), "wrong", "tpot median"),
     (also("ttft", 300.0, "ms", "p5", "request"), "wrong", "ttft p5 is 300 ms"),
     (of("samples", ttfts_ms=(9e3, *TTFTS[1:])), "suspect",
-     "1 of 100 requests do not take what their tokens take: request 0"),
+     "1 of 100 requests is not that of their tokens: request 0"),
     (of("samples", ttfts_ms=TTFTS[::-1]), "suspect", "e2es and ttfts and itls do not belong together"),
     (lambda _: of("samples", output_lens=tuple(map(int, LENGTHS[::-1])))(good_run(LENGTHS)), "suspect",
      "output_lens and itls and the first token do not belong together"),
     (of("samples", itls_ms=(ITLS[0][:9], *ITLS[1:])), "suspect", "they are 32 and 10 of request 0"),
-    (of("samples", ttfts_ms=(TTFTS[0] + 30, *TTFTS[1:])), "suspect", "though they agree over all or in most"),
+    (of("samples", ttfts_ms=(TTFTS[0] + 30, *TTFTS[1:])), "suspect", "though their sums agree, or most"),
 ])  # fmt: skip
 def test_samples_are_held_against_what_is_said_of_them(change, severity, says):
     found = [one for one in examined(change(GOOD)).findings if one.rule == "samples"]

@@ -1,7 +1,5 @@
-"""Replay worker: a rank's weights, its step bound to implementations, and the glue between them in torch.
-
-Glue is norms, rotary embedding, router and absorbed products. It is the same in all arms: it is there for the
-caches and the time it takes, and its speed is no claim.
+"""Replay worker: a rank's weights, its step bound to implementations, and glue in torch between them (norms,
+rotary embedding, router, absorbed products), which is the same in all arms and whose speed is no claim.
 """
 
 from __future__ import annotations
@@ -39,9 +37,7 @@ class Rank:
     that all arms share. What an implementation packs for itself it packs once, whatever the arm. Every public
     method is one request of the parent; arguments and answers are plain values."""
 
-    def hello(
-        self, kind: str, device: str, threads: int, planned: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
+    def hello(self, kind: str, device: str, threads: int, planned: Any = None) -> dict[str, Any]:
         self.kind, self.device = kind, device
         ready = ready_device(kind, device, threads, planned)
         self.arch = ready["target"]["arch"]
@@ -52,12 +48,10 @@ class Rank:
         self.prepared: dict[tuple[str, str], Prepared] = {}
         self.programs: dict[str, Program] = {}
         self.calls: dict[str, list[Call]] = {}
-        self.operands: dict[str, Any] = {}
         self.step, self.seed, self.places = step, seed, step.places()
         self.timer = timer_for(self.kind, launch)
         self.flow = Flow(step, self.device, seed)
-        for place in step.op_places():
-            self.operands[place.key] = self._operands(place)
+        self.operands = {place.key: self._operands(place) for place in step.op_places()}
 
     def _operands(self, place: StepPlace) -> Any:
         op = kernels.OPS[place.op]

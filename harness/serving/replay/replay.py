@@ -55,7 +55,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """Options as given; a step is replayed for each size in batch, and each text of swap is an arm."""
+    """Options as given: a step for each size in batch, an arm for each text of swap."""
 
     model: str = "deepseek-r1"
     tp: int = 1
@@ -149,11 +149,10 @@ def fitted(
                 f"a step of {step.layers} layers takes {needed(step, arms) / 2**30:.1f} GiB, more than the "
                 "device has: take fewer requests, swaps or --layers"
             )
-    note = (
-        f"{step.dense} of {whole.dense} dense and {step.moe} of {whole.moe} MoE layers were replayed; "
-        "`whole model` is the change times the number of swapped calls"
-    )
-    return step, () if step == whole else (note,)
+    if step == whole:
+        return step, ()
+    replayed = f"{step.dense} of {whole.dense} dense and {step.moe} of {whole.moe} MoE layers were replayed"
+    return step, (f"{replayed}; `whole model` is the change times the number of swapped calls",)
 
 
 def needed(step: ReplayStep, arms: Arms) -> float:
@@ -286,6 +285,5 @@ def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
     ]
     if not pairs:
         return None
-    over = interval(pairs, CONFIDENCE)
-    known = len({block for block, _ in pairs}) > 1
+    over, known = interval(pairs, CONFIDENCE), len({block for block, _ in pairs}) > 1
     return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)

@@ -103,8 +103,7 @@ def step_rule(annotation: str) -> StepRule | None:
 def annotated_phase(annotation: str) -> Phase | None:
     """The phase that an annotation names; None where it only marks the step."""
     rule = step_rule(annotation)
-    match = rule.pattern.search(annotation) if rule else None
-    groups = match.groupdict() if match else {}
+    groups = rule.pattern.search(annotation).groupdict() if rule else {}  # type: ignore[union-attr]
     if "mode" in groups:
         return trace_rules()["modes"].get(groups["mode"], "other")
     if "prefill" in groups:

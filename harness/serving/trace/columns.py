@@ -32,8 +32,7 @@ class Names(dict[Any, int]):
 
 
 class Columns:
-    """Rows of integers. Each column is an attribute, as an array: int64 for the type code `q`, int32 for `i`,
-    int8 for `b`."""
+    """Rows of integers; each column is an attribute, an array of its type code (`q`: int64, `i`, `b`)."""
 
     def __init__(self, **type_codes: str) -> None:
         self._columns = {name: array(code) for name, code in type_codes.items()}
@@ -59,8 +58,7 @@ class RecordedTrace:
     spans:       annotations that mark steps
     threads:     (process, thread); streams: (device, stream)
     categories:  how many events of each category the file has, used or not
-    lost:        what could not be taken, with how often and an example
-    truncated:   the file breaks off
+    lost:        what could not be taken, with how often and an example; truncated: the file breaks off
     """
 
     def __init__(self) -> None:

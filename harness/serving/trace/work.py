@@ -21,8 +21,7 @@ class LaunchedWork:
     name:    number in recorded.names; op: that of the operator that launched it; shapes: of its inputs
     calls:   1, or 0 where a stretch goes on with an operator that another one inside it interrupted
     device:  number in `devices`; stream: number of the stream or thread
-    at:      when its launch was called; process: number of the process that launched it
-    graph:   bool: launched by a graph
+    at:      when its launch was called; process: number of the process that called; graph: bool, by a graph
     op, shapes, at and process are NONE where unknown.
     """
 

@@ -310,10 +310,7 @@ def test_a_mistake_of_an_option_is_one_line(options, said):
 def test_a_step_is_read():
     request = ReplayRequest(tp=8, batch="2,4", ctx=3200, layers="1,2", case="page=1 kv=fp8 routing=zipf:0.8")
     steps = [plan.step for plan in request.plans(Platform("rocm", "gfx942"))]
-    assert [(step.batch, step.ctx, step.heads, step.layers) for step in steps] == [
-        (2, 3200, 16, 3),
-        (4, 3200, 16, 3),
-    ]
+    assert [(s.batch, s.ctx, s.heads, s.layers) for s in steps] == [(2, 3200, 16, 3), (4, 3200, 16, 3)]
     assert (steps[0].page, steps[0].kv, steps[0].routing) == (1, "fp8", "zipf:0.8")
 
 

@@ -3,10 +3,10 @@
 from types import SimpleNamespace
 
 import pytest
+from harness.serving.link.inverse import needs
 
 import kernels
 from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.inverse import needs
 from harness.serving.link.model import link
 
 OP = SimpleNamespace(boundaries=("core",), baseline={}, engine_like="")

@@ -5,6 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from harness.serving.link.simulation import OpenLoop, simulate
+from harness.serving.link.uncertainty import World, interval, sources
 
 from harness.errors import HarnessError
 from harness.serving.ledger.prediction import KernelChange
@@ -14,9 +16,7 @@ from harness.serving.link.changes import parse_change
 from harness.serving.link.closed_loop import ClosedLoop, closed_loop
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook, predict
-from harness.serving.link.simulation import OpenLoop, simulate
 from harness.serving.link.times.tables import read_tables
-from harness.serving.link.uncertainty import World, interval, sources
 from tests.support.serving_link_tables import US, written
 
 LOAD = ClosedLoop(isl=1024, osl=1024, concurrency=32)

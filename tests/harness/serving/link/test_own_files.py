@@ -11,12 +11,12 @@ from pathlib import Path
 import pandas
 import pytest
 from click.testing import CliRunner
+from harness.serving.link.experts import shared_expert_factor
 
 from harness.cli.serving import serving
 from harness.errors import UsageError
 from harness.serving.link.calibration import MeasuredPoint, measured
 from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.experts import shared_expert_factor
 from harness.serving.link.model import link
 from harness.serving.link.structure import StepLoad
 from harness.serving.link.times.interpolation import Surface

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.serving.link.experts import experts_hit, routed, shared_expert_factor
 from pyarrow import parquet
 from pyarrow.csv import read_csv
 
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
 from harness.serving.link.closed_loop import ClosedLoop
-from harness.serving.link.experts import experts_hit, routed, shared_expert_factor
 from harness.serving.link.model import link
 from harness.serving.link.predictions import outlook
 from harness.serving.link.structure import (

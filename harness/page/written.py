@@ -14,14 +14,14 @@ from harness.page.serving.replay import replay_section, replays
 
 
 def written_section(path: Path) -> PageSection:
-    """Of `serving link`, `serving replay` or `compile`. Raises UsageError."""
+    """Of `serving predict`, `what-if`, `replay` or `compile`. Raises UsageError."""
     try:
         document = json.loads(archive.read_bytes(path))
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {one_line(error)}") from None
     if isinstance(document, dict) and "compiles" in document:
         return compiled_section(document, path.name)
-    if isinstance(document, dict) and {"workloads", "bounds", "series"} & document.keys():
+    if isinstance(document, dict) and "workloads" in document:
         return forecast_section(document, path.name)
     if not document:
         raise UsageError(f"{path} is empty")

@@ -13,6 +13,9 @@ ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
 
 KNOWN_ENGINES = ("sglang", "vllm", "trtllm", "lmdeploy", "tgi", "atom")
 
+FRONTS = ("dynamo", "moreh", "mori")
+"""What serves with an engine of others, as InferenceX and the documents name it: `dynamo-sglang`."""
+
 MODELS = {"dsr1": "deepseek-r1"}
 """InferenceX's own short names."""
 
@@ -30,14 +33,17 @@ def data_sheet(hardware: str) -> JsonObject:
 
 
 def engine_name(text: str) -> str:
+    """In one spelling: `trtllm`, or `dynamo-trtllm` where a front stands before the engine."""
     plain = re.sub(r"[-_ ]", "", text.lower())
-    return ENGINES.get(plain, plain)
+    front = next((name for name in FRONTS if plain.startswith(name) and plain != name), "")
+    engine = plain.removeprefix(front)
+    return f"{front}-{ENGINES.get(engine, engine)}".removeprefix("-")
 
 
 def known_engine(text: str) -> str:
-    """In one spelling, an engine that a user names. Raises UsageError for a word that is no engine's."""
+    """In one spelling, an engine that a user names. Raises UsageError for an unknown one."""
     name = engine_name(text)
-    if name not in KNOWN_ENGINES:
+    if name.rpartition("-")[2] not in KNOWN_ENGINES:
         raise UsageError(f"unknown engine {text!r}; engines: {', '.join(KNOWN_ENGINES)}")
     return name
 

@@ -203,6 +203,8 @@ class ServingRun(StrictRecord):
     def speculation(self) -> str:
         """`eagle`, `mtp`, `2.84 tokens a step` ...; `none`; empty: not said."""
         said = self.option("speculative-algorithm", "speculative-config", *SPECULATION)
+        drafts = self.option("num-speculative-tokens")
+        said = said or (drafts and f"{drafts} tokens drafted")
         accepted = self.value("accept_length", "mean")
         if not said and accepted is not None:
             return f"{accepted:.3g} tokens a step" if accepted > 1 else "none"

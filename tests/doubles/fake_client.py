@@ -43,12 +43,12 @@ done = PROMPTS - failed
 ttft = 0.1 * (1 + draw.gauss(0, options.noise))
 e2e = ttft + (TOKENS - 1) * step
 row = {
-    "endpoint_type": "openai", "backend": "vllm", "model_id": "fake", "tokenizer_id": "fake",
-    "num_prompts": PROMPTS, "request_rate": "inf", "burstiness": 1.0, "max_concurrency": PROMPTS,
-    "duration": e2e, "completed": done, "failed": failed, "total_input_tokens": done * LENGTH,
-    "total_output_tokens": done * TOKENS,
-    "request_throughput": done / e2e, "output_throughput": done * TOKENS / e2e,
-    "total_token_throughput": done * (TOKENS + LENGTH) / e2e,
+    "endpoint_type": "openai", "backend": "vllm", "model_id": "fake", "label": f"seed {options.seed}",
+    "tokenizer_id": "fake", "num_prompts": PROMPTS, "request_rate": "inf", "burstiness": 1.0,
+    "max_concurrency": PROMPTS, "duration": e2e, "completed": done, "failed": failed,
+    "total_input_tokens": done * LENGTH, "total_output_tokens": done * TOKENS,
+    "request_throughput": done / e2e,
+    "output_throughput": done * TOKENS / e2e, "total_token_throughput": done * (TOKENS + LENGTH) / e2e,
 }  # fmt: skip
 for name, value in (("ttft", ttft), ("tpot", step), ("itl", step), ("e2el", e2e)):
     row |= {f"{statistic}_{name}_ms": 1e3 * value for statistic in ("mean", "median", "p99")}

@@ -19,7 +19,6 @@ def written(
 
     moe:  kernels of the MoE, the column `kernel_source`, each next slower by half
     gpus: of the all-reduce
-    Where `us` has "decode module" and "prefill module", tables of these stand in place of attention's own.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = {name: [] for name in FILES}
@@ -36,17 +35,11 @@ def written(
         add("moe_perf", us["moe"] * 1.5**nth, moe_dtype="fp8_block", num_tokens=tokens, hidden_size=7168,
             inter_size=2048, topk=8, num_experts=256, moe_tp_size=8, moe_ep_size=1,
             distribution=distribution, kernel_source=kernel)  # fmt: skip
-    if "decode module" in us:
-        decode, prefill, more = "mla_generation_module_perf", "mla_context_module_perf", " module"
-        layer = {"gemm_type": "fp8_block", "mla_dtype": "bfloat16"}
-        cached = layer | {"kv_cache_dtype": "bfloat16", "step": 0}
-    else:
-        decode, prefill, more, layer, cached = "generation_mla_perf", "context_mla_perf", "", {}, {}
     for batch, step in itertools.product((1, 1024), (1, 65535)):
-        add(decode, us["decode" + more], kv_cache_dtype="bfloat16", num_heads=16, batch_size=batch, isl=1,
-            step=step, **layer)  # fmt: skip
+        add("generation_mla_perf", us["decode"], kv_cache_dtype="bfloat16", num_heads=16, batch_size=batch,
+            isl=1, step=step)  # fmt: skip
     for isl in (1, 32768):
-        add(prefill, us["prefill" + more], num_heads=16, batch_size=1, isl=isl, **cached)
+        add("context_mla_perf", us["prefill"], num_heads=16, batch_size=1, isl=isl)
     for op, tokens in itertools.product(("mla_gen_pre", "mla_gen_post") if "bmm" in us else (), (1, 20480)):
         add("mla_bmm_perf", us["bmm"], op_name=op, bmm_dtype="bfloat16", num_tokens=tokens, num_heads=16)
     for size in (128, 536870912):

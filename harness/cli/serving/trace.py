@@ -34,7 +34,7 @@ def trace(file: str, phase: Phase | None, top: int, partial: bool, json_to: str 
     from harness.errors import FAILED, OK, UsageError
     from harness.files import write
     from harness.serving.trace import decompose
-    from harness.serving.trace.report import as_json, as_text
+    from harness.serving.trace.result import as_json, as_text
 
     decomposed = decompose(file, partial=partial)
     if phase and phase not in decomposed.phases():

@@ -38,7 +38,8 @@ def what_if(
     **options: Any,
 ) -> None:
     """What changes of kernels are worth, all together: mla_decode=2.0x, fused_moe=1.3x(1.2..1.4) with its
-    90 % interval, block_scale_gemm:qkv_a@decode=saved:5us of each call. And the most that each op could give."""
+    90 % interval, block_scale_gemm:qkv_a@decode=saved:5us of each call. And the most that each op could
+    give."""
     from harness.serving.link.changes import parse_change
 
     require_writable(json_to, None)

@@ -1,86 +1,153 @@
-"""Section of a forecast: a step's parts, TPOT, TTFT and throughput, and what a change or a target needs."""
+"""Section of a prediction: a step's parts, TPOT, TTFT and throughput, and what changes or a target need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from harness.errors import UsageError, mistake
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
-from harness.page.serving.forecast_charts import (
-    SweepPoint,
-    answer,
-    needs,
-    op_name,
-    part_marks,
-    parts,
-    sweep,
-)
-from harness.page.serving.forecast_document import ForecastDocument, ForecastWorkload, parse_forecast
-from harness.page.serving.marks import cell, ranged
+from harness.page.serving.colours import AFTER, BEFORE, TARGET, op_colours
+from harness.page.serving.marks import WIDTH, cell, ranged, records
+from harness.serving.ledger.prediction import Prediction
+
+if TYPE_CHECKING:
+    import altair
 
 QUANTITIES = (("tpot", "tpot", "TPOT", "ms"), ("ttft_mean", "ttft", "mean TTFT", "ms"),
               ("output", "output_throughput", "output throughput", "tok/s"))  # fmt: skip
 """Of each: its key in a workload, that of its prediction, its name, its unit."""
-NOW, BEFORE, AFTER = "as it is", "before the changes", "after the changes"
+IN_DECODE, IN_STALL = "decode step", "stall by other requests' prefills"
+
+
+class Record(BaseModel):
+    """A part of the document, as far as a page shows it."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
+
+
+class Value(Record):
+    value: float
+    low: float
+    high: float
+
+    @property
+    def text(self) -> str:
+        return ranged(self.value, self.low, self.high, ".4g")
+
+
+class Term(Record):
+    """What one kernel takes of TPOT, ms; name: `OP` or `OP:PART`."""
+
+    name: str
+    origin: str
+    calls: int
+    decode_ms: float
+    stall_ms: float
+    share: float
+
+
+class Offered(Record):
+    isl: int
+    osl: int
+    concurrency: int
+
+
+class Need(Record):
+    ops: tuple[str, ...]
+    factor: float | None
+    limit_ms: float
+    most_ms: float
+    share: float
+
+
+class Workload(Record):
+    load: Offered
+    tpot: Value
+    ttft_mean: Value
+    output: Value
+    shares: tuple[Term, ...] = ()
+    changes: tuple[Prediction, ...] = ()
+    needs: tuple[Need, ...] = ()
+
+    def change(self, quantity: str) -> Prediction | None:
+        return next((each for each in self.changes if each.quantity == quantity), None)
+
+
+class Document(Record):
+    hardware: str = ""
+    engine: str = ""
+    parallel: str = ""
+    gpus: int | None = None
+    tables: str = ""
+    calibration: tuple[str, ...] = ()
+    what_if: tuple[str, ...] = ()
+    target_tpot_ms: float | None = None
+    notes: tuple[str, ...] = ()
+    workloads: tuple[Workload, ...] = ()
 
 
 def forecast_section(document: Mapping[str, Any], title: str) -> PageSection:
-    """document: as `serving link --json` writes it. Raises UsageError where it is none."""
-    forecast = parse_forecast(document, title)
-    charts: list[Chart] = []
-    if forecast.workloads:
-        charts = [*_parts(forecast, title), *_sweeps(forecast, title), *_needs(forecast, title)]
-    return PageSection(
-        anchor=anchor("forecast", title),
-        title=title,
-        headline=_headline(forecast),
-        charts=charts,
-        notes=list(_notes(forecast)),
-    )
-
-
-def _headline(forecast: ForecastDocument) -> str:
+    """document: as `serving predict` or `what-if` writes it with --json; UsageError where it is none."""
+    try:
+        forecast = Document.model_validate(document)
+    except ValidationError as error:
+        raise UsageError(f"cannot read {title}: no prediction of serving: {mistake(error)}") from None
     if not forecast.workloads:
-        return "No workload is forecast in this document."
+        return PageSection(anchor("forecast", title), title, "No load is predicted in this document.")
+    charts = [
+        *_parts(forecast, title),
+        *(_sweep(forecast, title, *each) for each in QUANTITIES),
+        *_needs(forecast, title),
+    ]
+    return PageSection(anchor("forecast", title), title, _headline(forecast), charts, list(_notes(forecast)))
+
+
+def _headline(forecast: Document) -> str:
     where = f"{forecast.gpus or ''} x {forecast.hardware} with {forecast.engine}, {forecast.parallel}"
-    first, last = forecast.workloads[0], forecast.workloads[-1]
-    ends = [first] if first is last else [first, last]
-    tpots = " and ".join(
-        f"{ranged(w.tpot.value, w.tpot.low, w.tpot.high, '.4g')} ms at concurrency {w.load.concurrency}"
-        for w in ends
-    )
+    ends = dict.fromkeys((forecast.workloads[0], forecast.workloads[-1]))
+    tpots = " and ".join(f"{each.tpot.text} ms at concurrency {each.load.concurrency}" for each in ends)
     text = f"{where}: TPOT {tpots}."
-    change = next((p for p in last.changes if p.quantity == "tpot"), None)
-    if change is not None:
-        changes = ", ".join(forecast.what_if) or "The changes"
-        text += (
-            f" {changes}: {ranged(change.change, change.low, change.high)} ms of TPOT at "
-            f"concurrency {last.load.concurrency}."
-        )
+    if change := forecast.workloads[-1].change("tpot"):
+        changes, value = ", ".join(forecast.what_if), ranged(change.change, change.low, change.high)
+        text += f" {changes}: {value} ms of TPOT at concurrency {forecast.workloads[-1].load.concurrency}."
     return text
 
 
-def _parts(forecast: ForecastDocument, title: str) -> Iterator[Chart]:
-    workloads = [workload for workload in forecast.workloads if workload.shares]
-    if not workloads:
+def _parts(forecast: Document, title: str) -> Iterator[Chart]:
+    terms = [(each.load.concurrency, term) for each in forecast.workloads for term in each.shares]
+    if not terms:
         return
-    numeric = ["concurrency", "calls", "decode steps, ms", "stalls, ms", "share of TPOT", "low", "high"]
-    columns = ["concurrency", "kernel", "op class", "time from", *numeric[1:]]
+    numeric = ["concurrency", "calls", "decode steps, ms", "stalls, ms", "share of TPOT"]
     rows = [
         TableRow(
             [
-                cell(workload.load.concurrency, "d"),
+                cell(concurrency, "d"),
                 term.name,
-                term.op_class,
                 term.origin,
                 cell(term.calls, "d"),
                 cell(term.decode_ms, ".4f"),
                 cell(term.stall_ms, ".4f"),
-                *(cell(share, ".2%") for share in (term.share.value, term.share.low, term.share.high)),
+                cell(term.share, ".2%"),
             ]
         )
-        for workload in workloads
-        for term in workload.shares
+        for concurrency, term in terms
+    ]
+    marks = [
+        {
+            "concurrency": concurrency,
+            "kernel": term.name,
+            "class": term.name.partition(":")[0],
+            "phase": phase,
+            "ms": ms,
+            "origin": term.origin,
+            "aria": f"{term.name}, {phase}, concurrency {concurrency}: {ms:.4g} ms",
+        }
+        for concurrency, term in terms
+        for phase, ms in ((IN_DECODE, term.decode_ms), (IN_STALL, term.stall_ms))
+        if ms
     ]
     yield Chart(
         anchor=anchor("forecast", title, "parts"),
@@ -88,138 +155,146 @@ def _parts(forecast: ForecastDocument, title: str) -> Iterator[Chart]:
         reading=(
             "A bar is TPOT at one concurrency before any change, and a segment of it one kernel, coloured by "
             "op class. Pale segments are the time in which a decoding request waits for other requests' "
-            "prefills. All time shown is exposed: what hides behind other work adds nothing to TPOT."
+            "prefills."
         ),
-        picture=parts(workloads),
-        table=Table(columns, rows, frozenset(numeric)),
-        marks=sum(1 for _ in part_marks(workloads)),
+        picture=_bars(marks),
+        table=Table(["concurrency", "kernel", "time from", *numeric[1:]], rows, frozenset(numeric)),
+        marks=len(marks),
     )
 
 
-def _sweeps(forecast: ForecastDocument, title: str) -> Iterator[Chart]:
-    for key, quantity, name, unit in QUANTITIES:
-        points = [p for workload in forecast.workloads for p in _points(workload, key, quantity)]
-        points.sort(key=lambda point: (point.side == AFTER, point.concurrency))
-        target = forecast.target_tpot_ms if key == "tpot" else None
-        changed = any(point.side == AFTER for point in points)
-        change = (
-            " After the changes the band is the 90 % interval of the change alone, put upon the value before."
-            if changed
-            else ""
-        )
-        yield Chart(
-            anchor=anchor("forecast", title, name),
-            title=f"{name} by concurrency",
-            reading=(
-                "A point is the forecast at one concurrency, its line and band the 90 % interval."
-                f"{change} The axis of concurrency doubles at equal distances."
+def _bars(marks: list[dict[str, Any]]) -> altair.TopLevelMixin:
+    """A bar for each concurrency, of which each kernel is a segment."""
+    import altair as alt
+
+    classes = op_colours([str(mark["class"]) for mark in marks])
+    for mark in marks:
+        mark["order"] = classes[0].index(mark["class"]) + (1000 if mark["phase"] == IN_STALL else 0)
+    names = (("kernel:N", "kernel"), ("class:N", "op class"), ("phase:N", "in"), ("origin:N", "time from"))
+    tooltip = [alt.Tooltip(field, title=name) for field, name in names]
+    return (
+        alt.Chart(records(marks))
+        .mark_bar(stroke="#ffffff", strokeWidth=0.5)
+        .encode(
+            x=alt.X("ms:Q", stack="zero", axis=alt.Axis(title="of TPOT, ms"), scale=alt.Scale(zero=True)),
+            y=alt.Y("concurrency:O", axis=alt.Axis(title="concurrency, requests")),
+            color=alt.Color(
+                "class:N",
+                scale=alt.Scale(domain=classes[0], range=classes[1]),
+                legend=alt.Legend(title=None, orient="bottom", columns=5, symbolOpacity=1),
             ),
-            picture=sweep(points, name, unit, target),
-            table=_sweep_table(forecast, points, quantity, name, unit),
-            marks=len(points),
+            opacity=alt.Opacity(
+                "phase:N",
+                scale=alt.Scale(domain=[IN_DECODE, IN_STALL], range=[1.0, 0.45]),
+                legend=alt.Legend(title=None, orient="top", symbolFillColor="#555555"),
+            ),
+            order=alt.Order("order:Q"),
+            tooltip=[*tooltip, alt.Tooltip("ms:Q", title="of TPOT, ms", format=".4f")],
+            description=alt.Description("aria:N"),
         )
+        .properties(width=WIDTH, height=alt.Step(34))
+    )
 
 
-def _points(workload: ForecastWorkload, key: str, quantity: str) -> Iterator[SweepPoint]:
-    value = getattr(workload, key)
-    change = next((p for p in workload.changes if p.quantity == quantity), None)
-    concurrency = workload.load.concurrency
-    side = BEFORE if change else NOW
-    yield SweepPoint(concurrency, side, value.value, value.low, value.high, "the value")
-    if change is None or change.before is None or change.after is None:
-        return
-    low, high = (None if end is None else change.before + end for end in (change.low, change.high))
-    yield SweepPoint(concurrency, AFTER, change.after, low, high, "the change, upon the value before")
-
-
-def _sweep_table(
-    forecast: ForecastDocument, points: list[SweepPoint], quantity: str, name: str, unit: str
-) -> Table:
-    by_load = {w.load.concurrency: w for w in forecast.workloads}
-    columns = [
-        "concurrency",
-        "shown",
-        f"{name}, {unit}",
-        "low",
-        "high",
-        "change",
-        "change low",
-        "change high",
+def _sweep(forecast: Document, title: str, key: str, quantity: str, name: str, unit: str) -> Chart:
+    marks: list[dict[str, Any]] = []
+    for workload in forecast.workloads:
+        value, change = getattr(workload, key), workload.change(quantity)
+        sides = [("before the changes" if change else "as it is", value.value, value.low, value.high)]
+        if change and change.before is not None and change.after is not None:
+            low, high = (None if end is None else change.before + end for end in (change.low, change.high))
+            sides.append(("after the changes", change.after, low, high))
+        concurrency = workload.load.concurrency
+        for side, middle, low, high in sides:
+            text, aria = ranged(middle, low, high, ".5g"), f"{name} {side}, concurrency {concurrency}"
+            about = {"concurrency": concurrency, "side": side, "value": middle, "low": low, "high": high}
+            marks.append(about | {"text": text, "aria": f"{aria}: {middle:.4g} {unit}"})
+    marks.sort(key=lambda mark: (mark["side"] == "after the changes", mark["concurrency"]))
+    columns = ["concurrency", "shown", f"{name}, {unit}", "low", "high"]
+    ends = ("value", "low", "high")
+    rows = [
+        TableRow([cell(mark["concurrency"], "d"), mark["side"], *(cell(mark[end]) for end in ends)])
+        for mark in marks
     ]
-    rows = []
-    for point in points:
-        change = None
-        if point.side == AFTER:
-            changes = by_load[point.concurrency].changes
-            change = next(p for p in changes if p.quantity == quantity)
-        of_change = (None,) * 3 if change is None else (change.change, change.low, change.high)
-        rows.append(
-            TableRow(
-                [
-                    cell(point.concurrency, "d"),
-                    point.side,
-                    *(cell(value) for value in (point.value, point.low, point.high)),
-                    *(cell(value, "+.5g") for value in of_change),
-                ]
-            )
-        )
-    return Table(columns, rows, frozenset(columns) - {""})
+    return Chart(
+        anchor=anchor("forecast", title, name),
+        title=f"{name} by concurrency",
+        reading=(
+            "A point is the prediction at one concurrency, its line and band the 90 % interval; after "
+            "changes that of the change alone, put upon the value before."
+        ),
+        picture=_lines(marks, f"{name}, {unit}", forecast.target_tpot_ms if key == "tpot" else None),
+        table=Table(columns, rows, frozenset(columns) - {"shown"}),
+        marks=len(marks),
+    )
 
 
-def _needs(forecast: ForecastDocument, title: str) -> Iterator[Chart]:
-    workloads = [workload for workload in forecast.workloads if workload.needs]
-    if not workloads:
-        return
-    target = forecast.target_tpot_ms
-    numeric = ["concurrency", "TPOT, ms", "TPOT were it free, ms", "most it can give, ms", "share of TPOT"]
-    asked = [] if target is None else [f"speedup for {target:g} ms"]
+def _lines(marks: Sequence[dict[str, Any]], name: str, target: float | None) -> altair.TopLevelMixin:
+    """A quantity against the concurrency, before and after a change, each with its band. target: a line."""
+    import altair as alt
+
+    places = sorted({mark["concurrency"] for mark in marks})
+    sides = list(dict.fromkeys(mark["side"] for mark in marks))
+    x = alt.X(
+        "concurrency:Q",
+        scale=alt.Scale(type="log", base=2, domain=[places[0] / 1.15, places[-1] * 1.15], nice=False),
+        axis=alt.Axis(title="concurrency, requests", values=places, format="d", grid=False),
+    )
+    colour = alt.Color(
+        "side:N",
+        scale=alt.Scale(domain=sides, range=[BEFORE, AFTER][: len(sides)]),
+        legend=alt.Legend(title=None, orient="top", symbolOpacity=1),
+    )
+    axis, scale = alt.Axis(title=name), alt.Scale(zero=True)
+    names = (("side:N", "shown"), ("concurrency:Q", "concurrency, requests"), ("text:N", f"{name} (90 %)"))
+    base = alt.Chart(records(marks)).encode(x=x, color=colour)
+    ends = base.encode(y=alt.Y("low:Q", axis=axis, scale=scale), y2="high:Q")
+    values = base.encode(y=alt.Y("value:Q", axis=axis, scale=scale))
+    layers: list[Any] = [
+        ends.mark_area(opacity=0.18, line=False),
+        ends.mark_rule(strokeWidth=2, opacity=0.7),
+        values.mark_line(),
+        values.mark_point(filled=True, size=70, opacity=1).encode(
+            tooltip=[alt.Tooltip(field, title=title) for field, title in names],
+            description=alt.Description("aria:N"),
+        ),
+    ]
+    if target is not None:
+        line = alt.Chart(records([{"target": target}]))
+        layers.append(line.mark_rule(strokeDash=[6, 4], color=TARGET).encode(y="target:Q"))
+    return alt.layer(*layers).properties(width=WIDTH, height=300)
+
+
+def _needs(forecast: Document, title: str) -> Iterator[Chart]:
+    asked = [f"speedup for {target:g} ms"] if (target := forecast.target_tpot_ms) else []
+    numeric = ["concurrency", "most it can give, ms", "share of TPOT", "TPOT were it free, ms"]
     rows = [
         TableRow(
             [
                 cell(workload.load.concurrency, "d"),
-                op_name(need),
-                *(cell(value) for value in (workload.tpot.value, need.limit_ms, need.most_ms)),
+                need.ops[0] if len(need.ops) == 1 else "all of these alike",
+                cell(need.most_ms),
                 cell(need.share, ".2%"),
-                *([answer(need, target)] if asked else []),
+                cell(need.limit_ms),
+                *(["not reachable" if need.factor is None else f"{need.factor:.3g}x"] if asked else []),
             ]
         )
-        for workload in workloads
+        for workload in forecast.workloads
         for need in workload.needs
     ]
-    to_target = (
-        ""
-        if target is None
-        else f" The dashed line is the target of {target:g} ms; to the right stands the speedup of the op "
-        "alone that reaches it."
-    )
-    yield Chart(
-        anchor=anchor("forecast", title, "needs"),
-        title="What each op can give" if target is None else "What the target needs",
-        reading=(
-            "From TPOT as it is (the grey tick) to TPOT were the op to take no time (the diamond), for the "
-            f"central case.{to_target}"
-        ),
-        picture=needs(workloads, target),
-        table=Table(["concurrency", "op", *numeric[1:], *asked], rows, frozenset(numeric)),
-        marks=2 * len(rows),
-    )
+    if rows:
+        yield Chart(
+            anchor=anchor("forecast", title, "needs"),
+            title="What each op can give",
+            reading="What TPOT would lose were the op to take no time, for the central case.",
+            table=Table(["concurrency", "op", *numeric[1:], *asked], rows, frozenset(numeric)),
+        )
 
 
-def _notes(forecast: ForecastDocument) -> Iterator[tuple[str, str]]:
-    if not forecast.workloads:
-        return
-    load = forecast.workloads[0].load
+def _notes(forecast: Document) -> Iterator[tuple[str, str]]:
+    load, change = forecast.workloads[0].load, forecast.workloads[-1].change("tpot")
     yield "lengths", f"at most {load.isl} tokens in and {load.osl} out"
-    if forecast.tables:
-        yield "times of kernels", forecast.tables
-    if (kappa := forecast.constants.kappa) is not None:
-        how = "; ".join(forecast.calibration) or "not calibrated: assumed"
-        yield "kappa", f"{ranged(kappa.value, kappa.low, kappa.high, '.3f')}, {how}"
-    last = forecast.workloads[-1]
-    change = next((p for p in last.changes if p.quantity == "tpot"), None)
-    if change is not None:
-        for part in change.parts:
-            value = ranged(part.value, part.low, part.high)
-            yield f"part of the change at {last.load.concurrency}", f"{part.what}: {value} ms ({part.origin})"
+    yield "times of kernels", forecast.tables
+    yield "calibrated on", "; ".join(forecast.calibration) or "nothing: the constants are other servers'"
     for text in dict.fromkeys([*forecast.notes, *(change.assumptions if change else ())]):
         yield "assumption", text

@@ -16,7 +16,7 @@ import os
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from harness.files import JsonObject
@@ -35,9 +35,9 @@ C_SOURCES = (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
 FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server arguments
 
 
-def looked_up(plan: Plan) -> list[JsonObject]:
+def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> list[JsonObject]:
     """Of each differing name that nothing reads: `name`, `found` (False; None: it could not be looked up) and
-    `says`, a line."""
+    `says`, a line. Takes up to a minute, where libraries are read."""
     variables, flags = plan.differing()
     names = [*variables, *flags]
     if not names:
@@ -46,6 +46,7 @@ def looked_up(plan: Plan) -> list[JsonObject]:
     if why:
         unread = [(name, f"{name} is in none of today's engines") for name in names if name in gone()]
     else:
+        say(f"looking up {', '.join(names)} in what is installed")
         unread = [*_variables(variables, roots), *_flags(flags, package)]
     unknown: list[JsonObject] = [{"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"}]
     today = {name: f"; today: {gone()[name]}" for name, _ in unread if gone().get(name)}
@@ -152,13 +153,12 @@ def _use(source: str, name: str, python: bool) -> str:
 
 
 def _tokens(source: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each token but comments; a string by what is between its quotes."""
+    """(kind, text) of each token; a string by what is between its quotes."""
     kinds = {tokenize.NAME: "name", tokenize.STRING: "string", tokenize.OP: "op"}
     with contextlib.suppress(tokenize.TokenError, SyntaxError):
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            if token.type != tokenize.COMMENT:
-                kind = kinds.get(token.type, "end")
-                yield kind, token.string.lstrip("rbuRBU").strip("'\"") if kind == "string" else token.string
+            kind = kinds.get(token.type, "end")
+            yield kind, token.string.lstrip("rbuRBU").strip("'\"") if kind == "string" else token.string
 
 
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:

@@ -252,7 +252,7 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
     """What starts the server of an arm: its flags at {flags}, or at the end."""
     env, flags, image = plan.changes(arm)
     values = {**_values(arm, port, cache), "name": name, "image": image}
-    env = {key: _filled(value, values) for key, value in env.items()}
+    env = {key: _whole_path(_filled(value, values)) for key, value in env.items()}
     flags = [_filled(word, values) for word in flags]
     for_docker = [word for key, value in env.items() if value != UNSET for word in ("-e", f"{key}={value}")]
     text = plan.launch if "{flags}" in plan.launch else f"{plan.launch}\n{{flags}}"
@@ -307,7 +307,7 @@ def _command(
     variables: dict[str, str | None] = {}
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
-        variables[name] = _filled(value, values)
+        variables[name] = _whole_path(_filled(value, values))
     in_shell = bool(words) and Path(words[0]).name in SHELLS
     joined = {**values, **{key: shlex.join(each) for key, each in lists.items()}}
     filled: list[str] = []

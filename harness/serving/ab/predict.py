@@ -14,7 +14,6 @@ from typing import Any
 from pydantic import ValidationError
 
 from harness.errors import UsageError
-from harness.files import JsonObject
 from harness.results.journal import Journal
 from harness.results.read import load, run_folders
 from harness.serving.ab.plan import Plan
@@ -28,7 +27,7 @@ ISL, OSL = r"--(?:random-)?input-len[ =]+(\d+)", r"--(?:random-)?output-len[ =]+
 TP = r"--(?:tp|tp[-_]size|tensor-parallel-size)[ =]+(\d+)"
 
 
-def predicted(plan: Plan, names: Sequence[str]) -> list[JsonObject]:
+def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
     """Raises UsageError where a file holds no prediction, or no run measured the arms' variables."""
     files = [name for name in names if Path(name).suffix == ".json" and Path(name).name != "run.json"]
     found = [each for name in files for each in _of_file(plan, Path(name))]
@@ -36,7 +35,7 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[JsonObject]:
         for arm in plan.others:
             changes = list(changes_of(plan, arm, runs))
             found += [each.model_copy(update={"of": arm}) for each in _of_link(plan, changes)]
-    return [prediction.model_dump() for prediction in found]
+    return found
 
 
 def _of_file(plan: Plan, path: Path) -> list[Prediction]:

@@ -9,8 +9,9 @@ from harness.files import JsonObject
 from harness.report.text import table
 from harness.serving.ab.plan import Plan, client, launch
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import LOOKS, confidence, looks, pairs_for, spread
+from harness.serving.ab.result import LOOKS, QUANTITIES, confidence, looks, pairs_for, spread
 from harness.serving.ab.session import order, pair_seconds
+from harness.serving.ledger.prediction import Prediction
 
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
@@ -18,8 +19,14 @@ CHANGES = (1.0, 2.0, 5.0)  # per cent
 MOST_LOOKED_AT = range(2, 200)
 
 
-def planned(plan: Plan, record: Record | None, folder: Path, names: Sequence[JsonObject]) -> str:
-    """What would run, for how long, and what it can tell."""
+def planned(
+    plan: Plan,
+    record: Record | None,
+    folder: Path,
+    names: Sequence[JsonObject],
+    predictions: Sequence[Prediction],
+) -> str:
+    """What would run, for how long, what it can tell, and what is expected of it."""
     lines = []
     for number, arm in enumerate(plan.arms):
         port, cache = plan.port + 10 * number, folder / "cache" / arm
@@ -42,7 +49,19 @@ def planned(plan: Plan, record: Record | None, folder: Path, names: Sequence[Jso
         "",
         _needed(plan, pair_s),
     ]
-    return "\n".join([*lines, *([""] if names else []), *map(_name, names)])
+    told = [*map(_name, names), *(f"expected: {line}" for line in map(_promise, predictions) if line)]
+    return "\n".join([*lines, *([""] if told else []), *told])
+
+
+def _promise(prediction: Prediction) -> str:
+    """Of what an A/B measures; empty for anything else."""
+    metric, before = QUANTITIES.get(prediction.quantity, ""), prediction.before
+    if not metric or prediction.change is None or not before:
+        return ""
+    ends = (prediction.change, prediction.low, prediction.high)
+    change, low, high = ("open" if end is None else f"{100 * end / before:+.2f}" for end in ends)
+    arm = f"{prediction.of}: " if prediction.of else ""
+    return f"{arm}{NAMES[metric]} changes by {change} % ({low} to {high})"
 
 
 def _needed(plan: Plan, pair_s: float) -> str:

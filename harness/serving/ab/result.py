@@ -1,4 +1,4 @@
-"""Result of an A/B: when its pairs are looked at, effects with their intervals, what is to be known with them.
+"""Result of an A/B: when its pairs are looked at, effects with their intervals, what else is to be known.
 
 A launch is the unit: runs of one launch share its memory addresses, its tuned kernels and its clocks, and
 taken as independent they give 23 to 59 % false verdicts at a nominal 5 %. So each pair is one launch of each
@@ -135,7 +135,7 @@ def summary(record: Record) -> JsonObject:
         "plan": plan.model_dump(),
         "engine": next((e for e in reversed(record.of("ready"))), {}),
         "pairs": pairs,
-        "finished": _finished(record, pairs),
+        "finished": finished(record),
         "verdicts": [
             {
                 "a": arm,
@@ -172,9 +172,11 @@ def _percents(found: Effect, metric: str) -> JsonObject:
     return {"percent": percent(found.ratio, metric), "interval": ends}
 
 
-def _finished(record: Record, pairs: int) -> str:
-    """Why there are no more pairs; empty: the record can be resumed."""
-    if record.of("given up"):
+def finished(record: Record) -> str:
+    """Why there are no more pairs; empty: there was no time, or it was killed."""
+    done = record.pairs()
+    pairs = sum(1 for pair in done if pair)
+    if any(lost["pair"] not in done for lost in record.of("given up")):
         return "given up"
     if pairs >= looks(record.plan.pairs)[-1]:
         return "all pairs made"

@@ -89,6 +89,8 @@ def inference_perf(draft: Draft) -> None:
     totals["input_tokens"] = counted["input"]
     if load["concurrency"]:
         load["request_rate"] = None
+    cached = successes.inside("prompt_tokens").count("cached")
+    load["prefix_cached"] = None if cached is None else cached > 0
     if by_server is None:
         draft.notes.insert(
             0, "of a version before 0.6, which may have counted a token too many in each piece of a stream: "

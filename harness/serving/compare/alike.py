@@ -2,61 +2,50 @@
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 from harness.report.text import WIDTH
 from harness.serving.compare import identity
-from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, is_assumed
-from harness.serving.compare.quantity import Quantity, Reason, Side, against, normalised, unit_of
-from harness.serving.schema import Metric, ServingRun
-
-ComparisonVerdict = Literal["alike", "normalised", "refused"]
+from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus
+from harness.serving.compare.quantity import Quantity, Reason, Side, against, normalised
+from harness.serving.compare.settings import beside, server_settings
 
 
 @dataclass(frozen=True)
-class QuantityComparison:
-    """Two quantities.
+class Comparison:
+    """Two quantities, compared or refused.
 
-    reasons:   why it is refused, each of them; empty where it is not
+    reasons:   each reason why it is refused; empty where it is not
     a, b:      the numbers as far as they could be normalised, also where it is refused
-    differing: what differs and does not refuse: the hardware, the server's flags ...
-    uncertain: what is not known of one side or of both
-    found:     what `serving load` finds in either, but what refuses
+    differing: what differs and is compared all the same: the hardware, the server's flags ...
+    uncertain: what one side or both do not say
+    found:     what `serving load` finds in either, except what refuses
+    ratio:     a over b; None where it is refused
     """
 
-    verdict: ComparisonVerdict
+    verdict: Literal["alike", "normalised", "refused"]
     reasons: tuple[Reason, ...]
     a: Side
     b: Side
     differing: tuple[str, ...]
     uncertain: tuple[str, ...]
     found: tuple[str, ...]
-
-    @property
-    def ratio(self) -> float | None:
-        """a over b; None where it is refused."""
-        return self.a.value / self.b.value if self.verdict != "refused" and self.b.value else None
-
-
-def require_options(assumed: Collection[str], despite: Collection[str]) -> None:
-    """Raises UsageError for a name that `compare` does not take."""
-    identity.require_names("--assume", assumed, ("all", *FIELDS))
-    identity.require_names("--despite", despite, SERVER)
+    ratio: float | None
 
 
 def compare(
     a: Quantity, b: Quantity, assumed: Collection[str] = (), despite: Collection[str] = ()
-) -> QuantityComparison:
+) -> Comparison:
     """Compares a quantity with another.
 
     assumed: names of identity fields that are taken to be alike where they are not known; `all`: each.
-    despite: names of identity.SERVER that are compared although they differ.
+    despite: names of identity.SERVER that may differ.
     """
-    reasons, differing = list(metric_reasons(a.metric, b.metric)), []
+    (side_a, side_b), reasons = normalised(a, b)
+    differing, found = [], []
     unsaid: dict[str, list[str]] = {}
     for each in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
         if why := _refusal(each, assumed, despite):
@@ -64,44 +53,27 @@ def compare(
         elif each.is_known or each.name in despite:
             differing.append(f"{each.name}: {against(each.row, each.run)}")
         else:
-            who = a.run.id if each.run else b.run.id if each.row else "neither"
+            silent = f"{a.run.id} does not say" if each.run else f"{b.run.id} does not say"
             value = f" ({each.row or each.run})" if each.row or each.run else ""
-            unsaid.setdefault(who, []).append(each.name + value)
-    uncertain = [
-        f"{'neither says' if who == 'neither' else f'{who} does not say'} its {', '.join(names)}"
-        for who, names in unsaid.items()
-    ]
-    reasons += [
-        Reason(f"numbers of {side}", finding.message, "`serving load` finds that wrong")
-        for side, quantity in (("A", a), ("B", b))
-        for finding in quantity.run.findings
-        if finding.severity == "wrong"
-    ]
-    (side_a, side_b), unmended = normalised(a, b)
-    reasons += unmended
-    verdict: ComparisonVerdict = "normalised" if side_a.steps or side_b.steps else "alike"
-    return QuantityComparison(
-        "refused" if reasons else verdict,
+            unsaid.setdefault(silent if value else "neither says", []).append(each.name + value)
+    for side, run in (("A", a.run), ("B", b.run)):
+        for one in run.findings:
+            if one.severity == "wrong":
+                reasons.append(Reason(f"numbers of {side}", one.message, "`serving load` finds that wrong"))
+            else:
+                found.append(f"{side}: {one.severity}: {one.message}")
+        found += [f"{side}: {note}" for note in run.notes]
+    changed: Literal["alike", "normalised"] = "normalised" if side_a.steps or side_b.steps else "alike"
+    return Comparison(
+        "refused" if reasons else changed,
         tuple(reasons),
         side_a,
         side_b,
-        (*differing, *identity.beside(a.run, b.run)),
-        (*uncertain, *_uncertain(a, b)),
-        tuple(_found(a.run, b.run)),
+        (*differing, *beside(a.run, b.run)),
+        (*(f"{silent} its {', '.join(names)}" for silent, names in unsaid.items()), *_uncertain(a, b)),
+        tuple(found),
+        None if reasons else side_a.value / side_b.value,
     )
-
-
-def metric_reasons(a: Metric, b: Metric) -> Iterator[Reason]:
-    """Why two metrics are not of one kind."""
-    for aspect, of_a, of_b, why in (
-        ("metric", a.name, b.name, "they are different quantities"),
-        ("statistic", a.statistic, b.statistic, "one does not give the other"),
-        ("unit", unit_of(a)[1], unit_of(b)[1], "there is no factor between them"),
-    ):
-        if of_a != of_b:
-            yield Reason(aspect, against(of_a, of_b), why)
-    if not a.value or not b.value:
-        yield Reason("value", against(f"{a.value:g}", f"{b.value:g}"), "0 is nothing that was measured")
 
 
 def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str]) -> str:
@@ -113,20 +85,21 @@ def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str
     if each.is_known:
         return field.why and field.why + despite_it
     speculates = each.name == "speculative decoding" and {each.row, each.run} - {"none", UNKNOWN}
-    if is_assumed(each.name, assumed) or not (field.needed or speculates):
+    if identity.is_assumed(each.name, assumed) or not (field.needed or speculates):
         return ""
     told = "; --engine A=NAME or B=NAME tells it" if each.name == "engine" else despite_it
     return f"what is not known is not alike{told}; --assume '{each.name}' takes it to be alike"
 
 
 def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
+    """What is alike only as far as it is known, a line each."""
     of_a, of_b = identity.of_run(a.run), identity.of_run(b.run)
     for name in ("precision", "input length", "output length"):
         values = of_a[name], of_b[name]
         is_loose = "fp8" in values or UP_TO in "".join(values)
         if UNKNOWN not in values and values[0] != values[1] and is_loose and FIELDS[name].agree(*values):
             yield f"{name}: {against(*values)}"
-    told = [bool(identity.server_settings(quantity.run)) for quantity in (a, b)]
+    told = [bool(server_settings(quantity.run)) for quantity in (a, b)]
     if told[0] != told[1]:
         yield f"{(a, b)[told[0]].run.id} does not say its server's flags"
     for quantity in (a, b):
@@ -135,21 +108,10 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
     gpus = all_gpus(a.run), all_gpus(b.run)
     each = a.run.workload.concurrency
     if each and each == b.run.workload.concurrency and gpus[0] and gpus[1] and gpus[0] != gpus[1]:
-        per = [f"{each / number:g}" for number in gpus if number]
-        yield f"the same requests in flight are {per[0]} a GPU against {per[1]}"
+        yield f"the same requests in flight are {each / gpus[0]:g} a GPU against {each / gpus[1]:g}"
 
 
-def _found(a: ServingRun, b: ServingRun) -> Iterator[str]:
-    for side, run in (("A", a), ("B", b)):
-        yield from (f"{side}: {f.severity}: {f.message}" for f in run.findings if f.severity != "wrong")
-        yield from (f"{side}: {note}" for note in run.notes)
-
-
-def as_json(comparison: QuantityComparison) -> str:
-    return json.dumps({**asdict(comparison), "ratio": comparison.ratio}, indent=1) + "\n"
-
-
-def as_text(a: Quantity, b: Quantity, comparison: QuantityComparison) -> str:
+def as_text(a: Quantity, b: Quantity, comparison: Comparison) -> str:
     """Both numbers, normalised where they can be, and their ratio; or why they are not compared."""
     lines = []
     for name, quantity, side in (("A", a, comparison.a), ("B", b, comparison.b)):
@@ -161,22 +123,17 @@ def as_text(a: Quantity, b: Quantity, comparison: QuantityComparison) -> str:
         lines.append(f"{name}  {run.id}: {' '.join(filter(None, about))}")
         lines.append(f"   {statistic}{m.name}{kind}: {m.value:,.6g} {m.unit}, scope {m.scope}")
         if side.steps:
-            lines.append(f"   normalised: {side.text}  ({'; '.join(side.steps)})")
-    if comparison.ratio is None:
-        lines += ["not alike, so not compared:", *_wrapped([reason.text for reason in comparison.reasons])]
-    else:
-        lines.append(
-            f"A / B = {comparison.ratio:.4g}"
-            + (" after normalising" if comparison.verdict == "normalised" else "")
-        )
+            of = f" {side.tokens}" if side.tokens not in ("none", "unknown") else ""
+            number = f"{side.value:,.6g}{of} {side.unit}" + (" a GPU" if side.scope == "gpu" else "")
+            lines.append(f"   normalised: {number}  ({'; '.join(side.steps)})")
+    after = " after normalising" if comparison.verdict == "normalised" else ""
+    lines += [] if comparison.ratio is None else [f"A / B = {comparison.ratio:.4g}{after}"]
     for title, texts in (
+        ("not alike, so not compared:", [reason.text for reason in comparison.reasons]),
         ("what differs:", comparison.differing),
         ("uncertain:", comparison.uncertain),
         ("found by `serving load`:", comparison.found),
     ):
-        lines += [title, *_wrapped(texts)] if texts else []
+        wrapped = [textwrap.fill(t, WIDTH, initial_indent="  ", subsequent_indent="    ") for t in texts]
+        lines += [title, *wrapped] if texts else []
     return "\n".join(lines)
-
-
-def _wrapped(texts: Collection[str]) -> list[str]:
-    return [textwrap.fill(text, WIDTH, initial_indent="  ", subsequent_indent="    ") for text in texts]

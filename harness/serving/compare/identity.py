@@ -1,7 +1,7 @@
-"""Identity of serving runs: what decides whether two results are alike, by name, and what differs.
+"""Identity of serving runs: the fields that decide whether two results are alike, and what differs in them.
 
-`serving compare`, `serving observe`, `serving ab` and `--calibrate` all ask here. A value that a run does not
-say is UNKNOWN, which is like nothing.
+`serving compare`, `serving observe` and `--calibrate` use it. A value that a run does not say is UNKNOWN, and
+UNKNOWN is not alike to anything.
 """
 
 from __future__ import annotations
@@ -10,31 +10,30 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from harness.catalogue.flags import catalogue
 from harness.errors import UsageError
 from harness.serving.names import engine_name, hardware_name, known_engine, model_name
-from harness.serving.schema import OFF, OfferedLoad, Parallelism, ServingRun, StrictRecord
+from harness.serving.schema import OfferedLoad, Parallelism, ServingRun, StrictRecord
 
 UNKNOWN = ""
 LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates add as much
-FIRST_WAVE = 10  # prompts for each place from which on those that come at once at the start are few
-NODE = 8  # GPUs that a node has, of the machines here
+FIRST_WAVE = 10  # prompts for each place; from here on the burst at the start is a small part of a run
+NODE = 8  # GPUs of a node of the machines here
 UP_TO = "up to "  # before a length of which only the longest is known
 NO_HITS = "no hits"  # of a prefix cache that may be on
 SNAPSHOT = re.compile(r"-\d{4}$")  # end of a model's name: later weights of the same layers
 TAG = re.compile(r":v?(\d+(?:\.\w+)+)")  # a version at the beginning of an image's tag
-CONVERTS = ("trtllm",)  # engines whose weights are what a conversion made of a checkpoint
+CONVERTS = ("trtllm",)  # engines that convert a checkpoint before they serve it
 DRAWN = ("random", "synthetic", "custom")  # data sets whose lengths are those asked for
 CACHES = {"auto": "bfloat16", "bf16": "bfloat16", "fp8_e4m3": "fp8"}  # `auto` is DeepSeek's own
 CHECKPOINT_FP8 = re.compile(r"deepseek-(r1|v3)", re.IGNORECASE)
-"""Models whose checkpoint is FP8 with a scale a block of 128 x 128 (DeepSeek-V3 report, arXiv 2412.19437)."""
+"""Models whose checkpoint is FP8 with a scale for each block of 128 x 128 (DeepSeek-V3 report,
+arXiv 2412.19437)."""
 
 
 def _lengths(a: str, b: str) -> bool:
-    """Means within LENGTH_TOLERANCE. Of a side whose longest alone is known, the same longest, or a mean that
-    lengths up to it can have."""
+    """Means within LENGTH_TOLERANCE. Where only the longest of one side is known: a mean from half of it to
+    all of it. Where only the longest of both is known: the same longest."""
     if a.startswith(UP_TO) and b.startswith(UP_TO):
         return a == b
     for mean, longest in ((a, b), (b, a)):
@@ -49,7 +48,7 @@ def _precisions(a: str, b: str) -> bool:
 
 
 def _caching(a: str, b: str) -> bool:
-    """A cache that is on, and that nobody knows to have held a prompt, is like one without hits."""
+    """A cache that is on, without known hits, is like one without hits."""
     return a == b or (NO_HITS in (a, b) and "hits" not in (a, b))
 
 
@@ -62,7 +61,7 @@ def _number(value: float | None) -> str:
 
 
 def all_gpus(run: ServingRun) -> int | None:
-    """GPUs of every role: those that prefill too."""
+    """GPUs of every role, those that prefill included."""
     split = (run.parallelism.prefill_gpus or 0) + (run.parallelism.decode_gpus or 0)
     return run.gpus or split or None
 
@@ -86,22 +85,15 @@ def length(run: ServingRun, side: str) -> float | None:
 
 def _length_text(run: ServingRun, side: str) -> str:
     mean, longest = length(run, side), getattr(run.workload, f"longest_{side}_len")
-    if mean is not None:
-        return f"{mean:.6g}"
-    return UNKNOWN if longest is None else f"{UP_TO}{longest:.6g}"
+    return _number(mean) or (UNKNOWN if longest is None else f"{UP_TO}{longest:.6g}")
 
 
 def _model(run: ServingRun) -> str:
     return run.model or run.option("model", "model-path")
 
 
-def _layers(run: ServingRun) -> str:
-    """The model, whichever weights of the same layers."""
-    return SNAPSHOT.sub("", model_name(_model(run)))
-
-
 def _precision(run: ServingRun) -> str:
-    """How weights are multiplied. A mere `fp8` is made out from the server's flags, where they are known."""
+    """How weights are multiplied. The server's flags, where they are known, say more than a mere `fp8`."""
     said = run.precision.partition(", ")[0].lower()
     if said not in ("", "fp8") or not (run.flags or run.environment):
         return said or run.option("quantization")
@@ -119,10 +111,8 @@ def _cache(run: ServingRun) -> str:
 
 
 def _window(run: ServingRun) -> str:
-    load = run.workload
-    if is_trimmed(run):
-        return f"without the first {load.warmup_s or 0:g} s and the last {load.cooldown_s or 0:g} s"
-    return "the whole run"
+    first, last = run.workload.warmup_s or 0, run.workload.cooldown_s or 0
+    return f"without the first {first:g} s and the last {last:g} s" if is_trimmed(run) else "the whole run"
 
 
 def _range(run: ServingRun) -> str:
@@ -136,25 +126,24 @@ def _prompts_for_each(run: ServingRun) -> str:
     return f"{sent / places:.3g}" if sent and places and not run.workload.request_rate else UNKNOWN
 
 
-def _context_parallelism(run: ServingRun) -> str:
-    degree = run.option("dcp-size", "decode-context-parallel-size")
-    return "none" if degree in ("", "1") else degree
+def is_sglang(run: ServingRun) -> bool:
+    """Whether SGLang computes, also behind a front as in `dynamo-sglang`."""
+    return engine_name(run.engine).endswith("sglang")
 
 
 def _looks(run: ServingRun) -> str:
-    """Decode steps between two looks for requests, of SGLang's scheduler; the others have no such option."""
-    is_told = run.flags or engine_name(run.engine) not in ("", "sglang")
+    """Decode steps between two looks for new requests, which only SGLang has an option for."""
+    is_told = run.flags or (run.engine and not is_sglang(run))
     return run.option("scheduler-recv-interval") or ("1" if is_told else UNKNOWN)
 
 
 def _places(run: ServingRun) -> float | None:
-    """Requests that can be in flight: by the client's limit, the server's, and how many there are."""
-    load = run.workload
-    limit = load.concurrency
+    """Requests that can be in flight: the client's limit, the server's, or all prompts, if that is less."""
+    load, limit = run.workload, run.workload.concurrency
     if not limit or load.request_rate or load.ramp_up:
         return limit
-    # vLLM's limit is one of each data-parallel rank, SGLang's of them all.
-    is_whole = (run.parallelism.dp or 1) == 1 or engine_name(run.engine) == "sglang"
+    # vLLM limits each data-parallel rank, SGLang all of them together.
+    is_whole = (run.parallelism.dp or 1) == 1 or is_sglang(run)
     server = run.in_flight_limit if is_whole else None
     return min(limit, server or limit, load.num_prompts or limit)
 
@@ -177,11 +166,15 @@ def _load(run: ServingRun) -> str:
 
 
 def _hardware(run: ServingRun) -> str:
-    """The machine; where the file does not name it, as its user had the client note it (a number there is how
-    many of them there are)."""
+    """The machine as the file names it, or else as the user had the client note it, unless that is the number
+    of machines."""
     said = (str(run.extra.get(key) or "") for key in ("hardware", "gpu", "gpu_type", "accelerator"))
-    noted = next((text for text in said if text and not text.isdecimal()), "")
-    return hardware_name(run.hardware or noted)
+    return hardware_name(run.hardware or next((text for text in said if text and not text.isdecimal()), ""))
+
+
+def _context_parallelism(run: ServingRun) -> str:
+    degree = run.option("dcp-size", "decode-context-parallel-size")
+    return "none" if degree in ("", "1") else degree
 
 
 def _version(run: ServingRun) -> str:
@@ -206,25 +199,21 @@ def _prefix_caching(run: ServingRun) -> str:
     return run.prefix_caching or ("on" if is_on or run.option("enable-prefix-caching") else UNKNOWN)
 
 
-def _unsaid(run: ServingRun, *keys: str) -> str:
-    """`none` where the run has its server's flags or one of the keys, and so would say it; else unknown."""
-    return "none" if run.flags or any(key in run.extra for key in keys) else UNKNOWN
+def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:
+    """`on` or `none`. A run that has its server's flags, or one of the options among its notes, tells it."""
+    if is_on or run.option(*options):
+        return "on"
+    is_told = is_on is False or run.flags or any(name.replace("-", "_") in run.extra for name in options)
+    return "none" if is_told else UNKNOWN
 
 
 def _dp_attention(run: ServingRun) -> str:
-    parallel = run.parallelism
-    if parallel.dp_attention or run.option("enable-dp-attention"):
-        return "on"
-    return "none" if parallel.dp_attention is False or parallel.dp == 1 else _unsaid(run)
-
-
-def _disaggregation(run: ServingRun) -> str:
-    apart = run.parallelism.disaggregated or run.extra.get("disagg") is True
-    return "on" if apart or run.option("disaggregation-mode") else _unsaid(run, "disagg")
+    is_alone = run.parallelism.dp == 1 and not run.parallelism.dp_attention
+    return _switch(run, False if is_alone else run.parallelism.dp_attention, "enable-dp-attention")
 
 
 def _launch(run: ServingRun) -> str:
-    """Of decode steps: eager, or in graphs, if only of batches that are smaller than what is in flight."""
+    """`eager`, `graph`, or graphs only of batches smaller than what is in flight."""
     if run.option("disable-cuda-graph", "enforce-eager"):
         return "eager"
     most, places = run.option("cuda-graph-max-bs"), _places(run)
@@ -245,11 +234,11 @@ def _failed(run: ServingRun) -> str:
 
 @dataclass(frozen=True)
 class Field:
-    """One part of the identity.
+    """One field of the identity.
 
-    of:     what a run says of it, in one spelling; UNKNOWN where it does not say it
+    of:     its value for a run, in one spelling
     why:    why results that differ in it are not compared; empty: they are, and the difference is named
-    needed: whether it has to be known, or assumed, of both
+    needed: whether both sides have to say it, unless the user assumes it
     agree:  whether two known values are alike
     """
 
@@ -266,7 +255,8 @@ FIELDS: dict[str, Field] = {
     "nodes": Field(lambda run: _number(run.nodes)),
     "engine": Field(lambda run: engine_name(run.engine), needed=True),
     "version": Field(_version),
-    "model": Field(_layers, "another model is another work", needed=True),
+    "model": Field(lambda run: SNAPSHOT.sub("", model_name(_model(run))),
+                   "another model is another work", needed=True),
     "precision": Field(_precision, "other products, of another accuracy", agree=_precisions),
     "KV cache": Field(_cache, "decode reads another number of bytes a token, of another accuracy"),
     "tensor parallelism": Field(lambda run: _number(run.parallelism.tp)),
@@ -274,7 +264,8 @@ FIELDS: dict[str, Field] = {
     "expert parallelism": Field(_expert_parallelism),
     "data parallelism": Field(lambda run: _number(run.parallelism.dp)),
     "DP attention": Field(_dp_attention),
-    "disaggregation": Field(_disaggregation),
+    "disaggregation": Field(lambda run: _switch(run, run.parallelism.disaggregated or None,
+                                                "disaggregation-mode", "disagg")),
     "context parallelism": Field(_context_parallelism),
     "speculative decoding": Field(lambda run: run.speculation, "a step gives another number of tokens"),
     "prefix caching": Field(_prefix_caching, "cached prompts are not computed", agree=_caching),
@@ -296,11 +287,11 @@ FIELDS: dict[str, Field] = {
     "failed requests": Field(_failed),
     "accounting window": Field(_window, "one leaves its ramp-up and its tail out, the other counts them"),
 }  # fmt: skip
-"""In the order in which they are told."""
+"""In the order of the messages."""
 SERVER = ("prefix caching", "speculative decoding", "precision", "KV cache")
-"""Those of them that a user may choose, and compare although results that differ in them are refused."""
+"""Settings of the server that the user can let differ: `--despite`."""
 OPTIONAL = ("dataset", "prefix caching", "nodes")
-"""A run need not say them to be of a ledger's row."""
+"""Fields that a run of a ledger's row does not have to say."""
 
 
 def of_run(run: ServingRun) -> dict[str, str]:
@@ -312,10 +303,9 @@ class Setting(StrictRecord):
     """Where a change was made, or what a prediction is of: the machine, the engine, the load.
 
     precision: of the weights' products, as `fp8 block-scale`; kv_cache: the dtype of the cache
-    plain:     whether there is neither speculative decoding, nor attention over data-parallel ranks, nor
-               prefill on other GPUs than decode
-    launch:    of decode steps, graph or eager; recv_interval: decode steps between two looks for requests
-    prefill_tokens: of one step, at most
+    plain:     no speculative decoding, no DP attention, no disaggregation
+    launch:    of decode steps, graph or eager; recv_interval: SGLang's scheduler-recv-interval
+    prefill_tokens: the most of one step
     """
 
     hardware: str = ""
@@ -336,7 +326,7 @@ class Setting(StrictRecord):
 
 
 def of_setting(setting: Setting) -> dict[str, str]:
-    """A setting's identity. A plain one computes every prompt."""
+    """A setting's identity. Without known prefix hits where it is plain."""
     names = ("hardware", "gpus", "engine", "version", "model", "precision", "parallelism", "workload")
     about = {name: getattr(setting, name) for name in names}
     said = of_run(ServingRun(id="", client="row", source="", mode="online", **about))
@@ -357,7 +347,7 @@ def of_setting(setting: Setting) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """name: of FIELDS; row, run: what the one and the other side says, UNKNOWN where it does not"""
+    """A field that is not known to be alike, with its value on the first and the second side."""
 
     name: str
     row: str
@@ -369,24 +359,10 @@ class Difference:
 
 
 def unlike(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
-    """Of two identities, the fields that are not known to be alike."""
+    """The fields of two identities that are not known to be alike."""
     for name, field in FIELDS.items():
         if UNKNOWN in (a[name], b[name]) or not field.agree(a[name], b[name]):
             yield Difference(name, a[name], b[name])
-
-
-def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
-    """What keeps a run from being of the setting. assumed: names of FIELDS of which what is not known is
-    taken to be alike; `all`: of each. What is known to differ always counts."""
-    return [
-        each
-        for each in unlike(of_setting(setting), of_run(run))
-        if each.is_known
-        or (
-            ((each.row != UNKNOWN or FIELDS[each.name].needed) and each.name not in OPTIONAL)
-            and not is_assumed(each.name, assumed)
-        )
-    ]
 
 
 def is_assumed(name: str, assumed: Collection[str]) -> bool:
@@ -394,111 +370,43 @@ def is_assumed(name: str, assumed: Collection[str]) -> bool:
 
 
 def require_names(option: str, names: Collection[str], known: Sequence[str]) -> None:
-    """Raises UsageError for a name that is none of the known ones."""
+    """Raises UsageError for a name that is not among the known ones."""
     for name in names:
         if name not in known:
             raise UsageError(f"{option} {name!r} names nothing; there are: {', '.join(known)}")
 
 
-def require_alike(setting: Setting, runs: Collection[ServingRun], assumed: Collection[str] = ()) -> None:
-    """Raises UsageError, with all that differs, where a run is not of the setting."""
-    for run in runs:
-        found = differences(setting, run, assumed)
-        if found:
-            hint = "" if all(each.is_known for each in found) else "; --assume NAME takes it to be alike"
-            raise UsageError(f"{run.id} is no run of this row: {text(found)}{hint}")
+def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()) -> list[Difference]:
+    """What keeps a run from being of the setting: each known difference, and what either side does not say.
+
+    assumed: names of FIELDS that are taken to be alike where they are not known; `all`: each
+    """
+
+    def counts(each: Difference) -> bool:
+        is_wanted = (each.row or FIELDS[each.name].needed) and each.name not in OPTIONAL
+        return each.is_known or bool(is_wanted and not is_assumed(each.name, assumed))
+
+    return [each for each in unlike(of_setting(setting), of_run(run)) if counts(each)]
 
 
 def text(found: Collection[Difference]) -> str:
-    """What differs first, then what either does not say, with what the other says."""
+    """What differs, then what the row or the run does not say, with the other side's value."""
     parts = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]
-    for who in ("row", "run"):
-        unsaid = [each for each in found if getattr(each, who) == UNKNOWN]
+    for side in ("row", "run"):
+        unsaid = [each for each in found if getattr(each, side) == UNKNOWN]
         names = [f"{each.name} ({each.row or each.run or 'nor does the run'})" for each in unsaid]
         if names:
-            parts.append(f"the {who} does not say its {', '.join(names)}")
+            parts.append(f"the {side} does not say its {', '.join(names)}")
             found = [each for each in found if each not in unsaid]
     return "; ".join(parts)
 
 
-def assumptions(setting: Setting, runs: Collection[ServingRun], assumed: Collection[str]) -> tuple[str, ...]:
-    """Of what was taken to be alike, what a run or the row does not say."""
-    needed = [each.name for run in runs for each in differences(setting, run)]
-    return tuple(name for name in FIELDS if name in needed and is_assumed(name, assumed))
-
-
 def with_engine(run: ServingRun, name: str) -> ServingRun:
-    """The run with the engine that the user names, if he does; noted where its file says another. Raises
-    UsageError for a name that is no engine's."""
+    """The run with the engine that the user names, if any; a note says so where the file names another one.
+    Raises UsageError for an unknown engine."""
     if not name:
         return run
     engine, notes = known_engine(name), run.notes
     if run.engine and engine_name(run.engine) != engine:
         notes = (*notes, f"--engine: {engine}; the file says {run.engine}")
     return run.model_copy(update={"engine": engine, "notes": notes})
-
-
-# Settings of the server
-
-
-STATE = re.compile(
-    r"(host|pid|ports?|.*_ports?|.*_ids?|.*_addr|.*_dir|.*_folder|.*_file|.*_keyfile.*|.*_paths?|.*url|uuid|date"
-    r"|.*time|.*timestamp|log_.*|.*_log|api_key|admin_api_key|random_.*|seed|status|label|tag|model|latencies_ms"
-    r"|served_model_name|trust_remote_code|spec_decode_.*|rtfx|total_.*|num_.*_tokens|sharegpt_.*|issue_rate"
-    r"|.*_intvty)"
-)
-"""Names of what a server or client writes that is no setting: where things are, and what was measured."""
-MODEL_PATHS = ("model_path", "tokenizer_path", "tokenizer_id", "speculative_draft_model_path")
-NESTED = ("server_info", "engine", "world_info")
-"""Objects of `extra` that hold a server's settings: SGLang's, TensorRT-LLM's."""
-NOTED = ("vllm.serve", "inferencex")
-"""Clients that keep a server's settings beside their own keys."""
-
-
-def server_settings(run: ServingRun) -> dict[str, str]:
-    """The server's settings by name: of its flags, of what it said of itself, of what its user noted. What is
-    off is left out."""
-    found: dict[str, Any] = {}
-    for flag in run.flags:
-        name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")
-        found[name.removeprefix("--").replace("-", "_")] = value or "on"
-    if run.client in NOTED:
-        noted = {key: v for key, v in run.extra.items() if key not in ("backend", "endpoint_type")}
-        found |= {key: v for key, v in noted.items() if isinstance(v, str | bool | int)}
-    for key in NESTED:
-        found |= _flat(run.extra.get(key))
-    settings = {}
-    for name, value in found.items():
-        last = re.split("[.:]", name)[-1]
-        if last in MODEL_PATHS:
-            value = model_name(str(value))
-        if str(value).lower() not in OFF and (last in MODEL_PATHS or not STATE.fullmatch(last)):
-            settings[name] = "on" if str(value).lower() == "true" else str(value).strip()
-    return settings
-
-
-def _flat(value: object, name: str = "") -> dict[str, Any]:
-    """Scalars in nested objects and lists, by joined names."""
-    if not isinstance(value, Mapping | list):
-        return {name: value} if name else {}
-    items = value.items() if isinstance(value, Mapping) else enumerate(value)
-    inner = {f"{name}.{key}".lstrip("."): each for key, each in items if key != "internal_states"}
-    return {k: v for key, each in inner.items() for k, v in _flat(each, key).items()}
-
-
-def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
-    """What differs between two runs beside the fields of the identity, a line for each kind."""
-    for what in ("image", "client", "protocol", "model"):
-        of_a, of_b = getattr(a, what), getattr(b, what)
-        if of_a and of_b and of_a.lower() != of_b.lower():
-            yield f"{what}: {of_a} against {of_b}"
-    unread = {name for name, flag in catalogue().items() if flag.read == "never"}
-    variables = [{k: v for k, v in run.environment.items() if k not in unread} for run in (a, b)]
-    for kind, (of_one, of_other) in (
-        ("flags that differ", (server_settings(a), server_settings(b))),
-        ("environment that differs", variables),
-    ):
-        names = [name for name in {**of_one, **of_other} if of_one.get(name) != of_other.get(name)]
-        if of_one and of_other and names:
-            pairs = [f"{name} {of_one.get(name, 'unset')} | {of_other.get(name, 'unset')}" for name in names]
-            yield f"{kind}: {', '.join(pairs)}"

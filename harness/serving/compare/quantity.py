@@ -1,11 +1,19 @@
-"""A quantity: one number of a run, and its normalisation to the unit, tokens and GPUs of another one."""
+"""Quantities: numbers of runs, chosen by name, and brought to one unit, kind of tokens and GPU."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
+from harness.errors import UsageError
 from harness.serving.compare.identity import all_gpus, length
 from harness.serving.schema import Metric, ServingRun
+
+PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
+BEST = ("output", "total", "unknown", "mean", "median")
+"""Kinds of tokens and statistics, in the order in which they are chosen."""
+UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}
+"""Unit -> factor to the unit that quantities of its kind are compared in."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +26,7 @@ class Quantity:
 
 @dataclass(frozen=True)
 class Reason:
-    """Why two quantities are not compared: aspect, what it is of each side, and why that matters."""
+    """Why two quantities are not compared: what differs, its values on both sides, and why that matters."""
 
     aspect: str
     sides: str
@@ -35,7 +43,7 @@ def against(a: str, b: str) -> str:
 
 @dataclass(frozen=True)
 class Side:
-    """A quantity's number, as far as it could be normalised, and by which steps."""
+    """A quantity's number, as far as it could be normalised. steps: how, one line each"""
 
     value: float
     unit: str
@@ -43,32 +51,62 @@ class Side:
     tokens: str
     steps: tuple[str, ...] = ()
 
-    @property
-    def text(self) -> str:
-        kind = f"{self.tokens} " if self.tokens not in ("none", "unknown") else ""
-        return f"{self.value:,.6g} {kind}{self.unit}" + (" a GPU" if self.scope == "gpu" else "")
+    def to(self, value: float, step: str, **changes: Any) -> Side:
+        return replace(self, value=value, steps=(*self.steps, step), **changes)
 
 
-def unit_of(metric: Metric) -> tuple[float, str]:
-    """(factor, unit) to what all of its kind are compared in."""
-    return {"s": (1e3, "ms"), "us": (1e-3, "ms"), "ms": (1.0, "ms")}.get(metric.unit, (1.0, metric.unit))
+def default_metric(a: ServingRun, b: ServingRun) -> str:
+    """The throughput, or else the first metric that both have."""
+    left, right = (list(dict.fromkeys(metric.name for metric in run.metrics)) for run in (a, b))
+    shared = [name for name in (*PREFERRED, *left) if name in left and name in right]
+    return (shared or left or [""])[0]
+
+
+def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
+    """The run's metric `NAME`, or `NAME:WHICH`; WHICH is a statistic or a kind of tokens. Raises UsageError
+    where the run, which the user calls `name`, has no such metric."""
+    metric, _, which = wanted.partition(":")
+    alike = [m for m in run.metrics if m.name == metric and which in ("", *_kinds(m))]
+    if not alike:
+        kinds = dict.fromkeys(f"{m.name}:{_kinds(m)[0]}" for m in run.metrics)
+        raise UsageError(f"{name} has no metric {wanted!r}; it has: {', '.join(kinds) or 'none'}")
+    rank = {word: i for i, word in enumerate(BEST)}
+    best = min(alike, key=lambda m: min(rank.get(m.tokens, 9), rank.get(m.statistic, 9)))
+    return Quantity(run, best)
+
+
+def _kinds(metric: Metric) -> tuple[str, ...]:
+    """What tells metrics of one name apart. The statistic `total` is that of every number of tokens."""
+    if metric.tokens == "none":
+        return (metric.statistic,)
+    return (metric.tokens,) if metric.statistic == "total" else (metric.tokens, metric.statistic)
 
 
 def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
-    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and what stands in the way."""
-    reasons = []
-    sides = [_in_one_unit(quantity.metric, other.metric) for quantity, other in ((a, b), (b, a))]
-    if a.metric.tokens != b.metric.tokens or "unknown" in (a.metric.tokens, b.metric.tokens):
+    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and why they cannot be set beside
+    each other."""
+    one, other = a.metric, b.metric
+    sides = [_in_one_unit(one, other), _in_one_unit(other, one)]
+    aspects = [
+        ("metric", one.name, other.name, "they are different quantities"),
+        ("statistic", one.statistic, other.statistic, "one does not give the other"),
+        ("unit", sides[0].unit, sides[1].unit, "there is no factor between them"),
+    ]
+    reasons = [Reason(name, against(x, y), why) for name, x, y, why in aspects if x != y]
+    if not one.value or not other.value:
+        reasons.append(Reason("value", against(f"{one.value:g}", f"{other.value:g}"), "0 is not measured"))
+    if one.tokens != other.tokens or one.tokens == "unknown":
         sides = [_output_only(quantity, side) for quantity, side in zip((a, b), sides, strict=True)]
         if not all(side.tokens == "output" for side in sides):
             why = "total is input and output tokens, and nothing says how many of them were output"
-            reasons.append(Reason("tokens", against(a.metric.tokens, b.metric.tokens), why))
-    if _is_of_a_request(a.metric) and _is_of_a_request(b.metric):
+            reasons.append(Reason("tokens", against(one.tokens, other.tokens), why))
+    if _is_of_a_request(one) and _is_of_a_request(other):
         return sides, reasons
-    scopes = a.metric.scope, b.metric.scope
-    if scopes[0] == scopes[1] != "unknown" and (scopes[0] == "gpu" or _layout(a.run) == _layout(b.run)):
+    layouts = [(all_gpus(run), run.nodes, run.parallelism.prefill_gpus, run.parallelism.decode_gpus)
+               for run in (a.run, b.run)]  # fmt: skip
+    if one.scope == other.scope != "unknown" and (one.scope == "gpu" or layouts[0] == layouts[1]):
         return sides, reasons
-    sides = [_per_gpu(quantity, side) for quantity, side in zip((a, b), sides, strict=True)]
+    sides = [_per_gpu(quantity.run, side) for quantity, side in zip((a, b), sides, strict=True)]
     if not all(side.scope == "gpu" for side in sides):
         names = [f"{q.metric.scope} ({all_gpus(q.run) or 'unknown number of'} GPUs)" for q in (a, b)]
         why = "a number of one GPU, a node or all GPUs is another number, and how many they are is not known"
@@ -77,67 +115,55 @@ def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
 
 
 def of_instance(quantity: Quantity) -> float | None:
-    """The number over all GPUs that serve; None where it is not known of how many it is."""
+    """The number over all GPUs that serve; None where the number of GPUs is not known."""
     metric, gpus = quantity.metric, all_gpus(quantity.run)
     if _is_of_a_request(metric) or metric.scope in ("instance", "cluster"):
         return metric.value
-    side = _per_gpu(quantity, Side(metric.value, metric.unit, metric.scope, metric.tokens))
+    side = _per_gpu(quantity.run, _in_one_unit(metric, metric))
     return side.value * gpus if side.scope == "gpu" and gpus else None
 
 
-def _layout(run: ServingRun) -> tuple[int | None, ...]:
-    split = run.parallelism
-    return all_gpus(run), run.nodes, split.prefill_gpus, split.decode_gpus
-
-
 def _is_of_a_request(metric: Metric) -> bool:
-    """Whether a metric is of single requests or steps, so that no number of GPUs divides it."""
+    """Whether a metric is of single requests or steps, so that it is not divided by GPUs."""
     return metric.unit in ("ms", "s", "us") or metric.name == "concurrency"
 
 
 def _in_one_unit(metric: Metric, other: Metric) -> Side:
-    factor, unit = unit_of(metric)
-    if metric.unit in (other.unit, unit):
-        return Side(metric.value, metric.unit, metric.scope, metric.tokens)
-    step = f"{metric.value:g} {metric.unit} x {factor:g}"
-    return Side(metric.value * factor, unit, metric.scope, metric.tokens, (step,))
+    side = Side(metric.value, metric.unit, metric.scope, metric.tokens)
+    if metric.unit == other.unit or metric.unit not in UNITS:
+        return side
+    factor, unit = UNITS[metric.unit]
+    return side.to(metric.value * factor, f"{metric.value:g} {metric.unit} x {factor:g}", unit=unit)
 
 
 def _output_only(quantity: Quantity, side: Side) -> Side:
-    """Of output tokens: the run's own such number, or by the share of output tokens."""
+    """The number of output tokens: as the run itself has it, or by their share of all tokens."""
     run, metric = quantity.run, quantity.metric
     if side.tokens != "total":
         return side
     reported = run.metric(metric.name, metric.statistic, "output", metric.scope)
     if reported:
         step = f"its run's own output throughput, {reported.value:g} {reported.unit}"
-        return Side(reported.value, side.unit, side.scope, "output", (*side.steps, step))
+        return side.to(reported.value, step, tokens="output")
     into, out = length(run, "input"), length(run, "output")
     if into is None or not out:
         return side
     step = f"x {out:g} / ({into:g} + {out:g}) for output tokens alone"
-    return Side(side.value * out / (into + out), side.unit, side.scope, "output", (*side.steps, step))
+    return side.to(side.value * out / (into + out), step, tokens="output")
 
 
-def _per_gpu(quantity: Quantity, side: Side) -> Side:
-    share = _gpu_share(quantity)
-    if share is None or side.scope == "gpu":
+def _per_gpu(run: ServingRun, side: Side) -> Side:
+    """The number over one GPU of all that serve, where it is known how many they are."""
+    gpus, split = all_gpus(run), run.parallelism
+    if not gpus:
         return side
-    factor, step = share
-    return Side(side.value * factor, side.unit, "gpu", side.tokens, (*side.steps, step))
-
-
-def _gpu_share(quantity: Quantity) -> tuple[float, str] | None:
-    """The factor from a quantity's scope to one GPU of all that serve, and how it came; None: not known."""
-    gpus, nodes, split = all_gpus(quantity.run), quantity.run.nodes, quantity.run.parallelism
-    scope = quantity.metric.scope
-    if scope in ("instance", "cluster") and gpus:
+    if side.scope in ("instance", "cluster"):
         prefill = f", {split.prefill_gpus} of prefill with them" if split.prefill_gpus else ""
-        return 1 / gpus, f"/ {gpus} GPUs{prefill}"
-    if scope == "node" and gpus and nodes:
-        return nodes / gpus, f"/ {gpus / nodes:g} GPUs of a node"
-    if scope in ("decode_gpu", "prefill_gpu") and gpus:
-        role = scope.removesuffix("_gpu")
-        of_role = split.decode_gpus if role == "decode" else split.prefill_gpus
-        return (of_role / gpus, f"x {of_role} GPUs of {role} / {gpus} GPUs") if of_role else None
-    return None
+        return side.to(side.value / gpus, f"/ {gpus} GPUs{prefill}", scope="gpu")
+    if side.scope == "node" and run.nodes:
+        return side.to(side.value * run.nodes / gpus, f"/ {gpus / run.nodes:g} GPUs of a node", scope="gpu")
+    for role, share in (("decode", split.decode_gpus), ("prefill", split.prefill_gpus)):
+        if side.scope == f"{role}_gpu" and share:
+            step = f"x {share} GPUs of {role} / {gpus} GPUs"
+            return side.to(side.value * share / gpus, step, scope="gpu")
+    return side

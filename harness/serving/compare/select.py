@@ -1,30 +1,46 @@
-"""Quantities by name: a row of a client's file or a published run, and which metric of it."""
+"""Which two runs are compared: a row of a client's file or a published run, by name, and their engines."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
 from harness import archive
 from harness.errors import UsageError
 from harness.serving.clients.load import load
-from harness.serving.compare.quantity import Quantity
+from harness.serving.integrity import examined
 from harness.serving.names import known_engine
-from harness.serving.published.index import published_runs
-from harness.serving.schema import Metric, ServingRun
+from harness.serving.published.documents import FOLDER, documents
+from harness.serving.schema import ServingRun
 
-PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
+FROM_SETUP = ("image", "flags", "environment", "parallelism")
+
+
+@functools.cache
+def published_runs() -> dict[str, ServingRun]:
+    """By id: the runs of the documents, and of raw files behind them as `dstack.online:31`, which have the
+    documented configuration of their machine, engine and version if there is one."""
+    every = [*documents(FOLDER), *documents(FOLDER / "others")]
+    known = {run.id: examined(run) for document in every for run in document.runs}
+    setups = [setup for document in every for setup in document.configurations if setup.version]
+    for run in (run for path in sorted(FOLDER.glob("*/*.csv")) for run in load(path)):
+        own = (run.hardware, run.engine, run.version)
+        alike = [setup for setup in setups if (setup.hardware, setup.engine, setup.version) == own]
+        update: dict[str, object] = {"id": f"{run.client}:{run.source.rpartition(':')[2]}"}
+        if len(alike) == 1:
+            update |= {name: getattr(alike[0], name) for name in FROM_SETUP}
+            update["configuration"] = alike[0].name
+        known[str(update["id"])] = run.model_copy(update=update)
+    return known
 
 
 def find(name: str) -> ServingRun:
-    """A published run by its id, or a row of a file: `FILE`, `FILE:ROW` where it has several.
-
-    ROW is a line as the ids of `serving load` have it, or else counted from 1. Raises UsageError.
-    """
-    path, _, row = name.rpartition(":")
-    if archive.is_file(Path(name)):
-        path, row = name, ""
-    elif not (path and archive.is_file(Path(path))):
+    """A published run by its id, or a row of a file: `FILE`, `FILE:ROW` where it has several, or the id that
+    `serving load` gives it. Where ids have no line, ROW counts from 1. Raises UsageError."""
+    paths = (name, name.rpartition(":")[0], name.rpartition("[")[0])
+    path = next((path for path in paths if path and archive.is_file(Path(path))), "")
+    if not path:
         known = published_runs()
         if name not in known:
             near = ", ".join(sorted(known)[:6])
@@ -33,15 +49,15 @@ def find(name: str) -> ServingRun:
     runs = load(path)
     by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)
     by_row = {str(number): run for number, run in enumerate(runs, 1) if not by_line}
-    by_row |= {run.id.removeprefix(f"{path}:"): run for run in reversed(runs)}
+    by_row |= {run.id.removeprefix(path).lstrip(":"): run for run in reversed(runs)}
+    row = name.removeprefix(path).lstrip(":")
     if not row and len(runs) == 1:
         return runs[0]
     if row in by_row:
         return by_row[row]
     ids = ", ".join(run.id for run in runs[:3]) + (" ..." if runs[3:] else "")
-    raise UsageError(
-        f"{path} has {len(runs)} runs, and {f'none is {row!r}' if row else 'one is to be named'}: {ids}"
-    )
+    wrong = f"none is {row!r}" if row else "one is to be named"
+    raise UsageError(f"{path} has {len(runs)} runs, and {wrong}: {ids}")
 
 
 def engines_of(options: Sequence[str]) -> dict[str, str]:
@@ -53,29 +69,3 @@ def engines_of(options: Sequence[str]) -> dict[str, str]:
             raise UsageError(f"cannot read --engine {option!r}; write NAME, A=NAME or B=NAME")
         engines |= dict.fromkeys([side] if side else engines, known_engine(name))
     return engines
-
-
-def default_metric(a: ServingRun, b: ServingRun) -> str:
-    """The throughput, or else the first metric that both have."""
-    left, right = (list(dict.fromkeys(metric.name for metric in run.metrics)) for run in (a, b))
-    return next((name for name in (*PREFERRED, *left) if name in left and name in right), [*left, ""][0])
-
-
-def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
-    """Its metric `NAME`, or `NAME:WHICH`, WHICH being a statistic or a kind of tokens."""
-    metric, _, which = wanted.partition(":")
-    alike = [m for m in run.metrics if m.name == metric and which in ("", *_kinds(m))]
-    if not alike:
-        kinds = dict.fromkeys(f"{m.name}:{_kinds(m)[0]}" for m in run.metrics)
-        raise UsageError(f"{name} has no metric {wanted!r}; it has: {', '.join(kinds) or 'none'}")
-    order = ("output", "total", "unknown", "mean", "median")
-    rank = {word: i for i, word in enumerate(order)}
-    best = min(alike, key=lambda m: min(rank.get(m.tokens, 9), rank.get(m.statistic, 9)))
-    return Quantity(run, best)
-
-
-def _kinds(metric: Metric) -> tuple[str, ...]:
-    """What tells metrics of one name apart: `total` is of tokens where it counts them."""
-    if metric.tokens == "none":
-        return (metric.statistic,)
-    return (metric.tokens,) if metric.statistic == "total" else (metric.tokens, metric.statistic)

@@ -1,7 +1,7 @@
 """A ledger: changes of kernels, what was predicted of each, and what serving runs showed.
 
 A ledger is a file of JSON lines. Lines are only added, under a lock on the file, so that two commands can
-write to one ledger at once. Older ledgers hold a hash in each line, which is not read.
+write to one ledger at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ OPENING = b'{"row":'  # of every line
 
 
 class LedgerRecord(StrictRecord):
-    """A part of a ledger's line. Keys of older ledgers (hashes of lines, a fixed margin) are not read."""
+    """A part of a line. Older ledgers have keys that are not read: hashes of lines, a fixed margin."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -38,8 +38,7 @@ class Observation(LedgerRecord):
 
     change:    after - before, in `unit`
     low, high: 90 % interval of the change; None where the source gives none
-    pairs:     number of pairs of a run before and a run after
-    runs:      files or folders of the runs, from which the observation can be made again
+    runs:      files or folders of the runs
     assumed:   names of identity fields that the runs do not say and that the user took to be alike
     """
 
@@ -64,7 +63,7 @@ class Observation(LedgerRecord):
 
 
 class Line(LedgerRecord):
-    """What all lines have. row: the name of the row that the line belongs to; at: ISO 8601, UTC."""
+    """What all lines have. row: the name of their row; at: ISO 8601, UTC"""
 
     row: str
     at: str = ""
@@ -106,7 +105,7 @@ ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
 
 
 class LedgerRow(StrictRecord):
-    """All that a ledger says of one change. ledger: its file"""
+    """All lines of one row. ledger: its file"""
 
     id: str
     changes: tuple[KernelChange, ...] = ()
@@ -118,11 +117,8 @@ class LedgerRow(StrictRecord):
 
 
 def append(path: Path, *entries: Entry) -> list[Entry]:
-    """Adds lines, all or none, with the present time where they have none, and returns them as written.
-
-    They are on disk when this returns. Raises UsageError where the file cannot be written, is no ledger, or
-    has a row already that a line would open.
-    """
+    """Adds lines, all or none, with the present time where they have none, and returns them as they are on
+    disk. Raises UsageError where the file cannot be written, is no ledger, or has a new row already."""
     now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
     dated = [entry if entry.at else entry.model_copy(update={"at": now}) for entry in entries]
     try:
@@ -161,22 +157,17 @@ def rows(entries: Sequence[Entry], ledger: str = "") -> list[LedgerRow]:
     by_id: dict[str, LedgerRow] = {}
     for entry in entries:
         row = by_id.get(entry.row, LedgerRow(id=entry.row, ledger=ledger))
-        match entry:
-            case ChangeEntry():
-                update = {"changes": entry.changes, "setting": entry.setting}
-            case PredictionEntry():
-                update = {"predictions": (*row.predictions, entry)}
-            case ObservationEntry():
-                update = {"observations": (*row.observations, entry)}
-            case ExplanationEntry():
-                update = {"explanations": (*row.explanations, entry)}
+        if isinstance(entry, ChangeEntry):
+            update: dict[str, object] = {"changes": entry.changes, "setting": entry.setting}
+        else:
+            update = {f"{entry.kind}s": (*getattr(row, f"{entry.kind}s"), entry)}
         by_id[entry.row] = row.model_copy(update=update)
     return list(by_id.values())
 
 
 def known_rows(files: Sequence[str]) -> Iterator[LedgerRow]:
-    """The rows of the files, or folders, named; without names those of all ledgers under results/. Raises
-    UsageError where one cannot be read."""
+    """The rows of the files or folders named, or of all ledgers under results/. Raises UsageError where one
+    cannot be read."""
     paths = [Path(name) for name in files] or sorted(RESULTS.glob(f"**/{NAME}"))
     for path in paths:
         path = path / NAME if path.is_dir() else path

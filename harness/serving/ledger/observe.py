@@ -9,12 +9,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.errors import UsageError
-from harness.serving.clients.load import load
+from harness.serving.clients.load import beside_each_other, load
 from harness.serving.compare import identity
 from harness.serving.compare.alike import compare
 from harness.serving.compare.quantity import Quantity, of_instance
+from harness.serving.compare.settings import beside
 from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
-from harness.serving.schema import Metric, ServingRun, Totals, contradictions
+from harness.serving.schema import ServingRun, contradictions
 from harness.statistics.intervals import mean_half_width
 
 CONFIDENCE = 0.9
@@ -39,8 +40,8 @@ def observe(
 
     before, after: any client's files, paired in order; assumed: see `identity.differences`; engine: of all
     runs, where their files do not say it. What else differs between the sides, and what `serving load` finds,
-    is written beside. Raises UsageError where the runs cannot be paired, are not of the row's setting, or
-    have numbers that `serving load` calls wrong.
+    is added as explanations. Raises UsageError where the runs cannot be paired, are not of the row's setting,
+    or have numbers that `serving load` calls wrong.
     """
     identity.require_names("--assume", assumed, ("all", *identity.FIELDS))
     known = {row.id: row for row in rows(read(ledger), str(ledger))}
@@ -51,33 +52,30 @@ def observe(
              for names in (before, after)]  # fmt: skip
     if len(sides[0]) != len(sides[1]):
         raise UsageError(f"{len(sides[0])} runs before and {len(sides[1])} after: pairs are wanted")
-    every = [run for side in sides for run in side]
-    if wrong := contradictions(every):
-        raise UsageError(wrong)
-    _require_once(every)
-    identity.require_alike(setting, every, assumed)
-    pairs = list(zip(*sides, strict=True))
+    every = beside_each_other([*sides[0], *sides[1]])
+    wrong = contradictions(every)
+    twice = [found.message for run in every for found in run.findings if found.rule == "repeated"]
+    if wrong or twice:
+        raise UsageError(wrong or f"{twice[0]}; a run counts once")
+    for run in every:
+        if found := identity.differences(setting, run, assumed):
+            hint = "" if all(each.is_known for each in found) else "; --assume NAME takes it to be alike"
+            raise UsageError(f"{run.id} is no run of this row: {identity.text(found)}{hint}")
+    unsaid = {each.name for run in every for each in identity.differences(setting, run)}
+    pairs = list(zip(every[: len(sides[0])], every[len(sides[0]) :], strict=True))
     texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
-    quantities = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
-    observations = [
-        o for quantity in quantities if quantity in METRICS and (o := observation(quantity, pairs))
-    ]
-    if not observations:
-        raise UsageError(f"none of {', '.join(quantities)} is in all of these runs")
-    taken = identity.assumptions(setting, every, assumed)
-    append(
-        ledger,
-        *(
-            ObservationEntry(row=row_id, observation=seen.model_copy(update={"assumed": taken}))
-            for seen in observations
-        ),
-        *(ExplanationEntry(row=row_id, text=text) for text in texts if text),
-    )
+    predicted = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
+    seen = [observation(quantity, pairs) for quantity in predicted if quantity in METRICS]
+    taken = {"assumed": tuple(name for name in identity.FIELDS if name in unsaid)}
+    entries = [ObservationEntry(row=row_id, observation=one.model_copy(update=taken)) for one in seen if one]
+    if not entries:
+        raise UsageError(f"none of {', '.join(predicted)} is in all of these runs")
+    append(ledger, *entries, *(ExplanationEntry(row=row_id, text=text) for text in texts if text))
 
 
 def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
     """What differs between a run before and one after, and what `serving load` suspects of them. Raises
-    UsageError where they are of two settings, or of two releases, which differ in more than a kernel."""
+    UsageError where they differ in a known field of the identity, builds of one release excepted."""
     for each in identity.unlike(identity.of_run(before), identity.of_run(after)):
         releases = {release[0] for value in (each.row, each.run) if (release := RELEASE.match(value))}
         if each.is_known and (each.name != "version" or len(releases) > 1):
@@ -87,23 +85,14 @@ def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
             )
         if each.row or each.run:
             yield f"{each.name}: {each.row or 'unknown'} before, {each.run or 'unknown'} after"
-    yield from (f"before against after: {line}" for line in identity.beside(before, after))
+    yield from (f"before against after: {line}" for line in beside(before, after))
     for run in (before, after):
         yield from (f"suspect: {each.message}" for each in run.findings if each.severity == "suspect")
 
 
-def _require_once(runs: Sequence[ServingRun]) -> None:
-    """Raises UsageError where a run is there twice, whose pairs would agree better than any two runs."""
-    seen: dict[tuple[Totals, tuple[Metric, ...]], str] = {}
-    for run in runs:
-        if first := seen.get((run.totals, run.metrics)):
-            raise UsageError(f"{run.id} is {first} again, by every number: a run counts once")
-        seen[run.totals, run.metrics] = run.id
-
-
 def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:
-    """Of the pairs' differences, of the whole instance, a t-interval; None where a run lacks the metric.
-    Raises UsageError where a pair's numbers are of two kinds, or of an unknown part of the instance."""
+    """The mean difference of the pairs, over the whole instance, with its t-interval; None where a run lacks
+    the metric. Raises UsageError where a pair's numbers are of two kinds or of unknown GPUs."""
     values = []
     for pair in pairs:
         metrics = [run.metric(*METRICS[quantity]) for run in pair]
@@ -115,20 +104,23 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
         if compared.verdict != "alike":
             why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
             raise UsageError(f"{where}: not alike: {why}")
-        of_a, of_b = map(of_instance, sides)
-        if of_a is None or of_b is None:
-            raise UsageError(f"{where}: of how many GPUs it is is not said")
-        values.append((of_a, of_b))
+        before, after = map(of_instance, sides)
+        if before is None or after is None:
+            raise UsageError(f"{where}: it is not known of how many GPUs they are")
+        values.append((before, after))
     if not values:
         return None
-    before, after = (statistics.fmean(pair[side] for pair in values) for side in (0, 1))
-    half = mean_half_width([of_b - of_a for of_a, of_b in values], CONFIDENCE)
-    change, is_finite = after - before, math.isfinite(half)  # of a single pair it is not
+    means = [statistics.fmean(side) for side in zip(*values, strict=True)]
+    change, half = (
+        means[1] - means[0],
+        mean_half_width([after - before for before, after in values], CONFIDENCE),
+    )
+    is_finite = math.isfinite(half)  # of a single pair it is not
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
         unit="tok/s" if quantity == "output_throughput" else "ms",
-        before=before,
-        after=after,
+        before=means[0],
+        after=means[1],
         change=change,
         low=change - half if is_finite else None,
         high=change + half if is_finite else None,

@@ -26,10 +26,9 @@ class KernelChange(StrictRecord):
     """One op made faster or slower.
 
     op:        a name of harness/serving/op_classes.py
-    part:      of it, where not all: `qkv_a`, `n=2112 k=7168`; empty: all its calls
-    factor:    time before / time after, > 1 is faster; or
-    saved_us:  time saved of each call
-    low, high: 90 % interval of whichever is given; equal to it where nobody gave one
+    part:      `qkv_a`, `n=2112 k=7168`; empty: all calls of the op
+    factor:    time before / time after, above 1 is faster; or saved_us: time saved of each call
+    low, high: 90 % interval of the factor or the saving; equal to it where nobody gave one
     calls:     calls a step; None: as the model has them
     phase:     of which steps
     source:    where the factor comes from: a run, a pull request
@@ -47,10 +46,8 @@ class KernelChange(StrictRecord):
 
 
 class Part(StrictRecord):
-    """One term of a prediction, or one source of its uncertainty.
-
-    value, low, high: in the prediction's unit, what it adds to the change; the interval is 90 %
-    """
+    """One term of a prediction, or one source of its uncertainty: what it adds to the change, in the
+    prediction's unit, with a 90 % interval."""
 
     what: str
     origin: Origin
@@ -60,14 +57,13 @@ class Part(StrictRecord):
 
 
 class Prediction(StrictRecord):
-    """A quantity before and after a change, and the change itself: differences are what is predicted.
+    """A predicted change of a quantity.
 
-    of:            the change it is of, where not of all that a row changed
-    before, after: None where only the difference or a bound is known
+    of:            one change, where the prediction is not of all that its row changed
     low, high:     90 % interval of `change`; a bound has one of them None
+    before, after: None where only the difference or a bound is known
     parts:         sum to `change`
-    uncertainty:   each source's interval of `change` with all others held
-    assumptions:   one line each
+    uncertainty:   the interval of `change` by each source alone
     """
 
     quantity: QuantityName

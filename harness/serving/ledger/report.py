@@ -8,7 +8,7 @@ import statistics
 import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.report.text import WIDTH, table
 from harness.serving.ledger.ledger import LedgerRow, Observation
@@ -40,7 +40,8 @@ class LedgerLine:
     @property
     def kind(self) -> tuple[str, str]:
         """Quantity and unit."""
-        return _kind(self.prediction or self.observation)
+        of = self.prediction or self.observation
+        return (of.quantity, of.unit) if of else ("", "")
 
     @property
     def method(self) -> str:
@@ -74,28 +75,26 @@ class LedgerLine:
         return "explained" if low <= seen_high and seen_low <= high else "missed"
 
 
-def _kind(of: Prediction | Observation | None) -> tuple[str, str]:
-    return (of.quantity, of.unit) if of else ("", "")
-
-
 def _interval(of: Prediction | Observation) -> tuple[float, float]:
     """The ends of its 90 % interval: the change itself where it has none, infinite where a bound has none."""
-    if of.change is None:
-        return (-math.inf if of.low is None else of.low), (math.inf if of.high is None else of.high)
-    return (of.change if of.low is None else of.low), (of.change if of.high is None else of.high)
+    ends = (-math.inf, math.inf) if of.change is None else (of.change, of.change)
+    return (ends[0] if of.low is None else of.low), (ends[1] if of.high is None else of.high)
 
 
 def ledger_lines(row: LedgerRow) -> list[LedgerLine]:
     """Each observation beside each prediction of its kind, then the predictions without observation."""
+    predicted = [(LedgerLine(row.id, entry.prediction, None), entry.at) for entry in row.predictions]
     lines: list[LedgerLine] = []
     for seen in row.observations:
-        beside = [p for p in row.predictions if _kind(p.prediction) == _kind(seen.observation)]
-        lines += [
-            LedgerLine(row.id, p.prediction, seen.observation, bool(p.at) and p.at < seen.at) for p in beside
-        ] or [LedgerLine(row.id, None, seen.observation)]
+        alone = LedgerLine(row.id, None, seen.observation)
+        beside = [
+            replace(line, observation=seen.observation, blind=bool(at) and at < seen.at)
+            for line, at in predicted
+            if line.kind == alone.kind
+        ]
+        lines += beside or [alone]
     known = {line.kind for line in lines}
-    alone = [p.prediction for p in row.predictions if _kind(p.prediction) not in known]
-    return [*lines, *(LedgerLine(row.id, prediction, None) for prediction in alone)]
+    return lines + [line for line, _ in predicted if line.kind not in known]
 
 
 def as_json(rows: Sequence[LedgerRow]) -> str:
@@ -110,29 +109,26 @@ def as_json(rows: Sequence[LedgerRow]) -> str:
 
 def as_text(rows: Sequence[LedgerRow]) -> str:
     """A table for each ledger, what explains its rows, and how many of each verdict."""
-    ledgers = dict.fromkeys(row.ledger for row in rows)
-    blocks = [_block(ledger, [row for row in rows if row.ledger == ledger]) for ledger in ledgers]
+    blocks = []
+    for ledger in dict.fromkeys(row.ledger for row in rows):
+        own = [row for row in rows if row.ledger == ledger]
+        blocks += [ledger, table([cells for row in own for cells in _cells(row)], COLUMNS)]
+        for text, ids in explanations(own).items():
+            others = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
+            blocks.append(textwrap.fill(f"{ids[0]}{others}: {text}", WIDTH, subsequent_indent="    "))
+        blocks.append("")
     return "\n".join([*blocks, *_summary([line for row in rows for line in ledger_lines(row)]), EXPLAINED])
-
-
-def _block(ledger: str, rows: Sequence[LedgerRow]) -> str:
-    lines = [ledger, table([cells for row in rows for cells in _cells(row)], COLUMNS)]
-    for text, ids in explanations(rows).items():
-        others = f" and {len(ids) - 1} more" if len(ids) > 1 else ""
-        lines.append(textwrap.fill(f"{ids[0]}{others}: {text}", WIDTH, subsequent_indent="    "))
-    return "\n".join(lines) + "\n"
 
 
 def explanations(rows: Sequence[LedgerRow]) -> dict[str, list[str]]:
     """Each text once, with the rows that it is about."""
     texts: dict[str, dict[str, None]] = {}
     for row in rows:
-        for explanation in row.explanations:
-            evidence = f" (shown by {', '.join(explanation.evidence)})" if explanation.evidence else ""
-            texts.setdefault(explanation.text + evidence, {})[row.id] = None
-        for entry in row.observations:
-            if assumed := ", ".join(entry.observation.assumed):
-                texts.setdefault(f"taken to be alike without being said: {assumed}", {})[row.id] = None
+        for one in row.explanations:
+            evidence = f" (shown by {', '.join(one.evidence)})" if one.evidence else ""
+            texts.setdefault(one.text + evidence, {})[row.id] = None
+        for assumed in filter(None, (", ".join(entry.observation.assumed) for entry in row.observations)):
+            texts.setdefault(f"taken to be alike without being said: {assumed}", {})[row.id] = None
     return {text: list(ids) for text, ids in texts.items()}
 
 
@@ -169,12 +165,9 @@ def _cells(row: LedgerRow) -> Iterator[list[str]]:
 
 
 def _change(change: KernelChange) -> str:
-    by = ""
-    if change.factor is not None:
-        by = f" {change.factor:g}x"
-    elif change.saved_us is not None:
-        by = f" saves {change.saved_us:g} us a call"
-    return " ".join(filter(None, [change.op, change.part])) + by
+    by = "" if change.factor is None else f"{change.factor:g}x"
+    by = by if change.saved_us is None else f"saves {change.saved_us:g} us a call"
+    return " ".join(filter(None, [change.op, change.part, by]))
 
 
 def _value(of: Prediction | Observation) -> str:

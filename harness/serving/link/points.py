@@ -18,7 +18,7 @@ from harness.serving.compare.identity import UNKNOWN, Setting, differences, leng
 from harness.serving.link.calibration import Measured, Point
 from harness.serving.link.load import PREFILL_TOKENS, Load
 from harness.serving.names import model_name
-from harness.serving.schema import Parallelism, ServingRun, contradictions
+from harness.serving.schema import Finding, Parallelism, ServingRun
 from shapes.attention import Parallel
 
 STORED = PUBLISHED / "serving-link"
@@ -112,7 +112,7 @@ def own_points(
     if engine_given:
         runs = [with_engine(run, engine) for run in runs]
     notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
-    notes += [wrong] if (wrong := contradictions(runs)) else []
+    notes += [f"{run.id}: {found.message}" for run in runs for found in _doubts(run)]
     unsaid: dict[str, None] = {}
     for run in runs:
         setting = Setting(
@@ -149,6 +149,17 @@ def own_points(
     return points, notes
 
 
+def _doubts(run: ServingRun) -> list[Finding]:
+    """What `serving load` finds wrong or suspect in a run.
+
+    Raises UsageError where its prompts were found in a cache.
+    """
+    for found in run.findings:
+        if found.rule == "prefix_cache":
+            raise UsageError(f"{run.id} cannot calibrate: {found.message}")
+    return [found for found in run.findings if found.severity != "note"]
+
+
 def _range(run: ServingRun) -> float | None:
     """The shortest length over the longest, as the run says it or as its mean tells; None: neither does."""
     load = run.workload
@@ -170,12 +181,6 @@ def _point(run: ServingRun) -> Point:
         raise UsageError(
             f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: it cannot calibrate"
         )
-    zeros = sum(time == 0 for time in run.samples.ttfts_ms)
-    if run.value("ttft", "median") == 0 or (zeros and 2 * zeros >= len(run.samples.ttfts_ms)):
-        raise UsageError(
-            f"{run.id}: half of its TTFTs or more are zero, which nobody measured: it cannot calibrate; "
-            "was it streamed?"
-        )
     asked, to_longest = run.workload, 2 / (1 + ratio)
     wanted = {
         "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
@@ -185,7 +190,8 @@ def _point(run: ServingRun) -> Point:
         "mean TTFT": run.value("ttft", "mean"),
     }
     if lacks := [name for name, value in wanted.items() if not value]:
-        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate")
+        why = "".join(f"; {found.message}" for found in _doubts(run)[:1])
+        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate{why}")
     isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
     of_run = Load(
         round(isl),

@@ -81,7 +81,7 @@ def _heading(link: Link, look: Outlook) -> str:
         [
             f"DeepSeek-R1 FP8 on {of}; {lengths}",
             f"TPOT = a + k * decode + p * stall, {known}: {values}",
-            "  a: ms of each step beside its kernels; k: time of decode's kernels in the server over their sum;",
+            "  a: ms of a step beside its kernels; k: time of its kernels in the server over their sum;",
             "  p: the same of the prefills of other requests, which stall those that decode",
         ]
     )

@@ -1,11 +1,12 @@
 """Published serving results as data: what a document ran, what it measured, and what it claims.
 
-One JSON file a document in `results/published/serving`. What a document leaves open stays open: a metric
-has `unknown` scope or tokens there, and its `label` says how the document writes it.
+One JSON file a document in `results/published/serving`. A metric whose scope or tokens the document leaves
+open has `unknown` there; its `label` says how the document writes it.
 """
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,23 +17,23 @@ from harness.catalogue import published, recipes
 from harness.errors import UsageError, mistake
 from harness.files import JsonObject
 from harness.paths import PUBLISHED
-from harness.serving.published.shell import commands_of, flags_of
 from harness.serving.schema import Mode, OfferedLoad, Parallelism, ServingRun, StrictRecord
 
 FOLDER = PUBLISHED / "serving"
 ELSEWHERE = ("claims:", "dstack.")
 """Beginnings of what claims refer to outside the documents."""
+FROM_CONFIGURATION = ("hardware", "gpus", "nodes", "engine", "version", "image", "environment", "mode",
+                      "parallelism")  # fmt: skip
 
 Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, list) else v)]
 """Of several lines; in a file also a list of them."""
 
 
 class Correction(StrictRecord):
-    """What `serving ab --template` changes in a documented text, so that it runs elsewhere.
+    """A change of a documented text, so that it runs elsewhere.
 
     part: `docker`, `server`, `client`, `task`, or the file name of a manifest
-    old:  stands in that text
-    new:  takes its place, everywhere; None: nothing is changed, the reader is only told
+    old:  a part of that text; new: takes its place everywhere; None: `why` is only a note
     why:  one line for the reader
     """
 
@@ -43,7 +44,7 @@ class Correction(StrictRecord):
 
 
 class RecipeVariable(StrictRecord):
-    """A shell variable of a recipe, and what its user is to set it to."""
+    """A shell variable of a recipe. says: what its user sets it to"""
 
     name: str
     value: str
@@ -51,7 +52,7 @@ class RecipeVariable(StrictRecord):
 
 
 class Role(StrictRecord):
-    """One of several servers of a configuration, as `prefill`: what is its own, beside what all share."""
+    """One of several servers of a configuration, as `prefill`: its own settings, beside the shared ones."""
 
     instances: int = 1
     gpus: int | None = None
@@ -61,20 +62,17 @@ class Role(StrictRecord):
 
 
 class Configuration(StrictRecord):
-    """What a document ran: the texts are verbatim, the mends are ours.
+    """What a document ran. The texts are verbatim, `mends` and `settings` are ours.
 
-    name:         also that of `serving ab --template NAME`
-    environments: names in harness/catalogue/recipes.json, by role; a single server's role is empty
-    environment:  what these have in common, filled in by the loader
-    flags:        the server's, one string for each; those of all roles where there are several. By the
-                  loader from its command where the file gives none
-    workload:     what its client asks for; concurrencies: of the runs that the client's loop makes
-    docker, server, client: shell commands; empty: the document gives none. A server that only the docker
-                  command or the task file starts is not repeated
-    client_source: where the client's commands stand, if not in the document
-    task_file:    a dstack task
-    manifests:    texts of Kubernetes and Helm files, by file name
-    versions:     of what else is installed, as listed by the document
+    environments: names in harness/catalogue/recipes.json, by role; the role of a single server is empty
+    environment:  what these have in common; filled in when it is loaded
+    flags:        the server's, one string each; from its command where the file gives none
+    concurrencies: of the runs that the client's loop makes
+    docker, server, client: shell commands; empty: the document gives none. `server` is empty too where the
+                  docker command or the task file starts it
+    client_source: where the client's commands are from, if not from the document
+    task_file:    a dstack task; manifests: Kubernetes and Helm files, by name
+    versions:     of what else is installed
     """
 
     name: str
@@ -107,19 +105,14 @@ class Configuration(StrictRecord):
 
     @property
     def serving(self) -> str:
-        """The command that starts the server, wherever it stands; empty where manifests do."""
+        """The command that starts the server, wherever the document has it; empty with manifests."""
         if self.server:
             return self.server
         return commands_of(self.task_file) or (self.image and self.docker.partition(self.image)[2])
 
 
 class PublishedDocument(StrictRecord):
-    """A document read in full.
-
-    date:   as it gives it itself; empty: none
-    url:    where it is published, as far as known
-    sha256: of the text that was read
-    """
+    """A document. sha256: of the text that was read"""
 
     id: str
     title: str
@@ -134,22 +127,18 @@ class PublishedDocument(StrictRecord):
 
 
 def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
-    """Those of a folder, in the order of their files' names. Raises UsageError where one does not hold:
-    broken, an id twice, a reference to nothing."""
-    published_documents = [_document(path) for path in sorted(folder.glob("*.json"))]
-    if not published_documents:
+    """The documents of a folder, in the order of their files. Raises UsageError where one is broken, where an
+    id is there twice, or where a claim refers to nothing."""
+    found = [_document(path) for path in sorted(folder.glob("*.json"))]
+    if not found:
         raise UsageError(f"no published document in {folder}")
-    _examine(published_documents)
-    return published_documents
+    _examine(found)
+    return found
 
 
 def configurations(folder: Path = FOLDER) -> dict[str, Configuration]:
     """All documents' configurations, by name."""
-    return {
-        configuration.name: configuration
-        for document in documents(folder)
-        for configuration in document.configurations
-    }
+    return {one.name: one for document in documents(folder) for one in document.configurations}
 
 
 def _document(path: Path) -> PublishedDocument:
@@ -158,10 +147,7 @@ def _document(path: Path) -> PublishedDocument:
         if not isinstance(raw, dict):
             raise TypeError("an object is wanted")
         about = raw.get("id", "")
-        made = {
-            configuration["name"]: _configuration(configuration, about)
-            for configuration in raw.get("configurations", ())
-        }
+        made = {one["name"]: _configuration(one, about) for one in raw.get("configurations", ())}
         raw["configurations"] = tuple(made.values())
         raw["runs"] = tuple(_run(run, made) for run in raw.get("runs", ()))
         return PublishedDocument(**raw)
@@ -172,39 +158,33 @@ def _document(path: Path) -> PublishedDocument:
 
 
 def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
-    configuration = Configuration(**{**raw, "document": document})
-    every = {role: recipes.find(name).environment for role, name in configuration.environments.items()}
-    shared = dict.fromkeys(k for env in every.values() for k in env)
-    common = {
-        k: next(iter(every.values()))[k] for k in shared if len({env.get(k) for env in every.values()}) == 1
-    }
-    roles = {
-        name: role.model_copy(
-            update={"environment": {k: v for k, v in every.get(name, {}).items() if k not in common}}
-        )
-        for name, role in configuration.roles.items()
-    }
-    flags = configuration.flags or flags_of(configuration.serving)
-    return configuration.model_copy(update={"environment": common, "roles": roles, "flags": flags})
+    one = Configuration(**{**raw, "document": document})
+    by_role = {role: recipes.find(name).environment for role, name in one.environments.items()}
+    first = next(iter(by_role.values()), {})
+    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in by_role.values())}
+    roles = {}
+    for name, role in one.roles.items():
+        own = {k: v for k, v in by_role.get(name, {}).items() if k not in common}
+        roles[name] = role.model_copy(update={"environment": own})
+    flags = one.flags or flags_of(one.serving)
+    return one.model_copy(update={"environment": common, "roles": roles, "flags": flags})
 
 
 def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRun:
     """A run, with what it leaves out taken from its configuration."""
-    about = made[raw["configuration"]] if raw.get("configuration") else None
-    shared = {}
-    if about:
-        names = ("hardware", "gpus", "nodes", "engine", "version", "image", "flags", "environment", "mode")
-        shared = {name: getattr(about, name) for name in (*names, "parallelism")}
-        roles = {f"{name}: {flag}": None for name, role in about.roles.items() for flag in role.flags}
-        shared["flags"] = (*about.flags, *roles)
-    return ServingRun(**{**shared, **raw})
+    if not raw.get("configuration"):
+        return ServingRun(**raw)
+    about = made[raw["configuration"]]
+    shared = {name: getattr(about, name) for name in FROM_CONFIGURATION}
+    of_roles = {f"{name}: {flag}": None for name, role in about.roles.items() for flag in role.flags}
+    return ServingRun(**{**shared, "flags": (*about.flags, *of_roles), **raw})
 
 
-def _examine(published_documents: list[PublishedDocument]) -> None:
-    """Raises UsageError where an id stands twice, or a claim refers to what is not there."""
-    named = [c.name for d in published_documents for c in d.configurations]
-    claims = [claim for d in published_documents for claim in d.claims]
-    known = [run.id for d in published_documents for run in d.runs] + [claim["id"] for claim in claims]
+def _examine(found: list[PublishedDocument]) -> None:
+    """Raises UsageError where an id is there twice, or a claim refers to what is not there."""
+    named = [one.name for document in found for one in document.configurations]
+    claims = [claim for document in found for claim in document.claims]
+    known = [run.id for document in found for run in document.runs] + [claim["id"] for claim in claims]
     for ids in (named, known):
         twice = next((id_ for id_ in ids if ids.count(id_) > 1), None)
         if twice:
@@ -216,3 +196,28 @@ def _examine(published_documents: list[PublishedDocument]) -> None:
             raise UsageError(
                 f"published documents: {claim['id']} refers to {missing[0]!r}, which is not there"
             )
+
+
+def flags_of(command: str) -> tuple[str, ...]:
+    """The options of the last command of a script, each with its value: `--tp 8`."""
+    flags: list[str] = []
+    lines = command.replace("\\\n", " ").strip().splitlines() or [""]
+    for word in shlex.split(lines[-1], comments=True):
+        if word.startswith("--"):
+            flags.append(word)
+        elif flags and word != "&" and " " not in flags[-1]:
+            flags[-1] += f" {word}"
+    return tuple(flags)
+
+
+def commands_of(task: str) -> str:
+    """The commands of a dstack task, as a shell script: what YAML folds is joined."""
+    commands: list[str] = []
+    for line in task.partition("\ncommands:\n")[2].splitlines():
+        if not line.startswith(" "):
+            break
+        if line.lstrip().startswith("- "):
+            commands.append(line.lstrip()[2:].strip())
+        else:
+            commands[-1] += f" \\\n    {line.strip()}"
+    return "\n".join(commands)

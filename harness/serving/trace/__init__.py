@@ -1,9 +1,9 @@
-"""Decomposition of profilers' traces: per-kernel and per-class time, steps, exposure.
+"""Decomposition of profilers' traces: time by kernel and op class, steps, and what is exposed. No torch.
 
-`decompose(path)` is the contract; harness/serving/trace/result.py describes what it gives. numpy, no torch.
+`decompose(path)` gives a Trace (harness/serving/trace/result.py).
 """
 
 from harness.serving.trace.decompose import decompose
-from harness.serving.trace.result import ClassTime, KernelTime, PerStep, Times, Trace, TraceStep
+from harness.serving.trace.result import Trace
 
-__all__ = ["ClassTime", "KernelTime", "PerStep", "Times", "Trace", "TraceStep", "decompose"]
+__all__ = ["Trace", "decompose"]

@@ -1,4 +1,7 @@
-"""Classification by name: kernels and operators to op classes, annotations to steps. The rules are data."""
+"""What names mean: op classes of kernels and operators, steps and phases of annotations.
+
+The rules are data: harness/catalogue/trace_rules.json.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,34 @@ from typing import Literal
 
 from harness.files import JsonObject
 from harness.paths import DATA
-from harness.serving.op_classes import OP_CLASSES
 
 Phase = Literal["prefill", "decode", "mixed", "training", "other"]
 PHASES: tuple[Phase, ...] = ("prefill", "decode", "mixed", "training", "other")
-Sign = Literal["prefill", "decode", "training", "either", ""]
+DECODE_ATTENTION = "decode_attention"
+"""Class of a rule for attention of decode that is latent (MLA) or not, as the model has it."""
 
 
 @dataclass(frozen=True)
 class KernelRule:
-    """op_class:  of harness/serving/op_classes.py, or `decode_attention`, which needs to know the model
-    library:   whose kernels these are
-    sign:      of which phase a step with such a kernel is; `either`: attention that says nothing
-    sampling:  ends a step
+    """op_class:  of harness/serving/op_classes.py, or DECODE_ATTENTION
+    library:   the library that has these kernels
+    op:        pattern of the operator that launches them, where the rule asks for one
+    sign:      the phase of a step that has such a kernel: prefill, decode, training; `either` for attention
+               that serves both, empty for all other kernels
+    sampling:  whether the kernel ends a step
     """
 
     op_class: str
     library: str
     pattern: re.Pattern[str]
     op: re.Pattern[str] | None
-    sign: Sign
+    sign: str
     sampling: bool
 
 
 @dataclass(frozen=True)
 class StepRule:
-    """says: the evidence, in words; engine: whose annotation it is, empty where it is of none"""
+    """says: the evidence, in words; engine: the one that writes the annotation, empty for torch's own"""
 
     says: str
     pattern: re.Pattern[str]
@@ -44,7 +49,6 @@ class StepRule:
 
 
 UNKNOWN = KernelRule("unknown", "", re.compile(""), None, "", False)
-DECODE_ATTENTION = "decode_attention"
 
 
 @cache
@@ -57,8 +61,6 @@ def kernel_rules() -> tuple[KernelRule, ...]:
     """In the order in which they are tried."""
     rules = []
     for row in trace_rules()["kernels"]:
-        if row["class"] not in (*OP_CLASSES, DECODE_ATTENTION):
-            raise ValueError(f"trace_rules.json: no class {row['class']}")
         op = re.compile(row["op"]) if "op" in row else None
         sign = row.get("sign", "either" if row["class"] == "attention" else "")
         pattern = re.compile(row["pattern"], re.IGNORECASE)
@@ -68,22 +70,23 @@ def kernel_rules() -> tuple[KernelRule, ...]:
 
 @cache
 def rule_of(name: str, op: str = "") -> KernelRule:
-    """The first rule that a kernel's name fits, and the name of the operator that launched it where the rule
-    asks for one; UNKNOWN where none does."""
-    return next(
-        (
-            rule
-            for rule in kernel_rules()
-            if rule.pattern.search(name) and (rule.op is None or rule.op.search(op))
-        ),
-        UNKNOWN,
-    )
+    """The first rule that fits the name of a kernel, and of the operator that launched it; else UNKNOWN."""
+    for rule in kernel_rules():
+        if rule.pattern.search(name) and (rule.op is None or rule.op.search(op)):
+            return rule
+    return UNKNOWN
 
 
-@cache
-def engine_namespaces() -> dict[str, frozenset[str]]:
-    """Of the operators that an engine adds to torch; SGLang, which may use vLLM's too, first."""
-    return {row["engine"]: frozenset(row["namespaces"]) for row in trace_rules()["engines"]}
+def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
+    """The class of a kernel where its name leaves open which attention it computes: the step's phase tells,
+    and whether the model's attention is latent (MLA)."""
+    of_decode = "mla_decode" if latent else "mha_decode"
+    if op_class == DECODE_ATTENTION:
+        return of_decode
+    if op_class == "attention":
+        known = {"decode": of_decode, "prefill": "mha_prefill", "training": "mha_prefill"}
+        return known.get(phase, "attention")
+    return op_class
 
 
 @cache
@@ -95,20 +98,16 @@ def step_rules() -> tuple[StepRule, ...]:
     )
 
 
-def step_rule(annotation: str) -> int | None:
-    """The number of the rule that an annotation fits; None where it marks no step."""
-    return next((i for i, rule in enumerate(step_rules()) if rule.pattern.search(annotation)), None)
-
-
 @lru_cache(maxsize=4096)
-def marks_step(annotation: str) -> bool:
-    return step_rule(annotation) is not None
+def step_rule(annotation: str) -> StepRule | None:
+    """The rule that fits an annotation; None where it marks no step."""
+    return next((rule for rule in step_rules() if rule.pattern.search(annotation)), None)
 
 
 def annotated_phase(annotation: str) -> Phase | None:
     """The phase that an annotation names; None where it only marks the step."""
-    number = step_rule(annotation)
-    match = step_rules()[number].pattern.search(annotation) if number is not None else None
+    rule = step_rule(annotation)
+    match = rule.pattern.search(annotation) if rule else None
     groups = match.groupdict() if match else {}
     if "mode" in groups:
         return trace_rules()["modes"].get(groups["mode"], "other")
@@ -118,23 +117,12 @@ def annotated_phase(annotation: str) -> Phase | None:
     return None
 
 
-def attention_class(op_class: str, phase: Phase, latent: bool) -> str:
-    """Where only the step or the model tells which attention a kernel computes. latent: the model has MLA."""
-    of_decode = "mla_decode" if latent else "mha_decode"
-    if op_class == DECODE_ATTENTION:
-        return of_decode
-    if op_class == "attention":
-        return {"decode": of_decode, "prefill": "mha_prefill", "training": "mha_prefill"}.get(
-            phase, "attention"
-        )
-    return op_class
-
-
 def engine_of(operators: Iterable[str], annotations: Iterable[str]) -> str:
     """The engine that ran a trace, by the operators that it adds to torch, else by its annotations of steps;
-    empty where nothing tells."""
+    empty where nothing tells. SGLang may use vLLM's operators too, so it is tried first."""
     namespaces = {name.partition("::")[0] for name in operators}
-    by_operator = [engine for engine, own in engine_namespaces().items() if own & namespaces]
-    numbers = map(step_rule, annotations)
-    by_step = [step_rules()[number].engine for number in numbers if number is not None]
-    return next(filter(None, [*by_operator, *by_step]), "")
+    for row in trace_rules()["engines"]:
+        if namespaces & {*row["namespaces"]}:
+            return row["engine"]
+    rules = map(step_rule, annotations)
+    return next((rule.engine for rule in rules if rule and rule.engine), "")

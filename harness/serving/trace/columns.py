@@ -1,4 +1,4 @@
-"""Columns of a trace while it is read: numbers, and names once each; no objects per event.
+"""A trace as read: columns of numbers, with each name kept once, because a trace has millions of events.
 
 Times are integers in nanoseconds, so that sums are exact.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Hashable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -18,34 +17,25 @@ from harness.serving.schema import Finding
 NONE = -1
 
 
-class Names:
-    """Values once each, known by their number."""
+class Names(dict[Any, int]):
+    """Values kept once each, with their numbers, which a column holds."""
 
-    def __init__(self) -> None:
-        self.numbers: dict[Hashable, int] = {}
-
-    def number(self, value: Hashable) -> int:
-        return self.numbers.setdefault(value, len(self.numbers))
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def all(self) -> list[Any]:
-        return list(self.numbers)
+    def __missing__(self, value: Hashable) -> int:
+        self[value] = number = len(self)
+        return number
 
 
 class Columns:
-    """Rows of integers, a column each: 8 bytes for a `q`, 4 for an `i`."""
+    """Rows of integers. Each column is an attribute, as an array: int64 for the type code `q`, int32 for `i`,
+    int8 for `b`."""
 
-    def __init__(self, **kinds: str) -> None:
-        self._columns = {name: array(kind) for name, kind in kinds.items()}
+    def __init__(self, **type_codes: str) -> None:
+        self._columns = {name: array(code) for name, code in type_codes.items()}
         self._append = [column.append for column in self._columns.values()]
 
-    def add(self, *row: int) -> int:
-        """Appends a row in the order of the columns; returns its number."""
+    def add(self, *row: int) -> None:
         for append, value in zip(self._append, row, strict=True):
             append(value)
-        return len(self) - 1
 
     def __len__(self) -> int:
         return len(next(iter(self._columns.values())))
@@ -53,61 +43,53 @@ class Columns:
     def __getattr__(self, name: str) -> np.ndarray:
         if name.startswith("_"):
             raise AttributeError(name)
-        column = self._columns[name]
-        return np.frombuffer(column, dtype=column.typecode) if column else np.zeros(0, dtype=column.typecode)
-
-    def put(self, row: int, name: str, value: int) -> None:
-        self._columns[name][row] = value
+        return np.asarray(self._columns[name])
 
 
-def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
-    """(each row of numbers that the columns have, once; which of them each row is)."""
-    key = np.zeros(len(columns[0]), dtype=np.int64)
-    for column in columns:  # numbers from NONE on
-        key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
-    _, first, of = np.unique(key, return_index=True, return_inverse=True)
-    return list(zip(*(column[first].tolist() for column in columns), strict=True)), of.reshape(-1)
-
-
-@dataclass
 class RecordedTrace:
     """A trace as read, before anything is made of it.
 
     work:        what ran on devices: kernels, copies, fills
-    launches:    calls that put work on a device; `graph`: a graph's launch
+    launches:    calls that put work on a device; `graph`: 1 for the launch of a graph
     ops:         operators on CPU threads, nested by time
     spans:       annotations that mark steps
     threads:     (process, thread); streams: (device, stream)
     categories:  how many events of each category the file has, used or not
+    lost:        what could not be taken, with how often and an example
+    truncated:   the file breaks off
     """
 
-    source: Literal["torch", "rocprof", "nsys"]
-    names: Names = field(default_factory=Names)
-    threads: Names = field(default_factory=Names)
-    streams: Names = field(default_factory=Names)
-    shapes: Names = field(default_factory=Names)
-    work: Columns = field(
-        default_factory=lambda: Columns(
-            name="i", stream="i", start="q", length="q", correlation="q", external="q"
-        )
-    )
-    launches: Columns = field(
-        default_factory=lambda: Columns(correlation="q", at="q", thread="i", graph="b", external="q")
-    )
-    ops: Columns = field(
-        default_factory=lambda: Columns(name="i", thread="i", start="q", length="q", external="q", shapes="i")
-    )
-    spans: Columns = field(default_factory=lambda: Columns(name="i", thread="i", start="q", length="q"))
-    device_names: dict[Hashable, str] = field(default_factory=dict)
-    rank: int | None = None
-    world_size: int | None = None
-    categories: Counter[str] = field(default_factory=Counter)
-    findings: list[Finding] = field(default_factory=list)
-    truncated: bool = False
+    def __init__(self) -> None:
+        self.source: Literal["torch", "rocprof", "nsys"] = "torch"
+        self.names, self.threads, self.streams, self.shapes = Names(), Names(), Names(), Names()
+        self.work = Columns(name="i", stream="i", start="q", length="q", correlation="q", external="q")
+        self.launches = Columns(correlation="q", at="q", thread="i", graph="b")
+        self.ops = Columns(name="i", thread="i", start="q", length="q", external="q", shapes="i")
+        self.spans = Columns(name="i", thread="i", start="q", length="q")
+        self.device_names: dict[Hashable, str] = {}
+        self.rank: int | None = None
+        self.world_size: int | None = None
+        self.categories = Counter[str]()
+        self.lost: dict[str, tuple[int, str]] = {}
+        self.findings: list[Finding] = []
+        self.truncated = False
 
     def processes(self) -> list[Any]:
-        """Those that threads are of."""
-        return list(dict.fromkeys(process for process, _ in self.threads.all()))
+        """Those that have threads."""
+        return list(dict.fromkeys(process for process, _ in self.threads))
+
+    def lose(self, what: str, example: Any) -> None:
+        count, first = self.lost.get(what, (0, str(example)[:60]))
+        self.lost[what] = count + 1, first
 
     def note(self, rule: str, message: str, severity: Literal["wrong", "note"] = "wrong") -> None:
         self.findings.append(Finding(rule=rule, severity=severity, message=message))
+
+
+def groups(*columns: np.ndarray) -> tuple[list[tuple[int, ...]], np.ndarray]:
+    """The distinct rows of columns of numbers from NONE on, and for each row which of them it is."""
+    key = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        key = key * (int(column.max(initial=NONE)) + 2) + (column - NONE)
+    _, first, of = np.unique(key, return_index=True, return_inverse=True)
+    return list(zip(*(column[first].tolist() for column in columns), strict=True)), of.reshape(-1)

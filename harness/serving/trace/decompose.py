@@ -1,23 +1,23 @@
-"""Decomposition of a trace into classes, kernels, steps and exposure."""
+"""Decomposition of a trace into classes, kernels, steps and what is exposed."""
 
 from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
-from harness.serving.schema import Finding
-from harness.serving.trace.classify import PHASES, KernelRule, attention_class, engine_of, rule_of
+from harness.serving.trace import classify
+from harness.serving.trace.classify import PHASES, KernelRule, Phase, rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace, groups
-from harness.serving.trace.read import read
-from harness.serving.trace.result import ClassTime, Device, KernelTime, ShapeTime, Times, Trace, TraceStep
-from harness.serving.trace.steps import TraceSteps, find_steps
+from harness.serving.trace.profilers import read
+from harness.serving.trace.result import Device, KernelTime, Times, Trace, TraceStep
 from harness.serving.trace.work import LaunchedWork, kernels, operators
+from kernels import OPS
 
 CLASSES = tuple(OP_CLASSES)
 LATENT = re.compile(r"(?<![A-Za-z])mla(?![a-z])|MLA|(?<=[a-z])Mla(?![a-z])")
@@ -26,27 +26,19 @@ SHAPES = 5  # of a kernel, those with the most time
 
 
 def decompose(path: str | Path, *, partial: bool = False) -> Trace:
-    """Takes a trace of torch.profiler or rocprofv3 apart; plain or gzip. partial: of a file that breaks off,
-    what there is, flagged. Raises UnreadableError.
+    """Takes a trace of torch.profiler, rocprofv3 or nsys stats apart; plain or gzip. partial: takes what
+    there is of a file that breaks off, and flags it. Raises UnreadableError.
 
     Kernels and copies count where there are any; else operators of CPU threads, each without those inside it.
     """
     recorded = read(Path(path), partial=partial)
     work = kernels(recorded) if len(recorded.work) else operators(recorded)
-    rules, rule = _rules(recorded, work)
-    steps = find_steps(recorded, work, rules, rule, Path(path).name)
-    return _Sums(recorded, work, rules, rule, steps).trace(str(path))
-
-
-def _names(recorded: RecordedTrace, numbers: np.ndarray) -> list[str]:
-    """Each once."""
-    names = recorded.names.all()
-    return [names[i] for i in np.unique(numbers).tolist()]
+    return _Sums(Path(path), recorded, work).trace()
 
 
 def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule], np.ndarray]:
     """The rules that names fit, and the number of each row's in them. An operator is its own launcher."""
-    names = recorded.names.all()
+    names = list(recorded.names)
     pairs, pair_of = groups(work.name, work.op)
     rules: dict[KernelRule, int] = {}
     numbers = []
@@ -57,57 +49,45 @@ def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule
 
 
 class _Sums:
-    """The sums over rows, by class, kernel, step and device."""
+    """The sums over rows of work, by class, kernel, step and device."""
 
-    def __init__(
-        self,
-        recorded: RecordedTrace,
-        work: LaunchedWork,
-        rules: Sequence[KernelRule],
-        rule: np.ndarray,
-        steps: TraceSteps,
-    ) -> None:
-        self.recorded, self.work, self.rules, self.steps = recorded, work, rules, steps
-        latent = any(LATENT.search(name) for name in recorded.names.all())
-        classes = np.array(
-            [
-                [CLASSES.index(attention_class(rule.op_class, phase, latent)) for phase in PHASES]
-                for rule in rules
-            ]
-        )
-        of_step = np.array([PHASES.index(phase) for phase in steps.phases] + [PHASES.index("other")])
-        self.rule = rule
-        self.phase = of_step[steps.of]  # NONE is the last
-        self.op_class = classes[rule, self.phase]
+    def __init__(self, path: Path, recorded: RecordedTrace, work: LaunchedWork) -> None:
+        self.path, self.recorded, self.work = path, recorded, work
+        self.rules, self.rule = _rules(recorded, work)
+        self.step, self.steps = find_steps(work, recorded, self.rules, self.rule, path.name)
+        latent = any(LATENT.search(name) for name in recorded.names)
+        classes = [
+            [CLASSES.index(classify.attention_class(rule.op_class, phase, latent)) for phase in PHASES]
+            for rule in self.rules
+        ]
+        of_step = np.array([*(PHASES.index(step.phase) for step in self.steps), PHASES.index("other")])
+        self.phase = of_step[self.step]  # NONE is the last
+        self.op_class = np.array(classes)[self.rule, self.phase]
         self.length = work.end - work.start
-        communication = np.array([name in COMMUNICATION for name in CLASSES])
-        self.communicates = communication[self.op_class]
-        self.exposed = np.zeros(len(rule))
-        self.lines = [np.flatnonzero(work.device == i) for i in range(len(work.devices))]
-        self.times = []
-        for on_device in self.lines:
-            line = Timeline(work.start[on_device], work.end[on_device])
-            self.times.append(line)
-            self.exposed[on_device] = line.exposed(self.communicates[on_device])
+        self.communicates = np.isin(self.op_class, [CLASSES.index(name) for name in COMMUNICATION])
+        self.exposed = np.zeros(len(self.rule))
+        order = np.argsort(work.start, kind="stable")
+        self.on_device = [order[work.device[order] == i] for i in range(len(work.devices))]
+        self.unions = []  # of all, and of communication, on each device
+        for rows in self.on_device:
+            found = critical_path(work.start[rows], work.end[rows], self.communicates[rows])
+            self.exposed[rows], *unions = found
+            self.unions.append(unions)
 
-    def trace(self, path: str) -> Trace:
-        recorded = self.recorded
+    def trace(self) -> Trace:
+        recorded, names = self.recorded, list(self.recorded.names)
+        numbers = (np.unique(column).tolist() for column in (recorded.ops.name, recorded.spans.name))
+        operators, annotations = ([names[number] for number in each] for each in numbers)
         steps, idle_between = self._steps()
+        self._note_steps(steps)
         return Trace(
-            path=path,
-            source=recorded.source,
-            on=self.work.on,
-            engine=engine_of(*(_names(recorded, each.name) for each in (recorded.ops, recorded.spans))),
-            rank=recorded.rank,
-            world_size=recorded.world_size,
-            partial=recorded.truncated,
-            devices=tuple(self._device(i, idle_between[i]) for i in range(len(self.lines))),
-            classes=tuple(self._classes()),
-            kernels=tuple(self._kernels()),
-            steps=tuple(steps),
-            categories=dict(recorded.categories),
-            findings=(*recorded.findings, *self._missing(), *_cut(steps)),
-        )
+            path=str(self.path), source=recorded.source, on=self.work.on,
+            engine=classify.engine_of(operators, annotations),
+            rank=recorded.rank, world_size=recorded.world_size, partial=recorded.truncated,
+            devices=tuple(self._device(i, idle) for i, idle in enumerate(idle_between)),
+            kernels=tuple(self._kernels()), steps=tuple(steps), categories=dict(recorded.categories),
+            findings=tuple(recorded.findings),
+        )  # fmt: skip
 
     def _sum(self, *columns: np.ndarray) -> list[tuple[tuple[int, ...], Times]]:
         """(numbers, times) of the rows that have the same numbers in these columns; most time first."""
@@ -121,18 +101,14 @@ class _Sums:
             for i in np.argsort(-time, kind="stable").tolist()
         ]
 
-    def _classes(self) -> Iterator[ClassTime]:
-        for (op_class, phase), times in self._sum(self.op_class, self.phase):
-            yield ClassTime(**vars(times), op_class=CLASSES[op_class], phase=PHASES[phase])
-
     def _kernels(self) -> Iterator[KernelTime]:
-        names, texts, work = self.recorded.names.all(), self.recorded.shapes.all(), self.work
+        names, texts, work = list(self.recorded.names), list(self.recorded.shapes), self.work
         which = (self.op_class, self.phase, work.name, self.rule)
-        shapes: dict[tuple[int, ...], list[ShapeTime]] = {}
+        shapes: dict[tuple[int, ...], dict[str, Times]] = {}
         for (*kernel, shape), times in self._sum(*which, work.shapes):
-            if shape != NONE:
-                shape_time = ShapeTime(texts[shape], times.calls, times.time_ns)
-                shapes.setdefault(tuple(kernel), []).append(shape_time)
+            of_kernel = shapes.setdefault(tuple(kernel), {})
+            if shape != NONE and len(of_kernel) < SHAPES:
+                of_kernel[texts[shape]] = times
         ops: dict[tuple[int, ...], str] = {}
         for (*kernel, op), _ in self._sum(*which, work.op):
             if op != NONE:
@@ -140,146 +116,202 @@ class _Sums:
         for columns, times in self._sum(*which):
             op_class, phase, name, rule = columns
             yield KernelTime(
-                **vars(times),
-                name=names[name],
-                op_class=CLASSES[op_class],
-                library=self.rules[rule].library,
-                phase=PHASES[phase],
-                op=ops.get(columns, ""),
-                shapes=tuple(shapes.get(columns, [])[:SHAPES]),
-            )
+                **vars(times), name=names[name], op_class=CLASSES[op_class], phase=PHASES[phase],
+                library=self.rules[rule].library, op=ops.get(columns, ""), shapes=shapes[columns],
+            )  # fmt: skip
 
     def _steps(self) -> tuple[list[TraceStep], list[int]]:
-        """The steps in the order of time, and each device's idle time outside of them."""
-        work, steps = self.work, self.steps
-        count = len(steps.names)
-        trace_steps: list[TraceStep] = []
+        """The steps of each device in the order of time, and each device's idle time outside of them."""
+        work, count = self.work, len(self.steps)
+        found: list[TraceStep] = []
         idle_between = []
         per_class: dict[tuple[int, int], dict[str, Times]] = {}
-        for (device, step, op_class), times in self._sum(work.device, steps.of, self.op_class):
+        for (device, step, op_class), times in self._sum(work.device, self.step, self.op_class):
             per_class.setdefault((device, step), {})[CLASSES[op_class]] = times
         origin = int(work.start.min())
-        for device, on_device in enumerate(self.lines):
-            after, length = gaps(work.start[on_device], work.end[on_device])
-            of = steps.of[on_device]
-            starts = np.full(count + 1, np.iinfo(np.int64).max)
+        for device, rows in enumerate(self.on_device):
+            of, start, end = self.step[rows], work.start[rows], work.end[rows]
+            starts = np.full(count + 1, np.iinfo(np.int64).max)  # NONE is the last
             ends = np.full(count + 1, np.iinfo(np.int64).min)
-            np.minimum.at(starts, of, work.start[on_device])
-            np.maximum.at(ends, of, work.end[on_device])
-            inside = (of[after] != NONE) & (starts[of[after]] < work.start[on_device][after])
+            np.minimum.at(starts, of, start)
+            np.maximum.at(ends, of, end)
+            idle = start[1:] - np.maximum.accumulate(end)[:-1]
+            after = np.flatnonzero(idle > 0) + 1  # what begins after the device was idle
+            length = idle[after - 1]
+            inside = (of[after] != NONE) & (starts[of[after]] < start[after])
             idle_between.append(int(length[~inside].sum()))
-            idle = np.bincount(of[after][inside], length[inside], count)
+            within = np.bincount(of[after][inside], length[inside], count)
             there = sorted(set(of[of != NONE].tolist()), key=lambda step: starts[step])
-            for place, step in enumerate(there):
-                period = int(starts[there[place + 1]] - starts[step]) if place + 1 < len(there) else None
-                trace_steps.append(
-                    TraceStep(
-                        steps.names[step], self._device_name(device), steps.phases[step],
-                        steps.evidence[step], int(starts[step]) - origin,
-                        int(ends[step] - starts[step]), int(idle[step]), period, per_class[device, step],
-                    )
-                )  # fmt: skip
-        return trace_steps, idle_between
-
-    def _device_name(self, number: int) -> str:
-        return str(self.work.devices[number])
+            for step, following in zip(there, [*there[1:], None], strict=True):
+                classes = per_class[device, step]
+                found.append(TraceStep(
+                    **self.steps[step]._asdict(), device=str(work.devices[device]),
+                    start_ns=int(starts[step]) - origin, span_ns=int(ends[step] - starts[step]),
+                    idle_ns=int(within[step]),
+                    period_ns=None if following is None else int(starts[following] - starts[step]),
+                    time_ns=sum(times.time_ns for times in classes.values()), classes=classes,
+                ))  # fmt: skip
+        return found, idle_between
 
     def _device(self, number: int, idle_between: int) -> Device:
-        on_device, line, work = self.lines[number], self.times[number], self.work
-        communicates = self.communicates[on_device]
+        rows, work, models = self.on_device[number], self.work, self.recorded.device_names
+        device, (busy, communication) = work.devices[number], self.unions[number]
+        # One that the head does not list, among others of one name, has that name.
+        model = next(iter(models.values())) if len(set(models.values())) == 1 else ""
+        span, total = int(work.end[rows].max() - work.start[rows].min()), int(self.length[rows].sum())
         return Device(
-            name=self._device_name(number),
-            model=self._model(work.devices[number]),
-            streams=len(np.unique(work.stream[on_device])),
-            calls=int(work.calls[on_device].sum()),
-            span_ns=int(work.end[on_device].max() - work.start[on_device].min()),
-            busy_ns=line.covered(np.ones(len(on_device), dtype=bool)),
-            sum_ns=int(self.length[on_device].sum()),
-            idle_between_steps_ns=idle_between,
-            communication_ns=line.covered(communicates),
-            exposed_communication_ns=round(self.exposed[on_device][communicates].sum()),
-        )
+            name=str(device), model=models.get(device, model), streams=len(np.unique(work.stream[rows])),
+            calls=int(work.calls[rows].sum()), span_ns=span, busy_ns=busy, idle_ns=span - busy,
+            idle_between_steps_ns=idle_between, sum_ns=total, overlapped_ns=total - busy,
+            communication_ns=communication,
+            exposed_communication_ns=round(self.exposed[rows][self.communicates[rows]].sum()),
+        )  # fmt: skip
 
-    def _model(self, device: Any) -> str:
-        """Its name; a device that the head does not list, among others of one name, has that name."""
-        names = self.recorded.device_names
-        return names.get(device, next(iter(names.values())) if len(set(names.values())) == 1 else "")
-
-    def _missing(self) -> list[Finding]:
-        if self.work.on == "cpu" or self.recorded.source == "rocprof" or not len(self.recorded.launches):
-            return []
-        lost = int((self.work.process == NONE).sum())
-        if not lost:
-            return []
-        message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
-        return [Finding(rule="no launch", severity="note", message=message)]
+    def _note_steps(self, steps: Sequence[TraceStep]) -> None:
+        """Of kernels in no step, and of steps with far fewer calls than others of their phase."""
+        lost, note = int((self.work.process == NONE).sum()), self.recorded.note
+        if lost and self.work.on == "gpu" and len(self.recorded.launches):
+            message = f"{lost} of {len(self.rule)} kernels and copies have no launch in the trace: in no step"
+            note("no launch", message, "note")
+        for phase in PHASES:
+            calls = [sum(t.calls for t in step.classes.values()) for step in steps if step.phase == phase]
+            if few := sum(2 * count < statistics.median(calls) for count in calls):
+                message = (
+                    f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: the "
+                    "profiler began or ended within them, or they are of another kind"
+                )
+                note("cut step", message, "note")
 
 
-def _cut(steps: Sequence[TraceStep]) -> Iterator[Finding]:
-    """Steps in which the profiler started or stopped: far fewer calls than others of their phase."""
-    for phase in PHASES:
-        calls = [
-            sum(class_.calls for class_ in step.classes.values()) for step in steps if step.phase == phase
-        ]
-        few = sum(2 * count < statistics.median(calls) for count in calls)
-        if few:
-            yield Finding(
-                rule="cut step",
-                severity="note",
-                message=f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: "
-                "the profiler began or ended within them, or they are of another kind",
-            )
+# Steps of an engine, and their phases
+
+MODEL = {*OPS, "scaled_gemm", "bf16_gemm", "mha_decode", "attention", "decode_attention", "absorbed_bmm",
+         "norm"}  # fmt: skip
+"""Classes of kernels with which a step begins after the sampling of the one before."""
+STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # SGLang's --profile-by-stage names its files so
 
 
-# The critical path over intervals of time: what of a sum of durations is exposed on it
+class Step(NamedTuple):
+    name: str
+    phase: Phase
+    evidence: str
 
 
-class Timeline:
-    """The moments at which anything of one device begins or ends, and what runs between them.
+def find_steps(
+    work: LaunchedWork, recorded: RecordedTrace, rules: Sequence[KernelRule], rule: np.ndarray, file: str
+) -> tuple[np.ndarray, list[Step]]:
+    """(int [n], the number of each row's step, NONE outside of all; the steps): by an engine's annotations,
+    else torch's ProfilerStep, else the sampling that ends each step, else the whole trace as one.
 
-    start, end: int64 [n], ns
+    A step's phase is what its annotation says, else what its attention says. rule: int [n], the number in
+    rules of each row of work; file: the trace's name.
     """
-
-    def __init__(self, start: np.ndarray, end: np.ndarray) -> None:
-        self.moments = np.unique(np.concatenate([start, end]))
-        self.lengths = np.diff(self.moments)
-        self._first = np.searchsorted(self.moments, start)
-        self._last = np.searchsorted(self.moments, end)
-
-    def running(self, which: np.ndarray) -> np.ndarray:
-        """How many of the intervals `which` (bool [n]) run from each moment to the next: [moments - 1]."""
-        size = len(self.moments)
-        begun = np.bincount(self._first[which], minlength=size)
-        ended = np.bincount(self._last[which], minlength=size)
-        return np.cumsum(begun - ended)[:-1]
-
-    def covered(self, which: np.ndarray) -> int:
-        """Length of the union of the intervals `which`, ns."""
-        return int(self.lengths[self.running(which) > 0].sum())
-
-    def exposed(self, communicates: np.ndarray) -> np.ndarray:
-        """What each interval has of the time on the critical path: float64 [n], ns; their sum is the union.
-
-        Time in which anything computes belongs to what computes, in equal parts where several do; the rest to
-        what communicates. So communication has what no computation covers.
-        """
-        computing, communicating = self.running(~communicates), self.running(communicates)
-        compute = self._part(computing, computing > 0)
-        communicate = self._part(communicating, (computing == 0) & (communicating > 0))
-        part = np.where(communicates, communicate[self._last] - communicate[self._first], 0.0)
-        part[~communicates] = (compute[self._last] - compute[self._first])[~communicates]
-        return part
-
-    def _part(self, running: np.ndarray, when: np.ndarray) -> np.ndarray:
-        """One interval's part of the time up to each moment: [moments]."""
-        each = np.where(when, self.lengths / np.maximum(running, 1), 0.0)
-        return np.concatenate([[0.0], np.cumsum(each)])
+    of, names = _by_annotation(work, recorded)
+    boundary = ""
+    if not names:
+        of, names = _by_sampling(work, rules, rule)
+        more = len(names) > len(np.unique(work.device))
+        boundary = "between the sampling of one and the products of the next" if more else "the whole trace"
+    order = np.argsort(of, kind="stable")
+    bounds = np.searchsorted(of[order], np.arange(len(names) + 1))
+    in_graph = np.array([each.sign == "either" for each in rules])[rule] & work.graph
+    steps = []
+    for number, name in enumerate(names):
+        annotation, phase, why = classify.step_rule(name), classify.annotated_phase(name), ""
+        if phase is None:
+            rows = order[bounds[number] : bounds[number + 1]]
+            signs = {rules[each].sign for each in np.unique(rule[rows]).tolist()}
+            phase, why = _by_attention(signs, bool(in_graph[rows].any()), file)
+        says = annotation.says if annotation else boundary
+        steps.append(Step(name, phase, f"{says}; {why}" if why else says))
+    return of, steps
 
 
-def gaps(start: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(after, length) of each stretch in which nothing runs: the number of the interval that begins next,
-    and ns. start, end: int64 [n]."""
-    order = np.argsort(start, kind="stable")
-    length = start[order][1:] - np.maximum.accumulate(end[order])[:-1]
-    after = np.flatnonzero(length > 0)
-    return order[after + 1], length[after]
+def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndarray, list[str]]:
+    """A step lasts from its annotation's start to the next one's: engines sample after the annotated call."""
+    spans, all_names, threads = recorded.spans, list(recorded.names), list(recorded.threads)
+    columns = (spans.start, spans.length, spans.name, spans.thread)
+    marks = sorted(
+        (start, -length, all_names[name], threads[thread][0])
+        for start, length, name, thread in zip(*(column.tolist() for column in columns), strict=True)
+    )
+    of_engine = [mark for mark in marks if (rule := classify.step_rule(mark[2])) and rule.engine]
+    of = np.full(len(work.start), NONE)
+    names: list[str] = []
+    for number, process in enumerate(recorded.processes()):
+        starts: list[int] = []
+        first, until = len(names), None
+        for start, negative, name, marked in of_engine or marks:
+            # One inside another is the same step.
+            if marked == process and (until is None or start >= until):
+                until = start - negative
+                starts.append(start)
+                names.append(name)
+        of_process = work.process == number
+        step = np.searchsorted(np.array(starts), work.at[of_process], side="right") - 1
+        of[of_process] = np.where(step >= 0, step + first, NONE)
+    return of, names
+
+
+def _by_sampling(
+    work: LaunchedWork, rules: Sequence[KernelRule], rule: np.ndarray
+) -> tuple[np.ndarray, list[str]]:
+    sampling = np.array([each.sampling for each in rules])[rule]
+    model = np.array([each.op_class in MODEL for each in rules])[rule]
+    of = np.full(len(rule), NONE)
+    names: list[str] = []
+    for device in np.unique(work.device):
+        rows = np.flatnonzero(work.device == device)
+        rows = rows[np.argsort(work.start[rows], kind="stable")]
+        sampled = np.maximum.accumulate(np.where(sampling[rows], np.arange(len(rows)), NONE))
+        begun = np.maximum.accumulate(np.where(model[rows], np.arange(len(rows)), NONE))
+        last_model = np.concatenate([[NONE], begun[:-1]])
+        starts = model[rows] & (sampled > last_model) & (sampled >= 0) & (last_model >= 0)
+        of[rows] = len(names) + np.cumsum(starts)
+        names += [f"step {i}" for i in range(int(starts.sum()) + 1)]
+    return of, names
+
+
+def _by_attention(signs: Collection[str], in_graph: bool, file_name: str) -> tuple[Phase, str]:
+    """signs: of a step's kernels; in_graph: a graph has attention that serves both phases."""
+    if "training" in signs:
+        return "training", "kernels of a backward pass"
+    if "prefill" in signs and "decode" in signs:
+        return "mixed", "attention kernels of both"
+    for phase in ("prefill", "decode"):
+        if phase in signs:
+            return phase, "its attention kernels"
+    if stage := STAGE.search(file_name):
+        return ("prefill" if stage[1] == "EXTEND" else "decode"), "the file's name"
+    if in_graph:
+        return "decode", "its attention is in a graph, as engines do for decode"
+    return "other", "no attention kernel tells" if "either" in signs else "no attention kernels"
+
+
+# What of a sum of durations is exposed
+
+
+def critical_path(
+    start: np.ndarray, end: np.ndarray, communicates: np.ndarray
+) -> tuple[np.ndarray, int, int]:
+    """(exposed, busy, communication), ns: each interval's part of the time on the critical path, float64 [n];
+    the union of all intervals, which is the sum of those parts; the union of what communicates.
+
+    Time in which anything computes belongs to what computes, in equal parts where several do; the rest to
+    what communicates. So communication has what no computation covers.
+    """
+    moments = np.unique(np.concatenate([start, end]))
+    lengths, size = np.diff(moments), len(moments)
+    first, last = np.searchsorted(moments, start), np.searchsorted(moments, end)
+    running = []  # how many compute, and communicate, from each moment to the next
+    for which in (~communicates, communicates):
+        begun, ended = (np.bincount(at[which], minlength=size) for at in (first, last))
+        running.append(np.cumsum(begun - ended)[:-1])
+    computing, communicating = running
+    parts = []  # of one interval that computes, or communicates, up to each moment
+    for number, counts in ((computing, computing > 0), (communicating, computing == 0)):
+        each = np.where(counts & (number > 0), lengths / np.maximum(number, 1), 0.0)
+        parts.append(np.concatenate([[0.0], np.cumsum(each)]))
+    compute, communicate = (part[last] - part[first] for part in parts)
+    busy, communication = (lengths[which > 0].sum() for which in (computing + communicating, communicating))
+    return np.where(communicates, communicate, compute), int(busy), int(communication)

@@ -22,12 +22,10 @@ from harness.serving.clients.files import UnreadableError
 PIECE = 1 << 20  # characters read at once
 HEAD = 4096  # bytes by which a file's format is told
 LARGEST_VALUE = 64 << 20  # characters of one value, beyond which a file is taken for broken
+CLOSING = 24  # characters before the end of what was read so far, in which a value may be cut in two
 SPACE = re.compile(r"[ \t\r\n]*")
-CLOSING = 24  # characters from where the text read so far ends, in which a value may be cut in two
-NUMBER = re.compile(r"[-+.eE\d]*")
 NOT_FINITE = re.compile(r"[-+]?(inf(inity)?|nan(\(\w*\))?)(?=[\s,\]}])", re.IGNORECASE)
-"""As C++ prints such numbers, bare: Kineto of 2021 in a bandwidth."""
-WORDS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
+"""As C++ prints such numbers: Kineto of 2021 writes them so in a bandwidth."""
 
 Keys = tuple[str, ...]
 
@@ -37,10 +35,10 @@ class Truncated(UnreadableError):
 
 
 class JsonText:
-    """A file's text, unpacked and decoded as it is read; what was read is forgotten.
+    """A file's text, plain or gzip, unpacked and decoded as it is read; what was taken is forgotten.
 
-    `head` is its first bytes; `text` from `at` on is what is there and not yet taken; `more()` makes it
-    longer. Raises UnreadableError.
+    `head` is its first bytes; `text` from `at` on is what was read and not yet taken; `more()` reads on.
+    Raises UnreadableError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -52,17 +50,13 @@ class JsonText:
             self._raw = archive.open_binary(path)
             packed = self._raw.peek(2)[:2] == b"\x1f\x8b"
             self._file: Any = gzip.GzipFile(fileobj=self._raw) if packed else self._raw
-            self.head = self._head()
+            self.head = bytes(self._file.peek(HEAD)[:HEAD])
+        except EOFError:
+            raise self.truncated() from None
         except (OSError, zlib.error) as error:
             raise UnreadableError(f"cannot read {path}: {getattr(error, 'strerror', '') or error}") from None
         encoding = "utf-16" if self.head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
         self._decode = codecs.getincrementaldecoder(encoding)("replace").decode
-
-    def _head(self) -> bytes:
-        try:
-            return bytes(self._file.peek(HEAD)[:HEAD])
-        except EOFError:  # of a gzip file that breaks off; more() says so
-            return b""
 
     def close(self) -> None:
         self._file.close()
@@ -94,23 +88,31 @@ class JsonText:
             if not self.more():
                 return ""
 
-    def put(self, start: int, end: int, text: str) -> None:
-        """Another text in the place of one that was read."""
-        self.text = self.text[:start] + text + self.text[end:]
-        self._before += end - start - len(text)
+    def take(self, allowed: str) -> str:
+        """Takes the next character that is no white space; raises where it is none of these."""
+        character = self.peek()
+        if not character:
+            raise self.truncated()
+        if character not in allowed:
+            raise self.broken(f"{' or '.join(map(repr, allowed))} is wanted, not {character!r}")
+        self.at += 1
+        return character
+
+    def replace(self, start: int, end: int, by: str) -> None:
+        self.text = self.text[:start] + by + self.text[end:]
+        self._before += end - start - len(by)
 
     def lines(self) -> Iterator[str]:
         """The lines from here to the end."""
         while True:
             end = self.text.find("\n", self.at)
-            if end < 0:
-                if self.more():
-                    continue
-                if self.at < len(self.text):
-                    yield self.text[self.at :]
-                return
-            start, self.at = self.at, end + 1
-            yield self.text[start : self.at]
+            if end >= 0:
+                start, self.at = self.at, end + 1
+                yield self.text[start : self.at]
+            elif not self.more():
+                break
+        if self.at < len(self.text):
+            yield self.text[self.at :]
 
     def broken(self, why: str) -> UnreadableError:
         return UnreadableError(
@@ -129,15 +131,15 @@ def items(text: JsonText, enter: Callable[[Keys], bool]) -> Iterator[tuple[Keys,
     """(path, value) of every value of a JSON text, in the order of the file.
 
     A path has the keys from the root, `*` for an array's items. enter: whether a container of that path is
-    gone into; one that is not comes whole. Raises UnreadableError where the text is no JSON, Truncated where
+    entered; one that is not comes whole. Raises UnreadableError where the text is no JSON, Truncated where
     it ends early.
     """
-    yield from _value(text, (), enter, json.JSONDecoder(strict=False))
+    yield from _values(text, (), enter, json.JSONDecoder(strict=False))
     if text.peek():
         raise text.broken("more after the end")
 
 
-def _value(
+def _values(
     text: JsonText, path: Keys, enter: Callable[[Keys], bool], decoder: json.JSONDecoder
 ) -> Iterator[tuple[Keys, Any]]:
     first = text.peek()
@@ -155,37 +157,29 @@ def _value(
             if text.peek() not in ('"', ""):
                 raise text.broken("a key is wanted")
             key = _whole(text, decoder)
-            _next(text, ":")
-        yield from _value(text, (*path, key), enter, decoder)
-        if _next(text, f",{end}") == end:
+            text.take(":")
+        yield from _values(text, (*path, key), enter, decoder)
+        if text.take(f",{end}") == end:
             return
 
 
-def _next(text: JsonText, allowed: str) -> str:
-    character = text.peek()
-    if not character:
-        raise text.truncated()
-    if character not in allowed:
-        raise text.broken(f"{' or '.join(map(repr, allowed))} is wanted, not {character!r}")
-    text.at += 1
-    return character
-
-
 def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
-    """The value that begins here. Near the end of what is read so far it may go on: then more is read."""
+    """The value that begins here. Near the end of what was read so far it may go on: then more is read."""
     text.peek()
     while True:
         try:
             value, end = decoder.raw_decode(text.text, text.at)
         except json.JSONDecodeError as error:
-            cut = error.msg.startswith("Unterminated") or error.pos > len(text.text) - CLOSING
+            unterminated = error.msg.startswith("Unterminated")
+            cut = unterminated or error.pos > len(text.text) - CLOSING
             if cut and text.more():
                 continue
             if number := NOT_FINITE.match(text.text, error.pos):
-                text.put(*number.span(), "NaN")
+                text.replace(*number.span(), "NaN")
                 continue
             text.at = error.pos
-            raise (text.truncated() if cut and _ends_early(error) else text.broken(error.msg)) from None
+            ended = unterminated or not text.text[error.pos :].rstrip().endswith(("]", "}"))
+            raise (text.truncated() if cut and ended else text.broken(error.msg)) from None
         except RecursionError:
             raise text.broken("nested too deep") from None
         cut = len(text.text) - end < CLOSING and not isinstance(value, (dict, list, str))
@@ -193,21 +187,3 @@ def _whole(text: JsonText, decoder: json.JSONDecoder) -> Any:
             continue
         text.at = end
         return value
-
-
-def _ends_early(error: json.JSONDecodeError) -> bool:
-    """Whether more text might have made sense of it."""
-    rest = error.doc[error.pos :].strip()
-    in_text = error.msg.startswith("Unterminated") or (error.msg.startswith("Invalid") and '"' not in rest)
-    return in_text or bool(NUMBER.fullmatch(rest)) or any(word.startswith(rest) for word in WORDS)
-
-
-def opened(path: Path) -> JsonText:
-    """The text of a file, plain or gzip. Raises UnreadableError where there is none."""
-    if path.is_dir():
-        raise UnreadableError(f"cannot read {path}: it is a folder")
-    text = JsonText(path)
-    if not text.peek():
-        text.close()
-        raise UnreadableError(f"cannot read {path}: it is empty")
-    return text

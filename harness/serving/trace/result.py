@@ -1,18 +1,22 @@
-"""The decomposed trace: what `harness.serving.trace.decompose` gives.
+"""The decomposed trace, which `harness.serving.trace.decompose` gives, as text and as JSON.
 
 Times are of the whole trace, of all its devices together, unless a field says otherwise.
 """
 
 from __future__ import annotations
 
+import functools
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from harness.report.text import microseconds, table
 from harness.serving.schema import Finding
 from harness.serving.trace.classify import PHASES, Phase
+
+NAME = 90  # characters of a kernel's name
 
 
 @dataclass(frozen=True)
@@ -22,48 +26,31 @@ class Times:
                 in equal parts; communication has what no computation covers. All sum to the busy time
     """
 
-    calls: int
-    time_ns: int
+    calls: float
+    time_ns: float
     exposed_ns: float
 
-    @property
-    def time_us(self) -> float:
-        return self.time_ns / 1e3
-
-    @property
-    def exposed_us(self) -> float:
-        return self.exposed_ns / 1e3
+    def plus(self, other: Times) -> Times:
+        return Times(
+            self.calls + other.calls, self.time_ns + other.time_ns, self.exposed_ns + other.exposed_ns
+        )
 
     @property
     def exposure(self) -> float | None:
-        """w, in [0, 1]: the part of the time that is on the critical path; None where there is no time."""
+        """The part of the time that is on the critical path, in [0, 1]; None where there is no time."""
         return min(self.exposed_ns / self.time_ns, 1.0) if self.time_ns else None
 
 
-@dataclass(frozen=True)
-class ClassTime(Times):
-    """An op class in the steps of one phase."""
-
-    op_class: str
-    phase: Phase
-
-
-@dataclass(frozen=True)
-class ShapeTime:
-    """dims: the inputs of the operator that launched the kernel, as the profiler recorded them."""
-
-    dims: str
-    calls: int
-    time_ns: int
+NO_TIME = Times(0, 0, 0.0)
 
 
 @dataclass(frozen=True)
 class KernelTime(Times):
     """A kernel (on CPU traces an operator, without those inside it) in the steps of one phase.
 
-    library: whose it is, by its name; empty if unknown
+    library: the library that has it, by its name; empty if unknown
     op:      the operator whose launches of it took the most time; empty if none is known (in graphs)
-    shapes:  most time first; empty where none were recorded
+    shapes:  of the operator's inputs, as the profiler recorded them; those of the most time
     """
 
     name: str
@@ -71,7 +58,7 @@ class KernelTime(Times):
     library: str
     phase: Phase
     op: str
-    shapes: tuple[ShapeTime, ...] = ()
+    shapes: Mapping[str, Times]
 
 
 @dataclass(frozen=True)
@@ -83,7 +70,7 @@ class TraceStep:
     span_ns:   from its first kernel's start to its last one's end
     idle_ns:   of it, with nothing running: the device waits, mostly for the host
     period_ns: to the start of the next step; None for the last
-    classes:   its times by class
+    time_ns:   the sum of its kernels' times; classes: those by class
     """
 
     name: str
@@ -94,24 +81,21 @@ class TraceStep:
     span_ns: int
     idle_ns: int
     period_ns: int | None
+    time_ns: float
     classes: Mapping[str, Times]
-
-    @property
-    def time_ns(self) -> int:
-        return sum(times.time_ns for times in self.classes.values())
 
     def times(self, op_class: str) -> Times:
         """Those of a class; `host` with the idle time, so that all that is exposed sums to the span."""
-        times_ = self.classes.get(op_class, Times(0, 0, 0.0))
-        idle = self.idle_ns if op_class == "host" else 0
-        return Times(times_.calls, times_.time_ns + idle, times_.exposed_ns + idle)
+        times = self.classes.get(op_class, NO_TIME)
+        return times.plus(Times(0, self.idle_ns, self.idle_ns)) if op_class == "host" else times
 
 
 @dataclass(frozen=True)
 class Device:
-    """busy_ns: the union of all it ran; sum_ns: the sum, with what overlaps counted twice.
+    """busy_ns: the union of all it ran; idle_ns: the rest of the span, of which idle_between_steps_ns is
+    outside of steps
 
-    idle_ns:  span without busy; idle_between_steps_ns: of it, between steps or outside of them
+    sum_ns:           the sum of all it ran; overlapped_ns: what it has beyond the union
     communication_ns: the union of communication; exposed: of it, what no computation covers
     """
 
@@ -121,37 +105,28 @@ class Device:
     calls: int
     span_ns: int
     busy_ns: int
-    sum_ns: int
+    idle_ns: int
     idle_between_steps_ns: int
+    sum_ns: int
+    overlapped_ns: int
     communication_ns: int
     exposed_communication_ns: int
 
-    @property
-    def idle_ns(self) -> int:
-        return self.span_ns - self.busy_ns
-
 
 @dataclass(frozen=True)
-class PerStep:
-    """One class in the steps of a phase.
-
-    calls, time_us, exposed_us: medians over the steps
-    each_time_us: of each step
-    """
+class PerStep(Times):
+    """A class in the steps of a phase: medians over the steps."""
 
     steps: int
-    calls: float
-    time_us: float
-    exposed_us: float
-    each_time_us: tuple[float, ...] = ()
+    least_and_most: tuple[float, float]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """on: where the work ran; `cpu`: operators' own time, there being no kernels in the trace.
-
-    engine:  that ran it, empty where nothing tells
-    partial: the file breaks off, and what came before was taken
+    """on:         where the work ran; `cpu`: operators' own time, as the trace has no kernels
+    engine:     the one that ran it, empty where nothing tells
+    partial:    the file breaks off, and what came before was taken
+    categories: how many events of each category the file has
     """
 
     path: str
@@ -162,53 +137,213 @@ class Trace:
     world_size: int | None
     partial: bool
     devices: tuple[Device, ...]
-    classes: tuple[ClassTime, ...]
     kernels: tuple[KernelTime, ...]
     steps: tuple[TraceStep, ...]
-    categories: Mapping[str, int] = field(default_factory=dict)
-    findings: tuple[Finding, ...] = ()
+    categories: Mapping[str, int]
+    findings: tuple[Finding, ...]
 
     def phases(self) -> tuple[Phase, ...]:
-        """Those that there are steps or kernels of."""
-        return tuple(p for p in PHASES if any(row.phase == p for row in self.classes))
+        """Those that have kernels."""
+        return tuple(phase for phase in PHASES if any(row.phase == phase for row in self.kernels))
 
     def by_class(self, phase: Phase | None = None) -> dict[str, Times]:
         """Times by class, of one phase or all; most time first."""
-        sums: dict[str, tuple[int, int, float]] = {}
-        for row in self.classes:
+        sums: dict[str, Times] = {}
+        for row in self.kernels:
             if phase in (None, row.phase):
-                calls, time, exposed = sums.get(row.op_class, (0, 0, 0.0))
-                sums[row.op_class] = calls + row.calls, time + row.time_ns, exposed + row.exposed_ns
-        return {c: Times(*times) for c, times in sorted(sums.items(), key=lambda item: -item[1][1])}
+                sums[row.op_class] = sums.get(row.op_class, NO_TIME).plus(row)
+        return dict(sorted(sums.items(), key=lambda item: -item[1].time_ns))
 
-    def time_ns(self, phase: Phase | None = None) -> int:
-        """The sum of all durations; the classes sum to it."""
-        return sum(row.time_ns for row in self.classes if phase in (None, row.phase))
-
-    def exposure(self, phase: Phase | None = None) -> dict[str, float]:
-        """w of the link model, in [0, 1]: the part of each class's time that is on the critical path."""
-        exposures = {c: times.exposure for c, times in self.by_class(phase).items()}
-        return {c: w for c, w in exposures.items() if w is not None}
+    def time_ns(self, phase: Phase | None = None) -> float:
+        """The sum of all durations."""
+        return sum(row.time_ns for row in self.kernels if phase in (None, row.phase))
 
     def steps_of(self, phase: Phase) -> tuple[TraceStep, ...]:
         return tuple(step for step in self.steps if step.phase == phase)
 
-    def per_step(self, op_class: str, phase: Phase = "decode") -> PerStep | None:
-        """What a class comes to in a step of the phase; None where there is no such step. `host` has the
-        time in which the device is idle within the step."""
-        times_of_steps = [step.times(op_class) for step in self.steps_of(phase)]
-        if not times_of_steps:
+    def per_step(self, op_class: str, phase: Phase) -> PerStep | None:
+        """Time of a class in a step of the phase; None where there is no such step. `host` has the time in
+        which the device is idle within the step."""
+        rows = [step.times(op_class) for step in self.steps_of(phase)]
+        if not rows:
             return None
-        times = tuple(times_.time_us for times_ in times_of_steps)
-        exposed = statistics.median(times_.exposed_us for times_ in times_of_steps)
-        calls = statistics.median(times_.calls for times_ in times_of_steps)
-        return PerStep(len(times), calls, statistics.median(times), exposed, times)
-
-    def unknown(self) -> tuple[KernelTime, ...]:
-        """Kernels that no rule knows."""
-        return tuple(kernel for kernel in self.kernels if kernel.op_class == "unknown")
+        calls, times, exposed = zip(*((row.calls, row.time_ns, row.exposed_ns) for row in rows), strict=True)
+        median = statistics.median
+        return PerStep(median(calls), median(times), median(exposed), len(rows), (min(times), max(times)))
 
     def evidence(self) -> Iterator[tuple[Phase, str, int]]:
         """(phase, evidence, how many steps)."""
-        for (phase, why), count in Counter((s.phase, s.evidence) for s in self.steps).most_common():
-            yield phase, why, count
+        counts = Counter((step.phase, step.evidence) for step in self.steps)
+        return ((phase, why, count) for (phase, why), count in counts.most_common())
+
+
+# As text
+
+
+def as_text(trace: Trace, phase: Phase | None, top: int) -> str:
+    """phase: of which steps only; top: how many kernels."""
+    parts = ["\n".join(_head(trace)), _classes(trace, phase)]
+    if len(trace.steps) > 1:
+        parts += [_per_step(trace, each) for each in trace.phases() if phase in (None, each)]
+    kernels = [kernel for kernel in trace.kernels if phase in (None, kernel.phase)]
+    parts += [_kernels(kernels, top, trace.on), _unknown(kernels, trace.time_ns())]
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def _head(trace: Trace) -> Iterator[str]:
+    profiler = {"torch": "torch.profiler", "rocprof": "rocprof", "nsys": "nsys stats"}[trace.source]
+    rank = f", rank {trace.rank} of {trace.world_size}" if trace.rank is not None and trace.world_size else ""
+    partial = "; BROKEN OFF: sums and shares are of a part only" if trace.partial else ""
+    engine = f" of {trace.engine}" if trace.engine else ""
+    yield f"{trace.path}: {profiler}{engine}{rank}{partial}"
+    what, where = ("kernels and copies", "streams") if trace.on == "gpu" else ("operators", "threads")
+    if trace.on == "cpu":
+        yield "no kernels in it: operators on the CPU, each without those inside it"
+    for device in trace.devices:
+        model = f" ({device.model})" if device.model else ""
+        yield (
+            f"device {device.name}{model}: {what}: {device.calls}, {where}: {device.streams}; "
+            f"sum {_us(device.sum_ns)} in a span of {_us(device.span_ns)}: busy {_us(device.busy_ns)}, "
+            f"overlapped {_us(device.overlapped_ns)}, idle {_us(device.idle_ns)} "
+            f"({_us(device.idle_between_steps_ns)} of it outside of steps)"
+        )
+        if device.communication_ns:
+            yield (
+                f"  communication runs for {_us(device.communication_ns)}, "
+                f"{_us(device.exposed_communication_ns)} of it exposed: no computation covers it"
+            )
+    for phase, why, count in trace.evidence():
+        yield f"{phase} steps: {count}, by {why}"
+    for finding in trace.findings:
+        yield f"{finding.severity}: {finding.message}"
+
+
+def _classes(trace: Trace, phase: Phase | None) -> str:
+    by_class = trace.by_class(phase)
+    total = functools.reduce(Times.plus, by_class.values(), NO_TIME)
+    rows = [
+        [name, *_cells(times, total.time_ns), _percent(times.exposed_ns, times.time_ns)]
+        for name, times in (by_class | {"sum": total}).items()
+    ]
+    title = f"of {phase} steps" if phase else "of the whole trace"
+    return f"{title}\n" + _table(rows, "class", *CELLS, "of its time")
+
+
+def _per_step(trace: Trace, phase: Phase) -> str:
+    steps = trace.steps_of(phase)
+    if not steps:
+        return ""
+    span, idle = statistics.median(s.span_ns for s in steps), statistics.median(s.idle_ns for s in steps)
+    periods = [step.period_ns for step in steps if step.period_ns is not None]
+    period = f", {_us(statistics.median(periods))} from start to start" if periods else ""
+    names = dict.fromkeys((*trace.by_class(phase), "host"))
+    classes = {name: times for name in names if (times := trace.per_step(name, phase)) and times.exposed_ns}
+    total = sum(times.time_ns for times in classes.values())
+    rows = [
+        [name, *_cells(times, total), "..".join(map(_us, times.least_and_most))]
+        for name, times in sorted(classes.items(), key=lambda item: -item[1].time_ns)
+    ]
+    return (
+        f"{phase} step: median of {len(steps)}; {_us(span)} long, {_us(idle)} of it idle{period}\n"
+        + _table(rows, "class", *CELLS, "time, least..most")
+    )
+
+
+def _kernels(kernels: Sequence[KernelTime], top: int, on: str) -> str:
+    if not top or not kernels:
+        return ""
+    total = sum(kernel.time_ns for kernel in kernels)
+    rows = [
+        [_short(k.name), k.op_class, k.phase, *_cells(k, total), _us(k.time_ns / max(k.calls, 1)),
+         next(iter(k.shapes), "")[:60]]
+        for k in kernels[:top]
+    ]  # fmt: skip
+    what = "kernel" if on == "gpu" else "operator"
+    more = f"\nand {len(kernels) - top} more (--top, --json)" if len(kernels) > top else ""
+    return _table(rows, what, "class", "phase", *CELLS, "a call", "shapes of the most time") + more
+
+
+def _unknown(kernels: Sequence[KernelTime], total: float) -> str:
+    kernels = [kernel for kernel in kernels if kernel.op_class == "unknown"]
+    if not kernels:
+        return "unknown: none"
+    time, calls = sum(k.time_ns for k in kernels), sum(k.calls for k in kernels)
+    share = time / (total or 1)
+    head = f"unknown: {len(kernels)} names, {calls} calls, {_us(time)}, {share:.2%} of the trace"
+    lines = [f"  {_us(k.time_ns):>10}  {k.calls:>6} calls  {_short(k.name)}" for k in kernels]
+    return "\n".join([head, *lines])
+
+
+def _short(name: str) -> str:
+    """A kernel's name; of a long one the middle is left out, as both ends tell most."""
+    name = name.removeprefix("void ")
+    return name if len(name) <= NAME else f"{name[: NAME - 23]}...{name[-20:]}"
+
+
+def _us(ns: float) -> str:
+    return microseconds(ns / 1e3)
+
+
+def _percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.1f} %" if whole else ""
+
+
+CELLS = ("time", "share", "calls", "exposed")
+
+
+def _cells(times: Times, total: float) -> tuple[str, ...]:
+    share, calls = _percent(times.time_ns, total), f"{times.calls:.10g}"
+    return _us(times.time_ns), share, calls, _us(times.exposed_ns)
+
+
+def _table(rows: Sequence[Sequence[str]], *headers: str) -> str:
+    words = ("class", "kernel", "operator", "phase", "shapes of the most time")
+    return table(rows, headers, right=[header for header in headers if header not in words])
+
+
+# As JSON
+
+
+def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
+    """Everything, times in microseconds. phase: of its steps only."""
+    classes = [
+        {"class": name, "phase": of, **_times(times), "share": times.time_ns / (trace.time_ns(of) or 1),
+         "per_step": per_step and _in_us(per_step, "least_and_most")}
+        for of in trace.phases()
+        for name, times in trace.by_class(of).items()
+        for per_step in [trace.per_step(name, of)]
+    ]  # fmt: skip
+    kernels = [
+        _times(kernel)
+        | {"shapes": [{"dims": k} | _in_us(times, "exposed_us") for k, times in kernel.shapes.items()]}
+        for kernel in trace.kernels
+    ]
+    steps = [
+        _in_us(step) | {"classes": {name: _times(times) for name, times in step.classes.items()}}
+        for step in trace.steps
+    ]
+    rows = {"classes": classes, "kernels": kernels, "steps": steps}
+    rows["unknown"] = [kernel for kernel in kernels if kernel["class"] == "unknown"]
+    classes.sort(key=lambda row: -row["time_us"])
+    head = _in_us(trace, "kernels", "steps", "categories") | {
+        "time_us": trace.time_ns() / 1e3,
+        "devices": [*map(_in_us, trace.devices)],
+        "phases": [{"phase": of, "steps": count, "evidence": why} for of, why, count in trace.evidence()],
+        "events": dict(trace.categories),
+        "findings": [finding.model_dump() for finding in trace.findings],
+    }
+    of_phase = {what: [row for row in all_ if phase in (None, row["phase"])] for what, all_ in rows.items()}
+    return {"trace": head, **of_phase}
+
+
+def _times(times: Times) -> dict[str, Any]:
+    return _in_us(times, "shapes") | {"exposure": times.exposure}
+
+
+def _in_us(record: Any, *without: str) -> dict[str, Any]:
+    """A record's fields: `X_ns` as `X_us`, `op_class` as `class`."""
+    fields = {"class" if name == "op_class" else name: value for name, value in vars(record).items()}
+    for name in [name for name in fields if name.endswith("_ns")]:
+        ns = fields.pop(name)
+        fields[name.removesuffix("_ns") + "_us"] = None if ns is None else ns / 1e3
+    return {name: value for name, value in fields.items() if name not in without}

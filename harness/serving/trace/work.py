@@ -1,11 +1,10 @@
-"""Work of a trace: kernels, or operators where there are none, and what launched them."""
+"""Work of a trace: kernels with what launched them, or operators where there are no kernels."""
 
 from __future__ import annotations
 
-import math
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -17,13 +16,14 @@ from harness.serving.trace.columns import NONE, RecordedTrace
 
 @dataclass(frozen=True)
 class LaunchedWork:
-    """Stretches of work, a row each; ns from the trace's first event on.
+    """Stretches of work, one in each row of the arrays; times in ns.
 
-    name:   number in recorded.names; op: number of the operator that launched it, NONE if unknown
-    calls:  1, or 0 where a stretch goes on with an operator that was interrupted by one inside it
-    device: number in `devices`; stream: number of the stream or thread
-    at:     when its launch was called; process: number of the one that launched it, NONE if unknown
-    graph:  bool: launched by a graph
+    name:    number in recorded.names; op: that of the operator that launched it; shapes: of its inputs
+    calls:   1, or 0 where a stretch goes on with an operator that another one inside it interrupted
+    device:  number in `devices`; stream: number of the stream or thread
+    at:      when its launch was called; process: number of the process that launched it
+    graph:   bool: launched by a graph
+    op, shapes, at and process are NONE where unknown.
     """
 
     on: Literal["gpu", "cpu"]
@@ -45,55 +45,36 @@ SAME_CALL_NS = 10**7  # a call may be recorded at two levels of the runtime, one
 
 
 def kernels(recorded: RecordedTrace) -> LaunchedWork:
-    """What ran on devices, each with the call and the operator that launched it, where the trace has them."""
+    """What ran on devices, with the call and the operator that launched it, where the trace has them."""
     work, launches, ops = recorded.work, recorded.launches, recorded.ops
-    rows, length = serial(recorded)
-    n, name, stream, begin = len(rows), work.name[rows], work.stream[rows], work.start[rows]
-    launch = _find(launches.correlation, work.correlation[rows])
+    row, length = serial(recorded)
     _note_merged(recorded)
-    launched = launch != NONE
-    at, thread = np.full(n, NONE), np.full(n, NONE)
-    at[launched], thread[launched] = launches.at[launch[launched]], launches.thread[launch[launched]]
-    graph = np.zeros(n, dtype=bool)
-    graph[launched] = launches.graph[launch[launched]] != 0
+    launch = _find(launches.correlation, work.correlation[row])
+    at, thread = _taken(launches.at, launch), _taken(launches.thread, launch)
     op = _around(recorded, thread, at)
-    op = np.where(op == NONE, _find(ops.external, work.external[rows]), op)
-    by_op = (op != NONE) & ~launched
-    at[by_op], thread[by_op] = ops.start[op[by_op]], ops.thread[op[by_op]]
-    op[graph] = NONE  # what replays a graph is around all of it
-    streams = recorded.streams.all()
+    op = np.where(op == NONE, _find(ops.external, work.external[row]), op)
+    at = np.where(launch == NONE, _taken(ops.start, op), at)
+    thread = np.where(launch == NONE, _taken(ops.thread, op), thread)
+    graph = _taken(launches.graph, launch) == 1
+    op[graph] = NONE  # the operator that replays a graph is around all of it
+    streams = list(recorded.streams)
     devices = list(dict.fromkeys(device for device, _ in streams))
     device_of = np.array([devices.index(device) for device, _ in streams])
+    stream, start = work.stream[row], work.start[row]
     return LaunchedWork(
-        "gpu", devices, name, np.where(op == NONE, NONE, _at(ops.name, op)),
-        np.where(op == NONE, NONE, _at(ops.shapes, op)), np.ones(n, dtype=np.int8), device_of[stream],
-        stream, begin, begin + length, at, _process(recorded, thread), graph,
+        "gpu", devices, work.name[row], _taken(ops.name, op), _taken(ops.shapes, op),
+        np.ones(len(row), dtype=np.int8), device_of[stream], stream, start, start + length, at,
+        _process(recorded, thread), graph,
     )  # fmt: skip
-
-
-def _note_merged(recorded: RecordedTrace) -> None:
-    """The id of a launch is unique in its process, and each process has its own trace."""
-    launches = recorded.launches
-    known = launches.correlation != NONE
-    calls = np.stack([launches.correlation[known], _process(recorded, launches.thread)[known],
-                      launches.at[known] // SAME_CALL_NS])  # fmt: skip
-    shared = len(np.unique(calls, axis=1).T) - len(np.unique(calls[0]))
-    if shared:
-        recorded.note(
-            "merged",
-            f"launches with the same id: {shared}; traces of several ranks or runs were merged into one "
-            "file, and which step a kernel is of cannot be told; take each one's own file",
-        )
 
 
 def operators(recorded: RecordedTrace) -> LaunchedWork:
     """Operators of CPU threads, each without those inside it."""
     ops = recorded.ops
-    again = _again(ops.thread, ops.start, ops.name, ops.external, ops.length) & (ops.external != NONE)
-    _note_again(recorded, "operators", again)
-    once = np.flatnonzero(~again)
+    known = ops.external != NONE
+    once = ~_again(recorded, "operators", known, ops.thread, ops.start, ops.name, ops.external, ops.length)
     row, start, end = own_time(ops.thread[once], ops.start[once], (ops.start + ops.length)[once])
-    row = once[row]
+    row = np.flatnonzero(once)[row]
     calls = np.zeros(len(row), dtype=np.int8)
     calls[np.unique(row, return_index=True)[1]] = 1
     thread = ops.thread[row]
@@ -104,67 +85,122 @@ def operators(recorded: RecordedTrace) -> LaunchedWork:
     )  # fmt: skip
 
 
+def _note_merged(recorded: RecordedTrace) -> None:
+    """The id of a launch is unique in its process, and each process has its own trace."""
+    launches = recorded.launches
+    order = np.lexsort((launches.at, launches.correlation))
+    order = order[launches.correlation[order] != NONE]
+    process = _process(recorded, launches.thread)[order]
+    same = np.diff(launches.correlation[order]) == 0
+    shared = same & ((np.diff(launches.at[order]) > SAME_CALL_NS) | (np.diff(process) != 0))
+    if shared.any():
+        recorded.note(
+            "merged",
+            f"launches with the same id: {shared.sum()}; traces of several ranks or runs were merged into "
+            "one file, and which step a kernel belongs to is unknown; take each one's own file",
+        )
+
+
 def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
     processes = recorded.processes()
-    of_thread = np.array([processes.index(process) for process, _ in recorded.threads.all()] or [NONE])
-    return np.where(thread == NONE, NONE, of_thread[np.maximum(thread, 0)])
+    of_thread = [processes.index(process) for process, _ in recorded.threads]
+    return _taken(np.array(of_thread, dtype=np.int64), thread)
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    """The row in which each wanted id stands first; NONE where it is none or stands nowhere."""
-    if not len(keys):
-        return np.full(len(wanted), NONE)
+    """The first row that has each wanted id; NONE where the id is NONE or there is no such row."""
     order = np.argsort(keys, kind="stable")
-    place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
-    index = order[place]
-    return np.where((wanted != NONE) & (keys[index] == wanted), index, NONE)
+    row = np.append(order, NONE)[np.searchsorted(keys[order], wanted)]
+    return np.where((wanted != NONE) & (np.append(keys, NONE)[row] == wanted), row, NONE)
 
 
-def _at(column: np.ndarray, row: np.ndarray) -> np.ndarray:
-    return column[np.maximum(row, 0)] if len(column) else np.full(len(row), NONE)
+def _taken(column: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """column[row], and NONE where row is NONE."""
+    taken = np.full(len(row), NONE, dtype=np.int64)
+    taken[row != NONE] = column[row[row != NONE]]
+    return taken
 
 
 def _around(recorded: RecordedTrace, thread: np.ndarray, at: np.ndarray) -> np.ndarray:
     """The innermost operator that runs on a thread at a moment; NONE where there is none."""
     ops = recorded.ops
-    operators = np.full(len(at), NONE)
-    if not len(ops):
-        return operators
+    found = np.full(len(at), NONE)
     row, start, end = own_time(ops.thread, ops.start, ops.start + ops.length)
-    stretch_thread = ops.thread[row]
-    for number in np.unique(thread[thread != NONE]):
-        launches, stretches = np.flatnonzero(thread == number), np.flatnonzero(stretch_thread == number)
-        if not len(stretches):
-            continue
+    thread_of = ops.thread[row]
+    for number in np.intersect1d(thread, thread_of):
+        launches, stretches = np.flatnonzero(thread == number), np.flatnonzero(thread_of == number)
         place = np.searchsorted(start[stretches], at[launches], side="right") - 1
         stretch = stretches[np.maximum(place, 0)]
-        operators[launches] = np.where((place >= 0) & (at[launches] <= end[stretch]), row[stretch], NONE)
-    return operators
+        found[launches] = np.where((place >= 0) & (at[launches] <= end[stretch]), row[stretch], NONE)
+    return found
+
+
+def own_time(
+    thread: np.ndarray, start: np.ndarray, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(operator, start, end) of the stretches in which an operator of a thread runs and none inside it; int64
+    each, in the order of threads and time.
+
+    One that begins inside another is inside it; where it ends after the other, the rest is its own. An
+    operator that is never on its own has one stretch of no length. Stretches of a thread do not overlap.
+    """
+    found = np.fromiter(_stretches(thread, start, end), dtype=[(name, np.int64) for name in "rse"])
+    return found["r"], found["s"], found["e"]
+
+
+def _stretches(*columns: np.ndarray) -> Iterator[tuple[int, int, int]]:
+    stack: list[tuple[int, int]] = []  # the operators that run: (operator, its end), the innermost last
+    shown = bytearray(len(columns[0]))
+    now, current = 0, NONE
+    after_all = (NONE, NONE, 0, 0)
+    for op, thread, begin, end in chain(_ordered(*columns), [after_all]):
+        while stack and (thread != current or stack[-1][1] <= begin):
+            inner, until = stack.pop()
+            if until > now or not shown[inner]:
+                yield inner, now, max(until, now)
+            now = max(now, until)
+        if thread != current:
+            current, now = thread, begin
+        if stack and begin > now:
+            outer, _ = stack[-1]
+            yield outer, now, begin
+            shown[outer] = True
+        now = max(now, begin)
+        stack.append((op, end))
+
+
+def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
+    """(row, thread, start, end), outer before inner, as plain integers; a part at a time, to save memory."""
+    thread, start, end = columns
+    order = np.lexsort((-end, start, thread))
+    for first in range(0, len(order), 1 << 16):
+        part = order[first : first + (1 << 16)]
+        yield from zip(part.tolist(), *(column[part].tolist() for column in columns), strict=True)
 
 
 # One stream is serial
 
 NEIGHBOURS_NS = 10_000
-"""So long kernels of one stream may overlap: programmatic dependent launch lets the next one begin up to 4 us
-early, roctracer rounds by 27 ns."""
+"""So long a kernel may overlap the next one of its stream: programmatic dependent launch lets that one begin
+up to 4 us early, roctracer rounds by 27 ns."""
+ROUNDING_NS = 1_000  # so much before its predecessor a kernel may seem to end
 USUAL = 1.5  # times the median of its name: a longer kernel that runs over others has a wrong duration
 UNUSUAL = 100  # times: for the last kernel of a stream, which no other follows
 FOREVER = np.iinfo(np.int64).max // 2
 FAR_NS = 3600 * 10**9  # from the others: no profiler records for hours
-PIPELINED, MERGED = 0.02, 0.25
-"""Parts of a stream's time that overlap: beyond the first it is said, beyond the second neighbours cannot."""
+PIPELINED = 0.02  # of a stream's time: more overlap than this is noted
+MERGED = 0.15  # of a stream's time: more overlap than this, that no dependent launch explains, is wrong
 
 
 def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     """(rows of recorded.work that count, their lengths), int64 each. A stream runs one kernel after another:
-    what cannot be so is noted, and not in the times.
+    what contradicts that is noted and kept out of the times.
 
-    A kernel that stands twice counts once; one whose time is hours from all others does not count; one of
+    A kernel that is recorded twice counts once; one that begins hours from all others does not count; one of
     more than its usual length that runs over its successors counts up to the next one's start.
     """
-    work, names = recorded.work, recorded.names.all()
-    again = _again(work.stream, work.start, work.name, work.length) & (work.length > 0)
-    _note_again(recorded, "kernels", again)
+    work, names = recorded.work, list(recorded.names)
+    again = _again(recorded, "kernels", work.length > 0, work.stream, work.start, work.name, work.length)
     rows = np.flatnonzero(~again)
     rows = rows[np.lexsort((work.start[rows], work.stream[rows]))]
     far = np.abs(work.start[rows] - np.median(work.start[rows])) > FAR_NS
@@ -183,107 +219,56 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
         wrong = of_name & over & (length > USUAL * usual)
         if many and rule_of(names[number]).op_class not in COMMUNICATION:  # which waits for other ranks
             wrong |= of_name & last & (length > UNUSUAL * usual)
-        if not wrong.any():
-            continue
-        recorded.note(
-            "too long",
-            f"{names[number][:60]} lasts up to {length[wrong].max() / 1e3:.4g} us (usual: "
-            f"{usual / 1e3:.4g}), longer than one stream allows: {wrong.sum()} of its calls are counted to "
-            "the next kernel's start",
-        )
-        length[wrong] = np.where(last[wrong], round(usual), until[wrong])
-    _note_overlap(recorded, start, length, stream)
+        if wrong.any():
+            recorded.note(
+                "too long",
+                f"{names[number][:60]} lasts up to {length[wrong].max() / 1e3:.4g} us (usual: "
+                f"{usual / 1e3:.4g}), longer than one stream allows: {wrong.sum()} of its calls are counted "
+                "up to the next kernel's start, or with the usual time where none follows",
+            )
+            length[wrong] = np.where(last[wrong], round(usual), until[wrong])
+    for number in np.unique(stream):
+        on = stream == number
+        _note_overlap(recorded, number, start[on], length[on])
     order = np.argsort(rows, kind="stable")
     return rows[order], length[order]
 
 
-def _again(*columns: np.ndarray) -> np.ndarray:
-    """bool [n]: rows that are the same as another one in all columns but the last, by which that one comes
-    first."""
+def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.ndarray) -> np.ndarray:
+    """bool [n]: rows that equal an earlier one in all columns but the last, by which they are ordered; of the
+    rows in `known` only."""
     order = np.lexsort(columns[::-1])
     again = np.zeros(len(order), dtype=bool)
     again[order[1:]] = np.logical_and.reduce([c[order][1:] == c[order][:-1] for c in columns[:-1]])
-    return again
-
-
-def _note_again(recorded: RecordedTrace, what: str, again: np.ndarray) -> None:
+    again &= known
     if again.any():
         recorded.note(
             "twice",
-            f"{what} that stand twice, of one name and start: {again.sum()}; counted once, but files or "
-            "ranks were merged into this one",
+            f"{what} recorded twice, with the same name and start: {again.sum()}; each counts once, but "
+            "files or ranks were merged into this one",
         )
+    return again
 
 
-def _note_overlap(recorded: RecordedTrace, start: np.ndarray, length: np.ndarray, stream: np.ndarray) -> None:
-    for number in np.unique(stream):
-        on = stream == number
-        begin, end = start[on], np.maximum.accumulate(start[on] + length[on])
-        overlapped = np.maximum(end[:-1] - begin[1:], 0)
-        overlapped = int(np.minimum(overlapped, length[on][1:]).sum())
-        share = overlapped / max(int(length[on].sum()), 1)
-        if share > PIPELINED:
-            device, name = recorded.streams.all()[number]
-            why = "programmatic dependent launch does that by a few us a kernel; else durations are wrong"
-            if share > MERGED:
-                why = (
-                    "ranks or processes were merged into one file, or a graph's branches; take each one's own"
-                )
-            recorded.note(
-                "merged" if share > MERGED else "overlap",
-                f"kernels of stream {name} of device {device} overlap for {overlapped / 1e3:.4g} us, "
-                f"{share:.0%} of their time, which one stream cannot: {why}",
-                "wrong" if share > MERGED else "note",
-            )
-
-
-def own_time(
-    thread: np.ndarray, start: np.ndarray, end: np.ndarray
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """(operator, start, end) of the stretches in which an operator of a thread runs and none inside it.
-
-    One that begins inside another is inside it; where it ends after the other, the rest is its own. An
-    operator that is never on its own has one stretch of no length. Stretches of a thread do not overlap.
-    """
-    rows, begins, ends = array("q"), array("q"), array("q")
-    stack: list[tuple[int, int]] = []  # (operator, its end)
-    shown = bytearray(len(start))
-    now = 0
-
-    def stretch(op: int, until: int) -> None:
-        nonlocal now
-        if until > now or not shown[op]:
-            rows.append(op)
-            begins.append(now)
-            ends.append(max(until, now))
-            shown[op] = True
-        now = max(now, until)
-
-    def close(until: float) -> None:
-        while stack and stack[-1][1] <= until:
-            stretch(*stack.pop())
-
-    current = NONE
-    for op, of, begin, end_of in _ordered(thread, start, end):
-        if of != current:
-            close(math.inf)
-            current, now = of, begin
-        close(begin)
-        if stack:
-            if begin > now:
-                stretch(stack[-1][0], begin)
-        else:
-            now = max(now, begin)
-        stack.append((op, end_of))
-    close(math.inf)
-    return tuple(np.frombuffer(column, dtype=np.int64) if column else np.zeros(0, np.int64)
-                 for column in (rows, begins, ends))  # type: ignore[return-value]  # fmt: skip
-
-
-def _ordered(*columns: np.ndarray) -> Iterator[tuple[int, int, int, int]]:
-    """(row, thread, start, end), outer before inner, as plain integers; a part at a time, to save memory."""
-    thread, start, end = columns
-    order = np.lexsort((-end, start, thread))
-    for first in range(0, len(order), 1 << 16):
-        part = order[first : first + (1 << 16)]
-        yield from zip(part.tolist(), *(column[part].tolist() for column in columns), strict=True)
+def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, length: np.ndarray) -> None:
+    """Of one stream's kernels in the order of time. What dependent launch cannot do: overlap for longer, and
+    end before the kernel that it depends on."""
+    ended = np.maximum.accumulate(start + length)[:-1]  # of all before each kernel but the first
+    overlap = np.clip(ended - start[1:], 0, length[1:])
+    within = start[1:] + length[1:] < ended - ROUNDING_NS
+    impossible = np.where(within, overlap, np.maximum(overlap - NEIGHBOURS_NS, 0))
+    total = max(int(length.sum()), 1)
+    wrong = impossible.sum() > MERGED * total
+    if not wrong and overlap.sum() <= PIPELINED * total:
+        return
+    device, name = list(recorded.streams)[stream]
+    said = (
+        f"kernels of stream {name} of device {device} overlap for {overlap.sum() / 1e3:.4g} us, "
+        f"{overlap.sum() / total:.0%} of their time, but a stream runs one after another: "
+    )
+    if wrong:
+        why = "ranks or processes were merged into one file, or branches of a graph; take each one's own file"
+        recorded.note("merged", said + why)
+    else:
+        why = "programmatic dependent launch does that for a few us a kernel; otherwise durations are wrong"
+        recorded.note("overlap", said + why, "note")

@@ -20,7 +20,7 @@ PAGES = {
     "a ledger": ["serving/cpu-short"],
     "a forecast": [],
 }
-FORECAST = ("--concurrency", "4,16,64", "--what-if", "fused_moe=1.3x")
+FORECAST = ("fused_moe=1.3x", "--concurrency", "4,16,64")
 HOSTILE = "vllm.<script>throw 1</script>"
 
 
@@ -29,7 +29,7 @@ def test_every_chart_is_drawn_with_its_marks_and_nothing_is_fetched(opened, cli,
     names = [str(COMMITTED / name) for name in PAGES[name]]
     if not names:
         names = [str(tmp_path / "link.json")]
-        assert cli("serving", "link", *FORECAST, "--json", names[0]).returncode == 0
+        assert cli("serving", "what-if", *FORECAST, "--json", names[0]).returncode == 0
     page, file = assemble(inputs(names)), tmp_path / "report.html"
     file.write_text(html(page, "Made by a test"))
     assert file.stat().st_size < 5e6

@@ -3,11 +3,11 @@
 from types import SimpleNamespace
 
 import pytest
-from harness.serving.link.inverse import needs
 
 import kernels
-from harness.serving.link.closed_loop import ClosedLoop
+from harness.serving.link.load import Load
 from harness.serving.link.model import link
+from harness.serving.link.predictions import needs
 
 OP = SimpleNamespace(boundaries=("core",), baseline={}, engine_like="")
 
@@ -18,8 +18,8 @@ def rms_norm(monkeypatch):
 
 
 def test_the_inverse_question_is_asked_of_every_op_that_the_model_has(monkeypatch):
-    load = ClosedLoop(isl=1024, osl=1024, concurrency=32)
+    load = Load(isl=1024, osl=1024, concurrency=32)
     four = ("block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill")
-    assert [need.ops for need in needs(link(), load, None)][-1] == four
+    assert [need.ops for need in needs(link(), load)][-1] == four
     monkeypatch.setitem(kernels.OPS, "bf16_gemm", OP)
-    assert ("bf16_gemm",) in [need.ops for need in needs(link(), load, None)]
+    assert ("bf16_gemm",) in [need.ops for need in needs(link(), load)]

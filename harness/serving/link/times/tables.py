@@ -10,7 +10,6 @@ head), which no engine runs so. Attention with products beside it (modules, all 
 from __future__ import annotations
 
 import functools
-import math
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -236,11 +235,13 @@ def _require_milliseconds(folder: Path, tables: Tables) -> None:
 
 def _plausible(tables: Tables) -> Tables:
     """Without times that are of something else than the kernel that they name."""
-    tbps = data_sheet(hardware_name(tables.device)).get("tbps", math.inf)
+    tbps = data_sheet(hardware_name(tables.device)).get("tbps", 0.0)
     rows, notes = dict(tables.rows), list(tables.notes)
 
     def excess(row: Row) -> float:
         """Its time over what reading its weights and a launch take; 0 where that is not asked of it."""
+        if not tbps:
+            return 0.0
         if row.get("gemm_dtype") == "fp8_block" and row["m"] == AT_ROWS:
             read = row["n"] * row["k"]
         elif row.get("num_tokens") == AT_ROWS and row.get("moe_ep_size") == 1:

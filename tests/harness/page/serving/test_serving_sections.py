@@ -50,7 +50,9 @@ def test_a_forecast_s_text_stays_data_and_loads_may_be_one_or_none():
     section = forecast_section(document | {"workloads": [alone], "target_tpot_ms": None}, "alone")
     require_harmless(section)
     assert section.headline.count("at concurrency") == 1
-    assert forecast_section({"bounds": []}, "x").headline == "No workload is forecast in this document."
+    assert forecast_section({"workloads": []}, "x").headline == "No load is predicted in this document."
+    with pytest.raises(UsageError, match="no prediction of serving"):
+        forecast_section({"workloads": [{"load": {}}]}, "x")
 
 
 # Replays

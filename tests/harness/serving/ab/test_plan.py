@@ -67,9 +67,9 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     assert calls == ["640", "128"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.sh").write_text("exec vllm serve m --port $1")
-    assert launched(made(GOOD | {"launch": "bash serve.sh {port}"}, "x"), "a").words[1] == str(
-        tmp_path / "serve.sh"
-    )
+    plan = made(GOOD | {"launch": "A=./serve.sh bash serve.sh {port}", "env": {"B": "./serve.sh"}}, "x")
+    found, script = launched(plan, "a"), str(tmp_path / "serve.sh")
+    assert found.words[1] == found.variables["A"] == found.variables["B"] == script
 
 
 @pytest.mark.parametrize(("values", "why"), [

@@ -9,7 +9,7 @@ from harness.serving.ab import predict
 from harness.serving.ab.plan import made
 from harness.serving.ab.predict import changes_of, predicted
 from harness.serving.ab.record import Record
-from harness.serving.ab.report import shown
+from harness.serving.ab.report import planned, shown
 from harness.serving.ab.result import summary
 from harness.serving.ledger.prediction import KernelChange
 from tests.support.paths import ROOT
@@ -45,12 +45,10 @@ def test_the_link_says_what_that_is_worth_to_the_arm(monkeypatch):
     h200 = str(ROOT / "results" / "h200" / "mla_decode-b64")
     change = KernelChange(op="mla_decode", factor=1.5, low=1.4, high=1.6, source=h200)
     monkeypatch.setattr(predict, "changes_of", lambda *_: [change])
-    found = {each["quantity"]: each for each in predicted(plan_of(X="1"), [h200])}
-    assert (
-        found["tpot"]["of"] == "changed"
-        and -2 < found["tpot"]["change"] < -0.2
-        and 15 < found["tpot"]["before"] < 60
-    )
+    found = predicted(plan_of(X="1"), [h200])
+    assert "expected: changed: TPOT, mean changes by -" in planned(plan_of(X="1"), None, ROOT, [], found)
+    (tpot,) = [each for each in found if each.quantity == "tpot"]
+    assert tpot.of == "changed" and -2 < tpot.change < -0.2 and 15 < tpot.before < 60
 
 
 def test_a_file_is_taken_for_the_client_s_own_load(tmp_path):
@@ -58,7 +56,7 @@ def test_a_file_is_taken_for_the_client_s_own_load(tmp_path):
     workloads = [{"load": {"concurrency": n}, "changes": [prediction(change=-n)]} for n in (4, 64)]
     file.write_text(json.dumps({"workloads": workloads}))
     (found,) = predicted(plan_of(X="1"), [str(file)])
-    assert found["change"] == -64
+    assert found.change == -64
     file.write_text(json.dumps({"workloads": workloads[:1]}))
     with pytest.raises(UsageError, match="holds no one prediction for 64 in flight"):
         predicted(plan_of(X="1"), [str(file)])

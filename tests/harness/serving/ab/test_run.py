@@ -72,6 +72,8 @@ def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_p
     assert len({e["port"] for e in events if e["event"] == "launch"}) == len(launches), "no port twice"
     seeds = {(e["pair"], e["seed"]) for e in events if e["event"] == "measured"}
     assert len(seeds) == len({seed for _, seed in seeds}) == 3, "each pair its own, both arms the same"
+    warm = {json.loads(file.read_text())["label"] for file in tmp_path.rglob("warm-up.json")}
+    assert len(warm) == 3 and not warm & {f"seed {seed}" for _, seed in seeds}, "other prompts before"
 
 
 def test_servers_that_are_launched_alike_are_called_an_a_a(run):
@@ -202,6 +204,10 @@ def test_killed_in_the_middle_of_a_pair_it_goes_on_and_loses_none(tmp_path, mark
     again = [(e["arm"], e["attempt"]) for e in Record(out).of("launch", pair=2)]
     assert again[-2:] == [("slow", 1), ("base", 1)], "both arms, in the pair's order"
     assert Record(out).of("launch", pair=1) == record.of("launch", pair=1)
+    before = (out / "journal.jsonl").read_bytes()
+    shown = here("serving", "ab", "--resume", out)
+    assert "2 pairs against base, sglang 1.2.3" in shown.stdout
+    assert (out / "journal.jsonl").read_bytes() == before
 
 
 def test_two_processes_do_not_go_on_with_one_record(tmp_path):

@@ -15,14 +15,13 @@ PLAN = """\
 launch = '''{python} -m vllm.entrypoints.openai.api_server --host 127.0.0.1 --port {{port}} --model {model}
   --dtype bfloat16 --enforce-eager --no-enable-prefix-caching --distributed-executor-backend uni
   --max-model-len 256 --max-num-batched-tokens 256 --max-num-seqs 4'''
-client = '''PYTHONPATH={site} VLLM_PLUGINS= {python} {client} bench --backend vllm --base-url {{url}}
+client = '''VLLM_PLUGINS= {python} {client} bench --backend vllm --base-url {{url}}
   --model {model} --dataset-name random --random-input-len 64 --random-output-len 48 --num-prompts 4
   --max-concurrency 4 --ignore-eos --temperature 0 --disable-tqdm --seed {{seed}}
   --save-result --result-filename {{result}}'''
 warm_up = "{python} -S {client} warm {{url}}"
 pairs = 1
 [env]
-PYTHONPATH = "{site}"
 VLLM_CPU_KVCACHE_SPACE = "1"
 VLLM_PLUGINS = ""
 HF_HUB_OFFLINE = "1"
@@ -36,7 +35,7 @@ VLLM_NO_USAGE_STATS = "1"
 def test_an_a_a_pair_of_a_real_engine_resolves_nothing_and_leaves_nothing(tmp_path, mark, cli):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")
-    paths = {"python": sys.executable, "site": SUPPORT / "beside_vllm", "client": SUPPORT / "vllm_client.py"}
+    paths = {"python": sys.executable, "client": SUPPORT / "vllm_client.py"}
     model = write_checkpoint(tmp_path / "model")
     (tmp_path / "ab.toml").write_text(PLAN.format(model=model, **paths))
     done = cli(

@@ -5,10 +5,10 @@ import json
 import pytest
 
 from harness.errors import UsageError
-from harness.serving.compare.alike import compare, require_options
-from harness.serving.compare.identity import with_engine
-from harness.serving.compare.quantity import Quantity
-from harness.serving.compare.select import default_metric, engines_of, find, quantity_of
+from harness.serving.compare.alike import compare
+from harness.serving.compare.identity import SERVER, require_names, with_engine
+from harness.serving.compare.quantity import Quantity, default_metric, quantity_of
+from harness.serving.compare.select import engines_of, find
 from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, ServingRun, Totals
 from tests.support.serving_files import SGLANG_ROW, VLLM_ROW
 
@@ -107,7 +107,7 @@ def test_a_run_that_speculates_is_compared_with_a_plain_one_only_if_the_user_ins
     cached = {"workload": workload(prefix_cached=True)}
     assert compare(quantity(), quantity("b", **cached), (), ["prefix caching"]).ratio == 1.0
     with pytest.raises(UsageError, match="--despite 'load' names nothing; there are: prefix caching, "):
-        require_options([], ["load"])
+        require_names("--despite", ["load"], SERVER)
 
 
 def test_every_reason_is_given_and_what_neither_says_is_not_alike():

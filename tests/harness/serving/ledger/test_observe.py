@@ -74,7 +74,7 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     for row, before, after, assumed, says in (
         ("moe", [a], [a, a], ["all"], "1 runs before and 2 after"),
         ("mla", [a], [a], ["all"], "no row 'mla'; rows: moe"),
-        ("moe", [a, copy], [b, b], ["all"], r"c.json is .*a.json again, by every number"),  # it counts once
+        ("moe", [a, copy], [b, b], ["all"], r"c.json: every number is that of .*a.json: the same run again; a run counts"),  # it counts once
         ("moe", [a], [less], ["all"], "none of tpot, ttft, output_throughput, .* is in all of these runs"),
         ("moe", [a], [wrong], ["all"], "`serving load` finds numbers of 1 of these runs wrong"),
         ("moe", [a], [b], ["weather"], f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"),
@@ -177,7 +177,7 @@ RUN = ServingRun(id="a", client="sglang.bench_serving", source="a", gpus=8, mode
 @pytest.mark.parametrize(("changes", "says"), [
     ({"mode": "offline"}, "not alike: .*mode"),
     ({"metrics": (OUTPUT.model_copy(update={"scope": "instance"}),)}, "they need normalising"),
-    ({"gpus": None}, "of how many GPUs"),
+    ({"gpus": None}, "not known of how many GPUs"),
 ])  # fmt: skip
 def test_a_pair_has_to_be_of_one_kind(changes, says):
     with pytest.raises(UsageError, match=f"output_throughput of a and b: .*{says}"):

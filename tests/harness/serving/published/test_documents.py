@@ -8,8 +8,7 @@ import pytest
 
 from harness.catalogue import recipes
 from harness.errors import UsageError
-from harness.serving.published.documents import configurations, documents
-from harness.serving.published.shell import commands_of, flags_of
+from harness.serving.published.documents import commands_of, configurations, documents, flags_of
 
 DOCUMENTS = {one.id: one for one in documents()}
 RUNS = {run.id: run for one in DOCUMENTS.values() for run in one.runs}

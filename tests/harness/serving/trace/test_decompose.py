@@ -253,7 +253,7 @@ def lengthened(*numbers, to):
     return change
 
 
-TWICE, LONG, MERGED = "stand twice", "longer than one stream allows", "merged"
+TWICE, LONG, MERGED = "recorded twice", "longer than one stream allows", "merged"
 
 
 @pytest.mark.parametrize(("change", "said", "more_us"), [
@@ -308,7 +308,7 @@ def test_operators_that_stand_twice_count_once(tmp_path):
     events = [op("aten::mm", 10 * i, 5, external=i) for i in range(1, 9)]
     trace = of(tmp_path, events + events)
     assert by_class(trace, "calls", "time_us") == {"bf16_gemm": (8, 40.0)}
-    assert "stand twice" in trace.findings[0].message
+    assert "recorded twice" in trace.findings[0].message
 
 
 # Published and recorded traces (tests/data/serving/traces/README.md)

@@ -9,7 +9,7 @@ import pytest
 
 from harness.serving.clients.files import UnreadableError
 from harness.serving.trace import decompose, json_stream
-from harness.serving.trace.json_stream import items, opened
+from harness.serving.trace.json_stream import JsonText, items
 from tests.support.command_line import error_line
 from tests.support.traces import MM, NORM, REDUCE, event, kernel, launch, of, op, small, span, text
 
@@ -224,8 +224,8 @@ def test_json_in_pieces_is_jsons_own(tmp_path, monkeypatch):
         written = json.dumps(value, indent=draw.choice([None, 1]), ensure_ascii=draw.random() < 0.5)
         path = small(tmp_path, written)
         monkeypatch.setattr(json_stream, "PIECE", draw.randint(1, 9))
-        assert list(items(opened(path), lambda keys: False)) == [((), value)]
-        assert list(items(opened(path), lambda keys: True)) == leaves(value, ())
+        assert list(items(JsonText(path), lambda keys: False)) == [((), value)]
+        assert list(items(JsonText(path), lambda keys: True)) == leaves(value, ())
 
 
 def test_memory_grows_with_events_not_with_the_file(tmp_path):

@@ -1,0 +1,87 @@
+"""Settings of a server and of its client, by name, and those in which two runs differ."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from harness.catalogue.flags import catalogue
+from harness.serving.names import model_name
+from harness.serving.schema import OFF, ServingRun
+
+STATE = re.compile(
+    r"(host|pid|ports?|.*_ports?|(.*_)?ids?_?|.*_addr|.*_dir|.*_folder|.*_file|.*_keyfile.*|.*_paths?|.*urls?"
+    r"|uuid|date|.*time|.*timestamp|log_.*|.*_log|api_key|admin_api_key|random_.*|seed|status|label|tag|model"
+    r"|latencies_ms|served_model_name|trust_remote_code|spec_decode_.*|rtfx|total[_ ].*token.*|sharegpt_.*"
+    r"|num_(?!speculative).*_tokens|issue_rate|.*_intvty|measured_.*|completed_strategies|(.*_)?target|.*run_index)"
+)
+"""Names that are not settings: places, names, and what was measured."""
+MODEL_PATHS = ("model_path", "tokenizer_path", "tokenizer_id", "speculative_draft_model_path")
+OF_SERVER = ("server_info", "engine", "world_info")
+"""Objects of `extra` that hold a server's settings: SGLang's, TensorRT-LLM's."""
+OF_CLIENT = ("input_config", "config", "args", "request_loader")
+"""Those that hold a client's: AIPerf's, GuideLLM's."""
+
+UNLISTED = ("internal_states", "api_routes")
+"""Objects in them that hold no setting."""
+CSV_SETTINGS = "Run Info / "
+"""Begins the names of GuideLLM's columns that hold its settings."""
+
+
+def server_settings(run: ServingRun) -> dict[str, str]:
+    """The server's settings by name: from its flags, from what it said of itself, and from what its user had
+    the client note. Those that are off are left out, except the user's."""
+    found: dict[str, Any] = {}
+    for flag in run.flags:
+        name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")
+        found[name.removeprefix("--").replace("-", "_")] = value or "on"
+    for key in OF_SERVER:
+        found |= _flat(run.extra.get(key))
+    plain = {k: v for k, v in run.extra.items() if isinstance(v, str | bool | int) and k.isidentifier()}
+    noted = {k: v for k, v in plain.items() if v != run.protocol}
+    return _settings(found | noted, noted if run.client.endswith(".serve") else {})
+
+
+def client_settings(run: ServingRun) -> dict[str, str]:
+    columns = {k.lower().replace(" ", "_"): v for k, v in run.extra.items() if k.startswith(CSV_SETTINGS)}
+    return _settings(columns | {k: v for key in OF_CLIENT for k, v in _flat(run.extra.get(key)).items()})
+
+
+def _settings(found: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str, str]:
+    """The settings that are on, and those that the user noted. `off` may not be a server's default."""
+    settings = {}
+    for name, value in found.items():
+        text, last = str(value).strip(), re.sub(r"(\.\d+)+$", "", name)  # without indices of a list
+        last = re.split("[.:]", last)[-1]
+        is_model = last in MODEL_PATHS
+        if (name in noted or text.lower() not in OFF) and (is_model or not STATE.fullmatch(last)):
+            text = "on" if text.lower() == "true" else text
+            settings[name] = model_name(text) if is_model else text
+    return settings
+
+
+def _flat(value: object, name: str = "") -> dict[str, Any]:
+    """Scalars in nested objects and lists, by joined names."""
+    if not isinstance(value, Mapping | list):
+        return {name: value} if name else {}
+    items = value.items() if isinstance(value, Mapping) else enumerate(value)
+    inner = {f"{name}.{key}".lstrip("."): each for key, each in items if key not in UNLISTED}
+    return {k: v for key, each in inner.items() for k, v in _flat(each, key).items()}
+
+
+def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
+    """What differs between two runs outside of the identity, a line for each kind."""
+    for what in ("image", "client", "protocol", "model"):
+        of_a, of_b = getattr(a, what), getattr(b, what)
+        if of_a and of_b and of_a.lower() != of_b.lower():
+            yield f"{what}: {of_a} against {of_b}"
+    unread = {name for name, flag in catalogue().items() if flag.read == "never"}
+    variables = [{k: v for k, v in run.environment.items() if k not in unread} for run in (a, b)]
+    kinds = [("flags", [server_settings(a), server_settings(b)]), ("environment", variables)]
+    kinds += [("client's settings", [client_settings(a), client_settings(b)])] if a.client == b.client else []
+    for kind, (one, other) in kinds:
+        names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
+        if one and other and names:
+            pairs = [f"{name} {one.get(name, 'unset')} | {other.get(name, 'unset')}" for name in names]
+            yield f"{kind} that differ{'s' if kind == 'environment' else ''}: {', '.join(pairs)}"

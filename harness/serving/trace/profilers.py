@@ -1,0 +1,329 @@
+"""Traces as profilers write them, read into columns. Another file is refused by what it is.
+
+torch.profiler: Chrome's trace events as JSON (pytorch/kineto libkineto/src/output_json.cpp). Times are in
+microseconds, as integers, floats or text. A kernel's `correlation` is that of the runtime call that launched
+it; its `External id`, in torch of 2024 and later, that of the operator around that call.
+
+rocprofv3: JSON (ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp). Times are in nanoseconds. A
+dispatch names its kernel by a number, which `kernel_symbols`, further up in the file, resolve.
+
+Tables of kernels as CSV: of rocprofv3 (generateCSV.cpp, there) and its predecessors, and of nsys stats (nsys
+stats --help-reports cuda_gpu_trace).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping
+from decimal import Decimal, InvalidOperation
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from harness.serving.clients.files import UnreadableError
+from harness.serving.trace.classify import step_rule, trace_rules
+from harness.serving.trace.columns import NONE, RecordedTrace
+from harness.serving.trace.json_stream import JsonText, Keys, Truncated, items
+
+READ = (
+    "wanted is a trace of torch.profiler (`traceEvents`) or rocprofv3 (`rocprofiler-sdk-tool`, or its kernel "
+    "trace as CSV: Kernel_Name, Start_Timestamp, End_Timestamp), or the CSV of nsys stats' cuda_gpu_trace"
+)
+CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
+ROCPROF = "rocprofiler-sdk-tool"
+
+
+def read(path: Path, *, partial: bool = False) -> RecordedTrace:
+    """Reads a trace in memory that grows with the number of its events, by less than 100 bytes each, not with
+    its size. partial: takes what there is of a file that breaks off. Raises UnreadableError."""
+    text, into = JsonText(path), RecordedTrace()
+    start = text.head.decode("latin-1")
+    utf_16 = start.startswith(("\xff\xfe", "\xfe\xff"))
+    try:
+        first = text.peek()
+        if first in ("{", "[") and (utf_16 or not CONTROL.search(text.head[:16])):
+            (_read_rocprof if first == "{" and ROCPROF in start else _read_torch)(text, into)
+        elif first:
+            if not utf_16:
+                _refuse_binary(path, start)
+            _read_table(text, into)
+    except Truncated:
+        if not partial:
+            raise
+        into.truncated = True
+        into.note("truncated", f"{path} breaks off: what its profiler wrote last is missing here")
+    finally:
+        text.close()
+    for what, (count, example) in into.lost.items():
+        into.note("unreadable", f"{count} times: {what}; e.g. {example}")
+    if not (len(into.work) or len(into.ops)):
+        raise UnreadableError(f"cannot read {path}: {_what_else(start, into) if first else 'it is empty'}")
+    return into
+
+
+def _refuse_binary(path: Path, start: str) -> None:
+    kinds, ending = trace_rules()["binaries"], path.suffix.lower()
+    fits = [row for row in kinds if re.match(row["pattern"], start, re.DOTALL)]
+    if fits:
+        row = next((row for row in kinds if ending in row["ending"]), fits[0])
+        raise UnreadableError(f"cannot read {path}: it is {row['what']}; {row['instead']}")
+
+
+def _what_else(start: str, into: RecordedTrace) -> str:
+    """What a text without kernels and operators is."""
+    for row in trace_rules()["texts"]:
+        if re.search(row["pattern"], start, re.DOTALL | re.MULTILINE):
+            return f"it is {row['what']}; {row['instead']}"
+    there = ", ".join(f"{count} {name}" for name, count in into.categories.most_common(5))
+    return f"neither kernels nor operators are in it{f' (its events: {there})' if there else ''}; {READ}"
+
+
+def _key(value: Any) -> Any:
+    """A process, thread, device, stream or kernel as a key: numbers stay, the rest is text. rocprofv3 has
+    some in an object."""
+    if isinstance(value, Mapping):
+        value = value.get("handle")
+    if isinstance(value, str) and value.isdigit():
+        return int(value)
+    return value if isinstance(value, (int, str)) else str(value)
+
+
+# torch.profiler
+
+LONGEST_NS = 10**15  # eleven days: nothing lasts longer
+LATEST_US = 4e15  # the year 2096: no time is later
+KINDS = {
+    "work": ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset", "kernel_dispatch", "memory_copy"),
+    "launch": ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "runtime", "driver"),
+    "op": ("cpu_op", "operator"),
+    "span": ("user_annotation",),
+}
+"""Categories of events that count. memcpy, memset, operator, runtime: of torch before 2022; kernel_dispatch
+and memory_copy: of rocprofv3's Perfetto trace, converted to JSON."""
+KIND = {category: kind for kind, categories in KINDS.items() for category in categories}
+
+
+def _read_torch(text: JsonText, into: RecordedTrace) -> None:
+    """The events come one by one, from `traceEvents` or, as Chrome allows, a bare list; all else whole."""
+    for keys, value in items(text, lambda keys: keys in ((), ("traceEvents",))):
+        if keys[-1:] == ("*",):
+            _take_event(value, into)
+        elif keys == ("deviceProperties",) and isinstance(value, list):
+            for device in value:
+                if isinstance(device, Mapping) and device.get("name"):
+                    into.device_names[_key(device.get("id"))] = str(device["name"])
+        elif keys == ("distributedInfo",) and isinstance(value, Mapping):
+            ranks = [value.get("rank"), value.get("world_size")]
+            into.rank, into.world_size = (each if type(each) is int else None for each in ranks)
+
+
+def _take_event(event: Any, into: RecordedTrace) -> None:
+    if not isinstance(event, dict):
+        into.lose("an entry of traceEvents is no object", event)
+        return
+    category, phase, name = str(event.get("cat")), event.get("ph"), str(event.get("name"))
+    into.categories[category if "cat" in event else f"ph {phase}"] += 1
+    kind = KIND.get(category) or KIND.get(category.lower())
+    if kind and phase == "B":
+        into.lose(f"a {category} event begins and ends apart (ph B, E): left out", name)
+    if not kind or phase != "X":
+        return
+    start, length = _ns(event.get("ts")), _ns(event.get("dur"))
+    if start is None:
+        into.lose(f"a {category} event has no time: left out", name)
+        return
+    if length is None or not 0 <= length <= LONGEST_NS:
+        into.lose(f"a {category} event has no duration: counted with none", name)
+        length = 0
+    args = event.get("args")
+    args = args if isinstance(args, dict) else {}
+    correlation, external = _id(args.get("correlation")), _id(args.get("External id"))
+    if kind == "work":  # pid is the device; where ranks were merged, only pid tells their devices apart
+        device, stream = event.get("pid", args.get("device")), args.get("stream", event.get("tid"))
+        stream = into.streams[_key(device), _key(stream)]
+        into.work.add(into.names[name], stream, start, length, correlation, external)
+        return
+    thread = into.threads[_key(event.get("pid")), _key(event.get("tid"))]
+    if kind == "launch":
+        into.launches.add(correlation, start, thread, "GraphLaunch" in name)
+    elif step_rule(name):  # torch before 2022 has its steps among operators
+        into.spans.add(into.names[name], thread, start, length)
+    elif kind == "op":
+        dims = args.get("Input Dims")
+        shapes = into.shapes[str(dims)] if dims else NONE
+        into.ops.add(into.names[name], thread, start, length, external, shapes)
+
+
+def _ns(microseconds: Any) -> int | None:
+    """Whole and fractional microseconds apart: a product of the absolute time would lose nanoseconds."""
+    try:
+        number = Decimal(microseconds) if isinstance(microseconds, str) else microseconds
+        if not -LATEST_US <= number <= LATEST_US:
+            return None
+    except (InvalidOperation, TypeError):
+        return None
+    whole = int(number)
+    return whole * 1000 + round((number - whole) * 1000)
+
+
+def _id(value: Any) -> int:
+    value = _key(value)
+    return value if isinstance(value, int) and 0 <= value < 2**63 else NONE
+
+
+# rocprofv3
+
+LATEST_NS = 1 << 62
+SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")
+"""What the linker appends to a kernel's name."""
+
+
+def _read_rocprof(text: JsonText, into: RecordedTrace) -> None:
+    """Every list of records comes one by one, each record whole."""
+    into.source = "rocprof"
+    process = _RocprofProcess(into, -1)
+    for keys, value in items(text, lambda keys: len(keys) < 4 or (len(keys) == 4 and keys[3] != "*")):
+        if keys == (ROCPROF, "*", "metadata", "pid"):
+            process = _RocprofProcess(into, process.number + 1)
+        if keys[:1] == (ROCPROF,) and len(keys) > 2:
+            process.take(keys[2:], value)
+
+
+class _RocprofProcess:
+    """One process of a file, which has its own numbers of kernels."""
+
+    def __init__(self, into: RecordedTrace, number: int) -> None:
+        self.into, self.number = into, number
+        self.kernels: dict[Any, str] = {}
+
+    def take(self, keys: Keys, value: Any) -> None:
+        if not isinstance(value, Mapping):
+            return
+        if keys[0] == "buffer_records":
+            self.into.categories[keys[-2]] += 1
+        if keys == ("kernel_symbols", "*"):
+            self.kernels[_key(value.get("kernel_id"))] = _symbol(value)
+        elif keys == ("agents", "*"):
+            name, device = value.get("product_name") or value.get("name"), self._device(value.get("id"))
+            if value.get("type") == 2 and name:
+                self.into.device_names[device] = str(name)
+        elif keys == ("buffer_records", "kernel_dispatch", "*"):
+            info = value.get("dispatch_info")
+            info = info if isinstance(info, Mapping) else {}
+            kernel = _key(info.get("kernel_id"))
+            name = self.kernels.get(kernel, f"kernel_id {kernel}")
+            if kernel not in self.kernels:
+                self.into.lose("a kernel is not among kernel_symbols: it is known by its number", name)
+            self._add(name, self._device(info.get("agent_id")), info.get("queue_id"), value)
+        elif keys == ("buffer_records", "memory_copy", "*"):
+            # Of the GPU that it goes to, else the one that it comes from: the other end may be the host.
+            ends = [self._device(value.get(key)) for key in ("dst_agent_id", "src_agent_id")]
+            device = next((end for end in ends if end in self.into.device_names), ends[0])
+            self._add("Memcpy", device, value.get("stream_id"), value)
+
+    def _device(self, agent: Any) -> str:
+        process = f"process {self.number}, " if self.number > 0 else ""
+        return f"{process}agent {_key(agent)}"
+
+    def _add(self, name: str, device: str, queue: Any, record: Mapping[str, Any]) -> None:
+        start, end = record.get("start_timestamp"), record.get("end_timestamp")
+        if type(start) is int and type(end) is int and _in_time(start, end):
+            stream = self.into.streams[device, _key(queue)]
+            self.into.work.add(self.into.names[name], stream, start, end - start, NONE, NONE)
+        else:
+            self.into.lose(LEFT_OUT, name)
+
+
+def _symbol(symbol: Mapping[str, Any]) -> str:
+    """The name of a kernel, demangled where rocprof could."""
+    names = (symbol.get(f"{kind}kernel_name") for kind in ("formatted_", "demangled_", ""))
+    known = (name for name in names if isinstance(name, str) and name and not name.isdigit())
+    return SUFFIX.sub("", next(known, f"kernel_id {symbol.get('kernel_id')}"))
+
+
+LEFT_OUT = "start and end of a kernel or copy make no sense: left out"
+
+
+def _in_time(start: int, end: int) -> bool:
+    """Of nanoseconds since the machine's start. A record without a time has 0 (rocm-systems issue 5811)."""
+    return 0 < start <= end < LATEST_NS
+
+
+# Tables of kernels as CSV
+
+COLUMNS = {
+    "name": ("kernel_name", "kernelname", "name"),
+    "start": ("start_timestamp", "beginns", "start"),
+    "end": ("end_timestamp", "endns"),
+    "length": ("duration",),
+    "device": ("agent_id", "gpu_id", "gpu-id", "device"),
+    "queue": ("queue_id", "queue-id"),
+    "stream": ("stream_id", "strm"),
+}
+"""Columns of each field, in small letters and without a unit: of rocprof 3, 2 and 1, and of nsys."""
+UNIT = re.compile(r" \((ns|us|μs|ms|s)\)$")
+NS = {"ns": 1, "us": 1000, "μs": 1000, "ms": 10**6, "s": 10**9}
+BEFORE = 30  # lines that nsys stats may print before the table
+
+
+def _read_table(text: JsonText, into: RecordedTrace) -> None:
+    """Reads nothing where there is no such table. Raises Truncated where the last row breaks off."""
+    lines = text.lines()
+    header = next(filter(None, map(_header, islice(lines, BEFORE))), None)
+    if header is None:
+        return
+    delimiter, columns, ns = header
+    into.source = "nsys" if "length" in columns else "rocprof"
+    rows, taken = csv.reader(lines, delimiter=delimiter), True
+    try:
+        for row in filter(any, rows):
+            taken = _take_row(row, columns, ns, into)
+            if not taken:
+                into.lose(LEFT_OUT, delimiter.join(row))
+    except csv.Error as error:
+        raise UnreadableError(f"cannot read {text.path}, line {rows.line_num}: {error}") from None
+    if not taken and not text.text.endswith("\n"):
+        raise text.truncated()
+
+
+def _header(line: str) -> tuple[str, dict[str, int], int] | None:
+    """Of a line that names a kernel's name and times: the delimiter, the place of each field that is there,
+    and the nanoseconds of its unit of time."""
+    for delimiter in (",", "\t", ";"):
+        cells = next(csv.reader([line], delimiter=delimiter), [])
+        names = [cell.strip().lower().replace("µ", "μ") for cell in cells]
+        plain = [UNIT.sub("", name) for name in names]
+        columns = {
+            field: plain.index(name)
+            for field, known in COLUMNS.items()
+            for name in reversed(known)
+            if name in plain
+        }
+        if {"name", "start"} <= columns.keys() and columns.keys() & {"end", "length"}:
+            unit = UNIT.search(names[columns["start"]])
+            if unit or "end" in columns:
+                return delimiter, columns, NS[unit[1]] if unit else 1
+    return None
+
+
+def _take_row(row: list[str], columns: Mapping[str, int], ns: int, into: RecordedTrace) -> bool:
+    """False where the row is none of a kernel."""
+    if len(row) <= max(columns.values()):
+        return False
+    cell = {field: row[column].strip() for field, column in columns.items()}
+    try:
+        if "length" in cell:
+            start, length = (round(float(cell[field]) * ns) for field in ("start", "length"))
+        else:
+            start = int(cell["start"])
+            length = int(cell["end"]) - start
+    except (ValueError, OverflowError):
+        return False
+    if not _in_time(start, start + length):
+        return False
+    queue = tuple(cell[field] for field in ("queue", "stream") if field in cell)
+    stream = into.streams[cell.get("device", "0"), queue]
+    into.work.add(into.names[SUFFIX.sub("", cell["name"])], stream, start, length, NONE, NONE)
+    into.categories["kernels"] += 1
+    return True

@@ -94,7 +94,7 @@ def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
     if a.client == b.client:
         kinds.append(("client's settings", [client_settings(a), client_settings(b)]))
     for kind, (one, other) in kinds:
-        if kind != "client's settings" and not (one and other or a.client == b.client in NOTED):
+        if kind != "client's settings" and not ((one and other) or a.client == b.client in NOTED):
             continue  # one side does not say them
         names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
         if names:

@@ -201,6 +201,8 @@ def test_server_flags_that_differ_are_listed_and_run_time_state_is_not():
     ("vllm_serve_0.32_detailed.json", {"gpu": "MI300X", "cuda_graph": "False"}, "cuda_graph unset | False"),
     ("trtllm_serve.json", {"tensor_parallel_size": "4"}, "does not say its server's flags"),
     ("trtllm_bench.json", {"engine/backend": "TRT"}, "flags that differ: backend Pytorch | TRT"),
+    ("trtllm_bench.json", {"decoding_stats": {"acceptance_length_percentiles": {"average": 2.3}}},
+     "speculative decoding (2.3 tokens a step)"),
     ("sglang_bench_offline_throughput_0.5.9.jsonl", {"backend": "runtime"}, "backend engine | runtime"),
     ("guidellm_0.7.3.json", {"benchmarks/0/config/warmup/percent": 0.1}, "warmup.percent unset | 0.1"),
     ("guidellm_0.3.1.json", {"benchmarks/0/request_loader/data": "a.json"}, "output_tokens=32 | a.json"),

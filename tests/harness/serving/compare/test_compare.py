@@ -5,6 +5,7 @@ import json
 import pytest
 
 from harness.errors import UsageError
+from harness.serving.clients.load import beside_each_other
 from harness.serving.compare.alike import compare
 from harness.serving.compare.identity import SERVER, require_names, with_engine
 from harness.serving.compare.quantity import Quantity, default_metric, quantity_of
@@ -197,9 +198,10 @@ def test_server_flags_that_differ_are_listed_and_run_time_state_is_not():
 
 @pytest.mark.parametrize(("name", "changes", "says"), [
     ("vllm_serve_0.32.json", {"num_speculative_tokens": "3"}, "speculative decoding (3 tokens drafted)"),
-    ("vllm_serve_0.32.json", {"total_gpus": "16"}, "does not say its server's flags"),
+    ("vllm_serve_0.32.json", {"total_gpus": "16"}, "flags that differ: total_gpus unset | 16"),
     ("vllm_serve_0.32_detailed.json", {"gpu": "MI300X", "cuda_graph": "False"}, "cuda_graph unset | False"),
-    ("trtllm_serve.json", {"tensor_parallel_size": "4"}, "does not say its server's flags"),
+    ("trtllm_serve.json", {"tensor_parallel_size": "4"}, "tensor_parallel_size unset | 4"),
+    ("vllm_serve_0.32.json", {"num_speculative_tokens": "3"}, "num_speculative_tokens unset | 3"),
     ("trtllm_bench.json", {"engine/backend": "TRT"}, "flags that differ: backend Pytorch | TRT"),
     ("trtllm_bench.json", {"decoding_stats": {"acceptance_length_percentiles": {"average": 2.3}}},
      "speculative decoding (2.3 tokens a step)"),
@@ -274,6 +276,8 @@ def test_which_of_several_numbers_counts():
 def test_a_run_beside_itself_is_said_to_be_that(here):
     told = here("serving", "compare", "dstack.online:2", "dstack.online:2").stdout
     assert "every number is that of dstack.online:2: the same run again" in told
+    twice = beside_each_other([RUN, RUN])
+    assert [len(run.findings) for run in beside_each_other(twice)] == [0, 1]  # is told once
 
 
 def test_runs_are_found_by_their_ids():

@@ -40,7 +40,7 @@ def what_if(
     """What changes of kernels are worth, all together: mla_decode=2.0x, fused_moe=1.3x(1.2..1.4) with its
     90 % interval, block_scale_gemm:qkv_a@decode=saved:5us of each call. And the most that each op could
     give."""
-    from harness.serving.link.changes import parse_change
+    from harness.serving.link.predictions import parse_change
 
     require_writable(json_to, None)
     parsed = [parse_change(text) for text in changes]
@@ -78,8 +78,7 @@ def _record(
     """Adds a row for each load, named after the system, the load and the changes. Raises UsageError where the
     ledger has one of that name."""
     from harness.serving.ledger.ledger import ChangeEntry, PredictionEntry, append
-    from harness.serving.link.changes import parse_change
-    from harness.serving.link.predictions import setting_of
+    from harness.serving.link.predictions import parse_change, setting_of
 
     entries: list[ChangeEntry | PredictionEntry] = []
     for look in looks:

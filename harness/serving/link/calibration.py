@@ -13,6 +13,10 @@
 The kernel sums hold most of what differs between systems, so that these constants are alike. What they were
 over the stored series is the prior of a system without points; `serving validate` learns it anew, each time
 without the system that is predicted.
+
+Least squares: every measured value is y = x . constants, off by a share of itself (`scatter`). With no point
+the constants are those of other systems (the prior), with many they are the least-squares fit, in between
+the most likely compromise of both.
 """
 
 from __future__ import annotations
@@ -24,9 +28,74 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.serving.link.closed_loop import Array, Features, cold_share, features, settled
+from harness.serving.link.closed_loop import Array, Features, features, settled
 from harness.serving.link.load import KernelSums, Load
-from harness.serving.link.regression import Normal, Rows, learnt
+
+ROUNDS = 60  # of `learnt`, which moves by less than 1 % after 30
+
+
+@dataclass(frozen=True)
+class Normal:
+    """Constants as far as they are known. mean: [n]; covariance: [n, n]"""
+
+    mean: Array
+    covariance: Array
+
+    @classmethod
+    def of(cls, mean: Sequence[float], deviation: Sequence[float], correlation: Sequence[float]) -> Normal:
+        """correlation: of each pair, in the order of the upper triangle"""
+        shape = np.eye(len(mean))
+        shape[np.triu_indices(len(mean), 1)] = correlation
+        whole = shape + shape.T - np.eye(len(mean))
+        return cls(np.array(mean, float), whole * np.outer(deviation, deviation))
+
+    @property
+    def deviation(self) -> Array:
+        return np.sqrt(np.diag(self.covariance))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Measured values of one system: x [rows, n] and y [rows], positive, each off by `scatter` of y."""
+
+    x: Array
+    y: Array
+    scatter: float
+
+    def fitted(self, prior: Normal) -> Normal:
+        """The constants after these rows (Bayes' rule for normal variables)."""
+        if not len(self.y):
+            return prior
+        x = self.x / (self.scatter * self.y)[:, None]
+        precision = np.linalg.inv(prior.covariance)
+        covariance = np.linalg.inv(precision + x.T @ x)
+        return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)
+
+    def scatter_about(self, constants: Normal, assumed_points: int, fitted: int) -> float:
+        """A scatter from the residuals of a fit of so many constants, with what is assumed of it counted as
+        `assumed_points` of them."""
+        off = self.x @ constants.mean / self.y - 1
+        count = assumed_points + max(len(off) - fitted, 0)
+        return float(np.sqrt((assumed_points * self.scatter**2 + (off**2).sum()) / count))
+
+
+def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) -> Normal:
+    """The distribution of the constants over systems, which is a new system's prior: by expectation and
+    maximisation.
+
+    systems: rows of servers by what they are of; all servers of one machine and engine count as one system
+    begun:   where it begins; its covariance counts as so many (weight) systems more
+    """
+    servers = [(1 / len(each) / len(systems), rows) for each in systems.values() for rows in each]
+    prior = begun
+    for _ in range(ROUNDS):
+        found = [(share, rows.fitted(prior)) for share, rows in servers]
+        mean = np.sum([share * one.mean for share, one in found], axis=0)
+        off = [share * (one.covariance + np.outer(one.mean - mean, one.mean - mean)) for share, one in found]
+        spread = len(systems) * np.sum(off, axis=0) + weight * begun.covariance
+        prior = Normal(mean, spread / (len(systems) + weight))
+    return prior
+
 
 T90 = 1.7
 """Deviations to either side of a 90 % interval: between Student's t of 10 degrees of freedom and normal."""
@@ -52,16 +121,11 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point with the kernel sums of its load. warm: whether its server had served before."""
+    """A point with the kernel sums of its load. cold: how cold its first wave found the server"""
 
     point: Point
     sums: KernelSums
-    engine: str
-    warm: bool = False
-
-    @property
-    def cold(self) -> float:
-        return cold_share(self.point.load, self.engine, self.warm)
+    cold: float
 
     @functools.cached_property
     def features(self) -> Features:
@@ -75,16 +139,15 @@ def tpot_rows(measured: Sequence[Measured]) -> Rows:
 
 
 def ttft_rows(measured: Sequence[Measured]) -> Rows:
-    """Of means, and of medians where they are of the steady state: the first wave is half of two. Points that
-    wait for memory tell nothing."""
+    """Of means, and of medians where they are of the steady state: half of two waves is the first. Points
+    that wait for memory are left out."""
     rows = []
     for each in measured:
         point, found = each.point, each.features
+        median = point.ttft_median_ms if point.load.waves > 2 else None
         if not found.queue_ms:
             rows.append((found.mean, (point.ttft_ms or 0.0) - found.waiting_mean))
-            rows.append(
-                (found.steady, (point.ttft_median_ms or 0.0) * (point.load.waves > 2) - found.waiting)
-            )
+            rows.append((found.steady, (median or 0.0) - found.waiting))
     return _rows([(x, y) for x, y in rows if y > 0], len(OF_TTFT), TTFT_SCATTER)
 
 

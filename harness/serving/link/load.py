@@ -45,9 +45,10 @@ class Load:
     recv_interval: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("isl", "osl", "concurrency", "prefill_tokens", "waves", "recv_interval"):
-            if getattr(self, name) < (2 if name == "osl" else 1):
-                raise UsageError(f"{name}={getattr(self, name)} must be at least {2 if name == 'osl' else 1}")
+        least = {"isl": 1, "osl": 2, "concurrency": 1, "prefill_tokens": 1, "waves": 1, "recv_interval": 1}
+        for name, minimum in least.items():
+            if getattr(self, name) < minimum:
+                raise UsageError(f"{name}={getattr(self, name)} must be at least {minimum}")
         if not 0 <= self.range_ratio <= 1:
             raise UsageError(f"range_ratio={self.range_ratio} must be from 0 to 1")
 
@@ -86,12 +87,12 @@ class Phase:
         return np.array([np.interp(math.log(point), np.log(self.grid), row) for row in self.us])
 
     @functools.cached_property
-    def _totals(self) -> tuple[Array, Array]:
-        return np.log(self.grid), self.us.sum(axis=0) / 1e3
+    def total_ms(self) -> Array:
+        """Of all terms, [grid]."""
+        return self.us.sum(axis=0) / 1e3
 
     def ms(self, point: float) -> float:
-        """Of all terms."""
-        return float(np.interp(math.log(point), *self._totals))
+        return float(np.interp(math.log(point), np.log(self.grid), self.total_ms))
 
     def indices(self, op: str, part: str = "") -> list[int]:
         return [i for i, term in enumerate(self.terms) if term.op == op and part in ("", term.part)]
@@ -108,9 +109,7 @@ class KernelSums:
 
     def having(self, phase: str, us: Array) -> KernelSums:
         """With other times of that phase, [terms, grid]."""
-        if phase == "decode":
-            return replace(self, decode=replace(self.decode, us=us))
-        return replace(self, prefill=replace(self.prefill, us=us))
+        return replace(self, **{phase: replace(getattr(self, phase), us=us)})
 
 
 def kernel_sums(structure: Structure, load: Load, memory_gb: float | None = None) -> KernelSums:
@@ -127,15 +126,11 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None = None
             )
     chunks = math.ceil(load.mean_isl / load.prefill_tokens)
 
-    def decoding(batch: float) -> StepLoad:
-        return StepLoad(batch, batch, load.mean_context)
-
-    def prefilling(prompts: float) -> StepLoad:
-        return StepLoad(prompts * load.mean_isl / chunks, prompts, load.mean_isl)
-
     together = min(load.most_together, float(load.concurrency))
-    decode = _phase(structure.decode, min(float(load.concurrency), capacity), decoding, 1)
-    prefill = _phase(structure.prefill, together, prefilling, chunks)
+    decode = _phase(structure.decode, min(float(load.concurrency), capacity),
+                    lambda batch: StepLoad(batch, batch, load.mean_context), 1)  # fmt: skip
+    prefill = _phase(structure.prefill, together,
+                     lambda n: StepLoad(n * load.mean_isl / chunks, n, load.mean_isl), chunks)  # fmt: skip
     return KernelSums(load, decode, prefill, capacity)
 
 

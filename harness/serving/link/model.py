@@ -6,26 +6,37 @@ model.served(Load(8192, 1024, concurrency=32)).tpot
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.errors import UsageError
+from harness.serving.clients.load import load as load_runs
+from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
 from harness.serving.link.closed_loop import cold_share
-from harness.serving.link.load import MEMORY_SHARE, KernelSums, Load, kernel_sums
-from harness.serving.link.points import own_points, require_plausible
+from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, kernel_sums
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.times.assumed_times import BASE, AssumedTables
-from harness.serving.link.times.kernel_identity import of_engine
 from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
 from harness.serving.link.times.table_files import table_files
-from harness.serving.link.times.tables import FILES, Tables, bundled, read_tables
-from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine
+from harness.serving.link.times.tables import FILES, Tables, bundled, of_engine, read_tables
+from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine, model_name
+from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
 
 HARDWARE, ENGINE = "h200", "sglang"
 """By default."""
+RANGE_RATIO = 0.8
+"""Of lengths, where nothing says it: InferenceX's."""
+SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
+"""Models of DeepSeek-R1's layers and sizes; not the distilled ones, nor V3.2's sparse attention."""
+CACHED = 0.4
+"""A TTFT below this share of what the prompt's prefill kernels take is of prompts found in a cache."""
+FAR = 5.0
+"""A factor between TPOT as measured and by the kernels' times; 4 is the most seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +89,23 @@ class Link:
         """By phase, what kernels' times are multiplied with in the server: in decode steps, in stalls."""
         return dict(zip(("decode", "prefill"), map(float, self.constants.tpot.mean[1:]), strict=True))
 
+    @property
+    def setting(self) -> Setting:
+        """The identity of the system, without a load."""
+        parallel = self.structure.parallel
+        return Setting(
+            hardware=self.system.hardware,
+            gpus=self.gpus,
+            engine=self.system.engine,
+            model="DeepSeek-R1",
+            precision="fp8 block-scale",
+            kv_cache=self.system.kv,
+            plain=True,
+            launch="graph",
+            parallelism=Parallelism(tp=parallel.tp, pp=1, ep=parallel.ep, dp=parallel.dp),
+            note=parallel.text,
+        )
+
     def sums(self, load: Load) -> KernelSums:
         if load not in self.kept:
             self.kept[load] = kernel_sums(self.structure, load, self.memory_gb)
@@ -90,7 +118,10 @@ class Link:
         return self.constants.served(self.sums(load), self.cold(load))
 
     def measured(self, points: Sequence[Point], warm: bool) -> list[Measured]:
-        return [Measured(point, self.sums(point.load), self.system.engine, warm) for point in points]
+        return [
+            Measured(point, self.sums(point.load), cold_share(point.load, self.system.engine, warm))
+            for point in points
+        ]
 
 
 def link(system: System | None = None) -> Link:
@@ -106,14 +137,7 @@ def link(system: System | None = None) -> Link:
     if not system.calibrate:
         note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
         return replace(model, notes=(*model.notes, note))
-    points, notes = own_points(
-        system.calibrate,
-        hardware=model.system.hardware,
-        engine=model.system.engine,
-        engine_given=bool(system.engine),
-        parallel=model.structure.parallel,
-        kv=system.kv,
-    )
+    points, notes = own_points(system.calibrate, model.setting, engine_given=bool(system.engine))
     measured = model.measured(points, system.warm)
     for each in measured:
         require_plausible(each, model.served(each.point.load).tpot.value)
@@ -148,7 +172,11 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
         fallback = AssumedTables.of(hardware, engine, read_tables(bundled()[BASE, "sglang"]))
     built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback)
     memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
-    notes = [*tables.notes, *_of_times(built, runs)]
+    notes = list(tables.notes)
+    if built.assumed:
+        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
+    if runs:
+        notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
     if memory_gb and built.weights_gb > memory_gb * MEMORY_SHARE:
         fits_not = f"weights take {built.weights_gb:.1f} GB of each {hardware}'s {memory_gb:.1f}"
         notes.insert(0, f"this does not fit: {fits_not}; predicted as if they and the cache did")
@@ -173,11 +201,116 @@ def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTime
         )
 
 
-def _of_times(built: Structure, runs: MeasuredTimes | None) -> list[str]:
-    """What is to be known of the kernels' times, one line each."""
-    notes = []
-    if built.assumed:
-        notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
-    if runs:
-        notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
-    return notes
+# Points of a user's own
+
+
+def own_points(
+    files: Sequence[str], setting: Setting, *, engine_given: bool
+) -> tuple[tuple[Point, ...], list[str]]:
+    """Of all runs in the files, and what is to be known of them, a line each.
+
+    setting:      the system whose points they are to be
+    engine_given: whether the user said the engine, which then goes before what a file calls it
+
+    Raises UsageError for another system's run, for one with failed requests, or without closed loop, lengths,
+    TPOT or TTFT, or with TTFTs that nobody measured.
+    """
+    runs = [run for name in files for run in load_runs(name)]
+    if not runs:
+        raise UsageError(f"no run in {', '.join(files)} to calibrate on")
+    if engine_given:
+        runs = [with_engine(run, setting.engine) for run in runs]
+    notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
+    unsaid: dict[str, None] = {}
+    for run in runs:
+        notes += [f"{run.id}: {found.message}" for found in run.findings if found.severity != "note"]
+        if cached := [found.message for found in run.findings if found.rule == "prefix_cache"]:
+            raise UsageError(f"{run.id} cannot calibrate: {cached[0]}")
+        workload = run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""})
+        is_alike = SAME_LAYERS.fullmatch(model_name(run.model))
+        model = run.model if is_alike else setting.model
+        wanted = setting.model_copy(update={"workload": workload, "model": model})
+        # The load is the run's own, and lengths are as served.
+        unlike = [d for d in differences(wanted, run, ["all"]) if not d.name.endswith("length")]
+        if unlike:
+            is_engine = any(each.name == "engine" for each in unlike)
+            hint = "; --engine says it where a file is wrong" if is_engine else ""
+            raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
+        unsaid |= dict.fromkeys(d.name for d in differences(wanted, run) if d.run == UNKNOWN)
+        unsaid |= dict.fromkeys(["range of lengths"] if _range(run) is None else [])
+        unsaid |= dict.fromkeys([] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"])
+    points = tuple(dict.fromkeys(map(_point, runs)))
+    of_lengths: dict[str, list[int]] = {}
+    for point in points:
+        of_lengths.setdefault(f"{point.load.isl} in, {point.load.osl} out", []).append(point.load.concurrency)
+    notes += [
+        f"calibrated on {len(c)} at {lengths}: {sorted(c)} in flight" for lengths, c in of_lengths.items()
+    ]
+    if unsaid:
+        notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
+    return points, notes
+
+
+def _range(run: ServingRun) -> float | None:
+    """The shortest length over the longest, as the run says it or as its mean tells; None: neither does."""
+    load = run.workload
+    if load.range_ratio is None and load.output_len and load.longest_output_len:
+        return max(round(2 * load.output_len / load.longest_output_len - 1, 2), 0.0)
+    return load.range_ratio
+
+
+def _count(run: ServingRun, option: str) -> int:
+    """A number among the server's options; 0 where it is not said, or none."""
+    said = run.option(option)
+    return int(said) if said.isdigit() else 0
+
+
+def _point(run: ServingRun) -> Point:
+    ratio = _range(run)
+    ratio = RANGE_RATIO if ratio is None else ratio
+    if not 0 <= ratio <= 1:
+        raise UsageError(
+            f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: it cannot calibrate"
+        )
+    asked, to_longest = run.workload, 2 / (1 + ratio)
+    wanted = {
+        "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
+        "output length": (length(run, "output") or 0) * to_longest or asked.longest_output_len,
+        "concurrency": asked.concurrency,
+        "mean TPOT": run.value("tpot", "mean"),
+        "mean TTFT": run.value("ttft", "mean"),
+    }
+    if lacks := [name for name, value in wanted.items() if not value]:
+        why = [f"; {found.message}" for found in run.findings if found.severity != "note"]
+        raise UsageError(
+            f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate{''.join(why[:1])}"
+        )
+    isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
+    of_run = Load(
+        round(isl),
+        round(osl),
+        concurrency=round(concurrency),
+        range_ratio=ratio,
+        prefill_tokens=_count(run, "chunked-prefill-size") or PREFILL_TOKENS,
+        waves=max(1, round((asked.num_prompts or 10 * concurrency) / concurrency)),
+        recv_interval=_count(run, "scheduler-recv-interval") or 1,
+    )
+    return Point(of_run, tpot, ttft, run.value("ttft", "median") or None)
+
+
+def require_plausible(measured: Measured, expected_tpot_ms: float) -> None:
+    """Raises UsageError for a point that is of something else than what it calls itself."""
+    point = measured.point
+    load = point.load
+    where = f"a point of {load.isl} in, {load.osl} out, {load.concurrency} in flight"
+    if not 1 / FAR < point.tpot_ms / expected_tpot_ms < FAR:
+        raise UsageError(
+            f"{where} has a TPOT of {point.tpot_ms:g} ms, and its kernels' times make it "
+            f"{expected_tpot_ms:.3g}: no constant brings them together; other units?"
+        )
+    ttft, prefill = point.ttft_median_ms or point.ttft_ms or math.inf, measured.sums.prefill.ms(1)
+    if ttft < CACHED * prefill:
+        raise UsageError(
+            f"{where} has a TTFT of {ttft:.3g} ms, and the kernels of one prefill take {prefill:.3g}: its "
+            "prompts were found in a cache (prefix caching); flush it, or take prompts of another seed"
+        )

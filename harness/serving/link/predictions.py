@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal, cast
 
+import numpy as np
+
+from harness.errors import UsageError
 from harness.serving.compare.identity import Setting
-from harness.serving.ledger.prediction import KernelChange, Origin, Part, Prediction, QuantityName, Unit
-from harness.serving.link.calibration import T90, Served, Value
-from harness.serving.link.changes import applied, name_of, touched
-from harness.serving.link.load import KernelSums, Load
+from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
+from harness.serving.link.calibration import T90, Served
+from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link
 from harness.serving.link.times.assumed_times import DEVIATION
 from harness.serving.op_classes import OP_CLASSES
-from harness.serving.schema import OfferedLoad, Parallelism
+from harness.serving.schema import OfferedLoad
 from kernels import OPS
 
 IN_SERVER = 0.1
@@ -25,7 +29,96 @@ OF_TIME: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, 
 sizes."""
 BESIDE = "beside its kernels"
 INFINITE, CLOSE = 1e9, 1e-4
-Worth = dict[QuantityName, float]
+QUANTITIES: tuple[tuple[QuantityName, Unit], ...] = (
+    ("tpot", "ms"), ("ttft", "ms"), ("output_throughput", "tok/s"), ("decode_step", "ms"), ("prefill", "ms")
+)  # fmt: skip
+"""TTFT is a client's mean, which `observe` reads."""
+
+FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
+_NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
+_CHANGE = re.compile(
+    rf"(?P<op>\w+)(?::(?P<part>[\w.]+))?(?:@(?P<phase>decode|prefill))?="
+    rf"(?:(?P<factor>{_NUMBER})x|saved:(?P<saved>{_NUMBER})us)"
+    rf"(?:\((?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?:x|us)?\))?"
+)
+
+
+def parse_change(text: str) -> KernelChange:
+    """`mla_decode=2.0x`, `fused_moe=1.3x(1.2..1.4)`, `block_scale_gemm:qkv_a@decode=saved:5us`. Raises
+    UsageError."""
+    match = _CHANGE.fullmatch(text.replace(" ", ""))
+    if not match:
+        raise UsageError(f"cannot read change {text!r}; write {FORM}")
+    if match["op"] not in OP_CLASSES:
+        raise UsageError(f"unknown op {match['op']!r} in {text!r}; ops: {', '.join(OP_CLASSES)}")
+    value = float(match["factor"] or match["saved"])
+    low, high = (float(match[k]) if match[k] else None for k in ("low", "high"))
+    if not 0 < (value if low is None else low) <= value <= (value if high is None else high) < math.inf:
+        raise UsageError(
+            f"cannot read change {text!r}: its value is to be positive and finite, its interval to hold it"
+        )
+    return KernelChange(
+        op=match["op"],
+        part=match["part"] or "",
+        factor=value if match["factor"] else None,
+        saved_us=value if match["saved"] else None,
+        low=low,
+        high=high,
+        phase=cast(Literal["decode", "prefill", "both"], match["phase"] or "both"),
+    )
+
+
+def name_of(change: KernelChange) -> str:
+    return f"{change.op}:{change.part}" if change.part else change.op
+
+
+def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
+    """(name, phase, terms) that a change touches. Raises UsageError where it touches none."""
+    found = []
+    for name, phase in (("decode", sums.decode), ("prefill", sums.prefill)):
+        if change.phase in ("both", name) and (indices := phase.indices(change.op, change.part)):
+            found.append((name, phase, indices))
+    if not found:
+        names = dict.fromkeys(t.name for p in (sums.decode, sums.prefill) for t in p.terms)
+        where = "" if change.phase == "both" else f" of {change.phase}"
+        raise UsageError(f"no kernel {name_of(change)!r} in a step{where}; there are: {', '.join(names)}")
+    return found
+
+
+def applied(
+    sums: KernelSums, changes: Sequence[KernelChange], in_server: dict[str, float]
+) -> tuple[KernelSums, KernelSums, list[str]]:
+    """The sums before and after, and what is to be known of that, a line each.
+
+    in_server: by phase, what a kernel's time is multiplied with in the server. A saving in us is of the
+    server's own calls already, so that it is divided by that here. A saving of more than nine tenths of what
+    the modelled kernel takes cannot be taken from it: then the server before the change was that much slower
+    than the model, and the model is what comes after.
+    """
+    before = after = sums
+    notes = []
+    for change in changes:
+        for name, phase, terms in touched(sums, change):
+            if change.factor is not None:
+                us = getattr(after, name).us.copy()
+                us[terms] /= change.factor
+                after = after.having(name, us)
+                continue
+            calls = change.calls or sum(phase.terms[i].calls for i in terms)
+            saved = (change.saved_us or 0.0) * calls / in_server[name]
+            if saved <= 0.9 * float(phase.us[terms].sum(axis=0).min()):
+                us = getattr(after, name).us.copy()
+                us[terms] -= saved / len(terms)
+                after = after.having(name, us)
+                continue
+            us = getattr(before, name).us.copy()
+            us[terms] += saved / len(terms)
+            before = before.having(name, us)
+            notes.append(
+                f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
+                "was slower than the model by that, and the model is what comes after"
+            )
+    return before, after, notes
 
 
 @dataclass(frozen=True)
@@ -58,161 +151,107 @@ class Need:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is expected of a load, and of changes to its kernels.
+    """What is expected of a load.
 
-    ttft:      after the first wave, as a client's median; ttft_mean: over the whole run
-    output:    tokens/s of the instance; capacity: requests that the cache holds
-    decode_ms, stall_ms: of TPOT, in the server; prefill_ms: of one prompt there
-    changes:   of all changes together; needs: of single ops
+    capacity: requests that the cache holds
+    shares:   of every term, the largest first, and of what each step takes beside its kernels
+    changes:  what all the changes are worth together; needs: what single ops could give
     """
 
     load: Load
-    tpot: Value
-    ttft: Value
-    ttft_mean: Value
-    output: Value
-    batch: float
+    served: Served
     capacity: float
-    decode_ms: float
-    stall_ms: float
-    prefill_ms: float
     shares: tuple[Share, ...]
     changes: tuple[Prediction, ...] = ()
     needs: tuple[Need, ...] = ()
 
 
 def outlook(link: Link, load: Load) -> Outlook:
-    served = link.served(load)
-    return Outlook(
-        load,
-        served.tpot,
-        served.ttft,
-        served.ttft_mean,
-        served.output,
-        served.features.batch,
-        link.sums(load).capacity,
-        served.decode_ms,
-        served.stall_ms,
-        served.prefill_ms,
-        tuple(_shares(link, load, served)),
-    )
-
-
-def _shares(link: Link, load: Load, served: Served) -> list[Share]:
-    """Of every term, the largest first, and of what each step takes beside its kernels."""
-    sums, found = link.sums(load), served.features
-    parts = {BESIDE: [float(link.constants.tpot.mean[0]), 0.0]}
-    about: dict[str, tuple[str, int]] = {BESIDE: ("calibration", 1)}
+    sums, served = link.sums(load), link.served(load)
+    found = served.features
     of_stall = served.stall_ms / max(found.prefill_ms, 1e-9)
-    for place, phase, at, ratio in (
-        (0, sums.decode, found.batch, link.in_server["decode"]),
-        (1, sums.prefill, 1.0, of_stall),
-    ):
-        for term, us in zip(phase.terms, phase.at(at), strict=True):
-            about.setdefault(term.name, (term.origin, term.calls))
-            parts.setdefault(term.name, [0.0, 0.0])[place] += float(us) * ratio / 1e3
+    # ms in decode steps, ms in stalls, where from, calls
+    parts: dict[str, tuple[float, float, str, int]] = {
+        BESIDE: (float(link.constants.tpot.mean[0]), 0.0, "calibration", 1)
+    }
+    for term, us in zip(sums.decode.terms, sums.decode.at(found.batch), strict=True):
+        parts[term.name] = (float(us) * link.in_server["decode"] / 1e3, 0.0, term.origin, term.calls)
+    for term, us in zip(sums.prefill.terms, sums.prefill.at(1.0), strict=True):
+        decode, _, origin, calls = parts.get(term.name, (0.0, 0.0, term.origin, term.calls))
+        parts[term.name] = (decode, float(us) * of_stall / 1e3, origin, calls)
     shares = [
-        Share(name, *about[name], decode, stall, (decode + stall) / served.tpot.value)
-        for name, (decode, stall) in parts.items()
+        Share(name, origin, calls, decode, stall, (decode + stall) / served.tpot.value)
+        for name, (decode, stall, origin, calls) in parts.items()
     ]
-    return sorted(shares, key=lambda share: -share.share)
+    return Outlook(load, served, sums.capacity, tuple(sorted(shares, key=lambda share: -share.share)))
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
-    """What all the changes together are worth at a load: before and after, of TPOT, mean TTFT, throughput, a
-    decode step and a prefill.
+    """What all the changes together are worth at a load, for each of QUANTITIES.
 
     Raises UsageError where a change touches no kernel of the model.
     """
     sums = link.sums(load)
     old, new, notes = applied(sums, changes, link.in_server)
     before, after = _quantities(link, old), _quantities(link, new)
-    sources = _sources(link, sums, changes)
-    lines = [*link.notes, *notes, *_assumptions(changes)]
-    records = []
-    for quantity, value in before.items():
-        change = after[quantity] - value
-        unit: Unit = "tok/s" if quantity == "output_throughput" else "ms"
-        parts = [
-            Part(
-                what=what,
-                origin=origin,
-                value=change,
-                low=change + min(0.0, *(end[quantity] for end in ends)),
-                high=change + max(0.0, *(end[quantity] for end in ends)),
-            )
-            for what, origin, ends in sources
-        ]
-        records.append(
-            Prediction(
-                quantity=quantity,
-                unit=unit,
-                method="link",
-                change=change,
-                low=change - math.hypot(*(part.low - change for part in parts)),
-                high=change + math.hypot(*(part.high - change for part in parts)),
-                before=value,
-                after=after[quantity],
-                uncertainty=tuple(sorted(parts, key=lambda part: part.low - part.high)),
-                assumptions=tuple(lines),
-            )
+    change, (less, more) = after - before, _uncertainty(link, sums, changes)
+    lines = (*link.notes, *notes, *_assumptions(changes))
+    return tuple(
+        Prediction(
+            quantity=quantity,
+            unit=unit,
+            method="link",
+            change=change[i],
+            low=change[i] - less[i],
+            high=change[i] + more[i],
+            before=before[i],
+            after=after[i],
+            assumptions=lines,
         )
-    return tuple(records)
+        for i, (quantity, unit) in enumerate(QUANTITIES)
+    )
 
 
-def _quantities(link: Link, sums: KernelSums) -> Worth:
-    """Of the central case. TTFT is a client's mean, which `observe` reads."""
+def _quantities(link: Link, sums: KernelSums) -> Array:
+    """Of the central case, in the order of QUANTITIES."""
     served = link.constants.served(sums, link.cold(sums.load))
-    return {
-        "tpot": served.tpot.value,
-        "ttft": served.ttft_mean.value,
-        "output_throughput": served.output.value,
-        "decode_step": served.decode_ms,
-        "prefill": served.prefill_ms,
-    }
+    values = (served.tpot, served.ttft_mean, served.output)
+    return np.array([*(each.value for each in values), served.decode_ms, served.prefill_ms])
 
 
-def _sources(
-    link: Link, sums: KernelSums, changes: Sequence[KernelChange]
-) -> list[tuple[str, Origin, tuple[Worth, Worth]]]:
-    """What the worth of the changes is uncertain by: a name, from where, and what either end of its 90 %
-    interval adds to it with all else held."""
-    found: list[tuple[str, Origin, tuple[Worth, Worth]]] = []
-    of_factors: Worth = {}
+def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) -> Array:
+    """How far the 90 % interval of what the changes are worth goes below it and above it, [2, QUANTITIES].
+
+    Independent sources: the interval of each change itself, what a kernel saves in the server over what it
+    saves alone, and of factors the kernel's time and k.
+    """
+
+    def worth(change: KernelChange) -> Array:
+        old, new, _ = applied(sums, [change], link.in_server)
+        return _quantities(link, new) - _quantities(link, old)
+
+    def by_factor(alone: Array, deviation: float) -> Array:
+        """deviation: of the logarithm of the factor"""
+        ratio = math.exp(T90 * deviation)
+        return np.array([alone * (1 / ratio - 1), alone * (ratio - 1)])
+
+    ends: list[Array] = []  # of each source, what either end of its interval adds, [2, QUANTITIES]
+    of_factors = np.zeros(len(QUANTITIES))
     for change in changes:
-        name, alone = name_of(change), _worth(link, sums, change)
+        alone = worth(change)
+        ends.append(by_factor(alone, IN_SERVER))
         if change.low is not None and change.high is not None:
             value = "saved_us" if change.factor is None else "factor"
-            ends = [
-                _worth(link, sums, change.model_copy(update={value: end}))
-                for end in (change.low, change.high)
-            ]
-            low, high = ({q: end[q] - alone[q] for q in alone} for end in ends)
-            found.append((f"change of {name}", "measured" if change.source else "assumed", (low, high)))
-        found.append((f"{name} in the server", "assumed", _scaled(alone, IN_SERVER)))
+            own = [worth(change.model_copy(update={value: end})) for end in (change.low, change.high)]
+            ends.append(np.array(own) - alone)
         if change.factor is not None:
-            of_factors = {q: of_factors.get(q, 0.0) + alone[q] for q in alone}
-            _, phase, indices = touched(sums, change)[0]
-            timed = phase.terms[indices[0]].origin
-            found.append((f"time of {name}", timed, _scaled(alone, OF_TIME[timed])))
-    if of_factors:
-        k = link.constants.tpot
-        known: Origin = "calibration" if link.calibrated_with else "assumed"
-        ends_of_k = _scaled(of_factors, float(k.deviation[1] / k.mean[1]))
-        found.append(("k, the server's factor on kernels", known, ends_of_k))
-    return found
-
-
-def _worth(link: Link, sums: KernelSums, change: KernelChange) -> Worth:
-    old, new, _ = applied(sums, [change], link.in_server)
-    before, after = _quantities(link, old), _quantities(link, new)
-    return {quantity: after[quantity] - before[quantity] for quantity in before}
-
-
-def _scaled(alone: Worth, deviation: float) -> tuple[Worth, Worth]:
-    """What a factor adds to what is worth so much, whose logarithm has that deviation."""
-    ratio = math.exp(T90 * deviation)
-    return {q: alone[q] * (1 / ratio - 1) for q in alone}, {q: alone[q] * (ratio - 1) for q in alone}
+            of_factors += alone
+            _, phase, terms = touched(sums, change)[0]
+            ends.append(by_factor(alone, OF_TIME[phase.terms[terms[0]].origin]))
+    k = link.constants.tpot
+    ends.append(by_factor(of_factors, float(k.deviation[1] / k.mean[1])))
+    below, above = np.minimum(np.min(ends, axis=1), 0.0), np.maximum(np.max(ends, axis=1), 0.0)
+    return np.sqrt([(below**2).sum(axis=0), (above**2).sum(axis=0)])
 
 
 def _assumptions(changes: Sequence[KernelChange]) -> list[str]:
@@ -228,28 +267,15 @@ def _assumptions(changes: Sequence[KernelChange]) -> list[str]:
 
 def setting_of(link: Link, load: Load) -> Setting:
     """What a prediction is of, as a ledger has it."""
-    parallel = link.structure.parallel
-    return Setting(
-        hardware=link.system.hardware,
-        gpus=link.gpus,
-        engine=link.system.engine,
-        model="DeepSeek-R1",
-        precision="fp8 block-scale",
-        kv_cache=link.system.kv,
-        plain=True,
-        launch="graph",
-        recv_interval=load.recv_interval,
-        parallelism=Parallelism(tp=parallel.tp, pp=1, ep=parallel.ep, dp=parallel.dp),
-        workload=OfferedLoad(
-            input_len=load.mean_isl,
-            output_len=load.mean_osl,
-            range_ratio=load.range_ratio,
-            concurrency=load.concurrency,
-            request_rate=0.0,
-            num_prompts=load.concurrency * load.waves,
-        ),
-        note=parallel.text,
+    workload = OfferedLoad(
+        input_len=load.mean_isl,
+        output_len=load.mean_osl,
+        range_ratio=load.range_ratio,
+        concurrency=load.concurrency,
+        request_rate=0.0,
+        num_prompts=load.concurrency * load.waves,
     )
+    return link.setting.model_copy(update={"recv_interval": load.recv_interval, "workload": workload})
 
 
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:
@@ -264,8 +290,9 @@ def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need,
 def _need(link: Link, sums: KernelSums, target_ms: float | None, ops: tuple[str, ...]) -> Need:
     def tpot(factor: float) -> float:
         changes = [KernelChange(op=op, factor=factor) for op in ops]
-        return _quantities(link, applied(sums, changes, link.in_server)[1])["tpot"]
+        return link.constants.served(applied(sums, changes, link.in_server)[1], cold).tpot.value
 
+    cold = link.cold(sums.load)
     before, limit = tpot(1.0), tpot(INFINITE)
     factor = None
     if target_ms is not None and target_ms >= before:

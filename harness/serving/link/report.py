@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from harness.report import text
-from harness.serving.ledger.prediction import Prediction
-from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Value
+from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
 from harness.serving.link.model import Link
 from harness.serving.link.predictions import Need, Outlook
-from harness.serving.link.regression import Normal
 from harness.serving.link.validation import MODES, QUANTITIES, Errors, Validated, Validation
 
 NEGLIGIBLE = 0.005  # share of TPOT
@@ -33,7 +31,7 @@ def what_if_text(
     notes: Sequence[str] = link.notes
     if looks[-1].changes:
         notes = looks[-1].changes[0].assumptions
-        blocks += [f"what if {', '.join(changes)}:\n{_changes(looks)}", _sources(looks[-1])]
+        blocks.append(f"what if {', '.join(changes)}:\n{_changes(looks)}")
     return "\n\n".join([*blocks, _needs(looks, target_ms), _notes(link, notes)])
 
 
@@ -41,14 +39,6 @@ def as_json(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> str:
     """changes: as they were given"""
-    workloads = [
-        asdict(look)
-        | {
-            "capacity": None if math.isinf(look.capacity) else look.capacity,
-            "changes": [prediction.model_dump() for prediction in look.changes],
-        }
-        for look in looks
-    ]
     document = {
         "hardware": link.system.hardware,
         "engine": link.system.engine,
@@ -60,9 +50,23 @@ def as_json(
         "notes": list(link.notes),
         "what_if": list(changes),
         "target_tpot_ms": target_ms,
-        "workloads": workloads,
+        "workloads": [_workload(look) for look in looks],
     }
     return json.dumps(document, indent=1) + "\n"
+
+
+def _workload(look: Outlook) -> dict[str, object]:
+    served = look.served
+    return {
+        "load": asdict(look.load),
+        **{name: asdict(getattr(served, name)) for name in ("tpot", "ttft", "ttft_mean", "output")},
+        "batch": served.features.batch,
+        "capacity": None if math.isinf(look.capacity) else look.capacity,
+        **{name: getattr(served, name) for name in ("decode_ms", "stall_ms", "prefill_ms")},
+        "shares": [asdict(share) for share in look.shares],
+        "changes": [prediction.model_dump() for prediction in look.changes],
+        "needs": [asdict(need) for need in look.needs],
+    }
 
 
 def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -88,20 +92,14 @@ def _heading(link: Link, look: Outlook) -> str:
 
 
 def _outlooks(link: Link, looks: Sequence[Outlook]) -> str:
-    rows = [
-        [
-            look.load.concurrency,
-            _value(look.tpot),
-            _value(look.ttft, ".0f"),
-            _value(look.ttft_mean, ".0f"),
-            _value(look.output, ".0f"),
-            f"{look.output.value / link.gpus:.1f}",
-            f"{look.batch:.1f}" + (" (memory)" if look.batch > 0.999 * look.capacity else ""),
-            *(f"{ms:.2f}" for ms in (look.decode_ms, look.stall_ms)),
-            f"{look.prefill_ms:.0f}",
-        ]
-        for look in looks
-    ]
+    rows = []
+    for look in looks:
+        served, batch = look.served, look.served.features.batch
+        milliseconds = [_value(served.tpot), _value(served.ttft, ".0f"), _value(served.ttft_mean, ".0f")]
+        output = [_value(served.output, ".0f"), f"{served.output.value / link.gpus:.1f}"]
+        place = f"{batch:.1f}" + (" (memory)" if batch > 0.999 * look.capacity else "")
+        parts = [f"{served.decode_ms:.2f}", f"{served.stall_ms:.2f}", f"{served.prefill_ms:.0f}"]
+        rows.append([look.load.concurrency, *milliseconds, *output, place, *parts])
     names = ["concurrency", "TPOT ms (90 %)", "median TTFT ms (90 %)", "mean TTFT ms (90 %)",
              "output tok/s (90 %)", "a GPU", "batch", "decode step", "stall", "prefill"]  # fmt: skip
     return _table(rows, names)
@@ -119,35 +117,23 @@ def _shares(look: Outlook) -> str:
 
 
 def _changes(looks: Sequence[Outlook]) -> str:
-    def row(concurrency: int, of: Prediction) -> list[object]:
-        change = f"{of.change:+.3g} ({of.low:+.3g}..{of.high:+.3g})"
-        return [concurrency, f"{of.quantity} {of.unit}", f"{of.before:.4g}", f"{of.after:.4g}", change]
-
-    rows = [row(look.load.concurrency, of) for look in looks for of in look.changes if of.quantity in SHOWN]
+    rows = []
+    for look in looks:
+        for of in look.changes:
+            if of.quantity in SHOWN:
+                change = f"{of.change:+.3g} ({of.low:+.3g}..{of.high:+.3g})"
+                sides = [f"{of.before:.4g}", f"{of.after:.4g}", change]
+                rows.append([look.load.concurrency, f"{of.quantity} {of.unit}", *sides])
     return _table(rows, ["concurrency", "quantity", "before", "after", "change (90 %)"])
 
 
-def _sources(look: Outlook) -> str:
-    rows = [
-        [part.what, text.interval(part.value, part.low, part.high, "+.3f"), part.origin]
-        for part in look.changes[0].uncertainty
-    ]
-    table = _table(rows, ["uncertain by", "change of TPOT, ms (90 %)", "from"])
-    return f"at concurrency {look.load.concurrency}:\n{table}"
-
-
 def _needs(looks: Sequence[Outlook], target: float | None) -> str:
-    rows = [
-        [
-            look.load.concurrency,
-            need.ops[0] if len(need.ops) == 1 else "all of these alike",
-            f"{need.most_ms:.2f} ({need.share:.1%})",
-            f"{need.limit_ms:.2f}",
-            *([_reach(need)] if target else []),
-        ]
-        for look in looks
-        for need in look.needs
-    ]
+    rows = []
+    for look in looks:
+        for need in look.needs:
+            op = need.ops[0] if len(need.ops) == 1 else "all of these alike"
+            worth = [f"{need.most_ms:.2f} ({need.share:.1%})", f"{need.limit_ms:.2f}"]
+            rows.append([look.load.concurrency, op, *worth, *([_reach(need)] if target else [])])
     names = ["concurrency", "op", "most it can give, ms", "TPOT were it free"]
     return _table(rows, [*names, f"for {target:g} ms"] if target else names)
 
@@ -159,47 +145,35 @@ def _reach(need: Need) -> str:
 
 
 def _notes(link: Link, lines: Sequence[str]) -> str:
-    run = "mean TTFT is over a run of 10 requests for each place"
-    first = (
+    wave = (
         "on a server that has served before" if link.system.warm else "whose first wave finds a cold server"
     )
-    return "\n".join(
-        f"- {line}" for line in (*lines, f"{run}, {first}", f"times of kernels: {link.structure.where}")
-    )
+    run = f"mean TTFT is over a run of 10 requests for each place, {wave}"
+    return "\n".join(f"- {line}" for line in (*lines, run, f"times of kernels: {link.structure.where}"))
 
 
 # Validation
 
 
 def validation_text(validation: Validation) -> str:
-    rows = [row for server in validation.servers for row in _errors_of(server)]
-    names = [
-        "server",
-        "constants",
-        *(name for quantity in QUANTITIES for name in (quantity, "inside", "width")),
-    ]
+    rows = []
+    for server in (*validation.servers, validation.together):
+        for mode in MODES:
+            found = [server.errors(mode, quantity) for quantity in QUANTITIES]
+            if any(found):
+                rows.append([server.name, mode, *(cell for each in found for cell in _cells(each))])
+    names = ["server", "constants"]
+    for quantity in QUANTITIES:
+        names += [quantity, "inside", "width"]
+    left_out = {server.name: server.left_out for server in validation.servers if server.left_out}
     lines = [
         "each server is predicted with constants learnt from all other machines and engines",
         "points that a server is calibrated on are not predicted",
         "mean absolute error (bias), points inside their 90 % interval, width of the interval over the value",
-        *(
-            f"not in `all`: {server.name}: {server.left_out}"
-            for server in validation.servers
-            if server.left_out
-        ),
+        *(f"not in `all`: {name}: {why}" for name, why in left_out.items()),
         *dict.fromkeys(f"times of kernels: {server.times}" for server in validation.servers),
     ]
-    table = _table([*rows, *_errors_of(validation.together)], names)
-    return "\n".join([table, "", *(f"- {line}" for line in lines)])
-
-
-def _errors_of(server: Validated) -> list[list[str]]:
-    found = {mode: [server.errors(mode, quantity) for quantity in QUANTITIES] for mode in MODES}
-    return [
-        [server.name, mode, *(cell for each in errors for cell in _cells(each))]
-        for mode, errors in found.items()
-        if any(errors)
-    ]
+    return "\n".join([_table(rows, names), "", *(f"- {line}" for line in lines)])
 
 
 def _cells(of: Errors | None) -> list[str]:
@@ -209,25 +183,30 @@ def _cells(of: Errors | None) -> list[str]:
 
 
 def validation_json(validation: Validation) -> str:
-    def document(server: Validated) -> dict[str, object]:
-        errors = {
+    def errors(server: Validated) -> dict[str, object]:
+        return {
             mode: {q: asdict(found) for q in QUANTITIES if (found := server.errors(mode, q))}
             for mode in MODES
         }
-        points = [asdict(row) | {"error": row.error, "inside": row.covered} for row in server.rows]
-        about = {"server": server.name, "times": server.times, "left_out": server.left_out}
-        return about | {"errors": errors, "points": points}
 
+    servers = [
+        {
+            "server": server.name,
+            "times": server.times,
+            "left_out": server.left_out,
+            "errors": errors(server),
+            "points": [asdict(row) | {"error": row.error, "inside": row.covered} for row in server.rows],
+        }
+        for server in validation.servers
+    ]
+    constants = {"TPOT": (OF_TPOT, validation.prior.tpot), "TTFT": (OF_TTFT, validation.prior.ttft)}
     prior = {
-        name: {"constants": names, "mean": of.mean.tolist(), "covariance": of.covariance.tolist()}
-        for name, names, of in (
-            ("TPOT", OF_TPOT, validation.prior.tpot),
-            ("TTFT", OF_TTFT, validation.prior.ttft),
-        )
+        quantity: {"constants": names, "mean": of.mean.tolist(), "covariance": of.covariance.tolist()}
+        for quantity, (names, of) in constants.items()
     }
-    servers = [document(server) for server in validation.servers]
-    together = document(validation.together)["errors"]
-    return json.dumps({"servers": servers, "all": together, "prior": prior}, indent=1) + "\n"
+    return (
+        json.dumps({"servers": servers, "all": errors(validation.together), "prior": prior}, indent=1) + "\n"
+    )
 
 
 def _value(value: Value, form: str = ".2f") -> str:

@@ -7,6 +7,7 @@ parallelism. SGLang computes the shared expert as one expert more of the fused M
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +19,7 @@ from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import MissingTable, Tables
 from harness.serving.names import engine_name
 from shapes.attention import Parallel
-from shapes.linears import BATCHED, BF16, FP8, linears
+from shapes.linears import BATCHED, BF16, FP8, Linear, linears
 from shapes.models import ModelConfig, model
 
 # What no table has: small kernels between the timed ones (norms of the latents, rotary embedding, cache
@@ -28,7 +29,6 @@ GLUE_CALLS = 7  # a layer
 GLUE_US = 2.0  # each, in a graph, at few tokens
 GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
 GLUE_GBPS = 4000.0  # of HBM3e's 4800
-BETWEEN = "host:between_kernels"
 BALANCED = "balanced"
 SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
@@ -77,7 +77,6 @@ class Structure:
     assumed:    ops whose times are from data sheets
     """
 
-    config: ModelConfig
     parallel: Parallel
     decode: tuple[Term, ...]
     prefill: tuple[Term, ...]
@@ -111,103 +110,99 @@ def structure(
         products = linears(config, parallel)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    decode: list[Term] = []
-    prefill: list[Term] = []
+    layers, dense = config.num_hidden_layers, config.first_k_dense_replace
+    heads, hidden, cache = parallel.heads(config), config.hidden_size, {"bfloat16": "bf16"}.get(kv, kv)
+    tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
     # TensorRT-LLM and vLLM compute the shared expert as linears of its own.
     fused_shared = parallel.ep == 1 and engine_name(tables.engine) not in ("trtllm", "vllm")
-    for linear in products:
-        if fused_shared and linear.name.startswith("shared"):
-            continue
-        part = linear.name.replace(" ", "_")
-        if linear.kind == BATCHED:
-            decode.append(_bmm(tables, part, linear.decode_calls, linear.batch))
-            continue
-        kind = {FP8: "fp8_block", BF16: "bfloat16"}[linear.kind]
-        op = {FP8: "block_scale_gemm", BF16: "bf16_gemm"}[linear.kind]
-        last = part == "lm_head"  # sees one token of each sequence
-        for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
-            if calls:
-                time = _gemm(tables, kind, linear.n, linear.k, last)
-                key = (linear.n, linear.k)
-                term = Term(op, part, calls, "table", time)
-                terms.append(_measured_first(term, measured_times, key, lambda load: (load.tokens,)))
-    layers, dense = config.num_hidden_layers, config.first_k_dense_replace
-    heads = parallel.heads(config)
-    tp, ep = (1, parallel.ep) if parallel.ep > 1 else (parallel.tp, 1)
-
-    def moe(load: StepLoad) -> float:
-        us = routed(tables, config, load.tokens, tp, ep)
-        return us * shared_expert_factor(config, load.tokens) if fused_shared else us
-
-    def reduced(load: StepLoad) -> float:
-        return tables.all_reduce(load.tokens * config.hidden_size, parallel.tp)
-
-    def attention(load: StepLoad) -> float:
-        return tables.mla_decode(load.batch, load.context, heads, kv)
-
-    def prefill_attention(load: StepLoad) -> float:
-        return plain_prefill(tables, config, load, heads, kv)
-
+    shared = config.n_shared_experts if fused_shared else 0
     inter = config.moe_intermediate_size // tp
-    experts = (config.n_routed_experts, config.num_experts_per_tok, config.hidden_size, inter, ep)
-    with_shared = (*experts, config.n_shared_experts if fused_shared else 0)
-    alone = measured_times is not None and ("fused_moe", with_shared) not in measured_times.surfaces
-    moe_sizes = (*experts, 0) if alone else with_shared
-
-    def with_the_shared_one(load: StepLoad) -> float:
-        return shared_expert_factor(config, load.tokens) if alone and fused_shared else 1.0
-
-    def between(load: StepLoad) -> float:
-        step, token = tables.between_us
-        return step + token * load.tokens
+    experts = (config.n_routed_experts, config.num_experts_per_tok, hidden, inter, ep)
+    # Own runs may have timed the routed experts without the shared one.
+    alone = not measured_times or ("fused_moe", (*experts, shared)) not in measured_times.surfaces
+    own = functools.partial(_measured_first, measured_times)
+    step_us, token_us = tables.between_us
 
     def rows(load: StepLoad) -> tuple[float]:
         return (load.tokens,)
 
-    for terms in (decode, prefill):
-        experts_term = Term("fused_moe", "", layers - dense, "table", moe)
-        terms.append(_measured_first(experts_term, measured_times, moe_sizes, rows, with_the_shared_one))
-        if parallel.tp > 1:
-            terms.append(Term("all_reduce", "", 2 * layers, "table", reduced))
-        terms.append(Term("elementwise", "glue", layers, "assumed", glue))
-        if any(tables.between_us):
-            terms.append(Term("host", "between_kernels", 1, "assumed", between))
-    cache = {"bfloat16": "bf16"}.get(kv, kv)
-
     def sequences(load: StepLoad) -> tuple[float, float]:
         return (load.batch, load.context)
 
-    decode_term = Term("mla_decode", "", layers, "table", attention)
-    decode.append(_measured_first(decode_term, measured_times, (heads, cache), sequences))
-    scaled: Origin = "regression" if tables.prefill_is_absorbed else "table"
-    prefill_term = Term("mha_prefill", "", layers, scaled, prefill_attention)
-    prefill.append(_measured_first(prefill_term, measured_times, (heads, 0), sequences))
+    def with_shared(load: StepLoad) -> float:
+        return shared_expert_factor(config, load.tokens) if fused_shared else 1.0
+
+    moe = Term("fused_moe", "", layers - dense, "table",
+               lambda load: routed(tables, config, load.tokens, tp, ep) * with_shared(load))  # fmt: skip
+    common = [own(moe, (*experts, 0), rows, with_shared) if alone else own(moe, (*experts, shared), rows)]
+    if parallel.tp > 1:
+        common.append(Term("all_reduce", "", 2 * layers, "table",
+                           lambda load: tables.all_reduce(load.tokens * hidden, parallel.tp)))  # fmt: skip
+    common.append(Term("elementwise", "glue", layers, "assumed", glue))
+    if step_us or token_us:
+        common.append(
+            Term("host", "between_kernels", 1, "assumed", lambda load: step_us + token_us * load.tokens)
+        )
+    decode_attention = Term("mla_decode", "", layers, "table",
+                            lambda load: tables.mla_decode(load.batch, load.context, heads, kv))  # fmt: skip
+    prefill_attention = Term("mha_prefill", "", layers,
+                             "regression" if tables.prefill_is_absorbed else "table",
+                             lambda load: plain_prefill(tables, config, load, heads, kv))  # fmt: skip
+    decode: list[Term] = []
+    prefill: list[Term] = []
+    for linear in products:
+        if fused_shared and linear.name.startswith("shared"):
+            continue
+        for calls, terms in ((linear.decode_calls, decode), (linear.prefill_calls, prefill)):
+            if calls:
+                terms.append(own(_product(tables, linear, calls), (linear.n, linear.k), rows))
+    decode += [*common, own(decode_attention, (heads, cache), sequences)]
+    prefill += [*common, own(prefill_attention, (heads, 0), sequences)]
     lacking = dict.fromkeys(term.op for term in (*decode, *prefill) if _is_missing(term))
     if assumed is not None and lacking:
         other = structure(assumed, parallel, kv=kv)
         decode, prefill = _filled(decode, other.decode), _filled(prefill, other.prefill)
-    _nothing_missing(tables, parallel, [*decode, *prefill])
-    weights, cache_bytes = _weights_gb(config, parallel), _kv_bytes(config, kv)
+    _require_all(tables, parallel, [*decode, *prefill])
     where = f"{tables.device}, {tables.engine} {tables.version}".rstrip() + f" ({tables.where})"
+    latent = layers * (config.kv_lora_rank + config.qk_rope_head_dim)  # of a token, on each rank
     return Structure(
-        config, parallel, tuple(decode), tuple(prefill), weights, cache_bytes, where, tuple(lacking)
+        parallel,
+        tuple(decode),
+        tuple(prefill),
+        _weights_gb(config, parallel),
+        latent * (2 if kv == "bfloat16" else 1),
+        where,
+        tuple(lacking),
     )
 
 
+def _product(tables: Tables, linear: Linear, calls: int) -> Term:
+    part = linear.name.replace(" ", "_")
+    if linear.kind == BATCHED:
+        which = "mla_gen_pre" if part == "w_uk" else "mla_gen_post"
+        return Term("absorbed_bmm", part, calls, "table",
+                    lambda load: tables.absorbed_bmm(which, load.tokens, linear.batch))  # fmt: skip
+    op, kind = {FP8: ("block_scale_gemm", "fp8_block"), BF16: ("bf16_gemm", "bfloat16")}[linear.kind]
+    if part == "lm_head":  # It sees one token of each sequence.
+        return Term(op, part, calls, "table", lambda load: tables.gemm(kind, load.batch, linear.n, linear.k))
+    return Term(op, part, calls, "table", lambda load: tables.gemm(kind, load.tokens, linear.n, linear.k))
+
+
 def _measured_first(
+    runs: MeasuredTimes | None,
     term: Term,
-    measured_times: MeasuredTimes | None,
     key: tuple[object, ...],
     sizes: Callable[[StepLoad], tuple[float, ...]],
     scale: Callable[[StepLoad], float] = lambda load: 1.0,
 ) -> Term:
-    """A term of a table, over measured times, scaled, where they are near or no table has any."""
-    if measured_times is None or (term.op, key) not in measured_times.surfaces:
+    """The term with its times from own runs, scaled, where these are near or the tables have none."""
+    if runs is None or (term.op, key) not in runs.surfaces:
         return term
+    surface = runs.surfaces[term.op, key]
 
     def time(load: StepLoad) -> float:
-        us = measured_times.at(term.op, key, *sizes(load)) * scale(load)
-        if measured_times.is_near(term.op, key, *sizes(load)):
+        us = surface.at(1.0, *sizes(load)) * scale(load)
+        if surface.covers(1.0, *sizes(load)):
             return us
         try:
             return term.time(load)
@@ -226,17 +221,17 @@ def _is_missing(term: Term) -> bool:
 
 
 def _filled(terms: Sequence[Term], assumed: Sequence[Term]) -> list[Term]:
-    """Terms without a time take that of their namesakes."""
+    """Terms without a time take that of the assumed term of their name."""
     by_name = {term.name: term for term in assumed}
     own = [
         replace(term, origin="assumed", time=by_name[term.name].time) if _is_missing(term) else term
         for term in terms
     ]
-    return [*own, *(term for name, term in by_name.items() if name == BETWEEN)]
+    return [*own, *(term for term in assumed if term.op == "host")]
 
 
-def _nothing_missing(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
-    """All that is missing is said at once, before anything is computed."""
+def _require_all(tables: Tables, parallel: Parallel, terms: list[Term]) -> None:
+    """Raises MissingTable, which names all that is missing, before anything is computed."""
     missing = [term for term in terms if _is_missing(term)]
     if missing:
         of_part = {term.op for term in terms if term not in missing}
@@ -304,19 +299,6 @@ def shared_expert_factor(config: ModelConfig, tokens: float) -> float:
     return 1 + math.ceil(tokens / BLOCK_ROWS) / max(hit, tokens * topk / BLOCK_ROWS)
 
 
-def _gemm(tables: Tables, kind: str, n: int, k: int, last: bool) -> Callable[[StepLoad], float]:
-    return lambda load: tables.gemm(kind, load.batch if last else load.tokens, n, k)
-
-
-def _bmm(tables: Tables, part: str, calls: int, heads: int) -> Term:
-    which = "mla_gen_pre" if part == "w_uk" else "mla_gen_post"
-
-    def time(load: StepLoad) -> float:
-        return tables.absorbed_bmm(which, load.tokens, heads)
-
-    return Term("absorbed_bmm", part, calls, "table", time)
-
-
 def _weights_gb(config: ModelConfig, parallel: Parallel) -> float:
     """Of a rank, in FP8, router and vocabulary in bf16."""
     total = 0.0
@@ -328,9 +310,3 @@ def _weights_gb(config: ModelConfig, parallel: Parallel) -> float:
     total += moe_layers * config.n_routed_experts * expert / max(parallel.tp, parallel.ep)
     total += 2 * config.vocab_size * config.hidden_size / parallel.tp  # embedding
     return total / 1e9
-
-
-def _kv_bytes(config: ModelConfig, kv: str) -> int:
-    """Of a token on a rank: the latent is on each."""
-    latent = config.kv_lora_rank + config.qk_rope_head_dim
-    return config.num_hidden_layers * latent * (2 if kv == "bfloat16" else 1)

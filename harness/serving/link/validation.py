@@ -1,32 +1,80 @@
 """Validation against every stored series: error, coverage and width, for servers that the model has not seen.
 
 Each server (one operator's, of one machine, engine and parallelism) is predicted with constants that were
-learnt
-from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest and
-the most requests in flight at its shortest lengths; and on all of these up to CALIBRATED in flight. What was
-calibrated on is not predicted. So no number here is of a point that set a constant, but for the kernel times
-of gfx942, some figures of which are MI325X's (assumed_times.py).
+learnt from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest
+and the most requests in flight at its shortest lengths; and on all of these up to CALIBRATED in flight.
+Points that it was calibrated on are not predicted. So no point set a constant that predicts it, but for the
+kernel times of gfx942, some figures of which are MI325X's (assumed_times.py).
 """
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.errors import UsageError
-from harness.serving.link.calibration import Constants, Measured, Value, learnt_constants
+from harness.files import JsonObject
+from harness.paths import PUBLISHED
+from harness.serving.link.calibration import Constants, Measured, Point, Value, learnt_constants
+from harness.serving.link.load import Load
 from harness.serving.link.model import Link, System, uncalibrated
-from harness.serving.link.points import Series, stored_series
 from harness.serving.link.times.tables import read_tables
 from harness.serving.names import engine_name, hardware_name
+from shapes.attention import Parallel
 
+STORED = PUBLISHED / "serving-link"
 UNCALIBRATED, ON_TWO, ON_ALL = MODES = ("uncalibrated", "calibrated on two", "calibrated on the shortest")
 QUANTITIES = ("TPOT", "mean TTFT", "throughput")
 CALIBRATED = 64
 ALLOWED, INSIDE = 0.07, 0.85
 """Mean error of TPOT after calibration, and share of points in their 90 % intervals, that documents
 promise."""
+
+
+@dataclass(frozen=True)
+class Series:
+    """What one operator measured of one system at one pair of lengths.
+
+    operator: whose server it was, with what tells it from another of the same operator
+    left_out: why it counts in no total and teaches nothing; empty: it does
+    """
+
+    name: str
+    operator: str
+    system: System
+    left_out: str
+    points: tuple[Point, ...]
+
+    @property
+    def kind(self) -> str:
+        """The machine and the engine."""
+        return f"{self.system.hardware} {self.system.engine}"
+
+    @property
+    def server(self) -> str:
+        return f"{self.kind} {self.operator} {Parallel(tp=self.system.tp, ep=self.system.ep).text}"
+
+
+@functools.cache
+def stored_series() -> tuple[Series, ...]:
+    """All of results/published/serving-link."""
+    documents = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(STORED.glob("*.json"))]
+    return tuple(_series(document, entry) for document in documents for entry in document["series"])
+
+
+def _series(document: JsonObject, entry: JsonObject) -> Series:
+    given = document | entry
+    system = System(**{name: given[name] for name in System.__dataclass_fields__ if name in given})
+    points = []
+    for point in entry["points"]:
+        about = entry | point
+        load = Load(**{name: about[name] for name in Load.__dataclass_fields__ if name in about})
+        values = {name: point.get(name) for name in Point.__dataclass_fields__ if name != "load"}
+        points.append(Point(load, **values))
+    return Series(entry["name"], entry["operator"], system, entry.get("left_out", ""), tuple(points))
 
 
 @dataclass(frozen=True)
@@ -74,9 +122,9 @@ class Validated:
         rows = [row for row in self.rows if (row.mode, row.quantity) == (mode, quantity)]
         if not rows:
             return None
-        n, of = len(rows), [row.predicted for row in rows]
+        n = len(rows)
         mean, bias = sum(abs(row.error) for row in rows) / n, sum(row.error for row in rows) / n
-        width = sum((value.high - value.low) / value.value for value in of) / n
+        width = sum((row.predicted.high - row.predicted.low) / row.predicted.value for row in rows) / n
         return Errors(n, mean, bias, sum(row.covered for row in rows), width)
 
 
@@ -105,37 +153,36 @@ def validated(hardware: str = "", engine: str = "", tables: str = "") -> Validat
     in place of this project's times, for their machine and engine. Raises UsageError where there is none."""
     own = read_tables(Path(tables)) if tables else None
     of_tables = f"{hardware_name(own.device)} {engine_name(own.engine)}" if own else ""
-    models: dict[object, Link] = {}
-    measured: dict[Series, list[Measured]] = {}
-    times: dict[str, str] = {}
-    for series in stored_series():
-        key = series.system, series.parallel, series.kv
-        if key not in models:
-            tp, ep = series.parallel.tp, series.parallel.ep
-            asked = System(hardware=series.hardware, engine=series.engine, tp=tp, ep=ep, kv=series.kv)
-            models[key] = uncalibrated(asked, own if series.system == of_tables else None)
-        measured[series] = models[key].measured(series.points, series.warm)
-        times[series.server] = models[key].structure.where
     wanted = [
         series
         for series in stored_series()
-        if (not hardware or series.hardware == hardware_name(hardware))
-        and (not engine or series.engine == engine_name(engine))
-        and (not own or series.system == of_tables)
+        if (not hardware or series.system.hardware == hardware_name(hardware))
+        and (not engine or series.system.engine == engine_name(engine))
+        and (not own or series.kind == of_tables)
     ]
     if not wanted:
-        known = ", ".join(dict.fromkeys(series.system for series in stored_series()))
+        known = ", ".join(dict.fromkeys(series.kind for series in stored_series()))
         raise UsageError(f"no stored series is of that system; there are: {known}")
-    systems = {series.system for series in wanted}
+
+    @functools.cache
+    def model(system: System) -> Link:
+        return uncalibrated(system, own if f"{system.hardware} {system.engine}" == of_tables else None)
+
+    models = {series: model(series.system) for series in stored_series()}
+    measured = {series: each.measured(series.points, series.system.warm) for series, each in models.items()}
     priors = {
-        name: _learnt({s: each for s, each in measured.items() if s.system != name}) for name in systems
+        name: _learnt({series: points for series, points in measured.items() if series.kind != name})
+        for name in {series.kind for series in wanted}
     }
+    by_server: dict[str, list[Series]] = {}
+    for series in wanted:
+        by_server.setdefault(series.server, []).append(series)
     servers = []
-    for name in dict.fromkeys(series.server for series in wanted):
-        of_server = {series: measured[series] for series in wanted if series.server == name}
-        prior = priors[next(iter(of_server)).system]
-        left_out = next((series.left_out for series in of_server if series.left_out), "")
-        servers.append(Validated(name, tuple(_rows(of_server, prior)), times[name], left_out))
+    for name, of_server in by_server.items():
+        rows = _rows({series: measured[series] for series in of_server}, priors[of_server[0].kind])
+        left_out = next(filter(None, (series.left_out for series in of_server)), "")
+        times = models[of_server[-1]].structure.where
+        servers.append(Validated(name, tuple(rows), times, left_out))
     return Validation(tuple(servers), _learnt(measured))
 
 
@@ -143,7 +190,7 @@ def _learnt(measured: dict[Series, list[Measured]]) -> Constants:
     systems: dict[str, dict[str, list[Measured]]] = {}
     for series, points in measured.items():
         if not series.left_out:
-            systems.setdefault(series.system, {}).setdefault(series.server, []).extend(points)
+            systems.setdefault(series.kind, {}).setdefault(series.server, []).extend(points)
     return learnt_constants({system: list(servers.values()) for system, servers in systems.items()})
 
 
@@ -157,12 +204,9 @@ def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable
         left = [one for one in of_server if not fit or one is not shortest]
         for series, each in [(one, each) for one in left for each in of_server[one]]:
             served, point = constants.served(each.sums, each.cold), each.point
-            output = (point.output_tok_s_gpu or 0.0) * series.parallel.tp
-            numbers = (
-                (served.tpot, point.tpot_ms),
-                (served.ttft_mean, point.ttft_ms),
-                (served.output, output),
-            )
-            for quantity, (value, seen) in zip(QUANTITIES, numbers, strict=True):
-                if seen:
-                    yield Row(series.name, point.load.concurrency, mode, quantity, seen, value)
+            output = (point.output_tok_s_gpu or 0.0) * series.system.tp
+            predicted = (served.tpot, served.ttft_mean, served.output)
+            seen = (point.tpot_ms, point.ttft_ms, output)
+            for quantity, value, measured in zip(QUANTITIES, predicted, seen, strict=True):
+                if measured:
+                    yield Row(series.name, point.load.concurrency, mode, quantity, measured, value)

@@ -9,10 +9,10 @@ none is of MLA.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.serving.link.times.tables import LAUNCH_US, Tables
 from harness.serving.names import data_sheet
 
@@ -33,59 +33,36 @@ SLOWER_MLA = {"gfx942": 4.0}
 DEVIATION = 0.4  # of the logarithm of a time
 
 
-@dataclass(frozen=True)
-class DatasheetPeaks:
-    """tflops: of dense products by dtype; tbps: of memory; block_scale: factor of FP8 block-scale products,
-    which take block_of_k_us for each 128 of k at least; mla: factor of MLA in decode; between_us: of a step
-    beside its kernels, and of each of its tokens"""
-
-    tflops: Mapping[str, float]
-    tbps: float
-    block_scale: float
-    block_of_k_us: float = 0.0
-    mla: float = 1.0
-    between_us: tuple[float, float] = (0.0, 0.0)
-
-    def us(self, flops: float, moved: float, dtype: str) -> float:
-        return LAUNCH_US + max(flops / self.tflops[dtype], moved / self.tbps) / 1e6
-
-
-def peaks_of(hardware: str, engine: str) -> DatasheetPeaks:
-    """Raises UsageError for a machine without a data sheet."""
-    entry = data_sheet(hardware)
-    if not entry:
-        raise UsageError(f"there is no data sheet of {hardware} to assume times by")
-    arch, on_amd = entry["arch"], entry["arch"].startswith("gfx")
-    between = BETWEEN_US.get((arch, engine), 0.0), TOKEN_US if on_amd else 0.0
-    block_of_k = BLOCK_OF_K_US.get((arch, engine), 0.0)
-    of_gemm, of_mla = (ON_AMD if on_amd else 1.0), SLOWER_MLA.get(arch, 1.0)
-    return DatasheetPeaks(entry["tflops"], entry["tbps"], of_gemm, block_of_k, of_mla, between)
+def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> float:
+    """Of a kernel at a machine's peaks. flops: of dense products; moved: bytes"""
+    return LAUNCH_US + max(flops / sheet["tflops"][dtype], moved / sheet["tbps"]) / 1e6
 
 
 @dataclass(frozen=True)
 class AssumedTables(Tables):
-    """The H200's tables as if they were of another machine, whose peaks are `here`."""
+    """The H200's tables as if they were of another machine. here, there: the data sheets of both"""
 
     base: Tables
-    here: DatasheetPeaks
-    there: DatasheetPeaks
+    here: JsonObject
+    there: JsonObject
 
     @classmethod
     def of(cls, hardware: str, engine: str, base: Tables) -> AssumedTables:
-        where = f"assumed from {base.where} by data sheets"
-        return cls(
-            hardware,
-            engine,
-            base.version,
-            where,
-            {},
-            base,
-            peaks_of(hardware, engine),
-            peaks_of(BASE, engine),
-        )
+        """Raises UsageError for a machine without a data sheet."""
+        here, where = data_sheet(hardware), f"assumed from {base.where} by data sheets"
+        if not here:
+            raise UsageError(f"there is no data sheet of {hardware} to assume times by")
+        arch = here["arch"]
+        between_us = BETWEEN_US.get((arch, engine), 0.0), TOKEN_US if arch.startswith("gfx") else 0.0
+        there = data_sheet(BASE)
+        return cls(hardware, engine, base.version, where, {}, base, here, there, between_us=between_us)
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
-        return us * self.here.us(flops, moved, dtype) / self.there.us(flops, moved, dtype)
+        return (
+            us
+            * data_sheet_us(self.here, flops, moved, dtype)
+            / data_sheet_us(self.there, flops, moved, dtype)
+        )
 
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
         size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
@@ -93,7 +70,9 @@ class AssumedTables(Tables):
         scaled = self._scaled(self.base.gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
         if kind != "fp8_block":
             return scaled
-        return max(scaled * self.here.block_scale, self.here.block_of_k_us * k / 128)
+        arch = self.here["arch"]
+        block_of_k_us = BLOCK_OF_K_US.get((arch, self.engine), 0.0)
+        return max(scaled * (ON_AMD if arch.startswith("gfx") else 1.0), block_of_k_us * k / 128)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         expert = 3 * 7168 * 2048 / tp
@@ -106,9 +85,9 @@ class AssumedTables(Tables):
         15.8 times what data sheets give, those with bf16 1.2 to 5.3, and nobody else runs that kernel."""
         tokens = batch * context
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
-        there = self.there.us(flops, tokens * 576 * 2, "bf16")
-        us = self.base.mla_decode(batch, context, heads, "bfloat16")
-        return us * self.here.mla * self.here.us(flops, moved, "bf16") / there
+        there = data_sheet_us(self.there, flops, tokens * 576 * 2, "bf16")
+        us = self.base.mla_decode(batch, context, heads, "bfloat16") * SLOWER_MLA.get(self.here["arch"], 1.0)
+        return us * data_sheet_us(self.here, flops, moved, "bf16") / there
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
         flops, moved = batch * length**2 * heads * (576 + 512), 4 * batch * length * heads * 576
@@ -125,10 +104,6 @@ class AssumedTables(Tables):
     def all_reduce(self, elements: float, gpus: int) -> float:
         """As on the H200: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450."""
         return self.base.all_reduce(elements, gpus)
-
-    @property
-    def between_us(self) -> tuple[float, float]:
-        return self.here.between_us
 
     def distributions(self) -> list[str]:
         return self.base.distributions()

@@ -28,17 +28,12 @@ BestTimes = dict[Key, dict[tuple[float, ...], tuple[tuple[int, int], float]]]
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """device: whose times they are; surfaces: by op and the sizes that are not interpolated."""
+    """device: whose times they are; surfaces: by op and the sizes that are not interpolated, each over 1 and
+    the sizes that are."""
 
     device: str
     where: str
     surfaces: Mapping[Key, Surface]
-
-    def at(self, op: str, key: tuple[Any, ...], *sizes: float) -> float:
-        return self.surfaces[op, key].at(1.0, *sizes)
-
-    def is_near(self, op: str, key: tuple[Any, ...], *sizes: float) -> bool:
-        return self.surfaces[op, key].covers(1.0, *sizes)
 
     def ops(self) -> list[str]:
         return sorted({op for op, _ in self.surfaces})
@@ -49,17 +44,13 @@ def read_measured_times(runs: Iterable[str]) -> MeasuredTimes:
 
     Raises UsageError where a run cannot be read, they are of several machines, or pandas is missing.
     """
+    runs = list(runs)
     try:
         from harness.results.read import load
+
+        cells = [cell for run in runs for cell in load(run).to_dict("records")]
     except ImportError as error:
-        raise UsageError(f"--runs needs {error.name}: pip install {error.name}") from None
-    cells: list[dict[str, Any]] = []
-    runs = list(runs)
-    for run in runs:
-        try:
-            cells += load(run).to_dict("records")
-        except ImportError as error:
-            raise UsageError(f"--runs needs {error.name}: pip install {error.name}") from None
+        raise UsageError(f"runs need {error.name}: pip install {error.name}") from None
     devices = sorted({cell["machine"] for cell in cells if cell["machine"]})
     if len(devices) != 1:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")

@@ -10,6 +10,7 @@ head), which no engine runs so. Attention with products beside it (modules, all 
 from __future__ import annotations
 
 import functools
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,7 @@ from harness.paths import PUBLISHED
 from harness.serving.link.times.interpolation import Surface
 from harness.serving.link.times.table_files import Row, number, read_rows, table_files
 from harness.serving.names import data_sheet, engine_name, hardware_name
+from kernels.engines import engines, entries
 
 TABLES = PUBLISHED / "kernel-tables"
 FILES: Mapping[str, tuple[str, ...]] = {
@@ -52,6 +54,24 @@ PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product: outside, the unit is a
 # Times what reading a kernel's weights takes, with a launch, at AT_ROWS rows: what is slower is the host's
 # time, as of vLLM 0.24's FP8 products, or of no kernel that anybody runs, as one set's experts.
 SLOWEST, LAUNCH_US, AT_ROWS = 10.0, 3.0, 64
+WORDS = {
+    "triton": "triton",
+    "deepgemm": "deep_?gemm",
+    "trtllm": "trt_?llm|tensorrt",
+    "cutlass": "cutlass",
+    "cutedsl": "cute_?dsl",
+    "aiter": "aiter",
+    "flashmla": "flash_?mla",
+    "flash_attn": "flash_?attention|flash_?attn|fa3|fa4",
+}
+"""What tells kernels apart -> how it is written; a wrapper such as flashinfer has kernels of several."""
+TIMED: Mapping[str, tuple[str, str]] = {
+    "gemm_perf": ("block_scale_gemm", "gemm_dtype"),
+    "moe_perf": ("fused_moe", "moe_dtype"),
+    "generation_mla_perf": ("mla_decode", ""),
+}
+"""By file, the op that it times, and the column that says fp8_block where its rows are of other dtypes too.
+Prefill's tables time the absorbed form, which no engine runs (see tables.py)."""
 
 
 class MissingTable(UsageError):
@@ -63,6 +83,8 @@ class Tables:
     """rows of each file by its stem, of one device and one engine's version.
 
     notes: what differs from that, one line each
+    between_us: what a step takes beside its kernels and the glue that is assumed of all machines, and each of
+        its tokens
     """
 
     device: str
@@ -71,6 +93,7 @@ class Tables:
     where: str
     rows: Mapping[str, list[Row]]
     notes: tuple[str, ...] = field(default=(), kw_only=True)
+    between_us: tuple[float, float] = field(default=(0.0, 0.0), kw_only=True)
     surfaces: dict[Any, Surface] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
@@ -112,16 +135,10 @@ class Tables:
         The table's `message_size` counts elements: were it bytes, its largest would run at half of what
         NVLink gives.
         """
-        backends = {row["backend"] for row in self.rows.get("custom_allreduce_perf", [])}
-        in_graphs = next((backend for backend in sorted(backends) if backend.endswith("_graph")), None)
-        where = {"num_gpus": gpus} | ({} if in_graphs is None else {"backend": in_graphs})
+        backends = sorted({row["backend"] for row in self.rows.get("custom_allreduce_perf", [])})
+        in_graphs = [backend for backend in backends if backend.endswith("_graph")]
+        where = {"num_gpus": gpus} | ({"backend": in_graphs[0]} if in_graphs else {})
         return self._surface("custom_allreduce_perf", where, ("num_gpus", "message_size")).at(gpus, elements)
-
-    @property
-    def between_us(self) -> tuple[float, float]:
-        """What a step takes beside its kernels and the glue that is assumed of all machines, and each of its
-        tokens."""
-        return 0.0, 0.0
 
     def distributions(self) -> list[str]:
         """The least skewed first: balanced, then power laws by their exponent."""
@@ -176,9 +193,8 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
             f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and {EXPERTS['num_experts']} "
             f"experts of {EXPERTS['hidden_size']} x {EXPERTS['inter_size']}"
         )
-    labels = {
-        stem: {(r["device"], r["framework"], r["version"]) for r in many} for stem, many in rows.items()
-    }
+    parts = ("device", "framework", "version")
+    labels = {stem: {tuple(row[part] for part in parts) for row in many} for stem, many in rows.items()}
     # TensorRT-LLM's all-reduce stands in some sets of other engines.
     own = [label for stem, found in labels.items() if stem != "custom_allreduce_perf" for label in found]
     every = sorted(set().union(*labels.values()))
@@ -223,10 +239,10 @@ def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]
 
 def _require_milliseconds(folder: Path, tables: Tables) -> None:
     """Raises UsageError where a large product would take what no machine takes."""
-    gemms = tables.rows.get("gemm_perf", ())
-    for row in (row for row in gemms if row["m"] >= 4096 and row["n"] * row["k"] >= 2**20):
+    for row in tables.rows.get("gemm_perf", ()):
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
-        if not PLAUSIBLE[0] < tflops < PLAUSIBLE[1]:
+        is_large = row["m"] >= 4096 and row["n"] * row["k"] >= 2**20
+        if is_large and not PLAUSIBLE[0] < tflops < PLAUSIBLE[1]:
             raise UsageError(
                 f"{folder}: GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} "
                 "TFLOPS; latency is to be in milliseconds"
@@ -240,8 +256,6 @@ def _plausible(tables: Tables) -> Tables:
 
     def excess(row: Row) -> float:
         """Its time over what reading its weights and a launch take; 0 where that is not asked of it."""
-        if not tbps:
-            return 0.0
         if row.get("gemm_dtype") == "fp8_block" and row["m"] == AT_ROWS:
             read = row["n"] * row["k"]
         elif row.get("num_tokens") == AT_ROWS and row.get("moe_ep_size") == 1:
@@ -250,7 +264,7 @@ def _plausible(tables: Tables) -> Tables:
             return 0.0
         return row["us"] / (LAUNCH_US + read / tbps / 1e6)
 
-    for stem, kind in (("gemm_perf", "FP8 products"), ("moe_perf", "experts")):
+    for stem, kind in (("gemm_perf", "FP8 products"), ("moe_perf", "experts")) if tbps else ():
         found = sorted(filter(None, map(excess, rows.get(stem, ()))))
         if found and (median := found[len(found) // 2]) > SLOWEST:
             rows[stem] = [row for row in rows[stem] if row.get("gemm_dtype") == "bfloat16"]
@@ -259,4 +273,37 @@ def _plausible(tables: Tables) -> Tables:
     layers = [stem for stem in OF_LAYERS.get(engine_name(tables.engine), ()) if rows.pop(stem, None)]
     if layers:
         notes.append(f"{tables.where}: {', '.join(layers)} hold products beside attention: left out")
+    return replace(tables, rows=rows, notes=tuple(notes))
+
+
+def words(name: str) -> frozenset[str]:
+    return frozenset(word for word, spelling in WORDS.items() if re.search(spelling, name, re.IGNORECASE))
+
+
+def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
+    """The tables without rows of kernels that the engine does not run: times of another kernel once made TPOT
+    54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
+    rows, notes, arch = dict(tables.rows), list(tables.notes), data_sheet(hardware).get("arch", "")
+    for file, (op, dtype) in TIMED.items():
+        known = entries(engine, op, arch) if engine in engines() else ()
+        run = dict.fromkeys(entry.row for entry in known if entry.row and not entry.flags)
+        of_op = [row for row in rows.get(file, ()) if not dtype or row[dtype] == "fp8_block"]
+        by_source = Counter(row["kernel_source"] for row in of_op)
+        wanted = frozenset[str]().union(*map(words, run))
+        if not wanted:
+            if by_source:
+                notes.append(f"which kernel {engine} runs of {op} is not known: that of the tables is taken")
+            continue
+        # A name without such a word may be of any kernel. It is taken only where no row names another one.
+        unfit = {source for source in by_source if words(source) and not words(source) & wanted}
+        if not unfit:
+            continue
+        if not any(words(source) & wanted for source in by_source):
+            unfit = set(by_source)
+        left_out = {id(row) for row in of_op if row["kernel_source"] in unfit}
+        rows[file] = [row for row in rows[file] if id(row) not in left_out]
+        notes.append(
+            f"{len(left_out)} of {len(of_op)} times of {op} are of {', '.join(sorted(unfit))}, the "
+            f"engine runs {' or '.join(run)}: left out"
+        )
     return replace(tables, rows=rows, notes=tuple(notes))

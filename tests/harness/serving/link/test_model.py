@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+import kernels
 from harness.cli.serving import serving
 from harness.errors import HarnessError, UsageError
 from harness.serving.ledger.ledger import read
@@ -20,20 +21,20 @@ from harness.serving.link.calibration import (
     TPOT_SCATTER,
     Constants,
     Measured,
+    Normal,
     Point,
+    Rows,
     Value,
+    learnt,
     tpot_rows,
     ttft_rows,
 )
-from harness.serving.link.changes import parse_change
 from harness.serving.link.closed_loop import DRAIN, cold_share, features, settled
 from harness.serving.link.load import KernelSums, Load, Phase
 from harness.serving.link.model import System, link, uncalibrated
-from harness.serving.link.points import stored_series
-from harness.serving.link.predictions import needs, outlook, predict
-from harness.serving.link.regression import Normal, Rows, learnt
+from harness.serving.link.predictions import needs, outlook, parse_change, predict
 from harness.serving.link.times.tables import read_tables
-from harness.serving.link.validation import ON_ALL, ON_TWO, UNCALIBRATED, Validation, validated
+from harness.serving.link.validation import ON_ALL, ON_TWO, UNCALIBRATED, Validation, stored_series, validated
 from harness.serving.names import data_sheet
 from tests.support.serving_link_tables import US, written
 
@@ -207,7 +208,7 @@ def points(constants: Constants, loads: list[Load], model) -> list[Measured]:
     for load in loads:
         served = constants.served(model.sums(load), model.cold(load))
         point = Point(load, served.tpot.value, served.ttft_mean.value, served.ttft.value)
-        found.append(Measured(point, model.sums(load), "sglang"))
+        found.append(Measured(point, model.sums(load), model.cold(load)))
     return found
 
 
@@ -276,7 +277,7 @@ def test_of_a_prompt_in_chunks_attention_is_the_whole_s_and_all_else_is_called_f
         assert rows and chunked.us[rows, 0] == pytest.approx(wanted[rows, 0])
 
 
-def test_parts_and_uncertainty_of_a_change(h200):
+def test_quantities_and_interval_of_a_change(h200):
     changes = [parse_change("fused_moe=1.3x(1.2..1.4)"), parse_change("mla_decode=2x")]
     records = predict(h200, LOAD, changes)
     units = {record.quantity: record.unit for record in records}
@@ -289,27 +290,21 @@ def test_parts_and_uncertainty_of_a_change(h200):
     }
     one = records[0]
     assert one.low < one.change < one.high < 0 and one.after - one.before == pytest.approx(one.change)
-    named = {part.what: part for part in one.uncertainty}
-    origins = {
-        "time of fused_moe": "table",
-        "change of fused_moe": "assumed",
-        "mla_decode in the server": "assumed",
-    }
-    assert {what: named[what].origin for what in origins} == origins
-    halves = [part.value - part.low for part in one.uncertainty]
-    assert one.change - one.low == pytest.approx(math.sqrt(sum(half**2 for half in halves)))
-    alone = predict(h200, LOAD, [parse_change("fused_moe=1.2x")])[0].change
-    moe = predict(h200, LOAD, [parse_change("fused_moe=1.3x")])[0].change
-    assert named["change of fused_moe"].high - one.change == pytest.approx(alone - moe)
-    k = named["k, the server's factor on kernels"]
-    share = float(PRIOR.tpot.deviation[1] / PRIOR.tpot.mean[1])
-    mla = predict(h200, LOAD, [changes[1]])[0].change
-    assert k.low - one.change == pytest.approx((moe + mla) * (math.exp(T90 * share) - 1))
+    mla, moe, *of_moe = (
+        predict(h200, LOAD, [parse_change(text)])[0].change
+        for text in ("mla_decode=2x", "fused_moe=1.3x", "fused_moe=1.2x", "fused_moe=1.4x")
+    )
+    k = float(PRIOR.tpot.deviation[1] / PRIOR.tpot.mean[1])
+    for end, of_change, sign in ((one.low, of_moe[1], 1), (one.high, of_moe[0], -1)):
+        # By k, by what the server makes of a saving and by tables' times, a deviation of 0.1 each.
+        factors = [((moe + mla), k), *((each, 0.1) for each in (moe, moe, mla, mla))]
+        parts = [value * (math.exp(sign * T90 * deviation) - 1) for value, deviation in factors]
+        assert abs(end - one.change) == pytest.approx(math.hypot(*parts, of_change - moe))
 
 
-def test_a_saving_is_uncertain_by_itself_alone(tiny):
-    [part] = predict(tiny, ONE, [parse_change("mla_decode=saved:5us")])[0].uncertainty
-    assert part.what == "mla_decode in the server"
+def test_a_saving_is_uncertain_by_what_the_server_makes_of_it_alone(tiny):
+    one = predict(tiny, ONE, [parse_change("mla_decode=saved:5us")])[0]
+    assert one.low / one.change == pytest.approx(math.exp(T90 * 0.1))
 
 
 @pytest.mark.parametrize(
@@ -342,11 +337,19 @@ def test_what_an_op_could_give_and_what_a_target_needs(tiny):
     assert {need.factor for need in needs(tiny, ONE, target_ms=1e3)} == {1.0}
 
 
+def test_every_op_of_the_suite_that_the_model_has_is_asked_what_it_could_give(h200, monkeypatch):
+    four = ("block_scale_gemm", "fused_moe", "mla_decode", "mha_prefill")
+    monkeypatch.setitem(kernels.OPS, "rms_norm", object())
+    assert [need.ops for need in needs(h200, LOAD)][-1] == four
+    monkeypatch.setitem(kernels.OPS, "bf16_gemm", object())
+    assert ("bf16_gemm",) in [need.ops for need in needs(h200, LOAD)]
+
+
 def test_shares_are_of_all_of_tpot(h200):
     look = outlook(h200, LOAD)
     assert sum(share.share for share in look.shares) == pytest.approx(1.0)
-    assert look.decode_ms + look.stall_ms == pytest.approx(look.tpot.value)
-    assert sum(share.decode_ms for share in look.shares) == pytest.approx(look.decode_ms)
+    assert look.served.decode_ms + look.served.stall_ms == pytest.approx(look.served.tpot.value)
+    assert sum(share.decode_ms for share in look.shares) == pytest.approx(look.served.decode_ms)
 
 
 def test_predictions_go_into_a_ledger_with_the_command_that_makes_them_again(tmp_path):

@@ -30,9 +30,8 @@ from harness.serving.link.structure import (
 )
 from harness.serving.link.times.assumed_times import DEVIATION, AssumedTables
 from harness.serving.link.times.interpolation import Curve, Surface
-from harness.serving.link.times.kernel_identity import words
 from harness.serving.link.times.measured_times import MeasuredTimes
-from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables
+from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables, words
 from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
 from shapes.models import model
@@ -335,7 +334,7 @@ def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
 def test_mla_is_slower_on_gfx942_and_a_product_takes_its_time_for_each_block_of_k():
     gfx942, gfx950 = (AssumedTables.of(name, "sglang", H200) for name in ("mi325x", "mi355x"))
     times = [tables.mla_decode(64, 4096, 16, "fp8") for tables in (gfx942, gfx950)]
-    peaks = [3 + 151 / tables.here.tbps for tables in (gfx942, gfx950)]
+    peaks = [3 + 151 / tables.here["tbps"] for tables in (gfx942, gfx950)]
     assert times[0] / times[1] == pytest.approx(4 * peaks[0] / peaks[1], rel=0.01)
     assert gfx942.gemm("fp8_block", 4, 2112, 7168) == pytest.approx(2.2 * 7168 / 128)
     assert gfx950.gemm("fp8_block", 4, 2112, 7168) < 40

@@ -8,14 +8,11 @@ put together at run time escape; so what is not found is a warning.
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
 import json
 import mmap
 import os
 import re
 import subprocess
-import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -32,6 +29,7 @@ OF_SYSTEM = re.compile(r"(LD|OMP|GOMP|MALLOC|GLIBC|PYTHON|LC|XDG|HF|CUDA)_\w+|PA
 LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/cuda/lib64")
 NO_PRODUCT = {"test", "tests", "benchmark", "benchmarks", "__pycache__", ".git"}
 C_SOURCES = (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
+NO_CODE = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL)  # docstrings, comments
 FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server arguments
 
 
@@ -43,17 +41,17 @@ def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> lis
     if not names:
         return []
     package, roots, why = _installed(launch(plan, plan.base, "a-name", plan.port, Path("/cache")))
+    found: list[JsonObject] = []
     if why:
+        found.append({"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"})
         unread = [(name, f"{name} is in none of today's engines") for name in names if name in gone()]
     else:
         say(f"looking up {', '.join(names)} in what is installed")
         unread = [*_variables(variables, roots), *_flags(flags, package)]
-    unknown: list[JsonObject] = [{"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"}]
-    today = {name: f"; today: {gone()[name]}" for name, _ in unread if gone().get(name)}
-    found: list[JsonObject] = [
-        {"name": n, "found": False, "says": f"{says}{today.get(n, '')}"} for n, says in unread
-    ]
-    return [*(unknown if why else []), *found]
+    for name, says in unread:
+        today = f"; today: {gone()[name]}" if gone().get(name) else ""
+        found.append({"name": name, "found": False, "says": says + today})
+    return found
 
 
 def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
@@ -83,26 +81,30 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
     """Those that no Python code reads, and no library's binary or C source holds."""
-    wanted = {
-        name: {name, re.sub("^SGL_", "SGLANG_", name)} for name in names if not OF_SYSTEM.fullmatch(name)
+    wanted = {  # SGLang reads SGL_X as SGLANG_X
+        name: re.sub("^SGL_", "(?:SGL|SGLANG)_", name) for name in names if not OF_SYSTEM.fullmatch(name)
     }
-    declared: set[str] = set()
-    for file in _files(roots, (".py", *C_SOURCES)):
-        source = _text(file)
-        for name, forms in list(wanted.items()):
-            uses = [_use(source, form, file.suffix == ".py") for form in forms if form in source]
-            declared |= {name} if "declared" in uses else set()
-            if "read" in uses:
-                del wanted[name]
-        if not wanted:
-            return
-    for file in _files(roots, (".so",)):
-        for name, forms in list(wanted.items()):
-            if any(_holds(file, form) for form in forms):
+    for suffixes in ((".py", *C_SOURCES), (".so",)):  # binaries are large: last, and for what is left
+        for file in _files(roots, suffixes) if wanted else ():
+            for name in [name for name, pattern in wanted.items() if _reads(file, pattern)]:
                 del wanted[name]
     for name in wanted:
-        says = f"{name} is declared, but nothing installed reads it"
-        yield name, says if name in declared else f"nothing installed reads {name}"
+        yield name, f"nothing installed reads {name}"
+
+
+def _reads(file: Path, name: str) -> bool:
+    """Whether a file reads a variable: in Python `.NAME`, or the string where it does not begin the line of a
+    list or of a table; in C the string; in a binary the word."""
+    with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            if not re.search(rf"\b{name}\b".encode(), data):
+                return False
+            text = data[:].decode(errors="replace") if file.suffix in (".py", *C_SOURCES) else ""
+        if file.suffix in C_SOURCES:
+            return f'"{name}"' in re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+        used = rf"""\.{name}\b|(?:\S[^\n]*|\w[(\[]\s*)["']{name}["']|^\s*["']{name}["']\s*(?![\s,:])"""
+        return not text or bool(re.search(used, NO_CODE.sub("", text), re.MULTILINE))
+    return False
 
 
 def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str]]:
@@ -135,32 +137,6 @@ def _declared(source: str) -> Iterator[tuple[str, str]]:
         yield own[1] if own else f"--{field.replace('_', '-')}", field
 
 
-def _use(source: str, name: str, python: bool) -> str:
-    """`read`, `declared` or nothing: how a name stands in a file. A string counts where it is the whole name
-    and no key or line of a list; a name where it is no target of an assignment."""
-    if not python:
-        source = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
-        return "read" if f'"{name}"' in source else ""
-    use, before = "", ("end", "")
-    for (kind, text), (_, after) in itertools.pairwise([*_tokens(source), ("end", "")]):
-        if text == name and kind in ("name", "string"):
-            target = kind == "name" and before[1] != "." and after in ("=", ":")
-            if not target and not (kind == "string" and before[0] == "end" and after in (",", ":")):
-                return "read"
-            use = "declared"
-        before = (kind, text)
-    return use
-
-
-def _tokens(source: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each token; a string by what is between its quotes."""
-    kinds = {tokenize.NAME: "name", tokenize.STRING: "string", tokenize.OP: "op"}
-    with contextlib.suppress(tokenize.TokenError, SyntaxError):
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            kind = kinds.get(token.type, "end")
-            yield kind, token.string.lstrip("rbuRBU").strip("'\"") if kind == "string" else token.string
-
-
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Below the roots, each folder once; `.so` is also `.so.1`, and a program, which has no suffix."""
     seen: set[str] = set()
@@ -180,16 +156,3 @@ def _text(file: Path) -> str:
     with contextlib.suppress(OSError):
         return file.read_text(errors="replace")
     return ""
-
-
-def _holds(file: Path, name: str) -> bool:
-    """Whether a binary holds the name, and not as a part of another."""
-    word, size = name.encode(), len(name)
-    with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
-        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        at = data.find(word)
-        while at >= 0 and re.search(rb"\w", data[max(0, at - 1) : at] + data[at + size : at + size + 1]):
-            at = data.find(word, at + 1)
-        data.close()
-        return at >= 0
-    return False

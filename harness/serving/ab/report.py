@@ -9,7 +9,7 @@ from harness.files import JsonObject
 from harness.report.text import table
 from harness.serving.ab.plan import Plan, client, launch
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import LOOKS, QUANTITIES, confidence, looks, pairs_for, spread
+from harness.serving.ab.result import LOOKS, QUANTITIES, confidence, looks, pairs_for, percents, spread
 from harness.serving.ab.session import order, pair_seconds
 from harness.serving.ledger.prediction import Prediction
 
@@ -49,19 +49,17 @@ def planned(
         "",
         _needed(plan, pair_s),
     ]
-    told = [*map(_name, names), *(f"expected: {line}" for line in map(_promise, predictions) if line)]
+    told = [*map(_name, names)]
+    for each in predictions:
+        metric, ends = QUANTITIES.get(each.quantity, ""), percents(each)
+        if metric and ends:
+            told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {_change(*ends)}")
     return "\n".join([*lines, *([""] if told else []), *told])
 
 
-def _promise(prediction: Prediction) -> str:
-    """Of what an A/B measures; empty for anything else."""
-    metric, before = QUANTITIES.get(prediction.quantity, ""), prediction.before
-    if not metric or prediction.change is None or not before:
-        return ""
-    ends = (prediction.change, prediction.low, prediction.high)
-    change, low, high = ("open" if end is None else f"{100 * end / before:+.2f}" for end in ends)
-    arm = f"{prediction.of}: " if prediction.of else ""
-    return f"{arm}{NAMES[metric]} changes by {change} % ({low} to {high})"
+def _change(change: float | None, low: float | None, high: float | None) -> str:
+    middle, *ends = ("open" if end is None else f"{end:+.2f}" for end in (change, low, high))
+    return f"{middle} % ({' to '.join(ends)})"
 
 
 def _needed(plan: Plan, pair_s: float) -> str:
@@ -106,12 +104,11 @@ def row(line: JsonObject) -> list[str]:
     """Of a verdict: the metric, both values, the change, its interval, launch to launch, the word; brackets
     where another metric decides."""
     unit, apart = UNITS[line["metric"]], line["launch_spread"]
-    low, high = line["interval"] or (None, None)
     return [
         NAMES[line["metric"]],
         *(f"{line[side]:.4g} {unit}" for side in ("base", "arm")),
         f"{line['percent']:+.2f} %",
-        "any" if low is None else f"{low:+.2f} to {high:+.2f} %",
+        "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any",
         "" if apart is None else f"{apart:.2f} %",
         line["verdict"] if line["decides"] else f"({line['verdict']})",
     ]
@@ -128,19 +125,19 @@ def closing(found: JsonObject) -> Iterator[str]:
             how = "by more than" if beyond else "perhaps by less than"
             yield f"{line['a']}: {line['verdict']}, {how} the margin of {margin:g} %"
     for arm, more in found["more_pairs"].items():
-        narrower = (
-            more and f"{more[0]} more pairs would narrow it to +-{more[1]:.2g} % and decide it at this effect"
+        then = (
+            "no number of pairs up to 200 would decide it"
+            if found["pairs"] > 1
+            else "one pair has no interval"
         )
-        none = "no number of pairs up to 200 would decide it"
-        none = none if found["pairs"] > 1 else "one pair has no interval"
-        yield f"{arm}: unclear: {narrower or none}"
+        if more:
+            then = f"{more[0]} more pairs would narrow it to +-{more[1]:.2g} % and decide it at this effect"
+        yield f"{arm}: unclear: {then}"
     for line in found["expected"]:
-        change, low, high = (
-            f"{line[key]:+.2f}" if line[key] is not None else "open" for key in ("change", "low", "high")
-        )
         yield (
-            f"{line['arm']}: {NAMES[line['metric']]} was expected to change by {change} % ({low} to {high}), "
-            f"and did by {line['found']:+.2f} %: the intervals {'meet' if line['meets'] else 'do not meet'}"
+            f"{line['arm']}: {NAMES[line['metric']]} was expected to change by "
+            f"{_change(line['change'], line['low'], line['high'])}, and did by {line['found']:+.2f} %: "
+            f"the intervals {'meet' if line['meets'] else 'do not meet'}"
         )
     for arm, differing in found["differences"].items():
         for what, part in (("setting", "server_info"), ("variable", "environment")):

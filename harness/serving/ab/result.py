@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from harness.files import JsonObject
 from harness.serving.ab.plan import METRICS, PLACEHOLDER
 from harness.serving.ab.record import Record
+from harness.serving.ledger.prediction import Prediction
 from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
 from harness.statistics.paired import VerdictName, verdict
 
@@ -53,7 +54,8 @@ def spread(metric: str, concurrency: int | None) -> float:
 class Effect:
     """ratio > 1: the arm is faster (time of the base over its own, or its throughput over the base's).
 
-    launch_spread: deviation between launches of one arm, per cent: that of the pairs over the root of two
+    percent, interval: of the metric itself; no interval: one pair has none
+    launch_spread:     deviation between launches of one arm, per cent: that of the pairs over the root of two
     """
 
     pairs: int
@@ -62,6 +64,8 @@ class Effect:
     ratio: float
     low: float
     high: float
+    percent: float
+    interval: list[float] | None
     confidence: float
     launch_spread: float | None
     verdict: VerdictName
@@ -77,10 +81,15 @@ def effect(
     logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
     mean, half = statistics.fmean(logs), mean_half_width(logs, level)
     low, high = math.exp(mean - half), math.exp(mean + half) if half < 100 else math.inf
+    own = [
+        100 * math.expm1(end if higher else -end)
+        for end in (mean, mean - half, mean + half)
+        if half < 100 or end == mean
+    ]
     apart = 100 * statistics.stdev(logs) / math.sqrt(2) if len(logs) > 1 else None
     return Effect(
-        len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high, level, apart,
-        verdict(low, high, floor=0.0, margin=margin / 100),
+        len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high,
+        own[0], sorted(own[1:]) or None, level, apart, verdict(low, high, floor=0.0, margin=margin / 100),
     )  # fmt: skip
 
 
@@ -128,27 +137,21 @@ def summary(record: Record) -> JsonObject:
     plan = record.plan
     per_arm = {arm: effects(record, arm) for arm in plan.others}
     deciding = {arm: found[plan.metric] for arm, found in per_arm.items() if plan.metric in found}
-    pairs = sum(1 for pair in record.pairs() if pair)
+    verdicts = [
+        {"a": arm, "b": plan.base, "metric": metric, "decides": metric == plan.metric, "floor": 0.0,
+         **asdict(found)}
+        for arm, of_arm in per_arm.items() for metric, found in of_arm.items()
+    ]  # fmt: skip
+    for line in verdicts:  # JSON has no infinity
+        line.update({} if line["interval"] else {"low": None, "high": None})
     return {
         "folder": str(record.folder),
         "created": record.about["created"],
         "plan": plan.model_dump(),
         "engine": next((e for e in reversed(record.of("ready"))), {}),
-        "pairs": pairs,
+        "pairs": sum(1 for pair in record.pairs() if pair),
         "finished": finished(record),
-        "verdicts": [
-            {
-                "a": arm,
-                "b": plan.base,
-                "metric": metric,
-                "decides": metric == plan.metric,
-                "floor": 0.0,
-                **asdict(found),
-                **_percents(found, metric),
-            }
-            for arm, of_arm in per_arm.items()
-            for metric, found in of_arm.items()
-        ],
+        "verdicts": verdicts,
         "more_pairs": {a: more_pairs(f, plan.margin) for a, f in deciding.items() if f.verdict == "unclear"},
         "expected": [line for arm, of_arm in per_arm.items() for line in _expected(record, arm, of_arm)],
         "differences": {arm: differences(record, arm) for arm in plan.others},
@@ -156,20 +159,6 @@ def summary(record: Record) -> JsonObject:
         "findings": list(_findings(record)),
         "seconds": sum(e["seconds"] for e in record.of("stopped")),
     }
-
-
-def percent(ratio: float, metric: str) -> float:
-    """Change of the metric itself, per cent; a ratio over 1 is faster: less time, or more throughput."""
-    return 100 * (ratio - 1 if metric == "throughput" else 1 / ratio - 1)
-
-
-def _percents(found: Effect, metric: str) -> JsonObject:
-    """The change of the metric itself with its interval; JSON has no infinity, so ends that are none are left
-    out of both."""
-    if not math.isfinite(found.high):
-        return {"low": None, "high": None, "percent": percent(found.ratio, metric), "interval": None}
-    ends = sorted(percent(end, metric) for end in (found.low, found.high))
-    return {"percent": percent(found.ratio, metric), "interval": ends}
 
 
 def finished(record: Record) -> str:
@@ -186,21 +175,21 @@ def finished(record: Record) -> str:
 def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
     """Each prediction of the arm beside what was found, in per cent of the metric before."""
     for prediction in record.predictions:
-        metric = QUANTITIES.get(prediction.quantity, "")
-        if (
-            metric in found
-            and prediction.of in ("", arm)
-            and prediction.before
-            and prediction.change is not None
-        ):
-            ends = (prediction.change, prediction.low, prediction.high)
-            change, low, high = (None if end is None else 100 * end / prediction.before for end in ends)
-            own = _percents(found[metric], metric)
-            meets = own["interval"] is None or (
-                (low is None or low <= own["interval"][1]) and (high is None or own["interval"][0] <= high)
-            )
+        metric, ends = QUANTITIES.get(prediction.quantity, ""), percents(prediction)
+        if metric in found and prediction.of in ("", arm) and ends:
+            change, low, high = ends
+            own = found[metric].interval or (-math.inf, math.inf)
+            meets = (low is None or low <= own[1]) and (high is None or own[0] <= high)
             yield {"arm": arm, "metric": metric, "method": prediction.method, "change": change, "low": low,
-                   "high": high, "found": own["percent"], "meets": meets}  # fmt: skip
+                   "high": high, "found": found[metric].percent, "meets": meets}  # fmt: skip
+
+
+def percents(prediction: Prediction) -> list[float | None]:
+    """Its change, low and high end in per cent of the metric before; None: open. Empty where it has none."""
+    if not prediction.before or prediction.change is None:
+        return []
+    ends = (prediction.change, prediction.low, prediction.high)
+    return [None if end is None else 100 * end / prediction.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:

@@ -48,22 +48,19 @@ class Session:
     def run(self) -> None:
         """Raises NothingRan where an arm does not come up in the launch that is thrown away."""
         self.record.append("begun", boot=BOOT.read_text().strip() if BOOT.exists() else "")
-        if 0 not in self.record.pairs():
-            try:
-                self._pair(0, self._attempts(0))
-            except RunFailed as error:
-                raise NothingRan(f"{error}; nothing was measured") from None
         most = looks(self.plan.pairs)[-1]
-        for pair in range(1, most + 1):
-            if pair in self.record.pairs():
+        for pair in range(most + 1):
+            done = self.record.pairs()
+            if pair in done:
                 continue
-            if self._decided(len(self.record.pairs()) - 1):
-                return
-            reach = time.monotonic() + pair_seconds(self.plan, self.record)
-            if self.until is not None and reach > self.until:
-                self.say("the budget does not reach for another pair")
-                return
-            self.say(f"pair {pair} of at most {most}: {', '.join(order(list(self.plan.arms), pair))}")
+            if pair:
+                if self._decided(len(done) - 1):
+                    return
+                reach = time.monotonic() + pair_seconds(self.plan, self.record)
+                if self.until is not None and reach > self.until:
+                    self.say("the budget does not reach for another pair")
+                    return
+                self.say(f"pair {pair} of at most {most}: {', '.join(order(list(self.plan.arms), pair))}")
             if not self._made(pair):
                 return
 
@@ -76,35 +73,36 @@ class Session:
         self.say(f"looked at {pairs} pairs: {', '.join(words)}")
         return "unclear" not in words
 
-    def _attempts(self, pair: int) -> int:
-        return 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
-
     def _made(self, pair: int) -> bool:
         """The whole pair again where one of its runs does not count, for the same reasons in each arm."""
-        first, why = self._attempts(pair), ""
+        first = 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
         for attempt in range(first, first + REMAKES + 1):
-            if why:
-                self.say(f"pair {pair} is made again: {why}")
             try:
-                self._pair(pair, attempt)
+                for arm in order(list(self.plan.arms), pair):
+                    self._launched({"pair": pair, "attempt": attempt, "arm": arm})
+                self.record.append("pair", pair=pair, attempt=attempt)
                 return True
             except RunFailed as error:
                 why = str(error)
+            if not pair:
+                raise NothingRan(f"{why}; nothing was measured")
+            again = attempt < first + REMAKES
+            self.say(
+                f"pair {pair} is {'made again' if again else f'given up after {REMAKES + 1} attempts'}: {why}"
+            )
         self.record.append("given up", pair=pair, reason=why)
-        self.say(f"pair {pair} is given up after {REMAKES + 1} attempts: {why}")
         return False
 
-    def _pair(self, pair: int, attempt: int) -> None:
-        for arm in order(list(self.plan.arms), pair):
-            for left in reversed(range(PORTS)):
-                try:
-                    self._launch({"pair": pair, "attempt": attempt, "arm": arm})
-                    break
-                except PortTaken as error:
-                    if not left:
-                        raise
-                    self.say(f"  {error}: another port")
-        self.record.append("pair", pair=pair, attempt=attempt)
+    def _launched(self, about: dict[str, Any]) -> None:
+        """On another port where another process took the first one meanwhile."""
+        for left in reversed(range(PORTS)):
+            try:
+                self._launch(about)
+                break
+            except PortTaken as error:
+                if not left:
+                    raise
+                self.say(f"  {error}: another port")
 
     def _launch(self, about: dict[str, Any]) -> None:
         plan, record, arm = self.plan, self.record, about["arm"]
@@ -117,13 +115,14 @@ class Session:
         for each in (folder, cache):
             each.mkdir(parents=True, exist_ok=True)
         record.append("launch", **about, number=number, port=port, name=name)
-        started, ok, first = time.monotonic(), False, "" if about["pair"] else "first_"
+        started, ok = time.monotonic(), False
         command = launch(plan, arm, name, port, cache)
         ends = stop(plan, arm, name, port) if plan.stop else None
         try:
-            grace = plan.seconds("stop_timeout")
+            grace = plan.stop_timeout
             with Server(command, port, folder / "server.log", record.lock, grace, ends) as server:
-                ready = server.wait_ready(plan.ready, plan.seconds(f"{first}ready_timeout"))
+                limit = plan.ready_timeout if about["pair"] else plan.first_ready_timeout
+                ready = server.wait_ready(plan.ready, limit)
                 said = server.identity()
                 (folder / "server.json").write_text(json.dumps({"command": str(command), **said}, indent=1))
                 known = {key: said[key] for key in ("engine", "version", "owned")}
@@ -174,7 +173,7 @@ class Session:
     def _call(self, server: Server, command: Command, log: Path) -> None:
         """One run of the client. Raises RunFailed; of a server that died rather than of its client."""
         longest = max((e["seconds"] for e in self.record.of("measured")), default=0.0)
-        limit = self.plan.seconds("client_timeout")
+        limit = self.plan.client_timeout
         limit = min(limit, max(LEAST_LIMIT_S, 3 * longest)) if longest else limit
         until = time.monotonic() + limit
         with Guarded(command.words, command.environment(), log, keep=self.record.lock) as process:

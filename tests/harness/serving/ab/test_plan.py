@@ -89,7 +89,7 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     ({"arms": {"a": {}, "b": {"flag": "t"}}}, "arms.b.flag: no such key"),
     ({"arms": {"a": {}, "b": {"flags": "'t"}}}, "arms.b.flags: No closing quotation"),
     ({"margin": 0}, "margin: "), ({"metric": "itl"}, "metric: "),
-    ({"ready_timeout": "soon"}, "ready_timeout: .*'soon'"),
+    ({"ready_timeout": "soon"}, "cannot read ready_timeout 'soon'; write"),
     (DOCKER | {"stop": ""}, r"does not end its container .* stop = \"docker stop -t 90 \{name\}\""),
     (DOCKER | {"launch": DOCKER["launch"].replace("{env} ", "")}, r"reach the container: write \{env\}"),
     ({"launch": "bash -c 'serve {port}'"}, r"flags at the end would go to the shell: write \{flags\}"),
@@ -98,14 +98,6 @@ def test_what_could_only_fail_later_is_one_line_now(values, why):
     with pytest.raises(UsageError, match=why) as refusal:
         made(GOOD | values, "x")
     assert "\n" not in str(refusal.value)
-
-
-def test_a_script_that_starts_and_calls_the_server_is_to_be_split(tmp_path):
-    script = tmp_path / "dsr1.sh"
-    script.write_text("python3 -m sglang.launch_server --port $PORT &\nrun_benchmark_serving --port $PORT\n"
-                      "python3 benchmark_serving.py\n")  # fmt: skip
-    with pytest.raises(UsageError, match="starts the server and calls it, too: make two scripts of it"):
-        made(GOOD | {"launch": f"bash {script} {{port}}"}, "x")
 
 
 @pytest.mark.parametrize("template", [row["template"] for row in listed() if row["kind"] == "a plan"])
@@ -175,7 +167,6 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
             "--num-steps", "--graph-bs", "--gemm-runner", "--gone"}  # fmt: skip
     assert told.keys() == dead
     assert told["X_DEAD"] == "nothing installed reads X_DEAD"
-    assert told["SGLANG_DECLARED"] == "SGLANG_DECLARED is declared, but nothing installed reads it"
     assert told["--num-steps"] == "--num-steps is accepted, but nothing in the engine reads it"
     assert (
         told["--graph-bs"] == "the engine has no flag --graph-bs, but --graph-bs-decode, --graph-bs-prefill"

@@ -226,14 +226,13 @@ def pretended(tmp_path, monkeypatch):
     """A session whose pairs are made by a function of the pair's number, without a server."""
 
     def session_of(make, budget_s=None):
-        def pair(self, number, attempt):
-            make(number)
-            for arm in self.plan.arms:
-                self.record.append("launch", pair=number, attempt=attempt, arm=arm)
-                self.record.append("stopped", seconds=60.0, ok=True)
-            self.record.append("pair", pair=number, attempt=attempt)
+        def launch(self, about):
+            make(about["pair"])
+            self.record.append("launch", **about)
+            self.record.append("measured", **about)
+            self.record.append("stopped", **about, seconds=60.0, ok=True)
 
-        monkeypatch.setattr(Session, "_pair", pair)
+        monkeypatch.setattr(Session, "_launch", launch)
         said = []
         record = Record.begin(tmp_path / "out", plan_of(), {"names": [], "predictions": []})
         Session(record, budget_s, said.append).run()

@@ -1,15 +1,14 @@
 """Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
 
-    python guard.py ORDERS_FD WORDS_FD KEEP_FD GRACE STOP COMMAND...
+    python guard.py ORDERS_FD WORDS_FD GRACE STOP COMMAND...
 
 Engines start processes that start processes. This one is their ancestor and, where Linux allows it, adopts
 the orphans among them, so that it finds them all, also those that made a session of their own. It ends them
 when its pipe of orders says `stop`, and when that pipe closes: its parent is gone then, kill -9 included.
 
-    GRACE:   seconds between SIGTERM to the command and SIGKILL to all that is left
-    STOP:    a command, as a JSON list, that is run first (`docker stop ...`); [] for none
-    KEEP_FD: stays open as long as this runs: the lock of the record
-    words:   `started PID`, `failed REASON`, `ended CODE`, a line each
+    GRACE: seconds between SIGTERM to the command and SIGKILL to all that is left
+    STOP:  a command, as a JSON list, that is run first (`docker stop ...`); [] for none
+    words: `started PID`, `failed REASON`, `ended CODE`, a line each
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MOST_S = 30.0
 
 
 def main() -> None:
-    orders, words, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[4]), json.loads(sys.argv[5])
+    orders, words, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[3]), json.loads(sys.argv[4])
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
     libc = ctypes.CDLL(None, use_errno=True)
@@ -48,7 +47,7 @@ def main() -> None:
             if os.getppid() != guard:
                 os._exit(127)
 
-    command = sys.argv[6:]
+    command = sys.argv[5:]
     try:  # it inherits none of the descriptors
         process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True)
     except OSError as error:

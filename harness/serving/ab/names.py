@@ -30,6 +30,7 @@ LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/c
 NO_PRODUCT = {"test", "tests", "benchmark", "benchmarks", "__pycache__", ".git"}
 C_SOURCES = (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
 NO_CODE = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL)  # docstrings, comments
+USED = r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""
 FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server arguments
 
 
@@ -81,30 +82,31 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
     """Those that no Python code reads, and no library's binary or C source holds."""
-    wanted = {  # SGLang reads SGL_X as SGLANG_X
-        name: re.sub("^SGL_", "(?:SGL|SGLANG)_", name) for name in names if not OF_SYSTEM.fullmatch(name)
-    }
+    wanted = {name for name in names if not OF_SYSTEM.fullmatch(name)}
     for suffixes in ((".py", *C_SOURCES), (".so",)):  # binaries are large: last, and for what is left
         for file in _files(roots, suffixes) if wanted else ():
-            for name in [name for name, pattern in wanted.items() if _reads(file, pattern)]:
-                del wanted[name]
-    for name in wanted:
+            wanted -= set(_read(file, wanted))
+    for name in sorted(wanted):
         yield name, f"nothing installed reads {name}"
 
 
-def _reads(file: Path, name: str) -> bool:
-    """Whether a file reads a variable: in Python `.NAME`, or the string where it does not begin the line of a
-    list or of a table; in C the string; in a binary the word."""
+def _read(file: Path, names: Iterable[str]) -> Iterator[str]:
+    """Those that a file reads: in Python `.NAME`, or the string where it does not begin the line of a list or
+    of a table; in C the string; in a binary the word."""
     with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            if not re.search(rf"\b{name}\b".encode(), data):
-                return False
-            text = data[:].decode(errors="replace") if file.suffix in (".py", *C_SOURCES) else ""
-        if file.suffix in C_SOURCES:
-            return f'"{name}"' in re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
-        used = rf"""\.{name}\b|(?:\S[^\n]*|\w[(\[]\s*)["']{name}["']|^\s*["']{name}["']\s*(?![\s,:])"""
-        return not text or bool(re.search(used, NO_CODE.sub("", text), re.MULTILINE))
-    return False
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        for name in names:
+            forms = {name, re.sub("^SGL_", "SGLANG_", name)}  # SGLang reads the one as the other
+            for form in (form for form in forms if data.find(form.encode()) >= 0):
+                text = data[:].decode(errors="replace") if file.suffix in (".py", *C_SOURCES) else ""
+                if file.suffix in C_SOURCES:
+                    used = f'"{form}"' in re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+                elif text:
+                    used = bool(re.search(USED.replace("NAME", form), NO_CODE.sub("", text), re.MULTILINE))
+                else:
+                    used = bool(re.search(rf"\b{form}\b".encode(), data))
+                if used:
+                    yield name
 
 
 def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str]]:
@@ -139,17 +141,19 @@ def _declared(source: str) -> Iterator[tuple[str, str]]:
 
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Below the roots, each folder once; `.so` is also `.so.1`, and a program, which has no suffix."""
-    seen: set[str] = set()
+    binaries, seen = ".so" in suffixes, set()
     for root in roots:
-        if root.is_file() and (root.suffix in suffixes or (".so" in suffixes and not root.suffix)):
+        if root.is_file() and (root.suffix in suffixes or (binaries and not root.suffix)):
             yield root
         for folder, inner, names in os.walk(root):
-            real = os.path.realpath(folder)
-            inner[:] = [] if real in seen else sorted(set(inner) - NO_PRODUCT)
-            for name in [] if real in seen else names:
-                if name.endswith(suffixes) or (".so" in suffixes and ".so." in name):
-                    yield Path(folder, name)
+            inner[:] = sorted(set(inner) - NO_PRODUCT)
+            if (real := os.path.realpath(folder)) in seen:
+                inner.clear()
+                continue
             seen.add(real)
+            for name in names:
+                if name.endswith(suffixes) or (binaries and ".so." in name):
+                    yield Path(folder, name)
 
 
 def _text(file: Path) -> str:

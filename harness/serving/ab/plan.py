@@ -207,7 +207,7 @@ def _examine(plan: Plan) -> None:
         raise UsageError("{prompts} stands in the client command: say how many with `prompts`")
     client(plan, plan.base, 0, 0, Path(), Path(), warm_up=True)
     for arm, changes in plan.arms.items():
-        if not re.fullmatch(r"[\w.+-]+", arm):
+        if not re.fullmatch(r"[\w+-][\w.+-]*", arm):
             raise UsageError(f"an arm is named with letters, digits and .+-_ only, not {arm!r}")
         words = launch(plan, arm, "a-name", 0, Path()).words
         inside = [Path(word).name for word in words[:4]]  # also behind sudo, or env A=1
@@ -230,12 +230,13 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
     """What starts the server of an arm: its flags at {flags}, or at the end."""
     env, flags, image = plan.changes(arm)
     values = {**_values(arm, port, cache), "name": name, "image": image}
-    env = {key: _whole_path(_filled(value, values)) for key, value in env.items()}
-    flags = [_filled(word, values) for word in flags]
-    for_docker = [word for key, value in env.items() if value != UNSET for word in ("-e", f"{key}={value}")]
+    own = {key: None if value == UNSET else _filled(value, values) for key, value in env.items()}
+    for_docker = [
+        word for key, value in own.items() if value is not None for word in ("-e", f"{key}={value}")
+    ]
+    lists = {"env": for_docker, "flags": [_filled(word, values) for word in flags]}
     text = plan.launch if "{flags}" in plan.launch else f"{plan.launch}\n{{flags}}"
-    command = _command(text, "launch", values, {"env": for_docker, "flags": flags})
-    own = {key: None if value == UNSET else value for key, value in env.items()}
+    command = _command(text, "launch", values, lists)
     return Command(command.words, {**command.variables, **own})
 
 
@@ -266,28 +267,34 @@ def _values(arm: str, port: int, cache: Path) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
+    """A file by its whole path: a command runs in a folder of its own, where this repository's `kernels` and
+    `tests` are not in the way of an engine's imports."""
+    word = PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
+    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    is_path = os.sep in value or Path(value).suffix in (".sh", ".py", ".yaml", ".yml", ".json")
+    return f"{option}{equals}{Path(value).absolute()}" if is_path and Path(value).exists() else word
 
 
 def _command(
     text: str, what: str, values: Mapping[str, str], lists: Mapping[str, Sequence[str]] = {}
 ) -> Command:
-    """Words as a shell would have them, `A=1` in front as variables, files by their whole path: a command
-    runs in a folder of its own. lists: placeholders that stand for several words. Raises UsageError."""
+    """Words as a shell would have them, `A=1` in front as variables. lists: placeholders that stand for
+    several words. Raises UsageError."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UsageError(f"cannot read the {what} command: {error}") from None
-    known = [*values, *lists]
-    if unknown := [name for name in PLACEHOLDER.findall(text) if name not in known]:
-        there = " ".join(f"{{{name}}}" for name in known)
+    joined = {**values, **{key: shlex.join(each) for key, each in lists.items()}}
+    if unknown := [name for name in PLACEHOLDER.findall(text) if name not in joined]:
+        there = " ".join(f"{{{name}}}" for name in joined)
         raise UsageError(f"the {what} command has no {{{unknown[0]}}} to fill in; there are: {there}")
     variables: dict[str, str | None] = {}
+    if words[:1] == ["env"] and words[1:] and re.match(r"[A-Za-z_]\w*=", words[1]):
+        words = words[1:]  # an arm's own value would not stand against this one
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
-        variables[name] = _whole_path(_filled(value, values))
+        variables[name] = _filled(value, values)
     in_shell = bool(words) and Path(words[0]).name in SHELLS
-    joined = {**values, **{key: shlex.join(each) for key, each in lists.items()}}
     filled: list[str] = []
     for word in words:
         if not in_shell and OF_A_SHELL.fullmatch(word):
@@ -295,14 +302,8 @@ def _command(
                              "write the value, or put the command into a script that ends with exec"
                              )  # fmt: skip
         alone = lists.get(word[1:-1]) if PLACEHOLDER.fullmatch(word) else None
-        filled += [_whole_path(_filled(word, joined))] if alone is None else alone
+        filled += [_filled(word, joined)] if alone is None else alone
     if not filled:
         raise UsageError(f"the {what} command is empty")
     program = shutil.which(filled[0])
     return Command((str(Path(program).absolute()) if program else filled[0], *filled[1:]), variables)
-
-
-def _whole_path(word: str) -> str:
-    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
-    is_path = os.sep in value or Path(value).suffix in (".sh", ".py", ".yaml", ".yml", ".json")
-    return f"{option}{equals}{Path(value).absolute()}" if is_path and Path(value).exists() else word

@@ -44,13 +44,13 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
         document = json.loads(path.read_text())
     except (OSError, ValueError) as error:
         raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    workloads = document.get("workloads", [document]) if isinstance(document, dict) else [document]
-    loads = [w.get("load") if isinstance(w, dict) else None for w in workloads]
-    fitting = [
-        workload
-        for workload, load_ in zip(workloads, loads, strict=True)
-        if not isinstance(load_, dict) or load_.get("concurrency") == plan.concurrency
-    ]
+    try:
+        loads = [(each, each.get("load", {})) for each in document.get("workloads", [document])]
+        fitting = [
+            each for each, load in loads if load.get("concurrency", plan.concurrency) == plan.concurrency
+        ]
+    except AttributeError:  # another document
+        fitting = []
     found = [prediction for workload in fitting for prediction in _predictions(workload)]
     if len(fitting) != 1 or not found:
         raise UsageError(f"{path} holds no one prediction for {plan.concurrency} in flight, as the client has"

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, NothingRan, UsageError
-from harness.serving.ab.plan import METRICS, Command, Plan, client, launch, stop
+from harness.serving.ab.plan import METRICS, Command, client, launch, stop
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import effects, looks
+from harness.serving.ab.result import effects, looks, order, pair_seconds
 from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, free_port
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
@@ -22,20 +22,6 @@ PORTS = 5  # tried for a launch: one that another process took meanwhile says no
 LEAST_LIMIT_S = 300.0  # of a client's run, where three times the longest so far is less
 WARM_UP_SEEDS = 1_000_000  # away from those of measured runs
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-def order(arms: list[str], pair: int) -> list[str]:
-    """Mirrored, so that a drift of the machine meets each arm alike: AB, BA, AB ..."""
-    return arms if pair % 2 or not pair else arms[::-1]
-
-
-def pair_seconds(plan: Plan, record: Record | None) -> float:
-    """Of one launch of each arm: as the launches so far took, or as the plan expects."""
-    took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
-    if took := took[len(plan.arms) :] or took:  # the first of each arm filled caches
-        return len(plan.arms) * sum(took) / len(took)
-    warm = plan.warm_up_prompts / plan.prompts if plan.warm_up_prompts and plan.prompts else 1.0
-    return 60 * len(plan.arms) * (plan.launch_minutes + plan.run_minutes * (1 + warm))
 
 
 class Session:
@@ -119,8 +105,8 @@ class Session:
         command = launch(plan, arm, name, port, cache)
         ends = stop(plan, arm, name, port) if plan.stop else None
         try:
-            grace = plan.stop_timeout
-            with Server(command, port, folder / "server.log", record.lock, grace, ends) as server:
+            log, guard = folder / "server.log", {"keep": record.lock, "grace": plan.stop_timeout}
+            with Server(command, port, log, stop=ends, **guard) as server:
                 limit = plan.ready_timeout if about["pair"] else plan.first_ready_timeout
                 ready = server.wait_ready(plan.ready, limit)
                 said = server.identity()
@@ -146,7 +132,7 @@ class Session:
         self._call(server, warming, folder / "warm-up.log")
         tries = 60 if plan.flush else 0
         while tries and server.get(plan.flush, post=True) is None:
-            server.process.wait(0.5)  # requests that the client gave up may still be running
+            server.wait(0.5)  # requests that the client gave up may still be running
             if not (tries := tries - 1):
                 raise RunFailed(f"POST {plan.flush} was not answered with 200 (flush)")
         began = time.monotonic()
@@ -160,7 +146,7 @@ class Session:
             run.value("throughput", tokens="output"),
         ), strict=True))  # fmt: skip
         if metrics[plan.metric] is None:
-            raise RunFailed(f"{result} has no {plan.metric} (metric)")
+            raise RunFailed(f"{result} has no {plan.metric}: name a `metric` that the client measures")
         suspect = {
             f.rule: f.message.replace(f"{folder}/", "") for f in run.findings if f.severity == "suspect"
         }
@@ -176,7 +162,7 @@ class Session:
         limit = self.plan.client_timeout
         limit = min(limit, max(LEAST_LIMIT_S, 3 * longest)) if longest else limit
         until = time.monotonic() + limit
-        with Guarded(command.words, command.environment(), log, keep=self.record.lock) as process:
+        with Guarded(command, log, keep=self.record.lock) as process:
             while process.wait(1.0) is None:
                 server.check("while the client called it")
                 if time.monotonic() > until:

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from harness.serving.ab import result as module
-from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
-from harness.serving.ab.session import order
+from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, order, pairs_for, power
 
 TRIALS = 2000
 

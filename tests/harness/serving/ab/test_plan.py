@@ -15,7 +15,7 @@ from harness.serving.ab.templates import listed
 from tests.support.paths import DATA
 
 LAUNCH, CLIENT = "serve --port {port} --model m", "bench {url} --seed {seed} --out {result}"
-ARMS = {"a": {}, "b": {"env": {"X": "1"}, "flags": "--fast 2"}}
+ARMS = {"a": {}, "b": {"env": {"X": 1}, "flags": "--fast 2"}}
 GOOD = {"launch": LAUNCH, "client": CLIENT, "arms": ARMS}
 DOCKER = {
     "launch": "docker run --rm --name {name} {env} -p 127.0.0.1:{port}:8000 {image} vllm serve m",
@@ -67,9 +67,19 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     assert calls == ["640", "128"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.sh").write_text("exec vllm serve m --port $1")
-    plan = made(GOOD | {"launch": "A=./serve.sh bash serve.sh {port}", "env": {"B": "./serve.sh"}}, "x")
+    arms = {"a": {"flags": "--config=serve.sh"}, "b": {}}
+    plan = made(
+        {
+            "launch": "A=./serve.sh bash serve.sh {port}",
+            "client": CLIENT,
+            "env": {"B": "./serve.sh"},
+            "arms": arms,
+        },
+        "x",
+    )
     found, script = launched(plan, "a"), str(tmp_path / "serve.sh")
     assert found.words[1] == found.variables["A"] == found.variables["B"] == script
+    assert found.words[-1] == f"--config={script}"
 
 
 @pytest.mark.parametrize(("values", "why"), [
@@ -92,7 +102,9 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
     ({"ready_timeout": "soon"}, "cannot read ready_timeout 'soon'; write"),
     (DOCKER | {"stop": ""}, r"does not end its container .* stop = \"docker stop -t 90 \{name\}\""),
     (DOCKER | {"launch": DOCKER["launch"].replace("{env} ", "")}, r"reach the container: write \{env\}"),
-    ({"launch": "bash -c 'serve {port}'"}, r"flags at the end would go to the shell: write \{flags\}"),
+    ({"launch": "bash -lc 'serve {port}'"}, r"flags at the end would go to the shell: write \{flags\}"),
+    ({"launch": f"sudo docker run {LAUNCH}"}, r"docker does not end its container"),
+    ({"arms": {"a": {}, "b": {"env": {"A": True}}}}, "arms.b.env.A: "),
 ])  # fmt: skip
 def test_what_could_only_fail_later_is_one_line_now(values, why):
     with pytest.raises(UsageError, match=why) as refusal:

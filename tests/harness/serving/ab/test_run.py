@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from harness.errors import NothingRan, UsageError
-from harness.serving.ab.plan import made
+from harness.serving.ab.plan import Command, made
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import summary
 from harness.serving.ab.server import Guarded, RunFailed, free_port
@@ -155,8 +155,8 @@ def test_a_port_that_is_taken_is_left_alone():
 
 def test_a_server_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, mark):
     lock = os.open(tmp_path / "lock", os.O_CREAT)
-    command = (SERVER.format(port=0) + " --mode ignores-sigterm").split()
-    with Guarded(command, dict(os.environ), tmp_path / "log", keep=lock, grace=0.05) as process:
+    command = Command(tuple((SERVER.format(port=0) + " --mode ignores-sigterm").split()))
+    with Guarded(command, tmp_path / "log", keep=lock, grace=0.05) as process:
         assert comes(lambda: len(marked(mark)) >= 5)  # guard, server, two children, an orphan
     assert process.code == -signal.SIGKILL and not marked(mark)
     os.close(lock)
@@ -164,9 +164,9 @@ def test_a_server_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_pa
 
 def test_a_stop_command_is_run_first(tmp_path, mark):
     lock = os.open(tmp_path / "lock", os.O_CREAT)
-    stop = ["touch", str(tmp_path / "stopped")]
-    command = SERVER.format(port=0).split()
-    with Guarded(command, dict(os.environ), tmp_path / "log", keep=lock, grace=60, stop=stop) as process:
+    stop = Command(("touch", str(tmp_path / "stopped")))
+    command = Command(tuple(SERVER.format(port=0).split()))
+    with Guarded(command, tmp_path / "log", keep=lock, grace=60, stop=stop) as process:
         assert process.wait() is None
     assert (tmp_path / "stopped").exists() and process.code == -signal.SIGTERM
     os.close(lock)

@@ -35,7 +35,7 @@ BUSY = 32
 NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
 CHANGES = (1.0, 2.0, 5.0)  # per cent
-MOST_LOOKED_AT = range(2, 200)
+MOST_LOOKED_AT = range(2, MOST_PAIRS)
 QUANTITIES = {"tpot": "tpot", "ttft": "ttft", "output_throughput": "throughput"}
 """Of a prediction: the metric that it is held against."""
 
@@ -247,9 +247,9 @@ def _findings(record: Record) -> Iterator[str]:
                 names = ", ".join(found["environment"]) or "none"
                 yield f"the servers of {arm} and {base} report the same settings; other variables: {names}"
     counted = [run for number, runs in record.pairs().items() if number for run in runs.values()]
-    tokens = {
-        arm: sum(run["output_tokens"] or 0 for run in counted if run["arm"] == arm) for arm in plan.arms
-    }
+    tokens = dict.fromkeys(plan.arms, 0)
+    for run in counted:
+        tokens[run["arm"]] += run["output_tokens"] or 0
     if len(set(tokens.values())) > 1:
         each = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
         yield f"the arms made different numbers of tokens, which is other work: {each}"
@@ -316,8 +316,10 @@ def _needed(plan: Plan, pair_s: float) -> str:
     for change in CHANGES:
         fixed = pairs_for(change, apart, confidence(1, arms), MOST_LOOKED_AT)
         looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)
-        shown = looked or (fixed if plan.pairs else f"over {LOOKS[-1]}; --pairs {fixed}")
-        rows.append([f"{change:g} %", shown, _time(((looked or fixed or 0) + 1) * pair_s)])
+        shown = str(looked or fixed or f"over {MOST_LOOKED_AT[-1]}")
+        if fixed and not (looked or plan.pairs):
+            shown = f"over {LOOKS[-1]}; --pairs {fixed}"
+        rows.append([f"{change:g} %", shown, _time((n + 1) * pair_s) if (n := looked or fixed) else ""])
     unseen = "" if plan.concurrency else "; the client command names no concurrency"
     return (
         table(rows, [f"effect on {NAMES[plan.metric]}", "pairs needed", "time"])
@@ -372,11 +374,8 @@ def closing(found: JsonObject) -> Iterator[str]:
             how = "by more than" if beyond else "perhaps by less than"
             yield f"{line['a']}: {line['verdict']}, {how} the margin of {margin:g} %"
     for arm, more in found["more_pairs"].items():
-        then = (
-            "no number of pairs up to 200 would decide it"
-            if found["pairs"] > 1
-            else "one pair has no interval"
-        )
+        many = f"no number of pairs up to {MOST_PAIRS} would decide it"
+        then = many if found["pairs"] > 1 else "one pair has no interval"
         if more:
             then = f"{more[0]} more pairs would narrow it to +-{more[1]:.2g} % and decide it at this effect"
         yield f"{arm}: unclear: {then}"

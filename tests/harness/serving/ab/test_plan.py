@@ -61,10 +61,8 @@ def test_flags_go_where_the_command_says_and_prompts_are_fewer_before(tmp_path, 
                         "client": f"{CLIENT} --n {{prompts}}", "prompts": 640,
                         "warm_up_prompts": 128}, "x")  # fmt: skip
     assert launched(plan, "b").words[-1] == "exec serve --port 30000 --fast 2"
-    calls = [
-        client(plan, "a", 1, 1, Path("/r"), Path("/c"), warm_up=warm).words[-1] for warm in (False, True)
-    ]
-    assert calls == ["640", "128"]
+    at = plan, "a", 1, 1, Path("/r"), Path("/c")
+    assert [client(*at, warm_up=warm).words[-1] for warm in (False, True)] == ["640", "128"]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serve.sh").write_text("exec vllm serve m --port $1")
     arms = {"a": {"flags": "--config=serve.sh"}, "b": {}}
@@ -116,9 +114,8 @@ def test_what_could_only_fail_later_is_one_line_now(values, why):
 def test_a_template_is_a_plan_that_passes_the_dry_run(here, tmp_path, template):
     file = tmp_path / "ab.toml"
     file.write_text(here("serving", "ab", "--template", template).stdout)
-    done = here(
-        "serving", "ab", file, "--dry-run", "--json", tmp_path / "out.json", "--out", tmp_path / "out"
-    )
+    told = "--json", tmp_path / "out.json", "--out", tmp_path / "out"
+    done = here("serving", "ab", file, "--dry-run", *told)
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert "34 min a pair" in done.stdout and "7.4 h for 12 pairs" in done.stdout
     plan = json.loads((tmp_path / "out.json").read_text())["plan"]
@@ -180,9 +177,8 @@ def test_names_that_nothing_installed_reads_are_told(tmp_path):
     assert told.keys() == dead
     assert told["X_DEAD"] == "nothing installed reads X_DEAD"
     assert told["--num-steps"] == "--num-steps is accepted, but nothing in the engine reads it"
-    assert (
-        told["--graph-bs"] == "the engine has no flag --graph-bs, but --graph-bs-decode, --graph-bs-prefill"
-    )
+    longer = "--graph-bs-decode, --graph-bs-prefill"
+    assert told["--graph-bs"] == f"the engine has no flag --graph-bs, but {longer}"
 
 
 def test_an_engine_that_is_not_here_is_not_called_silent():

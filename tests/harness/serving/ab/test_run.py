@@ -55,12 +55,11 @@ def verdicts(found):
 def test_a_slower_arm_is_found_and_what_the_servers_differ_in_is_said(run, tmp_path):
     env = {"NCCL_OF_ARM": "{cache}"}
     found, _ = run(plan_of(flush="/flush_cache", client=" --noise 0.0002", env=env))
-    assert verdicts(found) == {
-        "tpot": "slower",
-        "ttft": "same",
-        "ttft_median": "same",
-        "throughput": "slower",
-    }
+    slower, same = (
+        dict.fromkeys(("tpot", "throughput"), "slower"),
+        dict.fromkeys(("ttft", "ttft_median"), "same"),
+    )
+    assert verdicts(found) == slower | same
     (tpot,) = [line for line in found["verdicts"] if line["decides"]]
     assert tpot["percent"] == pytest.approx(10, abs=0.2) and tpot["pairs"] == found["pairs"] == 2
     assert found["differences"]["slow"] == {"server_info": {"step_ms": [10.0, 11.0]}, "environment": {}}
@@ -193,10 +192,8 @@ def test_killed_in_the_middle_of_a_pair_it_goes_on_and_loses_none(tmp_path, mark
     record = Record(out)
     assert sorted(record.pairs()) == [0, 1]
     changed = here("serving", "ab", "--resume", out, "--pairs", "3")
-    assert (changed.returncode, changed.stderr) == (
-        2,
-        f"error: {out} was begun with another pairs: 2, now 3\n",
-    )
+    assert changed.returncode == 2
+    assert changed.stderr == f"error: {out} was begun with another pairs: 2, now 3\n"
     done = here("serving", "ab", file, "--resume", out, "--json", "-", "--quiet")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

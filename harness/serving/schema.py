@@ -35,7 +35,7 @@ class StrictRecord(BaseModel):
 class Finding(StrictRecord):
     """What a rule found in one row, or between several.
 
-    rule:     its name, as in harness/serving/integrity/__init__.py, or `unreadable`
+    rule:     its name, as in harness/serving/integrity/texts.toml, or that of a reader (`unreadable`, ...)
     severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
     message:  one line: what, where, with the numbers
     numbers:  those that the rule compared

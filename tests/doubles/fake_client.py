@@ -27,8 +27,6 @@ if options.modes and not warms_up:
     options.modes.write_text(rest)
 if mode == "hangs":
     time.sleep(600)
-if mode == "fails":
-    raise KeyError("choices")
 if options.waits and options.waits.exists() and not warms_up and options.result.parent.name == "002-0-base":
     with options.waits.open("w") as pipe:
         pipe.write("here\n")

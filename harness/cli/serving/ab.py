@@ -67,13 +67,14 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
-    from harness.serving.ab.record import Record, default_folder
-    from harness.serving.ab.report import planned
-    from harness.serving.ab.result import finished
+    from harness.serving.ab.record import Record, default_folder, require_none
+    from harness.serving.ab.result import finished, planned
 
     budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
     changes = {key: options[key] for key in ("pairs", "margin") if options[key] is not None}
     plan = _plan(changes, **options)
+    if options["resume"] and (out or options["predict"]):
+        raise UsageError("--resume goes on with its own folder and predictions: no --out, no --predict")
     record = Record(Path(options["resume"])) if options["resume"] else None
     if record:
         record.require_plan(plan or record.plan.model_copy(update=changes))
@@ -81,6 +82,8 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     if plan is None:
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
     folder = record.folder if record else Path(out) if out else default_folder()
+    if record is None:
+        require_none(folder)
     names = record.names if record else looked_up(plan, Progress(quiet).note)
     predictions = record.predictions if record else _predictions(plan, options["predict"])
     kept = [prediction.model_dump() for prediction in predictions]
@@ -132,8 +135,7 @@ def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:
 
 def _run(record: Record, budget_s: float | None, text: str, json_to: str | None, quiet: bool) -> int:
     from harness.progress import Progress
-    from harness.serving.ab.report import shown
-    from harness.serving.ab.result import finished, summary
+    from harness.serving.ab.result import finished, shown, summary
     from harness.serving.ab.session import Session
 
     say = Progress(quiet).note

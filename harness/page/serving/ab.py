@@ -12,8 +12,7 @@ from harness.page.document import Chart, PageSection, Table, TableRow, anchor
 from harness.page.serving.colours import AFTER, BEFORE, PREDICTED, TARGET
 from harness.page.serving.marks import LABEL, cell, records
 from harness.serving.ab.record import Record
-from harness.serving.ab.report import NAMES, UNITS, closing, row
-from harness.serving.ab.result import summary
+from harness.serving.ab.result import NAMES, UNITS, closing, row, summary
 
 if TYPE_CHECKING:
     import altair

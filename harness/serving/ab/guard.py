@@ -1,15 +1,14 @@
 """Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
 
-    python guard.py ORDERS_FD WORDS_FD KEEP_FD GRACE STOP COMMAND...
+    python guard.py ORDERS_FD WORDS_FD GRACE STOP COMMAND...
 
 Engines start processes that start processes. This one is their ancestor and, where Linux allows it, adopts
 the orphans among them, so that it finds them all, also those that made a session of their own. It ends them
 when its pipe of orders says `stop`, and when that pipe closes: its parent is gone then, kill -9 included.
 
-    GRACE:   seconds between SIGTERM to the command and SIGKILL to all that is left
-    STOP:    a command, as a JSON list, that is run first (`docker stop ...`); [] for none
-    KEEP_FD: stays open as long as this runs: the lock of the record
-    words:   `started PID`, `failed REASON`, `ended CODE`, a line each
+    GRACE: seconds between SIGTERM to the command and SIGKILL to all that is left
+    STOP:  a command, as a JSON list, that is run first (`docker stop ...`); [] for none
+    words: `started PID`, `failed REASON`, `ended CODE`, a line each
 """
 
 from __future__ import annotations
@@ -24,6 +23,7 @@ import subprocess
 import sys
 import time
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_S = 0.05
 IDLE_S = 60.0
@@ -31,50 +31,35 @@ MOST_S = 30.0
 
 
 def main() -> None:
-    orders, words, keep, grace, stop = *map(int, sys.argv[1:4]), float(sys.argv[4]), json.loads(sys.argv[5])
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    orders, words, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[3]), json.loads(sys.argv[4])
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    for descriptor in (orders, words, keep):
-        os.set_inheritable(descriptor, False)
-    child = _start(sys.argv[6:], words, libc)
-    if child is None:
-        return
-    code = _wait(orders, child)
-    if code is None:
-        code = _end(child, grace, stop)
-    _kill_all(child)
-    _say(words, f"ended {code}")
-
-
-def _start(command: list[str], words: int, libc: ctypes.CDLL) -> int | None:
-    """The command's process, once it runs; None, with the reason said, where it cannot be run."""
     guard = os.getpid()
-    read, write = os.pipe2(os.O_CLOEXEC)
-    child = os.fork()
-    if child:
-        os.close(write)
-        reason = os.read(read, 4096)  # empty when the command has taken the child's place
-        os.close(read)
-        if reason:
-            os.waitpid(child, 0)
-        _say(words, f"failed {command[0]}: {reason.decode()}" if reason else f"started {child}")
-        return None if reason else child
-    try:
-        os.setsid()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+
+    def prepare() -> None:
+        for number in SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         if hasattr(libc, "prctl"):
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != guard:
                 os._exit(127)
-        os.execvp(command[0], command)
+
+    command = sys.argv[5:]
+    try:  # it inherits none of the descriptors
+        process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True)
     except OSError as error:
-        os.write(write, str(error.strerror).encode())
-    finally:
-        os._exit(127)
+        _say(words, f"failed {command[0]}: {error.strerror}")
+        return
+    child = process.pid
+    _say(words, f"started {child}")
+    code = _wait(orders, child)
+    if code is None:
+        code = _end(child, grace, stop)
+    _kill_all(child)
+    _say(words, f"ended {code}")
 
 
 def _wait(orders: int, child: int) -> int | None:
@@ -104,11 +89,12 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
         if code is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGTERM)
-        until = time.monotonic() + grace / 3
-        while _descendants() and time.monotonic() < until:  # also those that it began to end itself
-            time.sleep(TICK_S)
+        until, left = time.monotonic() + grace / 3, True
+        while left and time.monotonic() < until:
+            left = bool(_descendants())  # before they are collected: the last one's code must not be missed
             ended = _reap(child)
             code = code if ended is None else ended
+            time.sleep(TICK_S if left else 0)
     return -signal.SIGKILL if code is None else code
 
 

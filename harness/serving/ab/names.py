@@ -8,14 +8,11 @@ put together at run time escape; so what is not found is a warning.
 from __future__ import annotations
 
 import contextlib
-import io
-import itertools
 import json
 import mmap
 import os
 import re
 import subprocess
-import tokenize
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -32,6 +29,8 @@ OF_SYSTEM = re.compile(r"(LD|OMP|GOMP|MALLOC|GLIBC|PYTHON|LC|XDG|HF|CUDA)_\w+|PA
 LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/cuda/lib64")
 NO_PRODUCT = {"test", "tests", "benchmark", "benchmarks", "__pycache__", ".git"}
 C_SOURCES = (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
+NO_CODE = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL)  # docstrings, comments
+USED = r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""
 FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server arguments
 
 
@@ -43,17 +42,17 @@ def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> lis
     if not names:
         return []
     package, roots, why = _installed(launch(plan, plan.base, "a-name", plan.port, Path("/cache")))
+    found: list[JsonObject] = []
     if why:
+        found.append({"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"})
         unread = [(name, f"{name} is in none of today's engines") for name in names if name in gone()]
     else:
         say(f"looking up {', '.join(names)} in what is installed")
         unread = [*_variables(variables, roots), *_flags(flags, package)]
-    unknown: list[JsonObject] = [{"found": None, "says": f"{', '.join(names)} could not be looked up: {why}"}]
-    today = {name: f"; today: {gone()[name]}" for name, _ in unread if gone().get(name)}
-    found: list[JsonObject] = [
-        {"name": n, "found": False, "says": f"{says}{today.get(n, '')}"} for n, says in unread
-    ]
-    return [*(unknown if why else []), *found]
+    for name, says in unread:
+        today = f"; today: {gone()[name]}" if gone().get(name) else ""
+        found.append({"name": name, "found": False, "says": says + today})
+    return found
 
 
 def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
@@ -83,26 +82,31 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
     """Those that no Python code reads, and no library's binary or C source holds."""
-    wanted = {
-        name: {name, re.sub("^SGL_", "SGLANG_", name)} for name in names if not OF_SYSTEM.fullmatch(name)
-    }
-    declared: set[str] = set()
-    for file in _files(roots, (".py", *C_SOURCES)):
-        source = _text(file)
-        for name, forms in list(wanted.items()):
-            uses = [_use(source, form, file.suffix == ".py") for form in forms if form in source]
-            declared |= {name} if "declared" in uses else set()
-            if "read" in uses:
-                del wanted[name]
-        if not wanted:
-            return
-    for file in _files(roots, (".so",)):
-        for name, forms in list(wanted.items()):
-            if any(_holds(file, form) for form in forms):
-                del wanted[name]
-    for name in wanted:
-        says = f"{name} is declared, but nothing installed reads it"
-        yield name, says if name in declared else f"nothing installed reads {name}"
+    wanted = {name for name in names if not OF_SYSTEM.fullmatch(name)}
+    for suffixes in ((".py", *C_SOURCES), (".so",)):  # binaries are large: last, and for what is left
+        for file in _files(roots, suffixes) if wanted else ():
+            wanted -= set(_read(file, wanted))
+    for name in sorted(wanted):
+        yield name, f"nothing installed reads {name}"
+
+
+def _read(file: Path, names: Iterable[str]) -> Iterator[str]:
+    """Those that a file reads: in Python `.NAME`, or the string where it does not begin the line of a list or
+    of a table; in C the string; in a binary the word."""
+    with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
+        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+        for name in names:
+            forms = {name, re.sub("^SGL_", "SGLANG_", name)}  # SGLang reads the one as the other
+            for form in (form for form in forms if data.find(form.encode()) >= 0):
+                text = data[:].decode(errors="replace") if file.suffix in (".py", *C_SOURCES) else ""
+                if file.suffix in C_SOURCES:
+                    used = f'"{form}"' in re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
+                elif text:
+                    used = bool(re.search(USED.replace("NAME", form), NO_CODE.sub("", text), re.MULTILINE))
+                else:
+                    used = bool(re.search(rf"\b{form}\b".encode(), data))
+                if used:
+                    yield name
 
 
 def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str]]:
@@ -135,61 +139,24 @@ def _declared(source: str) -> Iterator[tuple[str, str]]:
         yield own[1] if own else f"--{field.replace('_', '-')}", field
 
 
-def _use(source: str, name: str, python: bool) -> str:
-    """`read`, `declared` or nothing: how a name stands in a file. A string counts where it is the whole name
-    and no key or line of a list; a name where it is no target of an assignment."""
-    if not python:
-        source = re.sub(r"//[^\n]*|/\*.*?\*/", "", source, flags=re.DOTALL)
-        return "read" if f'"{name}"' in source else ""
-    use, before = "", ("end", "")
-    for (kind, text), (_, after) in itertools.pairwise([*_tokens(source), ("end", "")]):
-        if text == name and kind in ("name", "string"):
-            target = kind == "name" and before[1] != "." and after in ("=", ":")
-            if not target and not (kind == "string" and before[0] == "end" and after in (",", ":")):
-                return "read"
-            use = "declared"
-        before = (kind, text)
-    return use
-
-
-def _tokens(source: str) -> Iterator[tuple[str, str]]:
-    """(kind, text) of each token; a string by what is between its quotes."""
-    kinds = {tokenize.NAME: "name", tokenize.STRING: "string", tokenize.OP: "op"}
-    with contextlib.suppress(tokenize.TokenError, SyntaxError):
-        for token in tokenize.generate_tokens(io.StringIO(source).readline):
-            kind = kinds.get(token.type, "end")
-            yield kind, token.string.lstrip("rbuRBU").strip("'\"") if kind == "string" else token.string
-
-
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
     """Below the roots, each folder once; `.so` is also `.so.1`, and a program, which has no suffix."""
-    seen: set[str] = set()
+    binaries, seen = ".so" in suffixes, set()
     for root in roots:
-        if root.is_file() and (root.suffix in suffixes or (".so" in suffixes and not root.suffix)):
+        if root.is_file() and (root.suffix in suffixes or (binaries and not root.suffix)):
             yield root
         for folder, inner, names in os.walk(root):
-            real = os.path.realpath(folder)
-            inner[:] = [] if real in seen else sorted(set(inner) - NO_PRODUCT)
-            for name in [] if real in seen else names:
-                if name.endswith(suffixes) or (".so" in suffixes and ".so." in name):
-                    yield Path(folder, name)
+            inner[:] = sorted(set(inner) - NO_PRODUCT)
+            if (real := os.path.realpath(folder)) in seen:
+                inner.clear()
+                continue
             seen.add(real)
+            for name in names:
+                if name.endswith(suffixes) or (binaries and ".so." in name):
+                    yield Path(folder, name)
 
 
 def _text(file: Path) -> str:
     with contextlib.suppress(OSError):
         return file.read_text(errors="replace")
     return ""
-
-
-def _holds(file: Path, name: str) -> bool:
-    """Whether a binary holds the name, and not as a part of another."""
-    word, size = name.encode(), len(name)
-    with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
-        data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        at = data.find(word)
-        while at >= 0 and re.search(rb"\w", data[max(0, at - 1) : at] + data[at + size : at + size + 1]):
-            at = data.find(word, at + 1)
-        data.close()
-        return at >= 0
-    return False

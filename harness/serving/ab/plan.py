@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -13,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
 
 from harness.errors import NothingRan, UsageError, mistake
 from harness.files import JsonObject
@@ -27,19 +26,12 @@ else:
     import tomli as tomllib
 
 METRICS = ("tpot", "ttft", "ttft_median", "throughput")
-FILLED_IN = {
-    "launch": ("port", "url", "arm", "cache", "name", "image", "env", "flags"),
-    "client": ("port", "url", "arm", "cache", "seed", "result", "prompts"),
-    "stop": ("port", "url", "arm", "cache", "name"),
-}
 CONTAINERS = ("docker", "podman", "nerdctl")
 FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is no child of theirs
 SHELLS = ("sh", "bash")
 VARIABLE = re.compile(r"[A-Za-z_]\w*")
 PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 OF_A_SHELL = re.compile(r"&&?|\|\|?|;|[12]?>+(&1)?|<|.*;|.*(\$[\w({]|`).*", re.DOTALL)
-STARTS = re.compile(r"launch_server|vllm serve|api_server|trtllm-serve|openai_server|sglang serve")
-CALLS = re.compile(r"bench_serving|bench serve|benchmark_serving|benchmark_client|genai-perf|aiperf")
 
 
 def _variables(values: dict[str, str]) -> dict[str, str]:
@@ -48,17 +40,15 @@ def _variables(values: dict[str, str]) -> dict[str, str]:
     return values
 
 
-def _seconds(text: str) -> str:
-    try:
-        return f"{parse_seconds(text, 'the time'):g}s"
-    except UsageError as error:
-        raise ValueError(str(error)) from None
+def _seconds(value: object, key: ValidationInfo) -> object:
+    return parse_seconds(value, str(key.field_name)) if isinstance(value, str) else value
 
 
-Environment = Annotated[dict[str, str], AfterValidator(_variables)]
+Value = Annotated[str, Field(coerce_numbers_to_str=True)]
+Environment = Annotated[dict[str, Value], AfterValidator(_variables)]
 """Variables; the value `unset` takes one away."""
 Flags = Annotated[str, AfterValidator(lambda text: shlex.join(shlex.split(text.replace("\\\n", " "))))]
-Seconds = Annotated[str, AfterValidator(_seconds)]
+Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0)]
 
 
 class Arm(StrictRecord):
@@ -100,10 +90,10 @@ class Plan(StrictRecord):
     seed: int = Field(default=1, ge=0, lt=2**31)
     launch_minutes: float = Field(default=10.0, gt=0)
     run_minutes: float = Field(default=8.0, gt=0)
-    first_ready_timeout: Seconds = "3600s"
-    ready_timeout: Seconds = "1800s"
-    client_timeout: Seconds = "3600s"
-    stop_timeout: Seconds = "90s"
+    first_ready_timeout: Seconds = 3600.0
+    ready_timeout: Seconds = 1800.0
+    client_timeout: Seconds = 3600.0
+    stop_timeout: Seconds = 90.0
 
     @property
     def base(self) -> str:
@@ -127,29 +117,28 @@ class Plan(StrictRecord):
         found = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
         return int(found[0]) if len(found) == 1 else None
 
-    def seconds(self, name: str) -> float:
-        return float(getattr(self, name)[:-1])
-
     def variables(self, arm: str) -> dict[str, str]:
         return {**self.env, **self.arms[arm].env}
 
     def changes(self, arm: str) -> tuple[dict[str, str], list[str], str]:
-        """What its launch has of its own, in a form that can be compared."""
+        """What its launch has of its own: variables, flags, image."""
         return self.variables(arm), shlex.split(self.arms[arm].flags), self.arms[arm].image or self.image
 
     def differing(self) -> tuple[list[str], list[str]]:
         """Names of variables, and of flags, that not all arms have alike."""
-        environments, all_flags, _ = zip(*map(self.changes, self.arms), strict=True)
         # A flag with what stands behind it, up to the next.
-        options = [
-            re.findall(r"(?:^|\s)(--?[\w.-]+)(.*?)(?=\s--?[a-zA-Z]|$)", " ".join(each)) for each in all_flags
-        ]
-        return _unlike([list(each.items()) for each in environments]), _unlike(options)
+        flag = re.compile(r"(?:^|\s)(--?[\w.-]+)(.*?)(?=\s--?[a-zA-Z]|$)")
+        flags = [flag.findall(self.arms[arm].flags) for arm in self.arms]
+        return _unlike([list(self.variables(arm).items()) for arm in self.arms]), _unlike(flags)
 
 
 def _unlike(arms: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
     names = dict.fromkeys(name for arm in arms for name, _ in arm)
-    return [n for n in names if len({json.dumps([v for k, v in arm if k == n]) for arm in arms}) > 1]
+    return [
+        n
+        for n in names
+        if any([v for k, v in arm if k == n] != [v for k, v in arms[0] if k == n] for arm in arms)
+    ]
 
 
 @dataclass(frozen=True)
@@ -206,44 +195,33 @@ def parse_arm(text: str) -> tuple[str, JsonObject]:
 
 def _examine(plan: Plan) -> None:
     """Raises UsageError for what could only fail, or measure something else, later."""
-    needed = {
-        "launch": [("port", "each launch takes another port")],
-        "client": [
-            ("url", "it would call another server"),
-            ("result", "the file that it writes, as JSON or JSONL"),
-            ("seed", "each pair sends other prompts, both arms the same"),
-        ],
-    }
-    for what, names in needed.items():
-        for name, why in names:
-            if f"{{{name}}}" not in getattr(plan, what) and not (name == "url" and "{port}" in plan.client):
-                raise UsageError(f"no {{{name}}} in the {what} command: {why}")
+    for name, what, text, why in (
+        ("port", "launch", plan.launch, "each launch takes another port"),
+        ("url", "client", plan.client.replace("{port}", "{url}"), "it would call another server"),
+        ("result", "client", plan.client, "the file that it writes, as JSON or JSONL"),
+        ("seed", "client", plan.client, "each pair sends other prompts, both arms the same"),
+    ):
+        if f"{{{name}}}" not in text:
+            raise UsageError(f"no {{{name}}} in the {what} command: {why}")
     if "{prompts}" in plan.client and plan.prompts is None:
         raise UsageError("{prompts} stands in the client command: say how many with `prompts`")
     client(plan, plan.base, 0, 0, Path(), Path(), warm_up=True)
     for arm, changes in plan.arms.items():
-        if not re.fullmatch(r"[\w.+-]+", arm):
+        if not re.fullmatch(r"[\w+-][\w.+-]*", arm):
             raise UsageError(f"an arm is named with letters, digits and .+-_ only, not {arm!r}")
         words = launch(plan, arm, "a-name", 0, Path()).words
-        program = Path(words[0]).name
-        if program in CONTAINERS and not plan.stop:
-            raise UsageError(f"{program} does not end its container when it is ended itself: give the "
-                             f'launch `--name {{name}}` and the plan stop = "{program} stop -t 90 {{name}}"'
+        inside = [Path(word).name for word in words[:4]]  # also behind sudo, or env A=1
+        if (docker := next((name for name in inside if name in CONTAINERS), "")) and not plan.stop:
+            raise UsageError(f"{docker} does not end its container when it is ended itself: give the "
+                             f'launch `--name {{name}}` and the plan stop = "{docker} stop -t 90 {{name}}"'
                              )  # fmt: skip
-        if program in CONTAINERS and plan.variables(arm) and "{env}" not in plan.launch:
-            raise UsageError(f"variables do not reach the container: write {{env}} after `{program} run`")
-        if program in SHELLS and "-c" in words and changes.flags and "{flags}" not in plan.launch:
+        if docker and plan.variables(arm) and "{env}" not in plan.launch:
+            raise UsageError(f"variables do not reach the container: write {{env}} after `{docker} run`")
+        in_shell = any(name in SHELLS for name in inside) and any(re.fullmatch("-[a-z]*c", w) for w in words)
+        if in_shell and changes.flags and "{flags}" not in plan.launch:
             raise UsageError("flags at the end would go to the shell: write {flags} where they belong")
         if changes.image and "{image}" not in plan.launch:
             raise UsageError(f"arm {arm} has an image, and no {{image}} stands in the launch command")
-        for script in (Path(word) for word in words if word.endswith(".sh") and Path(word).is_file()):
-            text = script.read_text(errors="replace")
-            if STARTS.search(text) and CALLS.search(text):
-                raise UsageError(
-                    f"{script} starts the server and calls it, too: make two scripts of it, one that ends "
-                    'with `exec` and the server\'s command with --port "$1", for launch = "bash server.sh '
-                    '{port}", and one with the client\'s, for client = "bash client.sh {url} {seed} {result}"'
-                )
         if plan.stop:
             stop(plan, arm, "a-name", 0)
 
@@ -252,12 +230,13 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
     """What starts the server of an arm: its flags at {flags}, or at the end."""
     env, flags, image = plan.changes(arm)
     values = {**_values(arm, port, cache), "name": name, "image": image}
-    env = {key: _whole_path(_filled(value, values)) for key, value in env.items()}
-    flags = [_filled(word, values) for word in flags]
-    for_docker = [word for key, value in env.items() if value != UNSET for word in ("-e", f"{key}={value}")]
+    own = {key: None if value == UNSET else _filled(value, values) for key, value in env.items()}
+    for_docker = [
+        word for key, value in own.items() if value is not None for word in ("-e", f"{key}={value}")
+    ]
+    lists = {"env": for_docker, "flags": [_filled(word, values) for word in flags]}
     text = plan.launch if "{flags}" in plan.launch else f"{plan.launch}\n{{flags}}"
-    command = _command(text, "launch", values, {"env": for_docker, "flags": flags})
-    own = {key: None if value == UNSET else value for key, value in env.items()}
+    command = _command(text, "launch", values, lists)
     return Command(command.words, {**command.variables, **own})
 
 
@@ -288,28 +267,34 @@ def _values(arm: str, port: int, cache: Path) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    return PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
+    """A file by its whole path: a command runs in a folder of its own, where this repository's `kernels` and
+    `tests` are not in the way of an engine's imports."""
+    word = PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
+    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
+    is_path = os.sep in value or Path(value).suffix in (".sh", ".py", ".yaml", ".yml", ".json")
+    return f"{option}{equals}{Path(value).absolute()}" if is_path and Path(value).exists() else word
 
 
 def _command(
     text: str, what: str, values: Mapping[str, str], lists: Mapping[str, Sequence[str]] = {}
 ) -> Command:
-    """Words as a shell would have them, `A=1` in front as variables, files by their whole path: a command
-    runs in a folder of its own. lists: placeholders that stand for several words. Raises UsageError."""
+    """Words as a shell would have them, `A=1` in front as variables. lists: placeholders that stand for
+    several words. Raises UsageError."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise UsageError(f"cannot read the {what} command: {error}") from None
-    known = FILLED_IN[what]
-    if unknown := [name for name in PLACEHOLDER.findall(text) if name not in known]:
-        there = " ".join(f"{{{name}}}" for name in known)
+    joined = {**values, **{key: shlex.join(each) for key, each in lists.items()}}
+    if unknown := [name for name in PLACEHOLDER.findall(text) if name not in joined]:
+        there = " ".join(f"{{{name}}}" for name in joined)
         raise UsageError(f"the {what} command has no {{{unknown[0]}}} to fill in; there are: {there}")
     variables: dict[str, str | None] = {}
+    if words[:1] == ["env"] and words[1:] and re.match(r"[A-Za-z_]\w*=", words[1]):
+        words = words[1:]  # an arm's own value would not stand against this one
     while words and re.match(r"[A-Za-z_]\w*=", words[0]):
         name, _, value = words.pop(0).partition("=")
-        variables[name] = _whole_path(_filled(value, values))
+        variables[name] = _filled(value, values)
     in_shell = bool(words) and Path(words[0]).name in SHELLS
-    joined = {**values, **{key: shlex.join(each) for key, each in lists.items()}}
     filled: list[str] = []
     for word in words:
         if not in_shell and OF_A_SHELL.fullmatch(word):
@@ -317,14 +302,8 @@ def _command(
                              "write the value, or put the command into a script that ends with exec"
                              )  # fmt: skip
         alone = lists.get(word[1:-1]) if PLACEHOLDER.fullmatch(word) else None
-        filled += [_whole_path(_filled(word, joined))] if alone is None else alone
+        filled += [_filled(word, joined)] if alone is None else alone
     if not filled:
         raise UsageError(f"the {what} command is empty")
     program = shutil.which(filled[0])
     return Command((str(Path(program).absolute()) if program else filled[0], *filled[1:]), variables)
-
-
-def _whole_path(word: str) -> str:
-    option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
-    is_path = os.sep in value or Path(value).suffix in (".sh", ".py", ".yaml", ".yml", ".json")
-    return f"{option}{equals}{Path(value).absolute()}" if is_path and Path(value).exists() else word

@@ -3,15 +3,13 @@ in which the arms' variables were measured as settings."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import re
 import statistics
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
 
 from harness.errors import UsageError
 from harness.results.journal import Journal
@@ -41,33 +39,18 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
 def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     """What `serving what-if --json` wrote for the plan's concurrency."""
     try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    workloads = document.get("workloads", [document]) if isinstance(document, dict) else [document]
-    loads = [w.get("load") if isinstance(w, dict) else None for w in workloads]
-    fitting = [
-        workload
-        for workload, load_ in zip(workloads, loads, strict=True)
-        if not isinstance(load_, dict) or load_.get("concurrency") == plan.concurrency
-    ]
-    found = [prediction for workload in fitting for prediction in _predictions(workload)]
-    if len(fitting) != 1 or not found:
+        text = path.read_text()
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    fitting: list[list[Prediction]] = []
+    with contextlib.suppress(ValueError, KeyError, TypeError):  # of another document
+        for workload in json.loads(text)["workloads"]:
+            if workload["load"]["concurrency"] == plan.concurrency:
+                fitting.append([Prediction.model_validate(each) for each in workload["changes"]])
+    if len(fitting) != 1 or not fitting[0]:
         raise UsageError(f"{path} holds no one prediction for {plan.concurrency} in flight, as the client has"
                          ": `serving what-if --json FILE` writes one")  # fmt: skip
-    return found
-
-
-def _predictions(value: Any) -> Iterator[Prediction]:
-    """All that stand anywhere in it."""
-    if isinstance(value, dict):
-        try:
-            yield Prediction.model_validate(value)
-            return
-        except ValidationError:
-            value = list(value.values())
-    for each in value if isinstance(value, list) else ():
-        yield from _predictions(each)
+    return fitting[0]
 
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:

@@ -14,9 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
-from harness.errors import UsageError, mistake, one_line
+from harness.errors import UsageError, mistake
 from harness.files import JsonLines, JsonObject, replace, require_writable_folder
 from harness.paths import RESULTS
 from harness.serving.ab.plan import Plan
@@ -40,8 +38,7 @@ class Record:
             self.names: list[JsonObject] = self.about["names"]
             self.predictions = [Prediction.model_validate(entry) for entry in self.about["predictions"]]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            why = mistake(error) if isinstance(error, ValidationError) else one_line(error)
-            why = getattr(error, "strerror", None) or why
+            why = getattr(error, "strerror", None) or mistake(error)
             raise UsageError(f"{folder} is no record of `serving ab`: {PLAN}: {why}") from None
         self.events = list(self._journal.records()) if (folder / JOURNAL).exists() else []
 
@@ -49,19 +46,17 @@ class Record:
     def begin(cls, folder: Path, plan: Plan, more: Mapping[str, Any]) -> Record:
         """more: names that nothing reads, and predictions: what is known before the first launch. Raises
         UsageError where the folder holds a record already or cannot be written."""
+        require_none(folder)
         require_writable_folder(folder, "; choose another --out")
-        if (folder / PLAN).exists():
-            raise UsageError(f"{folder} holds an A/B: --resume {folder} goes on, or choose another --out")
         head = {"schema": 1, "created": _now(), "plan": plan.model_dump(), **more}
         replace(folder / PLAN, json.dumps(head, indent=1) + "\n")
         return cls(folder)
 
     def require_plan(self, plan: Plan) -> None:
         """Raises UsageError where another one was begun: launches of two plans are no pairs."""
-        before, after = self.plan.model_dump(), plan.model_dump()
-        for key in after:
-            if before[key] != after[key]:
-                was, now = (json.dumps(each[key])[:80] for each in (before, after))
+        for (key, before), (_, after) in zip(self.plan, plan, strict=True):
+            if before != after:
+                was, now = str(before)[:80], str(after)[:80]
                 raise UsageError(f"{self.folder} was begun with another {key}: {was}, now {now}")
 
     def hold(self, say: Callable[[str], None]) -> None:
@@ -101,15 +96,20 @@ class Record:
 
     def values(self, metric: str, arms: Sequence[str]) -> list[tuple[float, ...]]:
         """Of each finished pair in which all these arms have it."""
-        rows = [
-            tuple(runs[arm]["metrics"][metric] for arm in arms) for pair, runs in self.pairs().items() if pair
-        ]
+        pairs = [runs for pair, runs in self.pairs().items() if pair]
+        rows = [tuple(runs[arm]["metrics"][metric] for arm in arms) for runs in pairs]
         return [row for row in rows if None not in row]
 
     def launch_folder(self, about: Mapping[str, Any]) -> Path:
         """Of an event's launch."""
         name = f"{about['pair']:03d}-{about['attempt']}-{about['arm']}"
         return self.folder.absolute() / "launches" / name
+
+
+def require_none(folder: Path) -> None:
+    """Raises UsageError where the folder holds a record."""
+    if (folder / PLAN).exists():
+        raise UsageError(f"{folder} holds an A/B: --resume {folder} goes on, or choose another --out")
 
 
 def default_folder() -> Path:

@@ -1,4 +1,4 @@
-"""Result of an A/B: when its pairs are looked at, effects with their intervals, what else is to be known.
+"""Result of an A/B: when its pairs are looked at, effects with their intervals, and what is printed of them.
 
 A launch is the unit: runs of one launch share its memory addresses, its tuned kernels and its clocks, and
 taken as independent they give 23 to 59 % false verdicts at a nominal 5 %. So each pair is one launch of each
@@ -14,10 +14,13 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from harness.files import JsonObject
-from harness.serving.ab.plan import METRICS, PLACEHOLDER
+from harness.report.text import table
+from harness.serving.ab.plan import METRICS, PLACEHOLDER, Plan, client, launch
 from harness.serving.ab.record import Record
+from harness.serving.ledger.prediction import Prediction
 from harness.statistics.intervals import CONFIDENCE, mean_half_width, students_t
 from harness.statistics.paired import VerdictName, verdict
 
@@ -29,6 +32,10 @@ POWER = 0.8
 # a concurrency of 32 and more, and below it.
 SPREAD = {"tpot": (0.53, 1.2), "throughput": (0.58, 1.1), "ttft": (2.5, 4.1), "ttft_median": (2.5, 4.1)}
 BUSY = 32
+NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, median", "throughput": "output"}
+UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
+CHANGES = (1.0, 2.0, 5.0)  # per cent
+MOST_LOOKED_AT = range(2, MOST_PAIRS)
 QUANTITIES = {"tpot": "tpot", "ttft": "ttft", "output_throughput": "throughput"}
 """Of a prediction: the metric that it is held against."""
 
@@ -36,6 +43,20 @@ QUANTITIES = {"tpot": "tpot", "ttft": "ttft", "output_throughput": "throughput"}
 def looks(pairs: int | None) -> tuple[int, ...]:
     """Pairs after which there may be a verdict: a number that was fixed beforehand is looked at once."""
     return LOOKS if pairs is None else (pairs,)
+
+
+def order(arms: list[str], pair: int) -> list[str]:
+    """Mirrored, so that a drift of the machine meets each arm alike: AB, BA, AB ..."""
+    return arms if pair % 2 or not pair else arms[::-1]
+
+
+def pair_seconds(plan: Plan, record: Record | None) -> float:
+    """Of one launch of each arm: as the launches so far took, or as the plan expects."""
+    took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
+    if took := took[len(plan.arms) :] or took:  # the first of each arm filled caches
+        return len(plan.arms) * sum(took) / len(took)
+    warm = plan.warm_up_prompts / plan.prompts if plan.warm_up_prompts and plan.prompts else 1.0
+    return 60 * len(plan.arms) * (plan.launch_minutes + plan.run_minutes * (1 + warm))
 
 
 def confidence(pairs: int | None, comparisons: int) -> float:
@@ -53,7 +74,8 @@ def spread(metric: str, concurrency: int | None) -> float:
 class Effect:
     """ratio > 1: the arm is faster (time of the base over its own, or its throughput over the base's).
 
-    launch_spread: deviation between launches of one arm, per cent: that of the pairs over the root of two
+    percent, interval: of the metric itself; no interval: one pair has none
+    launch_spread:     deviation between launches of one arm, per cent: that of the pairs over the root of two
     """
 
     pairs: int
@@ -62,6 +84,8 @@ class Effect:
     ratio: float
     low: float
     high: float
+    percent: float
+    interval: list[float] | None
     confidence: float
     launch_spread: float | None
     verdict: VerdictName
@@ -77,10 +101,15 @@ def effect(
     logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
     mean, half = statistics.fmean(logs), mean_half_width(logs, level)
     low, high = math.exp(mean - half), math.exp(mean + half) if half < 100 else math.inf
+    own = [
+        100 * math.expm1(end if higher else -end)
+        for end in (mean, mean - half, mean + half)
+        if half < 100 or end == mean
+    ]
     apart = 100 * statistics.stdev(logs) / math.sqrt(2) if len(logs) > 1 else None
     return Effect(
-        len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high, level, apart,
-        verdict(low, high, floor=0.0, margin=margin / 100),
+        len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high,
+        own[0], sorted(own[1:]) or None, level, apart, verdict(low, high, floor=0.0, margin=margin / 100),
     )  # fmt: skip
 
 
@@ -128,27 +157,21 @@ def summary(record: Record) -> JsonObject:
     plan = record.plan
     per_arm = {arm: effects(record, arm) for arm in plan.others}
     deciding = {arm: found[plan.metric] for arm, found in per_arm.items() if plan.metric in found}
-    pairs = sum(1 for pair in record.pairs() if pair)
+    verdicts = [
+        {"a": arm, "b": plan.base, "metric": metric, "decides": metric == plan.metric, "floor": 0.0,
+         **asdict(found)}
+        for arm, of_arm in per_arm.items() for metric, found in of_arm.items()
+    ]  # fmt: skip
+    for line in verdicts:  # JSON has no infinity
+        line.update({} if line["interval"] else {"low": None, "high": None})
     return {
         "folder": str(record.folder),
         "created": record.about["created"],
         "plan": plan.model_dump(),
         "engine": next((e for e in reversed(record.of("ready"))), {}),
-        "pairs": pairs,
+        "pairs": sum(1 for pair in record.pairs() if pair),
         "finished": finished(record),
-        "verdicts": [
-            {
-                "a": arm,
-                "b": plan.base,
-                "metric": metric,
-                "decides": metric == plan.metric,
-                "floor": 0.0,
-                **asdict(found),
-                **_percents(found, metric),
-            }
-            for arm, of_arm in per_arm.items()
-            for metric, found in of_arm.items()
-        ],
+        "verdicts": verdicts,
         "more_pairs": {a: more_pairs(f, plan.margin) for a, f in deciding.items() if f.verdict == "unclear"},
         "expected": [line for arm, of_arm in per_arm.items() for line in _expected(record, arm, of_arm)],
         "differences": {arm: differences(record, arm) for arm in plan.others},
@@ -156,20 +179,6 @@ def summary(record: Record) -> JsonObject:
         "findings": list(_findings(record)),
         "seconds": sum(e["seconds"] for e in record.of("stopped")),
     }
-
-
-def percent(ratio: float, metric: str) -> float:
-    """Change of the metric itself, per cent; a ratio over 1 is faster: less time, or more throughput."""
-    return 100 * (ratio - 1 if metric == "throughput" else 1 / ratio - 1)
-
-
-def _percents(found: Effect, metric: str) -> JsonObject:
-    """The change of the metric itself with its interval; JSON has no infinity, so ends that are none are left
-    out of both."""
-    if not math.isfinite(found.high):
-        return {"low": None, "high": None, "percent": percent(found.ratio, metric), "interval": None}
-    ends = sorted(percent(end, metric) for end in (found.low, found.high))
-    return {"percent": percent(found.ratio, metric), "interval": ends}
 
 
 def finished(record: Record) -> str:
@@ -186,21 +195,21 @@ def finished(record: Record) -> str:
 def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
     """Each prediction of the arm beside what was found, in per cent of the metric before."""
     for prediction in record.predictions:
-        metric = QUANTITIES.get(prediction.quantity, "")
-        if (
-            metric in found
-            and prediction.of in ("", arm)
-            and prediction.before
-            and prediction.change is not None
-        ):
-            ends = (prediction.change, prediction.low, prediction.high)
-            change, low, high = (None if end is None else 100 * end / prediction.before for end in ends)
-            own = _percents(found[metric], metric)
-            meets = own["interval"] is None or (
-                (low is None or low <= own["interval"][1]) and (high is None or own["interval"][0] <= high)
-            )
+        metric, ends = QUANTITIES.get(prediction.quantity, ""), percents(prediction)
+        if metric in found and prediction.of in ("", arm) and ends:
+            change, low, high = ends
+            own = found[metric].interval or (-math.inf, math.inf)
+            meets = (low is None or low <= own[1]) and (high is None or own[0] <= high)
             yield {"arm": arm, "metric": metric, "method": prediction.method, "change": change, "low": low,
-                   "high": high, "found": own["percent"], "meets": meets}  # fmt: skip
+                   "high": high, "found": found[metric].percent, "meets": meets}  # fmt: skip
+
+
+def percents(prediction: Prediction) -> list[float | None]:
+    """Its change, low and high end in per cent of the metric before; None: open. Empty where it has none."""
+    if not prediction.before or prediction.change is None:
+        return []
+    ends = (prediction.change, prediction.low, prediction.high)
+    return [None if end is None else 100 * end / prediction.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:
@@ -238,9 +247,9 @@ def _findings(record: Record) -> Iterator[str]:
                 names = ", ".join(found["environment"]) or "none"
                 yield f"the servers of {arm} and {base} report the same settings; other variables: {names}"
     counted = [run for number, runs in record.pairs().items() if number for run in runs.values()]
-    tokens = {
-        arm: sum(run["output_tokens"] or 0 for run in counted if run["arm"] == arm) for arm in plan.arms
-    }
+    tokens = dict.fromkeys(plan.arms, 0)
+    for run in counted:
+        tokens[run["arm"]] += run["output_tokens"] or 0
     if len(set(tokens.values())) > 1:
         each = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
         yield f"the arms made different numbers of tokens, which is other work: {each}"
@@ -255,3 +264,132 @@ def _findings(record: Record) -> Iterator[str]:
         yield "the engine's version changed between launches of one arm"
     if len({begun["boot"] for begun in record.of("begun")}) > 1:
         yield "the machine was started anew between pairs"
+
+
+def planned(
+    plan: Plan,
+    record: Record | None,
+    folder: Path,
+    names: Sequence[JsonObject],
+    predictions: Sequence[Prediction],
+) -> str:
+    """What would run, for how long, what it can tell, and what is expected of it."""
+    lines = []
+    for number, arm in enumerate(plan.arms):
+        port, cache = plan.port + 10 * number, folder / "cache" / arm
+        result = folder / "launches" / f"000-0-{arm}" / "result.json"
+        warm = client(plan, arm, port, plan.seed, result.with_name("warm-up.json"), cache, warm_up=True)
+        lines += [
+            f"{arm}:",
+            f"  server   {launch(plan, arm, f'ab-{folder.name}-{number}-{arm}', port, cache)}",
+            f"  warm-up  {warm}",
+            f"  client   {client(plan, arm, port, plan.seed, result, cache)}",
+        ]
+    at, pair_s = looks(plan.pairs), pair_seconds(plan, record)
+    first = "; ".join(" ".join(order(list(plan.arms), pair)) for pair in (1, 2, 3))
+    known = "as the launches so far took" if record and record.of("stopped") else "as the plan expects"
+    lines += [
+        "",
+        f"order: a launch of each arm that is thrown away, then pairs: {first} ...",
+        f"looked at after {', '.join(map(str, at))} pairs, and at no other time",
+        f"time: {_time(pair_s)} a pair ({known}), {_time((at[-1] + 1) * pair_s)} for {at[-1]} pairs",
+        "",
+        _needed(plan, pair_s),
+    ]
+    told = [*map(_name, names)]
+    for each in predictions:
+        metric, ends = QUANTITIES.get(each.quantity, ""), percents(each)
+        if metric and ends:
+            told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {_change(*ends)}")
+    return "\n".join([*lines, *([""] if told else []), *told])
+
+
+def _change(change: float | None, low: float | None, high: float | None) -> str:
+    middle, *ends = ("open" if end is None else f"{end:+.2f}" for end in (change, low, high))
+    return f"{middle} % ({' to '.join(ends)})"
+
+
+def _needed(plan: Plan, pair_s: float) -> str:
+    """Pairs that find an effect four times in five."""
+    apart, arms = spread(plan.metric, plan.concurrency), len(plan.others)
+    rows = []
+    for change in CHANGES:
+        fixed = pairs_for(change, apart, confidence(1, arms), MOST_LOOKED_AT)
+        looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)
+        shown = str(looked or fixed or f"over {MOST_LOOKED_AT[-1]}")
+        if fixed and not (looked or plan.pairs):
+            shown = f"over {LOOKS[-1]}; --pairs {fixed}"
+        rows.append([f"{change:g} %", shown, _time((n + 1) * pair_s) if (n := looked or fixed) else ""])
+    unseen = "" if plan.concurrency else "; the client command names no concurrency"
+    return (
+        table(rows, [f"effect on {NAMES[plan.metric]}", "pairs needed", "time"])
+        + f"\nwhere launches differ by {apart:g} %, as on 8 MI355X with DeepSeek-R1{unseen}"
+    )
+
+
+def _name(found: JsonObject) -> str:
+    return f"{'note' if found['found'] is None else 'warning'}: {found['says']}"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def shown(found: JsonObject) -> str:
+    """The effects of each arm, and what else is to be known."""
+    base, verdicts = next(iter(found["plan"]["arms"])), found["verdicts"]
+    engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
+    lines = [f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}", ""]
+    if verdicts:
+        level = f"{100 * verdicts[0]['confidence']:.3g} % interval"
+        headers = ["arm", "metric", base, "arm's", "change", level, "between launches", "verdict"]
+        lines += [table([[line["a"], *row(line)] for line in verdicts], headers), ""]
+    return "\n".join([*lines, *closing(found)])
+
+
+def row(line: JsonObject) -> list[str]:
+    """Of a verdict: the metric, both values, the change, its interval, launch to launch, the word; brackets
+    where another metric decides."""
+    unit, apart = UNITS[line["metric"]], line["launch_spread"]
+    return [
+        NAMES[line["metric"]],
+        *(f"{line[side]:.4g} {unit}" for side in ("base", "arm")),
+        f"{line['percent']:+.2f} %",
+        "{:+.2f} to {:+.2f} %".format(*line["interval"]) if line["interval"] else "any",
+        "" if apart is None else f"{apart:.2f} %",
+        line["verdict"] if line["decides"] else f"({line['verdict']})",
+    ]
+
+
+def closing(found: JsonObject) -> Iterator[str]:
+    """What stands below the table, a line each."""
+    margin = found["plan"]["margin"]
+    for line in filter(lambda each: each["decides"], found["verdicts"]):
+        if line["verdict"] == "same":
+            yield f"{line['a']}: same within {margin:g} %"
+        elif line["verdict"] != "unclear":
+            beyond = line["low"] > 1 + margin / 100 or line["high"] < 1 / (1 + margin / 100)
+            how = "by more than" if beyond else "perhaps by less than"
+            yield f"{line['a']}: {line['verdict']}, {how} the margin of {margin:g} %"
+    for arm, more in found["more_pairs"].items():
+        many = f"no number of pairs up to {MOST_PAIRS} would decide it"
+        then = many if found["pairs"] > 1 else "one pair has no interval"
+        if more:
+            then = f"{more[0]} more pairs would narrow it to +-{more[1]:.2g} % and decide it at this effect"
+        yield f"{arm}: unclear: {then}"
+    for line in found["expected"]:
+        yield (
+            f"{line['arm']}: {NAMES[line['metric']]} was expected to change by "
+            f"{_change(line['change'], line['low'], line['high'])}, and did by {line['found']:+.2f} %: "
+            f"the intervals {'meet' if line['meets'] else 'do not meet'}"
+        )
+    for arm, differing in found["differences"].items():
+        for what, part in (("setting", "server_info"), ("variable", "environment")):
+            for name, (before, after) in differing[part].items():
+                yield f"{arm}: {what} {name}: {before!r} -> {after!r}"
+    yield from map(_name, found["names"])
+    yield from (f"note: {line}" for line in found["findings"])
+    if not found["finished"]:
+        yield f"not finished: --resume {found['folder']} goes on"

@@ -13,17 +13,21 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.machine.provenance import steers
 from harness.serving.ab.plan import FOREIGN, Command
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 GUARD = Path(__file__).with_name("guard.py")
 ENDED_S = 100.0  # most that a guard needs beyond the time that it gives its command
 LAST_WORDS = 200  # characters of the log in a message
+TAIL = 65536  # bytes of it that are looked at
 # Straight to loopback: a proxy of the environment has no part in this.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 # A parent that hangs after one of these never serves: vLLM v1/engine and executor, SGLang engine.py:1978 and
@@ -43,29 +47,39 @@ OF_ONE_LAUNCH = re.compile(
 )
 
 
+class RunFailed(HarnessError):
+    """A launch or a client's run that does not count: one line with the reason."""
+
+
+class PortTaken(RunFailed):
+    """Another process has the port; the same launch on another one may do."""
+
+
 class Guarded:
     """A command whose whole tree of processes ends with this object, or with this process.
 
-    log:   takes its stdout and stderr; what the command says there before it dies goes into the error
+    log:   in its folder the command runs; takes its stdout and stderr
     keep:  a descriptor that stays open as long as anything of the command may be left
     grace: seconds between SIGTERM and SIGKILL; stop: a command that ends it, run before SIGTERM
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, *, keep: int,
-                 grace: float = 5.0, stop: Sequence[str] = ()) -> None:  # fmt: skip
-        self.log, self.most_s = log, grace * (2 if stop else 1) + ENDED_S
+    def __init__(
+        self, command: Command, log: Path, *, keep: int, grace: float = 5.0, stop: Command | None = None
+    ) -> None:
+        self.command, self.log, self.most_s = command, log, grace * (2 if stop else 1) + ENDED_S
         self.pid = 0
         self.code: int | None = None
-        self._text, self._read, self._failed = b"", 0, ""
+        self._text, self._failed = b"", ""
         orders, self._orders = os.pipe()
         self._words, words = os.pipe()
-        fixed = [str(orders), str(words), str(keep), f"{grace:g}", json.dumps(list(stop))]
+        stops = json.dumps(stop.words if stop else [])
         try:
             with log.open("ab") as sink:
                 self.guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(GUARD), *fixed, *command],
+                    [sys.executable, "-I", "-S", str(GUARD), str(orders), str(words), f"{grace:g}", stops,
+                     *command.words],
                     pass_fds=(orders, words, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
-                    env=dict(environment), cwd=log.parent, start_new_session=True,
+                    env=command.environment(), cwd=log.parent, start_new_session=True,
                 )  # fmt: skip
         finally:
             os.close(orders)
@@ -105,20 +119,16 @@ class Guarded:
                     queue += map(int, children.read_text().split())
         return pids[1:]
 
-    def said(self, pattern: re.Pattern[str]) -> str:
-        """The first line of its log that matches, among those that no call has looked at; empty: none."""
+    def lines(self) -> list[str]:
+        """The last ones of its log that say anything."""
         with self.log.open("rb") as file:
-            file.seek(self._read)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._read += end
-        lines = data[:end].decode(errors="replace").splitlines()
-        return next((line.strip()[:LAST_WORDS] for line in lines if pattern.search(line)), "")
+            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
+            text = file.read().decode(errors="replace")
+        return [line for line in map(str.strip, text.splitlines()) if line]
 
     def last_words(self) -> str:
-        """The last lines of the log that say what went wrong, on one line, and where the log is."""
-        text = self.log.read_bytes()[-65536:].decode(errors="replace")
-        lines = [line for line in map(str.strip, text.splitlines()) if line]
+        """Those that say what went wrong, on one line, and where the log is."""
+        lines = self.lines()
         errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
         # The line after an error's name often says more than it.
         telling = " ".join(lines[errors[-1] :][:3] if errors else lines[-1:])
@@ -127,7 +137,11 @@ class Guarded:
 
     def how_it_ended(self) -> str:
         code = self.code or 0
-        return f"ended with exit code {code}" if code >= 0 else f"died of {signal.strsignal(-code)} ({-code})"
+        if not code:
+            return (
+                "ended with exit code 0 (its command must stay in the foreground: end a script with `exec`)"
+            )
+        return f"ended with exit code {code}" if code > 0 else f"died of {signal.strsignal(-code)} ({-code})"
 
     def _hear(self, seconds: float) -> bool:
         """Whether the guard said something in that time."""
@@ -148,35 +162,19 @@ class Guarded:
                 self.code = int(rest)
         return True
 
-    def __enter__(self) -> Guarded:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.end()
 
 
-class RunFailed(HarnessError):
-    """A launch or a client's run that does not count: one line with the reason."""
+class Server(Guarded):
+    """Of one launch, on its port."""
 
-
-class PortTaken(RunFailed):
-    """Another process has the port; the same launch on another one may do."""
-
-
-class Server:
-    """Of one launch; all its processes have ended when its context has.
-
-    log: in the launch's folder, in which the command runs
-    """
-
-    def __init__(
-        self, command: Command, port: int, log: Path, keep: int, grace: float, stop: Command | None
-    ) -> None:
-        self.command, self.port = command, port
-        words = stop.words if stop else ()
-        self.process = Guarded(
-            command.words, command.environment(), log, keep=keep, grace=grace, stop=words
-        )  # fmt: skip
+    def __init__(self, command: Command, port: int, log: Path, **of_guard: Any) -> None:
+        super().__init__(command, log, **of_guard)
+        self.port = port
 
     def wait_ready(self, path: str, timeout_s: float) -> float:
         """Seconds until it answered. Raises RunFailed when it dies, is not there in time, or when another
@@ -188,20 +186,18 @@ class Server:
                 if self.owned() is False:
                     raise PortTaken(f"another process, not this server, answers on port {self.port}")
                 return time.monotonic() - started
-            self.process.wait(pause)
+            self.wait(pause)
             pause = min(1.0, pause * 1.3)
-        raise RunFailed(
-            f"it did not serve within {timeout_s:g} s (ready_timeout); {self.process.last_words()}"
-        )
+        raise RunFailed(f"it did not serve within {timeout_s:g} s (ready_timeout); {self.last_words()}")
 
     def check(self, when: str) -> None:
         """Raises RunFailed where it has ended, or has said that it cannot serve any more."""
-        if self.process.wait() is not None:
-            words = self.process.last_words()
+        if self.wait() is not None:
+            words = self.last_words()
             kind = PortTaken if IN_USE.search(words) else RunFailed
-            raise kind(f"the server {self.process.how_it_ended()} {when}; {words}")
-        if line := self.process.said(FATAL):
-            raise RunFailed(f"the server failed {when}: {line!r} (log: {self.process.log})")
+            raise kind(f"the server {self.how_it_ended()} {when}; {words}")
+        if line := next(filter(FATAL.search, self.lines()), ""):
+            raise RunFailed(f"the server failed {when}: {line[:LAST_WORDS]!r} (log: {self.log})")
 
     def get(self, path: str, timeout_s: float = 10.0, post: bool = False) -> str | None:
         """What it answers with 200; None for anything else."""
@@ -218,7 +214,7 @@ class Server:
         sockets = listening(self.port)
         if Path(self.command.words[0]).name in FOREIGN or not sockets:
             return None
-        return any(sockets & _sockets_of(pid) for pid in self.process.pids())
+        return any(sockets & _sockets_of(pid) for pid in self.pids())
 
     def identity(self) -> dict[str, Any]:
         """What it says of itself, and the variables that it was started with."""
@@ -242,22 +238,13 @@ class Server:
     def _environment(self) -> dict[str, str]:
         """Of the process that listens, or of the command: the variables that steer kernels and those that the
         plan sets, without secrets."""
-        sockets = listening(self.port)
-        pids = [pid for pid in self.process.pids() if sockets & _sockets_of(pid)]
-        found: dict[str, str] = {}
+        sockets, found = listening(self.port), {}
+        listens = (pid for pid in self.pids() if sockets & _sockets_of(pid))
         with contextlib.suppress(OSError):
-            lines = (
-                Path(f"/proc/{[*pids, self.process.pid][0]}/environ").read_text(errors="replace").split("\0")
-            )
-            found = dict(line.split("=", 1) for line in lines if "=" in line)
+            text = Path(f"/proc/{next(listens, self.pid)}/environ").read_text(errors="replace")
+            found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
         wanted = (name for name in sorted(found) if steers(name) or name in self.command.variables)
         return {name: found[name] for name in wanted if not SECRET.search(name)}
-
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.end()
 
 
 def free_port(first: int) -> int:

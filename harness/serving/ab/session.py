@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError, NothingRan, UsageError
-from harness.serving.ab.plan import METRICS, Command, Plan, client, launch, stop
+from harness.serving.ab.plan import METRICS, Command, client, launch, stop
 from harness.serving.ab.record import Record
-from harness.serving.ab.result import effects, looks
+from harness.serving.ab.result import effects, looks, order, pair_seconds
 from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, free_port
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
@@ -22,20 +22,6 @@ PORTS = 5  # tried for a launch: one that another process took meanwhile says no
 LEAST_LIMIT_S = 300.0  # of a client's run, where three times the longest so far is less
 WARM_UP_SEEDS = 1_000_000  # away from those of measured runs
 BOOT = Path("/proc/sys/kernel/random/boot_id")
-
-
-def order(arms: list[str], pair: int) -> list[str]:
-    """Mirrored, so that a drift of the machine meets each arm alike: AB, BA, AB ..."""
-    return arms if pair % 2 or not pair else arms[::-1]
-
-
-def pair_seconds(plan: Plan, record: Record | None) -> float:
-    """Of one launch of each arm: as the launches so far took, or as the plan expects."""
-    took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
-    if took := took[len(plan.arms) :] or took:  # the first of each arm filled caches
-        return len(plan.arms) * sum(took) / len(took)
-    warm = plan.warm_up_prompts / plan.prompts if plan.warm_up_prompts and plan.prompts else 1.0
-    return 60 * len(plan.arms) * (plan.launch_minutes + plan.run_minutes * (1 + warm))
 
 
 class Session:
@@ -48,22 +34,19 @@ class Session:
     def run(self) -> None:
         """Raises NothingRan where an arm does not come up in the launch that is thrown away."""
         self.record.append("begun", boot=BOOT.read_text().strip() if BOOT.exists() else "")
-        if 0 not in self.record.pairs():
-            try:
-                self._pair(0, self._attempts(0))
-            except RunFailed as error:
-                raise NothingRan(f"{error}; nothing was measured") from None
         most = looks(self.plan.pairs)[-1]
-        for pair in range(1, most + 1):
-            if pair in self.record.pairs():
+        for pair in range(most + 1):
+            done = self.record.pairs()
+            if pair in done:
                 continue
-            if self._decided(len(self.record.pairs()) - 1):
-                return
-            reach = time.monotonic() + pair_seconds(self.plan, self.record)
-            if self.until is not None and reach > self.until:
-                self.say("the budget does not reach for another pair")
-                return
-            self.say(f"pair {pair} of at most {most}: {', '.join(order(list(self.plan.arms), pair))}")
+            if pair:
+                if self._decided(len(done) - 1):
+                    return
+                reach = time.monotonic() + pair_seconds(self.plan, self.record)
+                if self.until is not None and reach > self.until:
+                    self.say("the budget does not reach for another pair")
+                    return
+                self.say(f"pair {pair} of at most {most}: {', '.join(order(list(self.plan.arms), pair))}")
             if not self._made(pair):
                 return
 
@@ -76,35 +59,36 @@ class Session:
         self.say(f"looked at {pairs} pairs: {', '.join(words)}")
         return "unclear" not in words
 
-    def _attempts(self, pair: int) -> int:
-        return 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
-
     def _made(self, pair: int) -> bool:
         """The whole pair again where one of its runs does not count, for the same reasons in each arm."""
-        first, why = self._attempts(pair), ""
+        first = 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
         for attempt in range(first, first + REMAKES + 1):
-            if why:
-                self.say(f"pair {pair} is made again: {why}")
             try:
-                self._pair(pair, attempt)
+                for arm in order(list(self.plan.arms), pair):
+                    self._launched({"pair": pair, "attempt": attempt, "arm": arm})
+                self.record.append("pair", pair=pair, attempt=attempt)
                 return True
             except RunFailed as error:
                 why = str(error)
+            if not pair:
+                raise NothingRan(f"{why}; nothing was measured")
+            again = attempt < first + REMAKES
+            self.say(
+                f"pair {pair} is {'made again' if again else f'given up after {REMAKES + 1} attempts'}: {why}"
+            )
         self.record.append("given up", pair=pair, reason=why)
-        self.say(f"pair {pair} is given up after {REMAKES + 1} attempts: {why}")
         return False
 
-    def _pair(self, pair: int, attempt: int) -> None:
-        for arm in order(list(self.plan.arms), pair):
-            for left in reversed(range(PORTS)):
-                try:
-                    self._launch({"pair": pair, "attempt": attempt, "arm": arm})
-                    break
-                except PortTaken as error:
-                    if not left:
-                        raise
-                    self.say(f"  {error}: another port")
-        self.record.append("pair", pair=pair, attempt=attempt)
+    def _launched(self, about: dict[str, Any]) -> None:
+        """On another port where another process took the first one meanwhile."""
+        for left in reversed(range(PORTS)):
+            try:
+                self._launch(about)
+                break
+            except PortTaken as error:
+                if not left:
+                    raise
+                self.say(f"  {error}: another port")
 
     def _launch(self, about: dict[str, Any]) -> None:
         plan, record, arm = self.plan, self.record, about["arm"]
@@ -117,13 +101,14 @@ class Session:
         for each in (folder, cache):
             each.mkdir(parents=True, exist_ok=True)
         record.append("launch", **about, number=number, port=port, name=name)
-        started, ok, first = time.monotonic(), False, "" if about["pair"] else "first_"
+        started, ok = time.monotonic(), False
         command = launch(plan, arm, name, port, cache)
         ends = stop(plan, arm, name, port) if plan.stop else None
         try:
-            grace = plan.seconds("stop_timeout")
-            with Server(command, port, folder / "server.log", record.lock, grace, ends) as server:
-                ready = server.wait_ready(plan.ready, plan.seconds(f"{first}ready_timeout"))
+            log, guard = folder / "server.log", {"keep": record.lock, "grace": plan.stop_timeout}
+            with Server(command, port, log, stop=ends, **guard) as server:
+                limit = plan.ready_timeout if about["pair"] else plan.first_ready_timeout
+                ready = server.wait_ready(plan.ready, limit)
                 said = server.identity()
                 (folder / "server.json").write_text(json.dumps({"command": str(command), **said}, indent=1))
                 known = {key: said[key] for key in ("engine", "version", "owned")}
@@ -147,7 +132,7 @@ class Session:
         self._call(server, warming, folder / "warm-up.log")
         tries = 60 if plan.flush else 0
         while tries and server.get(plan.flush, post=True) is None:
-            server.process.wait(0.5)  # requests that the client gave up may still be running
+            server.wait(0.5)  # requests that the client gave up may still be running
             if not (tries := tries - 1):
                 raise RunFailed(f"POST {plan.flush} was not answered with 200 (flush)")
         began = time.monotonic()
@@ -161,7 +146,7 @@ class Session:
             run.value("throughput", tokens="output"),
         ), strict=True))  # fmt: skip
         if metrics[plan.metric] is None:
-            raise RunFailed(f"{result} has no {plan.metric} (metric)")
+            raise RunFailed(f"{result} has no {plan.metric}: name a `metric` that the client measures")
         suspect = {
             f.rule: f.message.replace(f"{folder}/", "") for f in run.findings if f.severity == "suspect"
         }
@@ -174,10 +159,10 @@ class Session:
     def _call(self, server: Server, command: Command, log: Path) -> None:
         """One run of the client. Raises RunFailed; of a server that died rather than of its client."""
         longest = max((e["seconds"] for e in self.record.of("measured")), default=0.0)
-        limit = self.plan.seconds("client_timeout")
+        limit = self.plan.client_timeout
         limit = min(limit, max(LEAST_LIMIT_S, 3 * longest)) if longest else limit
         until = time.monotonic() + limit
-        with Guarded(command.words, command.environment(), log, keep=self.record.lock) as process:
+        with Guarded(command, log, keep=self.record.lock) as process:
             while process.wait(1.0) is None:
                 server.check("while the client called it")
                 if time.monotonic() > until:

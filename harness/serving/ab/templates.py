@@ -36,19 +36,18 @@ def gone() -> dict[str, str]:
 
 def _plans() -> dict[str, tuple[str, str]]:
     """Name -> engine and GPU, as templates.toml has them."""
-    engines = {name: of for name, of in _file().items() if "gpus" in of}
-    return {f"{name}-{gpu.lower()}": (name, gpu) for name, of in engines.items() for gpu in of["gpus"]}
+    engines = {name: of["gpus"] for name, of in _file().items() if "gpus" in of}
+    return {f"{name}-{gpu.lower()}": (name, gpu) for name, gpus in engines.items() for gpu in gpus}
 
 
 def listed() -> list[dict[str, str]]:
-    rows = [
-        (name, _file()[engine]["version"], f"8 x {gpu}", "a plan") for name, (engine, gpu) in _plans().items()
-    ]
-    rows += [
-        (name, f"{one.engine} {one.version}", f"{one.gpus} x {one.hardware}", "as published, a script")
+    plans = {n: (_file()[engine]["version"], f"8 x {gpu}", "a plan") for n, (engine, gpu) in _plans().items()}
+    scripts = {
+        name: (f"{one.engine} {one.version}", f"{one.gpus} x {one.hardware}", "as published, a script")
         for name, one in configurations().items()
-    ]
-    return [dict(zip(("template", "engine", "hardware", "kind"), row, strict=True)) for row in rows]
+    }
+    keys = ("template", "engine", "hardware", "kind")
+    return [dict(zip(keys, (name, *row), strict=True)) for name, row in (plans | scripts).items()]
 
 
 def template_text(name: str) -> str:

@@ -44,7 +44,9 @@ class Command:
 
     def workload(self) -> tuple[OfferedLoad, str, str]:
         """What was asked for, the model, and a note where its lengths are not told."""
-        said = {key: text for key, text in self.options.items() if "$" not in text and text != "None"}
+        said = {
+            key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
+        }
         row = Fields("command", said, as_text=True)
         dataset = row.text("dataset_name") or DATASETS[self.program]
         kind = "random" if dataset.startswith("random") else dataset

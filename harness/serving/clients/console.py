@@ -11,11 +11,10 @@ from harness.serving.clients.commands import Command, command_of, contradicts
 from harness.serving.clients.console_text import Block, blocks, has_blocks
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document
-from harness.serving.clients.format import STATISTIC, UNITS, Format, engine, formats
+from harness.serving.clients.format import STATISTIC, Format, engine, formats, units
 from harness.serving.schema import ServingRun
 
 LATENCY = re.compile(rf"({STATISTIC})(?: dev)? (.+?) \(([^()]*)\)")
-OWN_ENGINE = {"tensorrt_llm.serve": "tensorrt-llm", "sglang.bench_offline_throughput": "sglang"}
 WINDOW = (
     "of the window between warm-up and cool-down: `Successful requests` and input tokens count only the "
     "requests wholly inside it, output tokens all that came in it; so tokens a request and the total "
@@ -40,18 +39,6 @@ class Console(Format):
         return sorted(runs, key=lambda run: int(run.id.rpartition(":")[2]))
 
 
-def _client(labels: set[str], offline: bool) -> str:
-    if offline:
-        return "sglang.bench_offline_throughput"
-    if labels & {"warm-up time", "cool-down time", "number of worker processes"}:
-        return "moai.serve"
-    if "user throughput (tok/s)" in labels or "total requests" in labels:
-        return "tensorrt_llm.serve"
-    if labels & {"backend", "traffic request rate", "concurrency", "mean e2e latency (ms)"}:
-        return "sglang.bench_serving"
-    return "vllm.serve"
-
-
 def _run(document: Document, block: Block, command: Command | None) -> ServingRun | None:
     """None where the block says nothing."""
     where = f"{document.path}:{block.line}"
@@ -69,10 +56,12 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     if not any(values[label] is not None for label in values if label not in ("limit", "sent")):
         return None
     run = table.run(Fields(where, {"benchmark duration": None} | values, findings=row.findings))
-    client, spoken = _client(set(row.values), block.offline), row.text("backend")
+    labels, spoken = {*row.values, "offline" if block.offline else ""}, row.text("backend")
+    clients = table.more["clients"].items()
+    client = next((name for name, own in clients if labels & {*own}), "vllm.serve")
     notes = [WINDOW] if client == "moai.serve" else []
     about: dict[str, Any] = {
-        "client": f"{client}.console", "engine": OWN_ENGINE.get(client) or engine(spoken),
+        "client": f"{client}.console", "engine": table.more["engines"].get(client) or engine(spoken),
         "protocol": "" if block.offline else spoken, "mode": "offline" if block.offline else "online",
     }  # fmt: skip
     if command:
@@ -85,8 +74,8 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
 
 def _values(row: Fields, table: Format) -> dict[str, Any]:
     """The block's numbers by its labels without units, latencies by `mean_ttft_ms` and the like."""
-    units: dict[str, str] = {path: rule.unit for path, rule in table.metrics.items() if not rule.latencies}
-    units["benchmark duration"] = "s"
+    unit_of: dict[str, str] = {path: rule.unit for path, rule in table.metrics.items() if not rule.latencies}
+    unit_of["benchmark duration"] = "s"
     latencies = {name for rule in table.metrics.values() for name in rule.latencies}
     plain = {*table.load.values(), *table.totals.values()} - {"limit", "sent", "benchmark duration"}
     values: dict[str, Any] = {}
@@ -94,9 +83,9 @@ def _values(row: Fields, table: Format) -> dict[str, Any]:
         label, _, unit = key.partition(" (")
         if match := LATENCY.fullmatch(key):
             if match[2] in latencies:
-                values[f"{match[1]}_{match[2]}_ms"] = _scaled(row, key, match[3], UNITS["ms"])
-        elif label in units:
-            known: Mapping[str, float] = {"": 1.0} if units[label] == "1" else UNITS[units[label]]
+                values[f"{match[1]}_{match[2]}_ms"] = _scaled(row, key, match[3], units("ms"))
+        elif label in unit_of:
+            known: Mapping[str, float] = {"": 1.0} if unit_of[label] == "1" else units(unit_of[label])
             values[label] = _scaled(row, key, unit.rstrip(")"), known)
         elif key in plain:
             values[key] = row.number(key)

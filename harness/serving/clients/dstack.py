@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from harness.serving.clients.format import Draft, mean_of_range
+from harness.serving.clients.format import Draft, mean_of_range, table_file
 from harness.serving.integrity.common import MARGIN
 from harness.serving.integrity.latencies import quantile_limits
 
 GPUS = 8  # of one node, in every configuration of its README
-HARDWARE = {"mi300x": "MI300X", "mi300": "MI300X", "h200": "H200"}
-ENGINES = {"vllm": "vllm", "sglang": "sglang", "trt-llm": "tensorrt-llm"}
-VERSIONS = {  # README.md, "Click to see ... details"
-    ("H200", "sglang"): "0.4.3.post2",
-    ("MI300X", "sglang"): "0.4.2.post4",
-    ("H200", "tensorrt-llm"): "0.17.post1.dev",
-    ("H200", "vllm"): "0.7.4.dev181+gf35f8e22",
-    ("MI300X", "vllm"): "0.7.3.dev138+g21f6ca217",
-}
 SHARED_PREFIX = "generated-shared-prefix"
 
 
@@ -56,15 +47,18 @@ def offline(draft: Draft) -> None:
 
 
 def _machine(draft: Draft) -> None:
-    row, about = draft.row, draft.about
+    row, about, known = draft.row, draft.about, table_file("dstack_readme")
     gpu, backend = row.text("GPU"), row.text("backend")
-    about["hardware"], about["engine"] = HARDWARE.get(gpu.lower(), gpu), ENGINES.get(backend, backend)
-    about["version"] = VERSIONS.get((about["hardware"], about["engine"]), "")
-    about["gpus"] = GPUS if gpu.lower() in HARDWARE else None
+    about["hardware"], about["engine"] = (
+        known["hardware"].get(gpu.lower(), gpu),
+        known["engines"].get(backend, backend),
+    )
+    about["version"] = known["versions"].get(f"{about['engine']} on {about['hardware']}", "")
+    about["gpus"] = GPUS if gpu.lower() in known["hardware"] else None
     draft.notes.append(f"model, {GPUS} GPUs on one node and the engine's version are from dstack's README")
     if gpu.lower() == "mi300":
         draft.notes.append("GPU mi300 read as MI300X: the README has no other")
-    if gpu.lower() not in HARDWARE or backend not in ENGINES:
+    if gpu.lower() not in known["hardware"] or backend not in known["engines"]:
         row.find("unknown_name", "suspect", f"GPU {gpu!r} or backend {backend!r} is none of dstack's")
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from harness.serving.clients.fields import Fields
-from harness.serving.clients.files import Document, UnreadableError, objects
+from harness.serving.clients.files import Document, UnreadableError, objects, toml
 from harness.serving.schema import (
     Metric,
     OfferedLoad,
@@ -33,47 +32,12 @@ from harness.serving.schema import (
     Totals,
 )
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-FILES = (
-    "aiperf",
-    "guidellm",
-    "inference_perf",
-    "inferencex",
-    "trtllm",
-    "sglang",
-    "vllm",
-    "dstack",
-    "console",
-)
+FILES = ("aiperf", "guidellm", "inference_perf", "inferencex", "trtllm", "sglang", "vllm", "dstack")
 """In the order in which a file is tried: clients that began as a copy of vLLM's write its keys and others."""
 
 STATISTIC = r"mean|median|std|min|max|p\d+(?:\.\d+)?"
-MILLISECONDS = {
-    "ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "sec": 1e3, "secs": 1e3, "seconds": 1e3,
-}  # fmt: skip
-UNITS: Mapping[str, Mapping[str, float]] = {
-    "tok/s": dict.fromkeys(("tokens/sec", "tokens/sec/user", "tokens/s", "tok/s", "token/s"), 1.0),
-    "req/s": dict.fromkeys(("requests/sec", "requests/s", "req/s"), 1.0),
-    "tokens": {"tokens": 1.0},
-    "1": {"requests": 1.0, "count": 1.0},
-    "ms": MILLISECONDS,
-    "s": {unit: scale / 1e3 for unit, scale in MILLISECONDS.items()},
-}
-"""The clients' spellings of each unit, as a multiple of it."""
-
 BULK = ("generated_texts", "text_chunks", "start_times", "cached_tokens", "cached_tokens_details")
 LONGEST = 64  # entries of a list that stays in `extra`
-ENGINES = {
-    "sglang": "sglang", "lmdeploy": "lmdeploy", "trt": "tensorrt-llm", "tensorrt": "tensorrt-llm",
-    "tgi": "tgi",
-}  # fmt: skip
-"""Engines by the client's `backend`. `vllm` names none: it is OpenAI's protocol in every client, and
-InferenceX and others write it for every server."""
-
 SERVED = ("duration", "completed", "output_throughput", "mean_ttft_ms", "mean_tpot_ms")
 
 
@@ -150,10 +114,10 @@ def scale_inside(fields: Fields, unit: str) -> float | None:
     """From the unit that stands in the object to ours; None, with a finding, if it is another."""
     if not fields.values:
         return None
-    given = fields.text("unit")
-    if given not in UNITS[unit]:
-        fields.leave_out("unit", f"is {given!r}, not one of {', '.join(UNITS[unit])}; its values")
-    return UNITS[unit].get(given)
+    given, known = fields.text("unit"), units(unit)
+    if given not in known:
+        fields.leave_out("unit", f"is {given!r}, not one of {', '.join(known)}; its values")
+    return known.get(given)
 
 
 @dataclass
@@ -316,12 +280,14 @@ class Format(StrictRecord):
 @functools.cache
 def formats() -> dict[str, Format]:
     """All formats by name, in the order in which a file is tried."""
-    return {name: Format(name=name, **table) for file in FILES for name, table in table_file(file).items()}
+    files = map(table_file, (*FILES, "console"))
+    return {name: Format(name=name, **table) for file in files for name, table in file.items()}
 
 
+@functools.cache
 def table_file(name: str) -> dict[str, Any]:
     """A file of formats/, as it is."""
-    return tomllib.loads(Path(__file__).with_name("formats").joinpath(f"{name}.toml").read_text("utf-8"))
+    return toml(Path(__file__).with_name("formats") / f"{name}.toml")
 
 
 def has(value: Any, path: str) -> bool:
@@ -366,7 +332,14 @@ SPECIAL: Mapping[str, Reader] = {
 
 def engine(protocol: str) -> str:
     """The engine that a protocol names; empty where all engines speak it."""
-    return ENGINES.get(protocol.split("-")[0], "")
+    named: str = table_file("units")["engines"].get(protocol.split("-")[0], "")
+    return named
+
+
+def units(unit: str) -> dict[str, float]:
+    """The clients' spellings of a unit, as a multiple of it."""
+    known: dict[str, dict[str, float]] = table_file("units")["units"]
+    return known[unit] if unit != "s" else {name: scale / 1e3 for name, scale in known["ms"].items()}
 
 
 def mean_of_range(longest: float | None, ratio: float | None) -> float | None:

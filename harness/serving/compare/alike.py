@@ -44,6 +44,7 @@ def compare(
     assumed: names of identity fields that are taken to be alike where they are not known; `all`: each.
     despite: names of identity.SERVER that may differ.
     """
+    assumed = FIELDS if "all" in assumed else assumed
     (side_a, side_b), reasons = normalised(a, b)
     differing, found = [], []
     unsaid: dict[str, list[str]] = {}
@@ -85,7 +86,7 @@ def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str
     if each.is_known:
         return field.why and field.why + despite_it
     speculates = each.name == "speculative decoding" and {each.row, each.run} - {"none", UNKNOWN}
-    if identity.is_assumed(each.name, assumed) or not (field.needed or speculates):
+    if each.name in assumed or not (field.needed or speculates):
         return ""
     told = "; --engine A=NAME or B=NAME tells it" if each.name == "engine" else despite_it
     return f"what is not known is not alike{told}; --assume '{each.name}' takes it to be alike"
@@ -95,13 +96,13 @@ def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
     """What is alike only as far as it is known, a line each."""
     of_a, of_b = identity.of_run(a.run), identity.of_run(b.run)
     for name in ("precision", "input length", "output length"):
-        values = of_a[name], of_b[name]
-        is_loose = "fp8" in values or UP_TO in "".join(values)
-        if UNKNOWN not in values and values[0] != values[1] and is_loose and FIELDS[name].agree(*values):
-            yield f"{name}: {against(*values)}"
-    told = [bool(server_settings(quantity.run)) for quantity in (a, b)]
-    if told[0] != told[1]:
-        yield f"{(a, b)[told[0]].run.id} does not say its server's flags"
+        one, other = of_a[name], of_b[name]
+        is_loose = "fp8" in (one, other) or UP_TO in one + other
+        if one and other and one != other and is_loose and FIELDS[name].agree(one, other):
+            yield f"{name}: {against(one, other)}"
+    silent = [quantity.run.id for quantity in (a, b) if not server_settings(quantity.run)]
+    if len(silent) == 1:
+        yield f"{silent[0]} does not say its server's flags"
     for quantity in (a, b):
         if identity.is_trimmed(quantity.run):
             yield f"{quantity.run.id} counts a trimmed window, which is the steady state at its best"

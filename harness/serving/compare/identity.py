@@ -365,10 +365,6 @@ def unlike(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[Difference]:
             yield Difference(name, a[name], b[name])
 
 
-def is_assumed(name: str, assumed: Collection[str]) -> bool:
-    return "all" in assumed or name in assumed
-
-
 def require_names(option: str, names: Collection[str], known: Sequence[str]) -> None:
     """Raises UsageError for a name that is not among the known ones."""
     for name in names:
@@ -381,24 +377,24 @@ def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()
 
     assumed: names of FIELDS that are taken to be alike where they are not known; `all`: each
     """
-
-    def counts(each: Difference) -> bool:
-        is_wanted = (each.row or FIELDS[each.name].needed) and each.name not in OPTIONAL
-        return each.is_known or bool(is_wanted and not is_assumed(each.name, assumed))
-
-    return [each for each in unlike(of_setting(setting), of_run(run)) if counts(each)]
+    free = (*OPTIONAL, *(FIELDS if "all" in assumed else assumed))
+    return [
+        each
+        for each in unlike(of_setting(setting), of_run(run))
+        if each.is_known or ((each.row or FIELDS[each.name].needed) and each.name not in free)
+    ]
 
 
 def text(found: Collection[Difference]) -> str:
     """What differs, then what the row or the run does not say, with the other side's value."""
-    parts = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]
-    for side in ("row", "run"):
-        unsaid = [each for each in found if getattr(each, side) == UNKNOWN]
-        names = [f"{each.name} ({each.row or each.run or 'nor does the run'})" for each in unsaid]
-        if names:
-            parts.append(f"the {side} does not say its {', '.join(names)}")
-            found = [each for each in found if each not in unsaid]
-    return "; ".join(parts)
+    known = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]
+    unsaid: dict[str, list[str]] = {}
+    for each in found:
+        if not each.is_known:
+            value = each.row or each.run or "nor does the run"
+            unsaid.setdefault("run" if each.row else "row", []).append(f"{each.name} ({value})")
+    sides = [f"the {side} does not say its {', '.join(names)}" for side, names in sorted(unsaid.items())]
+    return "; ".join([*known, *sides])
 
 
 def with_engine(run: ServingRun, name: str) -> ServingRun:

@@ -11,7 +11,7 @@ from harness.serving.names import model_name
 from harness.serving.schema import OFF, ServingRun
 
 STATE = re.compile(
-    r"(host|pid|ports?|.*_ports?|(.*_)?ids?_?|.*_addr|.*_dir|.*_folder|.*_file|.*_keyfile.*|.*_paths?|.*urls?"
+    r"(host|pid|ports?|.*_ports?|(.*_)?ids?_?|.*_addr|.*_dir|.*_folder|.*_file|.*_keyfile.*|(?!lora).*_paths?|.*urls?"
     r"|uuid|date|.*time|.*timestamp|log_.*|.*_log|api_key|admin_api_key|random_.*|seed|status|label|tag|model"
     r"|latencies_ms|served_model_name|trust_remote_code|spec_decode_.*|rtfx|total[_ ].*token.*|sharegpt_.*"
     r"|num_(?!speculative).*_tokens|issue_rate|.*_intvty|measured_.*|completed_strategies|(.*_)?target|.*run_index)"
@@ -25,6 +25,9 @@ OF_CLIENT = ("input_config", "config", "args", "request_loader")
 
 UNLISTED = ("internal_states", "api_routes")
 """Objects in them that hold no setting."""
+NOTED = ("vllm.serve", "tensorrt_llm.serve", "inferencex")
+"""Clients whose users note a server's settings beside the client's OWN keys."""
+OWN = ("tokenizer_id", "backend", "endpoint_type")
 CSV_SETTINGS = "Run Info / "
 """Begins the names of GuideLLM's columns that hold its settings."""
 
@@ -38,14 +41,23 @@ def server_settings(run: ServingRun) -> dict[str, str]:
         found[name.removeprefix("--").replace("-", "_")] = value or "on"
     for key in OF_SERVER:
         found |= _flat(run.extra.get(key))
-    plain = {k: v for k, v in run.extra.items() if isinstance(v, str | bool | int) and k.isidentifier()}
-    noted = {k: v for k, v in plain.items() if v != run.protocol}
+    noted = {key: v for key, v in _scalars(run).items() if run.client in NOTED and key not in OWN}
     return _settings(found | noted, noted if run.client.endswith(".serve") else {})
 
 
 def client_settings(run: ServingRun) -> dict[str, str]:
-    columns = {k.lower().replace(" ", "_"): v for k, v in run.extra.items() if k.startswith(CSV_SETTINGS)}
-    return _settings(columns | {k: v for key in OF_CLIENT for k, v in _flat(run.extra.get(key)).items()})
+    """The client's settings by name, as far as a run has no other place for them."""
+    found = {key: v for key, v in _scalars(run).items() if run.client not in NOTED or key in OWN}
+    found |= {k.lower().replace(" ", "_"): v for k, v in run.extra.items() if k.startswith(CSV_SETTINGS)}
+    for key in OF_CLIENT:
+        found |= _flat(run.extra.get(key))
+    return _settings(found)
+
+
+def _scalars(run: ServingRun) -> dict[str, Any]:
+    """What a client wrote beside its objects, except the protocol, which a run has itself."""
+    scalars = {k: v for k, v in run.extra.items() if isinstance(v, str | bool | int) and k.isidentifier()}
+    return {k: v for k, v in scalars.items() if v != run.protocol}
 
 
 def _settings(found: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str, str]:
@@ -79,9 +91,12 @@ def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:
     unread = {name for name, flag in catalogue().items() if flag.read == "never"}
     variables = [{k: v for k, v in run.environment.items() if k not in unread} for run in (a, b)]
     kinds = [("flags", [server_settings(a), server_settings(b)]), ("environment", variables)]
-    kinds += [("client's settings", [client_settings(a), client_settings(b)])] if a.client == b.client else []
+    if a.client == b.client:
+        kinds.append(("client's settings", [client_settings(a), client_settings(b)]))
     for kind, (one, other) in kinds:
+        if kind != "client's settings" and not ((one and other) or a.client == b.client in NOTED):
+            continue  # one side does not say them
         names = [name for name in {**one, **other} if one.get(name) != other.get(name)]
-        if one and other and names:
+        if names:
             pairs = [f"{name} {one.get(name, 'unset')} | {other.get(name, 'unset')}" for name in names]
             yield f"{kind} that differ{'s' if kind == 'environment' else ''}: {', '.join(pairs)}"

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+from harness.serving.clients.files import toml
 from harness.serving.schema import Finding, Metric, ServingRun, Severity
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 EXACT = 1e-3  # relative: what clients compute in one program from the same numbers
 MARGIN = 0.01  # relative: what two clocks of one run may differ by
@@ -40,7 +35,7 @@ def apart(stated: float, expected: float, *inputs: float) -> float:
 
 @functools.cache
 def _texts() -> dict[str, dict[str, str]]:
-    return tomllib.loads(Path(__file__).with_name("texts.toml").read_text("utf-8"))
+    return toml(Path(__file__).with_name("texts.toml"))
 
 
 def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:

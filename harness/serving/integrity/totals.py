@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from typing import Any
 
 from harness.serving.clients.fields import real
 from harness.serving.integrity.common import EXACT, MARGIN, WAITS, apart, broken, found, hint, rounding, whole
@@ -18,20 +18,6 @@ EARLY = 0.8  # of the output length asked for, below which answers stopped befor
 LENGTH = 1.5  # a factor: templates, special tokens and ranges of lengths stay within
 
 
-@dataclass(frozen=True)
-class Rate:
-    """A rate of the whole engine that the client reported, and what the run's own count and duration make it;
-    off: relative, beyond rounding."""
-
-    name: str
-    unit: str
-    of: str
-    value: float
-    count: int
-    expected: float
-    off: float
-
-
 def rates(run: ServingRun) -> Iterator[Finding]:
     """Requests, and tokens of each kind, over the run's duration.
 
@@ -40,30 +26,30 @@ def rates(run: ServingRun) -> Iterator[Finding]:
     duration = run.totals.duration_s
     if not duration:
         return
-    stated_rates = list(_rates(run, duration))
-    shared_clock = [rate for rate in stated_rates if rate.off < CLOCK]
-    time = shared_clock[0].count / shared_clock[0].value if shared_clock and shared_clock[0].value else 0.0
-    if time and all(
-        apart(one.value, one.count / time, shared_clock[0].value) <= EXACT for one in shared_clock
-    ):
-        if any(rate.off > EXACT for rate in shared_clock):
-            names = ", ".join(rate.name for rate in shared_clock)
+    every = list(_rates(run, duration))
+    near = [rate for rate in every if rate["off"] < CLOCK]
+    value = near[0]["value"] if near else 0.0
+    time = near[0]["count"] / value if value else 0.0
+    if time and all(apart(rate["value"], rate["count"] / time, value) <= EXACT for rate in near):
+        if any(rate["off"] > EXACT for rate in near):
+            names = ", ".join(rate["name"] for rate in near)
             yield broken(run, "clock", "note", "other", names=names, time=time, duration=duration)
-        stated_rates = [rate for rate in stated_rates if rate not in shared_clock]
-    for rate in stated_rates:
-        if rate.off <= EXACT:
+        every = [rate for rate in every if rate not in near]
+    for rate in every:
+        if rate["off"] <= EXACT:
             continue
-        meaning = hint(run, rate.value / rate.expected if rate.expected else 0.0)
-        for kind, n in _counted(run).items() if rate.unit == "tok/s" else ():
-            if n and n != rate.count and apart(rate.value, n / duration, duration) <= EXACT:
-                meaning = f" (it is that of {kind} tokens)"
+        rate["meaning"] = hint(run, rate["value"] / rate["expected"] if rate["expected"] else 0.0)
+        for kind, n in _counted(run).items() if rate["unit"] == "tok/s" else ():
+            if n and n != rate["count"] and apart(rate["value"], n / duration, duration) <= EXACT:
+                rate["meaning"] = f" (it is that of {kind} tokens)"
                 break
-        severity: Severity = "suspect" if rate.off < CLOCK else "wrong"
-        values = asdict(rate) | {"duration": duration, "meaning": meaning}
-        yield broken(run, rate.name.split()[-1], severity, "apart", **values)
+        severity: Severity = "suspect" if rate["off"] < CLOCK else "wrong"
+        yield broken(run, rate["name"].split()[-1], severity, "apart", **rate)
 
 
-def _rates(run: ServingRun, duration: float) -> Iterator[Rate]:
+def _rates(run: ServingRun, duration: float) -> Iterator[dict[str, Any]]:
+    """Each rate of the whole engine that the client reported, what the run's own count and duration make it,
+    and how far apart the two are (`off`: relative, beyond rounding)."""
     tokens = _counted(run)
     for metric in run.metrics:
         name, of, count = metric.name, "completed", run.totals.completed
@@ -77,7 +63,9 @@ def _rates(run: ServingRun, duration: float) -> Iterator[Rate]:
         value = whole(run, metric)
         if not metric.derived and value is not None and count is not None:
             expected = count / duration
-            yield Rate(name, metric.unit, of, value, count, expected, apart(value, expected, duration))
+            values = {"name": name, "unit": metric.unit, "of": of, "value": value, "count": count}
+            off = apart(value, expected, duration)
+            yield values | {"duration": duration, "expected": expected, "off": off}
 
 
 def _counted(run: ServingRun) -> dict[str, int | None]:

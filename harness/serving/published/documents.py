@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import BeforeValidator, Field
 
 from harness.catalogue import published, recipes
-from harness.errors import UsageError, mistake
 from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from harness.serving.schema import Mode, OfferedLoad, Parallelism, ServingRun, StrictRecord
 
 FOLDER = PUBLISHED / "serving"
-ELSEWHERE = ("claims:", "dstack.")
-"""Beginnings of what claims refer to outside the documents."""
 FROM_CONFIGURATION = ("hardware", "gpus", "nodes", "engine", "version", "image", "environment", "mode",
                       "parallelism")  # fmt: skip
 
@@ -127,13 +124,8 @@ class PublishedDocument(StrictRecord):
 
 
 def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
-    """The documents of a folder, in the order of their files. Raises UsageError where one is broken, where an
-    id is there twice, or where a claim refers to nothing."""
-    found = [_document(path) for path in sorted(folder.glob("*.json"))]
-    if not found:
-        raise UsageError(f"no published document in {folder}")
-    _examine(found)
-    return found
+    """The documents of a folder, in the order of their files."""
+    return [_document(path) for path in sorted(folder.glob("*.json"))]
 
 
 def configurations(folder: Path = FOLDER) -> dict[str, Configuration]:
@@ -143,18 +135,9 @@ def configurations(folder: Path = FOLDER) -> dict[str, Configuration]:
 
 def _document(path: Path) -> PublishedDocument:
     raw = published.read(path)
-    try:
-        if not isinstance(raw, dict):
-            raise TypeError("an object is wanted")
-        about = raw.get("id", "")
-        made = {one["name"]: _configuration(one, about) for one in raw.get("configurations", ())}
-        raw["configurations"] = tuple(made.values())
-        raw["runs"] = tuple(_run(run, made) for run in raw.get("runs", ()))
-        return PublishedDocument(**raw)
-    except ValidationError as error:
-        raise UsageError(f"cannot read {path}: {error.title} {mistake(error)}") from None
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise UsageError(f"cannot read {path}: {type(error).__name__}: {error}") from None
+    made = {one["name"]: _configuration(one, raw["id"]) for one in raw.get("configurations", ())}
+    runs = tuple(_run(run, made) for run in raw.get("runs", ()))
+    return PublishedDocument(**{**raw, "configurations": tuple(made.values()), "runs": runs})
 
 
 def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
@@ -178,24 +161,6 @@ def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRu
     shared = {name: getattr(about, name) for name in FROM_CONFIGURATION}
     of_roles = {f"{name}: {flag}": None for name, role in about.roles.items() for flag in role.flags}
     return ServingRun(**{**shared, "flags": (*about.flags, *of_roles), **raw})
-
-
-def _examine(found: list[PublishedDocument]) -> None:
-    """Raises UsageError where an id is there twice, or a claim refers to what is not there."""
-    named = [one.name for document in found for one in document.configurations]
-    claims = [claim for document in found for claim in document.claims]
-    known = [run.id for document in found for run in document.runs] + [claim["id"] for claim in claims]
-    for ids in (named, known):
-        twice = next((id_ for id_ in ids if ids.count(id_) > 1), None)
-        if twice:
-            raise UsageError(f"published documents: {twice!r} stands twice")
-    for claim in claims:
-        missing = [r for r in claim.get("refers_to", ()) if r not in known and not r.startswith(ELSEWHERE)]
-        missing += {claim.get("configuration", "")} - {"", *named}
-        if missing:
-            raise UsageError(
-                f"published documents: {claim['id']} refers to {missing[0]!r}, which is not there"
-            )
 
 
 def flags_of(command: str) -> tuple[str, ...]:

@@ -1,3 +1,1 @@
-"""One step of one rank, rebuilt from the suite's implementations in the engine's order and timed whole: it
-shows how much of a kernel's saving the step keeps, which kernels timed alone cannot show.
-"""
+"""One decode step of one rank, rebuilt from the suite's implementations and timed whole."""

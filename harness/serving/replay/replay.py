@@ -1,4 +1,4 @@
-"""Replay of a step: what is asked for, its arms held against each other, and what calls alone would say."""
+"""Replay of a step: what is asked for, the arms against each other in it, and their calls alone."""
 
 from __future__ import annotations
 
@@ -34,14 +34,13 @@ from shapes.models import ModelConfig, model, read_model
 
 RANK = "harness.serving.replay.child:Rank"
 PREPARE_S, CALL_S = 900.0, 120.0
-BLOCKS, ROUNDS, TURN_S = 6, 12, 0.25
-"""Blocks, rounds in each and seconds of a turn, at most."""
-ALONE_S, ALONE_TURNS = 0.05, 7
-"""A turn of one place's calls alone, and how many of them."""
+BLOCKS, ROUNDS, TURN_S = 6, 12, 0.25  # blocks, rounds in each and seconds of a turn, at most
+ALONE_S, ALONE_TURNS = 0.05, 7  # seconds of a turn of one place's calls alone, and how many turns
 BASE, TWIN = "base", "base again"
 ALIKE = 0.05  # relative difference of two right outputs, at most: FP8 activations, rounded twice, give 0.04
 SHARE = 0.92  # of memory: nothing else is on the device, and no further sets of operands rotate
 
+Numbers = Mapping[str, float]
 Arms = dict[str, dict[str, str]]
 """Name -> `op` or `op:place` -> implementation; BASE is among them."""
 
@@ -56,7 +55,7 @@ class ReplayPlan:
 
 @dataclass(frozen=True)
 class ReplayRequest:
-    """Options as given; a step is replayed for each size in batch, and each text of swap is an arm."""
+    """Options as given: a step for each size in batch, an arm for each text of swap."""
 
     model: str = "deepseek-r1"
     tp: int = 1
@@ -150,11 +149,10 @@ def fitted(
                 f"a step of {step.layers} layers takes {needed(step, arms) / 2**30:.1f} GiB, more than the "
                 "device has: take fewer requests, swaps or --layers"
             )
-    note = (
-        f"{step.dense} of {whole.dense} dense and {step.moe} of {whole.moe} MoE layers were replayed; "
-        "`whole model` is the change times the number of swapped calls"
-    )
-    return step, () if step == whole else (note,)
+    if step == whole:
+        return step, ()
+    replayed = f"{step.dense} of {whole.dense} dense and {step.moe} of {whole.moe} MoE layers were replayed"
+    return step, (f"{replayed}; `whole model` is the change times the number of swapped calls",)
 
 
 def needed(step: ReplayStep, arms: Arms) -> float:
@@ -189,27 +187,19 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
             worker.kill()
     arms = {}
     for name, chosen in plan.arms.items():
-        times = {}
-        if name not in failed:  # one that is wrong has no time either
-            times = _times(plan.step, name, differences[name], rounds, alone)
+        right = name not in failed  # one that is wrong has no time either
+        times = _times(plan.step, name, differences[name], rounds, alone) if right else {}
         arms[name] = ReplayArm(chosen=chosen, failed=failed.get(name, ""), **times)
     return Replay(
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         command=tuple(map(portable, sys.argv[1:])),
         step=asdict(plan.step) | {"model": plan.step.model.name},
-        launch=launch,
-        threads=threads,
-        base=BASE,
-        arms=arms,
-        twin=_timed(rounds, TWIN, BASE),
-        rounds=len(rounds.rounds),
-        disturbed=len(rounds.disturbed),
-        stopped=rounds.stopped,
-        left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"),
-        notes=tuple(notes),
+        launch=launch, threads=threads, base=BASE, arms=arms, twin=_timed(rounds, TWIN, BASE),
+        rounds=len(rounds.rounds), disturbed=len(rounds.disturbed), stopped=rounds.stopped,
+        left_out=(*plan.step.all_reduces, "scheduler", "HTTP", "rank skew"), notes=tuple(notes),
         samples=tuple({"block": r.block, "round": r.index, **r.seconds} for r in rounds.rounds),
         provenance=provenance(platform, threads),
-    )
+    )  # fmt: skip
 
 
 def _measured(
@@ -236,17 +226,9 @@ def _measured(
             return worker.ask("turn", CALL_S, arm=name, at_least=TURN_S)
 
     policy = Policy(
-        blocks=BLOCKS,
-        first_rounds=min(4, ROUNDS),
-        max_rounds=ROUNDS,
-        half_width=0.0,
-        anchor=BASE,
-        twin=TWIN,
-        budget_s=plan.budget_s,
-        begin_block=begin,
-        begin_round=monitor.begin,
-        end_round=monitor.end,
-    )
+        blocks=BLOCKS, first_rounds=min(4, ROUNDS), max_rounds=ROUNDS, half_width=0.0, anchor=BASE, twin=TWIN,
+        budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin, end_round=monitor.end,
+    )  # fmt: skip
     return measure({name: partial(turn, name) for name in arms}, policy)
 
 
@@ -277,11 +259,7 @@ def _alone(
 
 
 def _times(
-    step: ReplayStep,
-    name: str,
-    difference: Mapping[str, float],
-    rounds: Rounds,
-    alone: Mapping[str, Mapping[str, float]],
+    step: ReplayStep, name: str, difference: Numbers, rounds: Rounds, alone: Mapping[str, Numbers]
 ) -> dict[str, Any]:
     """Of an arm that has not failed, as ReplayArm has them."""
     times: dict[str, Any] = {"step": _timed(rounds, name), "difference": difference}
@@ -307,6 +285,5 @@ def _timed(rounds: Rounds, name: str, less: str = "") -> Timed | None:
     ]
     if not pairs:
         return None
-    over = interval(pairs, CONFIDENCE)
-    known = len({block for block, _ in pairs}) > 1
+    over, known = interval(pairs, CONFIDENCE), len({block for block, _ in pairs}) > 1
     return Timed(ms=over.mean, low=over.low if known else None, high=over.high if known else None)

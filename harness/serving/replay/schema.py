@@ -26,16 +26,15 @@ class Timed(StrictRecord):
 
 
 class ReplayArm(StrictRecord):
-    """One choice of implementations. Older records have calls that were waited for besides, which are left
-    out: on a GPU they say nothing of the step.
+    """One choice of implementations. Of older records, calls that were waited for are left out: on a GPU they
+    say nothing of the step.
 
     chosen:  `op` or `op:place` -> implementation
-    step:    the replayed step
     change:  step - the base's step, from paired rounds; None for the base
     whole:   `change` for the model's full number of layers, where fewer were replayed
     alone:   what the swapped calls change without the rest of the step; `cold` in older records
-    places_alone: of the base each place's milliseconds, of an arm the swapped ones': the calls of all layers
-             in turn, without the rest of the step and launched as it is
+    places_alone: milliseconds of all layers' calls of a place in turn, without the rest of the step and
+             launched as it is; of the base all places', of an arm the swapped ones'
     difference: of the swapped outputs from the base's, relative, at the first layer
     """
 
@@ -100,23 +99,20 @@ class Replay(StrictRecord):
             for name, arm in self.arms.items()
         ]  # fmt: skip
         columns = ["arm", "step ms", "change", "whole model", "alone", ""]
+        classes = base.classes_alone()
+        total = sum(classes.values())
+        shares = ", ".join(f"{name} {ms:.3g} ({ms / total:.0%})" for name, ms in classes.items())
         lines = [
             f"decode step of {step['model']}, tp={step['parallel']['tp']}: batch {step['batch']}, "
             f"ctx {step['ctx']}, {step['dense']} dense and {step['moe']} MoE layers, page {step['page']}, "
             f"kv {step['kv']}, routing {step['routing']}, {self.launch}, {self.threads} threads",
             "base: " + ", ".join(f"{op}={name}" for op, name in base.chosen.items()),
             tabulate(rows, columns, disable_numparse=True),
-        ]
-        if self.twin:
-            lines.append(f"the base against itself: {self.twin.text('+')} ms")
-        if classes := base.classes_alone():
-            total = sum(classes.values())
-            shares = ", ".join(f"{name} {ms:.3g} ({ms / total:.0%})" for name, ms in classes.items())
-            lines.append(f"the base's calls alone, {total:.4g} ms: {shares}")
-        lines.append(f"left out: {', '.join(self.left_out)}")
-        lines += [f"note: {text}" for text in self.notes]
-        lines.append(
+            f"the base against itself: {self.twin.text('+')} ms" if self.twin else "",
+            f"the base's calls alone, {total:.4g} ms: {shares}" if classes else "",
+            f"left out: {', '.join(self.left_out)}",
+            *(f"note: {text}" for text in self.notes),
             f"{self.rounds} rounds, {self.disturbed} more disturbed; change: of the step, by paired rounds, "
-            "with a 90 % interval; alone: all layers' swapped calls without the rest of the step"
-        )
-        return "\n".join(lines)
+            "with a 90 % interval; alone: all layers' swapped calls without the rest of the step",
+        ]
+        return "\n".join(filter(None, lines))

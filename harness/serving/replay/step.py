@@ -1,8 +1,7 @@
 """Decode step of a rank: its layers, the requests in it, and the calls that a layer makes. No torch.
 
-The order is that of DeepSeek-V3 in vLLM (model_executor/models/deepseek_v2.py and
-layers/attention/mla_attention.py of 0.32), with absorbed MLA. A tensor-parallel rank's all-reduces are left
-out, and named so.
+The order is that of DeepSeek-V3 in vLLM 0.32 (model_executor/models/deepseek_v2.py and
+layers/attention/mla_attention.py), with absorbed MLA; a tensor-parallel rank's all-reduces are left out.
 """
 
 from __future__ import annotations
@@ -19,28 +18,15 @@ GEMM, MOE, MLA = OPS = ("block_scale_gemm", "fused_moe", "mla_decode")
 
 FIRST = {"embedding": "copy"}
 ATTENTION = {
-    "input norm": "norm",
-    "qkv_a": GEMM,
-    "latent norms": "norm",
-    "q_b": GEMM,
-    "rope and KV write": "rope_kv",
-    "w_uk": "absorbed_bmm",
-    "q together": "copy",
-    "mla_decode": MLA,
-    "w_uv": "absorbed_bmm",
-    "o_proj": GEMM,
+    "input norm": "norm", "qkv_a": GEMM, "latent norms": "norm", "q_b": GEMM, "rope and KV write": "rope_kv",
+    "w_uk": "absorbed_bmm", "q together": "copy", "mla_decode": MLA, "w_uv": "absorbed_bmm", "o_proj": GEMM,
     "post-attention norm": "norm",
-}
+}  # fmt: skip
 DENSE_MLP = {"dense gate_up": GEMM, "dense SiLU": "activation", "dense down": GEMM}
 MOE_MLP = {
-    "router": "bf16_gemm",
-    "top-k": "moe_routing",
-    "shared gate_up": GEMM,
-    "shared SiLU": "activation",
-    "shared down": GEMM,
-    "fused_moe": MOE,
-    "sum with shared": "elementwise",
-}
+    "router": "bf16_gemm", "top-k": "moe_routing", "shared gate_up": GEMM, "shared SiLU": "activation",
+    "shared down": GEMM, "fused_moe": MOE, "sum with shared": "elementwise",
+}  # fmt: skip
 LAST = {"final norm": "norm", "lm_head": "bf16_gemm", "sampling": "sampling"}
 """Of each part of a step its places, in order -> their op class (harness/serving/op_classes.py)."""
 OP_CLASS = {**FIRST, **ATTENTION, **DENSE_MLP, **MOE_MLP, **LAST}
@@ -114,14 +100,11 @@ class ReplayStep:
         if place.op == MLA:
             cache = {"ctx": f"{self.ctx}..{self.ctx}", "page": self.page, "kv": self.kv}
             return {"batch": self.batch, "heads": self.heads, **cache}
+        inter = model.moe_intermediate_size // self.parallel.tp
         return {
-            "tokens": self.batch,
-            "experts": model.n_routed_experts,
-            "topk": model.num_experts_per_tok,
-            "hidden": model.hidden_size,
-            "inter": model.moe_intermediate_size // self.parallel.tp,
-            "routing": self.routing,
-        }
+            "tokens": self.batch, "experts": model.n_routed_experts, "topk": model.num_experts_per_tok,
+            "hidden": model.hidden_size, "inter": inter, "routing": self.routing,
+        }  # fmt: skip
 
     def places(self) -> list[StepPlace]:
         """The calls of the step, in the order in which they are made."""

@@ -1,7 +1,4 @@
-"""What names mean: op classes of kernels and operators, steps and phases of annotations.
-
-The rules are data: harness/catalogue/trace_rules.json.
-"""
+"""Op classes by names of kernels, steps and phases by annotations: the rules of trace_rules.json."""
 
 from __future__ import annotations
 
@@ -24,8 +21,7 @@ DECODE_ATTENTION = "decode_attention"
 @dataclass(frozen=True)
 class KernelRule:
     """op_class:  of harness/serving/op_classes.py, or DECODE_ATTENTION
-    library:   the library that has these kernels
-    op:        pattern of the operator that launches them, where the rule asks for one
+    pattern:   of a kernel's name; op: of the operator that launches it, where the rule asks for one
     sign:      the phase of a step that has such a kernel: prefill, decode, training; `either` for attention
                that serves both, empty for all other kernels
     sampling:  whether the kernel ends a step
@@ -107,8 +103,7 @@ def step_rule(annotation: str) -> StepRule | None:
 def annotated_phase(annotation: str) -> Phase | None:
     """The phase that an annotation names; None where it only marks the step."""
     rule = step_rule(annotation)
-    match = rule.pattern.search(annotation) if rule else None
-    groups = match.groupdict() if match else {}
+    groups = rule.pattern.search(annotation).groupdict() if rule else {}  # type: ignore[union-attr]
     if "mode" in groups:
         return trace_rules()["modes"].get(groups["mode"], "other")
     if "prefill" in groups:

@@ -24,10 +24,15 @@ class Names(dict[Any, int]):
         self[value] = number = len(self)
         return number
 
+    def owners(self) -> tuple[list[Any], np.ndarray]:
+        """Where the values are pairs: their first parts once each, and the number of each pair's."""
+        owners = Names()
+        numbers = np.array([owners[owner] for owner, _ in self], dtype=np.int64)
+        return list(owners), numbers
+
 
 class Columns:
-    """Rows of integers. Each column is an attribute, as an array: int64 for the type code `q`, int32 for `i`,
-    int8 for `b`."""
+    """Rows of integers; each column is an attribute, an array of its type code (`q`: int64, `i`, `b`)."""
 
     def __init__(self, **type_codes: str) -> None:
         self._columns = {name: array(code) for name, code in type_codes.items()}
@@ -41,8 +46,6 @@ class Columns:
         return len(next(iter(self._columns.values())))
 
     def __getattr__(self, name: str) -> np.ndarray:
-        if name.startswith("_"):
-            raise AttributeError(name)
         return np.asarray(self._columns[name])
 
 
@@ -55,8 +58,7 @@ class RecordedTrace:
     spans:       annotations that mark steps
     threads:     (process, thread); streams: (device, stream)
     categories:  how many events of each category the file has, used or not
-    lost:        what could not be taken, with how often and an example
-    truncated:   the file breaks off
+    lost:        what could not be taken, with how often and an example; truncated: the file breaks off
     """
 
     def __init__(self) -> None:
@@ -73,10 +75,6 @@ class RecordedTrace:
         self.lost: dict[str, tuple[int, str]] = {}
         self.findings: list[Finding] = []
         self.truncated = False
-
-    def processes(self) -> list[Any]:
-        """Those that have threads."""
-        return list(dict.fromkeys(process for process, _ in self.threads))
 
     def lose(self, what: str, example: Any) -> None:
         count, first = self.lost.get(what, (0, str(example)[:60]))

@@ -6,7 +6,7 @@ import re
 import statistics
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -43,8 +43,8 @@ def _rules(recorded: RecordedTrace, work: LaunchedWork) -> tuple[list[KernelRule
     rules: dict[KernelRule, int] = {}
     numbers = []
     for name, op in pairs:
-        launcher = names[op] if op != NONE else names[name]
-        numbers.append(rules.setdefault(rule_of(names[name], launcher), len(rules)))
+        rule = rule_of(names[name], names[name if op == NONE else op])
+        numbers.append(rules.setdefault(rule, len(rules)))
     return list(rules), np.array(numbers)[pair_of]
 
 
@@ -60,7 +60,7 @@ class _Sums:
             [CLASSES.index(classify.attention_class(rule.op_class, phase, latent)) for phase in PHASES]
             for rule in self.rules
         ]
-        of_step = np.array([*(PHASES.index(step.phase) for step in self.steps), PHASES.index("other")])
+        of_step = np.array([*(PHASES.index(step["phase"]) for step in self.steps), PHASES.index("other")])
         self.phase = of_step[self.step]  # NONE is the last
         self.op_class = np.array(classes)[self.rule, self.phase]
         self.length = work.end - work.start
@@ -70,8 +70,9 @@ class _Sums:
         self.on_device = [order[work.device[order] == i] for i in range(len(work.devices))]
         self.unions = []  # of all, and of communication, on each device
         for rows in self.on_device:
-            found = critical_path(work.start[rows], work.end[rows], self.communicates[rows])
-            self.exposed[rows], *unions = found
+            self.exposed[rows], *unions = critical_path(
+                work.start[rows], work.end[rows], self.communicates[rows]
+            )
             self.unions.append(unions)
 
     def trace(self) -> Trace:
@@ -145,7 +146,7 @@ class _Sums:
             for step, following in zip(there, [*there[1:], None], strict=True):
                 classes = per_class[device, step]
                 found.append(TraceStep(
-                    **self.steps[step]._asdict(), device=str(work.devices[device]),
+                    **self.steps[step], device=str(work.devices[device]),
                     start_ns=int(starts[step]) - origin, span_ns=int(ends[step] - starts[step]),
                     idle_ns=int(within[step]),
                     period_ns=None if following is None else int(starts[following] - starts[step]),
@@ -176,11 +177,9 @@ class _Sums:
         for phase in PHASES:
             calls = [sum(t.calls for t in step.classes.values()) for step in steps if step.phase == phase]
             if few := sum(2 * count < statistics.median(calls) for count in calls):
-                message = (
-                    f"{few} of {len(calls)} {phase} steps have less than half of their median's calls: the "
-                    "profiler began or ended within them, or they are of another kind"
-                )
-                note("cut step", message, "note")
+                message = f"{few} of {len(calls)} {phase} steps have less than half of their median's calls"
+                why = "the profiler began or ended within them, or they are of another kind"
+                note("cut step", f"{message}: {why}", "note")
 
 
 # Steps of an engine, and their phases
@@ -191,20 +190,14 @@ MODEL = {*OPS, "scaled_gemm", "bf16_gemm", "mha_decode", "attention", "decode_at
 STAGE = re.compile(r"-(EXTEND|DECODE)\.trace\.json")  # SGLang's --profile-by-stage names its files so
 
 
-class Step(NamedTuple):
-    name: str
-    phase: Phase
-    evidence: str
-
-
 def find_steps(
     work: LaunchedWork, recorded: RecordedTrace, rules: Sequence[KernelRule], rule: np.ndarray, file: str
-) -> tuple[np.ndarray, list[Step]]:
-    """(int [n], the number of each row's step, NONE outside of all; the steps): by an engine's annotations,
-    else torch's ProfilerStep, else the sampling that ends each step, else the whole trace as one.
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """(int [n], the number of each row's step, NONE outside of all; name, phase and evidence of each step).
 
-    A step's phase is what its annotation says, else what its attention says. rule: int [n], the number in
-    rules of each row of work; file: the trace's name.
+    Steps are an engine's annotations, else torch's ProfilerStep, else end with sampling, else all is one. A
+    step's phase is what its annotation says, else what its attention says. rule: int [n], the number in rules
+    of each row of work; file: the trace's name.
     """
     of, names = _by_annotation(work, recorded)
     boundary = ""
@@ -223,7 +216,7 @@ def find_steps(
             signs = {rules[each].sign for each in np.unique(rule[rows]).tolist()}
             phase, why = _by_attention(signs, bool(in_graph[rows].any()), file)
         says = annotation.says if annotation else boundary
-        steps.append(Step(name, phase, f"{says}; {why}" if why else says))
+        steps.append({"name": name, "phase": phase, "evidence": f"{says}; {why}" if why else says})
     return of, steps
 
 
@@ -238,7 +231,7 @@ def _by_annotation(work: LaunchedWork, recorded: RecordedTrace) -> tuple[np.ndar
     of_engine = [mark for mark in marks if (rule := classify.step_rule(mark[2])) and rule.engine]
     of = np.full(len(work.start), NONE)
     names: list[str] = []
-    for number, process in enumerate(recorded.processes()):
+    for number, process in enumerate(recorded.threads.owners()[0]):
         starts: list[int] = []
         first, until = len(names), None
         for start, negative, name, marked in of_engine or marks:

@@ -3,12 +3,9 @@
 torch.profiler: Chrome's trace events as JSON (pytorch/kineto libkineto/src/output_json.cpp). Times are in
 microseconds, as integers, floats or text. A kernel's `correlation` is that of the runtime call that launched
 it; its `External id`, in torch of 2024 and later, that of the operator around that call.
-
 rocprofv3: JSON (ROCm/rocprofiler-sdk source/lib/output/generateJSON.cpp). Times are in nanoseconds. A
 dispatch names its kernel by a number, which `kernel_symbols`, further up in the file, resolve.
-
-Tables of kernels as CSV: of rocprofv3 (generateCSV.cpp, there) and its predecessors, and of nsys stats (nsys
-stats --help-reports cuda_gpu_trace).
+Tables of kernels as CSV: of rocprofv3 (generateCSV.cpp, there), its predecessors and nsys stats.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from harness.serving.trace.json_stream import JsonText, Keys, Truncated, items
 
 READ = (
     "wanted is a trace of torch.profiler (`traceEvents`) or rocprofv3 (`rocprofiler-sdk-tool`, or its kernel "
-    "trace as CSV: Kernel_Name, Start_Timestamp, End_Timestamp), or the CSV of nsys stats' cuda_gpu_trace"
+    "trace as CSV), or the CSV of nsys stats' cuda_gpu_trace"
 )
 CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f]")
 ROCPROF = "rocprofiler-sdk-tool"
@@ -84,7 +81,7 @@ def _key(value: Any) -> Any:
     some in an object."""
     if isinstance(value, Mapping):
         value = value.get("handle")
-    if isinstance(value, str) and value.isdigit():
+    if isinstance(value, str) and value.isdecimal():
         return int(value)
     return value if isinstance(value, (int, str)) else str(value)
 
@@ -175,8 +172,7 @@ def _id(value: Any) -> int:
 # rocprofv3
 
 LATEST_NS = 1 << 62
-SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")
-"""What the linker appends to a kernel's name."""
+SUFFIX = re.compile(r"( \[clone [^\]]*\])?(\.kd)?( \[clone [^\]]*\])?$")  # which the linker appends to a name
 
 
 def _read_rocprof(text: JsonText, into: RecordedTrace) -> None:
@@ -238,7 +234,7 @@ class _RocprofProcess:
 def _symbol(symbol: Mapping[str, Any]) -> str:
     """The name of a kernel, demangled where rocprof could."""
     names = (symbol.get(f"{kind}kernel_name") for kind in ("formatted_", "demangled_", ""))
-    known = (name for name in names if isinstance(name, str) and name and not name.isdigit())
+    known = (name for name in names if isinstance(name, str) and name and not name.isdecimal())
     return SUFFIX.sub("", next(known, f"kernel_id {symbol.get('kernel_id')}"))
 
 
@@ -246,8 +242,7 @@ LEFT_OUT = "start and end of a kernel or copy make no sense: left out"
 
 
 def _in_time(start: int, end: int) -> bool:
-    """Of nanoseconds since the machine's start. A record without a time has 0 (rocm-systems issue 5811)."""
-    return 0 < start <= end < LATEST_NS
+    return 0 < start <= end < LATEST_NS  # a record without a time has 0 (rocm-systems issue 5811)
 
 
 # Tables of kernels as CSV
@@ -295,11 +290,9 @@ def _header(line: str) -> tuple[str, dict[str, int], int] | None:
         names = [cell.strip().lower().replace("µ", "μ") for cell in cells]
         plain = [UNIT.sub("", name) for name in names]
         columns = {
-            field: plain.index(name)
-            for field, known in COLUMNS.items()
-            for name in reversed(known)
+            field: plain.index(name) for field, known in COLUMNS.items() for name in reversed(known)
             if name in plain
-        }
+        }  # fmt: skip
         if {"name", "start"} <= columns.keys() and columns.keys() & {"end", "length"}:
             unit = UNIT.search(names[columns["start"]])
             if unit or "end" in columns:
@@ -316,8 +309,7 @@ def _take_row(row: list[str], columns: Mapping[str, int], ns: int, into: Recorde
         if "length" in cell:
             start, length = (round(float(cell[field]) * ns) for field in ("start", "length"))
         else:
-            start = int(cell["start"])
-            length = int(cell["end"]) - start
+            start, length = int(cell["start"]), int(cell["end"]) - int(cell["start"])
     except (ValueError, OverflowError):
         return False
     if not _in_time(start, start + length):

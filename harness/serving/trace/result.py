@@ -16,8 +16,6 @@ from harness.report.text import microseconds, table
 from harness.serving.schema import Finding
 from harness.serving.trace.classify import PHASES, Phase
 
-NAME = 90  # characters of a kernel's name
-
 
 @dataclass(frozen=True)
 class Times:
@@ -31,9 +29,8 @@ class Times:
     exposed_ns: float
 
     def plus(self, other: Times) -> Times:
-        return Times(
-            self.calls + other.calls, self.time_ns + other.time_ns, self.exposed_ns + other.exposed_ns
-        )
+        calls, time_ns = self.calls + other.calls, self.time_ns + other.time_ns
+        return Times(calls, time_ns, self.exposed_ns + other.exposed_ns)
 
     @property
     def exposure(self) -> float | None:
@@ -92,10 +89,8 @@ class TraceStep:
 
 @dataclass(frozen=True)
 class Device:
-    """busy_ns: the union of all it ran; idle_ns: the rest of the span, of which idle_between_steps_ns is
-    outside of steps
-
-    sum_ns:           the sum of all it ran; overlapped_ns: what it has beyond the union
+    """busy_ns:          the union of all it ran; idle_ns: the rest of the span
+    sum_ns:           the sum of all it ran; overlapped_ns: what that has beyond the union
     communication_ns: the union of communication; exposed: of it, what no computation covers
     """
 
@@ -124,8 +119,7 @@ class PerStep(Times):
 @dataclass(frozen=True)
 class Trace:
     """on:         where the work ran; `cpu`: operators' own time, as the trace has no kernels
-    engine:     the one that ran it, empty where nothing tells
-    partial:    the file breaks off, and what came before was taken
+    engine:     empty where nothing tells; partial: the file breaks off, and what came before was taken
     categories: how many events of each category the file has
     """
 
@@ -274,10 +268,10 @@ def _unknown(kernels: Sequence[KernelTime], total: float) -> str:
     return "\n".join([head, *lines])
 
 
-def _short(name: str) -> str:
+def _short(name: str, most: int = 90) -> str:
     """A kernel's name; of a long one the middle is left out, as both ends tell most."""
     name = name.removeprefix("void ")
-    return name if len(name) <= NAME else f"{name[: NAME - 23]}...{name[-20:]}"
+    return name if len(name) <= most else f"{name[: most - 23]}...{name[-20:]}"
 
 
 def _us(ns: float) -> str:
@@ -313,18 +307,16 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
         for name, times in trace.by_class(of).items()
         for per_step in [trace.per_step(name, of)]
     ]  # fmt: skip
-    kernels = [
-        _times(kernel)
-        | {"shapes": [{"dims": k} | _in_us(times, "exposed_us") for k, times in kernel.shapes.items()]}
-        for kernel in trace.kernels
-    ]
+    classes.sort(key=lambda row: -row["time_us"])
+    kernels = [_times(kernel) for kernel in trace.kernels]
+    for row in kernels:
+        row["shapes"] = [{"dims": k} | _in_us(of, "exposed_us") for k, of in row["shapes"].items()]
     steps = [
         _in_us(step) | {"classes": {name: _times(times) for name, times in step.classes.items()}}
         for step in trace.steps
     ]
-    rows = {"classes": classes, "kernels": kernels, "steps": steps}
-    rows["unknown"] = [kernel for kernel in kernels if kernel["class"] == "unknown"]
-    classes.sort(key=lambda row: -row["time_us"])
+    unknown = [row for row in kernels if row["class"] == "unknown"]
+    rows = {"classes": classes, "kernels": kernels, "steps": steps, "unknown": unknown}
     head = _in_us(trace, "kernels", "steps", "categories") | {
         "time_us": trace.time_ns() / 1e3,
         "devices": [*map(_in_us, trace.devices)],
@@ -337,7 +329,7 @@ def as_json(trace: Trace, phase: Phase | None = None) -> dict[str, Any]:
 
 
 def _times(times: Times) -> dict[str, Any]:
-    return _in_us(times, "shapes") | {"exposure": times.exposure}
+    return _in_us(times) | {"exposure": times.exposure}
 
 
 def _in_us(record: Any, *without: str) -> dict[str, Any]:

@@ -21,8 +21,7 @@ class LaunchedWork:
     name:    number in recorded.names; op: that of the operator that launched it; shapes: of its inputs
     calls:   1, or 0 where a stretch goes on with an operator that another one inside it interrupted
     device:  number in `devices`; stream: number of the stream or thread
-    at:      when its launch was called; process: number of the process that launched it
-    graph:   bool: launched by a graph
+    at:      when its launch was called; process: number of the process that called; graph: bool, by a graph
     op, shapes, at and process are NONE where unknown.
     """
 
@@ -57,9 +56,7 @@ def kernels(recorded: RecordedTrace) -> LaunchedWork:
     thread = np.where(launch == NONE, _taken(ops.thread, op), thread)
     graph = _taken(launches.graph, launch) == 1
     op[graph] = NONE  # the operator that replays a graph is around all of it
-    streams = list(recorded.streams)
-    devices = list(dict.fromkeys(device for device, _ in streams))
-    device_of = np.array([devices.index(device) for device, _ in streams])
+    devices, device_of = recorded.streams.owners()
     stream, start = work.stream[row], work.start[row]
     return LaunchedWork(
         "gpu", devices, work.name[row], _taken(ops.name, op), _taken(ops.shapes, op),
@@ -102,9 +99,7 @@ def _note_merged(recorded: RecordedTrace) -> None:
 
 
 def _process(recorded: RecordedTrace, thread: np.ndarray) -> np.ndarray:
-    processes = recorded.processes()
-    of_thread = [processes.index(process) for process, _ in recorded.threads]
-    return _taken(np.array(of_thread, dtype=np.int64), thread)
+    return _taken(recorded.threads.owners()[1], thread)
 
 
 def _find(keys: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -152,8 +147,7 @@ def _stretches(*columns: np.ndarray) -> Iterator[tuple[int, int, int]]:
     stack: list[tuple[int, int]] = []  # the operators that run: (operator, its end), the innermost last
     shown = bytearray(len(columns[0]))
     now, current = 0, NONE
-    after_all = (NONE, NONE, 0, 0)
-    for op, thread, begin, end in chain(_ordered(*columns), [after_all]):
+    for op, thread, begin, end in chain(_ordered(*columns), [(NONE, NONE, 0, 0)]):  # which ends all
         while stack and (thread != current or stack[-1][1] <= begin):
             inner, until = stack.pop()
             if until > now or not shown[inner]:
@@ -262,13 +256,12 @@ def _note_overlap(recorded: RecordedTrace, stream: int, start: np.ndarray, lengt
     if not wrong and overlap.sum() <= PIPELINED * total:
         return
     device, name = list(recorded.streams)[stream]
-    said = (
-        f"kernels of stream {name} of device {device} overlap for {overlap.sum() / 1e3:.4g} us, "
-        f"{overlap.sum() / total:.0%} of their time, but a stream runs one after another: "
-    )
+    why = "programmatic dependent launch does that for a few us a kernel; otherwise durations are wrong"
     if wrong:
         why = "ranks or processes were merged into one file, or branches of a graph; take each one's own file"
-        recorded.note("merged", said + why)
-    else:
-        why = "programmatic dependent launch does that for a few us a kernel; otherwise durations are wrong"
-        recorded.note("overlap", said + why, "note")
+    recorded.note(
+        "merged" if wrong else "overlap",
+        f"kernels of stream {name} of device {device} overlap for {overlap.sum() / 1e3:.4g} us, "
+        f"{overlap.sum() / total:.0%} of their time, but a stream runs one after another: {why}",
+        "wrong" if wrong else "note",
+    )

@@ -7,7 +7,6 @@ import pytest
 
 from harness.serving.ab import result as module
 from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
-from harness.serving.ab.session import order
 
 TRIALS = 2000
 
@@ -62,26 +61,18 @@ def test_more_in_less_time_is_faster_and_less_throughput_is_slower():
     assert more_pairs(alone, 1) is None
 
 
-def test_a_small_effect_inside_the_margin_is_the_same_though_the_interval_excludes_none():
-    logs = np.random.default_rng(3).normal(0, 1e-4, 12)
-    base, arm = np.full(12, 10.0), 10.05 * np.exp(logs)
-    assert effect(base, arm, higher=False, level=0.9875, margin=1).verdict == "same"
-    assert effect(base, arm, higher=False, level=0.9875, margin=0.1).verdict == "slower"
-
-
 def test_pairs_needed_are_those_that_find_it_four_times_in_five():
+    few = range(2, 99)
     for change, sd, level, among in (
-        (1, 0.53, 0.95, range(2, 99)),
-        (2, 1.2, 0.95, range(2, 99)),
-        (2, 0.53, 0.9875, LOOKS),
+        (1, 0.53, 0.95, few),
+        (2, 1.2, 0.95, few),
+        (2, 0.53, 0.9875, (2, *LOOKS)),
     ):
         n = pairs_for(change, sd, level, among)
-        assert (
-            power(change, n, sd, level)
-            >= 0.8
-            > power(change, max(m for m in (*among, 2) if m < n), sd, level)
-        )
+        fewer = max(m for m in among if m < n)
+        assert power(change, n, sd, level) >= 0.8 > power(change, fewer, sd, level)
     assert pairs_for(1, 1.2, confidence(None, 1), LOOKS) is None
+    assert pairs_for(1, module.spread("ttft", 4), 0.95, module.MOST_LOOKED_AT) is None
     assert module.spread("tpot", 64) < module.spread("tpot", 4) == module.spread("tpot", None)
 
 
@@ -94,10 +85,3 @@ def test_more_pairs_would_decide_what_stays_as_it_is():
     n = found.pairs + more
     exact = found.launch_spread * math.sqrt(2 / n) * module.students_t(n - 1, 0.95)
     assert half == pytest.approx(exact) and half / 100 < abs(math.log(found.ratio)) and more > 5
-
-
-def test_pairs_are_mirrored():
-    assert [order(["a", "b", "c"], pair) for pair in (0, 1, 2, 3)] == [["a", "b", "c"]] * 2 + [
-        ["c", "b", "a"],
-        ["a", "b", "c"],
-    ]

@@ -9,8 +9,7 @@ from harness.serving.ab import predict
 from harness.serving.ab.plan import made
 from harness.serving.ab.predict import changes_of, predicted
 from harness.serving.ab.record import Record
-from harness.serving.ab.report import planned, shown
-from harness.serving.ab.result import summary
+from harness.serving.ab.result import planned, shown, summary
 from harness.serving.ledger.prediction import KernelChange
 from tests.support.paths import ROOT
 

@@ -12,10 +12,10 @@ import pytest
 
 from harness.serving import load
 from harness.serving.clients import files
+from harness.serving.clients.console import Console
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import UnreadableError, read
-from harness.serving.clients.console import Console
-from harness.serving.clients.format import formats
+from harness.serving.clients.format import Format, formats
 from tests.support.serving_files import DATA, FILES, GONE, as_lines, content_of, of, place, rules, shapes
 
 JSON = [path.name for path in FILES if path.suffix in (".json", ".jsonl")]
@@ -128,6 +128,9 @@ ROWS = (DATA / "vllm_serve_0.32_appended.jsonl").read_text()
     ("a.json", TEXT.replace('"duration"', '"duration": 1, "duration"', 1).encode(), "stands twice"),
     ("a.json", b'{"a": ' + b"[" * 70 + b"]" * 70 + b"}", "nested deeper than 64"),
     ("a.jsonl", ROWS[:-40].encode(), "line 2: broken JSON"),
+    ("a.json", b"PK\x03\x04\xff\xfe\x00", "it is a ZIP archive or a spreadsheet: unpack"),
+    ("a.json", b'[{"benchmarks": [{"metrics": {"requests_per_second": 1, "request_concurrency": 1}}]}]',
+     "no number of a run"),
     ("a.json.gz", PACKED[: len(PACKED) // 2], "cannot read"),
     ("a.json.gz", PACKED[:-8] + b"\0\0\0\0" + PACKED[-4:], "cannot read"),
     ("A.CSV", CSV[:-60].encode(), "is the file cut off"),
@@ -173,6 +176,16 @@ def test_lines_of_several_clients_in_one_file(tmp_path):
     path.write_text(text + '{"something": "else"}\n')
     with pytest.raises(UnreadableError, match="line 5: of no known client"):
         load(path)
+
+
+@pytest.mark.parametrize(("table", "says"), [
+    ({"lod": {}}, "lod"), ({"load": {"speed": "a"}}, "speed: no field of OfferedLoad"),
+    ({"metrics": {"a": {"unit": "ms"}}}, "either a name or latencies"),
+    ({"metrics": {"a": {"name": "ttft", "unit": "min"}}}, "unit"), ({"odd": "odd.nothing"}, "nothing"),
+])  # fmt: skip
+def test_a_table_is_checked_when_it_is_loaded(table, says):
+    with pytest.raises((ValueError, AttributeError), match=says):
+        Format(name="made", **table)
 
 
 # What counts as a number in text

@@ -1,23 +1,18 @@
 """What public bug reports look like as files: what `serving load` says of them, and what it does not show."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
+from harness.paths import ROOT
 from harness.serving import load
 from harness.serving.clients.files import UnreadableError
 from harness.serving.clients.load import beside_each_other
 from harness.serving.clients.report import as_text
-from tests.support.serving_files import (
-    DATA,
-    SGLANG_ROW,
-    VLLM_ROW,
-    changed,
-    content_of,
-    of,
-    rules,
-    written,
-)
+from harness.serving.schema import Metric, OfferedLoad, ServingRun
+from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW, changed, content_of, of, rules, written
 
 CASES = DATA / "cases"
 UNMEASURED = ("ttft", "tpot")
@@ -104,35 +99,19 @@ def test_a_file_of_another_tool_is_named(tmp_path, text, says):
     with pytest.raises(UnreadableError, match=r"which is not read: ") as caught:
         written(tmp_path, text, "a.txt")
     assert says in str(caught.value)
-
-
-@pytest.mark.parametrize(("name", "says"), [
-    ("s47", "genai-bench's, which is not read: measure with `vllm bench serve --save-result`"),
-    ("s51", "give profile_export_aiperf.json, which stands beside it"),
-])  # fmt: skip
-def test_a_case_that_is_refused(name, says):
-    with pytest.raises(UnreadableError) as caught:
-        case(name)
-    assert says in str(caught.value)
-
-
-def test_an_archive_is_named(tmp_path):
-    (tmp_path / "a.json").write_bytes(b"PK\x03\x04\xff\xfe\x00")
-    with pytest.raises(UnreadableError, match="it is a ZIP archive or a spreadsheet: unpack"):
-        load(tmp_path / "a.json")
+    for name, of_case in (("s47", "genai-bench's, which is not read: measure with `vllm bench serve"),
+                          ("s51", "give profile_export_aiperf.json, which stands beside it")):  # fmt: skip
+        with pytest.raises(UnreadableError) as caught:
+            case(name)
+        assert of_case in str(caught.value)
 
 
 # Others of the same kinds
 
 
-def detailed(**lists):
-    """SGLang's file with lists, and what was changed in them."""
-    return content_of("sglang_bench_serving_0.5.9_details.jsonl") | lists
-
-
 def test_zeros_of_single_requests_in_other_clients(tmp_path):
-    ttfts = detailed()["ttfts"]
-    (run,) = written(tmp_path, json.dumps(detailed(ttfts=[0.0, *ttfts[1:]])), "a.json")
+    row = content_of("sglang_bench_serving_0.5.9_details.jsonl")
+    (run,) = written(tmp_path, json.dumps(row | {"ttfts": [0.0, *row["ttfts"][1:]]}), "a.json")
     assert "zero" in rules(run) and not run.metric("tpot")
     assert "of the 6 requests" in run.metric("ttft").derived
     gone = changed("aiperf_0.13.0.json", {"time_to_first_token/min": 0.0})
@@ -217,15 +196,34 @@ def test_a_protocol_is_no_engine():
     assert (told.engine, told.speculation, told.prefix_caching) == ("sglang", "none", "off")
 
 
-@pytest.mark.parametrize(
-    ("changes", "found"),
-    [
-        ({}, []),
-        ({"conc": 2}, ["littles_law"]),
-        ({"num_prefill_gpu": 8, "num_decode_gpu": 8}, ["littles_law"]),
-    ],
-)
+@pytest.mark.parametrize(("changes", "found"), [
+    ({}, []), ({"conc": 2}, ["littles_law"]),
+    ({"num_prefill_gpu": 8, "num_decode_gpu": 8}, ["littles_law"]),
+])  # fmt: skip
 def test_an_early_row_has_total_throughput_alone(tmp_path, changes, found):
     row = content_of("inferencex_api.json")[1]
     (run,) = written(tmp_path, json.dumps(row | changes), "a.json")
     assert rules(run) == found
+
+
+def test_reading_needs_no_torch():
+    code = "import sys; sys.modules['torch'] = None; from harness.serving import load; load(sys.argv[1])"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(DATA / "vllm_serve_0.32.json")],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_what_has_no_column_is_shown_with_its_bound():
+    for said, metric in {
+        "speedup up to 17": Metric(name="speedup", value=17, unit="1", statistic="max"),
+        "28.76 median": Metric(name="tpot", value=28.76, unit="ms", statistic="median"),
+        "12.8 of ? / ?": Metric(name="throughput", value=12.8, unit="tok/s", tokens="unknown"),
+    }.items():
+        run = ServingRun(id="made", client="test", source="made", metrics=(metric,))
+        assert said in as_text([run], files=1, unread=0)
+    longest = OfferedLoad(longest_input_len=1024, longest_output_len=512)
+    assert "<=1024/<=512" in as_text([run.model_copy(update={"workload": longest})], files=1, unread=0)

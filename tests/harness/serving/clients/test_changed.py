@@ -157,10 +157,7 @@ TEXTS = [
 def said(value):
     if isinstance(value, partial):
         return f"{value.func.__name__} {' '.join(map(str, value.args))}"
-    return "gone" if value is GONE else shortened(json.dumps(value))
-
-
-def shortened(text):
+    text = "gone" if value is GONE else json.dumps(value)
     return text if len(text) < 80 else f"{text[:77]}..."
 
 

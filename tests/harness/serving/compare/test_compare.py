@@ -5,12 +5,13 @@ import json
 import pytest
 
 from harness.errors import UsageError
+from harness.serving.clients.load import beside_each_other
 from harness.serving.compare.alike import compare
 from harness.serving.compare.identity import SERVER, require_names, with_engine
 from harness.serving.compare.quantity import Quantity, default_metric, quantity_of
 from harness.serving.compare.select import engines_of, find
 from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, ServingRun, Totals
-from tests.support.serving_files import SGLANG_ROW, VLLM_ROW
+from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW, changed, of
 
 OUTPUT = Metric(name="throughput", value=800.0, unit="tok/s", scope="instance", tokens="output")
 SERVED = OfferedLoad(dataset="random", input_len=3200, output_len=800, concurrency=128, prefix_cached=False)
@@ -195,6 +196,32 @@ def test_server_flags_that_differ_are_listed_and_run_time_state_is_not():
     assert compare(*both).differing == ("flags that differ: max_num_seqs 256 | 512",)
 
 
+@pytest.mark.parametrize(("name", "changes", "says"), [
+    ("vllm_serve_0.32.json", {"num_speculative_tokens": "3"}, "speculative decoding (3 tokens drafted)"),
+    ("vllm_serve_0.32.json", {"total_gpus": "16"}, "flags that differ: total_gpus unset | 16"),
+    ("vllm_serve_0.32_detailed.json", {"gpu": "MI300X", "cuda_graph": "False"}, "cuda_graph unset | False"),
+    ("trtllm_serve.json", {"tensor_parallel_size": "4"}, "tensor_parallel_size unset | 4"),
+    ("vllm_serve_0.32.json", {"num_speculative_tokens": "3"}, "num_speculative_tokens unset | 3"),
+    ("trtllm_bench.json", {"engine/backend": "TRT"}, "flags that differ: backend Pytorch | TRT"),
+    ("trtllm_bench.json", {"decoding_stats": {"acceptance_length_percentiles": {"average": 2.3}}},
+     "speculative decoding (2.3 tokens a step)"),
+    ("sglang_bench_offline_throughput_0.5.9.jsonl", {"backend": "runtime"}, "backend engine | runtime"),
+    ("guidellm_0.7.3.json", {"benchmarks/0/config/warmup/percent": 0.1}, "warmup.percent unset | 0.1"),
+    ("guidellm_0.3.1.json", {"benchmarks/0/request_loader/data": "a.json"}, "output_tokens=32 | a.json"),
+    ("aiperf_0.13.0.json", {"input_config/endpoint/type": "completions"}, "endpoint.type chat | completions"),
+    ("genai_perf.json", {"input_config/streaming": False}, "settings that differ: streaming on | unset"),
+    ("inference_perf_0.7.0.json", {"successes/prompt_tokens/cached": 300.0}, "caching: off against hits"),
+])  # fmt: skip
+def test_what_files_say_of_server_and_client_is_not_passed_over(tmp_path, name, changes, says):
+    """The files of clients, each with one thing changed that decides whether two runs are alike."""
+    path = tmp_path / f"changed{name[name.rindex('.') :]}"
+    path.write_text(json.dumps(changed(name, changes)))
+    runs = of(name)[0], find(str(path))
+    wanted = default_metric(*runs)
+    found = compare(*(quantity_of(run, run.id, wanted) for run in runs), assumed=["all"])
+    assert says in "\n".join([*(reason.text for reason in found.reasons), *found.differing, *found.uncertain])
+
+
 def test_what_else_differs_is_named():
     a = quantity(environment={"X_Y": "0"}, protocol="vllm", image="one:1")
     b = quantity(
@@ -231,6 +258,8 @@ def test_the_user_says_which_engine_answered(tmp_path, here):
         with pytest.raises(UsageError, match=says):
             engines_of([wrong])
     assert with_engine(RUN, "TensorRT-LLM").notes == ("--engine: trtllm; the file says sglang",)
+    fronts = ["A=Dynamo-TRT", "B=moreh-vllm"]  # as InferenceX and a document name them
+    assert engines_of(fronts) == {"A": "dynamo-trtllm", "B": "moreh-vllm"}
 
 
 def test_which_of_several_numbers_counts():
@@ -244,7 +273,16 @@ def test_which_of_several_numbers_counts():
         quantity_of(run, "a", "tpot")
 
 
-def test_published_runs_are_found_by_their_ids():
+def test_a_run_beside_itself_is_said_to_be_that(here):
+    told = here("serving", "compare", "dstack.online:2", "dstack.online:2").stdout
+    assert "every number is that of dstack.online:2: the same run again" in told
+    twice = beside_each_other([RUN, RUN])
+    assert [len(run.findings) for run in beside_each_other(twice)] == [0, 1]  # is told once
+
+
+def test_runs_are_found_by_their_ids():
+    path = str(DATA / "inferencex_api.json")  # counted from 1, or as `serving load` names them
+    assert find(f"{path}[1]") == find(f"{path}:2") != find(f"{path}:1")
     assert find("dstack.online:2").configuration and find("moai-512-512-sharegpt").gpus == 40
     with pytest.raises(UsageError, match="neither a file nor the id of a published run"):
         find("dstack-4176")

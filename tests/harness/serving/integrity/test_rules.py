@@ -1,11 +1,13 @@
 """Each rule finds what breaks it, says the numbers, and is silent on a run that holds."""
 
 import functools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from harness.serving.integrity import examined
+from harness.serving.clients.files import toml
+from harness.serving.integrity import common, examined
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, RequestSamples, ServingRun, Totals
 
 REQUESTS, DURATION_S, OUTPUT = 100, 50.0, 32
@@ -260,6 +262,13 @@ def test_another_clock_is_noted_and_a_throughput_of_a_gpu_is_held_against_all():
     output = run.metric("throughput", tokens="output")
     of_a_gpu = [m.model_copy(update={"scope": "gpu"}) if m is output else m for m in run.metrics]
     assert rules(with_metrics(run, of_a_gpu)) == {}
+
+
+def test_each_text_is_said_by_a_rule():
+    source = "".join(path.read_text() for path in Path(common.__file__).parent.glob("*.py"))
+    for rule, texts in toml(Path(common.__file__).with_name("texts.toml")).items():
+        assert rule in source or rule.endswith(("_length", "throughput"))
+        assert all(f'"{text}"' in source for text in texts), rule
 
 
 # Runs that say little: one rule each

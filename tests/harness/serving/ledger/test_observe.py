@@ -74,7 +74,13 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
     for row, before, after, assumed, says in (
         ("moe", [a], [a, a], ["all"], "1 runs before and 2 after"),
         ("mla", [a], [a], ["all"], "no row 'mla'; rows: moe"),
-        ("moe", [a, copy], [b, b], ["all"], r"c.json: every number is that of .*a.json: the same run again; a run counts"),  # it counts once
+        (
+            "moe",
+            [a, copy],
+            [b, b],
+            ["all"],
+            r"c.json: every number is that of .*a.json: the same run again; a run counts",
+        ),  # it counts once
         ("moe", [a], [less], ["all"], "none of tpot, ttft, output_throughput, .* is in all of these runs"),
         ("moe", [a], [wrong], ["all"], "`serving load` finds numbers of 1 of these runs wrong"),
         ("moe", [a], [b], ["weather"], f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"),

@@ -16,8 +16,7 @@ from harness.page.serving.replay import replay_section, replays
 from harness.run import device
 from harness.run.device import OwnDevice
 from harness.serving.replay import replay as replaying
-from harness.serving.replay.child import Rank
-from harness.serving.replay.flow import EPSILON, rotary
+from harness.serving.replay.child import EPSILON, Rank, rotary
 from harness.serving.replay.replay import BASE, ReplayPlan, ReplayRequest, fitted, needed, read_arms, replay
 from harness.serving.replay.schema import Replay, ReplayArm, Timed
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
@@ -311,10 +310,7 @@ def test_a_mistake_of_an_option_is_one_line(options, said):
 def test_a_step_is_read():
     request = ReplayRequest(tp=8, batch="2,4", ctx=3200, layers="1,2", case="page=1 kv=fp8 routing=zipf:0.8")
     steps = [plan.step for plan in request.plans(Platform("rocm", "gfx942"))]
-    assert [(step.batch, step.ctx, step.heads, step.layers) for step in steps] == [
-        (2, 3200, 16, 3),
-        (4, 3200, 16, 3),
-    ]
+    assert [(s.batch, s.ctx, s.heads, s.layers) for s in steps] == [(2, 3200, 16, 3), (4, 3200, 16, 3)]
     assert (steps[0].page, steps[0].kv, steps[0].routing) == (1, "fp8", "zipf:0.8")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.command_line import error_line
 from tests.support.paths import SERVING_DATA
-from tests.support.traces import MM, NORM, REDUCE, decode_steps, kernel, launch, of, op, span
+from tests.support.traces import MM, NORM, REDUCE, decode_steps, kernel, launch, of, op, span, sums
 
 MLA = "void flash_fwd_splitkv_mla_kernel<x>(x)"
 FLASH = "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<x>>>(x)"
@@ -18,10 +18,6 @@ ARGMAX = (
 FOLDER = SERVING_DATA / "traces"
 MADE = FOLDER / "made"
 COMMUNICATING = (REDUCE, "void deep_ep::intranode::combine<x>(x)")
-
-
-def by_class(trace, *what):
-    return {c: tuple(getattr(t, each) for each in what) for c, t in trace.by_class().items()}
 
 
 @pytest.mark.parametrize(("events", "classes", "busy_us", "idle_us"), [
@@ -42,12 +38,11 @@ def by_class(trace, *what):
 ])  # fmt: skip
 def test_times_and_what_of_them_is_exposed(tmp_path, events, classes, busy_us, idle_us):
     trace = of(tmp_path, events)
-    assert by_class(trace, "calls", "time_us", "exposed_us") == classes
+    assert sums(trace, exposed=True) == classes
     [device] = trace.devices
     assert (device.busy_ns, device.idle_ns) == (1000 * busy_us, 1000 * idle_us)
     total = sum(time for _, time, _ in classes.values())
     assert trace.time_ns() == 1000 * total
-    assert [unknown.name for unknown in trace.unknown()] == ["my_own_kernel"] * ("unknown" in classes)
     if "all_reduce" in classes:
         assert (device.communication_ns, device.exposed_communication_ns) == (10000, 3000)
 
@@ -133,9 +128,9 @@ def test_per_step_has_medians_and_host_the_idle_time(tmp_path):
                    kernel(NORM, at + 30, 4, correlation=2 * i + 1)]  # fmt: skip
     events += [launch(9, 203), kernel(MM, 220, 0, correlation=9)]
     trace = of(tmp_path, events)
-    found = trace.per_step("bf16_gemm", "decode")
-    assert (found.steps, found.calls, found.time_us, found.each_time_us) == (3, 1, 11, (10, 11, 12))
-    assert trace.per_step("host", "decode").each_time_us == (15, 14, 13)
+    found, host = trace.per_step("bf16_gemm", "decode"), trace.per_step("host", "decode")
+    assert (found.steps, found.calls, found.time_ns, found.least_and_most) == (3, 1, 11e3, (10e3, 12e3))
+    assert (host.calls, host.time_ns, host.least_and_most) == (0, 14e3, (13e3, 15e3))
     assert trace.devices[0].idle_between_steps_ns == 1000 * (6 + 21 + 71 + 71)
     assert trace.per_step("bf16_gemm", "prefill") is None
     for step in trace.steps:
@@ -158,11 +153,9 @@ def test_shapes_are_those_of_the_operator_around_the_launch(tmp_path):
         kernel(REDUCE, 99, 1, correlation=4),
     ]  # fmt: skip
     found = {kernel.op_class: kernel for kernel in of(tmp_path, events).kernels}
-    assert (found["norm"].op, found["norm"].shapes) == ("", ()), (
-        "no operator of its thread runs when it is launched"
-    )
-    assert (found["all_reduce"].op, found["all_reduce"].shapes) == ("", ()), "a graph's have none"
-    assert [(s.dims, s.calls) for s in found["bf16_gemm"].shapes] == [
+    assert (found["norm"].op, found["norm"].shapes) == ("", {}), "launched outside of operators"
+    assert (found["all_reduce"].op, found["all_reduce"].shapes) == ("", {}), "a graph's have none"
+    assert [(dims, times.calls) for dims, times in found["bf16_gemm"].shapes.items()] == [
         ("[[4, 9], [9, 2]]", 1), ("[[8, 8], [8, 8]]", 1),
     ]  # fmt: skip
     assert found["bf16_gemm"].op == "aten::mm", "of the most time"
@@ -177,11 +170,11 @@ def test_operators_count_without_those_inside_where_there_are_no_kernels(tmp_pat
     ]  # fmt: skip
     trace = of(tmp_path, events[::-1] if turned else events)
     assert trace.on == "cpu"
-    assert by_class(trace, "calls", "time_us") == {
+    assert sums(trace) == {
         "bf16_gemm": (3, 9.0), "copy": (1, 1.0), "elementwise": (2, 8.0),
     }  # fmt: skip
     # Of two that begin at once the longer is outside.
-    assert {k.name: k.time_us for k in trace.kernels}["aten::linear"] == 4.0
+    assert {k.name: k.time_ns for k in trace.kernels}["aten::linear"] == 4000
     [device] = trace.devices
     assert (device.streams, device.busy_ns, device.idle_ns) == (2, 14000, 10000)
 
@@ -204,7 +197,7 @@ def test_sums_hold_for_any_trace(tmp_path):
         ]  # fmt: skip
         trace = of(tmp_path, events)
         total = sum(int(event["dur"] * 1000) for event in events)
-        for parts in (trace.kernels, trace.classes, trace.by_class().values()):
+        for parts in (trace.kernels, trace.by_class().values()):
             assert (sum(p.time_ns for p in parts), sum(p.calls for p in parts)) == (total, len(events))
         for device in trace.devices:
             mine = [event for event in events if str(event["pid"]) == device.name]
@@ -214,8 +207,8 @@ def test_sums_hold_for_any_trace(tmp_path):
             assert device.exposed_communication_ns == covered(mine) - covered(computing)
             assert device.sum_ns == sum(int(event["dur"] * 1000) for event in mine)
         busy = sum(device.busy_ns for device in trace.devices)
-        assert sum(row.exposed_ns for row in trace.classes) == pytest.approx(busy)
-        for row in trace.classes:
+        assert sum(row.exposed_ns for row in trace.kernels) == pytest.approx(busy)
+        for row in trace.kernels:
             assert row.exposed_ns <= row.time_ns + 1e-3
 
 
@@ -304,10 +297,31 @@ def test_merged_ranks_are_told(tmp_path, with_launches, later_us):
     assert len(said) == at_once + (with_launches and not at_once), said
 
 
+def test_dependent_launch_is_no_merge(tmp_path):
+    """Of kernels of 5 us each begins 2 us before the last one ends: 40 % overlap."""
+    events = [kernel((MM, NORM, MLA)[i % 3], 3 * i, 5) for i in range(60)]
+    [finding] = of(tmp_path, events).findings
+    assert (finding.rule, finding.severity) == ("overlap", "note")
+    [finding] = of(tmp_path, [*events, *(kernel(REDUCE, 3 * i + 0.5, 1) for i in range(60))]).findings
+    assert (finding.rule, finding.severity) == ("merged", "wrong"), "kernels end within others"
+
+
+def test_a_call_recorded_at_two_levels_is_one(tmp_path):
+    """Whenever it is: here just before and after a multiple of 10 ms."""
+    events = [
+        launch(1, 9999.9995),
+        launch(1, 10000.0005, name="hipLaunchKernel"),
+        kernel(MM, 10010, 5, correlation=1),
+    ]
+    assert not of(tmp_path, events).findings
+    apart = [*events, launch(1, 30000)]
+    assert [finding.rule for finding in of(tmp_path, apart).findings] == ["merged"]
+
+
 def test_operators_that_stand_twice_count_once(tmp_path):
     events = [op("aten::mm", 10 * i, 5, external=i) for i in range(1, 9)]
     trace = of(tmp_path, events + events)
-    assert by_class(trace, "calls", "time_us") == {"bf16_gemm": (8, 40.0)}
+    assert sums(trace) == {"bf16_gemm": (8, 40.0)}
     assert "recorded twice" in trace.findings[0].message
 
 

@@ -49,10 +49,10 @@ def test_no_rule_fits_anything_and_a_product_that_bmm_launched_is_the_absorbed_o
     ("ProfilerStep#3", None),
 ])  # fmt: skip
 def test_annotations(annotation, phase):
-    assert classify.marks_step(annotation)
+    assert classify.step_rule(annotation)
     assert classify.annotated_phase(annotation) == phase
     other = ("attn(F)", "nccl:all_reduce", "gpu_model_runner: forward", "## Call x ##")
-    assert not any(map(classify.marks_step, other))
+    assert not any(map(classify.step_rule, other))
 
 
 @pytest.mark.parametrize(("op_class", "phase", "latent", "found"), [

@@ -11,11 +11,11 @@ from harness.serving.clients.files import UnreadableError
 from harness.serving.trace import decompose, json_stream
 from harness.serving.trace.json_stream import JsonText, items
 from tests.support.command_line import error_line
-from tests.support.traces import MM, NORM, REDUCE, event, kernel, launch, of, op, small, span, text
+from tests.support.traces import MM, NORM, REDUCE, event, kernel, launch, of, op, small, span, sums, text
 
 
 def times(trace):
-    return {c: t.time_us for c, t in trace.by_class().items()}
+    return {name: us for name, (_, us) in sums(trace).items()}
 
 
 def test_order_pieces_packing_and_head_do_not_matter(tmp_path, monkeypatch):
@@ -52,9 +52,7 @@ def test_what_has_no_time_or_no_end_is_said(tmp_path, here):
         {**kernel(MM, 0, 1), "dur": None}, kernel(MM, None, 1), kernel(MM, "soon", 1), kernel(MM, 5, -3),
         kernel(MM, float("nan"), 1), {**kernel(NORM, 3, 1), "ph": "B"}, 7, kernel(REDUCE, 9, 4),
     ])  # fmt: skip
-    assert {c: (t.calls, t.time_us) for c, t in trace.by_class().items()} == {
-        "all_reduce": (1, 4.0), "bf16_gemm": (2, 0.0),
-    }  # fmt: skip
+    assert sums(trace) == {"all_reduce": (1, 4.0), "bf16_gemm": (2, 0.0)}
     said = " | ".join(finding.message for finding in trace.findings)
     for what in ("2 times: a kernel event has no duration", "3 times: a kernel event has no time",
                  "1 times: a kernel event begins and ends apart", "no object"):  # fmt: skip
@@ -63,26 +61,19 @@ def test_what_has_no_time_or_no_end_is_said(tmp_path, here):
     assert here("serving", "trace", trace.path).returncode == 1
 
 
-@pytest.mark.parametrize("bare", ["inf", "-inf", "nan", "-nan", "-nan(ind)", "Infinity", "NaN", "+INF"])
+@pytest.mark.parametrize("bare", ["inf", "-nan(ind)", "Infinity", "NaN", "+INF"])
 @pytest.mark.parametrize("piece", [5, 1 << 20])
 def test_numbers_that_are_none_are_read(tmp_path, monkeypatch, bare, piece):
     """Kineto of 2021 writes a bandwidth of `inf`; a duration of it is none."""
     monkeypatch.setattr(json_stream, "PIECE", piece)
-    events = [
-        kernel(NORM, 3, 2) | {"dur": "BARE"},
-        kernel(MM, 9, 5) | {"args": {"bandwidth": "BARE"}},
-        kernel("inf, nan", 15, 1),
-    ]
+    events = [kernel(NORM, 3, 2) | {"dur": "BARE"}, kernel(MM, 9, 5) | {"args": {"bandwidth": "BARE"}},
+              kernel("inf, nan", 15, 1)]  # fmt: skip
     raw = text(events).replace('"BARE"', bare)
     trace = decompose(small(tmp_path, raw))
     assert times(trace) == {"bf16_gemm": 5.0, "unknown": 1.0, "norm": 0.0}
-    assert [kernel.name for kernel in trace.unknown()] == ["inf, nan"]
+    assert "inf, nan" in [kernel.name for kernel in trace.kernels]
     with pytest.raises(UnreadableError, match=f"at character {raw.index(bare)}: Expecting value"):
         decompose(small(tmp_path, raw.replace(bare, "infx", 1)))
-    monkeypatch.setattr(json_stream, "PIECE", 1 << 20)
-    later = raw.replace('"name": "inf, nan"', '"name": what')
-    with pytest.raises(UnreadableError, match=f"at character {later.index('what')}:"):
-        decompose(small(tmp_path, later))
 
 
 WHOLE = text(
@@ -185,6 +176,8 @@ def test_rows_of_tables_that_are_no_kernels(tmp_path):
     assert times(decompose(small(tmp_path, ROCPROF3[:-30]), partial=True)) == {"fused_moe": 165.0}
     with pytest.raises(UnreadableError, match="neither kernels"):
         decompose(small(tmp_path, ROCPROF3[: ROCPROF3.index("\n") + 1]))
+    trace = decompose(small(tmp_path, NSYS.replace("1060.0,55.0", "1060.0,inf")))
+    assert times(trace) == {"fused_moe": 110.0, "copy": 55.0} and "make no sense" in trace.findings[0].message
 
 
 def test_a_copy_is_the_gpus_whichever_way_it_goes(tmp_path):

@@ -38,13 +38,11 @@ class Finding(StrictRecord):
     rule:     its name, as in harness/serving/integrity/texts.toml, or that of a reader (`unreadable`, ...)
     severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
     message:  one line: what, where, with the numbers
-    numbers:  those that the rule compared
     """
 
     rule: str
     severity: Severity
     message: str
-    numbers: dict[str, float] = Field(default_factory=dict)
 
 
 class Metric(StrictRecord):

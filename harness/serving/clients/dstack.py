@@ -90,8 +90,7 @@ def _unshift(draft: Draft) -> None:
         f"{rate:.6g} req/s x {e2e:.6g} ms = {follows:.5g}. It holds p99 of itl, and p99_itl_ms {last:g} "
         "is p95"
     )
-    numbers = {"concurrency": stated, "limit": limit, "follows": follows, "p99_itl_ms": last}
-    draft.row.find("column_shift", "wrong", message, **numbers)
+    draft.row.find("column_shift", "wrong", message)
     draft.notes.append(
         f"repaired: p99_itl_ms {last:g} taken as p95 of itl, concurrency {stated:g} as its p99; "
         f"the true concurrency is lost, {follows:.5g} derived by Little's law"

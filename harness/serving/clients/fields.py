@@ -128,8 +128,8 @@ class Fields:
         left = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
         return left | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
-    def find(self, rule: str, severity: Severity, message: str, **numbers: float) -> None:
-        finding = Finding(rule=rule, severity=severity, message=message, numbers=numbers)
+    def find(self, rule: str, severity: Severity, message: str) -> None:
+        finding = Finding(rule=rule, severity=severity, message=message)
         if finding not in self.findings:  # a value may be read twice
             self.findings.append(finding)
 

@@ -154,8 +154,8 @@ class Draft:
         if value is not None:
             self.metrics.append(Metric(name=name, value=value, unit=unit, **{"scope": "instance", **more}))
 
-    def find(self, rule: str, severity: Severity, message: str, **numbers: float) -> None:
-        self.row.find(rule, severity, f"{self.row.where}: {message}", **numbers)
+    def find(self, rule: str, severity: Severity, message: str) -> None:
+        self.row.find(rule, severity, f"{self.row.where}: {message}")
 
 
 class Format(StrictRecord):

@@ -44,7 +44,6 @@ def _zeros_in_mean(draft: Draft) -> None:
         draft.row.find(
             "samples", "wrong", f"mean ttft {mean:g} ms counts {len(every) - len(answered)} of {len(every)} "
             f"requests that returned nothing as 0: of those that answered it is {of_answered:g} ms",
-            mean=mean, of_answered=of_answered,
         )  # fmt: skip
 
 
@@ -151,7 +150,6 @@ def _examine_counts(draft: Draft) -> None:
             draft.find(
                 "tokens_counted", "suspect", f"the client's tokenizer counted {counted} {kind} tokens, the "
                 f"server {by_server}; throughput and latencies per token are by the client's",
-                client=counted, server=by_server,
             )  # fmt: skip
 
 

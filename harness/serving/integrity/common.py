@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -40,10 +39,7 @@ def _texts() -> dict[str, dict[str, str]]:
 
 def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:
     """A finding of that rule, which says one of its texts (texts.toml) with the values."""
-    numbers = {k: v for k, v in values.items() if isinstance(v, (int, float)) and math.isfinite(v)}
-    return Finding(
-        rule=rule, severity=severity, message=_texts()[rule][text].format(**values), numbers=numbers
-    )
+    return Finding(rule=rule, severity=severity, message=_texts()[rule][text].format(**values))
 
 
 def broken(run: ServingRun, rule: str, severity: Severity, text: str, **values: Any) -> Finding:

@@ -6,9 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any
 
-from harness.serving.clients.fields import real
 from harness.serving.integrity.common import (
     EXACT,
     MARGIN,
@@ -27,7 +25,6 @@ from harness.serving.schema import Finding, ServingRun, Severity
 IDENTITY = 0.005  # of the mean E2E; dstack's 54 rows hold to 4e-10
 TAIL = 0.05  # of the mean E2E, after the last token: guidellm's request ends with the response
 ASKED = (1 / 20, 1.5)  # E2E over what follows from a length that was asked for: most stop early, none late
-CORE = ("mean", "median", "std", "p99")
 PER_REQUEST = ("ttft", "tpot", "e2e")
 ONE_A_REQUEST = (*PER_REQUEST, "normalized_time_per_output_token", "input_len", "output_len")
 UNIT = 100  # a factor that no distribution of latencies has between its mean and its median
@@ -39,7 +36,6 @@ LOOSER = 1 + MARGIN
 FEW = 3  # requests
 SKEWED = 3  # times the median
 NEARLY = 0.85  # of the deviation that a single long request makes
-SPELLINGS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max"}
 
 
 def statistics(run: ServingRun) -> dict[str, dict[str, float]]:
@@ -72,8 +68,8 @@ def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
-    """Quantiles rise; the mean lies between min and max; p50 is the median: of all that was kept."""
-    for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
+    """Quantiles rise; the mean lies between min and max; p50 is the median."""
+    for name, known in distributions(run).items():
         ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
         pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
         pairs += [p for p in (("min", "mean"), ("mean", "max")) if known.keys() >= set(p)]
@@ -86,76 +82,75 @@ def order(run: ServingRun) -> Iterator[Finding]:
                 yield found("percentile_order", "wrong", how, name=name, **values)
 
 
-def _kept(extra: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, float]]]:
-    """Statistics of what has no place in a run, by where they stand."""
-    numbers = {SPELLINGS.get(key, key): real(value) for key, value in extra.items()}
-    known = {key: number for key, number in numbers.items() if number is not None}
-    if sum(1 for key in known if quantile(key) is not None) > 1:
-        yield path, known
-    for key, value in extra.items():
-        if isinstance(value, Mapping):
-            yield from _kept(value, f"{path} {key}".strip())
-
-
 def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:
     """Between what a quantile of any distribution of that mean and deviation lies (Cantelli's inequality)."""
     return mean - std * math.sqrt((1 - at) / at), mean + std * math.sqrt(at / (1 - at))
 
 
 def moments(run: ServingRun) -> Iterator[Finding]:
-    """Mean, deviation and quantiles of one sample."""
-    every = statistics(run)
-    longest = every.get("e2e", {}).get("p99") or 1e3 * (run.totals.duration_s or 0.0)
-    for name, known in every.items():
-        mean, median, std, p99 = (known.get(key) for key in CORE)
+    """Mean, deviation and quantiles of one sample of values that are at least 0."""
+    latencies = statistics(run)
+    for name, known in distributions(run).items():
+        mean, median, p99 = (known.get(key) for key in ("mean", "median", "p99"))
+        std = known.get("std", 0.0)
         if mean is None:
             continue
         # Tokens of one piece of a stream have no time between them, and with the median the lower quartile.
         pieces = name in WAITS or (name == "itl" and known.get("p25", mean) * UNIT < mean)
-        if median is not None and mean and not pieces and not mean / UNIT < median < mean * UNIT:
+        far = median is not None and mean and not mean / UNIT < median < mean * UNIT
+        if median is not None and far and name in latencies and not pieces:
             text = "bursts" if name == "itl" and median < mean else "far_apart"
             values = {"median": median, "mean": mean, "hint": hint(run, median / mean)}
             yield found("moments", "suspect", text, name=name, **values)
         if name in PER_REQUEST and p99 is not None and mean > p99 + rounding(mean, p99):
             yield found("moments", "suspect", "above_p99", name=name, mean=mean, p99=p99)
         yield from _outside(run, name, known, mean)
-        if std is not None:
-            for beside in _too_wide(run, name, known, longest):
-                yield found("moments", "suspect", "too_wide", name=name, std=std, mean=mean, beside=beside)
+        for severity, widest, beside in _widest(run, name, known, mean):
+            few = 0.5 if 0 < (run.totals.completed or 0) < 10 and severity == "suspect" else 0.0
+            if std * (1 - few) > widest * LOOSER + 4 * rounding(*known.values()):
+                yield found("moments", severity, "too_wide", name=name, std=std, beside=beside)
 
 
 def _outside(run: ServingRun, name: str, known: Mapping[str, float], mean: float) -> Iterator[Finding]:
-    """Quantiles that no distribution of that mean (Markov), or mean and deviation (Cantelli), has."""
-    std, few = known.get("std"), (run.totals.completed or 0) < 10
-    slack = rounding(*known.values()) * 2 + mean * 1e-6 + (std or 0.0) * (0.5 if few else 0.0)
+    """Quantiles that no distribution of that mean (Markov), or mean and deviation (Cantelli), has. The
+    largest of n values is such a quantile at 1 - 1/n (Samuelson), the smallest at 1/n."""
+    std, count, error = known.get("std"), run.totals.completed or 0, 2 * rounding(*known.values())
+    slack = error + mean * 1e-6 + (std or 0.0) * (0.5 if count < 10 else 0.0)
     for statistic, value in known.items():
         at = quantile(statistic)
+        if at in (0.0, 1.0) and count > 1 and name.split()[-1] in ONE_A_REQUEST:
+            at = 1 / count if at == 0 else 1 - 1 / count
         if at is None or not 0 < at < 1:
             continue
-        low, high = -math.inf, mean * LOOSER / (1 - at)
+        low, high = -math.inf, (mean + error) * LOOSER / (1 - at)
         if std is not None:
-            low, high = quantile_limits(mean, std * LOOSER, at)
+            low, high = quantile_limits(mean, std * LOOSER + error, at)
         if not low - slack <= value <= high + slack:
             spread = "" if std is None else f", std {std:g}"
             values = {"statistic": statistic, "value": value, "mean": mean, "low": max(low, 0), "high": high}
             likely = hint(run, value / mean if mean else 0)
             yield found("moments", "wrong", "outside", name=name, spread=spread, hint=likely, **values)
+            return  # a mean or deviation that is off makes all of them impossible
 
 
-def _too_wide(run: ServingRun, name: str, known: Mapping[str, float], longest: float) -> Iterator[str]:
-    """Beside which numbers the deviation is hardly possible."""
-    mean, _, std, p99 = (known.get(key, 0.0) for key in CORE)
-    count = run.totals.completed
-    if count and name in PER_REQUEST and std > mean * math.sqrt(count) * LOOSER:
-        yield f"with mean {mean:g} ms of {count} requests"
-    # Bhatia and Davis, of times from 0 to p99, one in a hundred of which are up to four times as long.
-    if "p99" in known and name in PER_REQUEST and not _largest(run, name):
+def _widest(
+    run: ServingRun, name: str, known: Mapping[str, float], mean: float
+) -> Iterator[tuple[Severity, float, str]]:
+    """The largest deviations that other numbers leave possible, and which numbers those are."""
+    count, least, most, p99 = run.totals.completed, known.get("min", 0.0), known.get("max"), known.get("p99")
+    if most is not None and least <= mean <= most:  # Bhatia and Davis
+        ends = math.sqrt((most - mean) * (mean - least) * (1 + 1 / max((count or 2) - 1, 1)))
+        yield "wrong", ends, f"with mean {mean:g} between {least:g} and {most:g}"
+    if count and name in PER_REQUEST:
+        yield "suspect", mean * math.sqrt(count), f"with mean {mean:g} ms of {count} requests"
+    if p99 is not None and name in PER_REQUEST and not _largest(run, name):
+        # The same of times from 0 to p99, one in a hundred of which are up to four times as long.
         widest = math.sqrt(max(p99 - mean, 0.0) * mean + 0.01 * (4 * p99 - mean) ** 2)
-        slack = rounding(*known.values()) * 2 + mean * 1e-6 + (std * 0.5 if (count or 0) < 10 else 0.0)
-        if std > widest + slack:
-            yield f"beside a p99 of {p99:g} ms"
-    if name == "itl" and longest and std > math.sqrt(2 * mean * longest):
-        yield f"with mean {mean:g} ms, in requests of at most {longest:g} ms"
+        yield "suspect", widest, f"beside a p99 of {p99:g} ms"
+    longest = run.value("e2e", "p99") or 1e3 * (run.totals.duration_s or 0.0)
+    if name == "itl" and longest:
+        widest = math.sqrt(2 * mean * longest)
+        yield "suspect", widest, f"with mean {mean:g} ms, in requests of at most {longest:g} ms"
 
 
 def one_request(run: ServingRun) -> Iterator[Finding]:
@@ -192,36 +187,6 @@ def _largest(run: ServingRun, name: str) -> float | None:
     interpolated = median + last * (alone - median)
     same = p99 is not None and last > 0 and math.isclose(p99, interpolated, rel_tol=1 - NEARLY)
     return alone if same else None
-
-
-def extremes(run: ServingRun) -> Iterator[Finding]:
-    """Of values that are at least 0: the largest is no more than all together, and no farther from the mean
-    than their deviation lets it (Samuelson's inequality); the deviation is no more than both ends let it
-    (Bhatia and Davis)."""
-    for name, known in distributions(run).items():
-        for statistic, beside in _impossible(name, known, run.totals.completed):
-            values = {"value": known[statistic], "mean": known.get("mean"), "beside": beside}
-            yield found("moments", "wrong", "impossible", name=name, statistic=statistic, **values)
-
-
-def _impossible(name: str, known: Mapping[str, float], count: int | None) -> Iterator[tuple[str, str]]:
-    """(statistic, beside what)"""
-    mean, std, least, most = (known.get(key) for key in ("mean", "std", "min", "max"))
-    slack = rounding(*known.values()) * 2
-    if mean and std and most and std > most + slack:
-        yield "std", f"a max of {most:g}"
-    if std == 0 and least is not None and most is not None and most - least > slack:
-        yield "std", f"a min of {least:g} and a max of {most:g}"
-    if not mean or not most or name.split()[-1] not in ONE_A_REQUEST:
-        return
-    if count and most > count * mean * LOOSER + count * slack:
-        yield "max", f"a mean of {mean:g} over {count}"
-    elif count and std is not None and most - mean > std * math.sqrt(count) * LOOSER + slack * count:
-        yield "max", f"mean {mean:g} and std {std:g} of {count}"
-    if std and least is not None and least <= mean <= most:
-        ends = math.sqrt((most - mean) * (mean - least) * (1 + 1 / max((count or 2) - 1, 1)))
-        if std > ends * LOOSER + slack * 2:
-            yield "std", f"mean {mean:g} between {least:g} and {most:g}"
 
 
 def identity(run: ServingRun) -> Iterator[Finding]:
@@ -317,13 +282,4 @@ def itl_beside_tpot(run: ServingRun) -> Iterator[Finding]:
     yield found("itl_beside_tpot", severity, text, **values)
 
 
-def ragged(run: ServingRun) -> Iterator[Finding]:
-    """A statistic that one latency lacks and all others have."""
-    known = {n: s for n, s in statistics(run).items() if n in (*PER_REQUEST, "itl")}
-    for statistic in CORE:
-        lacking = [name for name, has in known.items() if statistic not in has]
-        if len(lacking) == 1 and len(known) >= 3:
-            yield found("incomplete", "note", "lacks", name=lacking[0], statistic=statistic)
-
-
-RULES = (order, moments, extremes, one_request, identity, parts_of_e2e, itl_beside_tpot, ragged)
+RULES = (order, moments, one_request, identity, parts_of_e2e, itl_beside_tpot)

@@ -93,13 +93,4 @@ def _impossible(name: str, value: float, what: str) -> Finding:
     return found("plausible", "wrong", "impossible", name=name, value=value, what=what)
 
 
-def unsaid(run: ServingRun) -> Iterator[Finding]:
-    """What the other rules needed and the file does not say."""
-    values = {"duration": run.totals.duration_s, "completed": run.totals.completed,
-              "output_tokens": run.totals.output_tokens}  # fmt: skip
-    lacking = ", ".join(name for name, value in values.items() if value is None)
-    if lacking and any(metric.name.endswith("throughput") for metric in run.metrics):
-        yield found("unsaid", "note", "lacks", lacking=lacking)
-
-
-RULES = (latencies, rates, prefill, layout, accepted, unsaid)
+RULES = (latencies, rates, prefill, layout, accepted)

@@ -6,7 +6,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from harness.serving.clients.fields import real
-from harness.serving.integrity.common import EXACT, MARGIN, WAITS, apart, broken, found, hint, rounding, whole
+from harness.serving.integrity.common import (
+    EXACT,
+    MARGIN,
+    WAITS,
+    apart,
+    broken,
+    found,
+    hint,
+    rounding,
+    stated,
+    whole,
+)  # fmt: skip
 from harness.serving.schema import Finding, OfferedLoad, ServingRun, Severity
 
 LOST = 0.5  # of the server's count, below which text went missing
@@ -194,4 +205,55 @@ def retokenised(run: ServingRun) -> Iterator[Finding]:
         yield found("retokenised", "note", "apart", retokenised=again, counted=count)
 
 
-RULES = (rates, sum_of_kinds, between_rates, lengths, completion, sent, zeros, goodput, retokenised)
+def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
+    """A batch that is prefilled together and then decoded together: its tokens over the time of its prefill,
+    of its decoding, of a decode step. SGLang's bench_one_batch and bench_one_batch_server compute these rates
+    from the same times; only for runs that state a `prefill_throughput` or `decode_throughput`."""
+    load, duration = run.workload, run.totals.duration_s
+    size, into, out = load.num_prompts, load.input_len, load.output_len
+    prefill, step = stated(run, "prefill", "total"), stated(run, "decode_step", "median")
+    first, how = prefill or stated(run, "ttft", "max"), ""
+    prefill_rate = run.value("prefill_throughput")
+    expected = {("prefill_throughput", "total"): (size and into and size * into, first and first / 1e3)}
+    if not first and size and into and prefill_rate:
+        first, how = 1e3 * size * into / prefill_rate, " (the duration less that of prefill)"
+    decoding = duration - first / 1e3 if duration and first else None
+    expected["decode_throughput", "total"] = (size and out and size * out, decoding)
+    expected["decode_throughput", "median"] = (size, step and step / 1e3)
+    for (name, statistic), (tokens, seconds) in expected.items():
+        metric = run.metric(name, statistic)
+        value = whole(run, metric) if metric and not metric.derived else None
+        if value is None or not tokens:
+            continue
+        if not seconds and duration and value < tokens / duration * (1 - MARGIN):
+            seconds, how = duration, " (the whole duration)"
+        if seconds and seconds > 0 and apart(value, tokens / seconds, seconds) > MARGIN:
+            values = {"value": value, "tokens": tokens, "seconds": seconds, "expected": tokens / seconds}
+            likely = hint(run, value * seconds / tokens)
+            yield broken(run, name, "wrong", "apart", how=how, hint=likely, **values)
+
+
+def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
+    """If nobody counted tokens: those asked for, over the whole time."""
+    totals, load = run.totals, run.workload
+    size, into, out, duration = load.num_prompts, load.input_len, load.output_len, totals.duration_s
+    if not duration or not size or not out or (totals.completed, totals.output_tokens) != (None, None):
+        return
+    counts = {"output": size * out, "total": into and size * (into + out)}
+    for metric in run.metrics:
+        count, value = counts.get(metric.tokens), whole(run, metric)
+        if metric.name != "throughput" or not count or value is None:
+            continue
+        expected = count / duration
+        if apart(value, expected, duration) > MARGIN:
+            asked = {"size": size, "into": into or 0, "out": out, "duration": duration}
+            values = {"kind": metric.tokens, "throughput": value, "expected": expected}
+            yield broken(
+                run, "throughput", "suspect", "asked", hint=hint(run, value / expected), **values, **asked
+            )
+
+
+RULES = (
+    rates, sum_of_kinds, between_rates, lengths, completion, sent, zeros, goodput, retokenised,
+    batch_in_lockstep, batch_as_asked,
+)  # fmt: skip

@@ -147,7 +147,6 @@ def test_a_run_that_holds_has_no_finding(places):
     *[(of("totals", completed=count), "completed", "wrong", "") for count in (0, 101)],
     (of("totals", completed=98, failed=2), "failed", "suspect", ""),
     (of("totals", duration_s=0.0), "zero", "suspect", ""),
-    (of("totals", duration_s=None), "unsaid", "note", ""),
     (of("totals", output_tokens=3200 * 3), "output_length", "suspect", ""),
     (of("totals", output_tokens=1600), "output_length", "note", ""),
     (of("workload", output_len=29.3, range_ratio=0.5), "output_length", "suspect", "32 counted"),
@@ -165,8 +164,6 @@ def test_a_run_that_holds_has_no_finding(places):
     (also("max_output_tokens_per_s", 9.0, "tok/s", "max"), "peak", "suspect", "fewer than the mean of"),
     (each(also("tokens_per_user", 9.0, "1", "mean"), also("tokens_per_user", 8.0, "1", "max")),
      "percentile_order", "wrong", "mean 9 and max 8 are the wrong way round"),
-    (also("throughput_per_user", 20.0, "tok/s", "mean", "request"), "throughput_per_user", "suspect",
-     "is 20 tok/s"),
     (said(extra={"total_output_tokens_retokenized": 32000}), "retokenised", "note", ""),
     (LATE, "e2e_identity", "note", ""),  # guidellm's request ends with its response
 ])  # fmt: skip
@@ -333,7 +330,6 @@ def batch_run(prefill=16 * 1024 / 0.8, decode=16 * 64 / 1.1, total=16 * 1088 / 1
     return small(
         _metric("prefill_throughput", prefill, "tok/s", tokens="input"),
         _metric("decode_throughput", decode, "tok/s", tokens="output"),
-        _metric("last_gen_throughput", 918.0, "tok/s", tokens="output"),
         _metric("throughput", total, "tok/s", tokens="total"),
         _metric("ttft", 800.0, "ms", "request", "max"), totals=Totals(duration_s=1.9),
         workload=OfferedLoad(input_len=1024, output_len=64, num_prompts=16, concurrency=16, request_rate=0.0),

@@ -70,7 +70,7 @@ class Metric(StrictRecord):
 
 
 class Parallelism(StrictRecord):
-    """Over how many GPUs each kind of parallelism went; None: not said."""
+    """GPUs of each kind of parallelism; None: not said."""
 
     tp: int | None = None
     pp: int | None = None
@@ -177,11 +177,7 @@ class ServingRun(StrictRecord):
 
     def metric(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> Metric | None:
         """The first metric of that name, and of that statistic, kind of tokens and scope where given."""
-        wanted = {"name": name, "statistic": statistic, "tokens": tokens, "scope": scope}
-        for metric in self.metrics:
-            if all(getattr(metric, key) == value for key, value in wanted.items() if value):
-                return metric
-        return None
+        return first(self.metrics, name=name, statistic=statistic, tokens=tokens, scope=scope)
 
     def value(self, name: str, statistic: str = "", tokens: str = "", scope: str = "") -> float | None:
         """Its value, or None where the run has no such metric."""
@@ -221,6 +217,12 @@ class ServingRun(StrictRecord):
         server = self.option("max-running-requests", "max-num-seqs", "max-batch-size")
         limits = [self.workload.concurrency, float(server) if server.isdecimal() else None]
         return min((limit for limit in limits if limit is not None), default=None)
+
+
+def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
+    """The first that has these values; an empty one stands for any."""
+    given = {key: value for key, value in wanted.items() if value}
+    return next((m for m in metrics if all(getattr(m, key) == given[key] for key in given)), None)
 
 
 OFF = ("", "none", "null", "false", "off", "0")

@@ -131,11 +131,5 @@ def _take(block: Block, line: str) -> bool:
 def _labels() -> set[str]:
     """Labels whose line belongs to a block whatever its value, so that a value that is no number is found."""
     table = formats()["console"]
-    return {
-        *table.more["limit"],
-        *table.more["sent"],
-        "backend",
-        *table.load.values(),
-        *table.totals.values(),
-        *table.metrics,
-    }
+    numbers = {*table.load.values(), *table.totals.values(), *table.metrics}
+    return {"backend", *table.more["limit"], *table.more["sent"], *numbers}

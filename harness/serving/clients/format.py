@@ -30,6 +30,7 @@ from harness.serving.schema import (
     StrictRecord,
     Tokens,
     Totals,
+    first,
 )
 
 FILES = ("aiperf", "guidellm", "inference_perf", "inferencex", "trtllm", "sglang", "vllm", "dstack")
@@ -141,13 +142,8 @@ class Draft:
     def value(
         self, name: str, statistic: str = "mean", tokens: str = "none", scope: str = ""
     ) -> float | None:
-        for one in self.metrics:
-            if (one.name, one.statistic, one.tokens) == (name, statistic, tokens) and scope in (
-                "",
-                one.scope,
-            ):
-                return one.value
-        return None
+        metric = first(self.metrics, name=name, statistic=statistic, tokens=tokens, scope=scope)
+        return metric.value if metric else None
 
     def add(self, name: str, value: float | None, unit: str, **more: Any) -> None:
         """A metric of the instance, if there is a value."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.serving.clients.files import toml
-from harness.serving.schema import Finding, Metric, ServingRun, Severity
+from harness.serving.schema import Finding, Metric, ServingRun, Severity, first
 
 EXACT = 1e-3  # relative: what clients compute in one program from the same numbers
 MARGIN = 0.01  # relative: what two clocks of one run may differ by
@@ -105,7 +105,6 @@ def equal_lengths(run: ServingRun) -> bool:
 
 def stated(run: ServingRun, name: str, statistic: str) -> float | None:
     """A latency in ms as the client reported it, not as it follows from others."""
-    for one in run.metrics:
-        if (one.name, one.statistic, one.unit) == (name, statistic, "ms") and not one.derived:
-            return one.value
-    return None
+    reported = (metric for metric in run.metrics if not metric.derived)
+    metric = first(reported, name=name, statistic=statistic, unit="ms")
+    return metric.value if metric else None

@@ -42,7 +42,7 @@ class Fields:
         """The fields of the object under `key`, their findings among these; none where it is absent or null,
         or no object (then with a finding)."""
         if key not in self.within:
-            raw = self.take(key)
+            raw = self._json(key)
             if raw is not None and not isinstance(raw, Mapping):
                 self._unreadable(key, "an object")
             values = raw if isinstance(raw, Mapping) else {}
@@ -138,16 +138,21 @@ class Fields:
         self.find("unreadable", "wrong", f"{self.where}: {key!r} {why}; left out")
 
     def _list(self, key: str, wanted: str, read: Callable[[Any], tuple[Any, ...] | None]) -> Any:
-        raw = self.take(key)
-        if self.as_text and isinstance(raw, str):  # a CSV's cell has JSON in it
-            try:
-                raw = json.loads(raw) if raw else None
-            except (ValueError, RecursionError):
-                raw = {}
+        raw = self._json(key)
         values = () if raw is None else read(raw)
         if values is None:
             self._unreadable(key, wanted)
         return values or ()
+
+    def _json(self, key: str) -> Any:
+        """The value under `key`, which in a CSV's cell is JSON."""
+        raw = self.take(key)
+        if not self.as_text or not isinstance(raw, str):
+            return raw
+        try:
+            return json.loads(raw) if raw else None
+        except (ValueError, RecursionError):
+            return raw
 
     def _at_least_0(self, raw: Any, scale: float = 1.0) -> tuple[float, ...] | None:
         numbers = _each(raw, self._number)

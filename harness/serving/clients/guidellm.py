@@ -1,9 +1,7 @@
-"""What the table of formats/guidellm.toml cannot say: a report holds several runs, and the CSV's rows are
-read as the objects that the JSON has for them."""
+"""What the tables of formats/guidellm.toml cannot say: a report holds several runs, and the CSV has lists."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,8 +18,6 @@ SAMPLED = ("prompt_tokens", "output_tokens", "time_to_first_token_ms", "request_
 
 
 def benchmarks(document: Document) -> list[Fields]:
-    if document.kind == "csv":
-        return [_of_csv(row) for row in objects(document)]
     rows = []
     for report in objects(document):
         metadata = report.values.get("metadata")
@@ -35,59 +31,39 @@ def benchmarks(document: Document) -> list[Fields]:
     return rows
 
 
-def _of_csv(row: Fields) -> Fields:
-    """The row as the object that the JSON has; what has no place in it is under `more`."""
-    tables = formats()["guidellm"].more
-    counts = {status: row.number(f"Request Counts / {status.capitalize()}") for status in STATUSES}
-    strategy, _, asked = row.text("Benchmark / Strategy").partition("@")
+def groups(document: Document) -> list[Fields]:
+    """The CSV's rows as objects: the column `a / b / c` is c of `a / b`."""
+    names, rows = formats()["guidellm.csv"].more["percentiles"], []
+    for row in objects(document):
+        content: dict[str, dict[str, Any]] = {}
+        for column, value in row.values.items():
+            group, _, key = column.rpartition(" / ")
+            if key == "Percentiles":
+                listed = row.numbers(column)
+                if listed and len(listed) != len(names):
+                    row.leave_out(column, f"has {len(listed)} entries, not {len(names)}")
+                    listed = ()
+                value = dict(zip(names, listed, strict=False))
+            content.setdefault(group, {})[key] = value
+        rows.append(Fields(row.where, content, as_text=True, findings=row.findings))
+    return rows
+
+
+def strategy_and_tokens(draft: Draft) -> None:
+    """Of the CSV, whose tokens are the mean of a request times the requests."""
+    row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
+    for side in ("input", "output"):
+        mean = draft.value(f"{side}_len", tokens=side)
+        totals[f"{side}_tokens"] = None if mean is None or completed is None else round(completed * mean)
+    kind, _, asked = row.inside("Benchmark").text("Strategy").partition("@")
     level = Fields(row.where, {"Benchmark / Strategy": asked}, as_text=True, findings=row.findings)
     number = None if asked == "unlimited" else level.number("Benchmark / Strategy")
-    backend = _parsed(row, "Run Info / Backend", dict) or {}
-    metrics: dict[str, Any] = {"request_totals": counts}
-    for key, group in tables["csv_groups"].items():
-        metrics[key] = {STATUS: _of_group(row, key, group, counts[STATUS], tables)}
-    content = {own: row.number(f"Timings / {name} / Sec") for own, name in tables["csv_times"].items()} | {
-        "config": {
-            "strategy": {"type_": strategy, "streams" if strategy in LIMITED else "rate": number},
-            "backend": {"model": backend.get("model")},
-        },
-        "metrics": metrics,
-    }
-    return Fields(row.where, content | {"more": row.rest()}, findings=row.findings)
-
-
-def _of_group(
-    row: Fields, key: str, group: str, count: float | None, tables: Mapping[str, Any]
-) -> dict[str, Any]:
-    known: dict[str, Any] = {
-        own: row.number(f"{group} / {name}") for name, own in tables["csv_statistics"].items()
-    }
-    names, percentiles = tables["csv_percentiles"], _parsed(row, f"{group} / Percentiles", list) or []
-    if percentiles and len(percentiles) != len(names):
-        row.leave_out(f"{group} / Percentiles", f"has {len(percentiles)} entries, not {len(names)}")
-        percentiles = []
-    ranked = dict(zip(names, percentiles, strict=False))
-    known |= {name: ranked.pop(name, None) for name in ("min", "max")} | {"percentiles": ranked}
-    if count and known["mean"] is not None and key.endswith("_count"):
-        known["total_sum"] = round(count * known["mean"])
-    return known
-
-
-def _parsed(row: Fields, key: str, kind: type) -> Any:
-    """The JSON in a cell; None if it is empty, or no such value (then with a finding)."""
-    raw = row.text(key)
-    try:
-        value = json.loads(raw) if raw else None
-    except (ValueError, RecursionError):
-        value = raw
-    if value is None or isinstance(value, kind):
-        return value
-    row.leave_out(key, f"is no {kind.__name__} in JSON")
-    return None
+    _complete(draft, kind, row.inside("Request Counts").count("Incomplete"))
+    draft.load["concurrency" if kind in LIMITED else "request_rate"] = number
 
 
 def counts_and_config(draft: Draft) -> None:
-    row, load = draft.row, draft.load
+    row = draft.row
     numbers = row.inside("metrics")
     numbers.take("text")  # the same again by words and characters
     counted = (numbers if "request_totals" in numbers.values else row).inside("request_totals")
@@ -96,26 +72,33 @@ def counts_and_config(draft: Draft) -> None:
     for side, key in (("input", "prompt_token_count"), ("output", "output_token_count")):
         draft.totals[f"{side}_tokens"] = numbers.inside(key).inside(STATUS).count("total_sum")
     _examine_sums(draft)
-    _derived_rates(draft)
     # `config` is of 0.4 and later; before it there were `args`, `worker` and `request_loader`.
     config = row.inside("config" if "config" in row.values else "args")
     strategy = config.inside("strategy")
-    kind = strategy.text("type_")
     backend = config.inside("backend") if "backend" in config.values else row.inside("worker")
     draft.about["model"] = backend.text("model") or backend.text("backend_model")
+    _complete(draft, strategy.text("type_"), incomplete)
     streams = strategy.number("streams" if "streams" in strategy.values else "max_concurrency")
-    load["concurrency"] = 1.0 if kind == "synchronous" else streams
-    load["request_rate"] = 0.0 if kind == "throughput" else None
+    draft.load["concurrency"] = draft.load.get("concurrency", streams)
     if "rate" in strategy.values:
-        load["request_rate"] = strategy.number("rate")
+        draft.load["request_rate"] = strategy.number("rate")
     draft.samples, draft.extra = _samples(row), row.take("more")
+
+
+def _complete(draft: Draft, strategy: str, incomplete: int | None) -> None:
+    """What a strategy says without a number, the throughputs, and the notes."""
+    if strategy == "synchronous":
+        draft.load["concurrency"] = 1.0
+    if strategy == "throughput":
+        draft.load["request_rate"] = 0.0
+    _derived_rates(draft)
     draft.notes += [
         "`inter_token_latency_ms` is each request's mean after its first token: here `tpot`; "
         "`time_per_output_token` divides by all tokens and is another quantity",
         "of successful requests only",
     ]
-    if errored or incomplete:
-        draft.notes[1] += f"; {incomplete or 0} incomplete and {errored or 0} errored are in no number"
+    if (errored := draft.totals["failed"]) or incomplete:
+        draft.notes[-1] += f"; {incomplete or 0} incomplete and {errored or 0} errored are in no number"
 
 
 def _examine_sums(draft: Draft) -> None:

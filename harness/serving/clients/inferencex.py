@@ -119,11 +119,8 @@ def _denominators(
     """Scopes of input and output throughput, from what adds up to the total."""
     total, out, into = (values[key] for key in KINDS)
     if total is None or out is None or into is None or prefill is None or decode is None:
-        return (
-            "unknown",
-            "unknown",
-            "the file does not tell over how many GPUs input and output throughput are taken",
-        )
+        note = "the file does not tell over how many GPUs input and output throughput are taken"
+        return "unknown", "unknown", note
     if prefill and decode and _near(into * prefill + out * decode, total * (prefill + decode)):
         note = f"input is over the {prefill} GPUs of prefill, output over the {decode} of decode, total over "
         return "prefill_gpu", "decode_gpu", f"{note}all"

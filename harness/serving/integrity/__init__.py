@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.serving.integrity import latencies, littles_law, plausible, samples, totals, unmeasured
+from harness.serving.integrity import latencies, littles_law, plausible, samples, totals
 from harness.serving.schema import ServingRun
 
 RULES = (*totals.RULES, *littles_law.RULES, *latencies.RULES, *samples.RULES, *plausible.RULES)
@@ -10,6 +10,6 @@ RULES = (*totals.RULES, *littles_law.RULES, *latencies.RULES, *samples.RULES, *p
 
 def examined(run: ServingRun) -> ServingRun:
     """The run without latencies that nobody measured, and with what the rules find added to its findings."""
-    run = unmeasured.left_out(run)
+    run = samples.left_out(run)
     findings = [finding for rule in RULES for finding in rule(run)]
     return run.model_copy(update={"findings": (*run.findings, *findings)})

@@ -1,25 +1,122 @@
-"""Lists of single requests beside the totals and statistics that were made of them."""
+"""Single requests: latencies that nobody measured, and lists beside what was made of them.
+
+A client writes 0 for a time to first token that it never saw (a stream without token counts, a chunk that its
+parser swallowed). It takes the end of a response for its first token if a proxy, a tool-call parser or the
+server itself delivers the response in one piece. Then TTFT is E2E, and TPOT, which is what E2E leaves after
+TTFT, is E2E over the tokens or next to nothing. Such numbers are left out of a run, so that nothing is
+compared with them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 
 from harness.serving.integrity.common import (
+    FASTEST_STEP_MS,
     MARGIN,
     apart,
     broken,
     found,
+    output_length,
     stated,
 )
 from harness.serving.integrity.latencies import quantile, statistics
-from harness.serving.schema import Finding, ServingRun
+from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
 
+STREAMED = {"ttft", "tpot", "itl"}
+WHOLE = 0.95  # of E2E: TTFT from which on nearly all came at once, if the rest is faster than any engine
+FASTEST_TOKEN_MS = 0.5  # of any server over a network known to this project
+ALIKE = 1e-3  # between E2E and TTFT of one request
+SEVERAL = 8  # tokens that no single piece of a stream holds, speculation or not
+Spoilt = tuple[set[str], Finding]
 TAIL, TAIL_MS = 0.05, 20.0  # after the last token: a share of the request, and ms
 SAME_MS = 2.0  # between two sums of one request's times
 MOST = 0.9  # of the requests
+
+
+def left_out(run: ServingRun) -> ServingRun:
+    """The run without those latencies, with a finding for each reason. If lists tell the mean TTFT of the
+    requests that were measured, it takes the place of the mean that counts the others."""
+    totals, samples = run.totals, run.samples
+    if totals.completed == 0:
+        return run
+    spoilt, finding = _by_request(samples) or _by_statistics(run) or (set[str](), None)
+    findings = [finding] if finding else []
+    single = totals.output_tokens is not None and totals.output_tokens == totals.completed
+    for name in [name for name in ("tpot", "itl") if name not in spoilt]:
+        mean, median = stated(run, name, "mean"), stated(run, name, "median")
+        # ITL's median may be 0 in a stream of bursts.
+        if mean == 0 or (median == 0 and (mean is None or name == "tpot")):
+            spoilt |= {name}
+            not_measured = found("zero", "suspect", "not_measured", name=name)
+            findings.append(found("zero", "note", "one_token", name=name) if single else not_measured)
+    kept = [metric for metric in run.metrics if metric.name not in spoilt or metric.unit != "ms"]
+    if "ttft" in spoilt:
+        if rest := _measured(samples):
+            how = f"mean of the {len(rest)} requests that were measured"
+            one = {"name": "ttft", "value": fmean(rest), "unit": "ms", "scope": "request", "derived": how}
+            kept.append(Metric.model_validate(one | {"statistic": "mean"}))
+        samples = samples.model_copy(update={"ttfts_ms": (), "itls_ms": ()})
+    update = {"metrics": tuple(kept), "samples": samples, "findings": (*run.findings, *findings)}
+    return run.model_copy(update=update)
+
+
+def _by_request(samples: RequestSamples) -> Spoilt | None:
+    """From lists of single requests; None if they show nothing."""
+    rest, every = _measured(samples), len(samples.ttfts_ms)
+    mean = f"; of the other {len(rest)} its mean is {fmean(rest):.4g} ms" if rest else ""
+    if zero := samples.ttfts_ms.count(0.0):
+        finding = found("zero", "suspect", "single_requests", zero=zero, every=every, mean=mean)
+        return {"ttft", "tpot"}, finding
+    if pieces := sum(map(_in_one_piece, _times_per_token(samples))):
+        finding = found("not_streamed", "suspect", "single_requests", pieces=pieces, every=every, mean=mean)
+        return STREAMED, finding
+    return None
+
+
+def _by_statistics(run: ServingRun) -> Spoilt | None:
+    times = [one for one in run.metrics if one.name in ("ttft", "e2e") and one.unit == "ms"]
+    zeros = [one for one in times if one.value == 0 and one.statistic != "std"]
+    if zeros:
+        names, are = ", ".join(f"{one.name} {one.statistic}" for one in zeros), "are" if zeros[1:] else "is"
+        finding = found("zero", "suspect", "statistics", names=names, are=are)
+        return {"tpot", *(one.name for one in zeros)}, finding
+    ttft, e2e, tpot = (stated(run, name, "mean") for name in ("ttft", "e2e", "tpot"))
+    length = output_length(run) or 0.0
+    if tpot is None and e2e is not None and ttft is not None and length > 1:
+        tpot = max(e2e - ttft, 0.0) / (length - 1)
+    if ttft is None or not tpot or 0 < length < SEVERAL:
+        return None
+    whole = ttft >= WHOLE * (e2e if e2e is not None else ttft + (length - 1) * tpot)
+    if tpot >= (FASTEST_TOKEN_MS if whole and length else FASTEST_STEP_MS) or not (whole or e2e is None):
+        return None
+    share = f"{100 * ttft / e2e:.4g} % of " if e2e else ""
+    return STREAMED, found("not_streamed", "suspect", "statistics", ttft=ttft, tpot=tpot, share=share)
+
+
+def _times_per_token(samples: RequestSamples) -> list[float | None]:
+    """Of each request the ms of a token after its first; None if it is not told, or its tokens are few."""
+    ttfts, lens, times = samples.ttfts_ms, samples.output_lens, list[float | None]()
+    rests = [end - ttft for end, ttft in zip(samples.e2es_ms, ttfts, strict=False)]
+    rests = rests or [*map(sum, samples.itls_ms)]
+    for i, ttft in enumerate(ttfts):
+        told = i < len(rests) and i < len(lens) and lens[i] >= SEVERAL and rests[i] > -ALIKE * ttft
+        times.append(max(rests[i], 0.0) / (lens[i] - 1) if told else None)
+    return times
+
+
+def _in_one_piece(time: float | None) -> bool:
+    return time is not None and time < FASTEST_STEP_MS
+
+
+def _measured(samples: RequestSamples) -> list[float]:
+    """The TTFT of each request that was measured; none if all were, or none was."""
+    pairs = list(zip(samples.ttfts_ms, _times_per_token(samples), strict=True))
+    rest = [ttft for ttft, time in pairs if ttft > 0 and not _in_one_piece(time)]
+    return rest if len(rest) < len(pairs) else []
 
 
 def lists(run: ServingRun) -> Iterator[Finding]:

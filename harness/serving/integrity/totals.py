@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from harness.serving.clients.fields import real
+from harness.serving.clients.fields import Fields
 from harness.serving.integrity.common import (
     EXACT,
     MARGIN,
@@ -170,7 +170,7 @@ def sent(run: ServingRun) -> Iterator[Finding]:
 
 
 def zeros(run: ServingRun) -> Iterator[Finding]:
-    """A time or count of nothing; latencies of requests that are 0 are left out before (unmeasured.py)."""
+    """A time or count of nothing; latencies of requests that are 0 are left out before (samples.py)."""
     totals, load = run.totals, run.workload
     named = {
         "duration_s": totals.duration_s, "concurrency allowed": load.concurrency,
@@ -198,7 +198,8 @@ def goodput(run: ServingRun) -> Iterator[Finding]:
 
 def retokenised(run: ServingRun) -> Iterator[Finding]:
     """The text, tokenised again, beside the server's own count."""
-    again, count = real(run.extra.get("total_output_tokens_retokenized")), run.totals.output_tokens
+    extra, count = Fields(run.id, run.extra), run.totals.output_tokens
+    again = extra.number("total_output_tokens_retokenized")
     if again is not None and count and again < LOST * count:
         yield found("retokenised", "suspect", "lost", retokenised=again, counted=count)
     elif again is not None and count and not RETOKENISED[0] <= again / count <= RETOKENISED[1]:

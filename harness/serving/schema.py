@@ -37,7 +37,6 @@ class Finding(StrictRecord):
 
     rule:     its name, as in harness/serving/integrity/texts.toml, or that of a reader (`unreadable`, ...)
     severity: `wrong` does not hold, `suspect` needs an explanation, `note` is to be known
-    message:  one line: what, where, with the numbers
     """
 
     rule: str
@@ -95,7 +94,7 @@ class OfferedLoad(StrictRecord):
     request_rate:          requests per second; None: not said; 0: all at once (the clients' `inf`)
     burstiness:            shape of the gamma distribution of the times between requests; 1: Poisson
     ramp_up:               how the rate grows at the start; empty: it does not, or that is not said
-    warmup_s, cooldown_s:  time at either end that the client leaves out of its numbers
+    warmup_s, cooldown_s:  time at either end that is not in the numbers
     """
 
     dataset: str = ""
@@ -138,12 +137,10 @@ class ServingRun(StrictRecord):
     """One run of one client against one engine: one row.
 
     client:      the format it came in: `sglang.bench_serving`, `vllm.serve`, `dstack.online` ...
-    source:      the file and the line or row in it, or the document
     hardware:    the GPU's (or CPU's) name as given; empty: the file does not say
     engine:      what answered, by what the server or the format itself says; empty: not said
     protocol:    what the client spoke (its `backend`): `vllm` and `openai` are OpenAI's, of all engines
     configuration: name of the documented configuration that it ran (harness/serving/published/documents.py)
-    flags:       the server's, one string for each as given
     extra:       what the client wrote that has no place here, by its own key: nothing is lost
     notes:       what was repaired or taken for granted in reading this row
     """

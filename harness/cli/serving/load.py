@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 
 import click
@@ -21,14 +20,17 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     Every run is held to what must be true between its numbers. Latencies that nobody measured are left out.
     Exit code 1: a number is wrong; 2: a file cannot be read.
     """
-    from harness.errors import FAILED, OK, USAGE
+    from harness.errors import FAILED, OK, USAGE, UsageError
     from harness.files import require_writable, write
     from harness.serving.clients.files import UnreadableError
     from harness.serving.clients.load import beside_each_other, load_each
     from harness.serving.clients.report import as_csv, as_json, as_text
 
     require_writable(json_to, csv_to)
-    _require_not_input(files, filter(None, (json_to, csv_to)))
+    inputs = {Path(name).resolve() for name in files}
+    for target in filter(None, (json_to, csv_to)):
+        if Path(target).resolve() in inputs:
+            raise UsageError(f"cannot write {target}: it is one of the files to read")
     runs, unreadable = [], []
     for name in files:
         try:
@@ -46,12 +48,3 @@ def load(files: tuple[str, ...], json_to: str | None, csv_to: str | None) -> Non
     if unreadable:
         sys.exit(USAGE)
     sys.exit(FAILED if any(finding.severity == "wrong" for run in runs for finding in run.findings) else OK)
-
-
-def _require_not_input(files: Iterable[str], targets: Iterable[str]) -> None:
-    from harness.errors import UsageError
-
-    inputs = {Path(name).resolve() for name in files}
-    for target in targets:
-        if target != "-" and Path(target).resolve() in inputs:
-            raise UsageError(f"cannot write {target}: it is one of the files to read")

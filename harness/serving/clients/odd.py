@@ -99,9 +99,6 @@ def inference_perf(draft: Draft) -> None:
             f"output tokens: {by_client} by the client's count, {by_server} by the server's; which of them "
             "TPOT and throughput rest on the file does not say; taken: the one that its throughput fits"
         )
-    draft.notes.insert(
-        0, "`itl`: tokens of one piece of a stream share its time, so its median may be next to nothing"
-    )
 
 
 def aiperf(draft: Draft) -> None:

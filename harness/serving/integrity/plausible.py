@@ -16,7 +16,6 @@ ALL = 1e8  # tok/s, of any cluster
 PREFILL_PER_GPU = 5e15 / (2 * 37e9)
 PREFILL = 5e5  # tok/s of one request, if the model or the GPUs are not known: about eight of those
 GPUS = 8
-LARGEST_NODE = 72  # GPUs, of GB200 NVL72
 LONG = 256  # tokens of a prompt from which on its prefill is no shorter than a decode step
 OF_A_STEP = 0.95  # of a decode step: no prefill is shorter than that, since it reads the same weights
 MOST_ACCEPTED = 64  # tokens a step of speculative decoding
@@ -39,9 +38,6 @@ def rates(run: ServingRun) -> Iterator[Finding]:
     for metric in run.metrics:
         if metric.unit != "tok/s":
             continue
-        if metric.scope == "request" and metric.value > 1e3 / FASTEST_STEP_MS:
-            values = {"name": metric.name, "statistic": metric.statistic, "value": metric.value}
-            yield found("plausible", "suspect", "of_request", **values)
         gpus = 1 if metric.scope == "gpu" else run.gpus
         if metric.value > (PER_GPU * gpus if gpus else ALL):
             values = {"kind": metric.tokens, "throughput": metric.value, "gpus": gpus or "all"}
@@ -74,8 +70,6 @@ def layout(run: ServingRun) -> Iterator[Finding]:
     tp, ratio = run.parallelism.tp, run.workload.range_ratio
     if run.gpus and tp and tp < run.gpus and run.gpus % tp and not run.parallelism.disaggregated:
         yield _impossible("tp", tp, f"of {run.gpus} GPUs, which are no multiple of it")
-    if run.gpus and run.nodes and run.gpus > LARGEST_NODE * run.nodes:
-        yield _impossible("gpus", run.gpus, f"of {run.nodes} nodes")
     if ratio and ratio > 1:
         yield _impossible("range_ratio", ratio, "as the shortest length over the longest")
 

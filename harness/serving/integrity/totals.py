@@ -129,17 +129,6 @@ def _longest_output(load: OfferedLoad, count: int) -> float:
     return 1 + MARGIN + 3 * deviation
 
 
-def between_rates(run: ServingRun) -> Iterator[Finding]:
-    """If no duration is said: tokens a second over requests a second are tokens of a request."""
-    requests, length = run.metric("request_throughput"), run.value("output_len", "mean")
-    if run.totals.duration_s or requests is None or requests.derived or not length or not requests.value:
-        return
-    tokens = run.value("throughput", "total", "output", requests.scope)
-    if tokens and apart(tokens / requests.value, length, tokens, requests.value) > MARGIN:
-        values = {"tokens": tokens, "requests": requests.value, "each": tokens / requests.value}
-        yield broken(run, "throughput", "wrong", "between_rates", length=length, **values)
-
-
 def completion(run: ServingRun) -> Iterator[Finding]:
     """All that was sent came back."""
     completed, failed, sent = run.totals.completed, run.totals.failed, run.workload.num_prompts
@@ -255,6 +244,6 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
 
 
 RULES = (
-    rates, sum_of_kinds, between_rates, lengths, completion, sent, zeros, goodput, retokenised,
+    rates, sum_of_kinds, lengths, completion, sent, zeros, goodput, retokenised,
     batch_in_lockstep, batch_as_asked,
 )  # fmt: skip

@@ -283,7 +283,6 @@ EIGHT, EIGHTY = (OfferedLoad(concurrency=8, request_rate=0.0, num_prompts=sent) 
 COUNTED = {"nodes": 1, "totals": Totals(duration_s=16.94, output_tokens=2048)}
 ITL = {"mean": 100.0, "median": 0.5}
 OF_ONE_TOKEN = Totals(completed=8, output_tokens=8)
-RATES = (_metric("request_throughput", 20.25, "req/s"), _metric("throughput", 648, "tok/s", tokens="output"))
 UNSAID = {"unit": "tok/s", "scope": "node", "tokens": "unknown"}
 
 
@@ -308,8 +307,6 @@ UNSAID = {"unit": "tok/s", "scope": "node", "tokens": "unknown"}
       for severity, name, unit, value in (("suspect", "tpot", "ms", 0.05), (None, "tpot", "ms", 5.0),
                                           ("suspect", "prefill", "ms", 1e8),
                                           ("suspect", "throughput", "tok/s", 1e9))],
-    *[("throughput", severity, (*RATES, _metric("output_len", length, "tokens", "request", "mean")), {})
-      for length, severity in ((32.0, None), (40.0, "wrong"), (25.0, "wrong"))],
     *[("zero", severity, (_metric(name, 0.0, "ms", "request", "mean"),), {"totals": OF_ONE_TOKEN})
       for name, severity in (("tpot", "note"), ("ttft", "suspect"))],
     *[("throughput", severity, (Metric(name="throughput", value=value, **UNSAID),), COUNTED)

@@ -44,13 +44,11 @@ def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
         seen.setdefault((run.totals, run.metrics), run.id)
         system = (run.client, run.model, run.hardware, run.gpus, run.engine, run.version, run.parallelism)
         before = alike.setdefault((*system, run.workload, run.totals.input_tokens), run)
-        finding = None
+        rule, message = "prefix_cache", _cached(before, run)
         if first:
-            message = f"{run.id}: every number is that of {first}: the same run again"
-            finding = Finding(rule="repeated", severity="suspect", message=message)
-        elif message := _cached(before, run):
-            finding = Finding(rule="prefix_cache", severity="suspect", message=message)
-        is_new = finding and finding not in run.findings
+            rule, message = "repeated", f"{run.id}: every number is that of {first}: the same run again"
+        finding = Finding(rule=rule, severity="suspect", message=message)
+        is_new = message and finding not in run.findings
         marked.append(run.model_copy(update={"findings": (*run.findings, finding)}) if is_new else run)
     return marked
 

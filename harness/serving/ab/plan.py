@@ -80,8 +80,8 @@ class Plan(StrictRecord):
     prompts: int | None = Field(default=None, gt=0)
     warm_up_prompts: int | None = Field(default=None, gt=0)
     warm_up: str = ""
-    ready: str = "/health"
-    flush: str = ""
+    ready: str = Field(default="/health", pattern="^/")
+    flush: str = Field(default="", pattern="^(/|$)")
     stop: str = ""
     port: int = Field(default=30000, ge=1024, le=63000)
     metric: Literal["tpot", "ttft", "ttft_median", "throughput"] = "tpot"

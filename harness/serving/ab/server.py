@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import re
@@ -202,7 +203,7 @@ class Server(Guarded):
     def get(self, path: str, timeout_s: float = 10.0, post: bool = False) -> str | None:
         """What it answers with 200; None for anything else."""
         url = f"http://127.0.0.1:{self.port}{path}"
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             request = urllib.request.Request(url, data=b"" if post else None)
             with _OPENER.open(request, timeout=timeout_s) as answer:
                 return answer.read().decode(errors="replace") if answer.status == 200 else None

@@ -187,12 +187,11 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
 
 def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTimes | None) -> None:
     """Raises UsageError for times of another machine or engine."""
-    places = [(tables.where, tables.device), *([(runs.where, runs.device)] if runs else [])]
-    for where, device in places:
-        if hardware_name(device) != hardware:
+    for times in (tables, runs) if runs else (tables,):
+        if (device := hardware_name(times.device)) != hardware:
             raise UsageError(
-                f"times in {where} are of {device}, not {hardware}: kernels of one machine are not linked to "
-                f"serving of another; give --hardware {hardware_name(device)}, or times of {hardware}"
+                f"times in {times.where} are of {times.device}, not {hardware}: kernels of one machine are "
+                f"not linked to serving of another; give --hardware {device}, or times of {hardware}"
             )
     if engine_name(tables.engine) != engine:
         raise UsageError(
@@ -221,7 +220,7 @@ def own_points(
     if engine_given:
         runs = [with_engine(run, setting.engine) for run in runs]
     notes = [f"{run.id}: {note}" for run in runs for note in run.notes if note.startswith("--engine")]
-    unsaid: dict[str, None] = {}
+    unsaid: list[str] = []
     for run in runs:
         notes += [f"{run.id}: {found.message}" for found in run.findings if found.severity != "note"]
         if cached := [found.message for found in run.findings if found.rule == "prefix_cache"]:
@@ -236,9 +235,9 @@ def own_points(
             is_engine = any(each.name == "engine" for each in unlike)
             hint = "; --engine says it where a file is wrong" if is_engine else ""
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
-        unsaid |= dict.fromkeys(d.name for d in differences(wanted, run) if d.run == UNKNOWN)
-        unsaid |= dict.fromkeys(["range of lengths"] if _range(run) is None else [])
-        unsaid |= dict.fromkeys([] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"])
+        unsaid += [d.name for d in differences(wanted, run) if d.run == UNKNOWN]
+        unsaid += ["range of lengths"] if _range(run) is None else []
+        unsaid += [] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"]
     points = tuple(dict.fromkeys(map(_point, runs)))
     of_lengths: dict[str, list[int]] = {}
     for point in points:
@@ -247,7 +246,9 @@ def own_points(
         f"calibrated on {len(c)} at {lengths}: {sorted(c)} in flight" for lengths, c in of_lengths.items()
     ]
     if unsaid:
-        notes.append(f"the points do not say their {', '.join(unsaid)}: taken to be as given here")
+        notes.append(
+            f"the points do not say their {', '.join(dict.fromkeys(unsaid))}: taken to be as given here"
+        )
     return points, notes
 
 

@@ -288,17 +288,16 @@ def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need,
 
 
 def _need(link: Link, sums: KernelSums, target_ms: float | None, ops: tuple[str, ...]) -> Need:
+    cold = link.cold(sums.load)
+
     def tpot(factor: float) -> float:
         changes = [KernelChange(op=op, factor=factor) for op in ops]
         return link.constants.served(applied(sums, changes, link.in_server)[1], cold).tpot.value
 
-    cold = link.cold(sums.load)
     before, limit = tpot(1.0), tpot(INFINITE)
     factor = None
-    if target_ms is not None and target_ms >= before:
-        factor = 1.0
-    elif target_ms is not None and target_ms > limit:
-        factor = _factor(tpot, target_ms)
+    if target_ms is not None and target_ms > limit:
+        factor = 1.0 if target_ms >= before else _factor(tpot, target_ms)
     return Need(ops, factor, limit, before - limit, (before - limit) / before)
 
 

@@ -51,7 +51,7 @@ def compare(
     for each in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
         if why := _refusal(each, assumed, despite):
             reasons.append(Reason(each.name, against(each.row, each.run), why))
-        elif each.is_known or each.name in despite:
+        elif each.is_known or (each.name in despite and each.row != each.run):
             differing.append(f"{each.name}: {against(each.row, each.run)}")
         else:
             silent = f"{a.run.id} does not say" if each.run else f"{b.run.id} does not say"

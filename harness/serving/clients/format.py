@@ -167,7 +167,6 @@ class Format(StrictRecord):
     statistics: the client's names of statistics to ours, in objects; units_inside: these have their unit
     requests:  the key of single requests' end-to-end times; empty: the client keeps no lists
     says_protocol: the client's `backend` names the protocol that it speaks
-    notes:     of every run
     wanted:    what a message names if a row has no number of a run
     more:      further tables of its odd function
     odd, rows: functions of this package, as `module.function`: `odd` completes a run, `rows` gives the rows

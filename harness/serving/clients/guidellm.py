@@ -19,9 +19,8 @@ SAMPLED = ("prompt_tokens", "output_tokens", "time_to_first_token_ms", "request_
 def benchmarks(document: Document) -> list[Fields]:
     rows = []
     for report in objects(document):
-        metadata = report.values.get("metadata")
-        version = metadata.get("guidellm_version") if isinstance(metadata, Mapping) else None
-        more = {"guidellm_version": version} if isinstance(version, str) else {}
+        version = report.inside("metadata").text("guidellm_version")
+        more = {"guidellm_version": version} if version else {}
         listed = report.values.get("benchmarks")
         for i, row in enumerate(listed if isinstance(listed, list) else ()):
             if not isinstance(row, Mapping):

@@ -51,10 +51,9 @@ def vllm_latency(draft: Draft) -> None:
     percentiles = draft.row.inside("percentiles")
     for key in percentiles.values:
         draft.add("batch_latency", percentiles.number(key, scale=1e3), "ms", statistic=f"p{key}")
-    if times:
-        for statistic, value in (("min", min(times)), ("max", max(times))):
-            how = f"{statistic} of latencies"
-            draft.add("batch_latency", value, "ms", statistic=statistic, derived=how)
+    for statistic, value in (("min", min(times)), ("max", max(times))) if times else ():
+        how = f"{statistic} of latencies"
+        draft.add("batch_latency", value, "ms", statistic=statistic, derived=how)
     draft.samples = RequestSamples(e2es_ms=times)
     draft.extra = {"latencies_ms": list(times)}
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.serving.clients.load import beside_each_other, load
 from harness.serving.compare import identity
-from harness.serving.compare.alike import compare
-from harness.serving.compare.quantity import Quantity, of_instance
+from harness.serving.compare.alike import Quantity, compare, of_instance
 from harness.serving.compare.settings import beside
 from harness.serving.ledger.ledger import ExplanationEntry, Observation, ObservationEntry, append, read, rows
 from harness.serving.schema import ServingRun, contradictions

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.report.text import WIDTH, table
-from harness.serving.ledger.ledger import LedgerRow, Observation
-from harness.serving.ledger.prediction import KernelChange, Prediction, unit_text
+from harness.serving.ledger.ledger import KernelChange, LedgerRow, Observation, Prediction, unit_text
 
 TOLERANCE = 0.15  # of the observed change, where neither side has an interval
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.serving.link.closed_loop import Array, Features, features, settled
-from harness.serving.link.load import KernelSums, Load
+from harness.serving.link.load import Array, Features, KernelSums, Load, features, settled
 
 ROUNDS = 60  # of `learnt`, which moves by less than 1 % after 30
 

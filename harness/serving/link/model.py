@@ -16,8 +16,7 @@ from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
 from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
-from harness.serving.link.closed_loop import cold_share
-from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, kernel_sums
+from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, cold_share, kernel_sums
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.times.assumed_times import BASE, AssumedTables
 from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times

@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.serving.compare.identity import Setting
-from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
+from harness.serving.ledger.ledger import KernelChange, Prediction, QuantityName, Unit
 from harness.serving.link.calibration import T90, Served
 from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link

@@ -11,9 +11,9 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from harness.errors import UsageError
-from harness.serving.ledger.prediction import Origin
 from harness.serving.link.times.assumed_times import AssumedTables
 from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import MissingTable, Tables
@@ -30,6 +30,7 @@ GLUE_US = 2.0  # each, in a graph, at few tokens
 GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
 GLUE_GBPS = 4000.0  # of HBM3e's 4800
 BALANCED = "balanced"
+Origin = Literal["measured", "table", "regression", "assumed"]
 SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 

@@ -13,8 +13,10 @@ from harness.serving.ledger.ledger import (
     ENTRY,
     ChangeEntry,
     ExplanationEntry,
+    KernelChange,
     Observation,
     ObservationEntry,
+    Prediction,
     PredictionEntry,
     Setting,
     append,
@@ -22,7 +24,6 @@ from harness.serving.ledger.ledger import (
     read,
     rows,
 )
-from harness.serving.ledger.prediction import KernelChange, Prediction
 from harness.serving.ledger.report import LedgerLine, ledger_lines
 
 CHANGE = ChangeEntry(row="a", changes=(KernelChange(op="mla_decode", factor=2.0),), setting=Setting())

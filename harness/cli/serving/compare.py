@@ -51,10 +51,9 @@ def compare(
     from harness.errors import FAILED, OK
     from harness.files import require_writable, write
     from harness.serving.clients.load import beside_each_other
-    from harness.serving.compare.alike import as_text, default_metric, quantity_of
+    from harness.serving.compare.alike import as_text, default_metric, engines_of, find, quantity_of
     from harness.serving.compare.alike import compare as compare_quantities
     from harness.serving.compare.identity import FIELDS, SERVER, require_names, with_engine
-    from harness.serving.compare.select import engines_of, find
 
     require_writable(json_to, None)
     require_names("--assume", assume, ("all", *FIELDS))

@@ -60,7 +60,7 @@ def observe(
     """Add to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
     throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of another machine,
     engine, model or load than the row's are refused; server flags that differ are listed."""
-    from harness.serving.ledger.observe import observe as record
+    from harness.serving.ledger.ledger import observe as record
 
     record(Path(ledger), row, before, after, assumed=assume, engine=engine, explanation=explain)
     print_ledgers([ledger])

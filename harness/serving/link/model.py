@@ -20,8 +20,7 @@ from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, 
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.times.assumed_times import BASE, AssumedTables
 from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
-from harness.serving.link.times.table_files import table_files
-from harness.serving.link.times.tables import FILES, Tables, bundled, of_engine, read_tables
+from harness.serving.link.times.tables import FILES, Tables, bundled, of_engine, read_tables, table_files
 from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel

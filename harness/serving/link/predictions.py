@@ -99,25 +99,23 @@ def applied(
     notes = []
     for change in changes:
         for name, phase, terms in touched(sums, change):
-            if change.factor is not None:
-                us = getattr(after, name).us.copy()
-                us[terms] /= change.factor
-                after = after.having(name, us)
-                continue
             calls = change.calls or sum(phase.terms[i].calls for i in terms)
             saved = (change.saved_us or 0.0) * calls / in_server[name]
-            if saved <= 0.9 * float(phase.us[terms].sum(axis=0).min()):
-                us = getattr(after, name).us.copy()
-                us[terms] -= saved / len(terms)
-                after = after.having(name, us)
+            own = getattr(after, name).us.copy()
+            if change.factor is not None:
+                own[terms] /= change.factor
+            elif saved <= 0.9 * float(phase.us[terms].sum(axis=0).min()):
+                own[terms] -= saved / len(terms)
+            else:
+                own = getattr(before, name).us.copy()
+                own[terms] += saved / len(terms)
+                before = before.having(name, own)
+                notes.append(
+                    f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
+                    "was slower than the model by that, and the model is what comes after"
+                )
                 continue
-            us = getattr(before, name).us.copy()
-            us[terms] += saved / len(terms)
-            before = before.having(name, us)
-            notes.append(
-                f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
-                "was slower than the model by that, and the model is what comes after"
-            )
+            after = after.having(name, own)
     return before, after, notes
 
 

@@ -16,10 +16,11 @@ from harness.serving.ledger.ledger import (
     Prediction,
     PredictionEntry,
     append,
+    observation,
+    observe,
     read,
     rows,
 )
-from harness.serving.ledger.observe import observation, observe
 from harness.serving.ledger.report import ledger_lines
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, ServingRun
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -40,27 +41,24 @@ def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
 @click.option("--after", multiple=True, required=True, metavar="FILE", help="As many; paired in order.")
 @click.option(
     "--assume",
+    "assumed",
     multiple=True,
     metavar="NAME",
     help="Take a run to be as the row says where its file does not say it: hardware, version, ..., all.",
 )
+@click.option("--engine", default="", metavar="NAME", help="Of all runs, where files do not say it.")
 @click.option(
-    "--engine", default="", metavar="NAME", help="The engine of all runs, where files do not say it."
+    "--explain",
+    "explanation",
+    default="",
+    metavar="TEXT",
+    help="Of the difference, if known.",
 )
-@click.option("--explain", default="", metavar="TEXT", help="What is known of the difference, if anything.")
-def observe(
-    ledger: str,
-    row: str,
-    before: tuple[str, ...],
-    after: tuple[str, ...],
-    assume: tuple[str, ...],
-    engine: str,
-    explain: str,
-) -> None:
+def observe(ledger: str, row: str, before: tuple[str, ...], after: tuple[str, ...], **told: Any) -> None:
     """Add to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
     throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of another machine,
     engine, model or load than the row's are refused; server flags that differ are listed."""
     from harness.serving.ledger.ledger import observe as record
 
-    record(Path(ledger), row, before, after, assumed=assume, engine=engine, explanation=explain)
+    record(Path(ledger), row, before, after, **told)
     print_ledgers([ledger])

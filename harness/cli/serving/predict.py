@@ -27,42 +27,20 @@ LENGTHS = re.compile(r"(\d+)/(\d+)(?:/([0-9.]+))?")
 TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
 PARALLEL = re.compile(r"tp(\d+)(?:[ ,+]*ep(\d+))?")
 OF_SYSTEM = [
-    click.option(
-        "--hardware", metavar="NAME", default="", help="The machine.  [default: that of --times, or H200]"
-    ),
+    click.option("--hardware", metavar="NAME", default="", help="[default: that of --times, or H200]"),
     click.option("--engine", metavar="NAME", default="", help="[default: that of --times, or sglang]"),
-    click.option(
-        "--parallel", metavar="tpN[,epN]", default="tp8", show_default=True, help="Over how many GPUs."
-    ),
+    click.option("--parallel", metavar="tpN[,epN]", default="tp8", show_default=True, help="How many GPUs."),
     click.option("--kv-dtype", type=click.Choice([*KV]), default="bf16", show_default=True),
-    click.option(
-        "--lengths",
-        metavar="IN/OUT[/RATIO]",
-        default="1024/1024",
-        show_default=True,
-        help="Tokens of a request at most; each length is drawn from RATIO (0.8) times that to that.",
-    ),
-    click.option(
-        "--concurrency",
-        metavar="N,N...",
-        default="4,8,16,32,64",
-        show_default=True,
-        help="Requests in flight.",
-    ),
-    click.option(
-        "--times",
-        multiple=True,
-        metavar="PATH",
-        help="Times of kernels: a set of AIConfigurator's tables (SYSTEM/ENGINE/VERSION), or a run of "
-        "this suite. What is missing is assumed from data sheets.",
-    ),
-    click.option(
-        "--calibrate",
-        multiple=True,
-        metavar="FILE",
-        help="Serving results of this server, of any client; two are enough.",
-    ),
-]
+    click.option("--lengths", metavar="IN/OUT[/RATIO]", default="1024/1024", show_default=True,
+                 help="Tokens of a request at most; each is drawn from RATIO (0.8) times that to that."),
+    click.option("--concurrency", metavar="N,N...", default="4,8,16,32,64", show_default=True,
+                 help="Requests in flight."),
+    click.option("--times", multiple=True, metavar="PATH",
+                 help="Times of kernels: a set of AIConfigurator's tables (SYSTEM/ENGINE/VERSION), or a run "
+                      "of this suite. What is missing is assumed from data sheets."),
+    click.option("--calibrate", multiple=True, metavar="FILE",
+                 help="Serving results of this server, of any client; two are enough."),
+]  # fmt: skip
 """What `predict` and `what-if` are asked of."""
 
 
@@ -98,18 +76,9 @@ def model_of(options: dict[str, Any]) -> Link:
     match = PARALLEL.fullmatch(options["parallel"].strip().lower())
     if not match:
         raise UsageError(f"cannot read --parallel {options['parallel']!r}; write tp8, or tp8,ep8")
-    return link(
-        System(
-            hardware=options["hardware"],
-            engine=options["engine"],
-            tp=int(match[1]),
-            ep=int(match[2] or 1),
-            kv=KV[options["kv_dtype"]],
-            times=options["times"],
-            calibrate=options["calibrate"],
-            warm=options.get("warm", False),
-        )
-    )
+    given = {name: options[name] for name in ("hardware", "engine", "times", "calibrate")}
+    tp, ep, warm = int(match[1]), int(match[2] or 1), options.get("warm", False)
+    return link(System(**given, tp=tp, ep=ep, kv=KV[options["kv_dtype"]], warm=warm))
 
 
 def loads_of(lengths: str, concurrency: str) -> list[Load]:
@@ -123,9 +92,7 @@ def loads_of(lengths: str, concurrency: str) -> list[Load]:
     except ValueError:
         raise UsageError(f"cannot read --concurrency {concurrency!r}; write 16 or 4,8,16") from None
     if not match:
-        raise UsageError(
-            f"cannot read --lengths {lengths!r}; write 8192/1024, or 8192/1024/1 for equal lengths"
-        )
+        raise UsageError(f"cannot read --lengths {lengths!r}; write 8192/1024, or 8192/1024/1 for equal ones")
     return [Load(int(match[1]), int(match[2]), count, range_ratio=ratio) for count in counts]
 
 
@@ -133,9 +100,7 @@ def loads_of(lengths: str, concurrency: str) -> list[Load]:
 @click.argument("changes", nargs=-1, metavar="[OP[:PART]=FACTORx...]")
 @of_system
 @click.option("--target-tpot", metavar="MS", help="Also: which speedup of each op reaches it.")
-@click.option(
-    "--ledger", metavar="FILE", help="Add the predictions to this ledger; `observe` adds what was seen."
-)
+@click.option("--ledger", metavar="FILE", help="Add the predictions to it; `observe` adds what was seen.")
 @json_option("Write JSON there instead of tables.")
 def what_if(
     changes: tuple[str, ...],

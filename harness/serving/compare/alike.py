@@ -236,16 +236,12 @@ def compare(
                 found.append(f"{side}: {one.severity}: {one.message}")
         found += [f"{side}: {note}" for note in run.notes]
     changed: Literal["alike", "normalised"] = "normalised" if side_a.steps or side_b.steps else "alike"
-    return Comparison(
-        "refused" if reasons else changed,
-        tuple(reasons),
-        side_a,
-        side_b,
-        (*differing, *beside(a.run, b.run)),
-        (*(f"{silent} its {', '.join(names)}" for silent, names in unsaid.items()), *_uncertain(a, b)),
-        tuple(found),
-        None if reasons else side_a.value / side_b.value,
-    )
+    differing += beside(a.run, b.run)
+    uncertain = [f"{silent} its {', '.join(names)}" for silent, names in unsaid.items()]
+    texts = tuple(differing), (*uncertain, *_uncertain(a, b)), tuple(found)
+    if reasons:
+        return Comparison("refused", tuple(reasons), side_a, side_b, *texts, None)
+    return Comparison(changed, (), side_a, side_b, *texts, side_a.value / side_b.value)
 
 
 def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str]) -> str:

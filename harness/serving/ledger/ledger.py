@@ -33,9 +33,7 @@ from harness.statistics.intervals import mean_half_width
 NAME = "ledger.jsonl"
 OPENING = b'{"row":'  # of every line
 Method = Literal["link", "isolated-warm", "isolated-cold", "serving-mode", "replay", "bound"]
-QuantityName = Literal[
-    "tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill", "duration"
-]
+Quantities = Literal["tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill", "duration"]
 Unit = Literal["ms", "s", "tok/s", "1"]
 """`s` of a client's whole run (`duration`); `1` of a quantity whose value before is taken as 1."""
 CONFIDENCE = 0.9
@@ -88,7 +86,7 @@ class Prediction(LedgerRecord):
     before, after: None where only the difference or a bound is known
     """
 
-    quantity: QuantityName
+    quantity: Quantities
     unit: Unit
     method: Method
     of: str = ""
@@ -109,7 +107,7 @@ class Observation(LedgerRecord):
     assumed:   names of identity fields that the runs do not say and that the user took to be alike
     """
 
-    quantity: QuantityName
+    quantity: Quantities
     unit: Unit
     before: float
     after: float
@@ -165,10 +163,8 @@ class ExplanationEntry(Line):
     evidence: tuple[str, ...] = ()
 
 
-Entry = Annotated[
-    ChangeEntry | PredictionEntry | ObservationEntry | ExplanationEntry, Field(discriminator="kind")
-]
-ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+Entry = ChangeEntry | PredictionEntry | ObservationEntry | ExplanationEntry
+ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 
 
 class LedgerRow(StrictRecord):
@@ -332,15 +328,15 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     means = [statistics.fmean(side) for side in zip(*values, strict=True)]
     change = means[1] - means[0]
     half = mean_half_width([after - before for before, after in values], CONFIDENCE)
-    is_finite = math.isfinite(half)  # of a single pair it is not
+    low, high = (change - half, change + half) if math.isfinite(half) else (None, None)  # of one pair
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
         unit="tok/s" if quantity == "output_throughput" else "ms",
         before=means[0],
         after=means[1],
         change=change,
-        low=change - half if is_finite else None,
-        high=change + half if is_finite else None,
+        low=low,
+        high=high,
         pairs=len(pairs),
         runs=tuple(run.source for pair in pairs for run in pair),
     )

@@ -116,10 +116,8 @@ class Link:
         return self.constants.served(self.sums(load), self.cold(load))
 
     def measured(self, points: Sequence[Point], warm: bool) -> list[Measured]:
-        return [
-            Measured(point, self.sums(point.load), cold_share(point.load, self.system.engine, warm))
-            for point in points
-        ]
+        engine = self.system.engine
+        return [Measured(each, self.sums(each.load), cold_share(each.load, engine, warm)) for each in points]
 
 
 def link(system: System | None = None) -> Link:
@@ -192,10 +190,8 @@ def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTime
                 f"not linked to serving of another; give --hardware {device}, or times of {hardware}"
             )
     if engine_name(tables.engine) != engine:
-        raise UsageError(
-            f"times in {tables.where} are of kernels as {tables.engine} calls them, not {engine}: give "
-            f"--engine {engine_name(tables.engine)}, or tables of {engine}"
-        )
+        why = f"times in {tables.where} are of kernels as {tables.engine} calls them, not {engine}"
+        raise UsageError(f"{why}: give --engine {engine_name(tables.engine)}, or tables of {engine}")
 
 
 # Points of a user's own
@@ -238,15 +234,11 @@ def own_points(
         unsaid += [] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"]
     points = tuple(dict.fromkeys(map(_point, runs)))
     of_lengths: dict[str, list[int]] = {}
-    for point in points:
-        of_lengths.setdefault(f"{point.load.isl} in, {point.load.osl} out", []).append(point.load.concurrency)
-    notes += [
-        f"calibrated on {len(c)} at {lengths}: {sorted(c)} in flight" for lengths, c in of_lengths.items()
-    ]
+    for load in (point.load for point in points):
+        of_lengths.setdefault(f"{load.isl} in, {load.osl} out", []).append(load.concurrency)
+    notes += [f"calibrated on {len(c)} at {name}: {sorted(c)} in flight" for name, c in of_lengths.items()]
     if unsaid:
-        notes.append(
-            f"the points do not say their {', '.join(dict.fromkeys(unsaid))}: taken to be as given here"
-        )
+        notes.append(f"the points do not say their {', '.join(dict.fromkeys(unsaid))}: taken as given here")
     return points, notes
 
 
@@ -268,9 +260,7 @@ def _point(run: ServingRun) -> Point:
     ratio = _range(run)
     ratio = RANGE_RATIO if ratio is None else ratio
     if not 0 <= ratio <= 1:
-        raise UsageError(
-            f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: it cannot calibrate"
-        )
+        raise UsageError(f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: cannot calibrate")
     asked, to_longest = run.workload, 2 / (1 + ratio)
     wanted = {
         "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
@@ -281,9 +271,7 @@ def _point(run: ServingRun) -> Point:
     }
     if lacks := [name for name, value in wanted.items() if not value]:
         why = [f"; {found.message}" for found in run.findings if found.severity != "note"]
-        raise UsageError(
-            f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate{''.join(why[:1])}"
-        )
+        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: cannot calibrate{''.join(why[:1])}")
     isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
     of_run = Load(
         round(isl),

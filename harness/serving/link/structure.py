@@ -141,9 +141,8 @@ def structure(
                            lambda load: tables.all_reduce(load.tokens * hidden, parallel.tp)))  # fmt: skip
     common.append(Term("elementwise", "glue", layers, "assumed", glue))
     if step_us or token_us:
-        common.append(
-            Term("host", "between_kernels", 1, "assumed", lambda load: step_us + token_us * load.tokens)
-        )
+        between = Term("host", "between_kernels", 1, "assumed", lambda load: step_us + token_us * load.tokens)
+        common.append(between)
     decode_attention = Term("mla_decode", "", layers, "table",
                             lambda load: tables.mla_decode(load.batch, load.context, heads, kv))  # fmt: skip
     prefill_attention = Term("mha_prefill", "", layers,
@@ -166,15 +165,10 @@ def structure(
     _require_all(tables, parallel, [*decode, *prefill])
     where = f"{tables.device}, {tables.engine} {tables.version}".rstrip() + f" ({tables.where})"
     latent = layers * (config.kv_lora_rank + config.qk_rope_head_dim)  # of a token, on each rank
-    return Structure(
-        parallel,
-        tuple(decode),
-        tuple(prefill),
-        _weights_gb(config, parallel),
-        latent * (2 if kv == "bfloat16" else 1),
-        where,
-        tuple(lacking),
-    )
+    kv_bytes = latent * (2 if kv == "bfloat16" else 1)
+    weights_gb = _weights_gb(config, parallel)
+    phases = tuple(decode), tuple(prefill)
+    return Structure(parallel, *phases, weights_gb, kv_bytes, where, tuple(lacking))
 
 
 def _product(tables: Tables, linear: Linear, calls: int) -> Term:

@@ -160,10 +160,9 @@ def validated(hardware: str = "", engine: str = "") -> Validation:
     by_system = {system: uncalibrated(system) for system in {series.system for series in stored_series()}}
     models = {series: by_system[series.system] for series in stored_series()}
     measured = {series: each.measured(series.points, series.system.warm) for series, each in models.items()}
-    priors = {
-        name: _learnt({series: points for series, points in measured.items() if series.kind != name})
-        for name in {series.kind for series in wanted}
-    }
+    priors = {}
+    for kind in {series.kind for series in wanted}:
+        priors[kind] = _learnt({one: points for one, points in measured.items() if one.kind != kind})
     by_server: dict[str, list[Series]] = {}
     for series in wanted:
         by_server.setdefault(series.server, []).append(series)

@@ -264,16 +264,10 @@ def script(of: Configuration, gone: Mapping[str, str]) -> str:
           above the text that has it
     """
     about = dict.fromkeys(recipes.find(name).note for name in of.environments.values())
-    lines = _comments(
-        [
-            f"{of.name}: {of.gpus} x {of.hardware}, {of.engine} {of.version}".rstrip(),
-            f"document: {of.document}, {of.where}",
-            f"image: {of.image}",
-            "Verbatim from the document but for what is marked `mended`.",
-            *of.notes,
-            *filter(None, about),
-        ]
-    )
+    heading = (f"{of.name}: {of.gpus} x {of.hardware}, {of.engine} {of.version}".rstrip(),
+               f"document: {of.document}, {of.where}", f"image: {of.image}",
+               "Verbatim from the document but for what is marked `mended`.")  # fmt: skip
+    lines = _comments([*heading, *of.notes, *filter(None, about)])
     lines += [""] if of.settings else []
     lines += [f'{each.name}="{each.value}"  # set it: {each.says}' for each in of.settings]
     for section in sections(of):
@@ -282,11 +276,9 @@ def script(of: Configuration, gone: Mapping[str, str]) -> str:
             exports = [f"export {name}={shlex.quote(value)}" for name, value in of.environment.items()]
         words = dict.fromkeys(re.findall(r"[\w-]+", "\n".join([*exports, section.text])))
         told = [f"mended: {why}" for why in section.mended] + [f"note: {why}" for why in section.notes]
-        told += [
-            f"no longer: today's engine has no {name}" + (f"; today {gone[name]}" if gone[name] else "")
-            for name in words
-            if name in gone
-        ]
+        for name in (word for word in words if word in gone):
+            today = f"; today {gone[name]}" if gone[name] else ""
+            told.append(f"no longer: today's engine has no {name}{today}")
         lines += ["", f"# ==== {section.part}: {section.title}", *_comments(told), *exports]
         lines += _written(of, section) if section.file else [section.text]
     return "\n".join([*lines, "", *_comments(f"not there, {what}" for what in missing(of))]) + "\n"

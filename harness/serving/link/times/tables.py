@@ -195,10 +195,7 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     """Whose they are by most of their rows. Raises UsageError where they are of several machines or
     engines."""
     if not rows:
-        raise UsageError(
-            f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and {EXPERTS['num_experts']} "
-            f"experts of {EXPERTS['hidden_size']} x {EXPERTS['inter_size']}"
-        )
+        raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
     parts = ("device", "framework", "version")
     labels = {stem: {tuple(row[part] for part in parts) for row in many} for stem, many in rows.items()}
     # TensorRT-LLM's all-reduce stands in some sets of other engines.
@@ -206,9 +203,8 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     every = sorted(set().union(*labels.values()))
     chips = {SAME_CHIP.get(name, name) for name in (hardware_name(device) for device, _, _ in every)}
     if len(chips) > 1 or len({engine_name(engine) for _, engine, _ in own}) > 1:
-        raise UsageError(
-            f"tables in {folder} are of more than one machine or engine: {'; '.join(map(' '.join, every))}"
-        )
+        names = "; ".join(map(" ".join, every))
+        raise UsageError(f"tables in {folder} are of more than one machine or engine: {names}")
     device, engine, version = Counter(own or every).most_common(1)[0][0]
     if folder.name in {version for _, _, version in own}:
         version = folder.name
@@ -229,9 +225,7 @@ def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]
             raise UsageError(f"cannot read {path}, line {line}: no column {name!r}")
         row[name] = number(raw[name])
     if not isinstance(row["latency"], float) or not 0 < row["latency"] < 1e6:
-        raise UsageError(
-            f"cannot read {path}, line {line}: latency {raw['latency']!r} is no time in milliseconds"
-        )
+        raise UsageError(f"cannot read {path}, line {line}: latency {raw['latency']!r} is no time in ms")
     for name in (*COMMON[:-1], *OPTIONAL):
         row[name] = str(raw.get(name) or "")
     for name in row:
@@ -249,10 +243,8 @@ def _require_milliseconds(folder: Path, tables: Tables) -> None:
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
         is_large = row["m"] >= 4096 and row["n"] * row["k"] >= 2**20
         if is_large and not PLAUSIBLE[0] < tflops < PLAUSIBLE[1]:
-            raise UsageError(
-                f"{folder}: GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} "
-                "TFLOPS; latency is to be in milliseconds"
-            )
+            what = f"GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} TFLOPS"
+            raise UsageError(f"{folder}: {what}; latency is to be in milliseconds")
 
 
 def _plausible(tables: Tables) -> Tables:
@@ -308,10 +300,8 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
             unfit = set(by_source)
         left_out = {id(row) for row in of_op if row["kernel_source"] in unfit}
         rows[file] = [row for row in rows[file] if id(row) not in left_out]
-        notes.append(
-            f"{len(left_out)} of {len(of_op)} times of {op} are of {', '.join(sorted(unfit))}, the "
-            f"engine runs {' or '.join(run)}: left out"
-        )
+        those = f"{len(left_out)} of {len(of_op)} times of {op} are of {', '.join(sorted(unfit))}"
+        notes.append(f"{those}, the engine runs {' or '.join(run)}: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
 
 
@@ -349,10 +339,8 @@ def _reused(home: Path, stems: Collection[str]) -> dict[str, Path]:
         versions = dict(REUSED.findall((home / "reuse.yaml").read_text(encoding="utf-8")))
     except (OSError, UnicodeDecodeError):
         return {}
-    wanted = {stem: versions[stem] for stem in stems if stem in versions}
-    return {
-        stem: path for stem, version in wanted.items() for path in _in(home.parent / version, [stem]).values()
-    }
+    wanted = {stem: home.parent / versions[stem] for stem in stems if stem in versions}
+    return {stem: path for stem, folder in wanted.items() for path in _in(folder, [stem]).values()}
 
 
 def read_rows(
@@ -378,9 +366,7 @@ def _parquet(path: Path, columns: Collection[str], wanted: Mapping[str, Collecti
     try:
         import pyarrow.parquet
     except ImportError:
-        raise UsageError(
-            f"cannot read {path}: parquet needs pyarrow (pip install pyarrow), or save it as CSV"
-        ) from None
+        raise UsageError(f"cannot read {path}: install pyarrow, or save it as CSV") from None
     if path.read_bytes()[:7] == b"version":
         raise UsageError(f"{path} is not there, only Git LFS's word for it: run `git lfs pull`")
     try:

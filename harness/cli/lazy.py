@@ -30,3 +30,11 @@ class LazyGroup(click.Group):
         command = getattr(import_module(module), attribute)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Raises click.UsageError with the names there are, where the first argument is none of them."""
+        if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
+            ctx.fail(f"No such command {args[0]!r}; there are: {', '.join(self.list_commands(ctx))}.")
+        return super().resolve_command(ctx, args)

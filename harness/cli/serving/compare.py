@@ -24,7 +24,10 @@ from harness.cli.options import json_option
     help="The engine that answered, where a file does not say it, or says it wrong.",
 )
 @click.option(
-    "--assume", multiple=True, metavar="NAME", help="Take it as alike where a result does not say it."
+    "--assume",
+    multiple=True,
+    metavar="NAME",
+    help="Take it to be alike where a result does not say it: hardware, engine, model, ..., all.",
 )
 @click.option(
     "--despite",

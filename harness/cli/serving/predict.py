@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Function = TypeVar("Function", bound=Callable[..., object])
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
-LENGTHS = re.compile(r"(\d+)/(\d+)(?:/([0-9.]+))?")
+LENGTHS = re.compile(r"(\d+)/(\d+)(?:/(\d+\.?\d*|\.\d+))?")
 TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
 PARALLEL = re.compile(r"tp(\d+)(?:[ ,+]*ep(\d+))?")
 OF_SYSTEM = [
@@ -88,11 +88,11 @@ def loads_of(lengths: str, concurrency: str) -> list[Load]:
     match = LENGTHS.fullmatch(lengths.strip())
     try:
         counts = [int(word) for word in concurrency.split(",")]
-        ratio = float(match[3] or 0.8) if match else 0.0
     except ValueError:
         raise UsageError(f"cannot read --concurrency {concurrency!r}; write 16 or 4,8,16") from None
     if not match:
         raise UsageError(f"cannot read --lengths {lengths!r}; write 8192/1024, or 8192/1024/1 for equal ones")
+    ratio = float(match[3] or 0.8)
     return [Load(int(match[1]), int(match[2]), count, range_ratio=ratio) for count in counts]
 
 

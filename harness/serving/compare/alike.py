@@ -5,6 +5,7 @@ A quantity is a number of a run, chosen by name, and brought to one unit, kind o
 
 from __future__ import annotations
 
+import difflib
 import functools
 import textwrap
 from collections.abc import Collection, Iterator, Sequence
@@ -222,7 +223,7 @@ def compare(
     for each in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
         if why := _refusal(each, assumed, despite):
             reasons.append(Reason(each.name, against(each.row, each.run), why))
-        elif each.is_known or each.name in despite:
+        elif each.is_known or (each.name in despite and each.row != each.run):
             differing.append(f"{each.name}: {against(each.row, each.run)}")
         else:
             silent = f"{a.run.id} does not say" if each.run else f"{b.run.id} does not say"
@@ -335,8 +336,10 @@ def find(name: str) -> ServingRun:
     path = next((path for path in paths if path and archive.is_file(Path(path))), "")
     if not path:
         known = published_runs()
+        if Path(name).is_dir():
+            raise UsageError(f"cannot read {name}: it is a directory; name one file in it")
         if name not in known:
-            near = ", ".join(sorted(known)[:6])
+            near = ", ".join(difflib.get_close_matches(name, known, 6, 0.5) or sorted(known)[:6])
             raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {near})")
         return known[name]
     runs = load(path)
@@ -350,7 +353,7 @@ def find(name: str) -> ServingRun:
         return by_row[row]
     ids = ", ".join(run.id for run in runs[:3]) + (" ..." if runs[3:] else "")
     wrong = f"none is {row!r}" if row else "one is to be named"
-    raise UsageError(f"{path} has {len(runs)} runs, and {wrong}: {ids}")
+    raise UsageError(f"{path} has {len(runs)} run{'s' if runs[1:] else ''}, and {wrong}: {ids}")
 
 
 def engines_of(options: Sequence[str]) -> dict[str, str]:

@@ -88,7 +88,7 @@ class ReplayRequest:
         sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
         given, *more = parse(self.case) if self.case else [{}]
         if more or given.keys() - sizes.keys() or not given.get("page", "1").isdecimal():
-            raise ValueError(f"--case takes one each of page, kv, routing, not {self.case!r}")
+            raise ValueError(f"--case takes one page=NUMBER, kv=DTYPE, routing=NAME each, not {self.case!r}")
         page, kv, routing = (sizes | given).values()
         dense, moe = rank.first_k_dense_replace, rank.num_hidden_layers - rank.first_k_dense_replace
         step = ReplayStep(rank, Parallel(tp=self.tp), batch, self.ctx, dense, moe, int(page), kv, routing)
@@ -147,7 +147,7 @@ def fitted(
         if needed(step, arms) > SHARE * memory:
             raise NothingRan(
                 f"a step of {step.layers} layers takes {needed(step, arms) / 2**30:.1f} GiB, more than the "
-                "device has: take fewer requests, swaps or --layers"
+                "device has: take a larger --tp, a smaller --batch, fewer --swap or fewer --layers"
             )
     if step == whole:
         return step, ()

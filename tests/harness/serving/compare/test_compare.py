@@ -284,3 +284,19 @@ def test_runs_are_found_by_their_ids():
     assert find("dstack.online:2").configuration and find("moai-512-512-sharegpt").gpus == 40
     with pytest.raises(UsageError, match="neither a file nor the id of a published run"):
         find("dstack-4176")
+
+
+def test_despite_a_field_that_neither_says_is_uncertain_not_different():
+    run = find("tests/data/serving/link/c4.jsonl")
+    quantity = quantity_of(run, "A", "throughput:output")
+    comparison = compare(quantity, quantity, ["all"], ["precision"])
+    assert not any("precision" in line for line in comparison.differing)
+    assert any("precision" in line for line in comparison.uncertain)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("dstack.onlin:2", "such as dstack.online:2,"), ("tests/data", "it is a directory")]
+)
+def test_a_name_that_is_no_result_says_what_is_near(name, said):
+    with pytest.raises(UsageError, match=said):
+        find(name)

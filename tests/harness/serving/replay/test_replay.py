@@ -298,7 +298,8 @@ def test_a_base_is_chosen_for_the_ops_that_a_step_calls(kind, arch):
 
 @pytest.mark.parametrize(("options", "said"), [
     ({"batch": "4,many"}, "--batch"), ({"batch": "0"}, "at least one request"), ({"model": "llama"}, "llama"),
-    ({"case": "pages=4"}, "--case takes one each of page, kv, routing"), ({"case": "page=1,16"}, "--case"),
+    ({"case": "pages=4"}, "--case takes one page=NUMBER, kv=DTYPE, routing=NAME each"),
+    ({"case": "page=1,16"}, "--case"),
     ({"case": "page=x"}, "--case"), ({"case": "kv=int8"}, "int8"), ({"case": "routing=none"}, "none"),
     ({"tp": 7}, "7"), ({"budget": "soon"}, "--budget"),
 ])  # fmt: skip

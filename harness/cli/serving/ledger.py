@@ -54,11 +54,16 @@ def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
     metavar="TEXT",
     help="Of the difference, if known.",
 )
-def observe(ledger: str, row: str, before: tuple[str, ...], after: tuple[str, ...], **told: Any) -> None:
+@json_option("Write the ledger as JSON there instead of a table.")
+def observe(
+    ledger: str, row: str, before: tuple[str, ...], after: tuple[str, ...], json_to: str | None, **told: Any
+) -> None:
     """Add to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
     throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of another machine,
     engine, model or load than the row's are refused; server flags that differ are listed."""
+    from harness.files import require_writable
     from harness.serving.ledger.ledger import observe as record
 
+    require_writable(json_to, None)
     record(Path(ledger), row, before, after, **told)
-    print_ledgers([ledger])
+    print_ledgers([ledger], json_to)

@@ -93,6 +93,8 @@ def loads_of(lengths: str, concurrency: str) -> list[Load]:
     if not match:
         raise UsageError(f"cannot read --lengths {lengths!r}; write 8192/1024, or 8192/1024/1 for equal ones")
     ratio = float(match[3] or 0.8)
+    if not (int(match[1]) and int(match[2]) and ratio <= 1):
+        raise UsageError(f"--lengths {lengths}: at least 1 token each way, and a ratio from 0 to 1")
     return [Load(int(match[1]), int(match[2]), count, range_ratio=ratio) for count in counts]
 
 
@@ -116,6 +118,10 @@ def what_if(
 
     require_writable(json_to, None)
     parsed = [parse_change(text) for text in changes]
+    kernels = [(each.op, each.part, each.phase) for each in parsed]
+    kernels = [(each.op, each.part, each.phase) for each in parsed]
+    if twice := [text for text, of in zip(changes, kernels, strict=True) if kernels.count(of) > 1]:
+        raise UsageError(f"{' and '.join(twice)} are of the same kernels: give one change of them")
     if ledger and not parsed:
         raise UsageError("--ledger takes predictions of changes: name one, as mla_decode=2.0x")
     target = _milliseconds(target_tpot) if target_tpot else None

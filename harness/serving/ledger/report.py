@@ -17,11 +17,11 @@ TOLERANCE = 0.15  # of the observed change, where neither side has an interval
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
 COLUMNS = ["row", "change", "quantity", "observed", "method", "predicted", "off by", "verdict"]
 EXPLAINED = f"""
-explained: the 90 % intervals of prediction and observation meet; where neither has one, they differ by at
-most {TOLERANCE:.0%} of the observed change. not resolved: the interval of the observation holds 0. off by:
-predicted less observed change, as a part of the observed one. blind: the prediction was written before the
-observation. bound: the most that one change alone can give. x before: where only the ratio of after to
-before was published."""
+explained: the 90 % intervals of prediction and observation meet; where neither has one, they differ by
+at most {TOLERANCE:.0%} of the observed change. not resolved: the interval of the observation holds 0, or
+it is of one pair and has none. off by: predicted less observed change, as a part of the observed one. blind:
+the prediction was written before the observation. bound: the most that one change alone can give. x before:
+where only the ratio of after to before was published."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LedgerLine:
         seen_low, seen_high = _interval(seen)
         if predicted.method == "bound":
             return "bound holds" if low <= seen.change <= high else "bound broken"
-        if seen_low <= 0 <= seen_high and seen_low < seen_high:
+        if seen.pairs == 1 or (seen_low <= 0 <= seen_high and seen_low < seen_high):
             return "not resolved"
         if predicted.change is None:
             return "missed"

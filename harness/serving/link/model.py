@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
 from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
@@ -153,6 +154,9 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     """With the constants of other systems."""
     hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
     engine = known_engine(system.engine or (tables.engine if tables else ENGINE))
+    if not (data_sheet(hardware) or tables or runs):
+        known = ", ".join(entry["name"] for entry in known_devices())
+        raise UsageError(f"unknown machine {system.hardware!r}; known: {known}; others need --times")
     if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")
     try:

@@ -1,4 +1,4 @@
-"""`python -m harness serving ...`: one module a command."""
+"""`python -m harness serving ...`: its commands, and the modules that have them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ import click
 
 from harness.cli.lazy import LazyGroup
 
-COMMANDS = ("ab", "compare", "ledger", "load", "observe", "predict", "trace", "validate")
-MODULES = {name: f"{__name__}.{name}:{name}" for name in COMMANDS}
-MODULES |= {name: f"{__name__}.{name}:{name}_command" for name in ("replay",)}
-MODULES["what-if"] = f"{__name__}.what_if:what_if"
+MODULES = {
+    name: f"{__name__}.{name}:{name}" for name in ("ab", "compare", "ledger", "load", "predict", "trace")
+}
+MODULES |= {
+    "observe": f"{__name__}.ledger:observe",
+    "replay": f"{__name__}.replay:replay_command",
+    "validate": f"{__name__}.predict:validate",
+    "what-if": f"{__name__}.predict:what_if",
+}
 
 
 @click.group(cls=LazyGroup, modules=MODULES)

@@ -36,15 +36,7 @@ from harness.cli.options import json_option
     help="Compare although it differs: speculative decoding, prefix caching, precision, KV cache.",
 )
 @json_option("Write JSON there instead of text.")
-def compare(
-    a: str,
-    b: str,
-    metric: str | None,
-    engine: tuple[str, ...],
-    assume: tuple[str, ...],
-    despite: tuple[str, ...],
-    json_to: str | None,
-) -> None:
+def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tuple[str, ...]) -> None:
     """Set one result beside another, if they are alike. A and B: FILE, FILE:ROW, or the id of a published run
     (dstack.online:2). Throughput is normalised to one GPU and to output tokens; what else differs refuses the
     comparison, with every reason, or is named beside it. Exit code 0: compared, 1: not alike."""
@@ -54,20 +46,18 @@ def compare(
     from harness.errors import FAILED, OK
     from harness.files import require_writable, write
     from harness.serving.clients.load import beside_each_other
-    from harness.serving.compare.alike import as_text
+    from harness.serving.compare.alike import as_text, default_metric, engines_of, find, quantity_of
     from harness.serving.compare.alike import compare as compare_quantities
     from harness.serving.compare.identity import FIELDS, SERVER, require_names, with_engine
-    from harness.serving.compare.quantity import default_metric, quantity_of
-    from harness.serving.compare.select import engines_of, find
 
     require_writable(json_to, None)
-    require_names("--assume", assume, ("all", *FIELDS))
-    require_names("--despite", despite, SERVER)
-    engines = engines_of(engine)
+    require_names("--assume", told["assume"], ("all", *FIELDS))
+    require_names("--despite", told["despite"], SERVER)
+    engines = engines_of(told["engine"])
     left, right = beside_each_other([with_engine(find(a), engines["A"]), with_engine(find(b), engines["B"])])
     wanted = metric or default_metric(left, right)
     quantities = quantity_of(left, a, wanted), quantity_of(right, b, wanted)
-    comparison = compare_quantities(*quantities, assume, despite)
+    comparison = compare_quantities(*quantities, told["assume"], told["despite"])
     if json_to:
         write(json_to, json.dumps(asdict(comparison), indent=1) + "\n")
     else:

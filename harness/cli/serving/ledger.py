@@ -1,8 +1,10 @@
-"""`python -m harness serving ledger [LEDGER...]`: predictions beside observations."""
+"""`python -m harness serving ledger` and `observe`: predictions beside observations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import click
 
@@ -30,3 +32,38 @@ def print_ledgers(files: Sequence[str], json_to: str | None = None) -> None:
         write(json_to, as_json(rows))
     else:
         print(as_text(rows))
+
+
+@click.command("observe")
+@click.argument("ledger", metavar="LEDGER")
+@click.argument("row", metavar="ROW")
+@click.option("--before", multiple=True, required=True, metavar="FILE", help="Any client's results.")
+@click.option("--after", multiple=True, required=True, metavar="FILE", help="As many; paired in order.")
+@click.option(
+    "--assume",
+    "assumed",
+    multiple=True,
+    metavar="NAME",
+    help="Take a run to be as the row says where its file does not say it: hardware, version, ..., all.",
+)
+@click.option("--engine", default="", metavar="NAME", help="Of all runs, where files do not say it.")
+@click.option(
+    "--explain",
+    "explanation",
+    default="",
+    metavar="TEXT",
+    help="Of the difference, if known.",
+)
+@json_option("Write the ledger as JSON there instead of a table.")
+def observe(
+    ledger: str, row: str, before: tuple[str, ...], after: tuple[str, ...], json_to: str | None, **told: Any
+) -> None:
+    """Add to a row of a ledger what serving runs showed before and after its change: TPOT, TTFT and output
+    throughput, as far as they were predicted, with a 90 % t-interval over the pairs. Runs of another machine,
+    engine, model or load than the row's are refused; server flags that differ are listed."""
+    from harness.files import require_writable
+    from harness.serving.ledger.ledger import observe as record
+
+    require_writable(json_to, None)
+    record(Path(ledger), row, before, after, **told)
+    print_ledgers([ledger], json_to)

@@ -1,62 +1,46 @@
-"""`python -m harness serving predict`: TPOT, TTFT and throughput from the times of kernels."""
+"""`python -m harness serving predict`, `what-if` and `validate`: serving from the times of kernels."""
 
 from __future__ import annotations
 
 import re
+import shlex
+import sys
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from harness.cli.options import json_option
-from harness.errors import UsageError
+from harness.errors import FAILED, OK, UsageError
 from harness.files import require_writable, write
 
 if TYPE_CHECKING:
     from harness.serving.link.load import Load
     from harness.serving.link.model import Link
+    from harness.serving.link.predictions import Outlook
 
 Function = TypeVar("Function", bound=Callable[..., object])
 KV = {"bf16": "bfloat16", "fp8": "fp8"}
 LENGTHS = re.compile(r"(\d+)/(\d+)(?:/(\d+\.?\d*|\.\d+))?")
+TIME = re.compile(r"([0-9]*\.?[0-9]+)(ms|s|us)?")
 PARALLEL = re.compile(r"tp(\d+)(?:[ ,+]*ep(\d+))?")
 OF_SYSTEM = [
-    click.option(
-        "--hardware", metavar="NAME", default="", help="The machine.  [default: that of --times, or H200]"
-    ),
+    click.option("--hardware", metavar="NAME", default="", help="[default: that of --times, or H200]"),
     click.option("--engine", metavar="NAME", default="", help="[default: that of --times, or sglang]"),
-    click.option(
-        "--parallel", metavar="tpN[,epN]", default="tp8", show_default=True, help="Over how many GPUs."
-    ),
+    click.option("--parallel", metavar="tpN[,epN]", default="tp8", show_default=True, help="How many GPUs."),
     click.option("--kv-dtype", type=click.Choice([*KV]), default="bf16", show_default=True),
-    click.option(
-        "--lengths",
-        metavar="IN/OUT[/RATIO]",
-        default="1024/1024",
-        show_default=True,
-        help="Tokens of a request at most; each length is drawn from RATIO (0.8) times that to that.",
-    ),
-    click.option(
-        "--concurrency",
-        metavar="N,N...",
-        default="4,8,16,32,64",
-        show_default=True,
-        help="Requests in flight.",
-    ),
-    click.option(
-        "--times",
-        multiple=True,
-        metavar="PATH",
-        help="Times of kernels: a set of AIConfigurator's tables (SYSTEM/ENGINE/VERSION), or a run of "
-        "this suite. What is missing is assumed from data sheets.",
-    ),
-    click.option(
-        "--calibrate",
-        multiple=True,
-        metavar="FILE",
-        help="Serving results of this server, of any client; two are enough.",
-    ),
-]
+    click.option("--lengths", metavar="IN/OUT[/RATIO]", default="1024/1024", show_default=True,
+                 help="Tokens of a request at most; each is drawn from RATIO (0.8) times that to that."),
+    click.option("--concurrency", metavar="N,N...", default="4,8,16,32,64", show_default=True,
+                 help="Requests in flight."),
+    click.option("--times", multiple=True, metavar="PATH",
+                 help="Times of kernels: a set of AIConfigurator's tables (SYSTEM/ENGINE/VERSION), or a run "
+                      "of this suite. What is missing is assumed from data sheets."),
+    click.option("--calibrate", multiple=True, metavar="FILE",
+                 help="Serving results of this server, of any client; two are enough."),
+]  # fmt: skip
 """What `predict` and `what-if` are asked of."""
 
 
@@ -92,18 +76,9 @@ def model_of(options: dict[str, Any]) -> Link:
     match = PARALLEL.fullmatch(options["parallel"].strip().lower())
     if not match:
         raise UsageError(f"cannot read --parallel {options['parallel']!r}; write tp8, or tp8,ep8")
-    return link(
-        System(
-            hardware=options["hardware"],
-            engine=options["engine"],
-            tp=int(match[1]),
-            ep=int(match[2] or 1),
-            kv=KV[options["kv_dtype"]],
-            times=options["times"],
-            calibrate=options["calibrate"],
-            warm=options.get("warm", False),
-        )
-    )
+    given = {name: options[name] for name in ("hardware", "engine", "times", "calibrate")}
+    tp, ep, warm = int(match[1]), int(match[2] or 1), options.get("warm", False)
+    return link(System(**given, tp=tp, ep=ep, kv=KV[options["kv_dtype"]], warm=warm))
 
 
 def loads_of(lengths: str, concurrency: str) -> list[Load]:
@@ -116,8 +91,112 @@ def loads_of(lengths: str, concurrency: str) -> list[Load]:
     except ValueError:
         raise UsageError(f"cannot read --concurrency {concurrency!r}; write 16 or 4,8,16") from None
     if not match:
-        raise UsageError(
-            f"cannot read --lengths {lengths!r}; write 8192/1024, or 8192/1024/1 for equal lengths"
-        )
+        raise UsageError(f"cannot read --lengths {lengths!r}; write 8192/1024, or 8192/1024/1 for equal ones")
     ratio = float(match[3] or 0.8)
+    if not (int(match[1]) and int(match[2]) and ratio <= 1):
+        raise UsageError(f"--lengths {lengths}: at least 1 token each way, and a ratio from 0 to 1")
     return [Load(int(match[1]), int(match[2]), count, range_ratio=ratio) for count in counts]
+
+
+@click.command("what-if")
+@click.argument("changes", nargs=-1, metavar="[OP[:PART]=FACTORx...]")
+@of_system
+@click.option("--target-tpot", metavar="MS", help="Also: which speedup of each op reaches it.")
+@click.option("--ledger", metavar="FILE", help="Add the predictions to it; `observe` adds what was seen.")
+@json_option("Write JSON there instead of tables.")
+def what_if(
+    changes: tuple[str, ...],
+    target_tpot: str | None,
+    ledger: str | None,
+    json_to: str | None,
+    **options: Any,
+) -> None:
+    """What changes of kernels are worth, all together: mla_decode=2.0x, fused_moe=1.3x(1.2..1.4) with its
+    90 % interval, block_scale_gemm:qkv_a@decode=saved:5us of each call. And the most that each op could
+    give."""
+    from harness.serving.link.predictions import parse_change
+
+    require_writable(json_to, None)
+    parsed = [parse_change(text) for text in changes]
+    kernels = [(each.op, each.part, each.phase) for each in parsed]
+    kernels = [(each.op, each.part, each.phase) for each in parsed]
+    if twice := [text for text, of in zip(changes, kernels, strict=True) if kernels.count(of) > 1]:
+        raise UsageError(f"{' and '.join(twice)} are of the same kernels: give one change of them")
+    if ledger and not parsed:
+        raise UsageError("--ledger takes predictions of changes: name one, as mla_decode=2.0x")
+    target = _milliseconds(target_tpot) if target_tpot else None
+    loads = loads_of(options["lengths"], options["concurrency"])
+    model = model_of(options)
+    from harness.serving.link.predictions import needs, outlook, predict
+    from harness.serving.link.report import as_json, what_if_text
+
+    looks = [
+        replace(outlook(model, load), changes=predict(model, load, parsed) if parsed else (),
+                needs=needs(model, load, target))
+        for load in loads
+    ]  # fmt: skip
+    if ledger:
+        _record(Path(ledger), model, changes, looks, options)
+    if json_to:
+        write(json_to, as_json(model, looks, changes, target))
+    else:
+        print(what_if_text(model, looks, changes, target))
+
+
+def _milliseconds(text: str) -> float:
+    match = TIME.fullmatch(text.strip())
+    if not match or float(match[1]) <= 0:
+        raise UsageError(f"cannot read --target-tpot {text!r}; write 20ms")
+    return float(match[1]) * {"s": 1e3, "us": 1e-3}.get(match[2] or "ms", 1.0)
+
+
+def _record(
+    ledger: Path, model: Link, changes: tuple[str, ...], looks: list[Outlook], options: dict[str, Any]
+) -> None:
+    """Adds a row for each load, named after the system, the load and the changes. Raises UsageError where the
+    ledger has one of that name."""
+    from harness.serving.ledger.ledger import ChangeEntry, PredictionEntry, append
+    from harness.serving.link.predictions import parse_change, setting_of
+
+    entries: list[ChangeEntry | PredictionEntry] = []
+    for look in looks:
+        setting = setting_of(model, look.load)
+        row = (
+            f"{model.system.hardware} {model.system.engine} {setting.note} {options['lengths']} "
+            f"c{look.load.concurrency}: {', '.join(changes)}"
+        )
+        entries.append(ChangeEntry(row=row, changes=tuple(map(parse_change, changes)), setting=setting))
+        command = _command(changes, options, look.load.concurrency)
+        entries += [PredictionEntry(row=row, prediction=each, command=command) for each in look.changes]
+    append(ledger, *entries)
+
+
+def _command(changes: tuple[str, ...], options: dict[str, Any], concurrency: int) -> str:
+    """That prints the predictions of one load again."""
+    words = ["python", "-m", "harness", "serving", "what-if", *changes]
+    for name, value in options.items():
+        for each in value if isinstance(value, tuple) else [value]:
+            given = f"{concurrency}" if name == "concurrency" else each
+            words += [f"--{name.replace('_', '-')}", given] if given else []
+    return shlex.join(words)
+
+
+@click.command("validate")
+@click.option("--hardware", metavar="NAME", default="", help="Only servers of this machine.")
+@click.option("--engine", metavar="NAME", default="", help="Only servers of this engine.")
+@json_option("Write JSON there, with every point, instead of a table.")
+def validate(hardware: str, engine: str, json_to: str | None) -> None:
+    """Errors of TPOT, mean TTFT and throughput, and how many points lie in their 90 % intervals, of servers
+    that the model has not seen: uncalibrated, calibrated on two of their points, and on all of their
+    shortest lengths. Of all servers together, exit code 1 where TPOT is more than 7 % off after that, or
+    fewer than 85 % lie inside."""
+    from harness.serving.link.report import validation_json, validation_text
+    from harness.serving.link.validation import validated
+
+    require_writable(json_to, None)
+    validation = validated(hardware, engine)
+    if json_to:
+        write(json_to, validation_json(validation))
+    else:
+        print(validation_text(validation))
+    sys.exit(OK if hardware or engine or validation.holds else FAILED)

@@ -11,7 +11,7 @@ from harness.errors import UsageError, mistake
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
 from harness.page.serving.colours import AFTER, BEFORE, TARGET, op_colours
 from harness.page.serving.marks import WIDTH, cell, ranged, records
-from harness.serving.ledger.prediction import Prediction
+from harness.serving.ledger.ledger import Prediction
 
 if TYPE_CHECKING:
     import altair

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from harness.page.document import Chart, PageSection, Table, TableRow, anchor
 from harness.page.serving.colours import OBSERVED, PREDICTED, VERDICT_COLOURS
 from harness.page.serving.marks import LABEL, WIDTH, cell, distinct, ranged, records
-from harness.serving.ledger.ledger import LedgerRow
-from harness.serving.ledger.prediction import unit_text
+from harness.serving.ledger.ledger import LedgerRow, unit_text
 from harness.serving.ledger.report import LedgerLine, explanations, ledger_lines
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from harness.errors import UsageError, mistake
 from harness.files import JsonLines, JsonObject, replace, require_writable_folder
 from harness.paths import RESULTS
 from harness.serving.ab.plan import Plan
-from harness.serving.ledger.prediction import Prediction
+from harness.serving.ledger.ledger import Prediction
 
 PLAN, JOURNAL = "ab.json", "journal.jsonl"
 

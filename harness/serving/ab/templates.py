@@ -11,8 +11,7 @@ from typing import Any
 
 from harness.errors import UsageError
 from harness.report.text import table
-from harness.serving.published.documents import configurations
-from harness.serving.published.recipe import script
+from harness.serving.published.documents import configurations, script
 
 if sys.version_info >= (3, 11):
     import tomllib

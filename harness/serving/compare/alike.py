@@ -1,17 +1,189 @@
-"""Comparison of two quantities: refused with every reason, or their ratio with all that differs beside it."""
+"""Comparison of two quantities: refused with every reason, or their ratio with all that differs beside it.
+
+A quantity is a number of a run, chosen by name, and brought to one unit, kind of tokens and GPU.
+"""
 
 from __future__ import annotations
 
+import difflib
+import functools
 import textwrap
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
 
+from harness import archive
+from harness.errors import UsageError
 from harness.report.text import WIDTH
+from harness.serving.clients.load import load
 from harness.serving.compare import identity
-from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus
-from harness.serving.compare.quantity import Quantity, Reason, Side, against, normalised
+from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, length
 from harness.serving.compare.settings import beside, server_settings
+from harness.serving.integrity import examined
+from harness.serving.names import known_engine
+from harness.serving.published.documents import FOLDER, documents
+from harness.serving.schema import Metric, ServingRun
+
+FROM_SETUP = ("image", "flags", "environment", "parallelism")
+PREFERRED = ("throughput", "output_throughput", "tpot", "itl", "ttft", "e2e")
+BEST = ("output", "total", "unknown", "mean", "median")
+"""Kinds of tokens and statistics, in the order in which they are chosen."""
+UNITS = {"s": (1e3, "ms"), "us": (1e-3, "ms")}
+"""Unit -> factor to the unit that quantities of its kind are compared in."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """A metric of a run."""
+
+    run: ServingRun
+    metric: Metric
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why two quantities are not compared: what differs, its values on both sides, and why that matters."""
+
+    aspect: str
+    sides: str
+    why: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.aspect}: {self.sides}; {self.why}"
+
+
+def against(a: str, b: str) -> str:
+    return f"{a or 'unknown'} against {b or 'unknown'}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A quantity's number, as far as it could be normalised. steps: how, one line each"""
+
+    value: float
+    unit: str
+    scope: str
+    tokens: str
+    steps: tuple[str, ...] = ()
+
+    def to(self, value: float, step: str, **changes: Any) -> Side:
+        return replace(self, value=value, steps=(*self.steps, step), **changes)
+
+
+def default_metric(a: ServingRun, b: ServingRun) -> str:
+    """The throughput, or else the first metric that both have."""
+    left, right = (list(dict.fromkeys(metric.name for metric in run.metrics)) for run in (a, b))
+    shared = [name for name in (*PREFERRED, *left) if name in left and name in right]
+    return (shared or left or [""])[0]
+
+
+def quantity_of(run: ServingRun, name: str, wanted: str) -> Quantity:
+    """The run's metric `NAME`, or `NAME:WHICH`; WHICH is a statistic or a kind of tokens. Raises UsageError
+    where the run, which the user calls `name`, has no such metric."""
+    metric, _, which = wanted.partition(":")
+    alike = [m for m in run.metrics if m.name == metric and which in ("", *_kinds(m))]
+    if not alike:
+        kinds = dict.fromkeys(f"{m.name}:{_kinds(m)[0]}" for m in run.metrics)
+        raise UsageError(f"{name} has no metric {wanted!r}; it has: {', '.join(kinds) or 'none'}")
+    rank = {word: i for i, word in enumerate(BEST)}
+    best = min(alike, key=lambda m: min(rank.get(m.tokens, 9), rank.get(m.statistic, 9)))
+    return Quantity(run, best)
+
+
+def _kinds(metric: Metric) -> tuple[str, ...]:
+    """What tells metrics of one name apart. The statistic `total` is that of every number of tokens."""
+    if metric.tokens == "none":
+        return (metric.statistic,)
+    return (metric.tokens,) if metric.statistic == "total" else (metric.tokens, metric.statistic)
+
+
+def normalised(a: Quantity, b: Quantity) -> tuple[list[Side], list[Reason]]:
+    """Both numbers in one unit, of one kind of tokens, over the same GPUs; and why they cannot be set beside
+    each other."""
+    one, other = a.metric, b.metric
+    sides = [_in_one_unit(one, other), _in_one_unit(other, one)]
+    aspects = [
+        ("metric", one.name, other.name, "they are different quantities"),
+        ("statistic", one.statistic, other.statistic, "one does not give the other"),
+        ("unit", sides[0].unit, sides[1].unit, "there is no factor between them"),
+    ]
+    reasons = [Reason(name, against(x, y), why) for name, x, y, why in aspects if x != y]
+    if not one.value or not other.value:
+        reasons.append(Reason("value", against(f"{one.value:g}", f"{other.value:g}"), "0 is not measured"))
+    if one.tokens != other.tokens or one.tokens == "unknown":
+        sides = [_output_only(quantity, side) for quantity, side in zip((a, b), sides, strict=True)]
+        if not all(side.tokens == "output" for side in sides):
+            why = "total is input and output tokens, and nothing says how many of them were output"
+            reasons.append(Reason("tokens", against(one.tokens, other.tokens), why))
+    if _is_of_a_request(one) and _is_of_a_request(other):
+        return sides, reasons
+    layouts = [(all_gpus(run), run.nodes, run.parallelism.prefill_gpus, run.parallelism.decode_gpus)
+               for run in (a.run, b.run)]  # fmt: skip
+    if one.scope == other.scope != "unknown" and (one.scope == "gpu" or layouts[0] == layouts[1]):
+        return sides, reasons
+    sides = [_per_gpu(quantity.run, side) for quantity, side in zip((a, b), sides, strict=True)]
+    if not all(side.scope == "gpu" for side in sides):
+        names = [f"{q.metric.scope} ({all_gpus(q.run) or 'unknown number of'} GPUs)" for q in (a, b)]
+        why = "a number of one GPU, a node or all GPUs is another number, and how many they are is not known"
+        reasons.append(Reason("scope", against(*names), why))
+    return sides, reasons
+
+
+def of_instance(quantity: Quantity) -> float | None:
+    """The number over all GPUs that serve; None where the number of GPUs is not known."""
+    metric, gpus = quantity.metric, all_gpus(quantity.run)
+    if _is_of_a_request(metric) or metric.scope in ("instance", "cluster"):
+        return metric.value
+    side = _per_gpu(quantity.run, _in_one_unit(metric, metric))
+    return side.value * gpus if side.scope == "gpu" and gpus else None
+
+
+def _is_of_a_request(metric: Metric) -> bool:
+    """Whether a metric is of single requests or steps, so that it is not divided by GPUs."""
+    return metric.unit in ("ms", "s", "us") or metric.name == "concurrency"
+
+
+def _in_one_unit(metric: Metric, other: Metric) -> Side:
+    side = Side(metric.value, metric.unit, metric.scope, metric.tokens)
+    if metric.unit == other.unit or metric.unit not in UNITS:
+        return side
+    factor, unit = UNITS[metric.unit]
+    return side.to(metric.value * factor, f"{metric.value:g} {metric.unit} x {factor:g}", unit=unit)
+
+
+def _output_only(quantity: Quantity, side: Side) -> Side:
+    """The number of output tokens: as the run itself has it, or by their share of all tokens."""
+    run, metric = quantity.run, quantity.metric
+    if side.tokens != "total":
+        return side
+    reported = run.metric(metric.name, metric.statistic, "output", metric.scope)
+    if reported:
+        step = f"its run's own output throughput, {reported.value:g} {reported.unit}"
+        return side.to(reported.value, step, tokens="output")
+    into, out = length(run, "input"), length(run, "output")
+    if into is None or not out:
+        return side
+    step = f"x {out:g} / ({into:g} + {out:g}) for output tokens alone"
+    return side.to(side.value * out / (into + out), step, tokens="output")
+
+
+def _per_gpu(run: ServingRun, side: Side) -> Side:
+    """The number over one GPU of all that serve, where it is known how many they are."""
+    gpus, split = all_gpus(run), run.parallelism
+    if not gpus:
+        return side
+    if side.scope in ("instance", "cluster"):
+        prefill = f", {split.prefill_gpus} of prefill with them" if split.prefill_gpus else ""
+        return side.to(side.value / gpus, f"/ {gpus} GPUs{prefill}", scope="gpu")
+    if side.scope == "node" and run.nodes:
+        return side.to(side.value * run.nodes / gpus, f"/ {gpus / run.nodes:g} GPUs of a node", scope="gpu")
+    for role, share in (("decode", split.decode_gpus), ("prefill", split.prefill_gpus)):
+        if side.scope == f"{role}_gpu" and share:
+            step = f"x {share} GPUs of {role} / {gpus} GPUs"
+            return side.to(side.value * share / gpus, step, scope="gpu")
+    return side
 
 
 @dataclass(frozen=True)
@@ -65,16 +237,12 @@ def compare(
                 found.append(f"{side}: {one.severity}: {one.message}")
         found += [f"{side}: {note}" for note in run.notes]
     changed: Literal["alike", "normalised"] = "normalised" if side_a.steps or side_b.steps else "alike"
-    return Comparison(
-        "refused" if reasons else changed,
-        tuple(reasons),
-        side_a,
-        side_b,
-        (*differing, *beside(a.run, b.run)),
-        (*(f"{silent} its {', '.join(names)}" for silent, names in unsaid.items()), *_uncertain(a, b)),
-        tuple(found),
-        None if reasons else side_a.value / side_b.value,
-    )
+    differing += beside(a.run, b.run)
+    uncertain = [f"{silent} its {', '.join(names)}" for silent, names in unsaid.items()]
+    texts = tuple(differing), (*uncertain, *_uncertain(a, b)), tuple(found)
+    if reasons:
+        return Comparison("refused", tuple(reasons), side_a, side_b, *texts, None)
+    return Comparison(changed, (), side_a, side_b, *texts, side_a.value / side_b.value)
 
 
 def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str]) -> str:
@@ -138,3 +306,62 @@ def as_text(a: Quantity, b: Quantity, comparison: Comparison) -> str:
         wrapped = [textwrap.fill(t, WIDTH, initial_indent="  ", subsequent_indent="    ") for t in texts]
         lines += [title, *wrapped] if texts else []
     return "\n".join(lines)
+
+
+# Which two runs: of files or published
+
+
+@functools.cache
+def published_runs() -> dict[str, ServingRun]:
+    """By id: the runs of the documents, and of raw files behind them as `dstack.online:31`, which have the
+    documented configuration of their machine, engine and version if there is one."""
+    every = [*documents(FOLDER), *documents(FOLDER / "others")]
+    known = {run.id: examined(run) for document in every for run in document.runs}
+    setups = [setup for document in every for setup in document.configurations if setup.version]
+    for run in (run for path in sorted(FOLDER.glob("*/*.csv")) for run in load(path)):
+        own = (run.hardware, run.engine, run.version)
+        alike = [setup for setup in setups if (setup.hardware, setup.engine, setup.version) == own]
+        update: dict[str, object] = {"id": f"{run.client}:{run.source.rpartition(':')[2]}"}
+        if len(alike) == 1:
+            update |= {name: getattr(alike[0], name) for name in FROM_SETUP}
+            update["configuration"] = alike[0].name
+        known[str(update["id"])] = run.model_copy(update=update)
+    return known
+
+
+def find(name: str) -> ServingRun:
+    """A published run by its id, or a row of a file: `FILE`, `FILE:ROW` where it has several, or the id that
+    `serving load` gives it. Where ids have no line, ROW counts from 1. Raises UsageError."""
+    paths = (name, name.rpartition(":")[0], name.rpartition("[")[0])
+    path = next((path for path in paths if path and archive.is_file(Path(path))), "")
+    if not path:
+        known = published_runs()
+        if Path(name).is_dir():
+            raise UsageError(f"cannot read {name}: it is a directory; name one file in it")
+        if name not in known:
+            near = ", ".join(difflib.get_close_matches(name, known, 6, 0.5) or sorted(known)[:6])
+            raise UsageError(f"{name!r} is neither a file nor the id of a published run (such as {near})")
+        return known[name]
+    runs = load(path)
+    by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)
+    by_row = {str(number): run for number, run in enumerate(runs, 1) if not by_line}
+    by_row |= {run.id.removeprefix(path).lstrip(":"): run for run in reversed(runs)}
+    row = name.removeprefix(path).lstrip(":")
+    if not row and len(runs) == 1:
+        return runs[0]
+    if row in by_row:
+        return by_row[row]
+    ids = ", ".join(run.id for run in runs[:3]) + (" ..." if runs[3:] else "")
+    wrong = f"none is {row!r}" if row else "one is to be named"
+    raise UsageError(f"{path} has {len(runs)} run{'s' if runs[1:] else ''}, and {wrong}: {ids}")
+
+
+def engines_of(options: Sequence[str]) -> dict[str, str]:
+    """The engines of A and of B that `NAME`, `A=NAME` or `B=NAME` give; empty where none is given."""
+    engines = {"A": "", "B": ""}
+    for option in options:
+        side, _, name = option.rpartition("=")
+        if side not in ("", "A", "B"):
+            raise UsageError(f"cannot read --engine {option!r}; write NAME, A=NAME or B=NAME")
+        engines |= dict.fromkeys([side] if side else engines, known_engine(name))
+    return engines

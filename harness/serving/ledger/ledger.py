@@ -7,6 +7,9 @@ write to one ledger at once.
 from __future__ import annotations
 
 import fcntl
+import math
+import re
+import statistics
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -19,18 +22,80 @@ from harness.errors import UsageError
 from harness.files import JsonLines, whole_lines
 from harness.files import append as append_text
 from harness.paths import RESULTS
+from harness.serving.clients.load import beside_each_other, load
+from harness.serving.compare import identity
+from harness.serving.compare.alike import Quantity, compare, of_instance
 from harness.serving.compare.identity import Setting
-from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
-from harness.serving.schema import StrictRecord
+from harness.serving.compare.settings import beside
+from harness.serving.schema import ServingRun, StrictRecord, contradictions
+from harness.statistics.intervals import mean_half_width
 
 NAME = "ledger.jsonl"
 OPENING = b'{"row":'  # of every line
+Method = Literal["link", "isolated-warm", "isolated-cold", "serving-mode", "replay", "bound"]
+Quantities = Literal["tpot", "itl", "ttft", "e2e", "output_throughput", "decode_step", "prefill", "duration"]
+Unit = Literal["ms", "s", "tok/s", "1"]
+"""`s` of a client's whole run (`duration`); `1` of a quantity whose value before is taken as 1."""
+CONFIDENCE = 0.9
+RELEASE = re.compile(r"\d+(?:\.\d+)+")
+"""The release at the beginning of a version; the rest tells builds of it apart."""
+METRICS: dict[str, tuple[str, ...]] = {name: (name, "mean") for name in ("tpot", "itl", "ttft", "e2e")}
+METRICS |= {"output_throughput": ("throughput", "total", "output")}
+"""Quantities of a prediction: the metric's name, statistic and kind of tokens."""
 
 
 class LedgerRecord(StrictRecord):
-    """A part of a line. Older ledgers have keys that are not read: hashes of lines, a fixed margin."""
+    """A part of a line. Older ledgers have keys that are not read: hashes of lines, parts of predictions."""
 
     model_config = ConfigDict(extra="ignore")
+
+
+def unit_text(unit: str) -> str:
+    """What a reader calls a unit."""
+    return "x before" if unit == "1" else unit
+
+
+class KernelChange(LedgerRecord):
+    """One op made faster or slower.
+
+    op:        a name of harness/serving/op_classes.py
+    part:      `qkv_a`, `n=2112 k=7168`; empty: all calls of the op
+    factor:    time before / time after, above 1 is faster; or saved_us: time saved of each call
+    low, high: 90 % interval of the factor or the saving; equal to it where nobody gave one
+    calls:     calls a step; None: as the model has them
+    phase:     of which steps
+    source:    where the factor comes from: a run, a pull request
+    """
+
+    op: str
+    part: str = ""
+    factor: float | None = Field(default=None, gt=0)
+    saved_us: float | None = None
+    low: float | None = None
+    high: float | None = None
+    calls: int | None = None
+    phase: Literal["decode", "prefill", "both"] = "both"
+    source: str = ""
+
+
+class Prediction(LedgerRecord):
+    """A predicted change of a quantity.
+
+    of:            one change, where the prediction is not of all that its row changed
+    low, high:     90 % interval of `change`; a bound has one of them None
+    before, after: None where only the difference or a bound is known
+    """
+
+    quantity: Quantities
+    unit: Unit
+    method: Method
+    of: str = ""
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    before: float | None = None
+    after: float | None = None
+    assumptions: tuple[str, ...] = ()
 
 
 class Observation(LedgerRecord):
@@ -42,7 +107,7 @@ class Observation(LedgerRecord):
     assumed:   names of identity fields that the runs do not say and that the user took to be alike
     """
 
-    quantity: QuantityName
+    quantity: Quantities
     unit: Unit
     before: float
     after: float
@@ -98,10 +163,8 @@ class ExplanationEntry(Line):
     evidence: tuple[str, ...] = ()
 
 
-Entry = Annotated[
-    ChangeEntry | PredictionEntry | ObservationEntry | ExplanationEntry, Field(discriminator="kind")
-]
-ENTRY: TypeAdapter[Entry] = TypeAdapter(Entry)
+Entry = ChangeEntry | PredictionEntry | ObservationEntry | ExplanationEntry
+ENTRY: TypeAdapter[Entry] = TypeAdapter(Annotated[Entry, Field(discriminator="kind")])
 
 
 class LedgerRow(StrictRecord):
@@ -176,3 +239,104 @@ def known_rows(files: Sequence[str]) -> Iterator[LedgerRow]:
         shown = path.relative_to(RESULTS.parent) if path.is_relative_to(RESULTS.parent) else path
         archive.verify(path.parent)
         yield from rows(read(path), str(shown))
+
+
+def observe(
+    ledger: Path,
+    row_id: str,
+    before: Sequence[str],
+    after: Sequence[str],
+    *,
+    assumed: Sequence[str] = (),
+    engine: str = "",
+    explanation: str = "",
+) -> None:
+    """Appends an observation for each quantity that was predicted of the row and that the runs have.
+
+    before, after: any client's files, paired in order; assumed: see `identity.differences`; engine: of all
+    runs, where their files do not say it. What else differs between the sides, and what `serving load` finds,
+    is added as explanations. Raises UsageError where the runs cannot be paired, are not of the row's setting,
+    or have numbers that `serving load` calls wrong.
+    """
+    identity.require_names("--assume", assumed, ("all", *identity.FIELDS))
+    known = {row.id: row for row in rows(read(ledger), str(ledger))}
+    if row_id not in known:
+        raise UsageError(f"{ledger} has no row {row_id!r}; rows: {', '.join(known) or 'none'}")
+    setting = known[row_id].setting
+    sides = [[identity.with_engine(run, engine) for name in names for run in load(name)]
+             for names in (before, after)]  # fmt: skip
+    if len(sides[0]) != len(sides[1]):
+        raise UsageError(f"{len(sides[0])} runs before and {len(sides[1])} after: pairs are wanted")
+    every = beside_each_other([*sides[0], *sides[1]])
+    wrong = contradictions(every)
+    twice = [found.message for run in every for found in run.findings if found.rule == "repeated"]
+    if wrong or twice:
+        raise UsageError(wrong or f"{twice[0]}; a run counts once")
+    for run in every:
+        if found := identity.differences(setting, run, assumed):
+            hint = "" if all(each.is_known for each in found) else "; --assume NAME takes it to be alike"
+            raise UsageError(f"{run.id} is no run of this row: {identity.text(found)}{hint}")
+    unsaid = {each.name for run in every for each in identity.differences(setting, run)}
+    pairs = list(zip(every[: len(sides[0])], every[len(sides[0]) :], strict=True))
+    texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
+    predicted = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
+    seen = [observation(quantity, pairs) for quantity in predicted if quantity in METRICS]
+    taken = {"assumed": tuple(name for name in identity.FIELDS if name in unsaid)}
+    entries = [ObservationEntry(row=row_id, observation=one.model_copy(update=taken)) for one in seen if one]
+    if not entries:
+        raise UsageError(f"none of {', '.join(predicted)} is in all of these runs")
+    append(ledger, *entries, *(ExplanationEntry(row=row_id, text=text) for text in texts if text))
+
+
+def _beside(before: ServingRun, after: ServingRun) -> Iterator[str]:
+    """What differs between a run before and one after, and what `serving load` suspects of them. Raises
+    UsageError where they differ in a known field of the identity, builds of one release excepted."""
+    for each in identity.unlike(identity.of_run(before), identity.of_run(after)):
+        releases = {release[0] for value in (each.row, each.run) if (release := RELEASE.match(value))}
+        if each.is_known and (each.name != "version" or len(releases) > 1):
+            raise UsageError(
+                f"{before.id} and {after.id} differ in more than the row's change: {each.name} {each.row} "
+                f"before, {each.run} after"
+            )
+        if each.row or each.run:
+            yield f"{each.name}: {each.row or 'unknown'} before, {each.run or 'unknown'} after"
+    yield from (f"before against after: {line}" for line in beside(before, after))
+    for run in (before, after):
+        yield from (f"suspect: {each.message}" for each in run.findings if each.severity == "suspect")
+
+
+def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -> Observation | None:
+    """The mean difference of the pairs, over the whole instance, with its t-interval; None where a run lacks
+    the metric. Raises UsageError where a pair's numbers are of two kinds or of unknown GPUs."""
+    values = []
+    for pair in pairs:
+        metrics = [run.metric(*METRICS[quantity]) for run in pair]
+        sides = [Quantity(run, metric) for run, metric in zip(pair, metrics, strict=True) if metric]
+        if len(sides) < 2:
+            return None
+        where = f"{quantity} of {pair[0].id} and {pair[1].id}"
+        compared = compare(sides[0], sides[1], ("all",))
+        if compared.verdict != "alike":
+            why = "; ".join(reason.text for reason in compared.reasons) or "they need normalising"
+            raise UsageError(f"{where}: not alike: {why}")
+        before, after = map(of_instance, sides)
+        if before is None or after is None:
+            raise UsageError(f"{where}: it is not known of how many GPUs they are")
+        values.append((before, after))
+    if not values:
+        return None
+    means = [statistics.fmean(side) for side in zip(*values, strict=True)]
+    change = means[1] - means[0]
+    half = mean_half_width([after - before for before, after in values], CONFIDENCE)
+    low, high = (change - half, change + half) if math.isfinite(half) else (None, None)  # of one pair
+    return Observation(
+        quantity=quantity,  # type: ignore[arg-type]
+        unit="tok/s" if quantity == "output_throughput" else "ms",
+        before=means[0],
+        after=means[1],
+        change=change,
+        low=low,
+        high=high,
+        pairs=len(pairs),
+        runs=tuple(run.source for pair in pairs for run in pair),
+    )

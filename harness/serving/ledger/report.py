@@ -11,18 +11,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.report.text import WIDTH, table
-from harness.serving.ledger.ledger import LedgerRow, Observation
-from harness.serving.ledger.prediction import KernelChange, Prediction, unit_text
+from harness.serving.ledger.ledger import KernelChange, LedgerRow, Observation, Prediction, unit_text
 
 TOLERANCE = 0.15  # of the observed change, where neither side has an interval
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
 COLUMNS = ["row", "change", "quantity", "observed", "method", "predicted", "off by", "verdict"]
 EXPLAINED = f"""
-explained: the 90 % intervals of prediction and observation meet; where neither has one, they differ by at
-most {TOLERANCE:.0%} of the observed change. not resolved: the interval of the observation holds 0. off by:
-predicted less observed change, as a part of the observed one. blind: the prediction was written before the
-observation. bound: the most that one change alone can give. x before: where only the ratio of after to
-before was published."""
+explained: the 90 % intervals of prediction and observation meet; where neither has one, they differ by
+at most {TOLERANCE:.0%} of the observed change. not resolved: the interval of the observation holds 0, or
+it is of one pair and has none. off by: predicted less observed change, as a part of the observed one. blind:
+the prediction was written before the observation. bound: the most that one change alone can give. x before:
+where only the ratio of after to before was published."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ class LedgerLine:
         seen_low, seen_high = _interval(seen)
         if predicted.method == "bound":
             return "bound holds" if low <= seen.change <= high else "bound broken"
-        if seen_low <= 0 <= seen_high and seen_low < seen_high:
+        if seen.pairs == 1 or (seen_low <= 0 <= seen_high and seen_low < seen_high):
             return "not resolved"
         if predicted.change is None:
             return "missed"
@@ -87,12 +86,9 @@ def ledger_lines(row: LedgerRow) -> list[LedgerLine]:
     lines: list[LedgerLine] = []
     for seen in row.observations:
         alone = LedgerLine(row.id, None, seen.observation)
-        beside = [
-            replace(line, observation=seen.observation, blind=bool(at) and at < seen.at)
-            for line, at in predicted
-            if line.kind == alone.kind
-        ]
-        lines += beside or [alone]
+        same = [(line, at) for line, at in predicted if line.kind == alone.kind]
+        lines += [replace(line, observation=seen.observation, blind="" < at < seen.at) for line, at in same]
+        lines += [] if same else [alone]
     known = {line.kind for line in lines}
     return lines + [line for line, _ in predicted if line.kind not in known]
 
@@ -146,22 +142,20 @@ def _summary(lines: Sequence[LedgerLine]) -> Iterator[str]:
 
 
 def _cells(row: LedgerRow) -> Iterator[list[str]]:
-    """A row's lines of the table; what a line has in common with the one above it is left empty."""
+    """A row's lines of the table: its name and its changes stand in the first one."""
     start = [row.id, ", ".join(_change(change) for change in row.changes)]
-    lines, above = ledger_lines(row), None
+    lines = ledger_lines(row)
     if not lines:
         yield [*start, "", "neither predicted nor observed yet"]
     for line in lines:
         seen, predicted, (quantity, unit) = line.observation, line.prediction, line.kind
-        numbers = NOT_OBSERVED
-        if seen:
-            numbers = f"{seen.before:.4g} -> {seen.after:.4g} {unit_text(unit)}, {_value(seen)}"
-        shown = [quantity, numbers] if seen is None or seen is not above else ["", ""]
+        sides = f"{seen.before:.4g} -> {seen.after:.4g} {unit_text(unit)}, " if seen else NOT_OBSERVED
         of = f": {predicted.of} alone" if predicted and predicted.of else ""
         told = (line.verdict if seen else "") + (", blind" if line.blind else "")
         off = "" if line.off is None else f"{line.off:+.0%}"
-        yield [*start, *shown, line.method + of, _value(predicted) if predicted else "", off, told]
-        start, above = ["", ""], seen
+        sides += _value(seen) if seen else ""
+        yield [*start, quantity, sides, line.method + of, _value(predicted) if predicted else "", off, told]
+        start = ["", ""]
 
 
 def _change(change: KernelChange) -> str:

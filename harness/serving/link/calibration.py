@@ -28,8 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.serving.link.closed_loop import Array, Features, features, settled
-from harness.serving.link.load import KernelSums, Load
+from harness.serving.link.load import Array, Features, KernelSums, Load, features, settled
 
 ROUNDS = 60  # of `learnt`, which moves by less than 1 % after 30
 
@@ -207,10 +206,8 @@ class Constants:
         """After these points."""
         tpot, ttft = tpot_rows(measured), ttft_rows(measured)
         of_tpot, of_ttft = tpot.fitted(self.tpot), ttft.fitted(self.ttft)
-        scatters = (
-            rows.scatter_about(of, SCATTER_POINTS, 2) for rows, of in ((tpot, of_tpot), (ttft, of_ttft))
-        )
-        return Constants(of_tpot, of_ttft, *scatters)
+        pairs = ((tpot, of_tpot), (ttft, of_ttft))
+        return Constants(of_tpot, of_ttft, *(rows.scatter_about(of, SCATTER_POINTS, 2) for rows, of in pairs))
 
     def served(self, sums: KernelSums, cold: float) -> Served:
         """Raises HarnessError where the batch does not settle."""
@@ -248,8 +245,6 @@ def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Con
 
 PRIOR = Constants(
     Normal.of((3.73, 0.747, 1.10), (1.91, 0.164, 0.452), (-0.56, -0.22, 0.61)),
-    Normal.of(
-        (54.9, 1.09, 1480.0, 32.1), (30.0, 0.408, 987.0, 51.3), (-0.21, -0.14, -0.27, -0.48, 0.68, -0.29)
-    ),
+    Normal.of((54.9, 1.09, 1480, 32.1), (30, 0.408, 987, 51.3), (-0.21, -0.14, -0.27, -0.48, 0.68, -0.29)),
 )
 """`learnt_constants` of all stored series, rounded: the end of `serving validate --json` has it."""

@@ -1,4 +1,13 @@
-"""A load, and the kernel times of a step under it: sums over the calls of a decode step and of a prefill."""
+"""A load, the kernel times of a step under it, and what TPOT and TTFT of a closed loop are made of.
+
+A step either prefills or decodes, and waiting prompts come first (SGLang's schedule). So each prefill stalls
+all that decode, and over the life of one request every other one is prefilled once:
+
+    TPOT = a + k * decode + p * stall               stall = batch / (tokens out - 1) * prefill of one prompt
+    TTFT = h + q * prefill + what it waits          and, over a whole run, its first wave of prompts
+
+The constants a, k, p and h, q are one system's; see calibration.py, where the first wave's two are, too.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +18,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from harness.errors import UsageError
+from harness.errors import HarnessError, UsageError
 from harness.serving.link.structure import StepLoad, Structure, Term
 
 Array = np.ndarray
@@ -20,6 +29,14 @@ MEMORY_SHARE = 0.82  # of the GPU's, for weights and cache (SGLang's --mem-fract
 # requests of 8192 tokens wait with SGLang on H200, as InferenceX's do.
 BESIDE_GB = 3.0
 BETWEEN_POINTS = math.sqrt(2)  # factor between two points of a grid; times are interpolated between them
+ROUNDS, SETTLED = 500, 1e-7
+DRAIN = 0.4
+"""Of a request's life, by which the last requests outlast the mean ones at the end of a run. Between 0, were
+all to end together, and 0.5, were their ends spread evenly."""
+WARM_FROM = {"trtllm": 8192}
+"""Tokens of a prompt that finds its kernels compiled, of engines that warm up with a long prompt:
+InferenceX's first wave of 8192 tokens takes little more than its prefills with TensorRT-LLM, that of 1024 1
+to 4 s more."""
 
 
 @dataclass(frozen=True)
@@ -143,3 +160,105 @@ def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad]
     calls = [term.calls * (1 if term.op == "mha_prefill" else chunks) for term in terms]
     us = [[n * term.time(load) for load in loads] for n, term in zip(calls, terms, strict=True)]
     return Phase(terms, grid, np.array(us))
+
+
+@dataclass(frozen=True)
+class Features:
+    """What the constants are multiplied with, at given TPOT and TTFT.
+
+    tpot:    of a, k, p: 1, ms of a decode step, ms of stall
+    steady:  of h, q, cold, each: TTFT after the first wave, as a client's median
+    mean:    of the same constants: TTFT over the whole run
+    waiting, waiting_mean: ms of either TTFT that no constant is of: for the end of a decode step, for memory
+    batch:   requests that decode together
+    prefill_ms: of one prompt, by the kernels alone
+    queue_ms: of `waiting`, what a request waits for memory
+    """
+
+    load: Load
+    tpot: Array
+    steady: Array
+    mean: Array
+    waiting: float
+    waiting_mean: float
+    batch: float
+    prefill_ms: float
+    queue_ms: float
+
+    def output(self, life_ms: float) -> float:
+        """Tokens/s of the instance over a whole run, of requests that live so long. At its end fewer and
+        fewer are in flight."""
+        load = self.load
+        drained = DRAIN if load.concurrency > 1 and load.range_ratio < 1 else 0.0
+        return load.concurrency * load.mean_osl / life_ms * 1e3 * load.waves / (load.waves + drained)
+
+
+def features(sums: KernelSums, tpot_ms: float, ttft_ms: float, cold: float) -> Features:
+    """ttft_ms: of the steady state; cold: how cold the first wave finds the server, see `cold_share`"""
+    load = sums.load
+    c, n, waves = load.concurrency, load.mean_osl - 1, load.waves
+    others = (c - 1) / c
+    free = c * n * tpot_ms / (ttft_ms + n * tpot_ms)
+    batch = min(free, sums.capacity)
+    rate = batch / (n * tpot_ms)  # of prompts, per ms
+    one = sums.prefill.ms(1)
+    mean, last = _wave(sums)
+    queue = max(c / rate - n * tpot_ms - ttft_ms, 0.0) if batch < free else 0.0
+    if load.range_ratio == 1 and batch == free:
+        # All in step: all prompts are prefilled, then all decode; an early one waits for the last.
+        batch, stall, waiting, prefilling = float(c), (last - mean) / n, 0.0, mean
+    else:
+        stall = batch / n * others * one
+        waiting = others * tpot_ms * load.recv_interval / 2
+        residual = others * min(rate * one, 1.0) * one / 2  # of a prefill that runs when a prompt comes
+        together = min(1 + rate * others * (waiting + residual), load.most_together)
+        prefilling = sums.prefill.ms(together) + residual
+    steady = np.array([1.0, prefilling, 0.0, 0.0])
+    first = np.array([1.0, mean, cold, cold * (c + 1) / 2])
+    return Features(
+        load=load,
+        tpot=np.array([1.0, sums.decode.ms(batch), stall]),
+        steady=steady,
+        mean=(first + (waves - 1) * steady) / waves,
+        waiting=waiting + queue,
+        # The first wave finds the memory empty: it waits half as long for it.
+        waiting_mean=(waves - 1) / waves * (waiting + queue) + queue / 2 / waves,
+        batch=batch,
+        prefill_ms=one,
+        queue_ms=queue,
+    )
+
+
+def settled(sums: KernelSums, tpot: Array, ttft: Array, cold: float) -> Features:
+    """The features at the TPOT and TTFT that they themselves lead to. tpot: a, k, p; ttft: h, q, cold, each.
+    Raises HarnessError where they do not settle."""
+    least = 0.05 * sums.decode.ms(1)  # a may be below zero
+    tpot_ms = max(float(tpot @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least)
+    ttft_ms = 0.0
+    for _ in range(ROUNDS):
+        found = features(sums, tpot_ms, ttft_ms, cold)
+        new_tpot = max(float(found.tpot @ tpot), least)
+        new_ttft = max(float(found.steady @ ttft) + found.waiting - found.queue_ms, 0.0)
+        moved = abs(new_tpot / tpot_ms - 1) + abs(new_ttft - ttft_ms) / (1 + ttft_ms)
+        tpot_ms, ttft_ms = (tpot_ms + new_tpot) / 2, (ttft_ms + new_ttft) / 2
+        if moved < SETTLED:
+            return found
+    raise HarnessError(
+        f"the batch at concurrency {sums.load.concurrency} does not settle: after {ROUNDS} rounds TPOT still "
+        f"moves from {tpot_ms:.3g} to {new_tpot:.3g} ms"
+    )
+
+
+def cold_share(load: Load, engine: str, warm: bool) -> float:
+    """How cold a first wave finds the server: 1, or 0 for one that has served before."""
+    return 0.0 if warm else max(1 - load.mean_isl / WARM_FROM.get(engine, math.inf), 0.0)
+
+
+def _wave(sums: KernelSums) -> tuple[float, float]:
+    """Mean and last end of the prefills of all prompts in flight when they come at once, ms."""
+    count = sums.load.concurrency
+    together = min(math.floor(sums.load.most_together), count)
+    full, left = divmod(count, together)
+    whole = sums.prefill.ms(together)
+    last = full * whole + (sums.prefill.ms(left) if left else 0.0)
+    return (together * whole * full * (full + 1) / 2 + left * last) / count, last

@@ -12,17 +12,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from harness.catalogue.devices import known_devices
 from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
 from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
-from harness.serving.link.closed_loop import cold_share
-from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, kernel_sums
+from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, cold_share, kernel_sums
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.times.assumed_times import BASE, AssumedTables
 from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
-from harness.serving.link.times.table_files import table_files
-from harness.serving.link.times.tables import FILES, Tables, bundled, of_engine, read_tables
+from harness.serving.link.times.tables import FILES, Tables, bundled, of_engine, read_tables, table_files
 from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
@@ -118,10 +117,8 @@ class Link:
         return self.constants.served(self.sums(load), self.cold(load))
 
     def measured(self, points: Sequence[Point], warm: bool) -> list[Measured]:
-        return [
-            Measured(point, self.sums(point.load), cold_share(point.load, self.system.engine, warm))
-            for point in points
-        ]
+        engine = self.system.engine
+        return [Measured(each, self.sums(each.load), cold_share(each.load, engine, warm)) for each in points]
 
 
 def link(system: System | None = None) -> Link:
@@ -157,6 +154,9 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     """With the constants of other systems."""
     hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
     engine = known_engine(system.engine or (tables.engine if tables else ENGINE))
+    if not (data_sheet(hardware) or tables or runs):
+        known = ", ".join(entry["name"] for entry in known_devices())
+        raise UsageError(f"unknown machine {system.hardware!r}; known: {known}; others need --times")
     if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")
     try:
@@ -194,10 +194,8 @@ def _require_same(hardware: str, engine: str, tables: Tables, runs: MeasuredTime
                 f"not linked to serving of another; give --hardware {device}, or times of {hardware}"
             )
     if engine_name(tables.engine) != engine:
-        raise UsageError(
-            f"times in {tables.where} are of kernels as {tables.engine} calls them, not {engine}: give "
-            f"--engine {engine_name(tables.engine)}, or tables of {engine}"
-        )
+        why = f"times in {tables.where} are of kernels as {tables.engine} calls them, not {engine}"
+        raise UsageError(f"{why}: give --engine {engine_name(tables.engine)}, or tables of {engine}")
 
 
 # Points of a user's own
@@ -240,15 +238,11 @@ def own_points(
         unsaid += [] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"]
     points = tuple(dict.fromkeys(map(_point, runs)))
     of_lengths: dict[str, list[int]] = {}
-    for point in points:
-        of_lengths.setdefault(f"{point.load.isl} in, {point.load.osl} out", []).append(point.load.concurrency)
-    notes += [
-        f"calibrated on {len(c)} at {lengths}: {sorted(c)} in flight" for lengths, c in of_lengths.items()
-    ]
+    for load in (point.load for point in points):
+        of_lengths.setdefault(f"{load.isl} in, {load.osl} out", []).append(load.concurrency)
+    notes += [f"calibrated on {len(c)} at {name}: {sorted(c)} in flight" for name, c in of_lengths.items()]
     if unsaid:
-        notes.append(
-            f"the points do not say their {', '.join(dict.fromkeys(unsaid))}: taken to be as given here"
-        )
+        notes.append(f"the points do not say their {', '.join(dict.fromkeys(unsaid))}: taken as given here")
     return points, notes
 
 
@@ -270,9 +264,7 @@ def _point(run: ServingRun) -> Point:
     ratio = _range(run)
     ratio = RANGE_RATIO if ratio is None else ratio
     if not 0 <= ratio <= 1:
-        raise UsageError(
-            f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: it cannot calibrate"
-        )
+        raise UsageError(f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: cannot calibrate")
     asked, to_longest = run.workload, 2 / (1 + ratio)
     wanted = {
         "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
@@ -283,9 +275,7 @@ def _point(run: ServingRun) -> Point:
     }
     if lacks := [name for name, value in wanted.items() if not value]:
         why = [f"; {found.message}" for found in run.findings if found.severity != "note"]
-        raise UsageError(
-            f"{run.id} does not say its {', '.join(lacks)}: it cannot calibrate{''.join(why[:1])}"
-        )
+        raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: cannot calibrate{''.join(why[:1])}")
     isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
     of_run = Load(
         round(isl),

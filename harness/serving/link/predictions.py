@@ -12,7 +12,7 @@ import numpy as np
 
 from harness.errors import UsageError
 from harness.serving.compare.identity import Setting
-from harness.serving.ledger.prediction import KernelChange, Prediction, QuantityName, Unit
+from harness.serving.ledger.ledger import KernelChange, Prediction, Quantities, Unit
 from harness.serving.link.calibration import T90, Served
 from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link
@@ -29,7 +29,7 @@ OF_TIME: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, 
 sizes."""
 BESIDE = "beside its kernels"
 INFINITE, CLOSE = 1e9, 1e-4
-QUANTITIES: tuple[tuple[QuantityName, Unit], ...] = (
+QUANTITIES: tuple[tuple[Quantities, Unit], ...] = (
     ("tpot", "ms"), ("ttft", "ms"), ("output_throughput", "tok/s"), ("decode_step", "ms"), ("prefill", "ms")
 )  # fmt: skip
 """TTFT is a client's mean, which `observe` reads."""
@@ -54,18 +54,10 @@ def parse_change(text: str) -> KernelChange:
     value = float(match["factor"] or match["saved"])
     low, high = (float(match[k]) if match[k] else None for k in ("low", "high"))
     if not 0 < (value if low is None else low) <= value <= (value if high is None else high) < math.inf:
-        raise UsageError(
-            f"cannot read change {text!r}: its value is to be positive and finite, its interval to hold it"
-        )
-    return KernelChange(
-        op=match["op"],
-        part=match["part"] or "",
-        factor=value if match["factor"] else None,
-        saved_us=value if match["saved"] else None,
-        low=low,
-        high=high,
-        phase=cast(Literal["decode", "prefill", "both"], match["phase"] or "both"),
-    )
+        raise UsageError(f"cannot read change {text!r}: it must be positive and within its interval")
+    phase = cast(Literal["decode", "prefill", "both"], match["phase"] or "both")
+    change = KernelChange(op=match["op"], part=match["part"] or "", low=low, high=high, phase=phase)
+    return change.model_copy(update={"factor" if match["factor"] else "saved_us": value})
 
 
 def name_of(change: KernelChange) -> str:
@@ -99,25 +91,23 @@ def applied(
     notes = []
     for change in changes:
         for name, phase, terms in touched(sums, change):
-            if change.factor is not None:
-                us = getattr(after, name).us.copy()
-                us[terms] /= change.factor
-                after = after.having(name, us)
-                continue
             calls = change.calls or sum(phase.terms[i].calls for i in terms)
             saved = (change.saved_us or 0.0) * calls / in_server[name]
-            if saved <= 0.9 * float(phase.us[terms].sum(axis=0).min()):
-                us = getattr(after, name).us.copy()
-                us[terms] -= saved / len(terms)
-                after = after.having(name, us)
+            own = getattr(after, name).us.copy()
+            if change.factor is not None:
+                own[terms] /= change.factor
+            elif saved <= 0.9 * float(phase.us[terms].sum(axis=0).min()):
+                own[terms] -= saved / len(terms)
+            else:
+                own = getattr(before, name).us.copy()
+                own[terms] += saved / len(terms)
+                before = before.having(name, own)
+                notes.append(
+                    f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
+                    "was slower than the model by that, and the model is what comes after"
+                )
                 continue
-            us = getattr(before, name).us.copy()
-            us[terms] += saved / len(terms)
-            before = before.having(name, us)
-            notes.append(
-                f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
-                "was slower than the model by that, and the model is what comes after"
-            )
+            after = after.having(name, own)
     return before, after, notes
 
 
@@ -170,19 +160,16 @@ def outlook(link: Link, load: Load) -> Outlook:
     sums, served = link.sums(load), link.served(load)
     found = served.features
     of_stall = served.stall_ms / max(found.prefill_ms, 1e-9)
+    beside_ms = float(link.constants.tpot.mean[0])
     # ms in decode steps, ms in stalls, where from, calls
-    parts: dict[str, tuple[float, float, str, int]] = {
-        BESIDE: (float(link.constants.tpot.mean[0]), 0.0, "calibration", 1)
-    }
+    parts: dict[str, tuple[float, float, str, int]] = {BESIDE: (beside_ms, 0.0, "calibration", 1)}
     for term, us in zip(sums.decode.terms, sums.decode.at(found.batch), strict=True):
         parts[term.name] = (float(us) * link.in_server["decode"] / 1e3, 0.0, term.origin, term.calls)
     for term, us in zip(sums.prefill.terms, sums.prefill.at(1.0), strict=True):
         decode, _, origin, calls = parts.get(term.name, (0.0, 0.0, term.origin, term.calls))
         parts[term.name] = (decode, float(us) * of_stall / 1e3, origin, calls)
-    shares = [
-        Share(name, origin, calls, decode, stall, (decode + stall) / served.tpot.value)
-        for name, (decode, stall, origin, calls) in parts.items()
-    ]
+    tpot = served.tpot.value
+    shares = [Share(name, origin, n, d, s, (d + s) / tpot) for name, (d, s, origin, n) in parts.items()]
     return Outlook(load, served, sums.capacity, tuple(sorted(shares, key=lambda share: -share.share)))
 
 
@@ -196,20 +183,13 @@ def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Pr
     before, after = _quantities(link, old), _quantities(link, new)
     change, (less, more) = after - before, _uncertainty(link, sums, changes)
     lines = (*link.notes, *notes, *_assumptions(changes))
+    names = ("before", "after", "change", "low", "high")
+    columns = zip(before, after, change, change - less, change + more, strict=True)
     return tuple(
-        Prediction(
-            quantity=quantity,
-            unit=unit,
-            method="link",
-            change=change[i],
-            low=change[i] - less[i],
-            high=change[i] + more[i],
-            before=before[i],
-            after=after[i],
-            assumptions=lines,
-        )
-        for i, (quantity, unit) in enumerate(QUANTITIES)
-    )
+        Prediction(quantity=quantity, unit=unit, method="link", assumptions=lines,
+                   **dict(zip(names, values, strict=True)))
+        for (quantity, unit), values in zip(QUANTITIES, columns, strict=True)
+    )  # fmt: skip
 
 
 def _quantities(link: Link, sums: KernelSums) -> Array:
@@ -255,11 +235,8 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
 
 
 def _assumptions(changes: Sequence[KernelChange]) -> list[str]:
-    lines = [
-        f"no interval was given for the change of {change.op}: it is taken as exact"
-        for change in changes
-        if change.low is None
-    ]
+    exact = [change.op for change in changes if change.low is None]
+    lines = [f"no interval was given for the change of {op}: it is taken as exact" for op in exact]
     if any(change.op == "block_scale_gemm" and change.factor for change in changes):
         lines.append("a factor of block_scale_gemm holds for the product with its quantisation, as timed")
     return [*lines, "one stream: no kernel hides behind another (InferenceX issue 863 says so of a trace)"]

@@ -18,9 +18,8 @@ SHOWN = ("tpot", "ttft", "output_throughput")
 
 
 def prediction_text(link: Link, looks: Sequence[Outlook]) -> str:
-    return "\n\n".join(
-        [_heading(link, looks[0]), _outlooks(link, looks), _shares(looks[-1]), _notes(link, link.notes)]
-    )
+    tables = (_outlooks(link, looks), _shares(looks[-1]))
+    return "\n\n".join([_heading(link, looks[0]), *tables, _notes(link, link.notes)])
 
 
 def what_if_text(
@@ -81,14 +80,11 @@ def _heading(link: Link, look: Outlook) -> str:
     known = f"calibrated on {', '.join(link.calibrated_with)}" if link.calibrated_with else "not calibrated"
     of = f"{link.gpus} x {link.system.hardware} with {link.system.engine}, {link.structure.parallel.text}"
     lengths = f"lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} out"
-    return "\n".join(
-        [
-            f"DeepSeek-R1 FP8 on {of}; {lengths}",
-            f"TPOT = a + k * decode + p * stall, {known}: {values}",
-            "  a: ms of a step beside its kernels; k: time of its kernels in the server over their sum;",
-            "  p: the same of the prefills of other requests, which stall those that decode",
-        ]
-    )
+    return f"""\
+DeepSeek-R1 FP8 on {of}; {lengths}
+TPOT = a + k * decode + p * stall, {known}: {values}
+  a: ms of a step beside its kernels; k: time of its kernels in the server over their sum;
+  p: the same of the prefills of other requests, which stall those that decode"""
 
 
 def _outlooks(link: Link, looks: Sequence[Outlook]) -> str:
@@ -145,10 +141,8 @@ def _reach(need: Need) -> str:
 
 
 def _notes(link: Link, lines: Sequence[str]) -> str:
-    wave = (
-        "on a server that has served before" if link.system.warm else "whose first wave finds a cold server"
-    )
-    run = f"mean TTFT is over a run of 10 requests for each place, {wave}"
+    server = "a server that has served before" if link.system.warm else "a server that is cold at first"
+    run = f"mean TTFT is over a run of 10 requests for each place, on {server}"
     return "\n".join(f"- {line}" for line in (*lines, run, f"times of kernels: {link.structure.where}"))
 
 
@@ -183,30 +177,23 @@ def _cells(of: Errors | None) -> list[str]:
 
 
 def validation_json(validation: Validation) -> str:
-    def errors(server: Validated) -> dict[str, object]:
-        return {
-            mode: {q: asdict(found) for q in QUANTITIES if (found := server.errors(mode, q))}
-            for mode in MODES
-        }
+    def errors(of: Validated) -> dict[str, object]:
+        return {mode: {q: asdict(e) for q in QUANTITIES if (e := of.errors(mode, q))} for mode in MODES}
 
-    servers = [
-        {
-            "server": server.name,
-            "times": server.times,
-            "left_out": server.left_out,
-            "errors": errors(server),
-            "points": [asdict(row) | {"error": row.error, "inside": row.covered} for row in server.rows],
-        }
-        for server in validation.servers
-    ]
-    constants = {"TPOT": (OF_TPOT, validation.prior.tpot), "TTFT": (OF_TTFT, validation.prior.ttft)}
+    def constants(names: Sequence[str], of: Normal) -> dict[str, object]:
+        return {"constants": names, "mean": of.mean.tolist(), "covariance": of.covariance.tolist()}
+
+    servers = []
+    for server in validation.servers:
+        points = [asdict(row) | {"error": row.error, "inside": row.covered} for row in server.rows]
+        about = {"server": server.name, "times": server.times, "left_out": server.left_out}
+        servers.append(about | {"errors": errors(server), "points": points})
     prior = {
-        quantity: {"constants": names, "mean": of.mean.tolist(), "covariance": of.covariance.tolist()}
-        for quantity, (names, of) in constants.items()
+        "TPOT": constants(OF_TPOT, validation.prior.tpot),
+        "TTFT": constants(OF_TTFT, validation.prior.ttft),
     }
-    return (
-        json.dumps({"servers": servers, "all": errors(validation.together), "prior": prior}, indent=1) + "\n"
-    )
+    document = {"servers": servers, "all": errors(validation.together), "prior": prior}
+    return json.dumps(document, indent=1) + "\n"
 
 
 def _value(value: Value, form: str = ".2f") -> str:

@@ -11,9 +11,9 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from harness.errors import UsageError
-from harness.serving.ledger.prediction import Origin
 from harness.serving.link.times.assumed_times import AssumedTables
 from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import MissingTable, Tables
@@ -30,6 +30,7 @@ GLUE_US = 2.0  # each, in a graph, at few tokens
 GLUE_BYTES = 200e3  # a token and layer: 2 residual norms (115 KB), the rest q, k, v and latents
 GLUE_GBPS = 4000.0  # of HBM3e's 4800
 BALANCED = "balanced"
+Origin = Literal["measured", "table", "regression", "assumed"]
 SLOWEST_OF_8 = 1.42  # deviations by which the largest of 8 normal variables exceeds their mean
 BLOCK_ROWS = 64  # rows of a tile of the grouped products
 
@@ -140,9 +141,8 @@ def structure(
                            lambda load: tables.all_reduce(load.tokens * hidden, parallel.tp)))  # fmt: skip
     common.append(Term("elementwise", "glue", layers, "assumed", glue))
     if step_us or token_us:
-        common.append(
-            Term("host", "between_kernels", 1, "assumed", lambda load: step_us + token_us * load.tokens)
-        )
+        between = Term("host", "between_kernels", 1, "assumed", lambda load: step_us + token_us * load.tokens)
+        common.append(between)
     decode_attention = Term("mla_decode", "", layers, "table",
                             lambda load: tables.mla_decode(load.batch, load.context, heads, kv))  # fmt: skip
     prefill_attention = Term("mha_prefill", "", layers,
@@ -165,15 +165,10 @@ def structure(
     _require_all(tables, parallel, [*decode, *prefill])
     where = f"{tables.device}, {tables.engine} {tables.version}".rstrip() + f" ({tables.where})"
     latent = layers * (config.kv_lora_rank + config.qk_rope_head_dim)  # of a token, on each rank
-    return Structure(
-        parallel,
-        tuple(decode),
-        tuple(prefill),
-        _weights_gb(config, parallel),
-        latent * (2 if kv == "bfloat16" else 1),
-        where,
-        tuple(lacking),
-    )
+    kv_bytes = latent * (2 if kv == "bfloat16" else 1)
+    weights_gb = _weights_gb(config, parallel)
+    phases = tuple(decode), tuple(prefill)
+    return Structure(parallel, *phases, weights_gb, kv_bytes, where, tuple(lacking))
 
 
 def _product(tables: Tables, linear: Linear, calls: int) -> Term:

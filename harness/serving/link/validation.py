@@ -13,15 +13,13 @@ import functools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import PUBLISHED
 from harness.serving.link.calibration import Constants, Measured, Point, Value, learnt_constants
 from harness.serving.link.load import Load
-from harness.serving.link.model import Link, System, uncalibrated
-from harness.serving.link.times.tables import read_tables
+from harness.serving.link.model import System, uncalibrated
 from harness.serving.names import engine_name, hardware_name
 from shapes.attention import Parallel
 
@@ -148,32 +146,23 @@ class Validation:
         return inside and (found[-1] is None or found[-1].mean <= ALLOWED)
 
 
-def validated(hardware: str = "", engine: str = "", tables: str = "") -> Validation:
-    """Of all stored series, or of those of a machine and an engine. tables: a set of AIConfigurator's tables
-    in place of this project's times, for their machine and engine. Raises UsageError where there is none."""
-    own = read_tables(Path(tables)) if tables else None
-    of_tables = f"{hardware_name(own.device)} {engine_name(own.engine)}" if own else ""
+def validated(hardware: str = "", engine: str = "") -> Validation:
+    """Of all stored series, or of those of a machine and an engine. Raises UsageError where there is none."""
     wanted = [
         series
         for series in stored_series()
         if (not hardware or series.system.hardware == hardware_name(hardware))
         and (not engine or series.system.engine == engine_name(engine))
-        and (not own or series.kind == of_tables)
     ]
     if not wanted:
         known = ", ".join(dict.fromkeys(series.kind for series in stored_series()))
         raise UsageError(f"no stored series is of that system; there are: {known}")
-
-    @functools.cache
-    def model(system: System) -> Link:
-        return uncalibrated(system, own if f"{system.hardware} {system.engine}" == of_tables else None)
-
-    models = {series: model(series.system) for series in stored_series()}
+    by_system = {system: uncalibrated(system) for system in {series.system for series in stored_series()}}
+    models = {series: by_system[series.system] for series in stored_series()}
     measured = {series: each.measured(series.points, series.system.warm) for series, each in models.items()}
-    priors = {
-        name: _learnt({series: points for series, points in measured.items() if series.kind != name})
-        for name in {series.kind for series in wanted}
-    }
+    priors = {}
+    for kind in {series.kind for series in wanted}:
+        priors[kind] = _learnt({one: points for one, points in measured.items() if one.kind != kind})
     by_server: dict[str, list[Series]] = {}
     for series in wanted:
         by_server.setdefault(series.server, []).append(series)

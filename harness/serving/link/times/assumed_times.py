@@ -58,11 +58,8 @@ class AssumedTables(Tables):
         return cls(hardware, engine, base.version, where, {}, base, here, there, between_us=between_us)
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
-        return (
-            us
-            * data_sheet_us(self.here, flops, moved, dtype)
-            / data_sheet_us(self.there, flops, moved, dtype)
-        )
+        here, there = (data_sheet_us(sheet, flops, moved, dtype) for sheet in (self.here, self.there))
+        return us * here / there
 
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
         size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")

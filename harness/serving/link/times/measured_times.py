@@ -58,9 +58,7 @@ def read_measured_times(runs: Iterable[str]) -> MeasuredTimes:
     for cell in cells:
         if cell["op"] in AXES and cell["status"] == "ok" and cell["time_us"] == cell["time_us"]:
             _take(best, cell)
-    surfaces = {
-        key: Surface([((1.0, *s), us) for s, (_, us) in times.items()]) for key, times in best.items()
-    }
+    surfaces = {key: Surface([((1.0, *s), us) for s, (_, us) in of.items()]) for key, of in best.items()}
     if not surfaces:
         raise UsageError(f"no correct times of {', '.join(AXES)} in {', '.join(map(str, runs))}")
     return MeasuredTimes(devices[0], ", ".join(map(str, runs)), surfaces)

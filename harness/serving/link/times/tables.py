@@ -5,14 +5,19 @@ Its `latency` is in milliseconds; here all times are microseconds. What its figu
 sorting by expert, both products, the activation and the weighted sum, not the choice of experts. Prefill
 attention is plain (192 wide, values 128), but SGLang's on Hopper is timed **absorbed** (576/512 wide, one KV
 head), which no engine runs so. Attention with products beside it (modules, all of vLLM's) is not read.
+
+A set is SYSTEM/ENGINE/VERSION, as h200_sxm/sglang/0.5.9. Until July 2026 that was a folder of tables; since
+then each op has its own, SYSTEM/OP/ENGINE/VERSION, and a set is named as before. Where a version was not
+timed anew, `reuse.yaml` beside the tables names the version whose times stand for it.
 """
 
 from __future__ import annotations
 
+import csv
 import functools
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,6 @@ from typing import Any
 from harness.errors import UsageError
 from harness.paths import PUBLISHED
 from harness.serving.link.times.interpolation import Surface
-from harness.serving.link.times.table_files import Row, number, read_rows, table_files
 from harness.serving.names import data_sheet, engine_name, hardware_name
 from kernels.engines import engines, entries
 
@@ -38,6 +42,9 @@ COMMON = ("framework", "version", "device", "latency")
 OPTIONAL = ("kernel_source", "backend", "mla_dtype", "kv_cache_dtype")
 EXPERTS = {"moe_dtype": "fp8_block", "hidden_size": 7168, "inter_size": 2048, "topk": 8, "num_experts": 256}
 """DeepSeek-R1's."""
+SUFFIXES = (".csv", ".txt", ".parquet")
+REUSED = re.compile(r"^- table: *(\S+)\n +from_version: *['\"]?([^\s'\"]+)", re.MULTILINE)
+Row = dict[str, Any]
 SIXTEEN_BITS = ("bfloat16", "float16")  # one is as fast as the other; tables of 2025 say float16
 WANTED: Mapping[str, Mapping[str, Collection[Any]]] = {
     "gemm_perf": {"gemm_dtype": ("fp8_block", *SIXTEEN_BITS)},
@@ -71,7 +78,7 @@ TIMED: Mapping[str, tuple[str, str]] = {
     "generation_mla_perf": ("mla_decode", ""),
 }
 """By file, the op that it times, and the column that says fp8_block where its rows are of other dtypes too.
-Prefill's tables time the absorbed form, which no engine runs (see tables.py)."""
+Prefill's tables time the absorbed form, which no engine runs."""
 
 
 class MissingTable(UsageError):
@@ -171,8 +178,7 @@ def bundled() -> dict[tuple[str, str], Path]:
 
 @functools.cache
 def read_tables(folder: Path) -> Tables:
-    """The set of tables in a folder; see table_files.py. Raises UsageError with one line where it has none or
-    one cannot be read."""
+    """The set of tables in a folder. Raises UsageError where it has none or one cannot be read."""
     rows: dict[str, list[Row]] = {}
     for stem, path in table_files(folder, FILES).items():
         columns, wanted = FILES[stem], WANTED.get(stem, {})
@@ -189,10 +195,7 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     """Whose they are by most of their rows. Raises UsageError where they are of several machines or
     engines."""
     if not rows:
-        raise UsageError(
-            f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and {EXPERTS['num_experts']} "
-            f"experts of {EXPERTS['hidden_size']} x {EXPERTS['inter_size']}"
-        )
+        raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
     parts = ("device", "framework", "version")
     labels = {stem: {tuple(row[part] for part in parts) for row in many} for stem, many in rows.items()}
     # TensorRT-LLM's all-reduce stands in some sets of other engines.
@@ -200,9 +203,8 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     every = sorted(set().union(*labels.values()))
     chips = {SAME_CHIP.get(name, name) for name in (hardware_name(device) for device, _, _ in every)}
     if len(chips) > 1 or len({engine_name(engine) for _, engine, _ in own}) > 1:
-        raise UsageError(
-            f"tables in {folder} are of more than one machine or engine: {'; '.join(map(' '.join, every))}"
-        )
+        names = "; ".join(map(" ".join, every))
+        raise UsageError(f"tables in {folder} are of more than one machine or engine: {names}")
     device, engine, version = Counter(own or every).most_common(1)[0][0]
     if folder.name in {version for _, _, version in own}:
         version = folder.name
@@ -223,9 +225,7 @@ def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]
             raise UsageError(f"cannot read {path}, line {line}: no column {name!r}")
         row[name] = number(raw[name])
     if not isinstance(row["latency"], float) or not 0 < row["latency"] < 1e6:
-        raise UsageError(
-            f"cannot read {path}, line {line}: latency {raw['latency']!r} is no time in milliseconds"
-        )
+        raise UsageError(f"cannot read {path}, line {line}: latency {raw['latency']!r} is no time in ms")
     for name in (*COMMON[:-1], *OPTIONAL):
         row[name] = str(raw.get(name) or "")
     for name in row:
@@ -243,10 +243,8 @@ def _require_milliseconds(folder: Path, tables: Tables) -> None:
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
         is_large = row["m"] >= 4096 and row["n"] * row["k"] >= 2**20
         if is_large and not PLAUSIBLE[0] < tflops < PLAUSIBLE[1]:
-            raise UsageError(
-                f"{folder}: GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} "
-                "TFLOPS; latency is to be in milliseconds"
-            )
+            what = f"GEMM m={row['m']:g} n={row['n']:g} k={row['k']:g} would run at {tflops:.3g} TFLOPS"
+            raise UsageError(f"{folder}: {what}; latency is to be in milliseconds")
 
 
 def _plausible(tables: Tables) -> Tables:
@@ -302,8 +300,87 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
             unfit = set(by_source)
         left_out = {id(row) for row in of_op if row["kernel_source"] in unfit}
         rows[file] = [row for row in rows[file] if id(row) not in left_out]
-        notes.append(
-            f"{len(left_out)} of {len(of_op)} times of {op} are of {', '.join(sorted(unfit))}, the "
-            f"engine runs {' or '.join(run)}: left out"
-        )
+        those = f"{len(left_out)} of {len(of_op)} times of {op} are of {', '.join(sorted(unfit))}"
+        notes.append(f"{those}, the engine runs {' or '.join(run)}: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
+
+
+# Files of a set
+
+
+def table_files(folder: Path, stems: Collection[str]) -> dict[str, Path]:
+    """The file of each stem that the set has. Raises UsageError with one line where it has none."""
+    if folder.is_dir():
+        found = _in(folder, stems)
+    else:
+        system, engine, version = folder.parent.parent, folder.parent.name, folder.name
+        homes = sorted(system.glob(f"*/{engine}/{version}")) if system.is_dir() else []
+        if not homes:
+            raise UsageError(f"cannot read tables in {folder}: no such folder")
+        found = {stem: path for home in homes for stem, path in _in(home, stems).items()}
+        for home in homes:
+            found = _reused(home, stems) | found
+    if not found:
+        sets = [*folder.glob("*/*/gemm_perf.*"), *folder.glob("gemm/*/*/gemm_perf.*")]
+        names = sorted({"/".join(place.parts[-3:-1]) for place in sets})
+        wanted = f"wanted: one or more of {', '.join(stems)} as .csv or .parquet"
+        several = f"it has sets of tables: give {folder} with one of {', '.join(names)}"
+        raise UsageError(f"no tables in {folder}; {several if names else wanted}")
+    return found
+
+
+def _in(folder: Path, stems: Collection[str]) -> dict[str, Path]:
+    places = [(stem, folder / (stem + suffix)) for stem in stems for suffix in reversed(SUFFIXES)]
+    return {stem: path for stem, path in places if path.exists()}
+
+
+def _reused(home: Path, stems: Collection[str]) -> dict[str, Path]:
+    try:
+        versions = dict(REUSED.findall((home / "reuse.yaml").read_text(encoding="utf-8")))
+    except (OSError, UnicodeDecodeError):
+        return {}
+    wanted = {stem: home.parent / versions[stem] for stem in stems if stem in versions}
+    return {stem: path for stem, folder in wanted.items() for path in _in(folder, [stem]).values()}
+
+
+def read_rows(
+    path: Path, columns: Collection[str], wanted: Mapping[str, Collection[Any]]
+) -> Iterator[tuple[int, Row]]:
+    """(line, row) of those whose columns have a wanted value; a row has those of `columns` that the file has.
+
+    Raises UsageError where the file cannot be read.
+    """
+    if path.suffix == ".parquet":
+        yield from enumerate(_parquet(path, columns, wanted), 2)
+        return
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            for line, row in enumerate(csv.DictReader(file), 2):
+                if all(number(row[name]) in values for name, values in wanted.items() if name in row):
+                    yield line, row
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"cannot read {path}: {error}") from None
+
+
+def _parquet(path: Path, columns: Collection[str], wanted: Mapping[str, Collection[Any]]) -> list[Row]:
+    try:
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(f"cannot read {path}: install pyarrow, or save it as CSV") from None
+    if path.read_bytes()[:7] == b"version":
+        raise UsageError(f"{path} is not there, only Git LFS's word for it: run `git lfs pull`")
+    try:
+        names = set(pyarrow.parquet.read_schema(path).names)
+        filters = [(name, "in", list(values)) for name, values in wanted.items() if name in names]
+        chosen = [name for name in columns if name in names]
+        return pyarrow.parquet.read_table(path, columns=chosen, filters=filters or None).to_pylist()
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+
+
+def number(value: Any) -> Any:
+    """A float where it is a number, else as it stands; words like bfloat16 stay words."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return value

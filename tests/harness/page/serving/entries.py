@@ -3,8 +3,7 @@
 from typing import Any
 
 from harness.page.document import Page, PageSection
-from harness.serving.ledger.ledger import Observation, ObservationEntry, PredictionEntry
-from harness.serving.ledger.prediction import Prediction
+from harness.serving.ledger.ledger import Observation, ObservationEntry, Prediction, PredictionEntry
 
 
 def prediction(

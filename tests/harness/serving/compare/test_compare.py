@@ -6,10 +6,8 @@ import pytest
 
 from harness.errors import UsageError
 from harness.serving.clients.load import beside_each_other
-from harness.serving.compare.alike import compare
+from harness.serving.compare.alike import Quantity, compare, default_metric, engines_of, find, quantity_of
 from harness.serving.compare.identity import SERVER, require_names, with_engine
-from harness.serving.compare.quantity import Quantity, default_metric, quantity_of
-from harness.serving.compare.select import engines_of, find
 from harness.serving.schema import Finding, Metric, OfferedLoad, Parallelism, ServingRun, Totals
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW, changed, of
 

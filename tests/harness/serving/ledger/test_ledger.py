@@ -13,8 +13,10 @@ from harness.serving.ledger.ledger import (
     ENTRY,
     ChangeEntry,
     ExplanationEntry,
+    KernelChange,
     Observation,
     ObservationEntry,
+    Prediction,
     PredictionEntry,
     Setting,
     append,
@@ -22,7 +24,6 @@ from harness.serving.ledger.ledger import (
     read,
     rows,
 )
-from harness.serving.ledger.prediction import KernelChange, Prediction
 from harness.serving.ledger.report import LedgerLine, ledger_lines
 
 CHANGE = ChangeEntry(row="a", changes=(KernelChange(op="mla_decode", factor=2.0),), setting=Setting())
@@ -132,6 +133,7 @@ def test_a_prediction_made_before_the_observation_is_blind():
     assert verdicts == ["no prediction", "not observed yet"]
 
 
+ONE_PAIR = observation(-9.5, None, None).model_copy(update={"pairs": 1})
 BOUND = Prediction(quantity="itl", unit="ms", method="bound", low=-30.0, high=0.0)
 
 
@@ -143,6 +145,7 @@ BOUND = Prediction(quantity="itl", unit="ms", method="bound", low=-30.0, high=0.
     (prediction(), observation(-0.4, -0.5, -0.3), "missed"),  # small, and resolved by its interval
     (prediction(-8.0, None, None), observation(-9.0, None, None), "explained"),
     (prediction(-8.0, None, None), observation(-9.5, None, None), "missed"),
+    (prediction(-8.0, None, None), ONE_PAIR, "not resolved"),
     (prediction(None, None, None), observation(), "missed"),
     (BOUND, observation(-29.0, None, None), "bound holds"),
     (BOUND, observation(-31.0, None, None), "bound broken"),

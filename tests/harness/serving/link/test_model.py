@@ -11,9 +11,8 @@ from click.testing import CliRunner
 import kernels
 from harness.cli.serving import serving
 from harness.errors import HarnessError, UsageError
-from harness.serving.ledger.ledger import read
-from harness.serving.ledger.prediction import KernelChange
-from harness.serving.link import closed_loop
+from harness.serving.ledger.ledger import KernelChange, read
+from harness.serving.link import load as closed_loop
 from harness.serving.link.calibration import (
     PRIOR,
     SCATTER_POINTS,
@@ -29,8 +28,7 @@ from harness.serving.link.calibration import (
     tpot_rows,
     ttft_rows,
 )
-from harness.serving.link.closed_loop import DRAIN, cold_share, features, settled
-from harness.serving.link.load import KernelSums, Load, Phase
+from harness.serving.link.load import DRAIN, KernelSums, Load, Phase, cold_share, features, settled
 from harness.serving.link.model import System, link, uncalibrated
 from harness.serving.link.predictions import needs, outlook, parse_change, predict
 from harness.serving.link.times.tables import read_tables

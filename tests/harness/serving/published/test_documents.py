@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from harness.catalogue import recipes
 from harness.errors import UsageError
-from harness.serving.compare.select import published_runs
+from harness.serving.compare.alike import published_runs
 from harness.serving.published.documents import FOLDER, commands_of, configurations, documents, flags_of
 
 DOCUMENTS = documents()

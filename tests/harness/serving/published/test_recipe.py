@@ -7,8 +7,7 @@ import subprocess
 import pytest
 
 from harness.catalogue import recipes
-from harness.serving.published.documents import configurations
-from harness.serving.published.recipe import sections
+from harness.serving.published.documents import configurations, sections
 
 NAMES = sorted(configurations())
 

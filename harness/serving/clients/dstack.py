@@ -35,10 +35,14 @@ def online(draft: Draft) -> None:
 
 def offline(draft: Draft) -> None:
     """The table has the throughput of requests and of total tokens only; that of output tokens is derived."""
-    duration, out = draft.totals["duration_s"], draft.totals["output_tokens"]
+    duration, into, out = (draft.totals[name] for name in ("duration_s", "input_tokens", "output_tokens"))
     if out is not None and duration:
         how = "total_output_tokens / elapsed_time"
         draft.add("throughput", out / duration, "tok/s", scope="node", tokens="output", derived=how)
+    total = draft.row.count("total_num_tokens")
+    if total is not None and into is not None and out is not None and total != into + out:
+        message = f"total_num_tokens is {total}, but input {into} and output {out} make {into + out}"
+        draft.row.find("total_tokens", "wrong", message)
     _machine(draft)
 
 

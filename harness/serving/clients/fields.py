@@ -187,6 +187,12 @@ def _each(raw: Any, read: Callable[[Any], Any]) -> tuple[Any, ...] | None:
     return None if None in values else values
 
 
+def real(value: Any) -> float | None:
+    """The value where it is a number that can be calculated with, whatever its key; None for all else."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < LARGEST
+    return float(value) if number else None
+
+
 def plain(value: Any) -> Any:
     """The value without what JSON cannot say: numbers that are none become their names."""
     if isinstance(value, float) and not math.isfinite(value):

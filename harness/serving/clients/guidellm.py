@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from harness.serving.clients.fields import Fields
+from harness.serving.clients.fields import Fields, real
 from harness.serving.clients.files import Document, UnreadableError, objects
 from harness.serving.clients.format import Draft, formats
 from harness.serving.schema import RequestSamples
@@ -13,6 +13,7 @@ from harness.serving.schema import RequestSamples
 STATUS = "successful"
 STATUSES = (STATUS, "incomplete", "errored")
 LIMITED = ("concurrent", "throughput")  # strategies whose number is of requests in flight, and not a rate
+EXACT = 1e-3
 SAMPLED = ("prompt_tokens", "output_tokens", "time_to_first_token_ms", "request_latency")
 
 
@@ -69,6 +70,7 @@ def counts_and_config(draft: Draft) -> None:
     draft.totals |= {"completed": completed, "failed": errored}
     for side, key in (("input", "prompt_token_count"), ("output", "output_token_count")):
         draft.totals[f"{side}_tokens"] = numbers.inside(key).inside(STATUS).count("total_sum")
+    _examine_sums(draft)
     # `config` is of 0.4 and later; before it there were `args`, `worker` and `request_loader`.
     config = row.inside("config" if "config" in row.values else "args")
     strategy = config.inside("strategy")
@@ -96,6 +98,20 @@ def _complete(draft: Draft, strategy: str, incomplete: int | None) -> None:
     ]
     if (errored := draft.totals["failed"]) or incomplete:
         draft.notes[-1] += f"; {incomplete or 0} incomplete and {errored or 0} errored are in no number"
+
+
+def _examine_sums(draft: Draft) -> None:
+    """Of each distribution: its sum is its mean times its count, of all requests or of all their tokens."""
+    for path, rule in draft.format.metrics.items():
+        outer, key = draft.row.at(path)
+        fields = outer.inside(key)
+        count = fields.number("count")
+        mean, total = (real(fields.values.get(key)) for key in ("mean", "total_sum"))
+        if rule.scope != "request" or not count or mean is None or total is None:
+            continue
+        if abs(mean * count - total) > EXACT * abs(total) + 0.5:
+            message = f"{fields.where}: total_sum is {total:g}, not {count:g} x {mean:g}"
+            draft.row.find("samples", "wrong", message)
 
 
 def _derived_rates(draft: Draft) -> None:

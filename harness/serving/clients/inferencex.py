@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.serving.clients.fields import Fields
+from harness.serving.clients.fields import Fields, real
 from harness.serving.clients.format import Draft, Rule
 from harness.serving.schema import Scope, Tokens
 
@@ -32,6 +32,7 @@ def complete(draft: Draft) -> None:
     _throughputs(draft, numbers, apart, prefill, decode)
     draft.metrics += LATENCIES.read_latencies(numbers, "{statistic}_{latency}", scale=1e3)
     _load(draft)
+    _examine_speeds(draft, numbers)
     _parallelism(draft, apart, prefill, decode)
 
 
@@ -98,6 +99,15 @@ def _load(draft: Draft) -> None:
         f"lengths: the longest are {isl:g} / {osl:g}; means are {out / osl:.3g} of them, by "
         "1 + (E2E - TTFT) / TPOT output tokens"
     )
+
+
+def _examine_speeds(draft: Draft, numbers: Fields) -> None:
+    """`*_intvty` is 1 / `*_tpot`."""
+    for statistic in ("mean", "median", "p99"):
+        tpot, speed = (real(numbers.values.get(f"{statistic}_{key}")) for key in ("tpot", "intvty"))
+        if tpot and speed and not math.isclose(tpot * speed, 1, rel_tol=0.01):
+            draft.row.find("intvty", "suspect", f"{numbers.where}: {statistic}_intvty is {speed:g}, but "
+                           f"1 / {statistic}_tpot is {1 / tpot:.5g}")  # fmt: skip
 
 
 def _throughputs(draft: Draft, numbers: Fields, apart: bool, prefill: int | None, decode: int | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -30,7 +31,7 @@ def load(path: str | Path) -> list[ServingRun]:
 def load_each(path: str | Path) -> list[ServingRun]:
     """As `load`, each run by itself."""
     document = read(Path(path))
-    return _runs(document, _format(document))
+    return [run for part, known in _parts(document) for run in _runs(part, known)]
 
 
 def beside_each_other(runs: Iterable[ServingRun]) -> list[ServingRun]:
@@ -67,14 +68,28 @@ def _cached(first: ServingRun, again: ServingRun) -> str:
     )
 
 
-def _format(document: Document) -> Format:
-    every = (*formats().values(), Console(name="console"))
-    if known := next((one for one in every if one.recognises(document)), None):
-        return known
+def _parts(document: Document) -> list[tuple[Document, Format]]:
+    """The document with its format; if lines of several clients were appended to one file, each line with its
+    own."""
+    if document.kind == "jsonl":
+        lines = [replace(document, content=[row]) for row in document.content]
+        owned = [(line, format_of(line)) for line in lines]
+        if len({known.name for _, known in owned if known}) > 1:
+            stray = next((line.content[0][0] for line, known in owned if known is None), None)
+            if stray is not None:
+                raise UnreadableError(f"cannot read {document.path}, line {stray}: of no known client")
+            return [(line, known) for line, known in owned if known]
+    if known := format_of(document):
+        return [(document, known)]
     if what := _other(document):
         raise UnreadableError(f"cannot read {document.path}: {what}")
     unknown = f"of no known client{_nearest(document)}; known: {', '.join(formats())}"
     raise UnreadableError(document.broken or f"cannot read {document.path}: {unknown}")
+
+
+def format_of(document: Document) -> Format | None:
+    every = (*formats().values(), Console(name="console"))
+    return next((known for known in every if known.recognises(document)), None)
 
 
 def _nearest(document: Document) -> str:

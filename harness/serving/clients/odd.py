@@ -11,6 +11,7 @@ from harness.serving.clients.format import STATISTIC, Draft, Rule, scale_inside
 from harness.serving.schema import RequestSamples, Tokens
 
 DEGREES = {"tensor_parallel_size": "tp", "pipeline_parallel_size": "pp", "data_parallel_size": "dp"}
+EXACT = 1e-3  # between a mean and the same mean elsewhere
 EARLIEST_S = -0.1  # a request is sent no earlier than that before its time, whatever its timer's grain
 APART = 0.02  # between the client's and the server's count of tokens; beyond it a number is not comparable
 
@@ -129,12 +130,16 @@ def _count(row: Fields, key: str, unit: str) -> int | None:
 
 
 def _examine_counts(draft: Draft) -> None:
-    """Tokens beside what the server counted. If the file has no total, it follows from their mean."""
+    """Tokens beside their mean, and beside what the server counted. If the file has no total, it follows
+    from the mean of the lengths."""
     row, totals, completed = draft.row, draft.totals, draft.totals["completed"]
     for kind in ("output", "input"):
         mean, counted = draft.value(f"{kind}_len", tokens=kind), totals[f"{kind}_tokens"]
         if counted is None and mean is not None and completed:
             totals[f"{kind}_tokens"] = round(mean * completed)
+        elif mean is not None and counted and completed and abs(mean * completed / counted - 1) > EXACT:
+            draft.find(f"{kind}_length", "wrong", f"{kind} tokens are {counted} of {completed} requests, "
+                       f"{counted / completed:g} each, but their mean is said to be {mean:g}")  # fmt: skip
     for kind, key in (("output", "completion"), ("input", "prompt")):
         counted, by_server = totals[f"{kind}_tokens"], _count(row, f"total_usage_{key}_tokens", "tokens")
         if counted and by_server and abs(counted - by_server) > APART * max(counted, by_server):

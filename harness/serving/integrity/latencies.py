@@ -6,7 +6,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
+from typing import Any
 
+from harness.serving.clients.fields import real
 from harness.serving.integrity.common import (
     EXACT,
     MARGIN,
@@ -36,6 +38,7 @@ LOOSER = 1 + MARGIN
 FEW = 3  # requests
 SKEWED = 3  # times the median
 NEARLY = 0.85  # of the deviation that a single long request makes
+SPELLINGS = {"avg": "mean", "average": "mean", "minimum": "min", "maximum": "max"}
 
 
 def statistics(run: ServingRun) -> dict[str, dict[str, float]]:
@@ -68,8 +71,8 @@ def distributions(run: ServingRun) -> dict[str, dict[str, float]]:
 
 
 def order(run: ServingRun) -> Iterator[Finding]:
-    """Quantiles rise; the mean lies between min and max; p50 is the median."""
-    for name, known in distributions(run).items():
+    """Quantiles rise; the mean lies between min and max; p50 is the median: of all that was kept."""
+    for name, known in [*distributions(run).items(), *_kept(run.extra, "")]:
         ranked = sorted((q, s) for s in known if (q := quantile(s)) is not None)
         pairs = [(low, high) for (_, low), (_, high) in pairwise(ranked)]
         pairs += [p for p in (("min", "mean"), ("mean", "max")) if known.keys() >= set(p)]
@@ -80,6 +83,17 @@ def order(run: ServingRun) -> Iterator[Finding]:
                 values = {"low": low, "a": known[low], "high": high, "b": known[high]}
                 how = "not_same" if same else "wrong_way"
                 yield found("percentile_order", "wrong", how, name=name, **values)
+
+
+def _kept(extra: Mapping[str, Any], path: str) -> Iterator[tuple[str, dict[str, float]]]:
+    """Statistics of what has no place in a run, by where they stand."""
+    numbers = {SPELLINGS.get(key, key): real(value) for key, value in extra.items()}
+    known = {key: number for key, number in numbers.items() if number is not None}
+    if sum(1 for key in known if quantile(key) is not None) > 1:
+        yield path, known
+    for key, value in extra.items():
+        if isinstance(value, Mapping):
+            yield from _kept(value, f"{path} {key}".strip())
 
 
 def quantile_limits(mean: float, std: float, at: float) -> tuple[float, float]:

@@ -19,6 +19,7 @@ GPUS = 8
 LONG = 256  # tokens of a prompt from which on its prefill is no shorter than a decode step
 OF_A_STEP = 0.95  # of a decode step: no prefill is shorter than that, since it reads the same weights
 MOST_ACCEPTED = 64  # tokens a step of speculative decoding
+LARGEST_NODE = 72  # GPUs, of GB200 NVL72
 
 
 def latencies(run: ServingRun) -> Iterator[Finding]:
@@ -42,6 +43,9 @@ def rates(run: ServingRun) -> Iterator[Finding]:
         if metric.value > (PER_GPU * gpus if gpus else ALL):
             values = {"kind": metric.tokens, "throughput": metric.value, "gpus": gpus or "all"}
             yield found("plausible", "suspect", "of_gpus", **values)
+        if metric.scope == "request" and metric.value > 1e3 / FASTEST_STEP_MS:
+            values = {"name": metric.name, "statistic": metric.statistic, "value": metric.value}
+            yield found("plausible", "suspect", "of_request", **values)
 
 
 def prefill(run: ServingRun) -> Iterator[Finding]:
@@ -67,6 +71,8 @@ def layout(run: ServingRun) -> Iterator[Finding]:
     for name, degree in degrees.items():
         if degree < 1 or (run.gpus and degree > run.gpus):
             yield _impossible(name, degree, f"over {run.gpus} GPUs" if degree else "of anything")
+    if run.gpus and run.nodes and run.gpus > LARGEST_NODE * run.nodes:
+        yield _impossible("gpus", run.gpus, f"of {run.nodes} nodes")
     tp, ratio = run.parallelism.tp, run.workload.range_ratio
     if run.gpus and tp and tp < run.gpus and run.gpus % tp and not run.parallelism.disaggregated:
         yield _impossible("tp", tp, f"of {run.gpus} GPUs, which are no multiple of it")

@@ -19,6 +19,7 @@ from harness.serving.integrity.common import (
     MARGIN,
     apart,
     broken,
+    equal_lengths,
     found,
     output_length,
     stated,
@@ -160,6 +161,21 @@ def means(run: ServingRun) -> Iterator[Finding]:
                 yield broken(run, "samples", "wrong", "statistic", value=value, of_samples=exact, **about)
 
 
+def users(run: ServingRun) -> Iterator[Finding]:
+    """What a user sees is tokens of a request over its time: if all are equally long, no less than tokens
+    over the mean time (Jensen's inequality)."""
+    value, samples = run.value("throughput_per_user", "mean"), run.samples
+    e2e, length = stated(run, "e2e", "mean"), output_length(run)
+    expected, least, most = (length / e2e * 1e3 if e2e and length else 0.0), 0.5, 2.0
+    if equal_lengths(run):
+        least, most = 1 - MARGIN, 1 + MARGIN if run.totals.completed == 1 else 1.5
+    if len(samples.output_lens) == len(samples.e2es_ms) > 0 and min(samples.e2es_ms) > 0:
+        expected = float(np.mean(np.array(samples.output_lens) / np.array(samples.e2es_ms))) * 1e3
+        least, most = 1 - MARGIN, 1 + MARGIN
+    if value and expected and not least < value / expected < most:
+        yield broken(run, "throughput_per_user", "suspect", "apart", value=value, expected=expected)
+
+
 def single_requests(run: ServingRun) -> Iterator[Finding]:
     """A request's time is that of its first token and of all others after it, and little more. The lists are
     of the same requests in the same order: what adds up over all requests does so in each."""
@@ -215,4 +231,4 @@ def _of_completed(run: ServingRun) -> bool:
     return counts == {run.totals.completed} and min(run.samples.output_lens, default=1) > 0
 
 
-RULES = (lists, sums, means, single_requests)
+RULES = (lists, sums, means, users, single_requests)

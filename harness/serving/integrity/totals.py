@@ -20,6 +20,9 @@ from harness.serving.integrity.common import (
 )  # fmt: skip
 from harness.serving.schema import Finding, OfferedLoad, ServingRun, Severity
 
+LOGGED_STEPS = 40  # of decode between two of the server's own rates (SGLang's --decode-log-interval)
+TAIL = 10.0  # times the mean rate: what no step of decode exceeds
+AGREE = 2.0  # a factor: the mean over all steps and the rate of the last, slower ones
 LOST = 0.5  # of the server's count, below which text went missing
 RETOKENISED = (0.8, 1.25)  # of the server's count; dstack's 54 rows lie between 0.957 and 1
 NEVER_ZERO = ("total", "mean", "median", "p99", "max")  # of a time; ITL's median may be
@@ -129,6 +132,17 @@ def _longest_output(load: OfferedLoad, count: int) -> float:
     return 1 + MARGIN + 3 * deviation
 
 
+def between_rates(run: ServingRun) -> Iterator[Finding]:
+    """If no duration is said: tokens a second over requests a second are tokens of a request."""
+    requests, length = run.metric("request_throughput"), run.value("output_len", "mean")
+    if run.totals.duration_s or requests is None or requests.derived or not length or not requests.value:
+        return
+    tokens = run.value("throughput", "total", "output", requests.scope)
+    if tokens and apart(tokens / requests.value, length, tokens, requests.value) > MARGIN:
+        values = {"tokens": tokens, "requests": requests.value, "each": tokens / requests.value}
+        yield broken(run, "throughput", "wrong", "between_rates", length=length, **values)
+
+
 def completion(run: ServingRun) -> Iterator[Finding]:
     """All that was sent came back."""
     completed, failed, sent = run.totals.completed, run.totals.failed, run.workload.num_prompts
@@ -223,6 +237,22 @@ def batch_in_lockstep(run: ServingRun) -> Iterator[Finding]:
             yield broken(run, name, "wrong", "apart", how=how, hint=likely, **values)
 
 
+def last_interval(run: ServingRun) -> Iterator[Finding]:
+    """Decoding beside the server's own rate of its last or steady steps, if there were enough of them for
+    that rate to be of this batch."""
+    length, decode = run.workload.output_len or 0, run.value("decode_throughput", "total")
+    mean = run.value("throughput", "total", "output")
+    for name in ("last_gen_throughput", "steady_state_output_throughput"):
+        own = run.value(name)
+        values = {"name": name, "own": own}
+        if own and mean and own > TAIL * mean:
+            likely = hint(run, own / mean)
+            yield broken(run, "decode_throughput", "suspect", "above_mean", mean=mean, hint=likely, **values)
+        elif own and decode and length > LOGGED_STEPS and not 1 / AGREE < decode / own < AGREE:
+            values |= {"decode": decode, "hint": hint(run, decode / own)}
+            yield broken(run, "decode_throughput", "suspect", "unlike_server", **values)
+
+
 def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
     """If nobody counted tokens: those asked for, over the whole time."""
     totals, load = run.totals, run.workload
@@ -244,6 +274,6 @@ def batch_as_asked(run: ServingRun) -> Iterator[Finding]:
 
 
 RULES = (
-    rates, sum_of_kinds, lengths, completion, sent, zeros, goodput, retokenised,
-    batch_in_lockstep, batch_as_asked,
+    rates, sum_of_kinds, lengths, between_rates, completion, sent, zeros, goodput, retokenised,
+    batch_in_lockstep, last_interval, batch_as_asked,
 )  # fmt: skip

@@ -167,6 +167,17 @@ def test_a_file_larger_than_a_client_writes_is_refused(tmp_path, monkeypatch, na
         load(tmp_path / name)
 
 
+def test_lines_of_several_clients_in_one_file(tmp_path):
+    both = ("sglang_bench_one_batch_0.5.9.jsonl", "sglang_bench_one_batch_server_0.5.9.jsonl")
+    text, path = "".join((DATA / name).read_text() for name in both), tmp_path / "a.jsonl"
+    path.write_text(text)
+    clients = [(run.client.split("_")[-1], run.source.split(":")[-1]) for run in load(path)]
+    assert clients == [("batch", "1"), ("batch", "2"), ("server", "3"), ("server", "4")]
+    path.write_text(text + '{"something": "else"}\n')
+    with pytest.raises(UnreadableError, match="line 5: of no known client"):
+        load(path)
+
+
 @pytest.mark.parametrize(("table", "says"), [
     ({"lod": {}}, "lod"), ({"load": {"speed": "a"}}, "speed: no field of OfferedLoad"),
     ({"metrics": {"a": {"unit": "ms"}}}, "either a name or latencies"),

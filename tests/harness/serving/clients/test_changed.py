@@ -126,7 +126,7 @@ CHANGES = [
     ("vllm_latency_0.32.json", {"avg_latency": by(1.3)}), ("vllm_latency_0.32.json", {"percentiles": [1.0]}),
     ("vllm_latency_0.32.json", {"latencies/0": -1.0}),
     (BENCH, {"streaming_metrics/avg_ttft_ms": by(1.3)}), (AGG, {"osl": by(0.5)}), (AGG, {"osl": by(8)}),
-    (AGG, {"conc": by(4)}),
+    (AGG, {"conc": by(4)}), (AGG, {"median_intvty": by(2.0)}),
     ("genai_perf.json", {"output_token_throughput/avg": by(1.4)}),
     (AIPERF, {"output_sequence_length/avg": by(1.1)}), (GUIDE, {f"{G_TTFT}/total_sum": by(2.0)}),
 ]  # fmt: skip

@@ -164,6 +164,8 @@ def test_a_run_that_holds_has_no_finding(places):
     (also("max_output_tokens_per_s", 9.0, "tok/s", "max"), "peak", "suspect", "fewer than the mean of"),
     (each(also("tokens_per_user", 9.0, "1", "mean"), also("tokens_per_user", 8.0, "1", "max")),
      "percentile_order", "wrong", "mean 9 and max 8 are the wrong way round"),
+    (also("throughput_per_user", 20.0, "tok/s", "mean", "request"), "throughput_per_user", "suspect",
+     "is 20 tok/s"),
     (said(extra={"total_output_tokens_retokenized": 32000}), "retokenised", "note", ""),
     (LATE, "e2e_identity", "note", ""),  # guidellm's request ends with its response
 ])  # fmt: skip
@@ -283,6 +285,7 @@ EIGHT, EIGHTY = (OfferedLoad(concurrency=8, request_rate=0.0, num_prompts=sent) 
 COUNTED = {"nodes": 1, "totals": Totals(duration_s=16.94, output_tokens=2048)}
 ITL = {"mean": 100.0, "median": 0.5}
 OF_ONE_TOKEN = Totals(completed=8, output_tokens=8)
+RATES = (_metric("request_throughput", 20.25, "req/s"), _metric("throughput", 648, "tok/s", tokens="output"))
 UNSAID = {"unit": "tok/s", "scope": "node", "tokens": "unknown"}
 
 
@@ -307,6 +310,8 @@ UNSAID = {"unit": "tok/s", "scope": "node", "tokens": "unknown"}
       for severity, name, unit, value in (("suspect", "tpot", "ms", 0.05), (None, "tpot", "ms", 5.0),
                                           ("suspect", "prefill", "ms", 1e8),
                                           ("suspect", "throughput", "tok/s", 1e9))],
+    *[("throughput", severity, (*RATES, _metric("output_len", length, "tokens", "request", "mean")), {})
+      for length, severity in ((32.0, None), (40.0, "wrong"), (25.0, "wrong"))],
     *[("zero", severity, (_metric(name, 0.0, "ms", "request", "mean"),), {"totals": OF_ONE_TOKEN})
       for name, severity in (("tpot", "note"), ("ttft", "suspect"))],
     *[("throughput", severity, (Metric(name="throughput", value=value, **UNSAID),), COUNTED)
@@ -327,6 +332,7 @@ def batch_run(prefill=16 * 1024 / 0.8, decode=16 * 64 / 1.1, total=16 * 1088 / 1
     return small(
         _metric("prefill_throughput", prefill, "tok/s", tokens="input"),
         _metric("decode_throughput", decode, "tok/s", tokens="output"),
+        _metric("last_gen_throughput", 918.0, "tok/s", tokens="output"),
         _metric("throughput", total, "tok/s", tokens="total"),
         _metric("ttft", 800.0, "ms", "request", "max"), totals=Totals(duration_s=1.9),
         workload=OfferedLoad(input_len=1024, output_len=64, num_prompts=16, concurrency=16, request_rate=0.0),

@@ -289,7 +289,7 @@ def _variables(of: Configuration) -> list[str]:
     by_note: dict[str, dict[str, None]] = {}
     for name in of.environments.values():
         for variable in recipes.find(name).variables:
-            if variable.note and not variable.note.startswith("for "):  # that says only who reads it
+            if variable.note and not variable.note.startswith("for "):  # that names only what reads it
                 by_note.setdefault(variable.note, {})[variable.name] = None
     return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
 

@@ -1,4 +1,4 @@
-"""The ledger: lines are added whole whoever else writes, older ledgers load, and what counts as explained."""
+"""The ledger: lines are whole though another process writes, older ledgers load, what counts as explained."""
 
 import json
 import multiprocessing

@@ -98,7 +98,7 @@ def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) 
 
 T90 = 1.7
 """Deviations to either side of a 90 % interval: between Student's t of 10 degrees of freedom and normal."""
-TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.05, 0.2, 6
+TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.06, 0.25, 6
 """Of single points about the fitted, as a share, and how many points that is worth beside a system's own."""
 OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
 BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
@@ -244,7 +244,7 @@ def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Con
 
 
 PRIOR = Constants(
-    Normal.of((3.73, 0.747, 1.10), (1.91, 0.164, 0.452), (-0.56, -0.22, 0.61)),
-    Normal.of((54.9, 1.09, 1480, 32.1), (30, 0.408, 987, 51.3), (-0.21, -0.14, -0.27, -0.48, 0.68, -0.29)),
+    Normal.of((3.67, 0.751, 1.26), (1.95, 0.156, 0.341), (-0.56, -0.06, 0.42)),
+    Normal.of((49.8, 1.20, 1370, 44.5), (33.2, 0.275, 900, 43.2), (-0.47, -0.08, -0.42, -0.33, 0.52, -0.13)),
 )
 """`learnt_constants` of all stored series, rounded: the end of `serving validate --json` has it."""

@@ -24,8 +24,10 @@ ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over
 # that they are qkv_a and q_b, which SGLang calls as often, is our reading.
 BLOCK_OF_K_US = {("gfx942", "sglang"): 2.2}
 # What a step takes beside these kernels, and for each of its tokens, on MI325X with SGLang: by the TPOT of 4
-# requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json.
-BETWEEN_US = {("gfx942", "sglang"): (4.7e3, 20.0)}
+# requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json. A token's 20 us
+# are taken for bytes that SGLang's small kernels move on AMD; ATOM and vLLM have kernels of their own.
+BETWEEN_US = {("gfx942", "sglang"): 4.7e3}
+TOKEN_BYTES = 120e6
 # MLA on gfx942 takes so many times what data sheets make of the H200's: TPOT of MI325X grows that much faster
 # with the context. MI300X's points set nothing of these.
 SLOWER_MLA = {"gfx942": 4.0}
@@ -51,8 +53,9 @@ class AssumedTables(Tables):
         here, where = data_sheet(hardware), f"assumed from {base.where} by data sheets"
         if not here:
             raise UsageError(f"there is no data sheet of {hardware} to assume times by")
-        between_us = BETWEEN_US.get((here["arch"], engine), (0.0, 0.0))
-        there = data_sheet(BASE)
+        arch, there = here["arch"], data_sheet(BASE)
+        token_us = TOKEN_BYTES / here["tbps"] / 1e6 if arch.startswith("gfx") and engine == "sglang" else 0.0
+        between_us = BETWEEN_US.get((arch, engine), 0.0), token_us
         return cls(hardware, engine, base.version, where, {}, base, here, there, between_us=between_us)
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:

@@ -1,5 +1,6 @@
 """The model as a whole: least squares, the closed loop, changes of kernels, validation. Numbers by hand."""
 
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -32,7 +33,15 @@ from harness.serving.link.load import DRAIN, KernelSums, Load, Phase, cold_share
 from harness.serving.link.model import System, link, uncalibrated
 from harness.serving.link.predictions import needs, outlook, parse_change, predict
 from harness.serving.link.times.tables import read_tables
-from harness.serving.link.validation import ON_ALL, ON_TWO, UNCALIBRATED, Validation, stored_series, validated
+from harness.serving.link.validation import (
+    ON_ALL,
+    ON_TWO,
+    UNCALIBRATED,
+    Validation,
+    _learnt,
+    stored_series,
+    validated,
+)
 from harness.serving.names import data_sheet
 from tests.support.serving_link_tables import US, written
 
@@ -394,6 +403,27 @@ def test_errors_and_coverage_are_as_documents_promise(validation):
         assert found.covered >= 0.85 * found.points and found.width <= width, (mode, quantity)
     assert validation.holds
     assert sum(len(server.rows) for server in validation.servers if server.left_out) > 0
+
+
+@pytest.mark.slow
+def test_any_two_points_of_one_length_predict_the_other_lengths():
+    """Of every server, with constants learnt from the other machines and engines."""
+    measured = {
+        one: uncalibrated(one.system).measured(one.points, one.system.warm) for one in stored_series()
+    }
+    kept = {one: points for one, points in measured.items() if not one.left_out}
+    errors, inside = [], []
+    for kind in {one.kind for one in kept}:
+        prior = _learnt({one: points for one, points in kept.items() if one.kind != kind})
+        own = [one for one in kept if one.kind == kind]
+        for near, far in ((a, b) for a in own for b in own if a is not b and a.server == b.server):
+            for pair in itertools.combinations(kept[near], 2):
+                constants = prior.fitted(pair)
+                for each in kept[far]:
+                    found, tpot_ms = constants.served(each.sums, each.cold).tpot, each.point.tpot_ms
+                    errors.append(abs(found.value / tpot_ms - 1))
+                    inside.append(found.low <= tpot_ms <= found.high)
+    assert len(errors) > 3000 and np.mean(errors) <= 0.07 and np.mean(inside) >= 0.9
 
 
 def test_the_prior_is_what_the_series_teach(validation):

@@ -120,17 +120,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point with the kernel sums of its load. cold: how cold its first wave found the server"""
+    """A point with the kernel sums of its load."""
 
     point: Point
     sums: KernelSums
-    cold: float
 
     @functools.cached_property
     def features(self) -> Features:
         """At what was measured."""
         steady = self.point.ttft_median_ms or self.point.ttft_ms or 0.0
-        return features(self.sums, self.point.tpot_ms, steady, self.cold)
+        return features(self.sums, self.point.tpot_ms, steady)
 
 
 def tpot_rows(measured: Sequence[Measured]) -> Rows:
@@ -209,9 +208,9 @@ class Constants:
         pairs = ((tpot, of_tpot), (ttft, of_ttft))
         return Constants(of_tpot, of_ttft, *(rows.scatter_about(of, SCATTER_POINTS, 2) for rows, of in pairs))
 
-    def served(self, sums: KernelSums, cold: float) -> Served:
+    def served(self, sums: KernelSums) -> Served:
         """Raises HarnessError where the batch does not settle."""
-        found = settled(sums, self.tpot.mean, self.ttft.mean, cold)
+        found = settled(sums, self.tpot.mean, self.ttft.mean)
         tpot = _value(self.tpot, found.tpot, 0.0, self.tpot_scatter)
         steady = _value(self.ttft, found.steady, found.waiting, self.ttft_scatter)
         mean = _value(self.ttft, found.mean, found.waiting_mean, self.ttft_scatter)

@@ -194,7 +194,7 @@ def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Pr
 
 def _quantities(link: Link, sums: KernelSums) -> Array:
     """Of the central case, in the order of QUANTITIES."""
-    served = link.constants.served(sums, link.cold(sums.load))
+    served = link.constants.served(sums)
     values = (served.tpot, served.ttft_mean, served.output)
     return np.array([*(each.value for each in values), served.decode_ms, served.prefill_ms])
 
@@ -265,11 +265,9 @@ def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need,
 
 
 def _need(link: Link, sums: KernelSums, target_ms: float | None, ops: tuple[str, ...]) -> Need:
-    cold = link.cold(sums.load)
-
     def tpot(factor: float) -> float:
         changes = [KernelChange(op=op, factor=factor) for op in ops]
-        return link.constants.served(applied(sums, changes, link.in_server)[1], cold).tpot.value
+        return link.constants.served(applied(sums, changes, link.in_server)[1]).tpot.value
 
     before, limit = tpot(1.0), tpot(INFINITE)
     factor = None

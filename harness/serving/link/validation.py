@@ -159,7 +159,7 @@ def validated(hardware: str = "", engine: str = "") -> Validation:
         raise UsageError(f"no stored series is of that system; there are: {known}")
     by_system = {system: uncalibrated(system) for system in {series.system for series in stored_series()}}
     models = {series: by_system[series.system] for series in stored_series()}
-    measured = {series: each.measured(series.points, series.system.warm) for series, each in models.items()}
+    measured = {series: each.measured(series.points) for series, each in models.items()}
     priors = {}
     for kind in {series.kind for series in wanted}:
         priors[kind] = _learnt({one: points for one, points in measured.items() if one.kind != kind})
@@ -192,7 +192,7 @@ def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable
         constants = prior.fitted(fit)
         left = [one for one in of_server if not fit or one is not shortest]
         for series, each in [(one, each) for one in left for each in of_server[one]]:
-            served, point = constants.served(each.sums, each.cold), each.point
+            served, point = constants.served(each.sums), each.point
             output = (point.output_tok_s_gpu or 0.0) * series.system.tp
             predicted = (served.tpot, served.ttft_mean, served.output)
             seen = (point.tpot_ms, point.ttft_ms, output)

@@ -222,10 +222,10 @@ class Constants:
             tpot,
             steady,
             mean,
-            Value.of(found.output(life), share),
+            Value.of(sums.load.output(life), share),
             decode_ms=a + k * float(found.tpot[1]),
             stall_ms=p * float(found.tpot[2]),
-            prefill_ms=float(self.ttft.mean[1]) * found.prefill_ms,
+            prefill_ms=float(self.ttft.mean[1]) * sums.prefill.ms(1),
             features=found,
         )
 

@@ -87,6 +87,12 @@ class Load:
         """Prompts that one prefill step takes."""
         return max(self.prefill_tokens / self.mean_isl, 1.0)
 
+    def output(self, life_ms: float) -> float:
+        """Tokens/s of the instance over a whole run, of requests that live so long. At its end fewer and
+        fewer are in flight."""
+        drained = DRAIN if self.concurrency > 1 and self.range_ratio < 1 else 0.0
+        return self.concurrency * self.mean_osl / life_ms * 1e3 * self.waves / (self.waves + drained)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -174,26 +180,16 @@ class Features:
     mean:    of the same constants: TTFT over the whole run
     waiting, waiting_mean: ms of either TTFT that no constant is of: for the end of a decode step, for memory
     batch:   requests that decode together
-    prefill_ms: of one prompt, by the kernels alone
     queue_ms: of `waiting`, what a request waits for memory
     """
 
-    load: Load
     tpot: Array
     steady: Array
     mean: Array
     waiting: float
     waiting_mean: float
     batch: float
-    prefill_ms: float
     queue_ms: float
-
-    def output(self, life_ms: float) -> float:
-        """Tokens/s of the instance over a whole run, of requests that live so long. At its end fewer and
-        fewer are in flight."""
-        load = self.load
-        drained = DRAIN if load.concurrency > 1 and load.range_ratio < 1 else 0.0
-        return load.concurrency * load.mean_osl / life_ms * 1e3 * load.waves / (load.waves + drained)
 
 
 def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
@@ -219,7 +215,6 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
     steady = np.array([1.0, prefilling, 0.0, 0.0])
     first = np.array([1.0, mean, sums.cold, sums.cold * (c + 1) / 2])
     return Features(
-        load=load,
         tpot=np.array([1.0, sums.decode.ms(batch), stall]),
         steady=steady,
         mean=(first + (waves - 1) * steady) / waves,
@@ -227,7 +222,6 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
         # The first wave finds the memory empty: it waits half as long for it.
         waiting_mean=(waves - 1) / waves * (waiting + queue) + queue / 2 / waves,
         batch=batch,
-        prefill_ms=one,
         queue_ms=queue,
     )
 

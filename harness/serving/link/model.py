@@ -67,7 +67,6 @@ class Link:
 
     system:          with its hardware and engine named
     constants:       fitted to own points, or those of other systems
-    calibrated_with: the files of the points; empty: none
     notes:           what was taken for granted, one line each
     """
 
@@ -75,7 +74,6 @@ class Link:
     structure: Structure
     constants: Constants = PRIOR
     memory_gb: float | None = None
-    calibrated_with: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -132,8 +130,7 @@ def link(system: System | None = None) -> Link:
     measured = model.measured(points)
     for each in measured:
         require_plausible(each, model.served(each.point.load).tpot.value)
-    constants, known = PRIOR.fitted(measured), (*model.notes, *notes)
-    return replace(model, constants=constants, calibrated_with=system.calibrate, notes=known)
+    return replace(model, constants=PRIOR.fitted(measured), notes=(*model.notes, *notes))
 
 
 def _is_set(path: str) -> bool:

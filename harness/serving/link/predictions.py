@@ -159,7 +159,7 @@ class Outlook:
 def outlook(link: Link, load: Load) -> Outlook:
     sums, served = link.sums(load), link.served(load)
     found = served.features
-    of_stall = served.stall_ms / max(found.prefill_ms, 1e-9)
+    of_stall = served.stall_ms / max(sums.prefill.ms(1), 1e-9)
     beside_ms = float(link.constants.tpot.mean[0])
     # ms in decode steps, ms in stalls, where from, calls
     parts: dict[str, tuple[float, float, str, int]] = {BESIDE: (beside_ms, 0.0, "calibration", 1)}

@@ -274,11 +274,10 @@ def routed(tables: Tables, config: ModelConfig, tokens: float, tp: int, ep: int)
     topk = config.num_experts_per_tok
     all_hit = config.n_routed_experts / topk  # tokens that hit every expert if they share none
     share = experts_hit(config, tokens) / config.n_routed_experts
-    busiest = 1.0
     if ep > 1:
-        local, busiest = config.n_routed_experts / ep, BUSIEST
+        local = config.n_routed_experts / ep
         share = min(share + SLOWEST_OF_8 * math.sqrt(share * (1 - share) / local), 1.0)
-    us = tables.moe(share * all_hit, tp, ep, BALANCED) * busiest
+    us = tables.moe(share * all_hit, tp, ep, BALANCED) * (BUSIEST if ep > 1 else 1.0)
     if tokens <= all_hit:
         return us
     return us * tables.moe(tokens, tp, ep, BALANCED) / tables.moe(all_hit, tp, ep, BALANCED)

@@ -151,8 +151,8 @@ def test_what_memory_does_not_hold_waits_and_requests_of_one_length_are_in_step(
     step = features(sums(Load(1000, 401, 8, 1.0, prefill_tokens=2000)), 10.0, 100.0)
     assert step.batch == 8 and step.steady[1] == pytest.approx(35 * 2.5, rel=1e-3)
     assert step.tpot[2] == pytest.approx(35 * (4 - 2.5) / 400, rel=1e-3)
-    assert (step.waiting, step.output(1000.0)) == (0.0, pytest.approx(8 * 401))
-    assert found.output(1000.0) == pytest.approx(8 * 300.75 * 10 / (10 + DRAIN))
+    assert (step.waiting, Load(1000, 401, 8, 1.0).output(1000.0)) == (0.0, pytest.approx(8 * 401))
+    assert load.output(1000.0) == pytest.approx(8 * 300.75 * 10 / (10 + DRAIN))
 
 
 @pytest.mark.parametrize(("engine", "warm", "isl", "share"), [

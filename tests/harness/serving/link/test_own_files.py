@@ -174,7 +174,6 @@ def test_files_calibrate_as_the_points_in_them(tmp_path):
     wanted = PRIOR.fitted(found.measured(plain))
     assert found.constants.tpot.mean == pytest.approx(wanted.tpot.mean)
     assert found.constants.ttft.mean == pytest.approx(wanted.ttft.mean)
-    assert found.calibrated_with == tuple(files)
     assert "calibrated on 5 at 1024 in, 1024 out: [4, 8, 16, 32, 64] in flight" in found.notes
     assert any(note.startswith("the points do not say their hardware, GPUs, ") for note in found.notes)
     warm = link(System(calibrate=tuple(files), warm=True))

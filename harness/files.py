@@ -90,6 +90,20 @@ class JsonLines(Generic[Kind]):
                 raise UsageError(f"cannot read {self.path}, line {number}: {mistake(error)}") from None
 
 
+def read_toml(path: Path) -> JsonObject:
+    """What a TOML file says. Raises UsageError."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a mistake in the TOML, or bytes that are no UTF-8
+        raise UsageError(f"cannot read {path}: {error}") from None
+
+
 def replace(path: Path, content: str | bytes) -> None:
     """Writes a file, and its folder where there is none, so that whoever reads it has all of the old or of
     the new. Raises OSError, the file then as it was."""

@@ -13,7 +13,7 @@ import click
 from harness.cli.interrupt import interruptible
 from harness.cli.options import json_option
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
-from harness.files import require_writable, write
+from harness.files import read_toml, require_writable, write
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
@@ -110,12 +110,12 @@ def _plan(
     **_: object,
 ) -> Plan | None:
     """Of the file or the options; None where neither says anything."""
-    from harness.serving.ab.plan import made, parse_arm, read_plan
+    from harness.serving.ab.plan import made, parse_arm
 
     if file and (launch or client or arms):
         raise UsageError("give FILE.toml, or --launch, --client and --arm, not both")
     if file:
-        return made({**read_plan(file), **changes}, file)
+        return made({**read_toml(Path(file)), **changes}, file)
     if not (launch or client or arms):
         return None
     parsed = [parse_arm(text) for text in arms]

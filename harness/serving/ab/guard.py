@@ -91,7 +91,7 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
                 os.kill(child, signal.SIGTERM)
         until, left = time.monotonic() + grace / 3, True
         while left and time.monotonic() < until:
-            left = bool(_descendants())  # before they are collected: the last one's code must not be missed
+            left = bool(descendants(os.getpid()))  # before they are collected: the last one's code must not be missed
             ended = _reap(child)
             code = code if ended is None else ended
             time.sleep(TICK_S if left else 0)
@@ -101,7 +101,7 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
 def _kill_all(child: int) -> None:
     """Those that are being started while others are killed are found in the next round."""
     until = time.monotonic() + MOST_S
-    while (pids := _descendants()) and time.monotonic() < until:
+    while (pids := descendants(os.getpid())) and time.monotonic() < until:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -122,15 +122,15 @@ def _reap(child: int) -> int | None:
     return code
 
 
-def _descendants() -> list[int]:
-    """All living ones, ancestors first."""
+def descendants(root: int) -> list[int]:
+    """All living ones of a process, ancestors first."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError, IndexError, ValueError):
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
             parents[int(name)] = (int(parent), state not in (b"Z", b"X"))
-    pids, queue = [], [os.getpid()]
+    pids, queue = [], [root]
     while queue:
         above = queue.pop()
         children = [pid for pid, (parent, _) in parents.items() if parent == above]

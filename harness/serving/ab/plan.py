@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,11 +18,6 @@ from harness.files import JsonObject
 from harness.plan.arms import UNSET
 from harness.plan.budget import parse_seconds
 from harness.serving.schema import StrictRecord
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 METRICS = ("tpot", "ttft", "ttft_median", "throughput")
 CONTAINERS = ("docker", "podman", "nerdctl")
@@ -157,16 +151,6 @@ class Command:
         sets = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if value is not None]
         unset = [f"-u {name}" for name, value in self.variables.items() if value is None]
         return " ".join([*(["env", *unset] if unset else []), *sets, shlex.join(self.words)])
-
-
-def read_plan(path: str) -> JsonObject:
-    """What a TOML file says. Raises UsageError."""
-    try:
-        return tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
 
 
 def made(values: Mapping[str, object], where: str) -> Plan:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.machine.provenance import steers
+from harness.serving.ab.guard import descendants
 from harness.serving.ab.plan import FOREIGN, Command
 
 if TYPE_CHECKING:
@@ -109,16 +110,6 @@ class Guarded:
             self.wait(self.most_s)
             os.close(self._words)
             self.guard.wait(timeout=ENDED_S)
-
-    def pids(self) -> list[int]:
-        """Of all that stands under the guard."""
-        pids, queue = [], [self.guard.pid]
-        while queue:
-            pids.append(pid := queue.pop())
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                with contextlib.suppress(OSError):
-                    queue += map(int, children.read_text().split())
-        return pids[1:]
 
     def lines(self) -> list[str]:
         """The last ones of its log that say anything."""
@@ -212,10 +203,14 @@ class Server(Guarded):
     def owned(self) -> bool | None:
         """Whether a process of this launch listens on the port; None: it cannot be told (a container's
         sockets are not those of the command that started it)."""
-        sockets = listening(self.port)
-        if Path(self.command.words[0]).name in FOREIGN or not sockets:
+        if Path(self.command.words[0]).name in FOREIGN or not listening(self.port):
             return None
-        return any(sockets & _sockets_of(pid) for pid in self.pids())
+        return self._listener() is not None
+
+    def _listener(self) -> int | None:
+        """The process of this launch that listens on the port."""
+        sockets = listening(self.port)
+        return next((pid for pid in descendants(self.guard.pid) if sockets & _sockets_of(pid)), None)
 
     def identity(self) -> dict[str, Any]:
         """What it says of itself, and the variables that it was started with."""
@@ -239,10 +234,9 @@ class Server(Guarded):
     def _environment(self) -> dict[str, str]:
         """Of the process that listens, or of the command: the variables that steer kernels and those that the
         plan sets, without secrets."""
-        sockets, found = listening(self.port), {}
-        listens = (pid for pid in self.pids() if sockets & _sockets_of(pid))
+        found = {}
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{next(listens, self.pid)}/environ").read_text(errors="replace")
+            text = Path(f"/proc/{self._listener() or self.pid}/environ").read_text(errors="replace")
             found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
         wanted = (name for name in sorted(found) if steers(name) or name in self.command.variables)
         return {name: found[name] for name in wanted if not SECRET.search(name)}

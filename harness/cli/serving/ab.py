@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from harness.cli.interrupt import interruptible
 from harness.cli.options import json_option
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
 from harness.files import read_toml, require_writable, write
+from harness.paths import RESULTS
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
@@ -67,7 +69,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
-    from harness.serving.ab.record import Record, default_folder, require_none
+    from harness.serving.ab.record import Record, require_none
     from harness.serving.ab.result import finished, planned
 
     budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
@@ -81,16 +83,18 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
         plan = record.plan
     if plan is None:
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
-    folder = record.folder if record else Path(out) if out else default_folder()
+    out = out or f"{RESULTS}/local/serving-ab-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = record.folder if record else Path(out)
     if record is None:
         require_none(folder)
     names = record.names if record else looked_up(plan, Progress(quiet).note)
     predictions = record.predictions if record else _predictions(plan, options["predict"])
     kept = [prediction.model_dump() for prediction in predictions]
-    text = planned(plan, record, folder.absolute(), names, predictions)
+    text = planned(plan, record, folder.absolute(), names, predictions, budget_s)
     if options["dry_run"]:
         if json_to:
-            told = {"plan": plan.model_dump(), "names": names, "predictions": kept, "says": text}
+            told = {"plan": plan.model_dump(), "budget_s": budget_s, "names": names, "predictions": kept,
+                    "says": text}  # fmt: skip
             write(json_to, json.dumps(told, indent=1) + "\n")
         if json_to != "-":
             print(text)

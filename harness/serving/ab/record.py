@@ -16,7 +16,6 @@ from typing import Any
 
 from harness.errors import UsageError, mistake
 from harness.files import JsonLines, JsonObject, replace, require_writable_folder
-from harness.paths import RESULTS
 from harness.serving.ab.plan import Plan
 from harness.serving.ledger.ledger import Prediction
 
@@ -110,10 +109,6 @@ def require_none(folder: Path) -> None:
     """Raises UsageError where the folder holds a record."""
     if (folder / PLAN).exists():
         raise UsageError(f"{folder} holds an A/B: --resume {folder} goes on, or choose another --out")
-
-
-def default_folder() -> Path:
-    return RESULTS / "local" / f"serving-ab-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _now() -> str:

@@ -101,15 +101,12 @@ def effect(
     logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
     mean, half = statistics.fmean(logs), mean_half_width(logs, level)
     low, high = math.exp(mean - half), math.exp(mean + half) if half < 100 else math.inf
-    own = [
-        100 * math.expm1(end if higher else -end)
-        for end in (mean, mean - half, mean + half)
-        if half < 100 or end == mean
-    ]
+    ends = (mean - half, mean + half) if half < 100 else ()
+    own, *interval = (100 * math.expm1(log if higher else -log) for log in (mean, *ends))
     apart = 100 * statistics.stdev(logs) / math.sqrt(2) if len(logs) > 1 else None
     return Effect(
         len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high,
-        own[0], sorted(own[1:]) or None, level, apart, verdict(low, high, floor=0.0, margin=margin / 100),
+        own, sorted(interval) or None, level, apart, verdict(low, high, floor=0.0, margin=margin / 100),
     )  # fmt: skip
 
 
@@ -194,22 +191,21 @@ def finished(record: Record) -> str:
 
 def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
     """Each prediction of the arm beside what was found, in per cent of the metric before."""
-    for prediction in record.predictions:
-        metric, ends = QUANTITIES.get(prediction.quantity, ""), percents(prediction)
-        if metric in found and prediction.of in ("", arm) and ends:
-            change, low, high = ends
+    for prediction, metric, (change, low, high) in _in_percent(record.predictions):
+        if metric in found and prediction.of in ("", arm):
             own = found[metric].interval or (-math.inf, math.inf)
             meets = (low is None or low <= own[1]) and (high is None or own[0] <= high)
             yield {"arm": arm, "metric": metric, "method": prediction.method, "change": change, "low": low,
                    "high": high, "found": found[metric].percent, "meets": meets}  # fmt: skip
 
 
-def percents(prediction: Prediction) -> list[float | None]:
-    """Its change, low and high end in per cent of the metric before; None: open. Empty where it has none."""
-    if not prediction.before or prediction.change is None:
-        return []
-    ends = (prediction.change, prediction.low, prediction.high)
-    return [None if end is None else 100 * end / prediction.before for end in ends]
+def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
+    """Of those of an A/B's metrics: the metric, and the change, its low and its high end in per cent of the
+    value before; None: open."""
+    for each in predictions:
+        if (metric := QUANTITIES.get(each.quantity)) and each.before and each.change is not None:
+            ends = (each.change, each.low, each.high)
+            yield each, metric, [None if end is None else 100 * end / each.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:
@@ -247,9 +243,9 @@ def _findings(record: Record) -> Iterator[str]:
                 names = ", ".join(found["environment"]) or "none"
                 yield f"the servers of {arm} and {base} report the same settings; other variables: {names}"
     counted = [run for number, runs in record.pairs().items() if number for run in runs.values()]
-    tokens = dict.fromkeys(plan.arms, 0)
-    for run in counted:
-        tokens[run["arm"]] += run["output_tokens"] or 0
+    tokens = {
+        arm: sum(run["output_tokens"] or 0 for run in counted if run["arm"] == arm) for arm in plan.arms
+    }
     if len(set(tokens.values())) > 1:
         each = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
         yield f"the arms made different numbers of tokens, which is other work: {each}"
@@ -272,6 +268,7 @@ def planned(
     folder: Path,
     names: Sequence[JsonObject],
     predictions: Sequence[Prediction],
+    budget_s: float | None = None,
 ) -> str:
     """What would run, for how long, what it can tell, and what is expected of it."""
     lines = []
@@ -293,14 +290,15 @@ def planned(
         f"order: a launch of each arm that is thrown away, then pairs: {first} ...",
         f"looked at after {', '.join(map(str, at))} pairs, and at no other time",
         f"time: {_time(pair_s)} a pair ({known}), {_time((at[-1] + 1) * pair_s)} for {at[-1]} pairs",
-        "",
-        _needed(plan, pair_s),
     ]
+    if budget_s:
+        thrown_away = not (record and 0 in record.pairs())
+        reach = max(0, min(at[-1], int(budget_s / pair_s) - thrown_away))
+        lines.append(f"budget: {_time(budget_s)}; pairs that would end within it: {reach}")
+    lines += ["", _needed(plan, pair_s)]
     told = [*map(_name, names)]
-    for each in predictions:
-        metric, ends = QUANTITIES.get(each.quantity, ""), percents(each)
-        if metric and ends:
-            told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {_change(*ends)}")
+    for each, metric, ends in _in_percent(predictions):
+        told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {_change(*ends)}")
     return "\n".join([*lines, *([""] if told else []), *told])
 
 

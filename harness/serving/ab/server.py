@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,7 +39,7 @@ FATAL = re.compile(
     r"Failed core proc\(s\)|EngineDeadError|Received sigquit from a child process|"
     r"Scheduler hit an exception|scheduler died during initialization"
 )
-IN_USE = re.compile("address already in use", re.IGNORECASE)
+IN_USE = re.compile("address already in use|port is already allocated", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
 # Keys of /server_info that any two launches may differ in.
@@ -242,14 +242,23 @@ class Server(Guarded):
         return {name: found[name] for name in wanted if not SECRET.search(name)}
 
 
-def free_port(first: int) -> int:
-    """The first one from there on, in steps of ten, on which nothing listens: engines take the next ones for
-    themselves. Nothing holds it until the server does; what comes in between is found out by its socket."""
+@contextlib.contextmanager
+def held_port(first: int) -> Iterator[int]:
+    """The first port from there on on which nothing listens, in steps of ten, because engines take the next
+    ones for themselves. An engine may begin to listen minutes after its launch. Until then a name that the
+    system keeps beside the ports holds it against other A/Bs; any other process that takes it meanwhile is
+    found out by its socket."""
     for port in range(first, 65000, 10):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-            return port
+        with socket.socket() as probe, socket.socket(socket.AF_UNIX) as held:
+            try:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+                held.bind(f"\0serving-ab-port-{port}")
+            except OSError:
+                continue
+            probe.close()
+            yield port
+            return
     raise RunFailed(f"no port from {first} on is free")
 
 

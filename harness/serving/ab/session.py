@@ -13,7 +13,7 @@ from harness.errors import HarnessError, NothingRan, UsageError
 from harness.serving.ab.plan import METRICS, Command, client, launch, stop
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import effects, looks, order, pair_seconds
-from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, free_port
+from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, held_port
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
 
@@ -80,22 +80,24 @@ class Session:
         return False
 
     def _launched(self, about: dict[str, Any]) -> None:
-        """On another port where another process took the first one meanwhile."""
+        """On another port each time, because a server started anew on the port of one that was killed answered
+        and hung (sglang issue 22779); and once more where another process took the port meanwhile."""
         for left in reversed(range(PORTS)):
+            number = len(self.record.of("launch"))
+            first = self.plan.port + 10 * (number % 200)
             try:
-                self._launch(about)
+                with held_port(first) as port:
+                    if port != first:
+                        self.say(f"  port {first} is taken by another process: {about['arm']} takes {port}")
+                    self._launch(about, number, port)
                 break
             except PortTaken as error:
                 if not left:
                     raise
                 self.say(f"  {error}: another port")
 
-    def _launch(self, about: dict[str, Any]) -> None:
+    def _launch(self, about: dict[str, Any], number: int, port: int) -> None:
         plan, record, arm = self.plan, self.record, about["arm"]
-        number = len(record.of("launch"))
-        # Another port each time: a server started anew on the port of one that was killed answered and hung
-        # (sglang issue 22779).
-        port = free_port(plan.port + 10 * (number % 200))
         name = re.sub(r"[^\w.-]", "-", f"ab-{record.folder.name}-{number}-{arm}")
         folder, cache = record.launch_folder(about), record.folder.absolute() / "cache" / arm
         for each in (folder, cache):

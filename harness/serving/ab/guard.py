@@ -1,6 +1,6 @@
 """Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
 
-    python guard.py ORDERS_FD WORDS_FD GRACE STOP COMMAND...
+    python guard.py ORDERS_FD CODE_FD GRACE STOP COMMAND...
 
 Engines start processes that start processes. This one is their ancestor and, where Linux allows it, adopts
 the orphans among them, so that it finds them all, also those that made a session of their own. It ends them
@@ -8,7 +8,7 @@ when its pipe of orders says `stop`, and when that pipe closes: its parent is go
 
     GRACE: seconds between SIGTERM to the command and SIGKILL to all that is left
     STOP:  a command, as a JSON list, that is run first (`docker stop ...`); [] for none
-    words: `started PID`, `failed REASON`, `ended CODE`, a line each
+    CODE_FD: takes the command's exit code, negative for a signal, once nothing of it is left
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_S = 0.05
 IDLE_S = 60.0
 MOST_S = 30.0
+NOT_STARTED = 127  # as shells have it
 
 
 def main() -> None:
-    orders, words, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[3]), json.loads(sys.argv[4])
+    orders, code_to, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[3]), json.loads(sys.argv[4])
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
     libc = ctypes.CDLL(None, use_errno=True)
@@ -51,15 +52,15 @@ def main() -> None:
     try:  # it inherits none of the descriptors
         process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True)
     except OSError as error:
-        _say(words, f"failed {command[0]}: {error.strerror}")
-        return
-    child = process.pid
-    _say(words, f"started {child}")
-    code = _wait(orders, child)
-    if code is None:
-        code = _end(child, grace, stop)
-    _kill_all(child)
-    _say(words, f"ended {code}")
+        print(f"cannot start {command[0]}: {error.strerror}", flush=True)
+        code: int | None = NOT_STARTED
+    else:
+        code = _wait(orders, process.pid)
+        if code is None:
+            code = _end(process.pid, grace, stop)
+        _kill_all(process.pid)
+    with contextlib.suppress(OSError):
+        os.write(code_to, str(code).encode())
 
 
 def _wait(orders: int, child: int) -> int | None:
@@ -139,11 +140,6 @@ def descendants(root: int) -> list[int]:
         pids += [pid for pid in children if parents[pid][1]]
         queue += children
     return pids
-
-
-def _say(words: int, line: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(words, f"{line}\n".encode())
 
 
 if __name__ == "__main__":

@@ -69,37 +69,27 @@ class Guarded:
         self, command: Command, log: Path, *, keep: int, grace: float = 5.0, stop: Command | None = None
     ) -> None:
         self.command, self.log, self.most_s = command, log, grace * (2 if stop else 1) + ENDED_S
-        self.pid = 0
         self.code: int | None = None
-        self._text, self._failed = b"", ""
         orders, self._orders = os.pipe()
-        self._words, words = os.pipe()
+        self._code, code_to = os.pipe()
         stops = json.dumps(stop.words if stop else [])
         try:
             with log.open("ab") as sink:
                 self.guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(GUARD), str(orders), str(words), f"{grace:g}", stops,
+                    [sys.executable, "-I", "-S", str(GUARD), str(orders), str(code_to), f"{grace:g}", stops,
                      *command.words],
-                    pass_fds=(orders, words, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                    pass_fds=(orders, code_to, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
                     env=command.environment(), cwd=log.parent, start_new_session=True,
                 )  # fmt: skip
         finally:
             os.close(orders)
-            os.close(words)
-        try:
-            while not self.pid and self.code is None:
-                self._hear(60.0)
-            if self._failed:
-                raise HarnessError(f"cannot start {self._failed}")
-        except BaseException:
-            self.end()
-            raise
+            os.close(code_to)
 
     def wait(self, seconds: float = 0.0) -> int | None:
         """Its exit code (negative: the signal), or None where it still runs after so long."""
-        until = time.monotonic() + seconds
-        while self.code is None and self._hear(max(0.0, until - time.monotonic())):
-            pass
+        if self.code is None and select.select([self._code], [], [], seconds)[0]:
+            said = os.read(self._code, 64)  # nothing: the guard was killed, and what it guarded with it
+            self.code = int(said) if said else self.guard.wait()
         return self.code
 
     def end(self) -> None:
@@ -108,7 +98,7 @@ class Guarded:
             os.close(self._orders)
             self._orders = -1
             self.wait(self.most_s)
-            os.close(self._words)
+            os.close(self._code)
             self.guard.wait(timeout=ENDED_S)
 
     def lines(self) -> list[str]:
@@ -134,25 +124,6 @@ class Guarded:
                 "ended with exit code 0 (its command must stay in the foreground: end a script with `exec`)"
             )
         return f"ended with exit code {code}" if code > 0 else f"died of {signal.strsignal(-code)} ({-code})"
-
-    def _hear(self, seconds: float) -> bool:
-        """Whether the guard said something in that time."""
-        if not select.select([self._words], [], [], seconds)[0]:
-            return False
-        data = os.read(self._words, 4096)
-        if not data:  # the guard was killed, and what it guarded with it
-            self.code = self.guard.wait() if self.code is None else self.code
-            return False
-        *lines, self._text = (self._text + data).split(b"\n")
-        for line in lines:
-            word, _, rest = line.decode(errors="replace").partition(" ")
-            if word == "started":
-                self.pid = int(rest)
-            elif word == "failed":
-                self._failed, self.code = rest, 127
-            else:
-                self.code = int(rest)
-        return True
 
     def __enter__(self) -> Self:
         return self
@@ -234,9 +205,9 @@ class Server(Guarded):
     def _environment(self) -> dict[str, str]:
         """Of the process that listens, or of the command: the variables that steer kernels and those that the
         plan sets, without secrets."""
-        found = {}
+        found, command = {}, next(iter(descendants(self.guard.pid)), 0)
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{self._listener() or self.pid}/environ").read_text(errors="replace")
+            text = Path(f"/proc/{self._listener() or command}/environ").read_text(errors="replace")
             found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
         wanted = (name for name in sorted(found) if steers(name) or name in self.command.variables)
         return {name: found[name] for name in wanted if not SECRET.search(name)}

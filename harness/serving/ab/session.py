@@ -80,8 +80,8 @@ class Session:
         return False
 
     def _launched(self, about: dict[str, Any]) -> None:
-        """On another port each time, because a server started anew on the port of one that was killed answered
-        and hung (sglang issue 22779); and once more where another process took the port meanwhile."""
+        """Again where another process took the port meanwhile. On another port each time: a server that was
+        started on the port of one that was killed answered and hung (sglang issue 22779)."""
         for left in reversed(range(PORTS)):
             number = len(self.record.of("launch"))
             first = self.plan.port + 10 * (number % 200)

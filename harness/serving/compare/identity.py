@@ -142,10 +142,11 @@ def _places(run: ServingRun) -> float | None:
     load, limit = run.workload, run.workload.concurrency
     if not limit or load.request_rate or load.ramp_up:
         return limit
+    server = run.option("max-running-requests", "max-num-seqs", "max-batch-size")
     # vLLM limits each data-parallel rank, SGLang all of them together.
     is_whole = (run.parallelism.dp or 1) == 1 or is_sglang(run)
-    server = run.in_flight_limit if is_whole else None
-    return min(limit, server or limit, load.num_prompts or limit)
+    of_server = int(server) if server.isdecimal() and is_whole else limit
+    return min(limit, of_server, load.num_prompts or limit)
 
 
 def _load(run: ServingRun) -> str:
@@ -192,11 +193,13 @@ def _expert_parallelism(run: ServingRun) -> str:
 
 def _prefix_caching(run: ServingRun) -> str:
     """`hits`: prompts were found in the cache; `on`: they may have been; `off`."""
-    if run.workload.prefix_cached:
+    cached, info = run.workload.prefix_cached, run.extra.get("server_info")
+    if cached:
         return "hits"
-    info = run.extra.get("server_info")
+    if cached is False or run.option("disable-radix-cache", "no-enable-prefix-caching"):
+        return "off"
     is_on = isinstance(info, Mapping) and info.get("disable_radix_cache") is False
-    return run.prefix_caching or ("on" if is_on or run.option("enable-prefix-caching") else UNKNOWN)
+    return "on" if is_on or run.option("enable-prefix-caching") else UNKNOWN
 
 
 def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:

@@ -27,7 +27,7 @@ from harness.serving.compare import identity
 from harness.serving.compare.alike import Quantity, compare, of_instance
 from harness.serving.compare.identity import Setting
 from harness.serving.compare.settings import beside
-from harness.serving.schema import ServingRun, StrictRecord, contradictions
+from harness.serving.schema import ServingRun, StrictRecord
 from harness.statistics.intervals import mean_half_width
 
 NAME = "ledger.jsonl"
@@ -268,14 +268,15 @@ def observe(
     if len(sides[0]) != len(sides[1]):
         raise UsageError(f"{len(sides[0])} runs before and {len(sides[1])} after: pairs are wanted")
     every = beside_each_other([*sides[0], *sides[1]])
-    wrong = contradictions(every)
-    twice = [found.message for run in every for found in run.findings if found.rule == "repeated"]
-    if wrong or twice:
-        raise UsageError(wrong or f"{twice[0]}; a run counts once")
+    wrong = {run.id: f.message for run in every for f in reversed(run.findings) if f.severity == "wrong"}
+    for first in wrong.values():
+        raise UsageError(f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {first}")
+    for found in (found for run in every for found in run.findings if found.rule == "repeated"):
+        raise UsageError(f"{found.message}; a run counts once")
     for run in every:
-        if found := identity.differences(setting, run, assumed):
-            hint = "" if all(each.is_known for each in found) else "; --assume NAME takes it to be alike"
-            raise UsageError(f"{run.id} is no run of this row: {identity.text(found)}{hint}")
+        if unlike := identity.differences(setting, run, assumed):
+            hint = "" if all(each.is_known for each in unlike) else "; --assume NAME takes it to be alike"
+            raise UsageError(f"{run.id} is no run of this row: {identity.text(unlike)}{hint}")
     unsaid = {each.name for run in every for each in identity.differences(setting, run)}
     pairs = list(zip(every[: len(sides[0])], every[len(sides[0]) :], strict=True))
     texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])

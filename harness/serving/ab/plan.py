@@ -99,14 +99,14 @@ class Plan(StrictRecord):
 
     @property
     def concurrency(self) -> int | None:
-        return self._of_client(r"--(?:max-|request-)?concurrency")
+        return self.of_client(r"--(?:max-|request-)?concurrency")
 
     @property
     def asked(self) -> int | None:
         """Requests of a measured run: some clients do not write how many they were asked for."""
-        return self.prompts or self._of_client(r"--num-prompts?|--num-requests|--request-count")
+        return self.prompts or self.of_client(r"--num-prompts?|--num-requests|--request-count")
 
-    def _of_client(self, option: str) -> int | None:
+    def of_client(self, option: str) -> int | None:
         """A number in the client's command; None where it stands there twice, or not at all."""
         found = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
         return int(found[0]) if len(found) == 1 else None

@@ -21,7 +21,6 @@ from harness.serving.link.model import System, link
 from harness.serving.link.predictions import predict
 from harness.serving.names import hardware_name
 
-ISL, OSL = r"--(?:random-)?input-len[ =]+(\d+)", r"--(?:random-)?output-len[ =]+(\d+)"
 TP = r"--(?:tp|tp[-_]size|tensor-parallel-size)[ =]+(\d+)"
 
 
@@ -80,11 +79,12 @@ def _of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, .
         raise UsageError(
             "--predict: no run timed a kernel under the variables of both arms: `toggle` makes one"
         )
-    isl, osl, tp = re.search(ISL, plan.client), re.search(OSL, plan.client), re.search(TP, plan.launch)
+    isl, osl = (plan.of_client(f"--(?:random-)?{side}-len") for side in ("input", "output"))
+    tp = re.search(TP, plan.launch)
     if not (plan.concurrency and isl and osl):
         raise UsageError("--predict: the client command does not say both lengths and a concurrency")
     machine = Journal(Path(changes[0].source)).run().provenance.get("machine", {})
     hardware = hardware_name(str(machine.get("device", "")))
     model = link(System(hardware=hardware, tp=int(tp[1]) if tp else 1))
-    load_ = Load(int(isl[1]), int(osl[1]), plan.concurrency, range_ratio=1.0)
+    load_ = Load(isl, osl, plan.concurrency, range_ratio=1.0)
     return predict(model, load_, changes)

@@ -292,12 +292,10 @@ def planned(
         f"time: {_time(pair_s)} a pair ({known}), {_time((at[-1] + 1) * pair_s)} for {at[-1]} pairs",
     ]
     if budget_s:
-        made = len(record.pairs()) if record else 0  # the launches that are thrown away among them
-        reach = min(int(budget_s / pair_s), at[-1] + 1 - made)
-        first = 0 if made else 1
-        lines.append(
-            f"budget: {_time(budget_s)}; pairs that would end within it: {max(first, reach) - first}"
-        )
+        made = len(record.pairs()) if record else 0
+        launches = min(int(budget_s / pair_s), at[-1] + 1 - made)  # of each arm; the first is thrown away
+        pairs = launches if made else max(0, launches - 1)
+        lines.append(f"budget: {_time(budget_s)}; pairs that would end within it: {pairs}")
     lines += ["", _needed(plan, pair_s)]
     told = [*map(_name, names)]
     for each, metric, ends in _in_percent(predictions):

@@ -218,17 +218,14 @@ def compare(
     """
     assumed = FIELDS if "all" in assumed else assumed
     (side_a, side_b), reasons = normalised(a, b)
-    differing, found = [], []
-    unsaid: dict[str, list[str]] = {}
+    differing, unknown, found = [], [], []
     for each in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
         if why := _refusal(each, assumed, despite):
             reasons.append(Reason(each.name, against(each.row, each.run), why))
         elif each.is_known or (each.name in despite and each.row != each.run):
             differing.append(f"{each.name}: {against(each.row, each.run)}")
         else:
-            silent = f"{a.run.id} does not say" if each.run else f"{b.run.id} does not say"
-            value = f" ({each.row or each.run})" if each.row or each.run else ""
-            unsaid.setdefault(silent if value else "neither says", []).append(each.name + value)
+            unknown.append(each)
     for side, run in (("A", a.run), ("B", b.run)):
         for one in run.findings:
             if one.severity == "wrong":
@@ -236,13 +233,12 @@ def compare(
             else:
                 found.append(f"{side}: {one.severity}: {one.message}")
         found += [f"{side}: {note}" for note in run.notes]
-    changed: Literal["alike", "normalised"] = "normalised" if side_a.steps or side_b.steps else "alike"
-    differing += beside(a.run, b.run)
-    uncertain = [f"{silent} its {', '.join(names)}" for silent, names in unsaid.items()]
-    texts = tuple(differing), (*uncertain, *_uncertain(a, b)), tuple(found)
-    if reasons:
-        return Comparison("refused", tuple(reasons), side_a, side_b, *texts, None)
-    return Comparison(changed, (), side_a, side_b, *texts, side_a.value / side_b.value)
+    return Comparison(
+        "refused" if reasons else "normalised" if side_a.steps or side_b.steps else "alike",
+        tuple(reasons), side_a, side_b, (*differing, *beside(a.run, b.run)),
+        (*identity.unsaid(unknown, a.run.id, b.run.id), *_uncertain(a, b)), tuple(found),
+        None if reasons else side_a.value / side_b.value,
+    )  # fmt: skip
 
 
 def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str]) -> str:

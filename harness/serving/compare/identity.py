@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
@@ -330,9 +330,8 @@ class Setting(StrictRecord):
 
 def of_setting(setting: Setting) -> dict[str, str]:
     """A setting's identity. Without known prefix hits where it is plain."""
-    names = ("hardware", "gpus", "engine", "version", "model", "precision", "parallelism", "workload")
-    about = {name: getattr(setting, name) for name in names}
-    said = of_run(ServingRun(id="", client="row", source="", mode="online", **about))
+    about = setting.model_dump(include={*ServingRun.model_fields})
+    said = of_run(ServingRun(id="", source="", mode="online", **about))
     features = ("speculative decoding", "DP attention", "disaggregation", "context parallelism")
     plain = dict.fromkeys(features, "none") | {"prefix caching": NO_HITS}
     is_one_node = setting.plain and setting.gpus is not None and setting.gpus <= NODE
@@ -391,13 +390,18 @@ def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()
 def text(found: Collection[Difference]) -> str:
     """What differs, then what the row or the run does not say, with the other side's value."""
     known = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]
-    unsaid: dict[str, list[str]] = {}
+    return "; ".join([*known, *unsaid(found, "the row", "the run")])
+
+
+def unsaid(found: Iterable[Difference], first: str, second: str) -> list[str]:
+    """What one side or both do not say, a line each, with the other side's value."""
+    names: dict[str, list[str]] = {}
     for each in found:
         if not each.is_known:
-            value = each.row or each.run or "nor does the run"
-            unsaid.setdefault("run" if each.row else "row", []).append(f"{each.name} ({value})")
-    sides = [f"the {side} does not say its {', '.join(names)}" for side, names in sorted(unsaid.items())]
-    return "; ".join([*known, *sides])
+            value = f" ({each.row or each.run})" if each.row or each.run else ""
+            silent = f"{first if each.run else second} does not say" if value else "neither says"
+            names.setdefault(silent, []).append(each.name + value)
+    return [f"{silent} its {', '.join(of)}" for silent, of in names.items()]
 
 
 def with_engine(run: ServingRun, name: str) -> ServingRun:

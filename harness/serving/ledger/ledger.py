@@ -269,10 +269,11 @@ def observe(
         raise UsageError(f"{len(sides[0])} runs before and {len(sides[1])} after: pairs are wanted")
     every = beside_each_other([*sides[0], *sides[1]])
     wrong = {run.id: f.message for run in every for f in reversed(run.findings) if f.severity == "wrong"}
-    for first in wrong.values():
+    if wrong:
+        first = next(iter(wrong.values()))
         raise UsageError(f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {first}")
-    for found in (found for run in every for found in run.findings if found.rule == "repeated"):
-        raise UsageError(f"{found.message}; a run counts once")
+    if twice := [f.message for run in every for f in run.findings if f.rule == "repeated"]:
+        raise UsageError(f"{twice[0]}; a run counts once")
     for run in every:
         if unlike := identity.differences(setting, run, assumed):
             hint = "" if all(each.is_known for each in unlike) else "; --assume NAME takes it to be alike"

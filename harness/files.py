@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sys
 import tempfile
@@ -47,6 +48,18 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
             file.truncate(end)
             raise
         return file.tell()
+
+
+def take_lock(descriptor: int, *, wait: bool = False) -> str:
+    """Locks an open file for this process, whose id it then holds; empty once that is done. Where another has
+    it and this one is not to wait, the id of that process, `?` where the file does not hold it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return os.pread(descriptor, 20, 0).decode().strip() or "?"
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return ""
 
 
 class JournalFull(HarnessError):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import sys
 from datetime import datetime
@@ -114,7 +116,7 @@ def _plan(
     **_: object,
 ) -> Plan | None:
     """Of the file or the options; None where neither says anything."""
-    from harness.serving.ab.plan import made, parse_arm
+    from harness.serving.ab.plan import made
 
     if file and (launch or client or arms):
         raise UsageError("give FILE.toml, or --launch, --client and --arm, not both")
@@ -126,6 +128,20 @@ def _plan(
     if not (launch and client and len(dict(parsed)) == len(parsed) > 1):
         raise UsageError("give --launch, --client and at least two --arm, each with a name of its own")
     return made({"launch": launch, "client": client, "arms": dict(parsed), **changes}, "--launch and --arm")
+
+
+def parse_arm(text: str) -> tuple[str, JsonObject]:
+    """`NAME: A=1 image=TAG --flag value`; `A=unset` takes a variable away. Raises UsageError."""
+    name, _, rest = text.partition(":")
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise UsageError(f"cannot read --arm {text!r}: {error}") from None
+    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    if wrong := [word for word in words[:first] if not re.match(r"[A-Za-z_]\w*=", word)]:
+        raise UsageError(f"--arm {text!r}: {wrong[0]!r} is no A=1, no image=TAG and no --flag")
+    env = dict(word.split("=", 1) for word in words[:first])
+    return name.strip(), {"image": env.pop("image", ""), "env": env, "flags": shlex.join(words[first:])}
 
 
 def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:

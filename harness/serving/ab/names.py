@@ -28,7 +28,7 @@ print(json.dumps([found, [p for p in sys.path if p] + [sys.executable]]))"""
 OF_SYSTEM = re.compile(r"(LD|OMP|GOMP|MALLOC|GLIBC|PYTHON|LC|XDG|HF|CUDA)_\w+|PATH|HOME|TMPDIR|TZ|LANG|USER")
 LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/cuda/lib64")
 NO_PRODUCT = {"test", "tests", "benchmark", "benchmarks", "__pycache__", ".git"}
-# Suffixes of sources; what is no code in them (docstrings, comments); and a name that is read, in the rest: in
+# Suffixes of sources; what is no code in them (docstrings, comments); and in the rest a name that is read: in
 # Python `.NAME`, or the string where it does not begin the line of a list or of a table; in C the string.
 SOURCES = (
     ((".py",), re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL),

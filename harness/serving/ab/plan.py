@@ -14,7 +14,6 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
 
 from harness.errors import NothingRan, UsageError, mistake
-from harness.files import JsonObject
 from harness.plan.arms import UNSET
 from harness.plan.budget import parse_seconds
 from harness.serving.schema import StrictRecord
@@ -127,12 +126,9 @@ class Plan(StrictRecord):
 
 
 def _unlike(arms: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
-    names = dict.fromkeys(name for arm in arms for name, _ in arm)
-    return [
-        n
-        for n in names
-        if any([v for k, v in arm if k == n] != [v for k, v in arms[0] if k == n] for arm in arms)
-    ]
+    """Names of the pairs of a name and a value that not all arms have."""
+    pairs = [pair for arm in arms for pair in arm]
+    return list(dict.fromkeys(pair[0] for pair in pairs if not all(pair in arm for arm in arms)))
 
 
 @dataclass(frozen=True)
@@ -161,20 +157,6 @@ def made(values: Mapping[str, object], where: str) -> Plan:
         raise UsageError(f"cannot read {where}: {mistake(error)}") from None
     _examine(plan)
     return plan
-
-
-def parse_arm(text: str) -> tuple[str, JsonObject]:
-    """`NAME: A=1 image=TAG --flag value`; `A=unset` takes a variable away. Raises UsageError."""
-    name, _, rest = text.partition(":")
-    try:
-        words = shlex.split(rest)
-    except ValueError as error:
-        raise UsageError(f"cannot read --arm {text!r}: {error}") from None
-    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    if wrong := [word for word in words[:first] if not re.match(r"[A-Za-z_]\w*=", word)]:
-        raise UsageError(f"--arm {text!r}: {wrong[0]!r} is no A=1, no image=TAG and no --flag")
-    env = dict(word.split("=", 1) for word in words[:first])
-    return name.strip(), {"image": env.pop("image", ""), "env": env, "flags": shlex.join(words[first:])}
 
 
 def _examine(plan: Plan) -> None:

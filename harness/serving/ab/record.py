@@ -7,7 +7,6 @@ was not finished is known by its line.
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError, mistake
-from harness.files import JsonLines, JsonObject, replace, require_writable_folder
+from harness.files import JsonLines, JsonObject, replace, require_writable_folder, take_lock
 from harness.serving.ab.plan import Plan
 from harness.serving.ledger.ledger import Prediction
 
@@ -62,16 +61,11 @@ class Record:
         """Takes the folder's lock. Waits where servers of a run that was killed are still being ended; raises
         UsageError where another process goes on with this record."""
         self.lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self.lock, 20, 0).decode()
+        if owner := take_lock(self.lock):
             if owner.isdecimal() and Path(f"/proc/{owner}").exists():
-                raise UsageError(f"process {owner} goes on with {self.folder} already") from None
+                raise UsageError(f"process {owner} goes on with {self.folder} already")
             say("waiting for the server of the run that was killed to end")
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, str(os.getpid()).encode(), 0)
+            take_lock(self.lock, wait=True)
 
     def append(self, event: str, **facts: Any) -> None:
         """On the disk when this returns. Raises JournalFull."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from harness.errors import HarnessError
 from harness.machine.provenance import steers
 from harness.serving.ab.guard import descendants
 from harness.serving.ab.plan import FOREIGN, Command
+from harness.serving.compare.settings import flat
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -44,7 +45,7 @@ SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORE
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
 # Keys of /server_info that any two launches may differ in.
 OF_ONE_LAUNCH = re.compile(
-    r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|internal_states|pid|api_key|"
+    r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|pid|api_key|"
     r"max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)\b"
 )
 
@@ -192,7 +193,7 @@ class Server(Guarded):
             "version": str(info.get("version") or self._json("/version").get("version") or ""),
             "model": str(model.get("id", "")),
             "owned": self.owned(),
-            "server_info": {k: v for k, v in flat(info).items() if not OF_ONE_LAUNCH.search(k)},
+            "server_info": {k: v for k, v in flat(info, lists=False).items() if not OF_ONE_LAUNCH.search(k)},
             "environment": self._environment(),
         }
 
@@ -242,14 +243,6 @@ def listening(port: int) -> set[str]:
                 if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
                     found.add(fields[9])
     return found
-
-
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """`a.b` -> each value of nested objects that is no object."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    prefix = f"{name}." if name else ""
-    return {k: v for key, each in value.items() for k, v in flat(each, f"{prefix}{key}").items()}
 
 
 def _sockets_of(pid: int) -> set[str]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from harness.report.text import table
 from harness.serving.published.documents import configurations, script
 
 MODEL = "/models/DeepSeek-R1-0528"
-WIDTH = 100
 
 
 @functools.cache
@@ -63,25 +61,11 @@ def template_text(name: str) -> str:
 def _toml(engine: str, gpu: str) -> str:
     about = _file()[engine]
     of_gpu = about["gpus"][gpu]
-    arm = of_gpu["arm"]
-    return str(_file()["plan"]).format(
-        version=about["version"],
-        gpu=gpu,
-        launch=_command("launch", f"{about['launch']} {of_gpu['flags']}"),
-        client=_command("client", about["client"]),
-        flush=about.get("flush", ""),
-        env=_lines("", {**about.get("env", {}), **of_gpu.get("env", {})}),
-        arm_env=_lines("env.", arm.get("env", {})),
-        arm_flags=arm.get("flags", ""),
-    )
+    arm, env = of_gpu["arm"], {**about.get("env", {}), **of_gpu.get("env", {})}
+    changes = {"arm_env": _lines("env.", arm.get("env", {})), "arm_flags": arm.get("flags", "")}
+    values = {"flush": "", **about, **of_gpu, "gpu": gpu, "env": _lines("", env), **changes}
+    return str(_file()["template"]["plan"]).format(**values).replace("{model}", MODEL)
 
 
 def _lines(prefix: str, values: dict[str, str]) -> str:
     return "".join(f'{prefix}{key} = "{value}"\n' for key, value in values.items())
-
-
-def _command(key: str, text: str) -> str:
-    """Of several lines, a flag not parted from its value."""
-    words = text.replace("{model}", MODEL).replace(" --", "\n--").replace(" ", "\0").replace("\n", " ")
-    lines = textwrap.wrap(words, WIDTH, break_long_words=False, break_on_hyphens=False)
-    return f"{key} = '''\n" + " \\\n  ".join(line.replace("\0", " ") for line in lines) + "'''"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from harness.serving.compare import identity
 from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, length
 from harness.serving.compare.settings import beside, server_settings
 from harness.serving.integrity import examined
-from harness.serving.names import known_engine
 from harness.serving.published.documents import FOLDER, documents
 from harness.serving.schema import Metric, ServingRun
 
@@ -350,14 +349,3 @@ def find(name: str) -> ServingRun:
     ids = ", ".join(run.id for run in runs[:3]) + (" ..." if runs[3:] else "")
     wrong = f"none is {row!r}" if row else "one is to be named"
     raise UsageError(f"{path} has {len(runs)} run{'s' if runs[1:] else ''}, and {wrong}: {ids}")
-
-
-def engines_of(options: Sequence[str]) -> dict[str, str]:
-    """The engines of A and of B that `NAME`, `A=NAME` or `B=NAME` give; empty where none is given."""
-    engines = {"A": "", "B": ""}
-    for option in options:
-        side, _, name = option.rpartition("=")
-        if side not in ("", "A", "B"):
-            raise UsageError(f"cannot read --engine {option!r}; write NAME, A=NAME or B=NAME")
-        engines |= dict.fromkeys([side] if side else engines, known_engine(name))
-    return engines

@@ -42,20 +42,6 @@ def _lengths(a: str, b: str) -> bool:
     return math.isclose(float(a), float(b), rel_tol=LENGTH_TOLERANCE)
 
 
-def _precisions(a: str, b: str) -> bool:
-    """A mere `fp8` may have any scales."""
-    return a == b or (a[:3] == b[:3] and "fp8" in (a, b))
-
-
-def _caching(a: str, b: str) -> bool:
-    """A cache that is on, without known hits, is like one without hits."""
-    return a == b or (NO_HITS in (a, b) and "hits" not in (a, b))
-
-
-def _prompts(a: str, b: str) -> bool:
-    return round(float(a)) == round(float(b)) or min(float(a), float(b)) >= FIRST_WAVE
-
-
 def _number(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.6g}"
 
@@ -260,7 +246,8 @@ FIELDS: dict[str, Field] = {
     "version": Field(_version),
     "model": Field(lambda run: SNAPSHOT.sub("", model_name(_model(run))),
                    "another model is another work", needed=True),
-    "precision": Field(_precision, "other products, of another accuracy", agree=_precisions),
+    "precision": Field(_precision, "other products, of another accuracy",  # a mere `fp8` may have any scales
+                       agree=lambda a, b: a == b or (a[:3] == b[:3] and "fp8" in (a, b))),
     "KV cache": Field(_cache, "decode reads another number of bytes a token, of another accuracy"),
     "tensor parallelism": Field(lambda run: _number(run.parallelism.tp)),
     "pipeline parallelism": Field(lambda run: _number(run.parallelism.pp)),
@@ -271,7 +258,9 @@ FIELDS: dict[str, Field] = {
                                                 "disaggregation-mode", "disagg")),
     "context parallelism": Field(_context_parallelism),
     "speculative decoding": Field(lambda run: run.speculation, "a step gives another number of tokens"),
-    "prefix caching": Field(_prefix_caching, "cached prompts are not computed", agree=_caching),
+    # A cache that is on, without known hits, is like one without hits.
+    "prefix caching": Field(_prefix_caching, "cached prompts are not computed",
+                            agree=lambda a, b: a == b or (NO_HITS in (a, b) and "hits" not in (a, b))),
     "launch of decode steps": Field(_launch),
     "steps between looks": Field(_looks),
     "tokens of a prefill step": Field(lambda run: run.option("chunked-prefill-size",
@@ -284,7 +273,8 @@ FIELDS: dict[str, Field] = {
                            True, _lengths),
     "range of lengths": Field(_range),
     "load": Field(_load, "the batch that the engine decodes differs", needed=True),
-    "prompts for each place": Field(_prompts_for_each, agree=_prompts),
+    "prompts for each place": Field(_prompts_for_each, agree=lambda a, b: round(float(a)) == round(float(b))
+                                    or min(float(a), float(b)) >= FIRST_WAVE),
     "dataset": Field(lambda run: run.workload.dataset,
                      "prompts decide expert routing, prefix cache hits, and where answers end"),
     "failed requests": Field(_failed),

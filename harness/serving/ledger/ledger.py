@@ -312,8 +312,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     the metric. Raises UsageError where a pair's numbers are of two kinds or of unknown GPUs."""
     values = []
     for pair in pairs:
-        metrics = [run.metric(*METRICS[quantity]) for run in pair]
-        sides = [Quantity(run, metric) for run, metric in zip(pair, metrics, strict=True) if metric]
+        sides = [Quantity(run, metric) for run in pair if (metric := run.metric(*METRICS[quantity]))]
         if len(sides) < 2:
             return None
         where = f"{quantity} of {pair[0].id} and {pair[1].id}"
@@ -325,8 +324,6 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
         if before is None or after is None:
             raise UsageError(f"{where}: it is not known of how many GPUs they are")
         values.append((before, after))
-    if not values:
-        return None
     means = [statistics.fmean(side) for side in zip(*values, strict=True)]
     change = means[1] - means[0]
     half = mean_half_width([after - before for before, after in values], CONFIDENCE)

@@ -18,7 +18,9 @@ from harness.plan.arms import UNSET
 from harness.plan.budget import parse_seconds
 from harness.serving.schema import StrictRecord
 
-METRICS = ("tpot", "ttft", "ttft_median", "throughput")
+# Of a client's run: name, statistic, tokens.
+METRICS = {"tpot": ("tpot", "mean"), "ttft": ("ttft", "mean"), "ttft_median": ("ttft", "median"),
+           "throughput": ("throughput", "", "output")}  # fmt: skip
 CONTAINERS = ("docker", "podman", "nerdctl")
 FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is no child of theirs
 SHELLS = ("sh", "bash")

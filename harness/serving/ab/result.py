@@ -64,12 +64,6 @@ def confidence(pairs: int | None, comparisons: int) -> float:
     return 1 - (1 - CONFIDENCE) / len(looks(pairs)) / comparisons
 
 
-def spread(metric: str, concurrency: int | None) -> float:
-    """Expected deviation between launches, per cent."""
-    busy, quiet = SPREAD[metric]
-    return busy if concurrency is not None and concurrency >= BUSY else quiet
-
-
 @dataclass(frozen=True)
 class Effect:
     """ratio > 1: the arm is faster (time of the base over its own, or its throughput over the base's).
@@ -310,8 +304,8 @@ def _change(change: float | None, low: float | None, high: float | None) -> str:
 
 def _needed(plan: Plan, pair_s: float) -> str:
     """Pairs that find an effect four times in five."""
-    apart, arms = spread(plan.metric, plan.concurrency), len(plan.others)
-    rows = []
+    (busy, quiet), arms, rows = SPREAD[plan.metric], len(plan.others), []
+    apart = busy if (plan.concurrency or 0) >= BUSY else quiet
     for change in CHANGES:
         fixed = pairs_for(change, apart, confidence(1, arms), MOST_LOOKED_AT)
         looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)

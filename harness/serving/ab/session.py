@@ -143,10 +143,7 @@ class Session:
         if not result.is_file():
             raise RunFailed(f"the client wrote no {result}: put {{result}} where it takes its output file")
         run = counted(result, plan.asked)
-        metrics = dict(zip(METRICS, (
-            run.value("tpot", "mean"), run.value("ttft", "mean"), run.value("ttft", "median"),
-            run.value("throughput", tokens="output"),
-        ), strict=True))  # fmt: skip
+        metrics = {name: run.value(*which) for name, which in METRICS.items()}
         if metrics[plan.metric] is None:
             raise RunFailed(f"{result} has no {plan.metric}: name a `metric` that the client measures")
         suspect = {

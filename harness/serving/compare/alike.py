@@ -339,11 +339,10 @@ def find(name: str) -> ServingRun:
         return known[name]
     runs = load(path)
     by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)
-    by_row = {str(number): run for number, run in enumerate(runs, 1) if not by_line}
+    by_row = {"": runs[0]} if len(runs) == 1 else {}
+    by_row |= {str(number): run for number, run in enumerate(runs, 1) if not by_line}
     by_row |= {run.id.removeprefix(path).lstrip(":"): run for run in reversed(runs)}
     row = name.removeprefix(path).lstrip(":")
-    if not row and len(runs) == 1:
-        return runs[0]
     if row in by_row:
         return by_row[row]
     ids = ", ".join(run.id for run in runs[:3]) + (" ..." if runs[3:] else "")

@@ -58,8 +58,9 @@ class LedgerLine:
     def off(self) -> float | None:
         """The difference as a part of the observed change; None where that change is near 0."""
         observed = self.observation.change if self.observation else 0.0
-        is_near_zero = self.difference is None or abs(self.difference) > MOST_OFF * abs(observed)
-        return None if is_near_zero or not observed else (self.difference or 0.0) / observed
+        if self.difference is None or not observed or abs(self.difference) > MOST_OFF * abs(observed):
+            return None
+        return self.difference / observed
 
     @property
     def off_text(self) -> str:

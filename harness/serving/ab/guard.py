@@ -1,4 +1,4 @@
-"""Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
+"""A guard runs one command and leaves nothing of it behind. This program needs only the standard library:
 
     python guard.py ORDERS_FD CODE_FD GRACE STOP COMMAND...
 
@@ -28,7 +28,6 @@ PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 TICK_S = 0.05
 IDLE_S = 60.0
 MOST_S = 30.0
-NOT_STARTED = 127  # as shells have it
 
 
 def main() -> None:
@@ -53,7 +52,7 @@ def main() -> None:
         process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True)
     except OSError as error:
         print(f"cannot start {command[0]}: {error.strerror}", flush=True)
-        code: int | None = NOT_STARTED
+        code: int | None = 127  # as shells have it
     else:
         code = _wait(orders, process.pid)
         if code is None:
@@ -102,7 +101,7 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
 
 
 def _kill_all(child: int) -> None:
-    """Those that are being started while others are killed are found in the next round."""
+    """Kills in rounds: a process that is started while others are killed is found in the next round."""
     until = time.monotonic() + MOST_S
     while (pids := descendants(os.getpid())) and time.monotonic() < until:
         for pid in pids:
@@ -113,7 +112,7 @@ def _kill_all(child: int) -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Collects all that ended, adopted orphans too; the command's exit code once it is among them."""
+    """Collects the processes that have ended; gives the command's exit code once it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -126,7 +125,7 @@ def _reap(child: int) -> int | None:
 
 
 def descendants(root: int) -> list[int]:
-    """All living ones of a process, ancestors first."""
+    """The living descendants of a process, ancestors first."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError, IndexError, ValueError):

@@ -1,5 +1,5 @@
-"""Names by which arms differ, looked up in what is installed: that nothing reads a variable or a flag is the
-cheapest explanation of a gain that vanished.
+"""Looks up the names by which arms differ in the installed engine: that nothing reads a variable or a flag is
+the cheapest explanation of a gain that vanished.
 
 A name in a comment or a docstring reads nothing, and neither does the line that declares it. Names that are
 put together at run time escape; so what is not found is a warning.
@@ -40,8 +40,8 @@ FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server 
 
 
 def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> list[JsonObject]:
-    """Of each differing name that nothing reads: `name`, `found` (False; None: it could not be looked up) and
-    `says`, a line. Takes up to a minute, where libraries are read."""
+    """For each differing name that nothing reads: `name`, `found` (False, or None where it could not be
+    looked up) and `says`, a line. It takes up to a minute where libraries have to be read."""
     variables, flags = plan.differing()
     names = [*variables, *flags]
     if not names:
@@ -61,7 +61,7 @@ def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> lis
 
 
 def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
-    """The engine's package, and all that its Python finds; or why they are not known."""
+    """The engine's package and the folders that its Python searches, or why they are not known."""
     program, *rest = command.words
     name, module = Path(program).name, ""
     if name in (*FOREIGN, *SHELLS, "mpirun"):
@@ -86,7 +86,7 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
 
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
-    """Those that no Python code reads, and no library's binary or C source holds."""
+    """The variables that no Python code reads and that no library's binary or C source holds."""
     wanted = {name for name in names if not OF_SYSTEM.fullmatch(name)}
     sources = tuple(suffix for suffixes, _, _ in SOURCES for suffix in suffixes)
     for suffixes in (sources, (".so",)):  # binaries are large: last, and for what is left
@@ -97,7 +97,7 @@ def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, s
 
 
 def _read(file: Path, names: Iterable[str]) -> Iterator[str]:
-    """Those that a source reads, or that stand in a binary as a word."""
+    """The names that a source reads, or that stand in a binary as a word."""
     kind = next((kind for kind in SOURCES if file.suffix in kind[0]), None)
     with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
@@ -114,7 +114,7 @@ def _read(file: Path, names: Iterable[str]) -> Iterator[str]:
 
 
 def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str]]:
-    """Those that the engine does not declare, or declares and never reads."""
+    """The flags that the engine does not declare, or declares and never reads."""
     wanted = [name for name in names if re.fullmatch(r"--[\w-]+(\.\w+)*", name)]
     files = [file for file in _files(package, (".py",)) if os.access(file, os.R_OK)] if wanted else []
     sources = [file.read_text(errors="replace") for file in files]
@@ -145,7 +145,7 @@ def _declared(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Below the roots, each folder once; `.so` is also `.so.1`, and a program, which has no suffix."""
+    """Files below the roots; `.so` includes `.so.1` and programs, which have no suffix."""
     binaries, seen = ".so" in suffixes, set()
     for root in roots:
         if root.is_file() and (root.suffix in suffixes or (binaries and not root.suffix)):

@@ -116,11 +116,11 @@ class Plan(StrictRecord):
         return {**self.env, **self.arms[arm].env}
 
     def changes(self, arm: str) -> tuple[dict[str, str], list[str], str]:
-        """What its launch has of its own: variables, flags, image."""
+        """The arm's variables, flags and image, by which its launch can differ from that of another arm."""
         return self.variables(arm), shlex.split(self.arms[arm].flags), self.arms[arm].image or self.image
 
     def differing(self) -> tuple[list[str], list[str]]:
-        """Names of variables, and of flags, that not all arms have alike."""
+        """The names of variables and of flags that differ between arms."""
         # A flag with what stands behind it, up to the next.
         flag = re.compile(r"(?:^|\s)(--?[\w.-]+)(.*?)(?=\s--?[a-zA-Z]|$)")
         flags = [flag.findall(self.arms[arm].flags) for arm in self.arms]
@@ -145,7 +145,7 @@ class Command:
         return {name: value for name, value in changed.items() if value is not None}
 
     def __str__(self) -> str:
-        """For a shell."""
+        """The command as it is typed into a shell."""
         sets = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if value is not None]
         unset = [f"-u {name}" for name, value in self.variables.items() if value is None]
         return " ".join([*(["env", *unset] if unset else []), *sets, shlex.join(self.words)])
@@ -162,7 +162,7 @@ def made(values: Mapping[str, object], where: str) -> Plan:
 
 
 def _examine(plan: Plan) -> None:
-    """Raises UsageError for what could only fail, or measure something else, later."""
+    """Raises UsageError for a mistake that would only show later, as a failure or a wrong measurement."""
     for name, what, text, why in (
         ("port", "launch", plan.launch, "each launch takes another port"),
         ("url", "client", plan.client.replace("{port}", "{url}"), "it would call another server"),
@@ -211,7 +211,7 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
 def client(
     plan: Plan, arm: str, port: int, seed: int, result: Path, cache: Path, *, warm_up: bool = False
 ) -> Command:
-    """What calls it; the warming call may have its own command, or fewer prompts."""
+    """What calls the server; the call that warms it up may be another command, or send fewer prompts."""
     prompts = (plan.warm_up_prompts if warm_up else None) or plan.prompts
     values = {"seed": str(seed), "result": str(result), "prompts": str(prompts)}
     text = (plan.warm_up if warm_up else "") or plan.client
@@ -235,8 +235,8 @@ def _values(arm: str, port: int, cache: Path) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """A file by its whole path: a command runs in a folder of its own, where this repository's `kernels` and
-    `tests` are not in the way of an engine's imports."""
+    """The text with its placeholders filled in. A file gets its absolute path, because a command runs in a
+    folder of its own, where this repository's `kernels` and `tests` do not hide an engine's imports."""
     word = PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
     option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
     is_path = os.sep in value or Path(value).suffix in (".sh", ".py", ".yaml", ".yml", ".json")
@@ -246,8 +246,8 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _command(
     text: str, what: str, values: Mapping[str, str], lists: Mapping[str, Sequence[str]] = {}
 ) -> Command:
-    """Words as a shell would have them, `A=1` in front as variables. lists: placeholders that stand for
-    several words. Raises UsageError."""
+    """Splits the text into words as a shell does; `A=1` in front sets a variable. lists: placeholders that
+    stand for several words. Raises UsageError."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:

@@ -36,22 +36,20 @@ NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, media
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
 CHANGES = (1.0, 2.0, 5.0)  # per cent
 MOST_LOOKED_AT = range(2, MOST_PAIRS)
-QUANTITIES = {"tpot": "tpot", "ttft": "ttft", "output_throughput": "throughput"}
-"""Of a prediction: the metric that it is held against."""
 
 
 def looks(pairs: int | None) -> tuple[int, ...]:
-    """Pairs after which there may be a verdict: a number that was fixed beforehand is looked at once."""
+    """The numbers of pairs after which there may be a verdict: a number that was fixed is the only one."""
     return LOOKS if pairs is None else (pairs,)
 
 
 def order(arms: list[str], pair: int) -> list[str]:
-    """Mirrored, so that a drift of the machine meets each arm alike: AB, BA, AB ..."""
+    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects each arm alike."""
     return arms if pair % 2 or not pair else arms[::-1]
 
 
 def pair_seconds(plan: Plan, record: Record | None) -> float:
-    """Of one launch of each arm: as the launches so far took, or as the plan expects."""
+    """Seconds that one launch of each arm takes, as measured so far, or else as the plan expects."""
     took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
     if took := took[len(plan.arms) :] or took:  # the first of each arm filled caches
         return len(plan.arms) * sum(took) / len(took)
@@ -88,7 +86,7 @@ class Effect:
 def effect(
     base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
 ) -> Effect:
-    """Of at least one pair; Student's t over the logarithms of the pairs' ratios.
+    """The effect in one pair or more, by Student's t over the logarithms of the pairs' ratios.
 
     higher: more is better; margin: per cent
     """
@@ -132,7 +130,7 @@ def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
 
 
 def effects(record: Record, arm: str) -> dict[str, Effect]:
-    """By metric, as far as both have it in a pair."""
+    """The effect on each metric that both arms have in at least one pair."""
     plan, found = record.plan, {}
     level = confidence(plan.pairs, len(plan.others))
     for metric in METRICS:
@@ -144,7 +142,7 @@ def effects(record: Record, arm: str) -> dict[str, Effect]:
 
 
 def summary(record: Record) -> JsonObject:
-    """As plain values, for --json and the tables."""
+    """All results as plain values, for --json and the tables."""
     plan = record.plan
     per_arm = {arm: effects(record, arm) for arm in plan.others}
     deciding = {arm: found[plan.metric] for arm, found in per_arm.items() if plan.metric in found}
@@ -194,17 +192,18 @@ def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[Js
 
 
 def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
-    """Of those of an A/B's metrics: the metric, and the change, its low and its high end in per cent of the
-    value before; None: open."""
+    """Each prediction of a metric that an A/B has, with the metric and with the change and both ends of its
+    interval in per cent of the value before; None: that end is open."""
     for each in predictions:
-        if (metric := QUANTITIES.get(each.quantity)) and each.before and each.change is not None:
+        metric = each.quantity.removeprefix("output_")  # as clients call it
+        if metric in METRICS and each.before and each.change is not None:
             ends = (each.change, each.low, each.high)
             yield each, metric, [None if end is None else 100 * end / each.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:
-    """Of the servers as they said themselves, and of their variables: name -> [base, arm], where all launches
-    of each arm agree. What is filled in for each launch or arm differs by design."""
+    """Settings that the servers report and variables that differ: name -> [base, arm], where all launches of
+    each arm agree. Placeholders that are filled in for each launch or arm are left out."""
     both = [_servers(record, name) for name in (record.plan.base, arm)]
     found: JsonObject = {"server_info": {}, "environment": {}}
     for part, differing in found.items():
@@ -226,7 +225,7 @@ def _servers(record: Record, arm: str) -> list[JsonObject]:
 
 
 def _findings(record: Record) -> Iterator[str]:
-    """One line each: what a reader of the verdicts has to know."""
+    """What a reader of the verdicts has to know, a line each."""
     plan, base = record.plan, record.plan.base
     for arm in plan.others:
         if plan.changes(arm) == plan.changes(base):
@@ -303,7 +302,7 @@ def _change(change: float | None, low: float | None, high: float | None) -> str:
 
 
 def _needed(plan: Plan, pair_s: float) -> str:
-    """Pairs that find an effect four times in five."""
+    """A table of how many pairs find an effect four times in five."""
     (busy, quiet), arms, rows = SPREAD[plan.metric], len(plan.others), []
     apart = busy if (plan.concurrency or 0) >= BUSY else quiet
     for change in CHANGES:
@@ -331,7 +330,7 @@ def _time(seconds: float) -> str:
 
 
 def shown(found: JsonObject) -> str:
-    """The effects of each arm, and what else is to be known."""
+    """A table of the effects of each arm, and the notes below it."""
     base, verdicts = next(iter(found["plan"]["arms"])), found["verdicts"]
     engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
     lines = [f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}", ""]
@@ -343,8 +342,8 @@ def shown(found: JsonObject) -> str:
 
 
 def row(line: JsonObject) -> list[str]:
-    """Of a verdict: the metric, both values, the change, its interval, launch to launch, the word; brackets
-    where another metric decides."""
+    """Cells of a verdict: metric, both values, change, interval, spread between launches, and the word, which
+    stands in brackets where another metric decides."""
     unit, apart = UNITS[line["metric"]], line["launch_spread"]
     return [
         NAMES[line["metric"]],

@@ -1,4 +1,4 @@
-"""Server of one launch: a process under a guard (guard.py), on its own port, waited for, known to be ours."""
+"""The server of one launch: it runs under a guard (guard.py), and the process on its port must be ours."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class RunFailed(HarnessError):
 
 
 class PortTaken(RunFailed):
-    """Another process has the port; the same launch on another one may do."""
+    """Another process has the port; the same launch may work on another one."""
 
 
 class Guarded:
@@ -87,14 +87,14 @@ class Guarded:
             os.close(code_to)
 
     def wait(self, seconds: float = 0.0) -> int | None:
-        """Its exit code (negative: the signal), or None where it still runs after so long."""
+        """The command's exit code (negative: the signal), or None where it still runs after that time."""
         if self.code is None and select.select([self._code], [], [], seconds)[0]:
             said = os.read(self._code, 64)  # nothing: the guard was killed, and what it guarded with it
             self.code = int(said) if said else self.guard.wait()
         return self.code
 
     def end(self) -> None:
-        """Comes back when nothing of it is left."""
+        """Ends the command, and returns when none of its processes is left."""
         if self._orders >= 0:
             os.close(self._orders)
             self._orders = -1
@@ -103,14 +103,14 @@ class Guarded:
             self.guard.wait(timeout=ENDED_S)
 
     def lines(self) -> list[str]:
-        """The last ones of its log that say anything."""
+        """The last lines of its log that are not empty."""
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             text = file.read().decode(errors="replace")
         return [line for line in map(str.strip, text.splitlines()) if line]
 
     def last_words(self) -> str:
-        """Those that say what went wrong, on one line, and where the log is."""
+        """The lines of its log that say what went wrong, as one line, and where the log is."""
         lines = self.lines()
         errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
         # The line after an error's name often says more than it.
@@ -120,11 +120,10 @@ class Guarded:
 
     def how_it_ended(self) -> str:
         code = self.code or 0
-        if not code:
-            return (
-                "ended with exit code 0 (its command must stay in the foreground: end a script with `exec`)"
-            )
-        return f"ended with exit code {code}" if code > 0 else f"died of {signal.strsignal(-code)} ({-code})"
+        if code < 0:
+            return f"died of {signal.strsignal(-code)} ({-code})"
+        hint = "" if code else " (its command must stay in the foreground: end a script with `exec`)"
+        return f"ended with exit code {code}{hint}"
 
     def __enter__(self) -> Self:
         return self
@@ -134,7 +133,7 @@ class Guarded:
 
 
 class Server(Guarded):
-    """Of one launch, on its port."""
+    """The server of one launch, on its port."""
 
     def __init__(self, command: Command, port: int, log: Path, **of_guard: Any) -> None:
         super().__init__(command, log, **of_guard)
@@ -164,7 +163,7 @@ class Server(Guarded):
             raise RunFailed(f"the server failed {when}: {line[:LAST_WORDS]!r} (log: {self.log})")
 
     def get(self, path: str, timeout_s: float = 10.0, post: bool = False) -> str | None:
-        """What it answers with 200; None for anything else."""
+        """The body of an answer with status 200; None for anything else."""
         url = f"http://127.0.0.1:{self.port}{path}"
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             request = urllib.request.Request(url, data=b"" if post else None)
@@ -204,8 +203,8 @@ class Server(Guarded):
         return {}
 
     def _environment(self) -> dict[str, str]:
-        """Of the process that listens, or of the command: the variables that steer kernels and those that the
-        plan sets, without secrets."""
+        """The variables that steer kernels and those that the plan sets, without secrets, as the process that
+        listens has them, or else the command."""
         found, command = {}, next(iter(descendants(self.guard.pid)), 0)
         with contextlib.suppress(OSError):
             text = Path(f"/proc/{self._listener() or command}/environ").read_text(errors="replace")

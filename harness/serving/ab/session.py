@@ -60,7 +60,7 @@ class Session:
         return "unclear" not in words
 
     def _made(self, pair: int) -> bool:
-        """The whole pair again where one of its runs does not count, for the same reasons in each arm."""
+        """Makes a pair, and makes the whole pair again where one of its runs does not count."""
         first = 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
         for attempt in range(first, first + REMAKES + 1):
             try:
@@ -80,8 +80,8 @@ class Session:
         return False
 
     def _launched(self, about: dict[str, Any]) -> None:
-        """Again where another process took the port meanwhile. On another port each time: a server that was
-        started on the port of one that was killed answered and hung (sglang issue 22779)."""
+        """Launches an arm, and again where another process took the port meanwhile. Each launch has another
+        port: a server that was started on the port of one that was killed hung (sglang issue 22779)."""
         for left in reversed(range(PORTS)):
             number = len(self.record.of("launch"))
             first = self.plan.port + 10 * (number % 200)
@@ -118,16 +118,15 @@ class Session:
                 self._serve(server, folder, cache, about)
             ok = True
         except HarnessError as error:
-            record.append(
-                "port taken" if isinstance(error, PortTaken) else "failed", **about, reason=f"{arm}: {error}"
-            )
+            why, event = f"{arm}: {error}", "port taken" if isinstance(error, PortTaken) else "failed"
+            record.append(event, **about, reason=why)
             kind = type(error) if isinstance(error, RunFailed) else NothingRan
-            raise kind(f"{arm}: {error}") from None
+            raise kind(why) from None
         finally:
             record.append("stopped", **about, seconds=round(time.monotonic() - started, 1), ok=ok)
 
     def _serve(self, server: Server, folder: Path, cache: Path, about: dict[str, Any]) -> None:
-        """Warmed up with other prompts at full concurrency, its prefix cache emptied, then measured."""
+        """Warms the server up with other prompts, empties its prefix cache, and measures."""
         plan, arm, seed = self.plan, about["arm"], self.plan.seed + about["pair"]
         warm, result = folder / "warm-up.json", folder / "result.json"
         warming = client(plan, arm, server.port, seed + WARM_UP_SEEDS, warm, cache, warm_up=True)

@@ -256,7 +256,7 @@ def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str
 
 
 def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
-    """What is alike only as far as it is known, a line each."""
+    """What may differ although nothing known says so, a line each."""
     of_a, of_b = identity.of_run(a.run), identity.of_run(b.run)
     for name in ("precision", "input length", "output length"):
         one, other = of_a[name], of_b[name]
@@ -316,11 +316,11 @@ def published_runs() -> dict[str, ServingRun]:
     for run in (run for path in sorted(FOLDER.glob("*/*.csv")) for run in load(path)):
         own = (run.hardware, run.engine, run.version)
         alike = [setup for setup in setups if (setup.hardware, setup.engine, setup.version) == own]
-        update: dict[str, object] = {"id": f"{run.client}:{run.source.rpartition(':')[2]}"}
+        name = f"{run.client}:{run.source.rpartition(':')[2]}"
+        about = {"id": name}
         if len(alike) == 1:
-            update |= {name: getattr(alike[0], name) for name in FROM_SETUP}
-            update["configuration"] = alike[0].name
-        known[str(update["id"])] = run.model_copy(update=update)
+            about |= {key: getattr(alike[0], key) for key in FROM_SETUP} | {"configuration": alike[0].name}
+        known[name] = run.model_copy(update=about)
     return known
 
 

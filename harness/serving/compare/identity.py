@@ -32,8 +32,8 @@ arXiv 2412.19437)."""
 
 
 def _lengths(a: str, b: str) -> bool:
-    """Means within LENGTH_TOLERANCE. Where only the longest of one side is known: a mean from half of it to
-    all of it. Where only the longest of both is known: the same longest."""
+    """Whether two lengths are alike: means within LENGTH_TOLERANCE; a mean from half of the longest length to
+    all of it, where one side gives only the longest; the same longest, where both give only that."""
     if a.startswith(UP_TO) and b.startswith(UP_TO):
         return a == b
     for mean, longest in ((a, b), (b, a)):
@@ -58,7 +58,7 @@ def is_trimmed(run: ServingRun) -> bool:
 
 
 def length(run: ServingRun, side: str) -> float | None:
-    """Mean tokens of a request as served, where the totals are of whole requests; else as asked for. side:
+    """Mean tokens of a request: as served where the totals are of whole requests, else as asked for. side:
     `input` or `output`"""
     requested = getattr(run.workload, f"{side}_len")
     tokens, completed = getattr(run.totals, f"{side}_tokens"), run.totals.completed
@@ -319,7 +319,7 @@ class Setting(StrictRecord):
 
 
 def of_setting(setting: Setting) -> dict[str, str]:
-    """A setting's identity. Without known prefix hits where it is plain."""
+    """A setting's identity. Where the setting is plain no prefix hits are known."""
     about = setting.model_dump(include={*ServingRun.model_fields})
     said = of_run(ServingRun(id="", source="", mode="online", **about))
     features = ("speculative decoding", "DP attention", "disaggregation", "context parallelism")

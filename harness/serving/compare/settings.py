@@ -74,7 +74,7 @@ def _settings(found: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str
 
 
 def flat(value: object, name: str = "", *, lists: bool = True) -> dict[str, Any]:
-    """Scalars in nested objects, by joined names; lists: and in lists, which are values else."""
+    """Scalars in nested objects by joined names. lists: whether lists are taken apart, too."""
     if not (isinstance(value, Mapping) or (lists and isinstance(value, list))):
         return {name: value} if name else {}
     items = value.items() if isinstance(value, Mapping) else enumerate(value)

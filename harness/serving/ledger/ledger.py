@@ -128,7 +128,7 @@ class Observation(LedgerRecord):
 
 
 class Line(LedgerRecord):
-    """What all lines have. row: the name of their row; at: ISO 8601, UTC"""
+    """The fields of every line. row: the name of its row; at: the time, ISO 8601, UTC"""
 
     row: str
     at: str = ""

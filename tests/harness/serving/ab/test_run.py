@@ -172,6 +172,15 @@ def test_a_server_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_pa
     os.close(lock)
 
 
+def test_a_command_that_cannot_be_started_says_why(tmp_path, mark):
+    (file := tmp_path / "serve").write_text("")
+    lock = os.open(tmp_path / "lock", os.O_CREAT)
+    with Guarded(Command((str(file),)), tmp_path / "log", keep=lock) as process:
+        assert process.wait(60) == 127
+    assert f"cannot start {file}: Permission denied" in process.last_words()
+    os.close(lock)
+
+
 def test_a_stop_command_is_run_first(tmp_path, mark):
     lock = os.open(tmp_path / "lock", os.O_CREAT)
     stop = Command(("touch", str(tmp_path / "stopped")))

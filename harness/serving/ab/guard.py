@@ -91,9 +91,8 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
                 os.kill(child, signal.SIGTERM)
         until, left = time.monotonic() + grace / 3, True
         while left and time.monotonic() < until:
-            left = bool(
-                descendants(os.getpid())
-            )  # before they are collected: the last one's code must not be missed
+            # Before they are collected: the last one's code must not be missed.
+            left = bool(descendants(os.getpid()))
             ended = _reap(child)
             code = code if ended is None else ended
             time.sleep(TICK_S if left else 0)

@@ -25,8 +25,8 @@ ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over
 BLOCK_OF_K_US = {("gfx942", "sglang"): 2.2}
 # What a step takes beside these kernels, and for each of its tokens, on MI325X with SGLang: by the TPOT of 4
 # requests and the TTFT of 8192 tokens in results/published/serving-link/mi325x-sglang.json. A token's 17 us
-# are taken for bytes that SGLang's small kernels move on AMD; ATOM and vLLM have kernels of their own. From 60
-# to 140 MB the errors of `serving validate` hardly move.
+# are taken for bytes that SGLang's small kernels move on AMD; ATOM and vLLM have kernels of their own. From
+# 60 to 140 MB the errors of `serving validate` hardly move.
 BETWEEN_US = {("gfx942", "sglang"): 4.7e3}
 TOKEN_BYTES = 100e6
 # MLA on gfx942 takes so many times what data sheets make of the H200's: TPOT of MI325X grows that much faster

@@ -196,8 +196,8 @@ def _measured_first(
     surface = runs.surfaces[term.op, key]
 
     def time(load: StepLoad) -> float:
-        us = surface.at(1.0, *sizes(load)) * scale(load)
-        if surface.covers(1.0, *sizes(load)):
+        us = surface.at(*sizes(load)) * scale(load)
+        if surface.covers(*sizes(load)):
             return us
         try:
             return term.time(load)

@@ -42,20 +42,22 @@ def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> 
 class AssumedTables(Tables):
     """The H200's tables as if they were of another machine. here, there: the data sheets of both"""
 
-    base: Tables
     here: JsonObject
     there: JsonObject
 
     @classmethod
     def of(cls, hardware: str, engine: str, base: Tables) -> AssumedTables:
         """Raises UsageError for a machine without a data sheet."""
-        here, where = data_sheet(hardware), f"assumed from {base.where} by data sheets"
+        here, there, where = (
+            data_sheet(hardware),
+            data_sheet(BASE),
+            f"assumed from {base.where} by data sheets",
+        )
         if not here:
             raise UsageError(f"there is no data sheet of {hardware} to assume times by")
         arch = here["arch"]
         between_us = BETWEEN_US.get((arch, engine), 0.0), TOKEN_US if arch.startswith("gfx") else 0.0
-        there = data_sheet(BASE)
-        return cls(hardware, engine, base.version, where, {}, base, here, there, between_us=between_us)
+        return cls(hardware, engine, base.version, where, base.rows, here, there, between_us=between_us)
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
         here, there = (data_sheet_us(sheet, flops, moved, dtype) for sheet in (self.here, self.there))
@@ -64,7 +66,7 @@ class AssumedTables(Tables):
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
         size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
         moved = size * (n * k + m * k) + 2 * m * n
-        scaled = self._scaled(self.base.gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
+        scaled = self._scaled(super().gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
         if kind != "fp8_block":
             return scaled
         arch = self.here["arch"]
@@ -75,7 +77,7 @@ class AssumedTables(Tables):
         expert = 3 * 7168 * 2048 / tp
         touched = min(256.0, 8 * tokens) / ep
         flops, moved = 2 * tokens * 8 / ep * expert, touched * expert + 4 * tokens * 7168
-        return self._scaled(self.base.moe(tokens, tp, ep, distribution), flops, moved, "fp8")
+        return self._scaled(super().moe(tokens, tp, ep, distribution), flops, moved, "fp8")
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
         """From the H200's times with a bf16 cache, whatever the cache here: its times with FP8 are 7.5 to
@@ -83,24 +85,15 @@ class AssumedTables(Tables):
         tokens = batch * context
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
         there = data_sheet_us(self.there, flops, tokens * 576 * 2, "bf16")
-        us = self.base.mla_decode(batch, context, heads, "bfloat16") * SLOWER_MLA.get(self.here["arch"], 1.0)
+        us = super().mla_decode(batch, context, heads, "bfloat16") * SLOWER_MLA.get(self.here["arch"], 1.0)
         return us * data_sheet_us(self.here, flops, moved, "bf16") / there
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
         flops, moved = batch * length**2 * heads * (576 + 512), 4 * batch * length * heads * 576
-        return self._scaled(self.base.mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
-
-    @property
-    def prefill_is_absorbed(self) -> bool:
-        return self.base.prefill_is_absorbed
+        return self._scaled(super().mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
         flops, moved = 2 * tokens * heads * 128 * 512, 2 * heads * (128 * 512 + tokens * (128 + 512))
-        return self._scaled(self.base.absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
+        return self._scaled(super().absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
 
-    def all_reduce(self, elements: float, gpus: int) -> float:
-        """As on the H200: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450."""
-        return self.base.all_reduce(elements, gpus)
-
-    def distributions(self) -> list[str]:
-        return self.base.distributions()
+    # The all-reduce is the H200's: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450.

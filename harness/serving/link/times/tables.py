@@ -105,35 +105,38 @@ class Tables:
 
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
         """us; kind: fp8_block or bfloat16; y [m, n] = x [m, k] W^T."""
-        return self._surface("gemm_perf", {"gemm_dtype": kind}, ("n", "k", "m")).at(n, k, m)
+        return self._us("gemm_perf", {"gemm_dtype": kind}, n=n, k=k, m=m)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         """DeepSeek-R1's 256 experts, top 8, without the shared one; tokens are those of all ranks."""
         where = EXPERTS | {"moe_tp_size": tp, "moe_ep_size": ep, "distribution": distribution}
-        return self._surface("moe_perf", where, ("num_experts", "num_tokens")).at(256, tokens)
+        return self._us("moe_perf", where, num_tokens=tokens)
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
         """context: cached tokens of each sequence, that of this step included."""
         where = {"kv_cache_dtype": kv, "num_heads": heads}
-        return self._surface("generation_mla_perf", where, ("batch_size", "context")).at(batch, context)
+        return self._us("generation_mla_perf", where, batch_size=batch, context=context)
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
         """Absorbed where `prefill_is_absorbed`."""
         where: dict[str, Any] = {"num_heads": heads}
         # A prompt reads no cache: times with another one stand where that one was not timed.
-        if kv in {row["kv_cache_dtype"] for row in self.rows.get("context_mla_perf", ())}:
+        if kv in self._values("context_mla_perf", "kv_cache_dtype"):
             where["kv_cache_dtype"] = kv
-        return self._surface("context_mla_perf", where, ("batch_size", "isl")).at(batch, length)
+        return self._us("context_mla_perf", where, batch_size=batch, isl=length)
 
     @property
     def prefill_is_absorbed(self) -> bool:
-        sources = {row["kernel_source"] for row in self.rows.get("context_mla_perf", ())}
-        return engine_name(self.engine) == "sglang" and sources <= {ABSORBED, ""}
+        sources = {*self._values("context_mla_perf", "kernel_source")}
+        of_sglang = {engine_name(name) for name in self._values("context_mla_perf", "framework")} == {
+            "sglang"
+        }
+        return of_sglang and sources <= {ABSORBED, ""}
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
         """which: mla_gen_pre (w_uk) or mla_gen_post (w_uv)."""
         where = {"op_name": which, "bmm_dtype": "bfloat16", "num_heads": heads}
-        return self._surface("mla_bmm_perf", where, ("num_heads", "num_tokens")).at(heads, tokens)
+        return self._us("mla_bmm_perf", where, num_tokens=tokens)
 
     def all_reduce(self, elements: float, gpus: int) -> float:
         """Of bf16 elements, in a graph where the table tells (TensorRT-LLM's does not): device time, without
@@ -142,28 +145,32 @@ class Tables:
         The table's `message_size` counts elements: were it bytes, its largest would run at half of what
         NVLink gives.
         """
-        backends = sorted({row["backend"] for row in self.rows.get("custom_allreduce_perf", [])})
+        backends = self._values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
         where = {"num_gpus": gpus} | ({"backend": in_graphs[0]} if in_graphs else {})
-        return self._surface("custom_allreduce_perf", where, ("num_gpus", "message_size")).at(gpus, elements)
+        return self._us("custom_allreduce_perf", where, message_size=elements)
 
     def distributions(self) -> list[str]:
         """The least skewed first: balanced, then power laws by their exponent."""
-        return sorted({row["distribution"] for row in self.rows.get("moe_perf", [])})
+        return self._values("moe_perf", "distribution")
 
-    def _surface(self, file: str, where: Mapping[str, Any], axes: tuple[str, ...]) -> Surface:
-        key = (file, tuple(where.items()), axes)
+    def _values(self, file: str, column: str) -> list[str]:
+        return sorted({row[column] for row in self.rows.get(file, ())})
+
+    def _us(self, file: str, where: Mapping[str, Any], **sizes: float) -> float:
+        """Between the rows that `where` selects, at sizes by their columns. Raises MissingTable."""
+        key = (file, *where.items(), *sizes)
         if key not in self.surfaces:
-            matching = [row for row in self.rows.get(file, []) if all(row[k] == v for k, v in where.items())]
-            if not matching:
+            times: dict[tuple[float, ...], list[float]] = {}
+            for row in self.rows.get(file, ()):
+                if where.items() <= row.items():
+                    times.setdefault(tuple(row[size] for size in sizes), []).append(row["us"])
+            if not times:
                 wanted = " ".join(f"{k}={v}" for k, v in where.items())
                 raise MissingTable(f"no rows of {file} with {wanted} in {self.where}")
             # Where a case was timed more than once, the median of its times.
-            times: dict[tuple[float, ...], list[float]] = {}
-            for row in matching:
-                times.setdefault(tuple(row[a] for a in axes), []).append(row["us"])
-            self.surfaces[key] = Surface([(sizes, sorted(us)[len(us) // 2]) for sizes, us in times.items()])
-        return self.surfaces[key]
+            self.surfaces[key] = Surface({case: sorted(us)[len(us) // 2] for case, us in times.items()})
+        return self.surfaces[key].at(*sizes.values())
 
 
 @functools.cache
@@ -180,7 +187,7 @@ def bundled() -> dict[tuple[str, str], Path]:
 def read_tables(folder: Path) -> Tables:
     """The set of tables in a folder. Raises UsageError where it has none or one cannot be read."""
     rows: dict[str, list[Row]] = {}
-    for stem, path in table_files(folder, FILES).items():
+    for stem, path in table_files(folder).items():
         columns, wanted = FILES[stem], WANTED.get(stem, {})
         every = (*columns, *COMMON, *OPTIONAL, *wanted)
         read = (_row(path, line, row, columns) for line, row in read_rows(path, every, wanted))
@@ -219,22 +226,16 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
 
 
 def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]) -> Row:
-    row: Row = {}
-    for name in (*columns, *COMMON):
-        if raw.get(name) in (None, ""):
-            raise UsageError(f"cannot read {path}, line {line}: no column {name!r}")
-        row[name] = number(raw[name])
-    if not isinstance(row["latency"], float) or not 0 < row["latency"] < 1e6:
+    if lacks := [name for name in (*columns, *COMMON) if raw.get(name) in (None, "")]:
+        raise UsageError(f"cannot read {path}, line {line}: no column {lacks[0]!r}")
+    latency = number(raw["latency"])
+    if not isinstance(latency, float) or not 0 < latency < 1e6:
         raise UsageError(f"cannot read {path}, line {line}: latency {raw['latency']!r} is no time in ms")
-    for name in (*COMMON[:-1], *OPTIONAL):
-        row[name] = str(raw.get(name) or "")
-    for name in row:
-        if row[name] == "float16" and name.endswith("dtype"):
-            row[name] = "bfloat16"
-    row["us"] = row.pop("latency") * 1e3
+    row = {name: number(raw[name]) for name in columns} | {"us": latency * 1e3}
+    row |= {name: str(raw.get(name) or "") for name in (*COMMON[:-1], *OPTIONAL)}
     if "step" in row:
         row["context"] = row["isl"] + row["step"]
-    return row
+    return {name: "bfloat16" if value == "float16" else value for name, value in row.items()}
 
 
 def _require_milliseconds(folder: Path, tables: Tables) -> None:
@@ -308,39 +309,40 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
 # Files of a set
 
 
-def table_files(folder: Path, stems: Collection[str]) -> dict[str, Path]:
-    """The file of each stem that the set has. Raises UsageError with one line where it has none."""
-    if folder.is_dir():
-        found = _in(folder, stems)
-    else:
-        system, engine, version = folder.parent.parent, folder.parent.name, folder.name
-        homes = sorted(system.glob(f"*/{engine}/{version}")) if system.is_dir() else []
+def table_files(folder: Path) -> dict[str, Path]:
+    """The file of each stem of FILES that the set has. Raises UsageError with one line where it has none."""
+    homes = [folder]
+    if not folder.is_dir():
+        homes = sorted(folder.parent.parent.glob(f"*/{folder.parent.name}/{folder.name}"))
         if not homes:
-            raise UsageError(f"cannot read tables in {folder}: no such folder")
-        found = {stem: path for home in homes for stem, path in _in(home, stems).items()}
-        for home in homes:
-            found = _reused(home, stems) | found
+            raise UsageError(
+                f"no times at {folder}: give a set of AIConfigurator's tables, as SYSTEM/ENGINE/VERSION "
+                "(h200_sxm/sglang/0.5.9), or a run of this suite, a folder with run.json and cells.jsonl"
+            )
+    found: dict[str, Path] = {}
+    for files in (*map(_reused, homes), *map(_in, homes)):
+        found |= files
     if not found:
         sets = [*folder.glob("*/*/gemm_perf.*"), *folder.glob("gemm/*/*/gemm_perf.*")]
         names = sorted({"/".join(place.parts[-3:-1]) for place in sets})
-        wanted = f"wanted: one or more of {', '.join(stems)} as .csv or .parquet"
+        wanted = f"wanted: one or more of {', '.join(FILES)} as .csv or .parquet, or a run of this suite"
         several = f"it has sets of tables: give {folder} with one of {', '.join(names)}"
         raise UsageError(f"no tables in {folder}; {several if names else wanted}")
     return found
 
 
-def _in(folder: Path, stems: Collection[str]) -> dict[str, Path]:
+def _in(folder: Path, stems: Collection[str] = FILES) -> dict[str, Path]:
     places = [(stem, folder / (stem + suffix)) for stem in stems for suffix in reversed(SUFFIXES)]
     return {stem: path for stem, path in places if path.exists()}
 
 
-def _reused(home: Path, stems: Collection[str]) -> dict[str, Path]:
+def _reused(home: Path) -> dict[str, Path]:
     try:
-        versions = dict(REUSED.findall((home / "reuse.yaml").read_text(encoding="utf-8")))
+        versions = REUSED.findall((home / "reuse.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return {}
-    wanted = {stem: home.parent / versions[stem] for stem in stems if stem in versions}
-    return {stem: path for stem, folder in wanted.items() for path in _in(folder, [stem]).values()}
+    of_stems = (_in(home.parent / version, [stem]) for stem, version in versions if stem in FILES)
+    return {stem: path for found in of_stems for stem, path in found.items()}
 
 
 def read_rows(

@@ -29,7 +29,7 @@ from harness.serving.link.structure import (
     structure,
 )
 from harness.serving.link.times.assumed_times import DEVIATION, AssumedTables
-from harness.serving.link.times.interpolation import Curve, Surface
+from harness.serving.link.times.interpolation import Surface
 from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables, words
 from harness.serving.names import engine_name, hardware_name
@@ -46,13 +46,14 @@ TRITON, TRTLLM = "sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"
 
 
 def test_a_curve_is_linear_in_logarithms_grows_and_goes_on_beyond_its_points():
-    curve = Curve([(64, 40.0), (16, 10.0)])
+    curve = Surface({(64,): 40.0, (16,): 10.0})
     assert [curve.at(x) for x in (1, 16, 32, 256)] == pytest.approx([10.0, 10.0, 20.0, 160.0])
-    falls = Curve([(1, 10.0), (2, 20.0), (4, 10.0), (8, 40.0)])  # which is noise
+    falls = Surface({(1,): 10.0, (2,): 20.0, (4,): 10.0, (8,): 40.0})  # which is noise
     assert falls.at(2) == falls.at(4) == pytest.approx(math.sqrt(200))
-    steep = Curve([(1, 1.0), (16, 16.0), (20, 40.0)])  # beyond it goes on as over its last factor of 1.6
+    steep = Surface({(1,): 1.0, (16,): 16.0, (20,): 40.0})  # beyond it goes on as over its last factor of 1.6
     assert steep.at(40) == pytest.approx(40 * 2 ** (math.log(40) / math.log(20)))
-    surface = Surface([((n, m), float(n * m)) for n in (8, 2) for m in (16, 1)])
+    assert [Surface({(8,): 5.0}).at(x) for x in (4, 8, 16)] == pytest.approx([5.0, 5.0, 10.0])
+    surface = Surface({(n, m): float(n * m) for n in (8, 2) for m in (16, 1)})
     assert [surface.at(n, 4) for n in (1, 2, 4, 16)] == pytest.approx([8.0, 8.0, 16.0, 64.0])
     assert surface.covers(24, 5) and not surface.covers(25, 5) and not surface.covers(8, 0.3)
 
@@ -182,7 +183,7 @@ def test_both_layouts_are_one_set(tmp_path):
     since = read_tables(by_op(tmp_path / "new", "sglang", "9"))
     assert since.rows == flat.rows and since.version == "9" and not since.notes
     assert decode_us(since) == decode_us(flat)
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match="no times at"):
         read_tables(tmp_path / "new" / "sglang" / "8")
     with pytest.raises(UsageError, match=r"sets of tables: give .* with one of sglang/9"):
         read_tables(tmp_path / "new")
@@ -268,7 +269,7 @@ def test_parquet_is_as_csv(tmp_path):
     ("gemm_perf.parquet", b"version https://git-lfs.github.com/spec/v1", ".* `git lfs pull`"),
     ("gemm_perf.parquet", b"PAR1\n\nPAR1", "cannot read .*gemm_perf.parquet: .*"),
     ("gemm_perf.csv", "é".encode("latin-1"), "cannot read .*gemm_perf.csv: 'utf-8'"),
-    ("gemm_perf.json", b"", "no tables in .*; wanted: one or more of gemm_perf, .* as .csv or .parquet"),
+    ("gemm_perf.json", b"", "no tables in .*; wanted: one or more of gemm_perf, .* or .parquet, or a run"),
 ])  # fmt: skip
 def test_a_table_that_cannot_be_read_is_one_line(tmp_path, name, data, says):
     (tmp_path / name).write_bytes(data)
@@ -348,7 +349,7 @@ def test_data_sheets_scale_tp8_alone_and_say_so_first():
 
 
 def attention(us: float) -> Surface:
-    return Surface([((1.0, b, c), us) for b in (1.0, 64.0) for c in (512.0, 4096.0)])
+    return Surface({(b, c): us for b in (1.0, 64.0) for c in (512.0, 4096.0)})
 
 
 @pytest.mark.parametrize(

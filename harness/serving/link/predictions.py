@@ -16,6 +16,7 @@ from harness.serving.ledger.ledger import KernelChange, Prediction, Quantities, 
 from harness.serving.link.calibration import T90, Served
 from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link
+from harness.serving.link.structure import Term
 from harness.serving.link.times.assumed_times import DEVIATION
 from harness.serving.op_classes import OP_CLASSES
 from harness.serving.schema import OfferedLoad
@@ -60,21 +61,17 @@ def parse_change(text: str) -> KernelChange:
     return change.model_copy(update={"factor" if match["factor"] else "saved_us": value})
 
 
-def name_of(change: KernelChange) -> str:
-    return f"{change.op}:{change.part}" if change.part else change.op
-
-
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
     """(name, phase, terms) that a change touches. Raises UsageError where it touches none."""
-    found = []
-    for name, phase in (("decode", sums.decode), ("prefill", sums.prefill)):
-        if change.phase in ("both", name) and (indices := phase.indices(change.op, change.part)):
-            found.append((name, phase, indices))
-    if not found:
-        names = dict.fromkeys(t.name for p in (sums.decode, sums.prefill) for t in p.terms)
+    phases = (("decode", sums.decode), ("prefill", sums.prefill))
+    found = [(name, phase, phase.indices(change.op, change.part))
+             for name, phase in phases if change.phase in ("both", name)]  # fmt: skip
+    if not any(terms for *_, terms in found):
+        names = dict.fromkeys(term.name for _, phase in phases for term in phase.terms)
         where = "" if change.phase == "both" else f" of {change.phase}"
-        raise UsageError(f"no kernel {name_of(change)!r} in a step{where}; there are: {', '.join(names)}")
-    return found
+        kernel = f"{change.op}:{change.part}" if change.part else change.op
+        raise UsageError(f"no kernel {kernel!r} in a step{where}; there are: {', '.join(names)}")
+    return [each for each in found if each[2]]
 
 
 def applied(
@@ -93,21 +90,18 @@ def applied(
         for name, phase, terms in touched(sums, change):
             calls = change.calls or sum(phase.terms[i].calls for i in terms)
             saved = (change.saved_us or 0.0) * calls / in_server[name]
-            own = getattr(after, name).us.copy()
-            if change.factor is not None:
-                own[terms] /= change.factor
-            elif saved <= 0.9 * float(phase.us[terms].sum(axis=0).min()):
-                own[terms] -= saved / len(terms)
-            else:
-                own = getattr(before, name).us.copy()
-                own[terms] += saved / len(terms)
-                before = before.having(name, own)
+            us = getattr(after, name).us.copy()
+            if saved > 0.9 * float(phase.us[terms].sum(axis=0).min()):
+                us = getattr(before, name).us.copy()
+                us[terms] += saved / len(terms)
+                before = before.having(name, us)
                 notes.append(
                     f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
                     "was slower than the model by that, and the model is what comes after"
                 )
                 continue
-            after = after.having(name, own)
+            us[terms] = us[terms] / (change.factor or 1.0) - saved / len(terms)
+            after = after.having(name, us)
     return before, after, notes
 
 
@@ -158,19 +152,22 @@ class Outlook:
 
 def outlook(link: Link, load: Load) -> Outlook:
     sums, served = link.sums(load), link.served(load)
-    found = served.features
+    found, tpot = served.features, served.tpot.value
     of_stall = served.stall_ms / max(found.prefill_ms, 1e-9)
+    decode = _by_name(sums.decode, sums.decode.at(found.batch) * link.in_server["decode"])
+    stall = _by_name(sums.prefill, sums.prefill.at(1.0) * of_stall)
     beside_ms = float(link.constants.tpot.mean[0])
-    # ms in decode steps, ms in stalls, where from, calls
-    parts: dict[str, tuple[float, float, str, int]] = {BESIDE: (beside_ms, 0.0, "calibration", 1)}
-    for term, us in zip(sums.decode.terms, sums.decode.at(found.batch), strict=True):
-        parts[term.name] = (float(us) * link.in_server["decode"] / 1e3, 0.0, term.origin, term.calls)
-    for term, us in zip(sums.prefill.terms, sums.prefill.at(1.0), strict=True):
-        decode, _, origin, calls = parts.get(term.name, (0.0, 0.0, term.origin, term.calls))
-        parts[term.name] = (decode, float(us) * of_stall / 1e3, origin, calls)
-    tpot = served.tpot.value
-    shares = [Share(name, origin, n, d, s, (d + s) / tpot) for name, (d, s, origin, n) in parts.items()]
+    shares = [Share(BESIDE, "calibration", 1, beside_ms, 0.0, beside_ms / tpot)]
+    for name, (term, _) in (stall | decode).items():
+        decode_ms, stall_ms = (phase[name][1] if name in phase else 0.0 for phase in (decode, stall))
+        share = (decode_ms + stall_ms) / tpot
+        shares.append(Share(name, term.origin, term.calls, decode_ms, stall_ms, share))
     return Outlook(load, served, sums.capacity, tuple(sorted(shares, key=lambda share: -share.share)))
+
+
+def _by_name(phase: Phase, us: Array) -> dict[str, tuple[Term, float]]:
+    """The terms and their ms."""
+    return {term.name: (term, float(each) / 1e3) for term, each in zip(phase.terms, us, strict=True)}
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:

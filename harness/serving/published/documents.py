@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -23,9 +23,6 @@ from harness.serving.schema import Mode, OfferedLoad, Parallelism, ServingRun, S
 
 FOLDER = PUBLISHED / "serving"
 WIDTH = 110
-FROM_CONFIGURATION = ("hardware", "gpus", "nodes", "engine", "version", "image", "environment", "mode",
-                      "parallelism")  # fmt: skip
-
 Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, list) else v)]
 """Of several lines; in a file also a list of them."""
 
@@ -132,20 +129,21 @@ def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
     return [_document(path) for path in sorted(folder.glob("*.json"))]
 
 
-def configurations(folder: Path = FOLDER) -> dict[str, Configuration]:
+def configurations() -> dict[str, Configuration]:
     """All documents' configurations, by name."""
-    return {one.name: one for document in documents(folder) for one in document.configurations}
+    return {one.name: one for document in documents() for one in document.configurations}
 
 
 def _document(path: Path) -> PublishedDocument:
     raw = published.read(path)
-    made = {one["name"]: _configuration(one, raw["id"]) for one in raw.get("configurations", ())}
-    runs = tuple(_run(run, made) for run in raw.get("runs", ()))
-    return PublishedDocument(**{**raw, "configurations": tuple(made.values()), "runs": runs})
+    made = [_configuration(one | {"document": raw["id"]}) for one in raw.get("configurations", ())]
+    shared = {one.name: _of_runs(one) for one in made}
+    runs = [ServingRun(**shared.get(run.get("configuration"), {}) | run) for run in raw.get("runs", ())]
+    return PublishedDocument(**raw | {"configurations": tuple(made), "runs": tuple(runs)})
 
 
-def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
-    one = Configuration(**{**raw, "document": document})
+def _configuration(raw: JsonObject) -> Configuration:
+    one = Configuration(**raw)
     by_role = {role: recipes.find(name).environment for role, name in one.environments.items()}
     first = next(iter(by_role.values()), {})
     common = {k: v for k, v in first.items() if all(env.get(k) == v for env in by_role.values())}
@@ -157,14 +155,11 @@ def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
     return one.model_copy(update={"environment": common, "roles": roles, "flags": flags})
 
 
-def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRun:
-    """A run, with what it leaves out taken from its configuration."""
-    if not raw.get("configuration"):
-        return ServingRun(**raw)
-    about = made[raw["configuration"]]
-    shared = {name: getattr(about, name) for name in FROM_CONFIGURATION}
-    of_roles = {f"{name}: {flag}": None for name, role in about.roles.items() for flag in role.flags}
-    return ServingRun(**{**shared, "flags": (*about.flags, *of_roles), **raw})
+def _of_runs(one: Configuration) -> JsonObject:
+    """What runs of a configuration have where they do not say it."""
+    names = ("hardware", "gpus", "nodes", "engine", "version", "image", "environment", "mode", "parallelism")
+    flags = [f"{name}: {flag}" for name, role in one.roles.items() for flag in role.flags]
+    return {name: getattr(one, name) for name in names} | {"flags": (*one.flags, *dict.fromkeys(flags))}
 
 
 def flags_of(command: str) -> tuple[str, ...]:
@@ -210,13 +205,13 @@ class Section:
     part: str
     title: str
     verbatim: str
+    file: str
     text: str
-    file: str = ""
-    mended: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    mended: tuple[str, ...]
+    notes: tuple[str, ...]
 
 
-def sections(of: Configuration) -> list[Section]:
+def sections(of: Configuration) -> Iterator[Section]:
     """The texts that the document gives, in the order in which they are used."""
     task = f"{of.name}.dstack.yml"
     where = "with kubectl and helm" if of.manifests else "in the container"
@@ -228,21 +223,17 @@ def sections(of: Configuration) -> list[Section]:
         ("server", where, of.serving if of.task_file else of.server, ""),
         ("client", "beside the server", of.client, ""),
     ]
-    return [_section(of, *each) for each in texts if each[2]]
-
-
-def _section(of: Configuration, part: str, title: str, verbatim: str, file: str) -> Section:
-    mends = [mend for mend in of.mends if mend.part in (part, file)]
-    text = verbatim
-    for mend in mends:
-        text = text if mend.new is None else text.replace(mend.old, mend.new)
-    notes = [mend.why for mend in mends if mend.new is None]
-    if part == ("server" if of.server or of.task_file else "docker"):
-        notes += _variables(of)
-    if part == "client" and of.client_source:
-        notes.insert(0, f"the commands are from {of.client_source}")
-    mended = tuple(mend.why for mend in mends if mend.new is not None)
-    return Section(part, title, verbatim, text, file, mended, tuple(notes))
+    for part, title, verbatim, file in filter(lambda each: each[2], texts):
+        text, mended, notes = verbatim, list[str](), list[str]()
+        if part == "client" and of.client_source:
+            notes.append(f"the commands are from {of.client_source}")
+        for mend in of.mends:
+            if mend.part in (part, file):
+                text = text if mend.new is None else text.replace(mend.old, mend.new)
+                (notes if mend.new is None else mended).append(mend.why)
+        if part == ("server" if of.server or of.task_file else "docker"):
+            notes += _variables(of)
+        yield Section(part, title, verbatim, file, text, tuple(mended), tuple(notes))
 
 
 def missing(of: Configuration) -> Iterator[str]:
@@ -280,7 +271,12 @@ def script(of: Configuration, gone: Mapping[str, str]) -> str:
             today = f"; today {gone[name]}" if gone[name] else ""
             told.append(f"no longer: today's engine has no {name}{today}")
         lines += ["", f"# ==== {section.part}: {section.title}", *_comments(told), *exports]
-        lines += _written(of, section) if section.file else [section.text]
+        if section.file:  # commands that write it, with the user's settings in it
+            filled = [each.name for each in of.settings if f"@{each.name}@" in section.text]
+            sed = " ".join(["sed", *(f'-e "s|@{name}@|${name}|g"' for name in filled)])
+            lines += [f"{sed if filled else 'cat'} > {section.file} <<'EOF'", section.text, "EOF"]
+        else:
+            lines.append(section.text)
     return "\n".join([*lines, "", *_comments(f"not there, {what}" for what in missing(of))]) + "\n"
 
 
@@ -292,13 +288,6 @@ def _variables(of: Configuration) -> list[str]:
             if variable.note and not variable.note.startswith("for "):  # that names only what reads it
                 by_note.setdefault(variable.note, {})[variable.name] = None
     return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
-
-
-def _written(of: Configuration, section: Section) -> list[str]:
-    """Commands that write a section's file, with the user's settings in it."""
-    filled = [each.name for each in of.settings if f"@{each.name}@" in section.text]
-    reader = "sed " + " ".join(f'-e "s|@{name}@|${name}|g"' for name in filled) if filled else "cat"
-    return [f"{reader} > {section.file} <<'EOF'", section.text, "EOF"]
 
 
 def _comments(texts: Iterable[str]) -> list[str]:

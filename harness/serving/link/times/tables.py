@@ -17,43 +17,29 @@ import csv
 import functools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
+from harness.files import JsonObject
 from harness.paths import PUBLISHED
+from harness.serving.clients.files import toml
 from harness.serving.link.times.interpolation import Surface
 from harness.serving.names import data_sheet, engine_name, hardware_name
 from kernels.engines import engines, entries
 
 TABLES = PUBLISHED / "kernel-tables"
-FILES: Mapping[str, tuple[str, ...]] = {
-    "gemm_perf": ("gemm_dtype", "m", "n", "k"),
-    "moe_perf": ("moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
-                 "moe_ep_size", "distribution"),
-    "generation_mla_perf": ("kv_cache_dtype", "num_heads", "batch_size", "isl", "step"),
-    "context_mla_perf": ("num_heads", "batch_size", "isl"),
-    "mla_bmm_perf": ("op_name", "bmm_dtype", "num_tokens", "num_heads"),
-    "custom_allreduce_perf": ("num_gpus", "message_size"),
-}  # fmt: skip
+_FORMAT = toml(Path(__file__).parents[1] / "aiconfigurator.toml")
+FILES: Mapping[str, JsonObject] = _FORMAT["files"]
+WORDS: Mapping[str, str] = _FORMAT["words"]
+"""What tells kernels apart -> how it is written."""
 COMMON = ("framework", "version", "device", "latency")
 OPTIONAL = ("kernel_source", "backend", "mla_dtype", "kv_cache_dtype")
-EXPERTS = {"moe_dtype": "fp8_block", "hidden_size": 7168, "inter_size": 2048, "topk": 8, "num_experts": 256}
-"""DeepSeek-R1's."""
 SUFFIXES = (".csv", ".txt", ".parquet")
 REUSED = re.compile(r"^- table: *(\S+)\n +from_version: *['\"]?([^\s'\"]+)", re.MULTILINE)
 Row = dict[str, Any]
-SIXTEEN_BITS = ("bfloat16", "float16")  # one is as fast as the other; tables of 2025 say float16
-WANTED: Mapping[str, Mapping[str, Collection[Any]]] = {
-    "gemm_perf": {"gemm_dtype": ("fp8_block", *SIXTEEN_BITS)},
-    "moe_perf": {name: (value,) for name, value in EXPERTS.items()},
-    "context_mla_perf": {"step": (0,)},
-}
-"""Rows of other models and dtypes are left out, and of prompts behind a cached prefix."""
-OF_LAYERS = {"vllm": ("generation_mla_perf", "context_mla_perf")}
-"""Files of an engine that time attention with products beside it (collector/vllm/collect_mla.py)."""
 ABSORBED = "flash_attention"  # `kernel_source` of SGLang's prefill attention where it was timed absorbed
 SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")  # some tables have rows of none
 SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # tables of one stand in sets of the other
@@ -61,24 +47,6 @@ PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product: outside, the unit is a
 # Times what reading a kernel's weights takes, with a launch, at AT_ROWS rows: what is slower is the host's
 # time, as of vLLM 0.24's FP8 products, or of no kernel that anybody runs, as one set's experts.
 SLOWEST, LAUNCH_US, AT_ROWS = 10.0, 3.0, 64
-WORDS = {
-    "triton": "triton",
-    "deepgemm": "deep_?gemm",
-    "trtllm": "trt_?llm|tensorrt",
-    "cutlass": "cutlass",
-    "cutedsl": "cute_?dsl",
-    "aiter": "aiter",
-    "flashmla": "flash_?mla",
-    "flash_attn": "flash_?attention|flash_?attn|fa3|fa4",
-}
-"""What tells kernels apart -> how it is written; a wrapper such as flashinfer has kernels of several."""
-TIMED: Mapping[str, tuple[str, str]] = {
-    "gemm_perf": ("block_scale_gemm", "gemm_dtype"),
-    "moe_perf": ("fused_moe", "moe_dtype"),
-    "generation_mla_perf": ("mla_decode", ""),
-}
-"""By file, the op that it times, and the column that says fp8_block where its rows are of other dtypes too.
-Prefill's tables time the absorbed form, which no engine runs."""
 
 
 class MissingTable(UsageError):
@@ -109,7 +77,7 @@ class Tables:
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         """DeepSeek-R1's 256 experts, top 8, without the shared one; tokens are those of all ranks."""
-        where = EXPERTS | {"moe_tp_size": tp, "moe_ep_size": ep, "distribution": distribution}
+        where = {"moe_tp_size": tp, "moe_ep_size": ep, "distribution": distribution}
         return self._us("moe_perf", where, num_tokens=tokens)
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
@@ -188,7 +156,7 @@ def read_tables(folder: Path) -> Tables:
     """The set of tables in a folder. Raises UsageError where it has none or one cannot be read."""
     rows: dict[str, list[Row]] = {}
     for stem, path in table_files(folder).items():
-        columns, wanted = FILES[stem], WANTED.get(stem, {})
+        columns, wanted = FILES[stem]["columns"], FILES[stem].get("wanted", {})
         every = (*columns, *COMMON, *OPTIONAL, *wanted)
         read = (_row(path, line, row, columns) for line, row in read_rows(path, every, wanted))
         rows[stem] = [row for row in read if all(row[size] > 0 for size in SIZES if size in row)]
@@ -225,7 +193,7 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     return Tables(device, engine, version, where, rows, notes=tuple(notes))
 
 
-def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]) -> Row:
+def _row(path: Path, line: int, raw: Mapping[str, Any], columns: Sequence[str]) -> Row:
     if lacks := [name for name in (*columns, *COMMON) if raw.get(name) in (None, "")]:
         raise UsageError(f"cannot read {path}, line {line}: no column {lacks[0]!r}")
     latency = number(raw["latency"])
@@ -269,7 +237,8 @@ def _plausible(tables: Tables) -> Tables:
             rows[stem] = [row for row in rows[stem] if row.get("gemm_dtype") == "bfloat16"]
             what = f"{kind} of {AT_ROWS} rows take {median:.0f} times what reading their weights takes"
             notes.append(f"{tables.where}: {what}: left out")
-    layers = [stem for stem in OF_LAYERS.get(engine_name(tables.engine), ()) if rows.pop(stem, None)]
+    engine = engine_name(tables.engine)
+    layers = [stem for stem in [*rows] if engine in FILES[stem].get("of_layers", ()) and rows.pop(stem)]
     if layers:
         notes.append(f"{tables.where}: {', '.join(layers)} hold products beside attention: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
@@ -283,7 +252,10 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
     """The tables without rows of kernels that the engine does not run: times of another kernel once made TPOT
     54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
     rows, notes, arch = dict(tables.rows), list(tables.notes), data_sheet(hardware).get("arch", "")
-    for file, (op, dtype) in TIMED.items():
+    for file, of_file in FILES.items():
+        if not (op := of_file.get("op")):
+            continue
+        dtype = of_file.get("dtype")
         known = entries(engine, op, arch) if engine in engines() else ()
         run = dict.fromkeys(entry.row for entry in known if entry.row and not entry.flags)
         of_op = [row for row in rows.get(file, ()) if not dtype or row[dtype] == "fp8_block"]

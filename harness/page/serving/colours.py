@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.page.style import PROVIDERS
 from harness.serving.ledger.report import NOT_OBSERVED, NOT_PREDICTED
-from harness.serving.op_classes import OP_CLASSES
+from harness.serving.names import OP_CLASSES
 
 VERDICT_COLOURS = {
     "explained": "#009E73",

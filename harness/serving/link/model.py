@@ -19,9 +19,9 @@ from harness.serving.compare.identity import UNKNOWN, Setting, differences, leng
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
 from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, cold_share, kernel_sums
 from harness.serving.link.structure import Structure, structure
-from harness.serving.link.times.assumed_times import BASE, AssumedTables
+from harness.serving.link.times.assumed_times import AssumedTables
 from harness.serving.link.times.measured_times import MeasuredTimes, is_run, read_measured_times
-from harness.serving.link.times.tables import Tables, bundled, of_engine, read_tables
+from harness.serving.link.times.tables import TABLES, Tables, of_engine, read_tables
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
@@ -161,12 +161,12 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     except ValueError as error:
         raise UsageError(str(error)) from None
     if tables is None:
-        folder = bundled().get((hardware, engine))
+        folder = next(TABLES.glob(f"{hardware}-{engine}-*"), None)
         tables = read_tables(folder) if folder else Tables(hardware, engine, "", "no tables of its own", {})
     _require_same(hardware, engine, tables, runs)
     tables, fallback = of_engine(tables, engine, hardware), None
     if data_sheet(hardware):
-        fallback = AssumedTables.of(hardware, engine, read_tables(bundled()[BASE, "sglang"]))
+        fallback = AssumedTables.of(hardware, engine)
     built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback)
     memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
     notes = list(tables.notes)

@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
 
 import numpy as np
 
@@ -16,9 +15,8 @@ from harness.serving.ledger.ledger import KernelChange, Prediction, Quantities, 
 from harness.serving.link.calibration import T90, Served
 from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link
-from harness.serving.link.structure import Term
 from harness.serving.link.times.assumed_times import DEVIATION
-from harness.serving.op_classes import OP_CLASSES
+from harness.serving.names import OP_CLASSES
 from harness.serving.schema import OfferedLoad
 from kernels import OPS
 
@@ -39,7 +37,7 @@ FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LO
 _NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
 _CHANGE = re.compile(
     rf"(?P<op>\w+)(?::(?P<part>[\w.]+))?(?:@(?P<phase>decode|prefill))?="
-    rf"(?:(?P<factor>{_NUMBER})x|saved:(?P<saved>{_NUMBER})us)"
+    rf"(?:(?P<factor>{_NUMBER})x|saved:(?P<saved_us>{_NUMBER})us)"
     rf"(?:\((?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?:x|us)?\))?"
 )
 
@@ -52,13 +50,10 @@ def parse_change(text: str) -> KernelChange:
         raise UsageError(f"cannot read change {text!r}; write {FORM}")
     if match["op"] not in OP_CLASSES:
         raise UsageError(f"unknown op {match['op']!r} in {text!r}; ops: {', '.join(OP_CLASSES)}")
-    value = float(match["factor"] or match["saved"])
-    low, high = (float(match[k]) if match[k] else None for k in ("low", "high"))
-    if not 0 < (value if low is None else low) <= value <= (value if high is None else high) < math.inf:
+    value = float(match["factor"] or match["saved_us"])
+    if not 0 < float(match["low"] or value) <= value <= float(match["high"] or value) < math.inf:
         raise UsageError(f"cannot read change {text!r}: it must be positive and within its interval")
-    phase = cast(Literal["decode", "prefill", "both"], match["phase"] or "both")
-    change = KernelChange(op=match["op"], part=match["part"] or "", low=low, high=high, phase=phase)
-    return change.model_copy(update={"factor" if match["factor"] else "saved_us": value})
+    return KernelChange.model_validate({name: given for name, given in match.groupdict().items() if given})
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
@@ -132,6 +127,17 @@ class Need:
     most_ms: float
     share: float
 
+    @property
+    def name(self) -> str:
+        return self.ops[0] if len(self.ops) == 1 else "all of these alike"
+
+    @property
+    def reach(self) -> str:
+        """The factor as text."""
+        if self.factor is None:
+            return "not reachable"
+        return "reached already" if self.factor == 1.0 else f"{self.factor:.3g}x"
+
 
 @dataclass(frozen=True)
 class Outlook:
@@ -152,22 +158,18 @@ class Outlook:
 
 def outlook(link: Link, load: Load) -> Outlook:
     sums, served = link.sums(load), link.served(load)
-    found, tpot = served.features, served.tpot.value
+    found, beside_ms = served.features, float(link.constants.tpot.mean[0])
     of_stall = served.stall_ms / max(found.prefill_ms, 1e-9)
-    decode = _by_name(sums.decode, sums.decode.at(found.batch) * link.in_server["decode"])
-    stall = _by_name(sums.prefill, sums.prefill.at(1.0) * of_stall)
-    beside_ms = float(link.constants.tpot.mean[0])
-    shares = [Share(BESIDE, "calibration", 1, beside_ms, 0.0, beside_ms / tpot)]
-    for name, (term, _) in (stall | decode).items():
-        decode_ms, stall_ms = (phase[name][1] if name in phase else 0.0 for phase in (decode, stall))
-        share = (decode_ms + stall_ms) / tpot
-        shares.append(Share(name, term.origin, term.calls, decode_ms, stall_ms, share))
+    decode_us = sums.decode.at(found.batch) * link.in_server["decode"]
+    # name: where from, calls, ms in decode steps, ms in stalls
+    parts: dict[str, tuple[str, int, float, float]] = {BESIDE: ("calibration", 1, beside_ms, 0.0)}
+    for term, us in zip(sums.decode.terms, decode_us, strict=True):
+        parts[term.name] = (term.origin, term.calls, float(us) / 1e3, 0.0)
+    for term, us in zip(sums.prefill.terms, sums.prefill.at(1.0) * of_stall, strict=True):
+        origin, calls, decode_ms, _ = parts.get(term.name, (term.origin, term.calls, 0.0, 0.0))
+        parts[term.name] = (origin, calls, decode_ms, float(us) / 1e3)
+    shares = [Share(name, *part, sum(part[2:]) / served.tpot.value) for name, part in parts.items()]
     return Outlook(load, served, sums.capacity, tuple(sorted(shares, key=lambda share: -share.share)))
-
-
-def _by_name(phase: Phase, us: Array) -> dict[str, tuple[Term, float]]:
-    """The terms and their ms."""
-    return {term.name: (term, float(each) / 1e3) for term, each in zip(phase.terms, us, strict=True)}
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:

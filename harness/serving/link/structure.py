@@ -53,7 +53,7 @@ class StepLoad:
 class Term:
     """Calls of one kind in a step.
 
-    op:     of harness/serving/op_classes.py
+    op:     of harness/catalogue/op_classes.json
     origin: where its time is from
     time:   us of a call
     """

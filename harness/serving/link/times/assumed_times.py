@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.files import JsonObject
-from harness.serving.link.times.tables import LAUNCH_US, Tables
+from harness.serving.link.times.tables import LAUNCH_US, TABLES, Tables, read_tables
 from harness.serving.names import data_sheet
 
-BASE = "h200"
 ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
 # FP8 products of SGLang 0.5.9 on gfx942 take this for each 128 of k, whatever n: 123, 30, 34, 122 and 39 us
 # of k = 7168, 1536, 2048, 7168 and 2304 on MI325X, in InferenceX's issue 863 (a language model's summary of a
@@ -46,17 +45,14 @@ class AssumedTables(Tables):
     there: JsonObject
 
     @classmethod
-    def of(cls, hardware: str, engine: str, base: Tables) -> AssumedTables:
+    def of(cls, hardware: str, engine: str) -> AssumedTables:
         """Raises UsageError for a machine without a data sheet."""
-        here, there, where = (
-            data_sheet(hardware),
-            data_sheet(BASE),
-            f"assumed from {base.where} by data sheets",
-        )
+        base, here = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
         if not here:
             raise UsageError(f"there is no data sheet of {hardware} to assume times by")
-        arch = here["arch"]
+        arch, where = here["arch"], f"assumed from {base.where} by data sheets"
         between_us = BETWEEN_US.get((arch, engine), 0.0), TOKEN_US if arch.startswith("gfx") else 0.0
+        there = data_sheet("h200")
         return cls(hardware, engine, base.version, where, base.rows, here, there, between_us=between_us)
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:

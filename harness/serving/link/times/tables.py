@@ -142,16 +142,6 @@ class Tables:
 
 
 @functools.cache
-def bundled() -> dict[tuple[str, str], Path]:
-    """(hardware, engine) to the folder of its tables; folders are named hardware-engine-version."""
-    folders = {}
-    for folder in sorted(TABLES.glob("*-*-*")):
-        hardware, engine, _ = folder.name.split("-", 2)
-        folders[(hardware, engine)] = folder
-    return folders
-
-
-@functools.cache
 def read_tables(folder: Path) -> Tables:
     """The set of tables in a folder. Raises UsageError where it has none or one cannot be read."""
     rows: dict[str, list[Row]] = {}

@@ -284,7 +284,7 @@ def test_aiters_own_times_lie_where_they_should():
     """In a 90 % interval of their assumed times; AITER's tuned kernels, not SGLang 0.5.9's."""
     inside = []
     for figure in json.loads((PUBLISHED / "aiter-tuned.json").read_text())["figures"]:
-        tables, sizes = AssumedTables.of(figure["device"].lower(), "vllm", H200), figure["sizes"]
+        tables, sizes = AssumedTables.of(figure["device"].lower(), "vllm"), figure["sizes"]
         if figure["op"] == "block_scale_gemm":
             assumed = tables.gemm("fp8_block", sizes["m"], sizes["n"], sizes["k"])
         elif figure["op"] == "fused_moe" and sizes["experts"] == 256:
@@ -297,7 +297,7 @@ def test_aiters_own_times_lie_where_they_should():
 
 def test_what_bounds_a_kernel_scales_it():
     """H200: 989.5 and 1979 TFLOPS, 4.8 TB/s; MI355X: 2516.6 and 5033.2, 8.0."""
-    tables = AssumedTables.of("mi355x", "sglang", H200)
+    tables = AssumedTables.of("mi355x", "sglang")
 
     def factor(of_tables: Callable[[Tables], float]) -> float:
         return of_tables(tables) / of_tables(H200)
@@ -333,7 +333,7 @@ def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
 
 
 def test_mla_is_slower_on_gfx942_and_a_product_takes_its_time_for_each_block_of_k():
-    gfx942, gfx950 = (AssumedTables.of(name, "sglang", H200) for name in ("mi325x", "mi355x"))
+    gfx942, gfx950 = (AssumedTables.of(name, "sglang") for name in ("mi325x", "mi355x"))
     times = [tables.mla_decode(64, 4096, 16, "fp8") for tables in (gfx942, gfx950)]
     peaks = [3 + 151 / tables.here["tbps"] for tables in (gfx942, gfx950)]
     assert times[0] / times[1] == pytest.approx(4 * peaks[0] / peaks[1], rel=0.01)

@@ -10,7 +10,6 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -191,28 +190,19 @@ def commands_of(task: str) -> str:
 # document has it, except for the configuration's `mends`; each is told above its text.
 
 
-@dataclass(frozen=True)
-class Section:
-    """One text of a recipe.
+def script(of: Configuration, gone: Mapping[str, str]) -> str:
+    """The texts that the document gives, in the order in which they are used, as a shell script.
 
-    part:     docker, task, manifests, server or client
-    file:     the file that the text is the content of; empty: it is shell commands
-    verbatim: as the document has it
-    text:     as mended; in a file, @NAME@ stands for the shell variable NAME
-    mended:   what was changed, and why; notes: what to know before it is used
+    gone: flags and variables that today's engines no longer have -> what takes their place; each is told
+          above the text that has it
     """
-
-    part: str
-    title: str
-    verbatim: str
-    file: str
-    text: str
-    mended: tuple[str, ...]
-    notes: tuple[str, ...]
-
-
-def sections(of: Configuration) -> Iterator[Section]:
-    """The texts that the document gives, in the order in which they are used."""
+    about = dict.fromkeys(recipes.find(name).note for name in of.environments.values())
+    heading = (f"{of.name}: {of.gpus} x {of.hardware}, {of.engine} {of.version}".rstrip(),
+               f"document: {of.document}, {of.where}", f"image: {of.image}",
+               "Verbatim from the document but for what is marked `mended`.")  # fmt: skip
+    lines = _comments([*heading, *of.notes, *filter(None, about)])
+    lines += [""] if of.settings else []
+    lines += [f'{each.name}="{each.value}"  # set it: {each.says}' for each in of.settings]
     task = f"{of.name}.dstack.yml"
     where = "with kubectl and helm" if of.manifests else "in the container"
     where = "without dstack, in a container of the image" if of.task_file else where
@@ -223,17 +213,37 @@ def sections(of: Configuration) -> Iterator[Section]:
         ("server", where, of.serving if of.task_file else of.server, ""),
         ("client", "beside the server", of.client, ""),
     ]
-    for part, title, verbatim, file in filter(lambda each: each[2], texts):
-        text, mended, notes = verbatim, list[str](), list[str]()
-        if part == "client" and of.client_source:
-            notes.append(f"the commands are from {of.client_source}")
-        for mend in of.mends:
-            if mend.part in (part, file):
-                text = text if mend.new is None else text.replace(mend.old, mend.new)
-                (notes if mend.new is None else mended).append(mend.why)
-        if part == ("server" if of.server or of.task_file else "docker"):
-            notes += _variables(of)
-        yield Section(part, title, verbatim, file, text, tuple(mended), tuple(notes))
+    for part, title, text, file in texts:
+        if text:
+            lines += ["", f"# ==== {part}: {title}", *_section(of, part, text, file, gone)]
+    return "\n".join([*lines, "", *_comments(f"not there, {what}" for what in missing(of))]) + "\n"
+
+
+def _section(of: Configuration, part: str, text: str, file: str, gone: Mapping[str, str]) -> list[str]:
+    """What is to be known of a text, as comments, and the text as mended: commands, or those that write it to
+    a file, where @NAME@ stands for the user's setting NAME."""
+    mended, notes = list[str](), list[str]()
+    if part == "client" and of.client_source:
+        notes.append(f"the commands are from {of.client_source}")
+    for mend in of.mends:
+        if mend.part in (part, file):
+            text = text if mend.new is None else text.replace(mend.old, mend.new)
+            (notes if mend.new is None else mended).append(mend.why)
+    if part == ("server" if of.server or of.task_file else "docker"):
+        notes += _variables(of)
+    exports = []  # a dstack task's environment, where its commands stand without it
+    if part == "server" and of.task_file:
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in of.environment.items()]
+    told = [f"mended: {why}" for why in mended] + [f"note: {why}" for why in notes]
+    for name in dict.fromkeys(re.findall(r"[\w-]+", "\n".join([*exports, text]))):
+        if name in gone:
+            today = f"; today {gone[name]}" if gone[name] else ""
+            told.append(f"no longer: today's engine has no {name}{today}")
+    if file:
+        filled = [each.name for each in of.settings if f"@{each.name}@" in text]
+        sed = " ".join(["sed", *(f'-e "s|@{name}@|${name}|g"' for name in filled)])
+        text = f"{sed if filled else 'cat'} > {file} <<'EOF'\n{text}\nEOF"
+    return [*_comments(told), *exports, text]
 
 
 def missing(of: Configuration) -> Iterator[str]:
@@ -246,38 +256,6 @@ def missing(of: Configuration) -> Iterator[str]:
         yield "server: the docker command starts it"
     if not of.client:
         yield "client: the document gives no command, so its figures cannot be repeated from it"
-
-
-def script(of: Configuration, gone: Mapping[str, str]) -> str:
-    """A shell script of all sections.
-
-    gone: flags and variables that today's engines no longer have -> what takes their place; each is told
-          above the text that has it
-    """
-    about = dict.fromkeys(recipes.find(name).note for name in of.environments.values())
-    heading = (f"{of.name}: {of.gpus} x {of.hardware}, {of.engine} {of.version}".rstrip(),
-               f"document: {of.document}, {of.where}", f"image: {of.image}",
-               "Verbatim from the document but for what is marked `mended`.")  # fmt: skip
-    lines = _comments([*heading, *of.notes, *filter(None, about)])
-    lines += [""] if of.settings else []
-    lines += [f'{each.name}="{each.value}"  # set it: {each.says}' for each in of.settings]
-    for section in sections(of):
-        exports = []  # a dstack task's environment, where its commands stand without it
-        if section.part == "server" and of.task_file:
-            exports = [f"export {name}={shlex.quote(value)}" for name, value in of.environment.items()]
-        words = dict.fromkeys(re.findall(r"[\w-]+", "\n".join([*exports, section.text])))
-        told = [f"mended: {why}" for why in section.mended] + [f"note: {why}" for why in section.notes]
-        for name in (word for word in words if word in gone):
-            today = f"; today {gone[name]}" if gone[name] else ""
-            told.append(f"no longer: today's engine has no {name}{today}")
-        lines += ["", f"# ==== {section.part}: {section.title}", *_comments(told), *exports]
-        if section.file:  # commands that write it, with the user's settings in it
-            filled = [each.name for each in of.settings if f"@{each.name}@" in section.text]
-            sed = " ".join(["sed", *(f'-e "s|@{name}@|${name}|g"' for name in filled)])
-            lines += [f"{sed if filled else 'cat'} > {section.file} <<'EOF'", section.text, "EOF"]
-        else:
-            lines.append(section.text)
-    return "\n".join([*lines, "", *_comments(f"not there, {what}" for what in missing(of))]) + "\n"
 
 
 def _variables(of: Configuration) -> list[str]:

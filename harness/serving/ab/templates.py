@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import difflib
 import functools
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
 from harness.report.text import table
+from harness.serving.clients.files import toml
 from harness.serving.published.documents import configurations, script
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 MODEL = "/models/DeepSeek-R1-0528"
 WIDTH = 100
@@ -24,7 +19,7 @@ WIDTH = 100
 
 @functools.cache
 def _file() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("templates.toml").read_text())
+    return toml(Path(__file__).with_name("templates.toml"))
 
 
 def gone() -> dict[str, str]:

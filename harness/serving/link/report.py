@@ -20,7 +20,10 @@ SHOWN = ("tpot", "ttft", "output_throughput")
 def prediction_text(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> str:
-    """Of `predict`, and of `what-if`, whose looks have needs. changes: as they were given"""
+    """The tables that `predict` prints, or, where the outlooks have needs, those of `what-if`.
+
+    changes: as the user wrote them
+    """
     look, blocks = looks[-1], [_heading(link, looks[0])]
     if not look.needs:
         blocks += [_outlooks(link, looks), _shares(look)]
@@ -40,7 +43,7 @@ def prediction_text(
 def as_json(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> str:
-    """changes: as they were given"""
+    """changes: as the user wrote them"""
     document = {
         "hardware": link.system.hardware,
         "engine": link.system.engine,
@@ -72,8 +75,8 @@ def _workload(look: Outlook) -> dict[str, object]:
 
 
 def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    pairs = zip(constants.mean, constants.deviation, strict=True)
-    return {n: {"value": float(v), "deviation": float(d)} for n, (v, d) in zip(names, pairs, strict=True)}
+    rows = zip(names, constants.mean, constants.deviation, strict=True)
+    return {name: {"value": float(value), "deviation": float(sd)} for name, value, sd in rows}
 
 
 def _heading(link: Link, look: Outlook) -> str:
@@ -121,8 +124,8 @@ def _changes(looks: Sequence[Outlook]) -> str:
         for of in look.changes:
             if of.quantity in SHOWN:
                 change = f"{of.change:+.3g} ({of.low:+.3g}..{of.high:+.3g})"
-                sides = [f"{of.before:.4g}", f"{of.after:.4g}", change]
-                rows.append([look.load.concurrency, f"{of.quantity} {of.unit}", *sides])
+                values = [f"{of.before:.4g}", f"{of.after:.4g}", change]
+                rows.append([look.load.concurrency, f"{of.quantity} {of.unit}", *values])
     return _table(rows, ["concurrency", "quantity", "before", "after", "change (90 %)"])
 
 

@@ -1,4 +1,4 @@
-"""Validation against every stored series: error, coverage and width, for servers that the model has not seen.
+"""Validation against every stored series: error, coverage and width of servers that the model has not seen.
 
 Each server (one operator's, of one machine, engine and parallelism) is predicted with constants that were
 learnt from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest
@@ -36,8 +36,8 @@ promise."""
 class Series:
     """What one operator measured of one system at one pair of lengths.
 
-    operator: whose server it was, with what tells it from another of the same operator
-    left_out: why it counts in no total and teaches nothing; empty: it does
+    operator: whose server it was, and which of theirs
+    left_out: why it is in no total and teaches no constants; empty: it does both
     """
 
     name: str
@@ -122,7 +122,7 @@ class Validated:
 
 @dataclass(frozen=True)
 class Validation:
-    """prior: what all series together teach, which a new system begins at"""
+    """prior: the constants that all series together teach, with which a new system begins"""
 
     servers: tuple[Validated, ...]
     prior: Constants

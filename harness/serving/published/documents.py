@@ -55,7 +55,6 @@ class Role(StrictRecord):
     gpus: int | None = None
     nodes: int | None = None
     flags: tuple[str, ...] = ()
-    environment: dict[str, str] = Field(default_factory=dict)
 
 
 class Configuration(StrictRecord):
@@ -136,22 +135,17 @@ def configurations() -> dict[str, Configuration]:
 def _document(path: Path) -> PublishedDocument:
     raw = published.read(path)
     made = [_configuration(one | {"document": raw["id"]}) for one in raw.get("configurations", ())]
-    shared = {one.name: _of_runs(one) for one in made}
-    runs = [ServingRun(**shared.get(run.get("configuration"), {}) | run) for run in raw.get("runs", ())]
+    shared: dict[str, JsonObject] = {"": {}, **{one.name: _of_runs(one) for one in made}}
+    runs = [ServingRun(**shared[run.get("configuration", "")] | run) for run in raw.get("runs", ())]
     return PublishedDocument(**raw | {"configurations": tuple(made), "runs": tuple(runs)})
 
 
 def _configuration(raw: JsonObject) -> Configuration:
     one = Configuration(**raw)
-    by_role = {role: recipes.find(name).environment for role, name in one.environments.items()}
-    first = next(iter(by_role.values()), {})
-    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in by_role.values())}
-    roles = {}
-    for name, role in one.roles.items():
-        own = {k: v for k, v in by_role.get(name, {}).items() if k not in common}
-        roles[name] = role.model_copy(update={"environment": own})
-    flags = one.flags or flags_of(one.serving)
-    return one.model_copy(update={"environment": common, "roles": roles, "flags": flags})
+    by_role = [recipes.find(name).environment for name in one.environments.values()]
+    first = by_role[0] if by_role else {}
+    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in by_role)}
+    return one.model_copy(update={"environment": common, "flags": one.flags or flags_of(one.serving)})
 
 
 def _of_runs(one: Configuration) -> JsonObject:

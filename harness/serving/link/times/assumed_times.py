@@ -1,8 +1,8 @@
-"""Times where nobody measured: those of the H200's tables, scaled by what data sheets say of both machines.
+"""Times that nobody measured: those of the H200's tables, scaled by the data sheets of both machines.
 
-A kernel that moves bytes takes as much longer as memory is slower, one that computes as products are. Both
-machines add LAUNCH_US to that, so that small kernels scale little. How well another machine's kernels reach
-its data sheet is another matter: ON_AMD and DEVIATION are from AITER's own times for MI300X and MI350X
+A kernel that is bound by memory scales with the bandwidths, one that is bound by its products with the peak
+TFLOPS. Both machines add LAUNCH_US to that, so that small kernels scale little. How near another machine's
+kernels come to its data sheet: ON_AMD and DEVIATION are from AITER's own times for MI300X and MI350X
 (results/published/aiter-tuned.json), of which 28 of 31 lie in the 90 % interval. 25 of these 31 set ON_AMD;
 none is of MLA.
 """
@@ -39,7 +39,7 @@ def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> 
 
 @dataclass(frozen=True)
 class AssumedTables(Tables):
-    """The H200's tables as if they were of another machine. here, there: the data sheets of both"""
+    """The H200's tables, scaled to another machine. here: its data sheet; there: the H200's"""
 
     here: JsonObject
     there: JsonObject

@@ -55,11 +55,11 @@ class MissingTable(UsageError):
 
 @dataclass(frozen=True)
 class Tables:
-    """rows of each file by its stem, of one device and one engine's version.
+    """Times of one device and one engine's version.
 
-    notes: what differs from that, one line each
-    between_us: what a step takes beside its kernels and the glue that is assumed of all machines, and each of
-        its tokens
+    rows:       of each file, by its stem
+    notes:      rows that are of another device or version, one line for each
+    between_us: time of a step, and of each of its tokens, that is neither a kernel's nor the assumed glue's
     """
 
     device: str
@@ -96,10 +96,8 @@ class Tables:
     @property
     def prefill_is_absorbed(self) -> bool:
         sources = {*self._values("context_mla_perf", "kernel_source")}
-        of_sglang = {engine_name(name) for name in self._values("context_mla_perf", "framework")} == {
-            "sglang"
-        }
-        return of_sglang and sources <= {ABSORBED, ""}
+        engines_ = {engine_name(name) for name in self._values("context_mla_perf", "framework")}
+        return engines_ == {"sglang"} and sources <= {ABSORBED, ""}
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
         """which: mla_gen_pre (w_uk) or mla_gen_post (w_uv)."""
@@ -157,8 +155,8 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
-    """Whose they are by most of their rows. Raises UsageError where they are of several machines or
-    engines."""
+    """Tables of the device, engine and version that most rows name. Raises UsageError where the rows are of
+    several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
     parts = ("device", "framework", "version")
@@ -197,7 +195,7 @@ def _row(path: Path, line: int, raw: Mapping[str, Any], columns: Sequence[str]) 
 
 
 def _require_milliseconds(folder: Path, tables: Tables) -> None:
-    """Raises UsageError where a large product would take what no machine takes."""
+    """Raises UsageError where the time of a large product is impossible, so that it is in another unit."""
     for row in tables.rows.get("gemm_perf", ()):
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
         is_large = row["m"] >= 4096 and row["n"] * row["k"] >= 2**20
@@ -207,7 +205,7 @@ def _require_milliseconds(folder: Path, tables: Tables) -> None:
 
 
 def _plausible(tables: Tables) -> Tables:
-    """Without times that are of something else than the kernel that they name."""
+    """The tables without times that are not those of the kernel that they name."""
     tbps = data_sheet(hardware_name(tables.device)).get("tbps", 0.0)
     rows, notes = dict(tables.rows), list(tables.notes)
 

@@ -23,13 +23,13 @@ OTHER, VERSION = ROOT / ".other-triton", "3.6.0"
 
 
 def of_each_kind(op: str, target: str) -> list[KernelLaunch]:
-    """Of the launches of a kernel that differ in sizes alone, the first and the last."""
-    kinds: dict[tuple[str, ...], list[KernelLaunch]] = {}
+    """Of the launches of a kernel that differ in sizes alone, the last."""
+    kinds: dict[tuple[str, ...], KernelLaunch] = {}
     for launch in launches(op, architectures()[target], shipped(op)):
         values = json.loads(launch.data)["constant_vals"]
         flags = [str(value) for value in values if value is None or isinstance(value, bool)]
-        kinds.setdefault((launch.name, *flags), []).append(launch)
-    return [launch for kind in kinds.values() for launch in kind[:1] + kind[1:][-1:]]
+        kinds[launch.name, *flags] = launch
+    return list(kinds.values())
 
 
 @pytest.mark.parametrize(("op", "target"), list(zip(kernels.OPS, reversed(architectures()), strict=True)))

@@ -79,7 +79,7 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
         row.leave_out(block.cut, "is where the text ends and may be cut through")
     if not block.closed:
         message = "the block is broken off: its last line is missing, and what came before it may be"
-        row.find("truncated", "suspect", f"{where}: {message}")
+        row.find("truncated", "suspect", message)
     table = formats()["console"]
     values = _values(row, table)
     if not any(values[label] is not None for label in values if label not in ("limit", "sent")):
@@ -139,8 +139,7 @@ def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, li
     notes."""
     requested, model, note = command.workload()
     if contradiction := contradicts(requested, run.workload, run.totals.completed):
-        message = f"{row.where}: the command before the block is not of it: {contradiction}"
-        row.find("command", "suspect", message)
+        row.find("command", "suspect", f"the command before the block is not of it: {contradiction}")
         return run.workload, "", []
     printed = {name: value for name, value in run.workload.model_dump().items() if value not in (None, "")}
     how = "the arguments printed" if command.printed else "the command"

@@ -49,6 +49,12 @@ class Fields:
             self.within[key] = Fields(f"{self.where}: {key}", values, self.as_text, self.findings)
         return self.within[key]
 
+    def entries(self, key: str) -> list[Fields]:
+        """The fields of each object in the list under `key`; empty where it is no list."""
+        listed = self.values.get(key)
+        objects = [one for one in listed if isinstance(one, Mapping)] if isinstance(listed, list) else []
+        return [Fields(f"{self.where}: {key}", one, self.as_text, self.findings) for one in objects]
+
     def at(self, path: str) -> tuple[Fields, str]:
         """The object that holds `a.b.key`, and the key."""
         *outer, key = [path] if path in self.values else path.split(".")  # `p99.9_ttft_ms` is one key
@@ -91,8 +97,7 @@ class Fields:
             self._unreadable(key, "a text")
             return ""
         if raw is not None and not isinstance(raw, str):
-            message = f"{self.where}: {key!r} is {_shown(raw)}, not a text; taken as one"
-            self.find("unreadable", "suspect", message)
+            self.find("unreadable", "suspect", f"{key!r} is {_shown(raw)}, not a text; taken as one")
         return "" if raw is None else str(raw)
 
     def flag(self, key: str) -> bool | None:
@@ -128,14 +133,15 @@ class Fields:
         left = plain({k: v for k, v in self.values.items() if k and k not in self.taken})
         return left | {key: rest for key, fields in self.within.items() if (rest := fields.rest())}
 
-    def find(self, rule: str, severity: Severity, message: str) -> None:
-        finding = Finding(rule=rule, severity=severity, message=message)
+    def find(self, rule: str, severity: Severity, what: str) -> None:
+        """A finding about the row; its message begins with `where`."""
+        finding = Finding(rule=rule, severity=severity, message=f"{self.where}: {what}")
         if finding not in self.findings:  # a value may be read twice
             self.findings.append(finding)
 
     def leave_out(self, key: str, why: str) -> None:
         """A finding that the value of `key` is not used."""
-        self.find("unreadable", "wrong", f"{self.where}: {key!r} {why}; left out")
+        self.find("unreadable", "wrong", f"{key!r} {why}; left out")
 
     def _list(self, key: str, wanted: str, read: Callable[[Any], tuple[Any, ...] | None]) -> Any:
         raw = self._json(key)

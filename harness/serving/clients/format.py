@@ -26,7 +26,6 @@ from harness.serving.schema import (
     RequestSamples,
     Scope,
     ServingRun,
-    Severity,
     StrictRecord,
     Tokens,
     Totals,
@@ -149,9 +148,6 @@ class Draft:
         """A metric of the instance, if there is a value."""
         if value is not None:
             self.metrics.append(Metric(name=name, value=value, unit=unit, **{"scope": "instance", **more}))
-
-    def find(self, rule: str, severity: Severity, message: str) -> None:
-        self.row.find(rule, severity, f"{self.row.where}: {message}")
 
 
 class Format(StrictRecord):

@@ -110,8 +110,7 @@ def _examine_sums(draft: Draft) -> None:
         if rule.scope != "request" or not count or mean is None or total is None:
             continue
         if abs(mean * count - total) > EXACT * abs(total) + 0.5:
-            message = f"{fields.where}: total_sum is {total:g}, not {count:g} x {mean:g}"
-            draft.row.find("samples", "wrong", message)
+            fields.find("samples", "wrong", f"total_sum is {total:g}, not {count:g} x {mean:g}")
 
 
 def _derived_rates(draft: Draft) -> None:

@@ -44,7 +44,7 @@ def _gpus(draft: Draft, apart: bool, prefill: int | None, decode: int | None) ->
         return None if prefill is None or decode is None else prefill + decode or None
     if prefill and decode and prefill != decode:
         message = f"{prefill} GPUs prefill and {decode} decode, though the engine is not disaggregated: the "
-        draft.find("denominator", "suspect", f"{message}file does not tell by which its numbers were divided")
+        row.find("denominator", "suspect", f"{message}file does not tell by which its numbers were divided")
         return None
     if prefill and decode:
         note = "num_prefill_gpu and num_decode_gpu are the same GPUs: the engine is not disaggregated"
@@ -72,9 +72,9 @@ def _parallelism(draft: Draft, apart: bool, prefill: int | None, decode: int | N
                 both = f"{kind} of prefill and decode are {counts[0]} and {counts[1]}"
                 gpus = draft.about["gpus"]
                 if gpus and max(count or 0 for count in counts) > gpus:
-                    draft.find("plausible", "wrong", f"{both}, over {gpus} GPUs")
+                    row.find("plausible", "wrong", f"{both}, over {gpus} GPUs")
                 if not apart and None not in counts:
-                    draft.find("denominator", "suspect", f"{both}, though the engine is not disaggregated")
+                    row.find("denominator", "suspect", f"{both}, though the engine is not disaggregated")
         draft.parallelism[kind] = value
     if apart:
         draft.parallelism |= {"prefill_gpus": prefill, "decode_gpus": decode}
@@ -90,7 +90,7 @@ def _load(draft: Draft) -> None:
     out = 1 + (e2e - ttft) / tpot if e2e is not None and ttft is not None and tpot else None
     if out is not None and (out < SHORTEST * osl or out - 1 > LONGER * osl):
         message = f"osl is {osl:g}, but 1 + (E2E - TTFT) / TPOT are {out:.4g} tokens"
-        draft.find("output_length", "suspect", message)
+        draft.row.find("output_length", "suspect", message)
     if out is None or not 1 < out < osl + 1:
         draft.notes.append("isl and osl are the longest lengths; from which on they are drawn is not said")
         return
@@ -106,8 +106,8 @@ def _examine_speeds(draft: Draft, numbers: Fields) -> None:
     for statistic in ("mean", "median", "p99"):
         tpot, speed = (real(numbers.values.get(f"{statistic}_{key}")) for key in ("tpot", "intvty"))
         if tpot and speed and not math.isclose(tpot * speed, 1, rel_tol=0.01):
-            draft.row.find("intvty", "suspect", f"{numbers.where}: {statistic}_intvty is {speed:g}, but "
-                           f"1 / {statistic}_tpot is {1 / tpot:.5g}")  # fmt: skip
+            message = f"{statistic}_intvty is {speed:g}, but 1 / {statistic}_tpot is {1 / tpot:.5g}"
+            numbers.find("intvty", "suspect", message)
 
 
 def _throughputs(draft: Draft, numbers: Fields, apart: bool, prefill: int | None, decode: int | None) -> None:
@@ -118,7 +118,7 @@ def _throughputs(draft: Draft, numbers: Fields, apart: bool, prefill: int | None
         scopes |= {"input_tput_per_gpu": into, "output_tput_per_gpu": out}
         draft.notes.append(note)
         if "unknown" in (into, out) and None not in values.values():
-            draft.row.find("denominator", "suspect", f"{numbers.where}: {note}")
+            numbers.find("denominator", "suspect", note)
     for key, value in values.items():
         draft.add("throughput", value, "tok/s", scope=scopes[key], tokens=KINDS[key])
 

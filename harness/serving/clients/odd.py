@@ -138,12 +138,12 @@ def _examine_counts(draft: Draft) -> None:
         if counted is None and mean is not None and completed:
             totals[f"{kind}_tokens"] = round(mean * completed)
         elif mean is not None and counted and completed and abs(mean * completed / counted - 1) > EXACT:
-            draft.find(f"{kind}_length", "wrong", f"{kind} tokens are {counted} of {completed} requests, "
-                       f"{counted / completed:g} each, but their mean is said to be {mean:g}")  # fmt: skip
+            row.find(f"{kind}_length", "wrong", f"{kind} tokens are {counted} of {completed} requests, "
+                     f"{counted / completed:g} each, but their mean is said to be {mean:g}")  # fmt: skip
     for kind, key in (("output", "completion"), ("input", "prompt")):
         counted, by_server = totals[f"{kind}_tokens"], _count(row, f"total_usage_{key}_tokens", "tokens")
         if counted and by_server and abs(counted - by_server) > APART * max(counted, by_server):
-            draft.find(
+            row.find(
                 "tokens_counted", "suspect", f"the client's tokenizer counted {counted} {kind} tokens, the "
                 f"server {by_server}; throughput and latencies per token are by the client's",
             )  # fmt: skip
@@ -152,27 +152,20 @@ def _examine_counts(draft: Draft) -> None:
 def _asked(draft: Draft, config: Fields) -> None:
     """Model and workload: from 0.13's `models`, `datasets` and `phases`, from 0.1's `endpoint`, `input` and
     `loadgen`, or from genai-perf's flat keys."""
-    dataset, phase = _entry(config, "datasets", 0), _entry(config, "phases", -1)
-    prompts = dataset.inside("prompts") if dataset else config.inside("input").inside("prompt")
-    load = phase or (config.inside("loadgen") if "loadgen" in config.values else config)
-    into, out = ("isl", "osl") if dataset else ("input_tokens", "output_tokens")
-    models = isinstance(config.values.get("models"), Mapping)
-    first = _entry(config.inside("models"), "items", 0) if models else None
+    datasets, phases = config.entries("datasets"), config.entries("phases")
+    prompts = datasets[0].inside("prompts") if datasets else config.inside("input").inside("prompt")
+    load = phases[-1] if phases else config.inside("loadgen") if "loadgen" in config.values else config
+    into, out = ("isl", "osl") if datasets else ("input_tokens", "output_tokens")
+    listed = isinstance(config.values.get("models"), Mapping)
+    models = config.inside("models").entries("items") if listed else []
     names = config.inside("endpoint").values.get("model_names") or config.values.get("model")
-    model = first.text("name") if first else names[0] if isinstance(names, list) and names else names
+    model = models[0].text("name") if models else names[0] if isinstance(names, list) and names else names
     draft.about["model"] = model if isinstance(model, str) else ""
     draft.load = {
-        "dataset": dataset.text("type") if dataset else "",
+        "dataset": datasets[0].text("type") if datasets else "",
         "input_len": prompts.inside(into).number("mean"),
         "output_len": prompts.inside(out).number("mean"),
         "concurrency": load.number("concurrency"),
         "request_rate": load.number("rate" if "rate" in load.values else "request_rate"),
         "num_prompts": load.count("requests" if "requests" in load.values else "request_count"),
     }
-
-
-def _entry(config: Fields, key: str, index: int) -> Fields | None:
-    entries = config.values.get(key)
-    if not isinstance(entries, list) or not entries or not isinstance(entries[index], Mapping):
-        return None
-    return Fields(f"{config.where}: {key}", entries[index], findings=config.findings)

@@ -29,7 +29,7 @@ def random_lengths_and_server(draft: Draft) -> None:
     if isinstance(cached, list) and cached and all(type(tokens) is int for tokens in cached):
         load["prefix_cached"] = sum(cached) > 0
         if sum(cached):
-            draft.find("prefix_cache", "note", f"{sum(cached)} tokens of prompts came from the prefix cache")
+            row.find("prefix_cache", "note", f"{sum(cached)} tokens of prompts came from the prefix cache")
     info = row.inside("server_info")
     if info.values:
         _describe(draft, info)
@@ -39,7 +39,7 @@ def random_lengths_and_server(draft: Draft) -> None:
 def _describe(draft: Draft, info: Fields) -> None:
     """What an SGLang server says of itself (http_server.py of 0.5.9): arguments, version, `internal_states`.
     A router of disaggregated servers answers with lists of such objects under `prefill` and `decode`."""
-    prefill, decode = _servers(info, "prefill"), _servers(info, "decode")
+    prefill, decode = info.entries("prefill"), info.entries("decode")
     servers = [*prefill, *decode] or [info]
     main = (decode or servers)[0]
     gpus = {id(server): _world(server) for server in servers}
@@ -66,13 +66,6 @@ def without_secrets(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {k: "***" if k in SECRETS and v else without_secrets(v) for k, v in value.items()}
     return [without_secrets(item) for item in value] if isinstance(value, list) else value
-
-
-def _servers(info: Fields, side: str) -> list[Fields]:
-    listed = info.values.get(side)
-    servers = listed if isinstance(listed, list) else []
-    where = f"{info.where}: {side}"
-    return [Fields(where, one, findings=info.findings) for one in servers if isinstance(one, Mapping)]
 
 
 def _world(server: Fields) -> int | None:
@@ -130,7 +123,7 @@ def batch_of_a_server(draft: Draft) -> None:
     draft.add("cache_hit_rate", hits, "1")
     draft.load["prefix_cached"] = None if hits is None else hits > 0
     if hits:
-        draft.find("prefix_cache", "note", f"{100 * hits:.3g} % of the prompts came from the prefix cache")
+        row.find("prefix_cache", "note", f"{100 * hits:.3g} % of the prompts came from the prefix cache")
     given = row.values.get("server_args")
     if isinstance(given, list) and all(isinstance(flag, str) for flag in given):
         draft.about["flags"] = tuple(row.take("server_args"))

@@ -35,8 +35,8 @@ def report(draft: Draft) -> None:
         if alone is not None and known is None:
             draft.add(name, alone, "ms", scope="request", statistic="mean")
         elif alone is not None and known is not None and not math.isclose(alone, known, rel_tol=SAME):
-            message = f"{fields.where}: {key!r} is {alone:g}, but the average of its distribution {known:g}"
-            draft.row.find("mean", "wrong", message)
+            what = f"{key!r} is {alone:g}, but the average of its distribution {known:g}"
+            fields.find("mean", "wrong", what)
     if totals["duration_s"] is None:
         totals["duration_s"] = row.inside("performance").number("total_latency_s")
     requests, count = row.inside("request_info"), totals["completed"]
@@ -61,7 +61,7 @@ def _gpus(draft: Draft) -> int | None:
     ratio = whole / per_gpu
     if round(ratio) < 1 or abs(ratio - round(ratio)) > WHOLE:
         message = f"{whole:g} tok/s in all and {per_gpu:g} of a GPU make {ratio:.4g} GPUs"
-        draft.find("denominator", "suspect", message)
+        draft.row.find("denominator", "suspect", message)
         return None
     draft.notes.append(f"GPUs: Total Output Throughput / Per GPU Output Throughput = {ratio:.4f}")
     return round(ratio)

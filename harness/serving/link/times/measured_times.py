@@ -11,8 +11,8 @@ from harness.errors import UsageError
 from harness.serving.link.times.interpolation import Surface
 from shapes.lengths import parse_span
 
-BOUNDARIES = ("with_quant", "core")  # in the order of preference; routing is a term of its own
-LAUNCHES = ("graph", "eager")  # in the order of preference: engines decode in graphs
+PREFERRED = [(boundary, launch) for boundary in ("with_quant", "core") for launch in ("graph", "eager")]
+"""Boundaries and launches, the best first: engines decode in graphs. Routing is a term of its own."""
 AXES = {
     "block_scale_gemm": (("n", "k"), ("m",)),
     "fused_moe": (("experts", "topk", "hidden", "inter", "ep", "shared"), ("tokens",)),
@@ -20,7 +20,6 @@ AXES = {
     "mha_prefill": (("heads", "prefix"), ("batch", "new")),
 }
 """By op: the sizes that are looked up, and those between which times are interpolated."""
-
 
 Key = tuple[str, tuple[Any, ...]]  # the op, and the sizes that are looked up
 
@@ -62,7 +61,7 @@ def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
     if len(devices) != 1:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")
     best: dict[Key, dict[tuple[float, ...], float]] = {}
-    for cell in sorted(filter(_is_usable, cells), key=_rank, reverse=True):
+    for cell in sorted(filter(_is_usable, cells), key=_rank, reverse=True):  # the best replaces others
         sizes = dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
         fixed, axes = AXES[cell["op"]]
         key = (cell["op"], tuple(_plain(sizes.get(name, "0")) for name in fixed))
@@ -73,13 +72,12 @@ def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
 
 
 def _is_usable(cell: Mapping[str, Any]) -> bool:
-    known = cell["op"] in AXES and cell["boundary"] in BOUNDARIES and cell["launch"] in LAUNCHES
+    known = cell["op"] in AXES and (cell["boundary"], cell["launch"]) in PREFERRED
     return known and cell["status"] == "ok" and not math.isnan(cell["time_us"])
 
 
-def _rank(cell: Mapping[str, Any]) -> tuple[int, int, float]:
-    """The least is taken."""
-    return BOUNDARIES.index(cell["boundary"]), LAUNCHES.index(cell["launch"]), cell["time_us"]
+def _rank(cell: Mapping[str, Any]) -> tuple[int, float]:
+    return PREFERRED.index((cell["boundary"], cell["launch"])), cell["time_us"]
 
 
 def _plain(text: str) -> Any:

@@ -232,6 +232,7 @@ def test_times_of_something_else_are_left_out_and_assumed(tmp_path, how, left_ou
     ({"device": "NVIDIA H100 80GB HBM3"}, "this does not fit: weights take 85.4 GB of each h100's 85.9"),
     ({"device": "NVIDIA B200", "moe": [TRTLLM, TRITON]}, f"are of {TRITON}, the engine runs flashinfer"),
     ({"device": "NVIDIA B200", "framework": "TRTLLM", "moe": ["moe_x"]}, "which kernel trtllm runs of"),
+    ({"device": "NVIDIA B200", "framework": "TGI"}, "which kernel tgi runs of fused_moe is not known"),
     ({"device": "NVIDIA B200", "moe": [TRTLLM]}, "not calibrated: the constants are those of other servers"),
 ])  # fmt: skip
 def test_what_tables_lack_or_cannot_tell_is_said(tmp_path, how, said):

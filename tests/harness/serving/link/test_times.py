@@ -124,6 +124,7 @@ def test_prefill_attention_is_scaled_from_absorbed_to_plain_where_it_was_timed_a
     assert plain == pytest.approx(least + (timed - least) * 320 / 1088)
     assert read_tables(written(tmp_path / "untold")).prefill_is_absorbed
     other = read_tables(written(tmp_path, framework="TRTLLM"))
+    assert not other.prefill_is_absorbed
     assert plain_prefill(other, R1, StepLoad(8192, 1, 8192), 16) == pytest.approx(US["prefill"])
 
 
@@ -239,6 +240,16 @@ def test_what_tables_lack_or_cannot_tell_is_said(tmp_path, how, said):
     found = link(System(times=(str(written(tmp_path, **how)),)))
     assert any(said in note for note in found.notes) and not found.structure.assumed
     assert (found.sums(Load(64, 64, 1024)).capacity == math.inf) == ("not fit" in said)
+
+
+def test_float16_stands_for_bfloat16_and_prompts_behind_a_cached_prefix_are_left_out(tmp_path):
+    folder = written(tmp_path / "float16")
+    changed(folder / "gemm_perf.csv", gemm_dtype=lambda row: row["gemm_dtype"].replace("bfloat16", "float16"))
+    assert decode_us(read_tables(folder)) == decode_us(read_tables(written(tmp_path / "plain")))
+    folder = written(tmp_path / "prefix")
+    changed(folder / "context_mla_perf.csv", step="4096")
+    with pytest.raises(MissingTable, match="mha_prefill"):
+        structure(read_tables(folder), TP8)
 
 
 def test_a_neighbours_all_reduce_and_chip(tmp_path):

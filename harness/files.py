@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import sys
 import tempfile
@@ -49,6 +50,18 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
         return file.tell()
 
 
+def take_lock(descriptor: int, *, wait: bool = False) -> str:
+    """Locks an open file for this process, whose id it then holds; empty once that is done. Where another has
+    it and this one is not to wait, the id of that process, `?` where the file does not hold it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return os.pread(descriptor, 20, 0).decode().strip() or "?"
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return ""
+
+
 class JournalFull(HarnessError):
     """A record could not be written; the file is as it was before."""
 
@@ -88,6 +101,20 @@ class JsonLines(Generic[Kind]):
                 yield self.parse(line)
             except (ValueError, KeyError, TypeError) as error:
                 raise UsageError(f"cannot read {self.path}, line {number}: {mistake(error)}") from None
+
+
+def read_toml(path: Path) -> JsonObject:
+    """What a TOML file says. Raises UsageError."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError as error:  # a mistake in the TOML, or bytes that are no UTF-8
+        raise UsageError(f"cannot read {path}: {error}") from None
 
 
 def replace(path: Path, content: str | bytes) -> None:

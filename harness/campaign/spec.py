@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,13 +11,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import kernels
 from harness.errors import UsageError, mistake
+from harness.files import read_toml
 from harness.plan.budget import parse_seconds
 from harness.plan.select import choose_op
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 DEFAULTS = Path(__file__).parent / "defaults"
 CASEWISE = ("run", "toggle", "tune")
@@ -110,10 +105,8 @@ def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
 def load_spec(path: Path) -> CampaignSpec:
     """Raises UsageError, which names the key."""
     try:
-        return CampaignSpec.model_validate(tomllib.loads(path.read_text()))
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
+        return CampaignSpec.model_validate(read_toml(path))
+    except ValidationError as error:
         raise UsageError(f"cannot read {path}: {mistake(error)}") from None
 
 

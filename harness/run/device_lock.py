@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from harness.errors import NothingRan
+from harness.files import take_lock
 from harness.machine.cpu_threads import ALLOWED
 from kernels.platform import Platform
 
@@ -40,17 +40,10 @@ def _locked(name: str, device: str) -> Iterator[None]:
         descriptor = _open(path)
     except OSError as error:
         raise NothingRan(f"cannot lock device {device}: {path}: {error.strerror}") from None
-    with os.fdopen(descriptor, "r+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise NothingRan(
-                f"device {device} is being measured by process {file.read().strip() or '?'}; "
-                "wait for it, or choose another --device"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
+    with os.fdopen(descriptor, "r+"):
+        if owner := take_lock(descriptor):
+            where = f"device {device} is being measured by process {owner}"
+            raise NothingRan(f"{where}; wait for it, or choose another --device")
         yield
 
 

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Scope = Literal[
     "request", "gpu", "prefill_gpu", "decode_gpu", "node", "decode_node", "instance", "cluster", "unknown"
 ]
-SCOPES: dict[str, str] = {
-    "request": "request", "gpu": "GPU", "prefill_gpu": "prefill GPU", "decode_gpu": "decode GPU",
-    "node": "node", "decode_node": "decode node", "instance": "instance", "cluster": "cluster",
-}  # fmt: skip
+SCOPES = {
+    scope: scope.replace("gpu", "GPU").replace("_", " ") for scope in get_args(Scope) if scope != "unknown"
+}
 """What a reader calls each scope but `unknown`."""
 
 Tokens = Literal["output", "input", "total", "none", "unknown"]
@@ -201,20 +200,6 @@ class ServingRun(StrictRecord):
             return f"{accepted:.3g} tokens a step" if accepted > 1 else "none"
         return said or ("none" if self.flags or any(key in self.extra for key in SPECULATION) else "")
 
-    @property
-    def prefix_caching(self) -> str:
-        """`on`: prompts came from the prefix cache; `off`; empty: not said."""
-        if self.workload.prefix_cached is not None:
-            return "on" if self.workload.prefix_cached else "off"
-        return "off" if self.option("disable-radix-cache", "no-enable-prefix-caching") else ""
-
-    @property
-    def in_flight_limit(self) -> float | None:
-        """Most requests in flight: the lower of the client's limit and the server's; None: not said."""
-        server = self.option("max-running-requests", "max-num-seqs", "max-batch-size")
-        limits = [self.workload.concurrency, float(server) if server.isdecimal() else None]
-        return min((limit for limit in limits if limit is not None), default=None)
-
 
 def first(metrics: Iterable[Metric], **wanted: str) -> Metric | None:
     """The first that has these values; an empty one stands for any."""
@@ -237,11 +222,3 @@ def option(flags: Iterable[str], name: str) -> str:
         if words[0] == name:
             return words[1].strip() if len(words) > 1 else "1"
     return ""
-
-
-def contradictions(runs: Iterable[ServingRun]) -> str:
-    """How many of them have numbers that cannot hold, and the first reason; empty where none has."""
-    wrong = {run.id: f.message for run in runs for f in reversed(run.findings) if f.severity == "wrong"}
-    if not wrong:
-        return ""
-    return f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {next(iter(wrong.values()))}"

@@ -28,7 +28,7 @@ def of_each_kind(op: str, target: str) -> list[KernelLaunch]:
     for launch in launches(op, architectures()[target], shipped(op)):
         values = json.loads(launch.data)["constant_vals"]
         flags = [str(value) for value in values if value is None or isinstance(value, bool)]
-        kinds[launch.name, *flags] = launch
+        kinds[(launch.name, *flags)] = launch
     return list(kinds.values())
 
 

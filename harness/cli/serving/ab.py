@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import signal
 import sys
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +16,8 @@ import click
 from harness.cli.interrupt import interruptible
 from harness.cli.options import json_option
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError
-from harness.files import require_writable, write
+from harness.files import read_toml, require_writable, write
+from harness.paths import RESULTS
 
 if TYPE_CHECKING:
     from harness.files import JsonObject
@@ -67,7 +71,7 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
     from harness.progress import Progress
     from harness.serving.ab.names import looked_up
     from harness.serving.ab.plan import require_programs
-    from harness.serving.ab.record import Record, default_folder, require_none
+    from harness.serving.ab.record import Record, require_none
     from harness.serving.ab.result import finished, planned
 
     budget_s = parse_seconds(options["budget"], "--budget") if options["budget"] else None
@@ -81,16 +85,18 @@ def ab(template: str | None, out: str | None, json_to: str | None, quiet: bool, 
         plan = record.plan
     if plan is None:
         raise UsageError("name a plan: FILE.toml, --launch with --client and --arm, --template or --resume")
-    folder = record.folder if record else Path(out) if out else default_folder()
+    out = out or f"{RESULTS}/local/serving-ab-{datetime.now():%Y%m%d-%H%M%S}"
+    folder = record.folder if record else Path(out)
     if record is None:
         require_none(folder)
     names = record.names if record else looked_up(plan, Progress(quiet).note)
     predictions = record.predictions if record else _predictions(plan, options["predict"])
     kept = [prediction.model_dump() for prediction in predictions]
-    text = planned(plan, record, folder.absolute(), names, predictions)
+    text = planned(plan, record, folder.absolute(), names, predictions, budget_s)
     if options["dry_run"]:
         if json_to:
-            told = {"plan": plan.model_dump(), "names": names, "predictions": kept, "says": text}
+            told = {"plan": plan.model_dump(), "budget_s": budget_s, "names": names, "predictions": kept,
+                    "says": text}  # fmt: skip
             write(json_to, json.dumps(told, indent=1) + "\n")
         if json_to != "-":
             print(text)
@@ -110,18 +116,32 @@ def _plan(
     **_: object,
 ) -> Plan | None:
     """Of the file or the options; None where neither says anything."""
-    from harness.serving.ab.plan import made, parse_arm, read_plan
+    from harness.serving.ab.plan import made
 
     if file and (launch or client or arms):
         raise UsageError("give FILE.toml, or --launch, --client and --arm, not both")
     if file:
-        return made({**read_plan(file), **changes}, file)
+        return made({**read_toml(Path(file)), **changes}, file)
     if not (launch or client or arms):
         return None
     parsed = [parse_arm(text) for text in arms]
     if not (launch and client and len(dict(parsed)) == len(parsed) > 1):
         raise UsageError("give --launch, --client and at least two --arm, each with a name of its own")
     return made({"launch": launch, "client": client, "arms": dict(parsed), **changes}, "--launch and --arm")
+
+
+def parse_arm(text: str) -> tuple[str, JsonObject]:
+    """`NAME: A=1 image=TAG --flag value`; `A=unset` takes a variable away. Raises UsageError."""
+    name, _, rest = text.partition(":")
+    try:
+        words = shlex.split(rest)
+    except ValueError as error:
+        raise UsageError(f"cannot read --arm {text!r}: {error}") from None
+    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
+    if wrong := [word for word in words[:first] if not re.match(r"[A-Za-z_]\w*=", word)]:
+        raise UsageError(f"--arm {text!r}: {wrong[0]!r} is no A=1, no image=TAG and no --flag")
+    env = dict(word.split("=", 1) for word in words[:first])
+    return name.strip(), {"image": env.pop("image", ""), "env": env, "flags": shlex.join(words[first:])}
 
 
 def _predictions(plan: Plan, names: tuple[str, ...]) -> list[Prediction]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import click
 
 from harness.cli.options import json_option
+from harness.errors import FAILED, OK, UsageError
 
 
 @click.command("compare")
@@ -43,10 +45,9 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
     import json
     from dataclasses import asdict
 
-    from harness.errors import FAILED, OK
     from harness.files import require_writable, write
     from harness.serving.clients.load import beside_each_other
-    from harness.serving.compare.alike import as_text, default_metric, engines_of, find, quantity_of
+    from harness.serving.compare.alike import as_text, default_metric, find, quantity_of
     from harness.serving.compare.alike import compare as compare_quantities
     from harness.serving.compare.identity import FIELDS, SERVER, require_names, with_engine
 
@@ -63,3 +64,17 @@ def compare(a: str, b: str, metric: str | None, json_to: str | None, **told: tup
     else:
         print(as_text(*quantities, comparison))
     sys.exit(OK if comparison.verdict != "refused" else FAILED)
+
+
+def engines_of(options: Sequence[str]) -> dict[str, str]:
+    """The engines of A and of B that `NAME`, `A=NAME` or `B=NAME` give; empty where none is given. Raises
+    UsageError."""
+    from harness.serving.names import known_engine
+
+    engines = {"A": "", "B": ""}
+    for option in options:
+        side, _, name = option.rpartition("=")
+        if side not in ("", "A", "B"):
+            raise UsageError(f"cannot read --engine {option!r}; write NAME, A=NAME or B=NAME")
+        engines |= dict.fromkeys([side] if side else engines, known_engine(name))
+    return engines

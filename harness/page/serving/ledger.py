@@ -144,6 +144,6 @@ def _table(lines: Sequence[LedgerLine], unit: str) -> Table:
         cells = [cell(value, "+.5g") for of_side in values for value in of_side]
         before = cell(seen.before if seen else None)
         blind = ("yes" if line.blind else "no") if seen and line.prediction else ""
-        off = cell(line.off, "+.1%")
+        off = cell(line.off, "+.1%") or line.off_text  # in its unit
         rows.append(TableRow([name, *cells, before, off, line.verdict, blind]))
     return Table(columns, rows, frozenset({*numeric, f"before, {unit}", "off by"}))

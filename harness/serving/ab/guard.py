@@ -1,6 +1,6 @@
-"""Guard of one command: runs it and leaves nothing of it behind. A program of its own, standard library only:
+"""A guard runs one command and leaves nothing of it behind. This program needs only the standard library:
 
-    python guard.py ORDERS_FD WORDS_FD GRACE STOP COMMAND...
+    python guard.py ORDERS_FD CODE_FD GRACE STOP COMMAND...
 
 Engines start processes that start processes. This one is their ancestor and, where Linux allows it, adopts
 the orphans among them, so that it finds them all, also those that made a session of their own. It ends them
@@ -8,7 +8,7 @@ when its pipe of orders says `stop`, and when that pipe closes: its parent is go
 
     GRACE: seconds between SIGTERM to the command and SIGKILL to all that is left
     STOP:  a command, as a JSON list, that is run first (`docker stop ...`); [] for none
-    words: `started PID`, `failed REASON`, `ended CODE`, a line each
+    CODE_FD: takes the command's exit code, negative for a signal, once nothing of it is left
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOST_S = 30.0
 
 
 def main() -> None:
-    orders, words, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[3]), json.loads(sys.argv[4])
+    orders, code_to, grace, stop = *map(int, sys.argv[1:3]), float(sys.argv[3]), json.loads(sys.argv[4])
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # the pipe alone decides
     libc = ctypes.CDLL(None, use_errno=True)
@@ -51,15 +51,15 @@ def main() -> None:
     try:  # it inherits none of the descriptors
         process = subprocess.Popen(command, preexec_fn=prepare, start_new_session=True)
     except OSError as error:
-        _say(words, f"failed {command[0]}: {error.strerror}")
-        return
-    child = process.pid
-    _say(words, f"started {child}")
-    code = _wait(orders, child)
-    if code is None:
-        code = _end(child, grace, stop)
-    _kill_all(child)
-    _say(words, f"ended {code}")
+        print(f"cannot start {command[0]}: {error.strerror}", flush=True)
+        code: int | None = 127  # as shells have it
+    else:
+        code = _wait(orders, process.pid)
+        if code is None:
+            code = _end(process.pid, grace, stop)
+        _kill_all(process.pid)
+    with contextlib.suppress(OSError):
+        os.write(code_to, str(code).encode())
 
 
 def _wait(orders: int, child: int) -> int | None:
@@ -91,7 +91,8 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
                 os.kill(child, signal.SIGTERM)
         until, left = time.monotonic() + grace / 3, True
         while left and time.monotonic() < until:
-            left = bool(_descendants())  # before they are collected: the last one's code must not be missed
+            # Before they are collected: the last one's code must not be missed.
+            left = bool(descendants(os.getpid()))
             ended = _reap(child)
             code = code if ended is None else ended
             time.sleep(TICK_S if left else 0)
@@ -99,9 +100,9 @@ def _end(child: int, grace: float, stop: list[str]) -> int:
 
 
 def _kill_all(child: int) -> None:
-    """Those that are being started while others are killed are found in the next round."""
+    """Kills in rounds: a process that is started while others are killed is found in the next round."""
     until = time.monotonic() + MOST_S
-    while (pids := _descendants()) and time.monotonic() < until:
+    while (pids := descendants(os.getpid())) and time.monotonic() < until:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
@@ -110,7 +111,7 @@ def _kill_all(child: int) -> None:
 
 
 def _reap(child: int) -> int | None:
-    """Collects all that ended, adopted orphans too; the command's exit code once it is among them."""
+    """Collects the processes that have ended; gives the command's exit code once it is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while True:
@@ -122,26 +123,21 @@ def _reap(child: int) -> int | None:
     return code
 
 
-def _descendants() -> list[int]:
-    """All living ones, ancestors first."""
+def descendants(root: int) -> list[int]:
+    """The living descendants of a process, ancestors first."""
     parents = {}
     for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
         with contextlib.suppress(OSError, IndexError, ValueError):
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
             parents[int(name)] = (int(parent), state not in (b"Z", b"X"))
-    pids, queue = [], [os.getpid()]
+    pids, queue = [], [root]
     while queue:
         above = queue.pop()
         children = [pid for pid, (parent, _) in parents.items() if parent == above]
         pids += [pid for pid in children if parents[pid][1]]
         queue += children
     return pids
-
-
-def _say(words: int, line: str) -> None:
-    with contextlib.suppress(OSError):
-        os.write(words, f"{line}\n".encode())
 
 
 if __name__ == "__main__":

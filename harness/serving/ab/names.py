@@ -1,5 +1,5 @@
-"""Names by which arms differ, looked up in what is installed: that nothing reads a variable or a flag is the
-cheapest explanation of a gain that vanished.
+"""Looks up the names by which arms differ in the installed engine: that nothing reads a variable or a flag is
+the cheapest explanation of a gain that vanished.
 
 A name in a comment or a docstring reads nothing, and neither does the line that declares it. Names that are
 put together at run time escape; so what is not found is a warning.
@@ -28,15 +28,20 @@ print(json.dumps([found, [p for p in sys.path if p] + [sys.executable]]))"""
 OF_SYSTEM = re.compile(r"(LD|OMP|GOMP|MALLOC|GLIBC|PYTHON|LC|XDG|HF|CUDA)_\w+|PATH|HOME|TMPDIR|TZ|LANG|USER")
 LIBRARIES = ("/opt/rocm/lib", "/opt/rocm/lib64", "/usr/local/lib", "/usr/local/cuda/lib64")
 NO_PRODUCT = {"test", "tests", "benchmark", "benchmarks", "__pycache__", ".git"}
-C_SOURCES = (".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip")
-NO_CODE = re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL)  # docstrings, comments
-USED = r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""
+# Suffixes of sources; what is no code in them (docstrings, comments); and in the rest a name that is read: in
+# Python `.NAME`, or the string where it does not begin the line of a list or of a table; in C the string.
+SOURCES = (
+    ((".py",), re.compile(r"\"\"\".*?\"\"\"|'''.*?'''|#[^\n]*", re.DOTALL),
+     r"""\.NAME\b|(?:\S[^\n]*|\w[(\[]\s*)["']NAME["']|^\s*["']NAME["']\s*(?![\s,:])"""),
+    ((".cpp", ".cc", ".cu", ".cuh", ".h", ".hpp", ".hip"), re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL),
+     '"NAME"'),
+)  # fmt: skip
 FIELD = re.compile(r"^    (\w+)\s*:\s*A\[", re.MULTILINE)  # of SGLang's server arguments
 
 
 def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> list[JsonObject]:
-    """Of each differing name that nothing reads: `name`, `found` (False; None: it could not be looked up) and
-    `says`, a line. Takes up to a minute, where libraries are read."""
+    """For each differing name that nothing reads: `name`, `found` (False, or None where it could not be
+    looked up) and `says`, a line. It takes up to a minute where libraries have to be read."""
     variables, flags = plan.differing()
     names = [*variables, *flags]
     if not names:
@@ -56,7 +61,7 @@ def looked_up(plan: Plan, say: Callable[[str], None] = lambda line: None) -> lis
 
 
 def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
-    """The engine's package, and all that its Python finds; or why they are not known."""
+    """The engine's package and the folders that its Python searches, or why they are not known."""
     program, *rest = command.words
     name, module = Path(program).name, ""
     if name in (*FOREIGN, *SHELLS, "mpirun"):
@@ -81,9 +86,10 @@ def _installed(command: Command) -> tuple[list[Path], list[Path], str]:
 
 
 def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, str]]:
-    """Those that no Python code reads, and no library's binary or C source holds."""
+    """The variables that no Python code reads and that no library's binary or C source holds."""
     wanted = {name for name in names if not OF_SYSTEM.fullmatch(name)}
-    for suffixes in ((".py", *C_SOURCES), (".so",)):  # binaries are large: last, and for what is left
+    sources = tuple(suffix for suffixes, _, _ in SOURCES for suffix in suffixes)
+    for suffixes in (sources, (".so",)):  # binaries are large: last, and for what is left
         for file in _files(roots, suffixes) if wanted else ():
             wanted -= set(_read(file, wanted))
     for name in sorted(wanted):
@@ -91,18 +97,16 @@ def _variables(names: Iterable[str], roots: list[Path]) -> Iterator[tuple[str, s
 
 
 def _read(file: Path, names: Iterable[str]) -> Iterator[str]:
-    """Those that a file reads: in Python `.NAME`, or the string where it does not begin the line of a list or
-    of a table; in C the string; in a binary the word."""
+    """The names that a source reads, or that stand in a binary as a word."""
+    kind = next((kind for kind in SOURCES if file.suffix in kind[0]), None)
     with contextlib.suppress(OSError, ValueError), file.open("rb") as opened:
         data = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         for name in names:
             forms = {name, re.sub("^SGL_", "SGLANG_", name)}  # SGLang reads the one as the other
             for form in (form for form in forms if data.find(form.encode()) >= 0):
-                text = data[:].decode(errors="replace") if file.suffix in (".py", *C_SOURCES) else ""
-                if file.suffix in C_SOURCES:
-                    used = f'"{form}"' in re.sub(r"//[^\n]*|/\*.*?\*/", "", text, flags=re.DOTALL)
-                elif text:
-                    used = bool(re.search(USED.replace("NAME", form), NO_CODE.sub("", text), re.MULTILINE))
+                if kind:
+                    code = kind[1].sub("", data[:].decode(errors="replace"))
+                    used = bool(re.search(kind[2].replace("NAME", form), code, re.MULTILINE))
                 else:
                     used = bool(re.search(rf"\b{form}\b".encode(), data))
                 if used:
@@ -110,9 +114,10 @@ def _read(file: Path, names: Iterable[str]) -> Iterator[str]:
 
 
 def _flags(names: Iterable[str], package: list[Path]) -> Iterator[tuple[str, str]]:
-    """Those that the engine does not declare, or declares and never reads."""
+    """The flags that the engine does not declare, or declares and never reads."""
     wanted = [name for name in names if re.fullmatch(r"--[\w-]+(\.\w+)*", name)]
-    sources = [_text(file) for file in _files(package, (".py",))] if wanted else []
+    files = [file for file in _files(package, (".py",)) if os.access(file, os.R_OK)] if wanted else []
+    sources = [file.read_text(errors="replace") for file in files]
     # SGLang's own parser beside those of its tools; of other engines all that parse anything.
     parsing = [each for each in sources if "add_cli_args_from_dataclass" in each or FIELD.search(each)]
     flags = {flag: field for source in parsing or sources for flag, field in _declared(source)}
@@ -140,7 +145,7 @@ def _declared(source: str) -> Iterator[tuple[str, str]]:
 
 
 def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
-    """Below the roots, each folder once; `.so` is also `.so.1`, and a program, which has no suffix."""
+    """Files below the roots; `.so` includes `.so.1` and programs, which have no suffix."""
     binaries, seen = ".so" in suffixes, set()
     for root in roots:
         if root.is_file() and (root.suffix in suffixes or (binaries and not root.suffix)):
@@ -154,9 +159,3 @@ def _files(roots: Iterable[Path], suffixes: tuple[str, ...]) -> Iterator[Path]:
             for name in names:
                 if name.endswith(suffixes) or (binaries and ".so." in name):
                     yield Path(folder, name)
-
-
-def _text(file: Path) -> str:
-    with contextlib.suppress(OSError):
-        return file.read_text(errors="replace")
-    return ""

@@ -6,7 +6,6 @@ import os
 import re
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,17 +14,13 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
 
 from harness.errors import NothingRan, UsageError, mistake
-from harness.files import JsonObject
 from harness.plan.arms import UNSET
 from harness.plan.budget import parse_seconds
 from harness.serving.schema import StrictRecord
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
-METRICS = ("tpot", "ttft", "ttft_median", "throughput")
+# Of a client's run: name, statistic, tokens.
+METRICS = {"tpot": ("tpot", "mean"), "ttft": ("ttft", "mean"), "ttft_median": ("ttft", "median"),
+           "throughput": ("throughput", "", "output")}  # fmt: skip
 CONTAINERS = ("docker", "podman", "nerdctl")
 FOREIGN = (*CONTAINERS, "srun", "enroot", "sudo", "ssh")  # what they start is no child of theirs
 SHELLS = ("sh", "bash")
@@ -105,14 +100,14 @@ class Plan(StrictRecord):
 
     @property
     def concurrency(self) -> int | None:
-        return self._of_client(r"--(?:max-|request-)?concurrency")
+        return self.of_client(r"--(?:max-|request-)?concurrency")
 
     @property
     def asked(self) -> int | None:
         """Requests of a measured run: some clients do not write how many they were asked for."""
-        return self.prompts or self._of_client(r"--num-prompts?|--num-requests|--request-count")
+        return self.prompts or self.of_client(r"--num-prompts?|--num-requests|--request-count")
 
-    def _of_client(self, option: str) -> int | None:
+    def of_client(self, option: str) -> int | None:
         """A number in the client's command; None where it stands there twice, or not at all."""
         found = re.findall(rf"(?:{option})[ =]+(\d+)", self.client)
         return int(found[0]) if len(found) == 1 else None
@@ -121,11 +116,11 @@ class Plan(StrictRecord):
         return {**self.env, **self.arms[arm].env}
 
     def changes(self, arm: str) -> tuple[dict[str, str], list[str], str]:
-        """What its launch has of its own: variables, flags, image."""
+        """The arm's variables, flags and image, by which its launch can differ from that of another arm."""
         return self.variables(arm), shlex.split(self.arms[arm].flags), self.arms[arm].image or self.image
 
     def differing(self) -> tuple[list[str], list[str]]:
-        """Names of variables, and of flags, that not all arms have alike."""
+        """The names of variables and of flags that differ between arms."""
         # A flag with what stands behind it, up to the next.
         flag = re.compile(r"(?:^|\s)(--?[\w.-]+)(.*?)(?=\s--?[a-zA-Z]|$)")
         flags = [flag.findall(self.arms[arm].flags) for arm in self.arms]
@@ -133,12 +128,9 @@ class Plan(StrictRecord):
 
 
 def _unlike(arms: Sequence[Sequence[tuple[str, str]]]) -> list[str]:
-    names = dict.fromkeys(name for arm in arms for name, _ in arm)
-    return [
-        n
-        for n in names
-        if any([v for k, v in arm if k == n] != [v for k, v in arms[0] if k == n] for arm in arms)
-    ]
+    """Names of the pairs of a name and a value that not all arms have."""
+    pairs = [pair for arm in arms for pair in arm]
+    return list(dict.fromkeys(pair[0] for pair in pairs if not all(pair in arm for arm in arms)))
 
 
 @dataclass(frozen=True)
@@ -153,20 +145,10 @@ class Command:
         return {name: value for name, value in changed.items() if value is not None}
 
     def __str__(self) -> str:
-        """For a shell."""
+        """The command as it is typed into a shell."""
         sets = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items() if value is not None]
         unset = [f"-u {name}" for name, value in self.variables.items() if value is None]
         return " ".join([*(["env", *unset] if unset else []), *sets, shlex.join(self.words)])
-
-
-def read_plan(path: str) -> JsonObject:
-    """What a TOML file says. Raises UsageError."""
-    try:
-        return tomllib.loads(Path(path).read_text())
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}") from None
 
 
 def made(values: Mapping[str, object], where: str) -> Plan:
@@ -179,22 +161,8 @@ def made(values: Mapping[str, object], where: str) -> Plan:
     return plan
 
 
-def parse_arm(text: str) -> tuple[str, JsonObject]:
-    """`NAME: A=1 image=TAG --flag value`; `A=unset` takes a variable away. Raises UsageError."""
-    name, _, rest = text.partition(":")
-    try:
-        words = shlex.split(rest)
-    except ValueError as error:
-        raise UsageError(f"cannot read --arm {text!r}: {error}") from None
-    first = next((i for i, word in enumerate(words) if word.startswith("-")), len(words))
-    if wrong := [word for word in words[:first] if not re.match(r"[A-Za-z_]\w*=", word)]:
-        raise UsageError(f"--arm {text!r}: {wrong[0]!r} is no A=1, no image=TAG and no --flag")
-    env = dict(word.split("=", 1) for word in words[:first])
-    return name.strip(), {"image": env.pop("image", ""), "env": env, "flags": shlex.join(words[first:])}
-
-
 def _examine(plan: Plan) -> None:
-    """Raises UsageError for what could only fail, or measure something else, later."""
+    """Raises UsageError for a mistake that would only show later, as a failure or a wrong measurement."""
     for name, what, text, why in (
         ("port", "launch", plan.launch, "each launch takes another port"),
         ("url", "client", plan.client.replace("{port}", "{url}"), "it would call another server"),
@@ -243,7 +211,7 @@ def launch(plan: Plan, arm: str, name: str, port: int, cache: Path) -> Command:
 def client(
     plan: Plan, arm: str, port: int, seed: int, result: Path, cache: Path, *, warm_up: bool = False
 ) -> Command:
-    """What calls it; the warming call may have its own command, or fewer prompts."""
+    """What calls the server; the call that warms it up may be another command, or send fewer prompts."""
     prompts = (plan.warm_up_prompts if warm_up else None) or plan.prompts
     values = {"seed": str(seed), "result": str(result), "prompts": str(prompts)}
     text = (plan.warm_up if warm_up else "") or plan.client
@@ -267,8 +235,8 @@ def _values(arm: str, port: int, cache: Path) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """A file by its whole path: a command runs in a folder of its own, where this repository's `kernels` and
-    `tests` are not in the way of an engine's imports."""
+    """The text with its placeholders filled in. A file gets its absolute path, because a command runs in a
+    folder of its own, where this repository's `kernels` and `tests` do not hide an engine's imports."""
     word = PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), text)
     option, equals, value = word.partition("=") if word.startswith("-") else ("", "", word)
     is_path = os.sep in value or Path(value).suffix in (".sh", ".py", ".yaml", ".yml", ".json")
@@ -278,8 +246,8 @@ def _filled(text: str, values: Mapping[str, str]) -> str:
 def _command(
     text: str, what: str, values: Mapping[str, str], lists: Mapping[str, Sequence[str]] = {}
 ) -> Command:
-    """Words as a shell would have them, `A=1` in front as variables. lists: placeholders that stand for
-    several words. Raises UsageError."""
+    """Splits the text into words as a shell does; `A=1` in front sets a variable. lists: placeholders that
+    stand for several words. Raises UsageError."""
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)
     except ValueError as error:

@@ -1,9 +1,8 @@
-"""Predictions of an A/B, which its record holds before the first launch: of a file, or from runs of the suite
-in which the arms' variables were measured as settings."""
+"""Predictions of an A/B, which its record holds before the first launch. They are read from a file, or follow
+from runs of the suite in which the arms' variables were measured as settings."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import re
@@ -21,7 +20,6 @@ from harness.serving.link.model import System, link
 from harness.serving.link.predictions import predict
 from harness.serving.names import hardware_name
 
-ISL, OSL = r"--(?:random-)?input-len[ =]+(\d+)", r"--(?:random-)?output-len[ =]+(\d+)"
 TP = r"--(?:tp|tp[-_]size|tensor-parallel-size)[ =]+(\d+)"
 
 
@@ -38,15 +36,15 @@ def predicted(plan: Plan, names: Sequence[str]) -> list[Prediction]:
 
 def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     """What `serving what-if --json` wrote for the plan's concurrency."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise UsageError(f"cannot read {path}: {error.strerror}") from None
     fitting: list[list[Prediction]] = []
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # of another document
-        for workload in json.loads(text)["workloads"]:
+    try:
+        for workload in json.loads(path.read_text())["workloads"]:
             if workload["load"]["concurrency"] == plan.concurrency:
                 fitting.append([Prediction.model_validate(each) for each in workload["changes"]])
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        pass  # another document
     if len(fitting) != 1 or not fitting[0]:
         raise UsageError(f"{path} holds no one prediction for {plan.concurrency} in flight, as the client has"
                          ": `serving what-if --json FILE` writes one")  # fmt: skip
@@ -54,8 +52,8 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
 
 
 def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelChange]:
-    """Of each op that a run timed under the variables of both arms, by the implementation that was fastest
-    under those of the base: the factor is the mean over cases, the interval how far cases lie apart."""
+    """The change of each op that a run timed under the variables of both arms, by the implementation that
+    is fastest under those of the base. The factor is the mean over cases, the interval their scatter."""
     for folder in dict.fromkeys(folder for name in names for folder in run_folders(name)):
         run = Journal(folder).run()
         base, own = (_setting(run.arms, plan.variables(each)) for each in (plan.base, arm))
@@ -80,11 +78,12 @@ def _of_link(plan: Plan, changes: Sequence[KernelChange]) -> tuple[Prediction, .
         raise UsageError(
             "--predict: no run timed a kernel under the variables of both arms: `toggle` makes one"
         )
-    isl, osl, tp = re.search(ISL, plan.client), re.search(OSL, plan.client), re.search(TP, plan.launch)
+    isl, osl = (plan.of_client(f"--(?:random-)?{side}-len") for side in ("input", "output"))
+    tp = re.search(TP, plan.launch)
     if not (plan.concurrency and isl and osl):
         raise UsageError("--predict: the client command does not say both lengths and a concurrency")
     machine = Journal(Path(changes[0].source)).run().provenance.get("machine", {})
     hardware = hardware_name(str(machine.get("device", "")))
     model = link(System(hardware=hardware, tp=int(tp[1]) if tp else 1))
-    load_ = Load(int(isl[1]), int(osl[1]), plan.concurrency, range_ratio=1.0)
+    load_ = Load(isl, osl, plan.concurrency, range_ratio=1.0)
     return predict(model, load_, changes)

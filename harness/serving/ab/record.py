@@ -7,7 +7,6 @@ was not finished is known by its line.
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -15,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError, mistake
-from harness.files import JsonLines, JsonObject, replace, require_writable_folder
-from harness.paths import RESULTS
+from harness.files import JsonLines, JsonObject, replace, require_writable_folder, take_lock
 from harness.serving.ab.plan import Plan
 from harness.serving.ledger.ledger import Prediction
 
@@ -53,7 +51,7 @@ class Record:
         return cls(folder)
 
     def require_plan(self, plan: Plan) -> None:
-        """Raises UsageError where another one was begun: launches of two plans are no pairs."""
+        """Raises UsageError for another plan: launches of two plans make no pairs."""
         for (key, before), (_, after) in zip(self.plan, plan, strict=True):
             if before != after:
                 was, now = str(before)[:80], str(after)[:80]
@@ -63,45 +61,38 @@ class Record:
         """Takes the folder's lock. Waits where servers of a run that was killed are still being ended; raises
         UsageError where another process goes on with this record."""
         self.lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(self.lock, 20, 0).decode()
+        if owner := take_lock(self.lock):
             if owner.isdecimal() and Path(f"/proc/{owner}").exists():
-                raise UsageError(f"process {owner} goes on with {self.folder} already") from None
+                raise UsageError(f"process {owner} goes on with {self.folder} already")
             say("waiting for the server of the run that was killed to end")
-            fcntl.flock(self.lock, fcntl.LOCK_EX)
-        os.ftruncate(self.lock, 0)
-        os.pwrite(self.lock, str(os.getpid()).encode(), 0)
+            take_lock(self.lock, wait=True)
 
     def append(self, event: str, **facts: Any) -> None:
-        """On the disk when this returns. Raises JournalFull."""
+        """The event is on the disk when this returns. Raises JournalFull."""
         line = {"event": event, "at": _now(), **facts}
         self._journal.append(json.dumps(line))
         self.events.append(line)
 
     def of(self, event: str, **facts: Any) -> list[JsonObject]:
-        """Events of that kind with these facts."""
+        """The events of that kind that have these facts."""
         wanted = {"event": event, **facts}.items()
         return [each for each in self.events if wanted <= {k: each.get(k) for k in ("event", *facts)}.items()]
 
     def pairs(self) -> dict[int, dict[str, JsonObject]]:
         """Finished pairs: number -> arm -> its measured run. Number 0 is thrown away."""
         return {
-            done["pair"]: {
-                run["arm"]: run for run in self.of("measured", pair=done["pair"], attempt=done["attempt"])
-            }
-            for done in sorted(self.of("pair"), key=lambda each: each["pair"])
+            pair: {run["arm"]: run for run in self.of("measured", pair=pair, attempt=attempt)}
+            for pair, attempt in sorted((done["pair"], done["attempt"]) for done in self.of("pair"))
         }
 
     def values(self, metric: str, arms: Sequence[str]) -> list[tuple[float, ...]]:
-        """Of each finished pair in which all these arms have it."""
+        """The metric's values of these arms, in each finished pair in which all of them have it."""
         pairs = [runs for pair, runs in self.pairs().items() if pair]
         rows = [tuple(runs[arm]["metrics"][metric] for arm in arms) for runs in pairs]
         return [row for row in rows if None not in row]
 
     def launch_folder(self, about: Mapping[str, Any]) -> Path:
-        """Of an event's launch."""
+        """The folder of an event's launch."""
         name = f"{about['pair']:03d}-{about['attempt']}-{about['arm']}"
         return self.folder.absolute() / "launches" / name
 
@@ -110,10 +101,6 @@ def require_none(folder: Path) -> None:
     """Raises UsageError where the folder holds a record."""
     if (folder / PLAN).exists():
         raise UsageError(f"{folder} holds an A/B: --resume {folder} goes on, or choose another --out")
-
-
-def default_folder() -> Path:
-    return RESULTS / "local" / f"serving-ab-{datetime.datetime.now():%Y%m%d-%H%M%S}"
 
 
 def _now() -> str:

@@ -36,22 +36,20 @@ NAMES = {"tpot": "TPOT, mean", "ttft": "TTFT, mean", "ttft_median": "TTFT, media
 UNITS = {"tpot": "ms", "ttft": "ms", "ttft_median": "ms", "throughput": "tok/s"}
 CHANGES = (1.0, 2.0, 5.0)  # per cent
 MOST_LOOKED_AT = range(2, MOST_PAIRS)
-QUANTITIES = {"tpot": "tpot", "ttft": "ttft", "output_throughput": "throughput"}
-"""Of a prediction: the metric that it is held against."""
 
 
 def looks(pairs: int | None) -> tuple[int, ...]:
-    """Pairs after which there may be a verdict: a number that was fixed beforehand is looked at once."""
+    """The numbers of pairs after which there may be a verdict: a number that was fixed is the only one."""
     return LOOKS if pairs is None else (pairs,)
 
 
 def order(arms: list[str], pair: int) -> list[str]:
-    """Mirrored, so that a drift of the machine meets each arm alike: AB, BA, AB ..."""
+    """The arms in mirrored order (AB, BA, AB ...), so that a drift of the machine affects each arm alike."""
     return arms if pair % 2 or not pair else arms[::-1]
 
 
 def pair_seconds(plan: Plan, record: Record | None) -> float:
-    """Of one launch of each arm: as the launches so far took, or as the plan expects."""
+    """Seconds that one launch of each arm takes, as measured so far, or else as the plan expects."""
     took = [e["seconds"] for e in record.of("stopped", ok=True)] if record else []
     if took := took[len(plan.arms) :] or took:  # the first of each arm filled caches
         return len(plan.arms) * sum(took) / len(took)
@@ -62,12 +60,6 @@ def pair_seconds(plan: Plan, record: Record | None) -> float:
 def confidence(pairs: int | None, comparisons: int) -> float:
     """Of each interval, so that all looks and all arms together are wrong in at most 5 % (Bonferroni)."""
     return 1 - (1 - CONFIDENCE) / len(looks(pairs)) / comparisons
-
-
-def spread(metric: str, concurrency: int | None) -> float:
-    """Expected deviation between launches, per cent."""
-    busy, quiet = SPREAD[metric]
-    return busy if concurrency is not None and concurrency >= BUSY else quiet
 
 
 @dataclass(frozen=True)
@@ -94,22 +86,19 @@ class Effect:
 def effect(
     base: Sequence[float], arm: Sequence[float], *, higher: bool, level: float, margin: float
 ) -> Effect:
-    """Of at least one pair; Student's t over the logarithms of the pairs' ratios.
+    """The effect in one pair or more, by Student's t over the logarithms of the pairs' ratios.
 
     higher: more is better; margin: per cent
     """
     logs = [math.log(b / a) if higher else math.log(a / b) for a, b in zip(base, arm, strict=True)]
     mean, half = statistics.fmean(logs), mean_half_width(logs, level)
     low, high = math.exp(mean - half), math.exp(mean + half) if half < 100 else math.inf
-    own = [
-        100 * math.expm1(end if higher else -end)
-        for end in (mean, mean - half, mean + half)
-        if half < 100 or end == mean
-    ]
+    ends = (mean - half, mean + half) if half < 100 else ()
+    own, *interval = (100 * math.expm1(log if higher else -log) for log in (mean, *ends))
     apart = 100 * statistics.stdev(logs) / math.sqrt(2) if len(logs) > 1 else None
     return Effect(
         len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high,
-        own[0], sorted(own[1:]) or None, level, apart, verdict(low, high, floor=0.0, margin=margin / 100),
+        own, sorted(interval) or None, level, apart, verdict(low, high, floor=0.0, margin=margin / 100),
     )  # fmt: skip
 
 
@@ -141,7 +130,7 @@ def more_pairs(found: Effect, margin: float) -> tuple[int, float] | None:
 
 
 def effects(record: Record, arm: str) -> dict[str, Effect]:
-    """By metric, as far as both have it in a pair."""
+    """The effect on each metric that both arms have in at least one pair."""
     plan, found = record.plan, {}
     level = confidence(plan.pairs, len(plan.others))
     for metric in METRICS:
@@ -153,7 +142,7 @@ def effects(record: Record, arm: str) -> dict[str, Effect]:
 
 
 def summary(record: Record) -> JsonObject:
-    """As plain values, for --json and the tables."""
+    """All results as plain values, for --json and the tables."""
     plan = record.plan
     per_arm = {arm: effects(record, arm) for arm in plan.others}
     deciding = {arm: found[plan.metric] for arm, found in per_arm.items() if plan.metric in found}
@@ -194,27 +183,27 @@ def finished(record: Record) -> str:
 
 def _expected(record: Record, arm: str, found: dict[str, Effect]) -> Iterator[JsonObject]:
     """Each prediction of the arm beside what was found, in per cent of the metric before."""
-    for prediction in record.predictions:
-        metric, ends = QUANTITIES.get(prediction.quantity, ""), percents(prediction)
-        if metric in found and prediction.of in ("", arm) and ends:
-            change, low, high = ends
+    for prediction, metric, (change, low, high) in _in_percent(record.predictions):
+        if metric in found and prediction.of in ("", arm):
             own = found[metric].interval or (-math.inf, math.inf)
             meets = (low is None or low <= own[1]) and (high is None or own[0] <= high)
             yield {"arm": arm, "metric": metric, "method": prediction.method, "change": change, "low": low,
                    "high": high, "found": found[metric].percent, "meets": meets}  # fmt: skip
 
 
-def percents(prediction: Prediction) -> list[float | None]:
-    """Its change, low and high end in per cent of the metric before; None: open. Empty where it has none."""
-    if not prediction.before or prediction.change is None:
-        return []
-    ends = (prediction.change, prediction.low, prediction.high)
-    return [None if end is None else 100 * end / prediction.before for end in ends]
+def _in_percent(predictions: Sequence[Prediction]) -> Iterator[tuple[Prediction, str, list[float | None]]]:
+    """Each prediction of a metric that an A/B has, with the metric and with the change and both ends of its
+    interval in per cent of the value before; None: that end is open."""
+    for each in predictions:
+        metric = each.quantity.removeprefix("output_")  # as clients call it
+        if metric in METRICS and each.before and each.change is not None:
+            ends = (each.change, each.low, each.high)
+            yield each, metric, [None if end is None else 100 * end / each.before for end in ends]
 
 
 def differences(record: Record, arm: str) -> JsonObject:
-    """Of the servers as they said themselves, and of their variables: name -> [base, arm], where all launches
-    of each arm agree. What is filled in for each launch or arm differs by design."""
+    """Settings that the servers report and variables that differ: name -> [base, arm], where all launches of
+    each arm agree. Placeholders that are filled in for each launch or arm are left out."""
     both = [_servers(record, name) for name in (record.plan.base, arm)]
     found: JsonObject = {"server_info": {}, "environment": {}}
     for part, differing in found.items():
@@ -236,7 +225,7 @@ def _servers(record: Record, arm: str) -> list[JsonObject]:
 
 
 def _findings(record: Record) -> Iterator[str]:
-    """One line each: what a reader of the verdicts has to know."""
+    """What a reader of the verdicts has to know, a line each."""
     plan, base = record.plan, record.plan.base
     for arm in plan.others:
         if plan.changes(arm) == plan.changes(base):
@@ -247,9 +236,9 @@ def _findings(record: Record) -> Iterator[str]:
                 names = ", ".join(found["environment"]) or "none"
                 yield f"the servers of {arm} and {base} report the same settings; other variables: {names}"
     counted = [run for number, runs in record.pairs().items() if number for run in runs.values()]
-    tokens = dict.fromkeys(plan.arms, 0)
-    for run in counted:
-        tokens[run["arm"]] += run["output_tokens"] or 0
+    tokens = {
+        arm: sum(run["output_tokens"] or 0 for run in counted if run["arm"] == arm) for arm in plan.arms
+    }
     if len(set(tokens.values())) > 1:
         each = ", ".join(f"{arm} {count}" for arm, count in tokens.items())
         yield f"the arms made different numbers of tokens, which is other work: {each}"
@@ -272,6 +261,7 @@ def planned(
     folder: Path,
     names: Sequence[JsonObject],
     predictions: Sequence[Prediction],
+    budget_s: float | None = None,
 ) -> str:
     """What would run, for how long, what it can tell, and what is expected of it."""
     lines = []
@@ -293,14 +283,16 @@ def planned(
         f"order: a launch of each arm that is thrown away, then pairs: {first} ...",
         f"looked at after {', '.join(map(str, at))} pairs, and at no other time",
         f"time: {_time(pair_s)} a pair ({known}), {_time((at[-1] + 1) * pair_s)} for {at[-1]} pairs",
-        "",
-        _needed(plan, pair_s),
     ]
+    if budget_s:
+        made = len(record.pairs()) if record else 0
+        launches = min(int(budget_s / pair_s), at[-1] + 1 - made)  # of each arm; the first is thrown away
+        pairs = launches if made else max(0, launches - 1)
+        lines.append(f"budget: {_time(budget_s)}; pairs that would end within it: {pairs}")
+    lines += ["", _needed(plan, pair_s)]
     told = [*map(_name, names)]
-    for each in predictions:
-        metric, ends = QUANTITIES.get(each.quantity, ""), percents(each)
-        if metric and ends:
-            told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {_change(*ends)}")
+    for each, metric, ends in _in_percent(predictions):
+        told.append(f"expected: {each.of and each.of + ': '}{NAMES[metric]} changes by {_change(*ends)}")
     return "\n".join([*lines, *([""] if told else []), *told])
 
 
@@ -310,9 +302,9 @@ def _change(change: float | None, low: float | None, high: float | None) -> str:
 
 
 def _needed(plan: Plan, pair_s: float) -> str:
-    """Pairs that find an effect four times in five."""
-    apart, arms = spread(plan.metric, plan.concurrency), len(plan.others)
-    rows = []
+    """A table of how many pairs find an effect four times in five."""
+    (busy, quiet), arms, rows = SPREAD[plan.metric], len(plan.others), []
+    apart = busy if (plan.concurrency or 0) >= BUSY else quiet
     for change in CHANGES:
         fixed = pairs_for(change, apart, confidence(1, arms), MOST_LOOKED_AT)
         looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)
@@ -338,7 +330,7 @@ def _time(seconds: float) -> str:
 
 
 def shown(found: JsonObject) -> str:
-    """The effects of each arm, and what else is to be known."""
+    """A table of the effects of each arm, and the notes below it."""
     base, verdicts = next(iter(found["plan"]["arms"])), found["verdicts"]
     engine = " ".join(filter(None, (found["engine"].get("engine"), found["engine"].get("version"))))
     lines = [f"{found['pairs']} pairs against {base}{f', {engine}' if engine else ''}", ""]
@@ -350,8 +342,8 @@ def shown(found: JsonObject) -> str:
 
 
 def row(line: JsonObject) -> list[str]:
-    """Of a verdict: the metric, both values, the change, its interval, launch to launch, the word; brackets
-    where another metric decides."""
+    """Cells of a verdict: metric, both values, change, interval, spread between launches, and the word, which
+    stands in brackets where another metric decides."""
     unit, apart = UNITS[line["metric"]], line["launch_spread"]
     return [
         NAMES[line["metric"]],

@@ -1,4 +1,4 @@
-"""Server of one launch: a process under a guard (guard.py), on its own port, waited for, known to be ours."""
+"""The server of one launch: it runs under a guard (guard.py), and the process on its port must be ours."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.errors import HarnessError
 from harness.machine.provenance import steers
+from harness.serving.ab.guard import descendants
 from harness.serving.ab.plan import FOREIGN, Command
+from harness.serving.compare.settings import flat
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -38,12 +40,12 @@ FATAL = re.compile(
     r"Failed core proc\(s\)|EngineDeadError|Received sigquit from a child process|"
     r"Scheduler hit an exception|scheduler died during initialization"
 )
-IN_USE = re.compile("address already in use", re.IGNORECASE)
+IN_USE = re.compile("address already in use|port is already allocated", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
 LISTENS = "0A"  # a socket's state in /proc/net/tcp
 # Keys of /server_info that any two launches may differ in.
 OF_ONE_LAUNCH = re.compile(
-    r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|internal_states|pid|api_key|"
+    r"\b(port|host|nccl_port|dist_init_addr|random_seed|startup_time|launch_command|pid|api_key|"
     r"max_total_num_tokens|memory_usage|\w*_log_\w*dir\w*)\b"
 )
 
@@ -53,7 +55,7 @@ class RunFailed(HarnessError):
 
 
 class PortTaken(RunFailed):
-    """Another process has the port; the same launch on another one may do."""
+    """Another process has the port; the same launch may work on another one."""
 
 
 class Guarded:
@@ -68,67 +70,47 @@ class Guarded:
         self, command: Command, log: Path, *, keep: int, grace: float = 5.0, stop: Command | None = None
     ) -> None:
         self.command, self.log, self.most_s = command, log, grace * (2 if stop else 1) + ENDED_S
-        self.pid = 0
         self.code: int | None = None
-        self._text, self._failed = b"", ""
         orders, self._orders = os.pipe()
-        self._words, words = os.pipe()
+        self._code, code_to = os.pipe()
         stops = json.dumps(stop.words if stop else [])
         try:
             with log.open("ab") as sink:
                 self.guard = subprocess.Popen(
-                    [sys.executable, "-I", "-S", str(GUARD), str(orders), str(words), f"{grace:g}", stops,
+                    [sys.executable, "-I", "-S", str(GUARD), str(orders), str(code_to), f"{grace:g}", stops,
                      *command.words],
-                    pass_fds=(orders, words, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
+                    pass_fds=(orders, code_to, keep), stdin=subprocess.DEVNULL, stdout=sink, stderr=sink,
                     env=command.environment(), cwd=log.parent, start_new_session=True,
                 )  # fmt: skip
         finally:
             os.close(orders)
-            os.close(words)
-        try:
-            while not self.pid and self.code is None:
-                self._hear(60.0)
-            if self._failed:
-                raise HarnessError(f"cannot start {self._failed}")
-        except BaseException:
-            self.end()
-            raise
+            os.close(code_to)
 
     def wait(self, seconds: float = 0.0) -> int | None:
-        """Its exit code (negative: the signal), or None where it still runs after so long."""
-        until = time.monotonic() + seconds
-        while self.code is None and self._hear(max(0.0, until - time.monotonic())):
-            pass
+        """The command's exit code (negative: the signal), or None where it still runs after that time."""
+        if self.code is None and select.select([self._code], [], [], seconds)[0]:
+            said = os.read(self._code, 64)  # nothing: the guard was killed, and what it guarded with it
+            self.code = int(said) if said else self.guard.wait()
         return self.code
 
     def end(self) -> None:
-        """Comes back when nothing of it is left."""
+        """Ends the command, and returns when none of its processes is left."""
         if self._orders >= 0:
             os.close(self._orders)
             self._orders = -1
             self.wait(self.most_s)
-            os.close(self._words)
+            os.close(self._code)
             self.guard.wait(timeout=ENDED_S)
 
-    def pids(self) -> list[int]:
-        """Of all that stands under the guard."""
-        pids, queue = [], [self.guard.pid]
-        while queue:
-            pids.append(pid := queue.pop())
-            for children in Path(f"/proc/{pid}/task").glob("*/children"):
-                with contextlib.suppress(OSError):
-                    queue += map(int, children.read_text().split())
-        return pids[1:]
-
     def lines(self) -> list[str]:
-        """The last ones of its log that say anything."""
+        """The last lines of its log that are not empty."""
         with self.log.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL))
             text = file.read().decode(errors="replace")
         return [line for line in map(str.strip, text.splitlines()) if line]
 
     def last_words(self) -> str:
-        """Those that say what went wrong, on one line, and where the log is."""
+        """The lines of its log that say what went wrong, as one line, and where the log is."""
         lines = self.lines()
         errors = [i for i, line in enumerate(lines) if "Error" in line or "error:" in line]
         # The line after an error's name often says more than it.
@@ -138,30 +120,10 @@ class Guarded:
 
     def how_it_ended(self) -> str:
         code = self.code or 0
-        if not code:
-            return (
-                "ended with exit code 0 (its command must stay in the foreground: end a script with `exec`)"
-            )
-        return f"ended with exit code {code}" if code > 0 else f"died of {signal.strsignal(-code)} ({-code})"
-
-    def _hear(self, seconds: float) -> bool:
-        """Whether the guard said something in that time."""
-        if not select.select([self._words], [], [], seconds)[0]:
-            return False
-        data = os.read(self._words, 4096)
-        if not data:  # the guard was killed, and what it guarded with it
-            self.code = self.guard.wait() if self.code is None else self.code
-            return False
-        *lines, self._text = (self._text + data).split(b"\n")
-        for line in lines:
-            word, _, rest = line.decode(errors="replace").partition(" ")
-            if word == "started":
-                self.pid = int(rest)
-            elif word == "failed":
-                self._failed, self.code = rest, 127
-            else:
-                self.code = int(rest)
-        return True
+        if code < 0:
+            return f"died of {signal.strsignal(-code)} ({-code})"
+        hint = "" if code else " (its command must stay in the foreground: end a script with `exec`)"
+        return f"ended with exit code {code}{hint}"
 
     def __enter__(self) -> Self:
         return self
@@ -171,7 +133,7 @@ class Guarded:
 
 
 class Server(Guarded):
-    """Of one launch, on its port."""
+    """The server of one launch, on its port."""
 
     def __init__(self, command: Command, port: int, log: Path, **of_guard: Any) -> None:
         super().__init__(command, log, **of_guard)
@@ -201,7 +163,7 @@ class Server(Guarded):
             raise RunFailed(f"the server failed {when}: {line[:LAST_WORDS]!r} (log: {self.log})")
 
     def get(self, path: str, timeout_s: float = 10.0, post: bool = False) -> str | None:
-        """What it answers with 200; None for anything else."""
+        """The body of an answer with status 200; None for anything else."""
         url = f"http://127.0.0.1:{self.port}{path}"
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             request = urllib.request.Request(url, data=b"" if post else None)
@@ -212,10 +174,14 @@ class Server(Guarded):
     def owned(self) -> bool | None:
         """Whether a process of this launch listens on the port; None: it cannot be told (a container's
         sockets are not those of the command that started it)."""
-        sockets = listening(self.port)
-        if Path(self.command.words[0]).name in FOREIGN or not sockets:
+        if Path(self.command.words[0]).name in FOREIGN or not listening(self.port):
             return None
-        return any(sockets & _sockets_of(pid) for pid in self.pids())
+        return self._listener() is not None
+
+    def _listener(self) -> int | None:
+        """The process of this launch that listens on the port."""
+        sockets = listening(self.port)
+        return next((pid for pid in descendants(self.guard.pid) if sockets & _sockets_of(pid)), None)
 
     def identity(self) -> dict[str, Any]:
         """What it says of itself, and the variables that it was started with."""
@@ -226,7 +192,7 @@ class Server(Guarded):
             "version": str(info.get("version") or self._json("/version").get("version") or ""),
             "model": str(model.get("id", "")),
             "owned": self.owned(),
-            "server_info": {k: v for k, v in flat(info).items() if not OF_ONE_LAUNCH.search(k)},
+            "server_info": {k: v for k, v in flat(info, lists=False).items() if not OF_ONE_LAUNCH.search(k)},
             "environment": self._environment(),
         }
 
@@ -237,25 +203,33 @@ class Server(Guarded):
         return {}
 
     def _environment(self) -> dict[str, str]:
-        """Of the process that listens, or of the command: the variables that steer kernels and those that the
-        plan sets, without secrets."""
-        sockets, found = listening(self.port), {}
-        listens = (pid for pid in self.pids() if sockets & _sockets_of(pid))
+        """The variables that steer kernels and those that the plan sets, without secrets, as the process that
+        listens has them, or else the command."""
+        found, command = {}, next(iter(descendants(self.guard.pid)), 0)
         with contextlib.suppress(OSError):
-            text = Path(f"/proc/{next(listens, self.pid)}/environ").read_text(errors="replace")
+            text = Path(f"/proc/{self._listener() or command}/environ").read_text(errors="replace")
             found = dict(line.split("=", 1) for line in text.split("\0") if "=" in line)
         wanted = (name for name in sorted(found) if steers(name) or name in self.command.variables)
         return {name: found[name] for name in wanted if not SECRET.search(name)}
 
 
-def free_port(first: int) -> int:
-    """The first one from there on, in steps of ten, on which nothing listens: engines take the next ones for
-    themselves. Nothing holds it until the server does; what comes in between is found out by its socket."""
+@contextlib.contextmanager
+def held_port(first: int) -> Iterator[int]:
+    """The first port from there on on which nothing listens, in steps of ten, because engines take the next
+    ones for themselves. An engine may begin to listen minutes after its launch. Until then a name that the
+    system keeps beside the ports holds it against other A/Bs; any other process that takes it meanwhile is
+    found out by its socket."""
     for port in range(first, 65000, 10):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
-            return port
+        with socket.socket() as probe, socket.socket(socket.AF_UNIX) as held:
+            try:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(("", port))
+                held.bind(f"\0serving-ab-port-{port}")
+            except OSError:
+                continue
+            probe.close()
+            yield port
+            return
     raise RunFailed(f"no port from {first} on is free")
 
 
@@ -268,14 +242,6 @@ def listening(port: int) -> set[str]:
                 if fields[3] == LISTENS and int(fields[1].rpartition(":")[2], 16) == port:
                     found.add(fields[9])
     return found
-
-
-def flat(value: Any, name: str = "") -> dict[str, Any]:
-    """`a.b` -> each value of nested objects that is no object."""
-    if not isinstance(value, Mapping):
-        return {name: value}
-    prefix = f"{name}." if name else ""
-    return {k: v for key, each in value.items() for k, v in flat(each, f"{prefix}{key}").items()}
 
 
 def _sockets_of(pid: int) -> set[str]:

@@ -13,7 +13,7 @@ from harness.errors import HarnessError, NothingRan, UsageError
 from harness.serving.ab.plan import METRICS, Command, client, launch, stop
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import effects, looks, order, pair_seconds
-from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, free_port
+from harness.serving.ab.server import Guarded, PortTaken, RunFailed, Server, held_port
 from harness.serving.clients.load import load
 from harness.serving.schema import ServingRun
 
@@ -60,7 +60,7 @@ class Session:
         return "unclear" not in words
 
     def _made(self, pair: int) -> bool:
-        """The whole pair again where one of its runs does not count, for the same reasons in each arm."""
+        """Makes a pair, and makes the whole pair again where one of its runs does not count."""
         first = 1 + max((e["attempt"] for e in self.record.of("launch", pair=pair)), default=-1)
         for attempt in range(first, first + REMAKES + 1):
             try:
@@ -80,22 +80,24 @@ class Session:
         return False
 
     def _launched(self, about: dict[str, Any]) -> None:
-        """On another port where another process took the first one meanwhile."""
+        """Launches an arm, and again where another process took the port meanwhile. Each launch has another
+        port: a server that was started on the port of one that was killed hung (sglang issue 22779)."""
         for left in reversed(range(PORTS)):
+            number = len(self.record.of("launch"))
+            first = self.plan.port + 10 * (number % 200)
             try:
-                self._launch(about)
+                with held_port(first) as port:
+                    if port != first:
+                        self.say(f"  port {first} is taken by another process: {about['arm']} takes {port}")
+                    self._launch(about, number, port)
                 break
             except PortTaken as error:
                 if not left:
                     raise
                 self.say(f"  {error}: another port")
 
-    def _launch(self, about: dict[str, Any]) -> None:
+    def _launch(self, about: dict[str, Any], number: int, port: int) -> None:
         plan, record, arm = self.plan, self.record, about["arm"]
-        number = len(record.of("launch"))
-        # Another port each time: a server started anew on the port of one that was killed answered and hung
-        # (sglang issue 22779).
-        port = free_port(plan.port + 10 * (number % 200))
         name = re.sub(r"[^\w.-]", "-", f"ab-{record.folder.name}-{number}-{arm}")
         folder, cache = record.launch_folder(about), record.folder.absolute() / "cache" / arm
         for each in (folder, cache):
@@ -116,16 +118,15 @@ class Session:
                 self._serve(server, folder, cache, about)
             ok = True
         except HarnessError as error:
-            record.append(
-                "port taken" if isinstance(error, PortTaken) else "failed", **about, reason=f"{arm}: {error}"
-            )
+            why, event = f"{arm}: {error}", "port taken" if isinstance(error, PortTaken) else "failed"
+            record.append(event, **about, reason=why)
             kind = type(error) if isinstance(error, RunFailed) else NothingRan
-            raise kind(f"{arm}: {error}") from None
+            raise kind(why) from None
         finally:
             record.append("stopped", **about, seconds=round(time.monotonic() - started, 1), ok=ok)
 
     def _serve(self, server: Server, folder: Path, cache: Path, about: dict[str, Any]) -> None:
-        """Warmed up with other prompts at full concurrency, its prefix cache emptied, then measured."""
+        """Warms the server up with other prompts, empties its prefix cache, and measures."""
         plan, arm, seed = self.plan, about["arm"], self.plan.seed + about["pair"]
         warm, result = folder / "warm-up.json", folder / "result.json"
         warming = client(plan, arm, server.port, seed + WARM_UP_SEEDS, warm, cache, warm_up=True)
@@ -141,10 +142,7 @@ class Session:
         if not result.is_file():
             raise RunFailed(f"the client wrote no {result}: put {{result}} where it takes its output file")
         run = counted(result, plan.asked)
-        metrics = dict(zip(METRICS, (
-            run.value("tpot", "mean"), run.value("ttft", "mean"), run.value("ttft", "median"),
-            run.value("throughput", tokens="output"),
-        ), strict=True))  # fmt: skip
+        metrics = {name: run.value(*which) for name, which in METRICS.items()}
         if metrics[plan.metric] is None:
             raise RunFailed(f"{result} has no {plan.metric}: name a `metric` that the client measures")
         suspect = {

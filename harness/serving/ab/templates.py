@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import difflib
 import functools
-import textwrap
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
+from harness.files import read_toml
 from harness.report.text import table
-from harness.serving.clients.files import toml
 from harness.serving.published.documents import configurations, script
 
 MODEL = "/models/DeepSeek-R1-0528"
-WIDTH = 100
 
 
 @functools.cache
 def _file() -> dict[str, Any]:
-    return toml(Path(__file__).with_name("templates.toml"))
+    return read_toml(Path(__file__).with_name("templates.toml"))
 
 
 def gone() -> dict[str, str]:
@@ -63,32 +61,11 @@ def template_text(name: str) -> str:
 def _toml(engine: str, gpu: str) -> str:
     about = _file()[engine]
     of_gpu = about["gpus"][gpu]
-    env, arm = {**about.get("env", {}), **of_gpu.get("env", {})}, of_gpu["arm"]
-    return f"""\
-# {about["version"]} on 8 x {gpu}, DeepSeek-R1 in FP8, 8192 tokens in and 1024 out, 64 in flight. Set the
-# model's folder (twice), and what the second arm changes; then: serving ab FILE.toml --dry-run
-{_command("launch", f"{about['launch']} {of_gpu['flags']}")}
-{_command("client", about["client"])}
-prompts = 640  # ten times what is in flight
-warm_up_prompts = 128
-flush = "{about.get("flush", "")}"  # a path to POST to, that empties the prefix cache
-metric = "tpot"  # what decides: or ttft, ttft_median, throughput
-margin = 1.0  # per cent that are worth deciding
-launch_minutes = 8
-run_minutes = 7.5
-
-[env]
-{"".join(f'{key} = "{value}"' + chr(10) for key, value in env.items())}
-[arms.base]
-
-[arms.changed]
-{"".join(f'env.{key} = "{value}"' + chr(10) for key, value in arm.get("env", {}).items())}\
-flags = "{arm.get("flags", "")}"
-"""
+    arm, env = of_gpu["arm"], {**about.get("env", {}), **of_gpu.get("env", {})}
+    changes = {"arm_env": _lines("env.", arm.get("env", {})), "arm_flags": arm.get("flags", "")}
+    values = {"flush": "", **about, **of_gpu, "gpu": gpu, "env": _lines("", env), **changes}
+    return str(_file()["template"]["plan"]).format(**values).replace("{model}", MODEL)
 
 
-def _command(key: str, text: str) -> str:
-    """Of several lines, a flag not parted from its value."""
-    words = text.replace("{model}", MODEL).replace(" --", "\n--").replace(" ", "\0").replace("\n", " ")
-    lines = textwrap.wrap(words, WIDTH, break_long_words=False, break_on_hyphens=False)
-    return f"{key} = '''\n" + " \\\n  ".join(line.replace("\0", " ") for line in lines) + "'''"
+def _lines(prefix: str, values: dict[str, str]) -> str:
+    return "".join(f'{prefix}{key} = "{value}"\n' for key, value in values.items())

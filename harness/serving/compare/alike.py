@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import functools
 import textwrap
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,6 @@ from harness.serving.compare import identity
 from harness.serving.compare.identity import FIELDS, SERVER, UNKNOWN, UP_TO, Difference, all_gpus, length
 from harness.serving.compare.settings import beside, server_settings
 from harness.serving.integrity import examined
-from harness.serving.names import known_engine
 from harness.serving.published.documents import FOLDER, documents
 from harness.serving.schema import Metric, ServingRun
 
@@ -218,17 +217,14 @@ def compare(
     """
     assumed = FIELDS if "all" in assumed else assumed
     (side_a, side_b), reasons = normalised(a, b)
-    differing, found = [], []
-    unsaid: dict[str, list[str]] = {}
+    differing, unknown, found = [], [], []
     for each in identity.unlike(identity.of_run(a.run), identity.of_run(b.run)):
         if why := _refusal(each, assumed, despite):
             reasons.append(Reason(each.name, against(each.row, each.run), why))
         elif each.is_known or (each.name in despite and each.row != each.run):
             differing.append(f"{each.name}: {against(each.row, each.run)}")
         else:
-            silent = f"{a.run.id} does not say" if each.run else f"{b.run.id} does not say"
-            value = f" ({each.row or each.run})" if each.row or each.run else ""
-            unsaid.setdefault(silent if value else "neither says", []).append(each.name + value)
+            unknown.append(each)
     for side, run in (("A", a.run), ("B", b.run)):
         for one in run.findings:
             if one.severity == "wrong":
@@ -236,13 +232,12 @@ def compare(
             else:
                 found.append(f"{side}: {one.severity}: {one.message}")
         found += [f"{side}: {note}" for note in run.notes]
-    changed: Literal["alike", "normalised"] = "normalised" if side_a.steps or side_b.steps else "alike"
-    differing += beside(a.run, b.run)
-    uncertain = [f"{silent} its {', '.join(names)}" for silent, names in unsaid.items()]
-    texts = tuple(differing), (*uncertain, *_uncertain(a, b)), tuple(found)
-    if reasons:
-        return Comparison("refused", tuple(reasons), side_a, side_b, *texts, None)
-    return Comparison(changed, (), side_a, side_b, *texts, side_a.value / side_b.value)
+    return Comparison(
+        "refused" if reasons else "normalised" if side_a.steps or side_b.steps else "alike",
+        tuple(reasons), side_a, side_b, (*differing, *beside(a.run, b.run)),
+        (*identity.unsaid(unknown, a.run.id, b.run.id), *_uncertain(a, b)), tuple(found),
+        None if reasons else side_a.value / side_b.value,
+    )  # fmt: skip
 
 
 def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str]) -> str:
@@ -261,7 +256,7 @@ def _refusal(each: Difference, assumed: Collection[str], despite: Collection[str
 
 
 def _uncertain(a: Quantity, b: Quantity) -> Iterator[str]:
-    """What is alike only as far as it is known, a line each."""
+    """What may differ although nothing known says so, a line each."""
     of_a, of_b = identity.of_run(a.run), identity.of_run(b.run)
     for name in ("precision", "input length", "output length"):
         one, other = of_a[name], of_b[name]
@@ -321,11 +316,11 @@ def published_runs() -> dict[str, ServingRun]:
     for run in (run for path in sorted(FOLDER.glob("*/*.csv")) for run in load(path)):
         own = (run.hardware, run.engine, run.version)
         alike = [setup for setup in setups if (setup.hardware, setup.engine, setup.version) == own]
-        update: dict[str, object] = {"id": f"{run.client}:{run.source.rpartition(':')[2]}"}
+        name = f"{run.client}:{run.source.rpartition(':')[2]}"
+        about = {"id": name}
         if len(alike) == 1:
-            update |= {name: getattr(alike[0], name) for name in FROM_SETUP}
-            update["configuration"] = alike[0].name
-        known[str(update["id"])] = run.model_copy(update=update)
+            about |= {key: getattr(alike[0], key) for key in FROM_SETUP} | {"configuration": alike[0].name}
+        known[name] = run.model_copy(update=about)
     return known
 
 
@@ -344,24 +339,12 @@ def find(name: str) -> ServingRun:
         return known[name]
     runs = load(path)
     by_line = any(run.id.rpartition(":")[2].isdigit() for run in runs)
-    by_row = {str(number): run for number, run in enumerate(runs, 1) if not by_line}
+    by_row = {"": runs[0]} if len(runs) == 1 else {}
+    by_row |= {str(number): run for number, run in enumerate(runs, 1) if not by_line}
     by_row |= {run.id.removeprefix(path).lstrip(":"): run for run in reversed(runs)}
     row = name.removeprefix(path).lstrip(":")
-    if not row and len(runs) == 1:
-        return runs[0]
     if row in by_row:
         return by_row[row]
     ids = ", ".join(run.id for run in runs[:3]) + (" ..." if runs[3:] else "")
     wrong = f"none is {row!r}" if row else "one is to be named"
     raise UsageError(f"{path} has {len(runs)} run{'s' if runs[1:] else ''}, and {wrong}: {ids}")
-
-
-def engines_of(options: Sequence[str]) -> dict[str, str]:
-    """The engines of A and of B that `NAME`, `A=NAME` or `B=NAME` give; empty where none is given."""
-    engines = {"A": "", "B": ""}
-    for option in options:
-        side, _, name = option.rpartition("=")
-        if side not in ("", "A", "B"):
-            raise UsageError(f"cannot read --engine {option!r}; write NAME, A=NAME or B=NAME")
-        engines |= dict.fromkeys([side] if side else engines, known_engine(name))
-    return engines

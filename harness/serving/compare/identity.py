@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.errors import UsageError
@@ -32,28 +32,14 @@ arXiv 2412.19437)."""
 
 
 def _lengths(a: str, b: str) -> bool:
-    """Means within LENGTH_TOLERANCE. Where only the longest of one side is known: a mean from half of it to
-    all of it. Where only the longest of both is known: the same longest."""
+    """Whether two lengths are alike: means within LENGTH_TOLERANCE; a mean from half of the longest length to
+    all of it, where one side gives only the longest; the same longest, where both give only that."""
     if a.startswith(UP_TO) and b.startswith(UP_TO):
         return a == b
     for mean, longest in ((a, b), (b, a)):
         if longest.startswith(UP_TO):
             return float(longest.removeprefix(UP_TO)) / 2 <= float(mean) <= float(longest.removeprefix(UP_TO))
     return math.isclose(float(a), float(b), rel_tol=LENGTH_TOLERANCE)
-
-
-def _precisions(a: str, b: str) -> bool:
-    """A mere `fp8` may have any scales."""
-    return a == b or (a[:3] == b[:3] and "fp8" in (a, b))
-
-
-def _caching(a: str, b: str) -> bool:
-    """A cache that is on, without known hits, is like one without hits."""
-    return a == b or (NO_HITS in (a, b) and "hits" not in (a, b))
-
-
-def _prompts(a: str, b: str) -> bool:
-    return round(float(a)) == round(float(b)) or min(float(a), float(b)) >= FIRST_WAVE
 
 
 def _number(value: float | None) -> str:
@@ -72,7 +58,7 @@ def is_trimmed(run: ServingRun) -> bool:
 
 
 def length(run: ServingRun, side: str) -> float | None:
-    """Mean tokens of a request as served, where the totals are of whole requests; else as asked for. side:
+    """Mean tokens of a request: as served where the totals are of whole requests, else as asked for. side:
     `input` or `output`"""
     requested = getattr(run.workload, f"{side}_len")
     tokens, completed = getattr(run.totals, f"{side}_tokens"), run.totals.completed
@@ -142,10 +128,11 @@ def _places(run: ServingRun) -> float | None:
     load, limit = run.workload, run.workload.concurrency
     if not limit or load.request_rate or load.ramp_up:
         return limit
+    server = run.option("max-running-requests", "max-num-seqs", "max-batch-size")
     # vLLM limits each data-parallel rank, SGLang all of them together.
     is_whole = (run.parallelism.dp or 1) == 1 or is_sglang(run)
-    server = run.in_flight_limit if is_whole else None
-    return min(limit, server or limit, load.num_prompts or limit)
+    of_server = int(server) if server.isdecimal() and is_whole else limit
+    return min(limit, of_server, load.num_prompts or limit)
 
 
 def _load(run: ServingRun) -> str:
@@ -192,11 +179,13 @@ def _expert_parallelism(run: ServingRun) -> str:
 
 def _prefix_caching(run: ServingRun) -> str:
     """`hits`: prompts were found in the cache; `on`: they may have been; `off`."""
-    if run.workload.prefix_cached:
+    cached, info = run.workload.prefix_cached, run.extra.get("server_info")
+    if cached:
         return "hits"
-    info = run.extra.get("server_info")
+    if cached is False or run.option("disable-radix-cache", "no-enable-prefix-caching"):
+        return "off"
     is_on = isinstance(info, Mapping) and info.get("disable_radix_cache") is False
-    return run.prefix_caching or ("on" if is_on or run.option("enable-prefix-caching") else UNKNOWN)
+    return "on" if is_on or run.option("enable-prefix-caching") else UNKNOWN
 
 
 def _switch(run: ServingRun, is_on: bool | None, *options: str) -> str:
@@ -257,7 +246,8 @@ FIELDS: dict[str, Field] = {
     "version": Field(_version),
     "model": Field(lambda run: SNAPSHOT.sub("", model_name(_model(run))),
                    "another model is another work", needed=True),
-    "precision": Field(_precision, "other products, of another accuracy", agree=_precisions),
+    "precision": Field(_precision, "other products, of another accuracy",  # a mere `fp8` may have any scales
+                       agree=lambda a, b: a == b or (a[:3] == b[:3] and "fp8" in (a, b))),
     "KV cache": Field(_cache, "decode reads another number of bytes a token, of another accuracy"),
     "tensor parallelism": Field(lambda run: _number(run.parallelism.tp)),
     "pipeline parallelism": Field(lambda run: _number(run.parallelism.pp)),
@@ -268,7 +258,9 @@ FIELDS: dict[str, Field] = {
                                                 "disaggregation-mode", "disagg")),
     "context parallelism": Field(_context_parallelism),
     "speculative decoding": Field(lambda run: run.speculation, "a step gives another number of tokens"),
-    "prefix caching": Field(_prefix_caching, "cached prompts are not computed", agree=_caching),
+    # A cache that is on, without known hits, is like one without hits.
+    "prefix caching": Field(_prefix_caching, "cached prompts are not computed",
+                            agree=lambda a, b: a == b or (NO_HITS in (a, b) and "hits" not in (a, b))),
     "launch of decode steps": Field(_launch),
     "steps between looks": Field(_looks),
     "tokens of a prefill step": Field(lambda run: run.option("chunked-prefill-size",
@@ -281,7 +273,8 @@ FIELDS: dict[str, Field] = {
                            True, _lengths),
     "range of lengths": Field(_range),
     "load": Field(_load, "the batch that the engine decodes differs", needed=True),
-    "prompts for each place": Field(_prompts_for_each, agree=_prompts),
+    "prompts for each place": Field(_prompts_for_each, agree=lambda a, b: round(float(a)) == round(float(b))
+                                    or min(float(a), float(b)) >= FIRST_WAVE),
     "dataset": Field(lambda run: run.workload.dataset,
                      "prompts decide expert routing, prefix cache hits, and where answers end"),
     "failed requests": Field(_failed),
@@ -326,10 +319,9 @@ class Setting(StrictRecord):
 
 
 def of_setting(setting: Setting) -> dict[str, str]:
-    """A setting's identity. Without known prefix hits where it is plain."""
-    names = ("hardware", "gpus", "engine", "version", "model", "precision", "parallelism", "workload")
-    about = {name: getattr(setting, name) for name in names}
-    said = of_run(ServingRun(id="", client="row", source="", mode="online", **about))
+    """A setting's identity. Where the setting is plain no prefix hits are known."""
+    about = setting.model_dump(include={*ServingRun.model_fields})
+    said = of_run(ServingRun(id="", source="", mode="online", **about))
     features = ("speculative decoding", "DP attention", "disaggregation", "context parallelism")
     plain = dict.fromkeys(features, "none") | {"prefix caching": NO_HITS}
     is_one_node = setting.plain and setting.gpus is not None and setting.gpus <= NODE
@@ -388,13 +380,18 @@ def differences(setting: Setting, run: ServingRun, assumed: Collection[str] = ()
 def text(found: Collection[Difference]) -> str:
     """What differs, then what the row or the run does not say, with the other side's value."""
     known = [f"{each.name} {each.run}, not {each.row}" for each in found if each.is_known]
-    unsaid: dict[str, list[str]] = {}
+    return "; ".join([*known, *unsaid(found, "the row", "the run")])
+
+
+def unsaid(found: Iterable[Difference], first: str, second: str) -> list[str]:
+    """What one side or both do not say, a line each, with the other side's value."""
+    names: dict[str, list[str]] = {}
     for each in found:
         if not each.is_known:
-            value = each.row or each.run or "nor does the run"
-            unsaid.setdefault("run" if each.row else "row", []).append(f"{each.name} ({value})")
-    sides = [f"the {side} does not say its {', '.join(names)}" for side, names in sorted(unsaid.items())]
-    return "; ".join([*known, *sides])
+            value = f" ({each.row or each.run})" if each.row or each.run else ""
+            silent = f"{first if each.run else second} does not say" if value else "neither says"
+            names.setdefault(silent, []).append(each.name + value)
+    return [f"{silent} its {', '.join(of)}" for silent, of in names.items()]
 
 
 def with_engine(run: ServingRun, name: str) -> ServingRun:

@@ -40,7 +40,7 @@ def server_settings(run: ServingRun) -> dict[str, str]:
         name, _, value = flag.replace("=", " ", 1).replace(": --", ":", 1).partition(" ")
         found[name.removeprefix("--").replace("-", "_")] = value or "on"
     for key in OF_SERVER:
-        found |= _flat(run.extra.get(key))
+        found |= flat(run.extra.get(key))
     noted = {key: v for key, v in _scalars(run).items() if run.client in NOTED and key not in OWN}
     return _settings(found | noted, noted if run.client.endswith(".serve") else {})
 
@@ -50,7 +50,7 @@ def client_settings(run: ServingRun) -> dict[str, str]:
     found = {key: v for key, v in _scalars(run).items() if run.client not in NOTED or key in OWN}
     found |= {k.lower().replace(" ", "_"): v for k, v in run.extra.items() if k.startswith(CSV_SETTINGS)}
     for key in OF_CLIENT:
-        found |= _flat(run.extra.get(key))
+        found |= flat(run.extra.get(key))
     return _settings(found)
 
 
@@ -73,13 +73,13 @@ def _settings(found: Mapping[str, Any], noted: Collection[str] = ()) -> dict[str
     return settings
 
 
-def _flat(value: object, name: str = "") -> dict[str, Any]:
-    """Scalars in nested objects and lists, by joined names."""
-    if not isinstance(value, Mapping | list):
+def flat(value: object, name: str = "", *, lists: bool = True) -> dict[str, Any]:
+    """Scalars in nested objects by joined names. lists: whether lists are taken apart, too."""
+    if not (isinstance(value, Mapping) or (lists and isinstance(value, list))):
         return {name: value} if name else {}
     items = value.items() if isinstance(value, Mapping) else enumerate(value)
     inner = {f"{name}.{key}".lstrip("."): each for key, each in items if key not in UNLISTED}
-    return {k: v for key, each in inner.items() for k, v in _flat(each, key).items()}
+    return {k: v for key, each in inner.items() for k, v in flat(each, key, lists=lists).items()}
 
 
 def beside(a: ServingRun, b: ServingRun) -> Iterator[str]:

@@ -27,7 +27,7 @@ from harness.serving.compare import identity
 from harness.serving.compare.alike import Quantity, compare, of_instance
 from harness.serving.compare.identity import Setting
 from harness.serving.compare.settings import beside
-from harness.serving.schema import ServingRun, StrictRecord, contradictions
+from harness.serving.schema import ServingRun, StrictRecord
 from harness.statistics.intervals import mean_half_width
 
 NAME = "ledger.jsonl"
@@ -128,7 +128,7 @@ class Observation(LedgerRecord):
 
 
 class Line(LedgerRecord):
-    """What all lines have. row: the name of their row; at: ISO 8601, UTC"""
+    """The fields of every line. row: the name of its row; at: the time, ISO 8601, UTC"""
 
     row: str
     at: str = ""
@@ -268,14 +268,16 @@ def observe(
     if len(sides[0]) != len(sides[1]):
         raise UsageError(f"{len(sides[0])} runs before and {len(sides[1])} after: pairs are wanted")
     every = beside_each_other([*sides[0], *sides[1]])
-    wrong = contradictions(every)
-    twice = [found.message for run in every for found in run.findings if found.rule == "repeated"]
-    if wrong or twice:
-        raise UsageError(wrong or f"{twice[0]}; a run counts once")
+    wrong = {run.id: f.message for run in every for f in reversed(run.findings) if f.severity == "wrong"}
+    if wrong:
+        first = next(iter(wrong.values()))
+        raise UsageError(f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {first}")
+    if twice := [f.message for run in every for f in run.findings if f.rule == "repeated"]:
+        raise UsageError(f"{twice[0]}; a run counts once")
     for run in every:
-        if found := identity.differences(setting, run, assumed):
-            hint = "" if all(each.is_known for each in found) else "; --assume NAME takes it to be alike"
-            raise UsageError(f"{run.id} is no run of this row: {identity.text(found)}{hint}")
+        if unlike := identity.differences(setting, run, assumed):
+            hint = "" if all(each.is_known for each in unlike) else "; --assume NAME takes it to be alike"
+            raise UsageError(f"{run.id} is no run of this row: {identity.text(unlike)}{hint}")
     unsaid = {each.name for run in every for each in identity.differences(setting, run)}
     pairs = list(zip(every[: len(sides[0])], every[len(sides[0]) :], strict=True))
     texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
@@ -310,8 +312,7 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     the metric. Raises UsageError where a pair's numbers are of two kinds or of unknown GPUs."""
     values = []
     for pair in pairs:
-        metrics = [run.metric(*METRICS[quantity]) for run in pair]
-        sides = [Quantity(run, metric) for run, metric in zip(pair, metrics, strict=True) if metric]
+        sides = [Quantity(run, metric) for run in pair if (metric := run.metric(*METRICS[quantity]))]
         if len(sides) < 2:
             return None
         where = f"{quantity} of {pair[0].id} and {pair[1].id}"
@@ -323,8 +324,6 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
         if before is None or after is None:
             raise UsageError(f"{where}: it is not known of how many GPUs they are")
         values.append((before, after))
-    if not values:
-        return None
     means = [statistics.fmean(side) for side in zip(*values, strict=True)]
     change = means[1] - means[0]
     half = mean_half_width([after - before for before, after in values], CONFIDENCE)

@@ -14,14 +14,16 @@ from harness.report.text import WIDTH, table
 from harness.serving.ledger.ledger import KernelChange, LedgerRow, Observation, Prediction, unit_text
 
 TOLERANCE = 0.15  # of the observed change, where neither side has an interval
+MOST_OFF = 3.0  # times the observed change: beyond it that is near 0, and a percentage of it says nothing
 NOT_OBSERVED, NOT_PREDICTED = "not observed yet", "no prediction"
 COLUMNS = ["row", "change", "quantity", "observed", "method", "predicted", "off by", "verdict"]
 EXPLAINED = f"""
 explained: the 90 % intervals of prediction and observation meet; where neither has one, they differ by
 at most {TOLERANCE:.0%} of the observed change. not resolved: the interval of the observation holds 0, or
-it is of one pair and has none. off by: predicted less observed change, as a part of the observed one. blind:
-the prediction was written before the observation. bound: the most that one change alone can give. x before:
-where only the ratio of after to before was published."""
+it is of one pair and has none. off by: predicted less observed change, as a part of the observed one, or in
+its unit where that part is over {MOST_OFF:.0%}: the observed change is near 0. blind: the prediction was
+written before the observation. bound: the most that one change alone can give. x before: where only the ratio
+of after to before was published."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +49,25 @@ class LedgerLine:
         return self.prediction.method if self.prediction else "none"
 
     @property
-    def off(self) -> float | None:
-        """Predicted less observed change, as a part of the observed one."""
+    def difference(self) -> float | None:
+        """Predicted less observed change."""
         change = self.prediction.change if self.prediction else None
-        if change is None or self.observation is None or not self.observation.change:
+        return None if change is None or self.observation is None else change - self.observation.change
+
+    @property
+    def off(self) -> float | None:
+        """The difference as a part of the observed change; None where that change is near 0."""
+        observed = self.observation.change if self.observation else 0.0
+        if self.difference is None or not observed or abs(self.difference) > MOST_OFF * abs(observed):
             return None
-        return (change - self.observation.change) / self.observation.change
+        return self.difference / observed
+
+    @property
+    def off_text(self) -> str:
+        """In per cent, or the difference where the observed change is near 0."""
+        if self.off is not None:
+            return f"{self.off:+.0%}"
+        return "" if self.difference is None else f"{self.difference:+.3g} {unit_text(self.kind[1])}"
 
     @property
     def verdict(self) -> str:
@@ -70,7 +85,7 @@ class LedgerLine:
         if predicted.change is None:
             return "missed"
         if low == high and seen_low == seen_high:
-            return "explained" if abs(self.off or 0) <= TOLERANCE else "missed"
+            return "explained" if abs(low - seen_low) <= TOLERANCE * abs(seen_low) else "missed"
         return "explained" if low <= seen_high and seen_low <= high else "missed"
 
 
@@ -152,9 +167,9 @@ def _cells(row: LedgerRow) -> Iterator[list[str]]:
         sides = f"{seen.before:.4g} -> {seen.after:.4g} {unit_text(unit)}, " if seen else NOT_OBSERVED
         of = f": {predicted.of} alone" if predicted and predicted.of else ""
         told = (line.verdict if seen else "") + (", blind" if line.blind else "")
-        off = "" if line.off is None else f"{line.off:+.0%}"
         sides += _value(seen) if seen else ""
-        yield [*start, quantity, sides, line.method + of, _value(predicted) if predicted else "", off, told]
+        yield [*start, quantity, sides, line.method + of, _value(predicted) if predicted else "",
+               line.off_text, told]  # fmt: skip
         start = ["", ""]
 
 

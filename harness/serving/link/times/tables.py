@@ -23,15 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
-from harness.files import JsonObject
+from harness.files import JsonObject, read_toml
 from harness.paths import PUBLISHED
-from harness.serving.clients.files import toml
 from harness.serving.link.times.interpolation import Surface
 from harness.serving.names import data_sheet, engine_name, hardware_name
 from kernels.engines import engines, entries
 
 TABLES = PUBLISHED / "kernel-tables"
-_FORMAT = toml(Path(__file__).parents[1] / "aiconfigurator.toml")
+_FORMAT = read_toml(Path(__file__).parents[1] / "aiconfigurator.toml")
 FILES: Mapping[str, JsonObject] = _FORMAT["files"]
 WORDS: Mapping[str, str] = _FORMAT["words"]
 """What tells kernels apart -> how it is written."""

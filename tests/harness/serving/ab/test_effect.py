@@ -1,11 +1,13 @@
 """Statistics of A/Bs, by seeded simulation: false verdicts stay under 5 %, known effects are found."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from harness.serving.ab import result as module
+from harness.serving.ab.plan import made
 from harness.serving.ab.result import LOOKS, confidence, effect, looks, more_pairs, pairs_for, power
 
 TRIALS = 2000
@@ -72,8 +74,28 @@ def test_pairs_needed_are_those_that_find_it_four_times_in_five():
         fewer = max(m for m in among if m < n)
         assert power(change, n, sd, level) >= 0.8 > power(change, fewer, sd, level)
     assert pairs_for(1, 1.2, confidence(None, 1), LOOKS) is None
-    assert pairs_for(1, module.spread("ttft", 4), 0.95, module.MOST_LOOKED_AT) is None
-    assert module.spread("tpot", 64) < module.spread("tpot", 4) == module.spread("tpot", None)
+    assert pairs_for(1, module.SPREAD["ttft"][1], 0.95, module.MOST_LOOKED_AT) is None
+
+
+def plan_of(option=""):
+    client = f"bench {{url}} {{seed}} {{result}}{option}"
+    return made({"launch": "serve {port}", "client": client, "arms": {"a": {}, "b": {}}}, "a test")
+
+
+@pytest.mark.parametrize(("option", "says"), [
+    (" --max-concurrency 64", "differ by 0.53 %, as on"), (" --max-concurrency 4", "differ by 1.2 %, as on"),
+    ("", "differ by 1.2 %, as on 8 MI355X with DeepSeek-R1; the client command names no concurrency"),
+])  # fmt: skip
+def test_launches_differ_more_where_few_requests_are_in_flight(option, says):
+    assert says in module.planned(plan_of(option), None, Path("/ab"), [], [])
+
+
+@pytest.mark.parametrize(("budget_s", "pairs"), [(3, 0), (53 * 60, 0), (3 * 3600, 2), (1e6, 12)])
+def test_the_plan_says_how_many_pairs_the_budget_reaches(budget_s, pairs):
+    """Launches of 10 and two runs of 8 minutes: 52 minutes a pair, and as long for those thrown away."""
+    says = module.planned(plan_of(), None, Path("/ab"), [], [], budget_s)
+    assert f"; pairs that would end within it: {pairs}\n" in says
+    assert "budget" not in module.planned(plan_of(), None, Path("/ab"), [], [])
 
 
 def test_more_pairs_would_decide_what_stays_as_it_is():

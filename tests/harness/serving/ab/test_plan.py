@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.cli.serving.ab import parse_arm
 from harness.errors import UsageError
 from harness.serving.ab import names
-from harness.serving.ab.plan import client, launch, made, parse_arm, stop
+from harness.serving.ab.plan import client, launch, made, stop
 from harness.serving.ab.server import RunFailed
 from harness.serving.ab.session import counted
 from harness.serving.ab.templates import listed

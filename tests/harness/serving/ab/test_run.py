@@ -15,7 +15,7 @@ from harness.errors import NothingRan, UsageError
 from harness.serving.ab.plan import Command, made
 from harness.serving.ab.record import Record
 from harness.serving.ab.result import summary
-from harness.serving.ab.server import Guarded, RunFailed, free_port
+from harness.serving.ab.server import Guarded, RunFailed, held_port
 from harness.serving.ab.session import Session
 from tests.support.paths import ROOT
 from tests.support.serving_processes import CLIENT, SERVER, comes, gone, marked
@@ -145,11 +145,22 @@ def test_a_stranger_that_answers_on_the_port_is_not_measured(run, tmp_path, monk
 
 
 def test_a_port_that_is_taken_is_left_alone():
+    """By a server, or by another A/B whose server does not listen yet; afterwards it is free."""
     with socket.socket() as stranger:
         stranger.bind(("127.0.0.1", 0))
-        stranger.listen()
         port = stranger.getsockname()[1]
-        assert free_port(port) > port
+        stranger.listen()
+        with held_port(port) as first, held_port(port) as second:
+            assert port < first < second
+        with held_port(first) as again:
+            assert again == first
+
+
+def test_a_second_a_b_on_the_same_port_says_so_and_takes_another(run):
+    with held_port(PORT) as taken:
+        found, said = run(plan_of(pairs=1))
+    assert found["pairs"] == 1
+    assert f"port {taken} is taken by another process: base takes " in said
 
 
 def test_a_server_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_path, mark):
@@ -158,6 +169,15 @@ def test_a_server_that_ignores_sigterm_is_killed_with_all_that_it_started(tmp_pa
     with Guarded(command, tmp_path / "log", keep=lock, grace=0.05) as process:
         assert comes(lambda: len(marked(mark)) >= 5)  # guard, server, two children, an orphan
     assert process.code == -signal.SIGKILL and not marked(mark)
+    os.close(lock)
+
+
+def test_a_command_that_cannot_be_started_says_why(tmp_path, mark):
+    (file := tmp_path / "serve").write_text("")
+    lock = os.open(tmp_path / "lock", os.O_CREAT)
+    with Guarded(Command((str(file),)), tmp_path / "log", keep=lock) as process:
+        assert process.wait(60) == 127
+    assert f"cannot start {file}: Permission denied" in process.last_words()
     os.close(lock)
 
 
@@ -223,7 +243,7 @@ def pretended(tmp_path, monkeypatch):
     """A session whose pairs are made by a function of the pair's number, without a server."""
 
     def session_of(make, budget_s=None):
-        def launch(self, about):
+        def launch(self, about, number, port):
             make(about["pair"])
             self.record.append("launch", **about)
             self.record.append("measured", **about)

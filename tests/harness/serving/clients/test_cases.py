@@ -11,6 +11,7 @@ from harness.serving import load
 from harness.serving.clients.files import UnreadableError
 from harness.serving.clients.load import beside_each_other
 from harness.serving.clients.report import as_text
+from harness.serving.compare.identity import of_run
 from harness.serving.schema import Metric, OfferedLoad, ServingRun
 from tests.support.serving_files import DATA, SGLANG_ROW, VLLM_ROW, changed, content_of, of, rules, written
 
@@ -148,12 +149,17 @@ def test_no_wave_and_one_wave(tmp_path):
 def test_the_servers_own_limit(tmp_path):
     server = {"server_info": {"tp_size": 8, "pp_size": 1, "dp_size": 1, "max_running_requests": 4}}
     (run,) = written(tmp_path, json.dumps(SGLANG_ROW | server), "a.json")
-    assert any(one.rule == "server_limit" for one in run.findings) and run.in_flight_limit == 4
+    assert (
+        any(one.rule == "server_limit" for one in run.findings)
+        and of_run(run)["load"] == "4 in flight of 16 allowed"
+    )
 
 
 def test_tokens_that_the_server_says_were_cached(tmp_path):
     (run,) = written(tmp_path, json.dumps(SGLANG_ROW | {"cached_tokens": [0, 512]}), "a.json")
-    assert run.prefix_caching == "on" and "512 tokens of prompts" in "".join(f.message for f in run.findings)
+    assert of_run(run)["prefix caching"] == "hits" and "512 tokens of prompts" in "".join(
+        f.message for f in run.findings
+    )
 
 
 def test_the_same_prompts_again(tmp_path):
@@ -193,7 +199,7 @@ def test_rows_of_inferencex(tmp_path, name, changes, rule):
 def test_a_protocol_is_no_engine():
     assert [(run.protocol, run.engine) for run in of("vllm_serve_0.32.json")] == [("vllm", "")]
     (told,) = of("sglang_bench_serving_0.5.9.jsonl")
-    assert (told.engine, told.speculation, told.prefix_caching) == ("sglang", "none", "off")
+    assert (told.engine, told.speculation, of_run(told)["prefix caching"]) == ("sglang", "none", "off")
 
 
 @pytest.mark.parametrize(("changes", "found"), [

@@ -147,11 +147,22 @@ BOUND = Prediction(quantity="itl", unit="ms", method="bound", low=-30.0, high=0.
     (prediction(-8.0, None, None), observation(-9.5, None, None), "missed"),
     (prediction(-8.0, None, None), ONE_PAIR, "not resolved"),
     (prediction(None, None, None), observation(), "missed"),
+    (prediction(-8.0, None, None), observation(0.0, None, None), "missed"),
+    (prediction(0.0, None, None), observation(0.0, None, None), "explained"),
     (BOUND, observation(-29.0, None, None), "bound holds"),
     (BOUND, observation(-31.0, None, None), "bound broken"),
 ])  # fmt: skip
 def test_verdicts(predicted, observed, expected):
     assert LedgerLine("a", predicted, observed).verdict == expected
+
+
+@pytest.mark.parametrize(("predicted", "observed", "off"), [
+    (-8.0, -8.2, "-2%"), (-8.0, -2.5, "+220%"), (8.0, -8.0, "-200%"), (-8.0, -0.01, "-7.99 ms"),
+    (-8.0, 0.0, "-8 ms"), (None, -8.2, ""),
+])  # fmt: skip
+def test_where_the_observed_change_is_near_0_it_is_off_by_a_difference(predicted, observed, off):
+    line = LedgerLine("a", prediction(predicted, None, None), observation(observed, None, None))
+    assert line.off_text == off and (line.off is None) == ("%" not in off)
 
 
 def test_what_is_written_of_a_row(path, capsys):

@@ -3,43 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from harness.cli.options import json_option, target_device
-
-if TYPE_CHECKING:
-    from harness.serving.replay.replay import ReplayRequest
-
-
-def show(request: ReplayRequest, json_to: str | None = None) -> int:
-    """Replays one step for each batch size and prints what each swap changes."""
-    from harness.errors import FAILED, OK, NothingRan
-    from harness.files import require_writable, write
-    from harness.machine.device import choose_device
-    from harness.run.device import own_device
-    from harness.serving.replay.replay import replay
-
-    require_writable(json_to, None)
-    platform = choose_device(request.device)
-    plans, replays = list(request.plans(platform)), []
-    with own_device(platform) as own:
-        for line in own.busy:
-            print(f"note: {line}", file=sys.stderr)
-        for plan in plans:
-            replays.append(replay(plan, platform, own.monitor))
-            print("\n" + replays[-1].table(), file=sys.stderr if json_to == "-" else sys.stdout, flush=True)
-            if json_to not in (None, "-"):
-                write(json_to, _document(replays))
-    if json_to == "-":
-        write("-", _document(replays))
-    if unmeasured := next((r for r in replays if not r.rounds), None):
-        raise NothingRan(
-            f"no round counted ({unmeasured.stopped}), {unmeasured.disturbed} were disturbed: give a "
-            "longer --budget, or quiet the machine"
-        )
-    return FAILED if any(arm.failed for r in replays for arm in r.arms.values()) else OK
 
 
 def _document(replays: list[Any]) -> str:
@@ -62,10 +30,32 @@ def _document(replays: list[Any]) -> str:
 @target_device
 @click.option("--budget", default="60s", show_default=True, help="Time for measuring, set-up apart.")
 @json_option("Write the replays there, with every round.")
-def replay_command(json_to: str | None, **options: Any) -> None:
+def replay_command(device: str | None, json_to: str | None, **options: Any) -> None:
     """One decode step of one rank, rebuilt from the suite's implementations in the engine's order with
     weights for every layer, on a GPU as one graph; one op swapped at a time, all arms in interleaved rounds.
     It shows what a kernel that is faster alone is worth in the step."""
-    from harness.serving.replay.replay import ReplayRequest
+    from harness.errors import FAILED, OK, NothingRan
+    from harness.files import require_writable, write
+    from harness.machine.device import choose_device
+    from harness.run.device import own_device
+    from harness.serving.replay.replay import plans, replay
 
-    sys.exit(show(ReplayRequest(**options), json_to))
+    require_writable(json_to, None)
+    platform = choose_device(device)
+    planned, replays = list(plans(platform, **options)), []
+    with own_device(platform) as own:
+        for line in own.busy:
+            print(f"note: {line}", file=sys.stderr)
+        for plan in planned:
+            replays.append(replay(plan, platform, own.monitor))
+            print("\n" + replays[-1].table(), file=sys.stderr if json_to == "-" else sys.stdout, flush=True)
+            if json_to not in (None, "-"):
+                write(json_to, _document(replays))
+    if json_to == "-":
+        write("-", _document(replays))
+    if unmeasured := next((r for r in replays if not r.rounds), None):
+        raise NothingRan(
+            f"no round counted ({unmeasured.stopped}), {unmeasured.disturbed} were disturbed: give a "
+            "longer --budget, or quiet the machine"
+        )
+    sys.exit(FAILED if any(arm.failed for r in replays for arm in r.arms.values()) else OK)

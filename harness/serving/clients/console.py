@@ -33,11 +33,6 @@ from harness.serving.clients.format import (
 from harness.serving.schema import OfferedLoad, ServingRun
 
 LATENCY = re.compile(rf"({STATISTIC})(?: dev)? (.+?) \(([^()]*)\)")
-WINDOW = (
-    "of the window between warm-up and cool-down: `Successful requests` and input tokens count only the "
-    "requests wholly inside it, output tokens all that came in it; so tokens a request and the total "
-    "throughput mix two counts"
-)
 PROGRAMS = {
     "vllm": re.compile(r"\bvllm\s+bench\s+serve\b"),
     "sglang": re.compile(r"\bsglang\.bench_serving\b"),
@@ -88,7 +83,7 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
     labels, spoken = {*row.values, "offline" if block.offline else ""}, row.text("backend")
     clients = table.more["clients"].items()
     client = next((name for name, own in clients if labels & {*own}), "vllm.serve")
-    notes = [WINDOW] if client == "moai.serve" else []
+    notes = list(table.more["notes"].get(client, ()))
     about: dict[str, Any] = {
         "client": f"{client}.console", "engine": table.more["engines"].get(client) or engine(spoken),
         "protocol": "" if block.offline else spoken, "mode": "offline" if block.offline else "online",

@@ -16,10 +16,6 @@ from harness.serving.schema import ServingRun
 SAME = 1e-3  # between a mean and the same mean elsewhere
 WHOLE = 1e-3  # how far total / per GPU may be from a whole number, printed with four decimals
 ROUNDED = 5e-5  # of a mean printed with four decimals
-MEANS = {
-    "e2e": "performance.avg_request_latency_ms", "ttft": "streaming_metrics.avg_ttft_ms",
-    "tpot": "streaming_metrics.avg_tpot_ms",
-}  # fmt: skip
 MARK = re.compile(r"(?:Total Output|(?<!Output )(?<!Total )\bToken) Throughput \(tokens/sec\)")
 HEADER = re.compile(r"^= (PYTORCH BACKEND|ENGINE DETAILS)\b")
 STATISTIC_LINE = re.compile(r"\[(TPOT|TTFT|GTPS|Latency)\] (\w+)\s*:\s*(\S.*)$")
@@ -29,7 +25,7 @@ def report(draft: Draft) -> None:
     """Means that stand apart from their distribution, tokens from mean lengths, and the GPUs."""
     row, totals = draft.row, draft.totals
     printed = row.as_text
-    for name, path in MEANS.items():
+    for name, path in draft.format.more["means"].items():
         fields, key = row.at(path)
         alone, known = fields.number(key), draft.value(name)
         if alone is not None and known is None:

@@ -98,7 +98,7 @@ def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) 
 
 T90 = 1.7
 """Deviations to either side of a 90 % interval: between Student's t of 10 degrees of freedom and normal."""
-TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.05, 0.2, 6
+TPOT_SCATTER, TTFT_SCATTER, SCATTER_POINTS = 0.06, 0.25, 6
 """Of single points about the fitted, as a share, and how many points that is worth beside a system's own."""
 OF_TPOT, OF_TTFT = ("a", "k", "p"), ("h", "q", "cold", "each")
 BEGUN_TPOT = Normal.of((2.0, 0.85, 1.15), (2.5, 0.25, 0.42), (-0.5, 0, 0.6))
@@ -120,17 +120,16 @@ class Point:
 
 @dataclass(frozen=True)
 class Measured:
-    """A point with the kernel sums of its load. cold: how cold its first wave found the server"""
+    """A point with the kernel sums of its load."""
 
     point: Point
     sums: KernelSums
-    cold: float
 
     @functools.cached_property
     def features(self) -> Features:
         """At what was measured."""
         steady = self.point.ttft_median_ms or self.point.ttft_ms or 0.0
-        return features(self.sums, self.point.tpot_ms, steady, self.cold)
+        return features(self.sums, self.point.tpot_ms, steady)
 
 
 def tpot_rows(measured: Sequence[Measured]) -> Rows:
@@ -209,9 +208,9 @@ class Constants:
         pairs = ((tpot, of_tpot), (ttft, of_ttft))
         return Constants(of_tpot, of_ttft, *(rows.scatter_about(of, SCATTER_POINTS, 2) for rows, of in pairs))
 
-    def served(self, sums: KernelSums, cold: float) -> Served:
+    def served(self, sums: KernelSums) -> Served:
         """Raises HarnessError where the batch does not settle."""
-        found = settled(sums, self.tpot.mean, self.ttft.mean, cold)
+        found = settled(sums, self.tpot.mean, self.ttft.mean)
         tpot = _value(self.tpot, found.tpot, 0.0, self.tpot_scatter)
         steady = _value(self.ttft, found.steady, found.waiting, self.ttft_scatter)
         mean = _value(self.ttft, found.mean, found.waiting_mean, self.ttft_scatter)
@@ -223,10 +222,10 @@ class Constants:
             tpot,
             steady,
             mean,
-            Value.of(found.output(life), share),
+            Value.of(sums.load.output(life), share),
             decode_ms=a + k * float(found.tpot[1]),
             stall_ms=p * float(found.tpot[2]),
-            prefill_ms=float(self.ttft.mean[1]) * found.prefill_ms,
+            prefill_ms=float(self.ttft.mean[1]) * sums.prefill.ms(1),
             features=found,
         )
 
@@ -244,7 +243,7 @@ def learnt_constants(systems: Mapping[str, Sequence[Sequence[Measured]]]) -> Con
 
 
 PRIOR = Constants(
-    Normal.of((3.73, 0.747, 1.10), (1.91, 0.164, 0.452), (-0.56, -0.22, 0.61)),
-    Normal.of((54.9, 1.09, 1480, 32.1), (30, 0.408, 987, 51.3), (-0.21, -0.14, -0.27, -0.48, 0.68, -0.29)),
+    Normal.of((3.66, 0.751, 1.29), (1.96, 0.156, 0.340), (-0.56, -0.08, 0.43)),
+    Normal.of((48.0, 1.235, 1368, 44.6), (33.0, 0.247, 890, 42.2), (-0.48, -0.12, -0.38, -0.25, 0.48, -0.10)),
 )
 """`learnt_constants` of all stored series, rounded: the end of `serving validate --json` has it."""

@@ -87,6 +87,12 @@ class Load:
         """Prompts that one prefill step takes."""
         return max(self.prefill_tokens / self.mean_isl, 1.0)
 
+    def output(self, life_ms: float) -> float:
+        """Tokens/s of the instance over a whole run, of requests that live so long. At its end fewer and
+        fewer are in flight."""
+        drained = DRAIN if self.concurrency > 1 and self.range_ratio < 1 else 0.0
+        return self.concurrency * self.mean_osl / life_ms * 1e3 * self.waves / (self.waves + drained)
+
 
 @dataclass(frozen=True)
 class Phase:
@@ -117,19 +123,22 @@ class Phase:
 
 @dataclass(frozen=True)
 class KernelSums:
-    """capacity: requests of the load that the cache holds; infinite where memory is not known"""
+    """capacity: requests of the load that the cache holds; infinite where memory is not known
+    cold:     how cold the first wave finds the server, 0 to 1"""
 
     load: Load
     decode: Phase
     prefill: Phase
     capacity: float = math.inf
+    cold: float = 0.0
 
     def having(self, phase: str, us: Array) -> KernelSums:
         """With other times of that phase, [terms, grid]."""
         return replace(self, **{phase: replace(getattr(self, phase), us=us)})
 
 
-def kernel_sums(structure: Structure, load: Load, memory_gb: float | None = None) -> KernelSums:
+@functools.cache
+def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold: float) -> KernelSums:
     """memory_gb: of a GPU, 1e9 bytes; None: no limit to the cache. Raises UsageError where it holds no
     request."""
     capacity = math.inf
@@ -148,7 +157,7 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None = None
                     lambda batch: StepLoad(batch, batch, load.mean_context), 1)  # fmt: skip
     prefill = _phase(structure.prefill, together,
                      lambda n: StepLoad(n * load.mean_isl / chunks, n, load.mean_isl), chunks)  # fmt: skip
-    return KernelSums(load, decode, prefill, capacity)
+    return KernelSums(load, decode, prefill, capacity, cold)
 
 
 def _phase(terms: Sequence[Term], most: float, step: Callable[[float], StepLoad], chunks: int) -> Phase:
@@ -171,30 +180,20 @@ class Features:
     mean:    of the same constants: TTFT over the whole run
     waiting, waiting_mean: ms of either TTFT that no constant is of: for the end of a decode step, for memory
     batch:   requests that decode together
-    prefill_ms: of one prompt, by the kernels alone
     queue_ms: of `waiting`, what a request waits for memory
     """
 
-    load: Load
     tpot: Array
     steady: Array
     mean: Array
     waiting: float
     waiting_mean: float
     batch: float
-    prefill_ms: float
     queue_ms: float
 
-    def output(self, life_ms: float) -> float:
-        """Tokens/s of the instance over a whole run, of requests that live so long. At its end fewer and
-        fewer are in flight."""
-        load = self.load
-        drained = DRAIN if load.concurrency > 1 and load.range_ratio < 1 else 0.0
-        return load.concurrency * load.mean_osl / life_ms * 1e3 * load.waves / (load.waves + drained)
 
-
-def features(sums: KernelSums, tpot_ms: float, ttft_ms: float, cold: float) -> Features:
-    """ttft_ms: of the steady state; cold: how cold the first wave finds the server, see `cold_share`"""
+def features(sums: KernelSums, tpot_ms: float, ttft_ms: float) -> Features:
+    """ttft_ms: of the steady state"""
     load = sums.load
     c, n, waves = load.concurrency, load.mean_osl - 1, load.waves
     others = (c - 1) / c
@@ -214,9 +213,8 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float, cold: float) -> F
         together = min(1 + rate * others * (waiting + residual), load.most_together)
         prefilling = sums.prefill.ms(together) + residual
     steady = np.array([1.0, prefilling, 0.0, 0.0])
-    first = np.array([1.0, mean, cold, cold * (c + 1) / 2])
+    first = np.array([1.0, mean, sums.cold, sums.cold * (c + 1) / 2])
     return Features(
-        load=load,
         tpot=np.array([1.0, sums.decode.ms(batch), stall]),
         steady=steady,
         mean=(first + (waves - 1) * steady) / waves,
@@ -224,19 +222,18 @@ def features(sums: KernelSums, tpot_ms: float, ttft_ms: float, cold: float) -> F
         # The first wave finds the memory empty: it waits half as long for it.
         waiting_mean=(waves - 1) / waves * (waiting + queue) + queue / 2 / waves,
         batch=batch,
-        prefill_ms=one,
         queue_ms=queue,
     )
 
 
-def settled(sums: KernelSums, tpot: Array, ttft: Array, cold: float) -> Features:
+def settled(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
     """The features at the TPOT and TTFT that they themselves lead to. tpot: a, k, p; ttft: h, q, cold, each.
     Raises HarnessError where they do not settle."""
     least = 0.05 * sums.decode.ms(1)  # a may be below zero
     tpot_ms = max(float(tpot @ [1.0, sums.decode.ms(sums.load.concurrency), 0.0]), least)
     ttft_ms = 0.0
     for _ in range(ROUNDS):
-        found = features(sums, tpot_ms, ttft_ms, cold)
+        found = features(sums, tpot_ms, ttft_ms)
         new_tpot = max(float(found.tpot @ tpot), least)
         new_ttft = max(float(found.steady @ ttft) + found.waiting - found.queue_ms, 0.0)
         moved = abs(new_tpot / tpot_ms - 1) + abs(new_ttft - ttft_ms) / (1 + ttft_ms)

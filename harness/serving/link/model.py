@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.catalogue.devices import known_devices
@@ -69,7 +69,6 @@ class Link:
 
     system:          with its hardware and engine named
     constants:       fitted to own points, or those of other systems
-    calibrated_with: the files of the points; empty: none
     notes:           what was taken for granted, one line each
     """
 
@@ -77,9 +76,7 @@ class Link:
     structure: Structure
     constants: Constants = PRIOR
     memory_gb: float | None = None
-    calibrated_with: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
-    kept: dict[Load, KernelSums] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def gpus(self) -> int:
@@ -108,19 +105,14 @@ class Link:
         )
 
     def sums(self, load: Load) -> KernelSums:
-        if load not in self.kept:
-            self.kept[load] = kernel_sums(self.structure, load, self.memory_gb)
-        return self.kept[load]
-
-    def cold(self, load: Load) -> float:
-        return cold_share(load, self.system.engine, self.system.warm)
+        cold = cold_share(load, self.system.engine, self.system.warm)
+        return kernel_sums(self.structure, load, self.memory_gb, cold)
 
     def served(self, load: Load) -> Served:
-        return self.constants.served(self.sums(load), self.cold(load))
+        return self.constants.served(self.sums(load))
 
-    def measured(self, points: Sequence[Point], warm: bool) -> list[Measured]:
-        engine = self.system.engine
-        return [Measured(each, self.sums(each.load), cold_share(each.load, engine, warm)) for each in points]
+    def measured(self, points: Sequence[Point]) -> list[Measured]:
+        return [Measured(each, self.sums(each.load)) for each in points]
 
 
 def link(system: System | None = None) -> Link:
@@ -137,11 +129,10 @@ def link(system: System | None = None) -> Link:
         note = "not calibrated: the constants are those of other servers; --calibrate takes results of yours"
         return replace(model, notes=(*model.notes, note))
     points, notes = own_points(system.calibrate, model.setting, engine_given=bool(system.engine))
-    measured = model.measured(points, system.warm)
+    measured = model.measured(points)
     for each in measured:
         require_plausible(each, model.served(each.point.load).tpot.value)
-    constants, known = PRIOR.fitted(measured), (*model.notes, *notes)
-    return replace(model, constants=constants, calibrated_with=system.calibrate, notes=known)
+    return replace(model, constants=PRIOR.fitted(measured), notes=(*model.notes, *notes))
 
 
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:

@@ -165,7 +165,7 @@ class Outlook:
 def outlook(link: Link, load: Load) -> Outlook:
     sums, served = link.sums(load), link.served(load)
     found, beside_ms = served.features, float(link.constants.tpot.mean[0])
-    of_stall = served.stall_ms / max(found.prefill_ms, 1e-9)
+    of_stall = served.stall_ms / max(sums.prefill.ms(1), 1e-9)
     decode_us = sums.decode.at(found.batch) * link.in_server["decode"]
     # name: where from, calls, ms in decode steps, ms in stalls
     parts: dict[str, tuple[str, int, float, float]] = {BESIDE: ("calibration", 1, beside_ms, 0.0)}
@@ -204,7 +204,7 @@ def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Pr
 
 def _quantities(link: Link, sums: KernelSums) -> Array:
     """Of the central case, in the order of QUANTITIES."""
-    served = link.constants.served(sums, link.cold(sums.load))
+    served = link.constants.served(sums)
     values = (served.tpot, served.ttft_mean, served.output)
     return np.array([*(each.value for each in values), served.decode_ms, served.prefill_ms])
 
@@ -260,13 +260,13 @@ def setting_of(link: Link, load: Load) -> Setting:
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:
     """The effect that each op of the suite that the model has can have, and all of them together. target_ms:
     of TPOT; None asks only for the most."""
-    sums, cold = link.sums(load), link.cold(load)
+    sums = link.sums(load)
     modelled = {term.op for phase in (sums.decode, sums.prefill) for term in phase.terms}
     single = [op for op in OP_CLASSES if op in OPS and op in modelled]
 
     def tpot(ops: Sequence[str], factor: float) -> float:
         changes = [KernelChange(op=op, factor=factor) for op in ops]
-        return link.constants.served(applied(sums, changes, link.in_server)[1], cold).tpot.value
+        return link.constants.served(applied(sums, changes, link.in_server)[1]).tpot.value
 
     before, found = tpot((), 1.0), []
     for ops in (*((op,) for op in single), tuple(single)):

@@ -51,7 +51,7 @@ def as_json(
         "gpus": link.gpus,
         "tables": link.structure.where,
         "constants": _constants(link.constants.tpot, OF_TPOT) | _constants(link.constants.ttft, OF_TTFT),
-        "calibration": list(link.calibrated_with),
+        "calibration": list(link.system.calibrate),
         "notes": list(link.notes),
         "what_if": list(changes),
         "target_tpot_ms": target_ms,
@@ -83,7 +83,7 @@ def _heading(link: Link, look: Outlook) -> str:
     load = look.load
     of_tpot = _constants(link.constants.tpot, OF_TPOT)
     values = ", ".join(f"{n} {each['value']:.2f} (+-{each['deviation']:.2f})" for n, each in of_tpot.items())
-    known = f"calibrated on {', '.join(link.calibrated_with)}" if link.calibrated_with else "not calibrated"
+    known = f"calibrated on {', '.join(link.system.calibrate)}" if link.system.calibrate else "not calibrated"
     of = f"{link.gpus} x {link.system.hardware} with {link.system.engine}, {link.structure.parallel.text}"
     lengths = f"lengths from {load.range_ratio:g} to 1 times {load.isl} in and {load.osl} out"
     return f"""\

@@ -151,7 +151,7 @@ def validated(hardware: str = "", engine: str = "") -> Validation:
         known = ", ".join(dict.fromkeys(series.kind for series in stored_series()))
         raise UsageError(f"no stored series is of that system; there are: {known}")
     models = {system: uncalibrated(system) for system in {series.system for series in stored_series()}}
-    measured = {s: models[s.system].measured(s.points, s.system.warm) for s in stored_series()}
+    measured = {s: models[s.system].measured(s.points) for s in stored_series()}
     priors: dict[str, Constants] = {}
     found = []
     for name, of_server in servers.items():
@@ -181,7 +181,7 @@ def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable
         constants = prior.fitted(fit)
         left = [one for one in of_server if not fit or one is not shortest]
         for series, each in [(one, each) for one in left for each in of_server[one]]:
-            served, point = constants.served(each.sums, each.cold), each.point
+            served, point = constants.served(each.sums), each.point
             output = (point.output_tok_s_gpu or 0.0) * series.system.tp
             predicted = (served.tpot, served.ttft_mean, served.output)
             seen = (point.tpot_ms, point.ttft_ms, output)

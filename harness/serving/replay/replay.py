@@ -30,7 +30,8 @@ from harness.workers.process import Worker, WorkerFailure
 from kernels.platform import Platform, free_memory
 from shapes.attention import Parallel
 from shapes.case import parse
-from shapes.models import ModelConfig, model, read_model
+from shapes.models import model as named_model
+from shapes.models import read_model
 
 RANK = "harness.serving.replay.child:Rank"
 PREPARE_S, CALL_S = 900.0, 120.0
@@ -53,48 +54,33 @@ class ReplayPlan:
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True)
-class ReplayRequest:
-    """Options as given: a step for each size in batch, an arm for each text of swap."""
-
-    model: str = "deepseek-r1"
-    tp: int = 1
-    batch: str = "4"
-    ctx: int = 1024
-    layers: str | None = None
-    base: Sequence[str] = ()
-    swap: Sequence[str] = ()
-    case: str | None = None
-    device: str | None = None
-    budget: str = "60s"
-
-    def plans(self, platform: Platform) -> Iterator[ReplayPlan]:
-        """One for each batch size. Raises UsageError, NothingRan where memory holds no layer."""
-        budget_s = parse_seconds(self.budget, "--budget")
-        try:
-            rank = read_model(Path(self.model)) if Path(self.model).exists() else model(self.model)
-            if not re.fullmatch(r"\d+(,\d+)*", self.batch):
-                raise UsageError(f"--batch takes numbers, not {self.batch!r}")
-            for batch in map(int, self.batch.split(",")):
-                step = self.step(rank, batch, platform)
-                arms = read_arms(step, platform, self.base, self.swap)
-                step, notes = fitted(step, self.layers, arms, platform)
-                yield ReplayPlan(step, arms, budget_s, notes)
-        except ValueError as error:
-            raise UsageError(str(error)) from None
-
-    def step(self, rank: ModelConfig, batch: int, platform: Platform) -> ReplayStep:
-        """A step of so many requests; its layers are the model's. Raises ValueError."""
-        sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
-        given, *more = parse(self.case) if self.case else [{}]
+def plans(
+    platform: Platform, *, model: str = "deepseek-r1", tp: int = 1, batch: str = "4", ctx: int = 1024,
+    case: str | None = None, layers: str | None = None, base: Sequence[str] = (), swap: Sequence[str] = (),
+    budget: str = "60s",
+) -> Iterator[ReplayPlan]:  # fmt: skip
+    """One for each size in batch, with an arm for each text of swap; options as the command has them. Raises
+    UsageError, NothingRan where memory holds no layer."""
+    budget_s = parse_seconds(budget, "--budget")
+    sizes = {"page": "16" if platform.kind == "cpu" else "64", "kv": "bf16", "routing": "balanced"}
+    try:
+        rank = read_model(Path(model)) if Path(model).exists() else named_model(model)
+        if not re.fullmatch(r"\d+(,\d+)*", batch):
+            raise UsageError(f"--batch takes numbers, not {batch!r}")
+        given, *more = parse(case) if case else [{}]
         if more or given.keys() - sizes.keys() or not given.get("page", "1").isdecimal():
-            raise ValueError(f"--case takes one page=NUMBER, kv=DTYPE, routing=NAME each, not {self.case!r}")
+            raise UsageError(f"--case takes one page=NUMBER, kv=DTYPE, routing=NAME each, not {case!r}")
         page, kv, routing = (sizes | given).values()
         dense, moe = rank.first_k_dense_replace, rank.num_hidden_layers - rank.first_k_dense_replace
-        step = ReplayStep(rank, Parallel(tp=self.tp), batch, self.ctx, dense, moe, int(page), kv, routing)
-        for place in step.op_places():
-            kernels.OPS[place.op].sizes(step.sizes(place))
-        return step
+        for requests in map(int, batch.split(",")):
+            whole = ReplayStep(rank, Parallel(tp=tp), requests, ctx, dense, moe, int(page), kv, routing)
+            for place in whole.op_places():
+                kernels.OPS[place.op].sizes(whole.sizes(place))
+            arms = read_arms(whole, platform, base, swap)
+            step, notes = fitted(whole, layers, arms, platform)
+            yield ReplayPlan(step, arms, budget_s, notes)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def read_arms(step: ReplayStep, platform: Platform, base: Sequence[str], swap: Sequence[str]) -> Arms:

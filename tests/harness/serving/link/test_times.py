@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+import statistics
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,12 @@ def test_tokens_hit_experts_and_balanced_ones_are_read_where_they_hit_as_many():
     # Tokens by tokens the balanced ones read more experts, and from far on none.
     assert routed(H200, R1, 32, 8, 1) < 0.8 * H200.moe(32, 8, 1, "balanced")
     assert routed(H200, R1, 4096, 8, 1) == pytest.approx(H200.moe(4096, 8, 1, "balanced"), rel=1e-3)
+    assert routed(H200, R1, 4096, 1, 8) == pytest.approx(1.2 * H200.moe(4096, 1, 8, "balanced"), rel=1e-3)
+    times = {name: [H200.moe(n, 1, 8, name) for n in (3072, 4096, 6144, 8192, 12288, 16384)]
+             for name in ("balanced", "power_law_1.01", "power_law_1.2")}  # fmt: skip
+    skewed = [*times.values()][1:]
+    ratios = [us / even for each in skewed for us, even in zip(each, times["balanced"], strict=True)]
+    assert statistics.median(ratios) == pytest.approx(1.2, rel=0.02)
     # The shared expert is one tile at few tokens and a ninth of the work at many.
     factors = [shared_expert_factor(R1, tokens) for tokens in (1, 64, 64 * 1024)]
     assert factors == pytest.approx([9 / 8, 1 + 1 / experts_hit(R1, 64), 9 / 8])
@@ -351,6 +358,19 @@ def test_mla_is_slower_on_gfx942_and_a_product_takes_its_time_for_each_block_of_
     assert times[0] / times[1] == pytest.approx(4 * peaks[0] / peaks[1], rel=0.01)
     assert gfx942.gemm("fp8_block", 4, 2112, 7168) == pytest.approx(2.2 * 7168 / 128)
     assert gfx950.gemm("fp8_block", 4, 2112, 7168) < 40
+
+
+def test_only_sglang_on_amd_moves_bytes_between_its_kernels():
+    """100 MB of a token at 6 and 8 TB/s; ATOM and vLLM have small kernels of their own."""
+    systems = (
+        ("mi325x", "sglang"),
+        ("mi355x", "sglang"),
+        ("mi355x", "atom"),
+        ("mi300x", "vllm"),
+        ("b200", "sglang"),
+    )
+    between_us = [AssumedTables.of(*system).between_us for system in systems]
+    assert between_us == [(4.7e3, pytest.approx(100 / 6)), (0.0, 12.5), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
 
 
 def test_data_sheets_scale_tp8_alone_and_say_so_first():

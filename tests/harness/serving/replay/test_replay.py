@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 import kernels
-from harness.cli.serving.replay import show
+from harness.cli.serving.replay import replay_command
 from harness.errors import OK, NothingRan, UsageError
 from harness.machine.monitor.base import Blind
 from harness.page.serving.replay import replay_section, replays
@@ -17,7 +17,7 @@ from harness.run import device
 from harness.run.device import OwnDevice
 from harness.serving.replay import replay as replaying
 from harness.serving.replay.child import EPSILON, Rank, rotary
-from harness.serving.replay.replay import BASE, ReplayPlan, ReplayRequest, fitted, needed, read_arms, replay
+from harness.serving.replay.replay import BASE, ReplayPlan, fitted, needed, plans, read_arms, replay
 from harness.serving.replay.schema import Replay, ReplayArm, Timed
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.statistics.intervals import interval
@@ -305,26 +305,28 @@ def test_a_base_is_chosen_for_the_ops_that_a_step_calls(kind, arch):
 ])  # fmt: skip
 def test_a_mistake_of_an_option_is_one_line(options, said):
     with pytest.raises(UsageError, match=rf"^[^\n]*{said}[^\n]*$"):
-        list(ReplayRequest(**{"layers": "1,0"} | options).plans(detect("cpu")))
+        list(plans(detect("cpu"), **{"layers": "1,0"} | options))
 
 
 def test_a_step_is_read():
-    request = ReplayRequest(tp=8, batch="2,4", ctx=3200, layers="1,2", case="page=1 kv=fp8 routing=zipf:0.8")
-    steps = [plan.step for plan in request.plans(Platform("rocm", "gfx942"))]
+    case = "page=1 kv=fp8 routing=zipf:0.8"
+    made = plans(Platform("rocm", "gfx942"), tp=8, batch="2,4", ctx=3200, layers="1,2", case=case)
+    steps = [plan.step for plan in made]
     assert [(s.batch, s.ctx, s.heads, s.layers) for s in steps] == [(2, 3200, 16, 3), (4, 3200, 16, 3)]
     assert (steps[0].page, steps[0].kv, steps[0].routing) == (1, "fp8", "zipf:0.8")
 
 
 def test_the_command_measures_what_it_prints(here, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(replaying, "model", lambda name: TINY)
+    monkeypatch.setattr(replaying, "named_model", lambda name: TINY)
     monkeypatch.setattr(
         device, "own_device", lambda platform: nullcontext(OwnDevice(platform, Blind("a test")))
     )
-    base = [f"{op}={name}" for op, name in CHOSEN.items()]
-    request = ReplayRequest(
-        "tiny", batch="2", ctx=33, base=base, swap=["mla_decode=torch.naive"], device="cpu"
-    )
-    assert show(request, str(tmp_path / "a.json")) == OK
+    words = ["--model", "tiny", "--batch", "2", "--ctx", "33", "--device", "cpu"]
+    words += ["--base", ",".join(f"{op}={name}" for op, name in CHOSEN.items())]
+    words += ["--swap", "mla_decode=torch.naive"]
+    with pytest.raises(SystemExit) as done:
+        replay_command.main([*words, "--json", str(tmp_path / "a.json")], standalone_mode=False)
+    assert done.value.code == OK
     (kept,) = json.loads((tmp_path / "a.json").read_text())
     assert kept["rounds"] == len(kept["samples"]) > 0
     assert kept["arms"]["mla_decode=torch.naive"]["change"]["ms"]
@@ -332,7 +334,7 @@ def test_the_command_measures_what_it_prints(here, tmp_path, monkeypatch, capsys
     none = Replay(**kept | {"rounds": 0, "disturbed": 9, "stopped": "disturbed"})
     monkeypatch.setattr(replaying, "replay", lambda *_: none)
     with pytest.raises(NothingRan, match=r"no round counted \(disturbed\), 9 were disturbed: give a longer"):
-        show(request)
+        replay_command.main(words, standalone_mode=False)
 
 
 def test_a_replay_of_november_2026_still_loads():

@@ -1,12 +1,20 @@
-"""One spelling for what has several: machines by their data sheets, engines and models by usual names."""
+"""Names: of op classes, and one spelling for machines, engines and models, which have several."""
 
 from __future__ import annotations
 
+import json
 import re
 
 from harness.catalogue.devices import known_devices, known_type
 from harness.errors import UsageError
 from harness.files import JsonObject
+from harness.paths import DATA
+
+OP_CLASSES: dict[str, dict[str, str]] = json.loads((DATA / "op_classes.json").read_text())["classes"]
+"""Op classes, into which a step's time is split: what each is, and its colour in charts. Traces, the model,
+replay and the ledger use these names, so that a share of one can be set beside another's."""
+
+COMMUNICATION = ("all_reduce", "all_to_all")
 
 ENGINES = {"tensorrtllm": "trtllm", "trt": "trtllm", "sgl": "sglang"}
 """Other spellings of engines, without their dashes and blanks."""

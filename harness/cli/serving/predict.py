@@ -119,7 +119,6 @@ def what_if(
     require_writable(json_to, None)
     parsed = [parse_change(text) for text in changes]
     kernels = [(each.op, each.part, each.phase) for each in parsed]
-    kernels = [(each.op, each.part, each.phase) for each in parsed]
     if twice := [text for text, of in zip(changes, kernels, strict=True) if kernels.count(of) > 1]:
         raise UsageError(f"{' and '.join(twice)} are of the same kernels: give one change of them")
     if ledger and not parsed:
@@ -128,7 +127,7 @@ def what_if(
     loads = loads_of(options["lengths"], options["concurrency"])
     model = model_of(options)
     from harness.serving.link.predictions import needs, outlook, predict
-    from harness.serving.link.report import as_json, what_if_text
+    from harness.serving.link.report import as_json, prediction_text
 
     looks = [
         replace(outlook(model, load), changes=predict(model, load, parsed) if parsed else (),
@@ -140,7 +139,7 @@ def what_if(
     if json_to:
         write(json_to, as_json(model, looks, changes, target))
     else:
-        print(what_if_text(model, looks, changes, target))
+        print(prediction_text(model, looks, changes, target))
 
 
 def _milliseconds(text: str) -> float:

@@ -12,6 +12,8 @@ from harness.page.document import Chart, PageSection, Table, TableRow, anchor
 from harness.page.serving.colours import AFTER, BEFORE, TARGET, op_colours
 from harness.page.serving.marks import WIDTH, cell, ranged, records
 from harness.serving.ledger.ledger import Prediction
+from harness.serving.link.calibration import Value
+from harness.serving.link.predictions import Need, Share
 
 if TYPE_CHECKING:
     import altair
@@ -28,39 +30,10 @@ class Record(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True, allow_inf_nan=False)
 
 
-class Value(Record):
-    value: float
-    low: float
-    high: float
-
-    @property
-    def text(self) -> str:
-        return ranged(self.value, self.low, self.high, ".4g")
-
-
-class Term(Record):
-    """What one kernel takes of TPOT, ms; name: `OP` or `OP:PART`."""
-
-    name: str
-    origin: str
-    calls: int
-    decode_ms: float
-    stall_ms: float
-    share: float
-
-
 class Offered(Record):
     isl: int
     osl: int
     concurrency: int
-
-
-class Need(Record):
-    ops: tuple[str, ...]
-    factor: float | None
-    limit_ms: float
-    most_ms: float
-    share: float
 
 
 class Workload(Record):
@@ -68,7 +41,7 @@ class Workload(Record):
     tpot: Value
     ttft_mean: Value
     output: Value
-    shares: tuple[Term, ...] = ()
+    shares: tuple[Share, ...] = ()
     changes: tuple[Prediction, ...] = ()
     needs: tuple[Need, ...] = ()
 
@@ -108,7 +81,11 @@ def forecast_section(document: Mapping[str, Any], title: str) -> PageSection:
 def _headline(forecast: Document) -> str:
     where = f"{forecast.gpus or ''} x {forecast.hardware} with {forecast.engine}, {forecast.parallel}"
     ends = dict.fromkeys((forecast.workloads[0], forecast.workloads[-1]))
-    tpots = " and ".join(f"{each.tpot.text} ms at concurrency {each.load.concurrency}" for each in ends)
+    tpots = " and ".join(
+        f"{ranged(each.tpot.value, each.tpot.low, each.tpot.high, '.4g')} ms at concurrency "
+        f"{each.load.concurrency}"
+        for each in ends
+    )
     text = f"{where}: TPOT {tpots}."
     if change := forecast.workloads[-1].change("tpot"):
         changes, value = ", ".join(forecast.what_if), ranged(change.change, change.low, change.high)
@@ -272,11 +249,11 @@ def _needs(forecast: Document, title: str) -> Iterator[Chart]:
         TableRow(
             [
                 cell(workload.load.concurrency, "d"),
-                need.ops[0] if len(need.ops) == 1 else "all of these alike",
+                need.name,
                 cell(need.most_ms),
                 cell(need.share, ".2%"),
                 cell(need.limit_ms),
-                *(["not reachable" if need.factor is None else f"{need.factor:.3g}x"] if asked else []),
+                *([need.reach] if asked else []),
             ]
         )
         for workload in forecast.workloads

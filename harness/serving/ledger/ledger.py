@@ -58,7 +58,7 @@ def unit_text(unit: str) -> str:
 class KernelChange(LedgerRecord):
     """One op made faster or slower.
 
-    op:        a name of harness/serving/op_classes.py
+    op:        a name of harness/catalogue/op_classes.json
     part:      `qkv_a`, `n=2112 k=7168`; empty: all calls of the op
     factor:    time before / time after, above 1 is faster; or saved_us: time saved of each call
     low, high: 90 % interval of the factor or the saving; equal to it where nobody gave one

@@ -19,15 +19,17 @@ from harness.serving.compare.identity import UNKNOWN, Setting, differences, leng
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
 from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, cold_share, kernel_sums
 from harness.serving.link.structure import Structure, structure
-from harness.serving.link.times.assumed_times import BASE, AssumedTables
-from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
-from harness.serving.link.times.tables import FILES, Tables, bundled, of_engine, read_tables, table_files
-from harness.serving.names import data_sheet, engine_name, hardware_name, known_engine, model_name
+from harness.serving.link.times.assumed_times import AssumedTables
+from harness.serving.link.times.measured_times import MeasuredTimes, is_run, read_measured_times
+from harness.serving.link.times.tables import TABLES, Tables, of_engine, read_tables
+from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
 
 HARDWARE, ENGINE = "h200", "sglang"
 """By default."""
+ENGINES = ("sglang", "vllm", "trtllm", "atom")
+"""Those of the stored series: of others it is not known how they call the kernels."""
 RANGE_RATIO = 0.8
 """Of lengths, where nothing says it: InferenceX's."""
 SAME_LAYERS = re.compile(r"deepseek-(r1|v3|v3\.1)(-base|-\d{4}|-terminus)?")
@@ -117,8 +119,8 @@ def link(system: System | None = None) -> Link:
     """The model of a system. Raises UsageError, one line, where it has no times for it, or those of others,
     or points of others."""
     system = system or System()
-    sets = [path for path in system.times if _is_set(path)]
-    runs = [path for path in system.times if path not in sets]
+    runs = [path for path in system.times if is_run(path)]
+    sets = [path for path in system.times if path not in runs]
     if len(sets) > 1:
         raise UsageError(f"--times names more than one set of tables: {', '.join(sets)}; give one")
     tables = read_tables(Path(sets[0])) if sets else None
@@ -133,21 +135,16 @@ def link(system: System | None = None) -> Link:
     return replace(model, constants=PRIOR.fitted(measured), notes=(*model.notes, *notes))
 
 
-def _is_set(path: str) -> bool:
-    """Whether it is a set of tables, and no run of this suite."""
-    try:
-        return bool(table_files(Path(path), FILES))
-    except UsageError:
-        return False
-
-
 def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTimes | None = None) -> Link:
     """With the constants of other systems."""
     hardware = hardware_name(system.hardware or (tables.device if tables else HARDWARE))
-    engine = known_engine(system.engine or (tables.engine if tables else ENGINE))
+    engine = engine_name(system.engine or (tables.engine if tables else ENGINE))
     if not (data_sheet(hardware) or tables or runs):
         known = ", ".join(entry["name"] for entry in known_devices())
         raise UsageError(f"unknown machine {system.hardware!r}; known: {known}; others need --times")
+    if not tables and engine.rpartition("-")[2] not in ENGINES:
+        named = f"unknown engine {system.engine!r}; engines: {', '.join(ENGINES)}"
+        raise UsageError(f"{named}; others need --times with AIConfigurator's tables of them")
     if engine == "trtllm" and data_sheet(hardware).get("arch", "").startswith("gfx"):
         raise UsageError(f"TensorRT-LLM does not run on {hardware}")
     try:
@@ -155,12 +152,12 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     except ValueError as error:
         raise UsageError(str(error)) from None
     if tables is None:
-        folder = bundled().get((hardware, engine))
+        folder = next(TABLES.glob(f"{hardware}-{engine}-*"), None)
         tables = read_tables(folder) if folder else Tables(hardware, engine, "", "no tables of its own", {})
     _require_same(hardware, engine, tables, runs)
     tables, fallback = of_engine(tables, engine, hardware), None
     if data_sheet(hardware):
-        fallback = AssumedTables.of(hardware, engine, read_tables(bundled()[BASE, "sglang"]))
+        fallback = AssumedTables.of(hardware, engine)
     built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback)
     memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
     notes = list(tables.notes)

@@ -1,12 +1,12 @@
-"""What a load comes to, which kernels it is made of, and what a change of kernels is worth."""
+"""Predictions for a load: TPOT and TTFT, the share of each kernel, and the effect of faster kernels."""
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, cast
 
 import numpy as np
 
@@ -17,28 +17,28 @@ from harness.serving.link.calibration import T90, Served
 from harness.serving.link.load import Array, KernelSums, Load, Phase
 from harness.serving.link.model import Link
 from harness.serving.link.times.assumed_times import DEVIATION
-from harness.serving.op_classes import OP_CLASSES
+from harness.serving.names import OP_CLASSES
 from harness.serving.schema import OfferedLoad
 from kernels import OPS
 
 IN_SERVER = 0.1
-"""Deviation of what a kernel saves in the server over what it saves alone: replays of a step came within
-12 %, single calls within 15 % in the median."""
+"""Deviation of the time that a kernel saves in the server over what it saves alone: replays of a step came
+within 12 %, single calls within 15 % in the median."""
 OF_TIME: dict[str, float] = {"measured": 0.05, "table": 0.1, "regression": 0.2, "assumed": DEVIATION}
-"""Deviation of the logarithm of a kernel's time, by where it is from: tables jitter so at neighbouring
-sizes."""
+"""Deviation of the logarithm of a kernel's time, by where the time is from. That of tables is how much
+times at neighbouring sizes jitter."""
 BESIDE = "beside its kernels"
 INFINITE, CLOSE = 1e9, 1e-4
 QUANTITIES: tuple[tuple[Quantities, Unit], ...] = (
     ("tpot", "ms"), ("ttft", "ms"), ("output_throughput", "tok/s"), ("decode_step", "ms"), ("prefill", "ms")
 )  # fmt: skip
-"""TTFT is a client's mean, which `observe` reads."""
+"""What `predict` predicts. TTFT is the mean, because `observe` reads a client's mean."""
 
 FORM = "OP[:PART][@decode|@prefill]=FACTORx[(LOW..HIGH)] or ...=saved:TIMEus[(LOW..HIGH)]"
 _NUMBER = r"[0-9]*\.?[0-9]+(?:e[0-9]+)?"
 _CHANGE = re.compile(
     rf"(?P<op>\w+)(?::(?P<part>[\w.]+))?(?:@(?P<phase>decode|prefill))?="
-    rf"(?:(?P<factor>{_NUMBER})x|saved:(?P<saved>{_NUMBER})us)"
+    rf"(?:(?P<factor>{_NUMBER})x|saved:(?P<saved_us>{_NUMBER})us)"
     rf"(?:\((?P<low>{_NUMBER})\.\.(?P<high>{_NUMBER})(?:x|us)?\))?"
 )
 
@@ -51,41 +51,34 @@ def parse_change(text: str) -> KernelChange:
         raise UsageError(f"cannot read change {text!r}; write {FORM}")
     if match["op"] not in OP_CLASSES:
         raise UsageError(f"unknown op {match['op']!r} in {text!r}; ops: {', '.join(OP_CLASSES)}")
-    value = float(match["factor"] or match["saved"])
-    low, high = (float(match[k]) if match[k] else None for k in ("low", "high"))
-    if not 0 < (value if low is None else low) <= value <= (value if high is None else high) < math.inf:
+    value = float(match["factor"] or match["saved_us"])
+    if not 0 < float(match["low"] or value) <= value <= float(match["high"] or value) < math.inf:
         raise UsageError(f"cannot read change {text!r}: it must be positive and within its interval")
-    phase = cast(Literal["decode", "prefill", "both"], match["phase"] or "both")
-    change = KernelChange(op=match["op"], part=match["part"] or "", low=low, high=high, phase=phase)
-    return change.model_copy(update={"factor" if match["factor"] else "saved_us": value})
-
-
-def name_of(change: KernelChange) -> str:
-    return f"{change.op}:{change.part}" if change.part else change.op
+    return KernelChange.model_validate({name: given for name, given in match.groupdict().items() if given})
 
 
 def touched(sums: KernelSums, change: KernelChange) -> list[tuple[str, Phase, list[int]]]:
     """(name, phase, terms) that a change touches. Raises UsageError where it touches none."""
-    found = []
-    for name, phase in (("decode", sums.decode), ("prefill", sums.prefill)):
-        if change.phase in ("both", name) and (indices := phase.indices(change.op, change.part)):
-            found.append((name, phase, indices))
-    if not found:
-        names = dict.fromkeys(t.name for p in (sums.decode, sums.prefill) for t in p.terms)
+    phases = (("decode", sums.decode), ("prefill", sums.prefill))
+    found = [(name, phase, phase.indices(change.op, change.part))
+             for name, phase in phases if change.phase in ("both", name)]  # fmt: skip
+    if not any(terms for *_, terms in found):
+        names = dict.fromkeys(term.name for _, phase in phases for term in phase.terms)
         where = "" if change.phase == "both" else f" of {change.phase}"
-        raise UsageError(f"no kernel {name_of(change)!r} in a step{where}; there are: {', '.join(names)}")
-    return found
+        kernel = f"{change.op}:{change.part}" if change.part else change.op
+        raise UsageError(f"no kernel {kernel!r} in a step{where}; there are: {', '.join(names)}")
+    return [each for each in found if each[2]]
 
 
 def applied(
     sums: KernelSums, changes: Sequence[KernelChange], in_server: dict[str, float]
 ) -> tuple[KernelSums, KernelSums, list[str]]:
-    """The sums before and after, and what is to be known of that, a line each.
+    """The sums before and after the changes, and notes on them.
 
-    in_server: by phase, what a kernel's time is multiplied with in the server. A saving in us is of the
-    server's own calls already, so that it is divided by that here. A saving of more than nine tenths of what
-    the modelled kernel takes cannot be taken from it: then the server before the change was that much slower
-    than the model, and the model is what comes after.
+    in_server: by phase, the factor between a kernel's time in the server and alone. A saving in us is one of
+    the server's own calls, so it is divided by that factor. The kernel cannot save more than nine tenths of
+    its modelled time. A larger saving means that the server was slower than the model before the change: the
+    model is then the state after it.
     """
     before = after = sums
     notes = []
@@ -93,27 +86,29 @@ def applied(
         for name, phase, terms in touched(sums, change):
             calls = change.calls or sum(phase.terms[i].calls for i in terms)
             saved = (change.saved_us or 0.0) * calls / in_server[name]
-            own = getattr(after, name).us.copy()
-            if change.factor is not None:
-                own[terms] /= change.factor
-            elif saved <= 0.9 * float(phase.us[terms].sum(axis=0).min()):
-                own[terms] -= saved / len(terms)
-            else:
-                own = getattr(before, name).us.copy()
-                own[terms] += saved / len(terms)
-                before = before.having(name, own)
+            us = getattr(after, name).us.copy()
+            if saved > 0.9 * float(phase.us[terms].sum(axis=0).min()):
+                us = getattr(before, name).us.copy()
+                us[terms] += saved / len(terms)
+                before = before.having(name, us)
                 notes.append(
                     f"{change.op} in {name}: more is saved than the kernel takes here, so the server before "
                     "was slower than the model by that, and the model is what comes after"
                 )
                 continue
-            after = after.having(name, own)
+            us[terms] = us[terms] / (change.factor or 1.0) - saved / len(terms)
+            after = after.having(name, us)
     return before, after, notes
 
 
 @dataclass(frozen=True)
 class Share:
-    """What one term takes of TPOT, ms: in decode steps, and in stalls by others' prefills. share: of TPOT"""
+    """Time of one kernel in TPOT.
+
+    calls:     in a step
+    decode_ms: in decode steps; stall_ms: in the prefills of other requests, which stall decoding
+    share:     of TPOT
+    """
 
     name: str
     origin: str
@@ -125,11 +120,11 @@ class Share:
 
 @dataclass(frozen=True)
 class Need:
-    """What one op of the suite, or all together, could give.
+    """The effect on TPOT of one op of the suite, or of all of them together.
 
-    factor:   speedup that reaches the target; None: no target, or none reaches it; 1: it is reached already
-    limit_ms: TPOT were the op to take no time
-    most_ms:  what it can take off TPOT, and share: of TPOT
+    factor:   speedup that reaches the target; None: no target, or no speedup reaches it; 1: it is reached now
+    limit_ms: TPOT if the op took no time
+    most_ms:  the most that a faster op can take off TPOT; share: that of TPOT
     """
 
     ops: tuple[str, ...]
@@ -138,14 +133,25 @@ class Need:
     most_ms: float
     share: float
 
+    @property
+    def name(self) -> str:
+        return self.ops[0] if len(self.ops) == 1 else "all of these alike"
+
+    @property
+    def reach(self) -> str:
+        """The factor as text."""
+        if self.factor is None:
+            return "not reachable"
+        return "reached already" if self.factor == 1.0 else f"{self.factor:.3g}x"
+
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is expected of a load.
+    """All that is predicted for a load.
 
     capacity: requests that the cache holds
-    shares:   of every term, the largest first, and of what each step takes beside its kernels
-    changes:  what all the changes are worth together; needs: what single ops could give
+    shares:   of every kernel, and of the time of a step beside its kernels; the largest first
+    changes:  the effect of all the changes together; needs: the effect that single ops can have
     """
 
     load: Load
@@ -158,23 +164,22 @@ class Outlook:
 
 def outlook(link: Link, load: Load) -> Outlook:
     sums, served = link.sums(load), link.served(load)
-    found = served.features
+    found, beside_ms = served.features, float(link.constants.tpot.mean[0])
     of_stall = served.stall_ms / max(sums.prefill.ms(1), 1e-9)
-    beside_ms = float(link.constants.tpot.mean[0])
-    # ms in decode steps, ms in stalls, where from, calls
-    parts: dict[str, tuple[float, float, str, int]] = {BESIDE: (beside_ms, 0.0, "calibration", 1)}
-    for term, us in zip(sums.decode.terms, sums.decode.at(found.batch), strict=True):
-        parts[term.name] = (float(us) * link.in_server["decode"] / 1e3, 0.0, term.origin, term.calls)
-    for term, us in zip(sums.prefill.terms, sums.prefill.at(1.0), strict=True):
-        decode, _, origin, calls = parts.get(term.name, (0.0, 0.0, term.origin, term.calls))
-        parts[term.name] = (decode, float(us) * of_stall / 1e3, origin, calls)
-    tpot = served.tpot.value
-    shares = [Share(name, origin, n, d, s, (d + s) / tpot) for name, (d, s, origin, n) in parts.items()]
+    decode_us = sums.decode.at(found.batch) * link.in_server["decode"]
+    # name: where from, calls, ms in decode steps, ms in stalls
+    parts: dict[str, tuple[str, int, float, float]] = {BESIDE: ("calibration", 1, beside_ms, 0.0)}
+    for term, us in zip(sums.decode.terms, decode_us, strict=True):
+        parts[term.name] = (term.origin, term.calls, float(us) / 1e3, 0.0)
+    for term, us in zip(sums.prefill.terms, sums.prefill.at(1.0) * of_stall, strict=True):
+        origin, calls, decode_ms, _ = parts.get(term.name, (term.origin, term.calls, 0.0, 0.0))
+        parts[term.name] = (origin, calls, decode_ms, float(us) / 1e3)
+    shares = [Share(name, *part, sum(part[2:]) / served.tpot.value) for name, part in parts.items()]
     return Outlook(load, served, sums.capacity, tuple(sorted(shares, key=lambda share: -share.share)))
 
 
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
-    """What all the changes together are worth at a load, for each of QUANTITIES.
+    """The effect of all the changes together at a load, on each of QUANTITIES.
 
     Raises UsageError where a change touches no kernel of the model.
     """
@@ -182,11 +187,16 @@ def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Pr
     old, new, notes = applied(sums, changes, link.in_server)
     before, after = _quantities(link, old), _quantities(link, new)
     change, (less, more) = after - before, _uncertainty(link, sums, changes)
-    lines = (*link.notes, *notes, *_assumptions(changes))
+    notes = [*link.notes, *notes]
+    exact = [change.op for change in changes if change.low is None]
+    notes += [f"no interval was given for the change of {op}: it is taken as exact" for op in exact]
+    if any(change.op == "block_scale_gemm" and change.factor for change in changes):
+        notes.append("a factor of block_scale_gemm holds for the product with its quantisation, as timed")
+    notes.append("one stream: no kernel hides behind another (InferenceX issue 863 says so of a trace)")
     names = ("before", "after", "change", "low", "high")
     columns = zip(before, after, change, change - less, change + more, strict=True)
     return tuple(
-        Prediction(quantity=quantity, unit=unit, method="link", assumptions=lines,
+        Prediction(quantity=quantity, unit=unit, method="link", assumptions=tuple(notes),
                    **dict(zip(names, values, strict=True)))
         for (quantity, unit), values in zip(QUANTITIES, columns, strict=True)
     )  # fmt: skip
@@ -200,10 +210,10 @@ def _quantities(link: Link, sums: KernelSums) -> Array:
 
 
 def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) -> Array:
-    """How far the 90 % interval of what the changes are worth goes below it and above it, [2, QUANTITIES].
+    """How far the 90 % interval of the effect of the changes reaches below and above it, [2, QUANTITIES].
 
-    Independent sources: the interval of each change itself, what a kernel saves in the server over what it
-    saves alone, and of factors the kernel's time and k.
+    Independent sources: the interval of each change itself, the saving in the server over the saving alone,
+    and, for factors, the kernel's time and k.
     """
 
     def worth(change: KernelChange) -> Array:
@@ -234,16 +244,8 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
     return np.sqrt([(below**2).sum(axis=0), (above**2).sum(axis=0)])
 
 
-def _assumptions(changes: Sequence[KernelChange]) -> list[str]:
-    exact = [change.op for change in changes if change.low is None]
-    lines = [f"no interval was given for the change of {op}: it is taken as exact" for op in exact]
-    if any(change.op == "block_scale_gemm" and change.factor for change in changes):
-        lines.append("a factor of block_scale_gemm holds for the product with its quantisation, as timed")
-    return [*lines, "one stream: no kernel hides behind another (InferenceX issue 863 says so of a trace)"]
-
-
 def setting_of(link: Link, load: Load) -> Setting:
-    """What a prediction is of, as a ledger has it."""
+    """The setting of a prediction, as a ledger records it."""
     workload = OfferedLoad(
         input_len=load.mean_isl,
         output_len=load.mean_osl,
@@ -256,28 +258,27 @@ def setting_of(link: Link, load: Load) -> Setting:
 
 
 def needs(link: Link, load: Load, target_ms: float | None = None) -> tuple[Need, ...]:
-    """What each op of the suite that the model has could give, and all together. target_ms: None asks only
-    for the most."""
+    """The effect that each op of the suite that the model has can have, and all of them together. target_ms:
+    of TPOT; None asks only for the most."""
     sums = link.sums(load)
     modelled = {term.op for phase in (sums.decode, sums.prefill) for term in phase.terms}
-    ops = [op for op in OP_CLASSES if op in OPS and op in modelled]
-    return tuple(_need(link, sums, target_ms, group) for group in [*((op,) for op in ops), tuple(ops)])
+    single = [op for op in OP_CLASSES if op in OPS and op in modelled]
 
-
-def _need(link: Link, sums: KernelSums, target_ms: float | None, ops: tuple[str, ...]) -> Need:
-    def tpot(factor: float) -> float:
+    def tpot(ops: Sequence[str], factor: float) -> float:
         changes = [KernelChange(op=op, factor=factor) for op in ops]
         return link.constants.served(applied(sums, changes, link.in_server)[1]).tpot.value
 
-    before, limit = tpot(1.0), tpot(INFINITE)
-    factor = None
-    if target_ms is not None and target_ms > limit:
-        factor = 1.0 if target_ms >= before else _factor(tpot, target_ms)
-    return Need(ops, factor, limit, before - limit, (before - limit) / before)
+    before, found = tpot((), 1.0), []
+    for ops in (*((op,) for op in single), tuple(single)):
+        limit, factor = tpot(ops, INFINITE), None
+        if target_ms is not None and target_ms > limit:
+            factor = 1.0 if target_ms >= before else _factor(functools.partial(tpot, ops), target_ms)
+        found.append(Need(ops, factor, limit, before - limit, (before - limit) / before))
+    return tuple(found)
 
 
 def _factor(tpot: Callable[[float], float], target_ms: float) -> float:
-    """By bisection of the share of the time that stays, over which TPOT grows."""
+    """The speedup that reaches a TPOT, by bisection of its inverse, with which TPOT grows."""
     low, high = 0.0, 1.0
     while high - low > CLOSE * high:
         middle = (low + high) / 2

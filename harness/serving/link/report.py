@@ -10,34 +10,40 @@ from dataclasses import asdict
 from harness.report import text
 from harness.serving.link.calibration import OF_TPOT, OF_TTFT, Normal, Value
 from harness.serving.link.model import Link
-from harness.serving.link.predictions import Need, Outlook
+from harness.serving.link.predictions import Outlook
 from harness.serving.link.validation import MODES, QUANTITIES, Errors, Validated, Validation
 
 NEGLIGIBLE = 0.005  # share of TPOT
 SHOWN = ("tpot", "ttft", "output_throughput")
 
 
-def prediction_text(link: Link, looks: Sequence[Outlook]) -> str:
-    tables = (_outlooks(link, looks), _shares(looks[-1]))
-    return "\n\n".join([_heading(link, looks[0]), *tables, _notes(link, link.notes)])
-
-
-def what_if_text(
-    link: Link, looks: Sequence[Outlook], changes: Sequence[str], target_ms: float | None
+def prediction_text(
+    link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> str:
-    """changes: as they were given"""
-    blocks = [_heading(link, looks[0])]
-    notes: Sequence[str] = link.notes
-    if looks[-1].changes:
-        notes = looks[-1].changes[0].assumptions
+    """The tables that `predict` prints, or, where the outlooks have needs, those of `what-if`.
+
+    changes: as the user wrote them
+    """
+    look, blocks = looks[-1], [_heading(link, looks[0])]
+    if not look.needs:
+        blocks += [_outlooks(link, looks), _shares(look)]
+    if look.changes:
         blocks.append(f"what if {', '.join(changes)}:\n{_changes(looks)}")
-    return "\n\n".join([*blocks, _needs(looks, target_ms), _notes(link, notes)])
+    if look.needs:
+        blocks.append(_needs(looks, target_ms))
+    server = "a server that has served before" if link.system.warm else "a server that is cold at first"
+    lines = [
+        *(look.changes[0].assumptions if look.changes else link.notes),
+        f"mean TTFT is over a run of 10 requests for each place, on {server}",
+        f"times of kernels: {link.structure.where}",
+    ]
+    return "\n\n".join([*blocks, "\n".join(f"- {line}" for line in lines)])
 
 
 def as_json(
     link: Link, looks: Sequence[Outlook], changes: Sequence[str] = (), target_ms: float | None = None
 ) -> str:
-    """changes: as they were given"""
+    """changes: as the user wrote them"""
     document = {
         "hardware": link.system.hardware,
         "engine": link.system.engine,
@@ -69,8 +75,8 @@ def _workload(look: Outlook) -> dict[str, object]:
 
 
 def _constants(constants: Normal, names: Sequence[str]) -> dict[str, dict[str, float]]:
-    pairs = zip(constants.mean, constants.deviation, strict=True)
-    return {n: {"value": float(v), "deviation": float(d)} for n, (v, d) in zip(names, pairs, strict=True)}
+    rows = zip(names, constants.mean, constants.deviation, strict=True)
+    return {name: {"value": float(value), "deviation": float(sd)} for name, value, sd in rows}
 
 
 def _heading(link: Link, look: Outlook) -> str:
@@ -118,8 +124,8 @@ def _changes(looks: Sequence[Outlook]) -> str:
         for of in look.changes:
             if of.quantity in SHOWN:
                 change = f"{of.change:+.3g} ({of.low:+.3g}..{of.high:+.3g})"
-                sides = [f"{of.before:.4g}", f"{of.after:.4g}", change]
-                rows.append([look.load.concurrency, f"{of.quantity} {of.unit}", *sides])
+                values = [f"{of.before:.4g}", f"{of.after:.4g}", change]
+                rows.append([look.load.concurrency, f"{of.quantity} {of.unit}", *values])
     return _table(rows, ["concurrency", "quantity", "before", "after", "change (90 %)"])
 
 
@@ -127,23 +133,10 @@ def _needs(looks: Sequence[Outlook], target: float | None) -> str:
     rows = []
     for look in looks:
         for need in look.needs:
-            op = need.ops[0] if len(need.ops) == 1 else "all of these alike"
             worth = [f"{need.most_ms:.2f} ({need.share:.1%})", f"{need.limit_ms:.2f}"]
-            rows.append([look.load.concurrency, op, *worth, *([_reach(need)] if target else [])])
+            rows.append([look.load.concurrency, need.name, *worth, *([need.reach] if target else [])])
     names = ["concurrency", "op", "most it can give, ms", "TPOT were it free"]
     return _table(rows, [*names, f"for {target:g} ms"] if target else names)
-
-
-def _reach(need: Need) -> str:
-    if need.factor is None:
-        return "not reachable"
-    return "reached already" if need.factor == 1.0 else f"{need.factor:.3g}x"
-
-
-def _notes(link: Link, lines: Sequence[str]) -> str:
-    server = "a server that has served before" if link.system.warm else "a server that is cold at first"
-    run = f"mean TTFT is over a run of 10 requests for each place, on {server}"
-    return "\n".join(f"- {line}" for line in (*lines, run, f"times of kernels: {link.structure.where}"))
 
 
 # Validation
@@ -185,9 +178,8 @@ def validation_json(validation: Validation) -> str:
 
     servers = []
     for server in validation.servers:
-        points = [asdict(row) | {"error": row.error, "inside": row.covered} for row in server.rows]
         about = {"server": server.name, "times": server.times, "left_out": server.left_out}
-        servers.append(about | {"errors": errors(server), "points": points})
+        servers.append(about | {"errors": errors(server), "points": [asdict(row) for row in server.rows]})
     prior = {
         "TPOT": constants(OF_TPOT, validation.prior.tpot),
         "TTFT": constants(OF_TTFT, validation.prior.ttft),

@@ -56,7 +56,7 @@ class StepLoad:
 class Term:
     """Calls of one kind in a step.
 
-    op:     of harness/serving/op_classes.py
+    op:     of harness/catalogue/op_classes.json
     origin: where its time is from
     time:   us of a call
     """
@@ -199,8 +199,8 @@ def _measured_first(
     surface = runs.surfaces[term.op, key]
 
     def time(load: StepLoad) -> float:
-        us = surface.at(1.0, *sizes(load)) * scale(load)
-        if surface.covers(1.0, *sizes(load)):
+        us = surface.at(*sizes(load)) * scale(load)
+        if surface.covers(*sizes(load)):
             return us
         try:
             return term.time(load)

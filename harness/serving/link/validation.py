@@ -1,4 +1,4 @@
-"""Validation against every stored series: error, coverage and width, for servers that the model has not seen.
+"""Validation against every stored series: error, coverage and width of servers that the model has not seen.
 
 Each server (one operator's, of one machine, engine and parallelism) is predicted with constants that were
 learnt from all other machines and engines: uncalibrated; calibrated on two of its points, those of the fewest
@@ -36,8 +36,8 @@ promise."""
 class Series:
     """What one operator measured of one system at one pair of lengths.
 
-    operator: whose server it was, with what tells it from another of the same operator
-    left_out: why it counts in no total and teaches nothing; empty: it does
+    operator: whose server it was, and which of theirs
+    left_out: why it is in no total and teaches no constants; empty: it does both
     """
 
     name: str
@@ -77,7 +77,7 @@ def _series(document: JsonObject, entry: JsonObject) -> Series:
 
 @dataclass(frozen=True)
 class Row:
-    """One predicted number. error: predicted over measured less 1"""
+    """One predicted number. error: predicted over measured less 1; inside: its 90 % interval"""
 
     series: str
     concurrency: int
@@ -85,14 +85,8 @@ class Row:
     quantity: str
     measured: float
     predicted: Value
-
-    @property
-    def error(self) -> float:
-        return self.predicted.value / self.measured - 1
-
-    @property
-    def covered(self) -> bool:
-        return self.predicted.low <= self.measured <= self.predicted.high
+    error: float
+    inside: bool
 
 
 @dataclass(frozen=True)
@@ -123,12 +117,12 @@ class Validated:
         n = len(rows)
         mean, bias = sum(abs(row.error) for row in rows) / n, sum(row.error for row in rows) / n
         width = sum((row.predicted.high - row.predicted.low) / row.predicted.value for row in rows) / n
-        return Errors(n, mean, bias, sum(row.covered for row in rows), width)
+        return Errors(n, mean, bias, sum(row.inside for row in rows), width)
 
 
 @dataclass(frozen=True)
 class Validation:
-    """prior: what all series together teach, which a new system begins at"""
+    """prior: the constants that all series together teach, with which a new system begins"""
 
     servers: tuple[Validated, ...]
     prior: Constants
@@ -148,31 +142,26 @@ class Validation:
 
 def validated(hardware: str = "", engine: str = "") -> Validation:
     """Of all stored series, or of those of a machine and an engine. Raises UsageError where there is none."""
-    wanted = [
-        series
-        for series in stored_series()
-        if (not hardware or series.system.hardware == hardware_name(hardware))
-        and (not engine or series.system.engine == engine_name(engine))
-    ]
-    if not wanted:
+    servers: dict[str, list[Series]] = {}
+    for series in stored_series():
+        is_hardware = not hardware or series.system.hardware == hardware_name(hardware)
+        if is_hardware and (not engine or series.system.engine == engine_name(engine)):
+            servers.setdefault(series.server, []).append(series)
+    if not servers:
         known = ", ".join(dict.fromkeys(series.kind for series in stored_series()))
         raise UsageError(f"no stored series is of that system; there are: {known}")
-    by_system = {system: uncalibrated(system) for system in {series.system for series in stored_series()}}
-    models = {series: by_system[series.system] for series in stored_series()}
-    measured = {series: each.measured(series.points) for series, each in models.items()}
-    priors = {}
-    for kind in {series.kind for series in wanted}:
-        priors[kind] = _learnt({one: points for one, points in measured.items() if one.kind != kind})
-    by_server: dict[str, list[Series]] = {}
-    for series in wanted:
-        by_server.setdefault(series.server, []).append(series)
-    servers = []
-    for name, of_server in by_server.items():
-        rows = _rows({series: measured[series] for series in of_server}, priors[of_server[0].kind])
+    models = {system: uncalibrated(system) for system in {series.system for series in stored_series()}}
+    measured = {s: models[s.system].measured(s.points) for s in stored_series()}
+    priors: dict[str, Constants] = {}
+    found = []
+    for name, of_server in servers.items():
+        kind, times = of_server[0].kind, models[of_server[-1].system].structure.where
+        if kind not in priors:
+            priors[kind] = _learnt({one: points for one, points in measured.items() if one.kind != kind})
+        rows = _rows({series: measured[series] for series in of_server}, priors[kind])
         left_out = next(filter(None, (series.left_out for series in of_server)), "")
-        times = models[of_server[-1]].structure.where
-        servers.append(Validated(name, tuple(rows), times, left_out))
-    return Validation(tuple(servers), _learnt(measured))
+        found.append(Validated(name, tuple(rows), times, left_out))
+    return Validation(tuple(found), _learnt(measured))
 
 
 def _learnt(measured: dict[Series, list[Measured]]) -> Constants:
@@ -198,4 +187,5 @@ def _rows(of_server: dict[Series, list[Measured]], prior: Constants) -> Iterable
             seen = (point.tpot_ms, point.ttft_ms, output)
             for quantity, value, measured in zip(QUANTITIES, predicted, seen, strict=True):
                 if measured:
-                    yield Row(series.name, point.load.concurrency, mode, quantity, measured, value)
+                    about = (series.name, point.load.concurrency, mode, quantity, measured, value)
+                    yield Row(*about, value.value / measured - 1, value.low <= measured <= value.high)

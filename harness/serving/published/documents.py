@@ -10,9 +10,8 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
@@ -23,9 +22,6 @@ from harness.serving.schema import Mode, OfferedLoad, Parallelism, ServingRun, S
 
 FOLDER = PUBLISHED / "serving"
 WIDTH = 110
-FROM_CONFIGURATION = ("hardware", "gpus", "nodes", "engine", "version", "image", "environment", "mode",
-                      "parallelism")  # fmt: skip
-
 Text = Annotated[str, BeforeValidator(lambda v: "\n".join(v) if isinstance(v, list) else v)]
 """Of several lines; in a file also a list of them."""
 
@@ -59,7 +55,6 @@ class Role(StrictRecord):
     gpus: int | None = None
     nodes: int | None = None
     flags: tuple[str, ...] = ()
-    environment: dict[str, str] = Field(default_factory=dict)
 
 
 class Configuration(StrictRecord):
@@ -132,39 +127,32 @@ def documents(folder: Path = FOLDER) -> list[PublishedDocument]:
     return [_document(path) for path in sorted(folder.glob("*.json"))]
 
 
-def configurations(folder: Path = FOLDER) -> dict[str, Configuration]:
+def configurations() -> dict[str, Configuration]:
     """All documents' configurations, by name."""
-    return {one.name: one for document in documents(folder) for one in document.configurations}
+    return {one.name: one for document in documents() for one in document.configurations}
 
 
 def _document(path: Path) -> PublishedDocument:
     raw = published.read(path)
-    made = {one["name"]: _configuration(one, raw["id"]) for one in raw.get("configurations", ())}
-    runs = tuple(_run(run, made) for run in raw.get("runs", ()))
-    return PublishedDocument(**{**raw, "configurations": tuple(made.values()), "runs": runs})
+    made = [_configuration(one | {"document": raw["id"]}) for one in raw.get("configurations", ())]
+    shared: dict[str, JsonObject] = {"": {}, **{one.name: _of_runs(one) for one in made}}
+    runs = [ServingRun(**shared[run.get("configuration", "")] | run) for run in raw.get("runs", ())]
+    return PublishedDocument(**raw | {"configurations": tuple(made), "runs": tuple(runs)})
 
 
-def _configuration(raw: Mapping[str, Any], document: str) -> Configuration:
-    one = Configuration(**{**raw, "document": document})
-    by_role = {role: recipes.find(name).environment for role, name in one.environments.items()}
-    first = next(iter(by_role.values()), {})
-    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in by_role.values())}
-    roles = {}
-    for name, role in one.roles.items():
-        own = {k: v for k, v in by_role.get(name, {}).items() if k not in common}
-        roles[name] = role.model_copy(update={"environment": own})
-    flags = one.flags or flags_of(one.serving)
-    return one.model_copy(update={"environment": common, "roles": roles, "flags": flags})
+def _configuration(raw: JsonObject) -> Configuration:
+    one = Configuration(**raw)
+    by_role = [recipes.find(name).environment for name in one.environments.values()]
+    first = by_role[0] if by_role else {}
+    common = {k: v for k, v in first.items() if all(env.get(k) == v for env in by_role)}
+    return one.model_copy(update={"environment": common, "flags": one.flags or flags_of(one.serving)})
 
 
-def _run(raw: Mapping[str, Any], made: Mapping[str, Configuration]) -> ServingRun:
-    """A run, with what it leaves out taken from its configuration."""
-    if not raw.get("configuration"):
-        return ServingRun(**raw)
-    about = made[raw["configuration"]]
-    shared = {name: getattr(about, name) for name in FROM_CONFIGURATION}
-    of_roles = {f"{name}: {flag}": None for name, role in about.roles.items() for flag in role.flags}
-    return ServingRun(**{**shared, "flags": (*about.flags, *of_roles), **raw})
+def _of_runs(one: Configuration) -> JsonObject:
+    """What runs of a configuration have where they do not say it."""
+    names = ("hardware", "gpus", "nodes", "engine", "version", "image", "environment", "mode", "parallelism")
+    flags = [f"{name}: {flag}" for name, role in one.roles.items() for flag in role.flags]
+    return {name: getattr(one, name) for name in names} | {"flags": (*one.flags, *dict.fromkeys(flags))}
 
 
 def flags_of(command: str) -> tuple[str, ...]:
@@ -196,28 +184,19 @@ def commands_of(task: str) -> str:
 # document has it, except for the configuration's `mends`; each is told above its text.
 
 
-@dataclass(frozen=True)
-class Section:
-    """One text of a recipe.
+def script(of: Configuration, gone: Mapping[str, str]) -> str:
+    """The texts that the document gives, in the order in which they are used, as a shell script.
 
-    part:     docker, task, manifests, server or client
-    file:     the file that the text is the content of; empty: it is shell commands
-    verbatim: as the document has it
-    text:     as mended; in a file, @NAME@ stands for the shell variable NAME
-    mended:   what was changed, and why; notes: what to know before it is used
+    gone: flags and variables that today's engines no longer have -> what takes their place; each is told
+          above the text that has it
     """
-
-    part: str
-    title: str
-    verbatim: str
-    text: str
-    file: str = ""
-    mended: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def sections(of: Configuration) -> list[Section]:
-    """The texts that the document gives, in the order in which they are used."""
+    about = dict.fromkeys(recipes.find(name).note for name in of.environments.values())
+    heading = (f"{of.name}: {of.gpus} x {of.hardware}, {of.engine} {of.version}".rstrip(),
+               f"document: {of.document}, {of.where}", f"image: {of.image}",
+               "Verbatim from the document but for what is marked `mended`.")  # fmt: skip
+    lines = _comments([*heading, *of.notes, *filter(None, about)])
+    lines += [""] if of.settings else []
+    lines += [f'{each.name}="{each.value}"  # set it: {each.says}' for each in of.settings]
     task = f"{of.name}.dstack.yml"
     where = "with kubectl and helm" if of.manifests else "in the container"
     where = "without dstack, in a container of the image" if of.task_file else where
@@ -228,21 +207,37 @@ def sections(of: Configuration) -> list[Section]:
         ("server", where, of.serving if of.task_file else of.server, ""),
         ("client", "beside the server", of.client, ""),
     ]
-    return [_section(of, *each) for each in texts if each[2]]
+    for part, title, text, file in texts:
+        if text:
+            lines += ["", f"# ==== {part}: {title}", *_section(of, part, text, file, gone)]
+    return "\n".join([*lines, "", *_comments(f"not there, {what}" for what in missing(of))]) + "\n"
 
 
-def _section(of: Configuration, part: str, title: str, verbatim: str, file: str) -> Section:
-    mends = [mend for mend in of.mends if mend.part in (part, file)]
-    text = verbatim
-    for mend in mends:
-        text = text if mend.new is None else text.replace(mend.old, mend.new)
-    notes = [mend.why for mend in mends if mend.new is None]
+def _section(of: Configuration, part: str, text: str, file: str, gone: Mapping[str, str]) -> list[str]:
+    """What is to be known of a text, as comments, and the text as mended: commands, or those that write it to
+    a file, where @NAME@ stands for the user's setting NAME."""
+    mended, notes = list[str](), list[str]()
+    if part == "client" and of.client_source:
+        notes.append(f"the commands are from {of.client_source}")
+    for mend in of.mends:
+        if mend.part in (part, file):
+            text = text if mend.new is None else text.replace(mend.old, mend.new)
+            (notes if mend.new is None else mended).append(mend.why)
     if part == ("server" if of.server or of.task_file else "docker"):
         notes += _variables(of)
-    if part == "client" and of.client_source:
-        notes.insert(0, f"the commands are from {of.client_source}")
-    mended = tuple(mend.why for mend in mends if mend.new is not None)
-    return Section(part, title, verbatim, text, file, mended, tuple(notes))
+    exports = []  # a dstack task's environment, where its commands stand without it
+    if part == "server" and of.task_file:
+        exports = [f"export {name}={shlex.quote(value)}" for name, value in of.environment.items()]
+    told = [f"mended: {why}" for why in mended] + [f"note: {why}" for why in notes]
+    for name in dict.fromkeys(re.findall(r"[\w-]+", "\n".join([*exports, text]))):
+        if name in gone:
+            today = f"; today {gone[name]}" if gone[name] else ""
+            told.append(f"no longer: today's engine has no {name}{today}")
+    if file:
+        filled = [each.name for each in of.settings if f"@{each.name}@" in text]
+        sed = " ".join(["sed", *(f'-e "s|@{name}@|${name}|g"' for name in filled)])
+        text = f"{sed if filled else 'cat'} > {file} <<'EOF'\n{text}\nEOF"
+    return [*_comments(told), *exports, text]
 
 
 def missing(of: Configuration) -> Iterator[str]:
@@ -257,33 +252,6 @@ def missing(of: Configuration) -> Iterator[str]:
         yield "client: the document gives no command, so its figures cannot be repeated from it"
 
 
-def script(of: Configuration, gone: Mapping[str, str]) -> str:
-    """A shell script of all sections.
-
-    gone: flags and variables that today's engines no longer have -> what takes their place; each is told
-          above the text that has it
-    """
-    about = dict.fromkeys(recipes.find(name).note for name in of.environments.values())
-    heading = (f"{of.name}: {of.gpus} x {of.hardware}, {of.engine} {of.version}".rstrip(),
-               f"document: {of.document}, {of.where}", f"image: {of.image}",
-               "Verbatim from the document but for what is marked `mended`.")  # fmt: skip
-    lines = _comments([*heading, *of.notes, *filter(None, about)])
-    lines += [""] if of.settings else []
-    lines += [f'{each.name}="{each.value}"  # set it: {each.says}' for each in of.settings]
-    for section in sections(of):
-        exports = []  # a dstack task's environment, where its commands stand without it
-        if section.part == "server" and of.task_file:
-            exports = [f"export {name}={shlex.quote(value)}" for name, value in of.environment.items()]
-        words = dict.fromkeys(re.findall(r"[\w-]+", "\n".join([*exports, section.text])))
-        told = [f"mended: {why}" for why in section.mended] + [f"note: {why}" for why in section.notes]
-        for name in (word for word in words if word in gone):
-            today = f"; today {gone[name]}" if gone[name] else ""
-            told.append(f"no longer: today's engine has no {name}{today}")
-        lines += ["", f"# ==== {section.part}: {section.title}", *_comments(told), *exports]
-        lines += _written(of, section) if section.file else [section.text]
-    return "\n".join([*lines, "", *_comments(f"not there, {what}" for what in missing(of))]) + "\n"
-
-
 def _variables(of: Configuration) -> list[str]:
     """What is known of the environment's variables; those with the same note together."""
     by_note: dict[str, dict[str, None]] = {}
@@ -292,13 +260,6 @@ def _variables(of: Configuration) -> list[str]:
             if variable.note and not variable.note.startswith("for "):  # that names only what reads it
                 by_note.setdefault(variable.note, {})[variable.name] = None
     return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
-
-
-def _written(of: Configuration, section: Section) -> list[str]:
-    """Commands that write a section's file, with the user's settings in it."""
-    filled = [each.name for each in of.settings if f"@{each.name}@" in section.text]
-    reader = "sed " + " ".join(f'-e "s|@{name}@|${name}|g"' for name in filled) if filled else "cat"
-    return [f"{reader} > {section.file} <<'EOF'", section.text, "EOF"]
 
 
 def _comments(texts: Iterable[str]) -> list[str]:

@@ -28,7 +28,7 @@ MOE_MLP = {
     "shared down": GEMM, "fused_moe": MOE, "sum with shared": "elementwise",
 }  # fmt: skip
 LAST = {"final norm": "norm", "lm_head": "bf16_gemm", "sampling": "sampling"}
-"""Of each part of a step its places, in order -> their op class (harness/serving/op_classes.py)."""
+"""Of each part of a step its places, in order -> their op class (harness/catalogue/op_classes.json)."""
 OP_CLASS = {**FIRST, **ATTENTION, **DENSE_MLP, **MOE_MLP, **LAST}
 
 

@@ -20,7 +20,7 @@ DECODE_ATTENTION = "decode_attention"
 
 @dataclass(frozen=True)
 class KernelRule:
-    """op_class:  of harness/serving/op_classes.py, or DECODE_ATTENTION
+    """op_class:  of harness/catalogue/op_classes.json, or DECODE_ATTENTION
     pattern:   of a kernel's name; op: of the operator that launches it, where the rule asks for one
     sign:      the phase of a step that has such a kernel: prefill, decode, training; `either` for attention
                that serves both, empty for all other kernels

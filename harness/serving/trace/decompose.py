@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.serving.op_classes import COMMUNICATION, OP_CLASSES
+from harness.serving.names import COMMUNICATION, OP_CLASSES
 from harness.serving.trace import classify
 from harness.serving.trace.classify import PHASES, KernelRule, Phase, rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace, groups

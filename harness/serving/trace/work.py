@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from harness.serving.op_classes import COMMUNICATION
+from harness.serving.names import COMMUNICATION
 from harness.serving.trace.classify import rule_of
 from harness.serving.trace.columns import NONE, RecordedTrace
 

@@ -1,8 +1,8 @@
-"""Times where nobody measured: those of the H200's tables, scaled by what data sheets say of both machines.
+"""Times that nobody measured: those of the H200's tables, scaled by the data sheets of both machines.
 
-A kernel that moves bytes takes as much longer as memory is slower, one that computes as products are. Both
-machines add LAUNCH_US to that, so that small kernels scale little. How well another machine's kernels reach
-its data sheet is another matter: ON_AMD and DEVIATION are from AITER's own times for MI300X and MI350X
+A kernel that is bound by memory scales with the bandwidths, one that is bound by its products with the peak
+TFLOPS. Both machines add LAUNCH_US to that, so that small kernels scale little. How near another machine's
+kernels come to its data sheet: ON_AMD and DEVIATION are from AITER's own times for MI300X and MI350X
 (results/published/aiter-tuned.json), of which 28 of 31 lie in the 90 % interval. 25 of these 31 set ON_AMD;
 none is of MLA.
 """
@@ -11,12 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.errors import UsageError
 from harness.files import JsonObject
-from harness.serving.link.times.tables import LAUNCH_US, Tables
+from harness.serving.link.times.tables import LAUNCH_US, TABLES, Tables, read_tables
 from harness.serving.names import data_sheet
 
-BASE = "h200"
 ON_AMD = 1.4  # of FP8 block-scale products: the median of AITER's 25 times over those that data sheets give
 # FP8 products of SGLang 0.5.9 on gfx942 take this for each 128 of k, whatever n: 123, 30, 34, 122 and 39 us
 # of k = 7168, 1536, 2048, 7168 and 2304 on MI325X, in InferenceX's issue 863 (a language model's summary of a
@@ -42,22 +40,20 @@ def data_sheet_us(sheet: JsonObject, flops: float, moved: float, dtype: str) -> 
 
 @dataclass(frozen=True)
 class AssumedTables(Tables):
-    """The H200's tables as if they were of another machine. here, there: the data sheets of both"""
+    """The H200's tables, scaled to another machine. here: its data sheet; there: the H200's"""
 
-    base: Tables
     here: JsonObject
     there: JsonObject
 
     @classmethod
-    def of(cls, hardware: str, engine: str, base: Tables) -> AssumedTables:
-        """Raises UsageError for a machine without a data sheet."""
-        here, where = data_sheet(hardware), f"assumed from {base.where} by data sheets"
-        if not here:
-            raise UsageError(f"there is no data sheet of {hardware} to assume times by")
-        arch, there = here["arch"], data_sheet(BASE)
+    def of(cls, hardware: str, engine: str) -> AssumedTables:
+        """hardware: a machine with a data sheet, by its name there"""
+        base, here = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
+        arch, where = here["arch"], f"assumed from {base.where} by data sheets"
         token_us = TOKEN_BYTES / here["tbps"] / 1e6 if arch.startswith("gfx") and engine == "sglang" else 0.0
         between_us = BETWEEN_US.get((arch, engine), 0.0), token_us
-        return cls(hardware, engine, base.version, where, {}, base, here, there, between_us=between_us)
+        there = data_sheet("h200")
+        return cls(hardware, engine, base.version, where, base.rows, here, there, between_us=between_us)
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:
         here, there = (data_sheet_us(sheet, flops, moved, dtype) for sheet in (self.here, self.there))
@@ -66,7 +62,7 @@ class AssumedTables(Tables):
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
         size, dtype = (1, "fp8") if kind == "fp8_block" else (2, "bf16")
         moved = size * (n * k + m * k) + 2 * m * n
-        scaled = self._scaled(self.base.gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
+        scaled = self._scaled(super().gemm(kind, m, n, k), 2 * m * n * k, moved, dtype)
         if kind != "fp8_block":
             return scaled
         arch = self.here["arch"]
@@ -77,7 +73,7 @@ class AssumedTables(Tables):
         expert = 3 * 7168 * 2048 / tp
         touched = min(256.0, 8 * tokens) / ep
         flops, moved = 2 * tokens * 8 / ep * expert, touched * expert + 4 * tokens * 7168
-        return self._scaled(self.base.moe(tokens, tp, ep, distribution), flops, moved, "fp8")
+        return self._scaled(super().moe(tokens, tp, ep, distribution), flops, moved, "fp8")
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
         """From the H200's times with a bf16 cache, whatever the cache here: its times with FP8 are 7.5 to
@@ -85,24 +81,15 @@ class AssumedTables(Tables):
         tokens = batch * context
         flops, moved = 2 * tokens * heads * (576 + 512), tokens * 576 * (2 if kv == "bfloat16" else 1)
         there = data_sheet_us(self.there, flops, tokens * 576 * 2, "bf16")
-        us = self.base.mla_decode(batch, context, heads, "bfloat16") * SLOWER_MLA.get(self.here["arch"], 1.0)
+        us = super().mla_decode(batch, context, heads, "bfloat16") * SLOWER_MLA.get(self.here["arch"], 1.0)
         return us * data_sheet_us(self.here, flops, moved, "bf16") / there
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
         flops, moved = batch * length**2 * heads * (576 + 512), 4 * batch * length * heads * 576
-        return self._scaled(self.base.mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
-
-    @property
-    def prefill_is_absorbed(self) -> bool:
-        return self.base.prefill_is_absorbed
+        return self._scaled(super().mla_prefill(batch, length, heads, kv), flops, moved, "bf16")
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
         flops, moved = 2 * tokens * heads * 128 * 512, 2 * heads * (128 * 512 + tokens * (128 + 512))
-        return self._scaled(self.base.absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
+        return self._scaled(super().absorbed_bmm(which, tokens, heads), flops, moved, "bf16")
 
-    def all_reduce(self, elements: float, gpus: int) -> float:
-        """As on the H200: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450."""
-        return self.base.all_reduce(elements, gpus)
-
-    def distributions(self) -> list[str]:
-        return self.base.distributions()
+    # The all-reduce is the H200's: eight MI300X or MI350X in a mesh give each GPU 448 GB/s, NVLink 450.

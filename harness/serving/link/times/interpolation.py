@@ -15,44 +15,20 @@ BEYOND = 3.0
 """A factor beyond a table's sizes, up to which its times are taken to hold."""
 
 
-class Curve:
-    """us over one size, both positive; at least one point."""
-
-    def __init__(self, points: Sequence[tuple[float, float]]) -> None:
-        points = sorted(points)
-        self.sizes = [math.log(x) for x, _ in points]
-        self.times = isotonic([math.log(y) for _, y in points])
-
-    def at(self, size: float) -> float:
-        """Below the sizes the least one's time; beyond them it grows as over their last factor of 1.6."""
-        x, xs, ys = math.log(max(size, 1e-9)), self.sizes, self.times
-        if x <= xs[0]:
-            return math.exp(ys[0])
-        if x > xs[-1]:
-            before = max((i for i in range(len(xs)) if xs[i] < xs[-1] - 0.5), default=0)
-            run = xs[-1] - xs[before]
-            slope = (ys[-1] - ys[before]) / run if run else 1.0
-            return math.exp(ys[-1] + slope * (x - xs[-1]))
-        right = bisect.bisect_left(xs, x)
-        u = (x - xs[right - 1]) / (xs[right] - xs[right - 1])
-        return math.exp((1 - u) * ys[right - 1] + u * ys[right])
-
-
 class Surface:
-    """us over several sizes: a curve over the last, for each grid point of those before it."""
+    """us over one or more positive sizes: a curve over the last, for each grid point of those before it."""
 
-    def __init__(self, rows: Sequence[tuple[tuple[float, ...], float]]) -> None:
-        """rows: (sizes, us)"""
-        columns = list(zip(*(sizes for sizes, _ in rows), strict=True))
-        self.ends = [(min(column), max(column)) for column in columns]
-        groups: dict[float, list[tuple[tuple[float, ...], float]]] = {}
-        for sizes, us in rows:
-            groups.setdefault(sizes[0], []).append((sizes[1:], us))
-        self.keys = sorted(groups)
-        self.parts: Mapping[float, Surface | Curve] = {
-            key: Surface(group) if len(group[0][0]) > 1 else Curve([(rest[0], us) for rest, us in group])
-            for key, group in groups.items()
-        }
+    def __init__(self, points: Mapping[tuple[float, ...], float]) -> None:
+        """points: sizes to us; at least one"""
+        self.ends = [(min(column), max(column)) for column in zip(*points, strict=True)]
+        groups: dict[float, dict[tuple[float, ...], float]] = {}
+        for (size, *rest), us in sorted(points.items()):
+            groups.setdefault(size, {})[tuple(rest)] = us
+        self.sizes = [*groups]
+        if len(self.ends) == 1:
+            self.times = isotonic([group[()] for group in groups.values()])
+        else:
+            self.parts = [Surface(group) for group in groups.values()]
 
     def covers(self, *sizes: float) -> bool:
         """Whether none is beyond those of the table by a factor of BEYOND."""
@@ -60,25 +36,36 @@ class Surface:
         return all(least / BEYOND <= size <= most * BEYOND for size, (least, most) in pairs)
 
     def at(self, size: float, *rest: float) -> float:
-        keys = self.keys
-        if size <= keys[0]:
-            return self.parts[keys[0]].at(*rest)
-        if size >= keys[-1]:
-            return self.parts[keys[-1]].at(*rest) * size / keys[-1]  # more work of the same kind
-        right = bisect.bisect_left(keys, size)
-        if keys[right] == size:
-            return self.parts[size].at(*rest)
-        low, high = keys[right - 1], keys[right]
-        u = math.log(size / low) / math.log(high / low)
-        return self.parts[low].at(*rest) ** (1 - u) * self.parts[high].at(*rest) ** u
+        """Below the least size its time. Beyond the sizes a curve grows as over their last factor of 1.6, and
+        a surface as the size does: it is more work of the same kind."""
+        sizes = self.sizes
+        if size <= sizes[0]:
+            return self._us(0, rest)
+        if size > sizes[-1]:
+            return self._us(-1, rest) * (size / sizes[-1]) ** (1.0 if rest else self._slope())
+        right = bisect.bisect_left(sizes, size)
+        if sizes[right] == size:
+            return self._us(right, rest)
+        u = math.log(size / sizes[right - 1]) / math.log(sizes[right] / sizes[right - 1])
+        return self._us(right - 1, rest) ** (1 - u) * self._us(right, rest) ** u
+
+    def _us(self, point: int, rest: tuple[float, ...]) -> float:
+        return self.parts[point].at(*rest) if rest else self.times[point]
+
+    def _slope(self) -> float:
+        """Of the end of a curve, in logarithms; 1 where it has one point."""
+        least = self.sizes[-1] / math.exp(0.5)
+        before = max((i for i, size in enumerate(self.sizes) if size < least), default=0)
+        run = math.log(self.sizes[-1] / self.sizes[before])
+        return math.log(self.times[-1] / self.times[before]) / run if run else 1.0
 
 
-def isotonic(values: Sequence[float]) -> list[float]:
-    """The growing sequence that is nearest in least squares (pool adjacent violators)."""
-    pools: list[tuple[float, int]] = []  # mean, count
-    for value in values:
-        pools.append((value, 1))
+def isotonic(times: Sequence[float]) -> list[float]:
+    """The growing times whose logarithms are nearest in least squares (pool adjacent violators)."""
+    pools: list[tuple[float, int]] = []  # mean of the logarithms, count
+    for time in times:
+        pools.append((math.log(time), 1))
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
             (a, n), (b, m) = pools[-2:]
             pools[-2:] = [((a * n + b * m) / (n + m), n + m)]
-    return [mean for mean, count in pools for _ in range(count)]
+    return [math.exp(mean) for mean, count in pools for _ in range(count)]

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.errors import UsageError
 from harness.serving.link.times.interpolation import Surface
-from kernels import OPS
 from shapes.lengths import parse_span
 
-BOUNDARIES = ("with_quant", "core")  # in the order of preference; routing is a term of its own
-LAUNCHES = ("graph", "eager")  # in the order of preference: engines decode in graphs
+PREFERRED = [(boundary, launch) for boundary in ("with_quant", "core") for launch in ("graph", "eager")]
+"""Boundaries and launches, the best first: engines decode in graphs. Routing is a term of its own."""
 AXES = {
     "block_scale_gemm": (("n", "k"), ("m",)),
     "fused_moe": (("experts", "topk", "hidden", "inter", "ep", "shared"), ("tokens",)),
@@ -21,15 +21,12 @@ AXES = {
 }
 """By op: the sizes that are looked up, and those between which times are interpolated."""
 
-
-Key = tuple[str, tuple[Any, ...]]  # the op, and what its case is called by
-BestTimes = dict[Key, dict[tuple[float, ...], tuple[tuple[int, int], float]]]
+Key = tuple[str, tuple[Any, ...]]  # the op, and the sizes that are looked up
 
 
 @dataclass(frozen=True)
 class MeasuredTimes:
-    """device: whose times they are; surfaces: by op and the sizes that are not interpolated, each over 1 and
-    the sizes that are."""
+    """device: whose times they are; surfaces: over the sizes that are interpolated"""
 
     device: str
     where: str
@@ -39,12 +36,21 @@ class MeasuredTimes:
         return sorted({op for op, _ in self.surfaces})
 
 
-def read_measured_times(runs: Iterable[str]) -> MeasuredTimes:
+def is_run(path: str) -> bool:
+    """Whether there are runs of this suite at a path."""
+    from harness.results.read import run_folders
+
+    try:
+        return bool(run_folders(path))
+    except UsageError:
+        return False
+
+
+def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
     """The fastest correct implementation of each case of these runs, in a graph where there is one.
 
     Raises UsageError where a run cannot be read, they are of several machines, or pandas is missing.
     """
-    runs = list(runs)
     try:
         from harness.results.read import load
 
@@ -54,29 +60,24 @@ def read_measured_times(runs: Iterable[str]) -> MeasuredTimes:
     devices = sorted({cell["machine"] for cell in cells if cell["machine"]})
     if len(devices) != 1:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")
-    best: BestTimes = {}
-    for cell in cells:
-        if cell["op"] in AXES and cell["status"] == "ok" and cell["time_us"] == cell["time_us"]:
-            _take(best, cell)
-    surfaces = {key: Surface([((1.0, *s), us) for s, (_, us) in of.items()]) for key, of in best.items()}
-    if not surfaces:
-        raise UsageError(f"no correct times of {', '.join(AXES)} in {', '.join(map(str, runs))}")
-    return MeasuredTimes(devices[0], ", ".join(map(str, runs)), surfaces)
+    best: dict[Key, dict[tuple[float, ...], float]] = {}
+    for cell in sorted(filter(_is_usable, cells), key=_rank, reverse=True):  # the best replaces others
+        sizes = dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
+        fixed, axes = AXES[cell["op"]]
+        key = (cell["op"], tuple(_plain(sizes.get(name, "0")) for name in fixed))
+        best.setdefault(key, {})[tuple(sum(parse_span(sizes[name])) / 2 for name in axes)] = cell["time_us"]
+    if not best:
+        raise UsageError(f"no correct times of {', '.join(AXES)} in {', '.join(runs)}")
+    return MeasuredTimes(devices[0], ", ".join(runs), {key: Surface(times) for key, times in best.items()})
 
 
-def _take(best: BestTimes, cell: Mapping[str, Any]) -> None:
-    op = cell["op"]
-    boundaries = [boundary for boundary in BOUNDARIES if boundary in OPS[op].boundaries]
-    if cell["boundary"] not in boundaries or cell["launch"] not in LAUNCHES:
-        return
-    sizes = dict(word.split("=", 1) for word in cell["case"].split() if "=" in word)
-    fixed, axes = AXES[op]
-    key = (op, tuple(_plain(sizes.get(name, "0")) for name in fixed))
-    place = tuple(sum(parse_span(sizes[name])) / 2 for name in axes)
-    rank = (boundaries.index(cell["boundary"]), LAUNCHES.index(cell["launch"]))
-    known = best.setdefault(key, {}).get(place)
-    if known is None or (rank, cell["time_us"]) < known:
-        best[key][place] = (rank, cell["time_us"])
+def _is_usable(cell: Mapping[str, Any]) -> bool:
+    known = cell["op"] in AXES and (cell["boundary"], cell["launch"]) in PREFERRED
+    return known and cell["status"] == "ok" and not math.isnan(cell["time_us"])
+
+
+def _rank(cell: Mapping[str, Any]) -> tuple[int, float]:
+    return PREFERRED.index((cell["boundary"], cell["launch"])), cell["time_us"]
 
 
 def _plain(text: str) -> Any:

@@ -17,43 +17,28 @@ import csv
 import functools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from harness.errors import UsageError
+from harness.files import JsonObject, read_toml
 from harness.paths import PUBLISHED
 from harness.serving.link.times.interpolation import Surface
 from harness.serving.names import data_sheet, engine_name, hardware_name
 from kernels.engines import engines, entries
 
 TABLES = PUBLISHED / "kernel-tables"
-FILES: Mapping[str, tuple[str, ...]] = {
-    "gemm_perf": ("gemm_dtype", "m", "n", "k"),
-    "moe_perf": ("moe_dtype", "num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size",
-                 "moe_ep_size", "distribution"),
-    "generation_mla_perf": ("kv_cache_dtype", "num_heads", "batch_size", "isl", "step"),
-    "context_mla_perf": ("num_heads", "batch_size", "isl"),
-    "mla_bmm_perf": ("op_name", "bmm_dtype", "num_tokens", "num_heads"),
-    "custom_allreduce_perf": ("num_gpus", "message_size"),
-}  # fmt: skip
+_FORMAT = read_toml(Path(__file__).parents[1] / "aiconfigurator.toml")
+FILES: Mapping[str, JsonObject] = _FORMAT["files"]
+WORDS: Mapping[str, str] = _FORMAT["words"]
+"""What tells kernels apart -> how it is written."""
 COMMON = ("framework", "version", "device", "latency")
 OPTIONAL = ("kernel_source", "backend", "mla_dtype", "kv_cache_dtype")
-EXPERTS = {"moe_dtype": "fp8_block", "hidden_size": 7168, "inter_size": 2048, "topk": 8, "num_experts": 256}
-"""DeepSeek-R1's."""
 SUFFIXES = (".csv", ".txt", ".parquet")
 REUSED = re.compile(r"^- table: *(\S+)\n +from_version: *['\"]?([^\s'\"]+)", re.MULTILINE)
 Row = dict[str, Any]
-SIXTEEN_BITS = ("bfloat16", "float16")  # one is as fast as the other; tables of 2025 say float16
-WANTED: Mapping[str, Mapping[str, Collection[Any]]] = {
-    "gemm_perf": {"gemm_dtype": ("fp8_block", *SIXTEEN_BITS)},
-    "moe_perf": {name: (value,) for name, value in EXPERTS.items()},
-    "context_mla_perf": {"step": (0,)},
-}
-"""Rows of other models and dtypes are left out, and of prompts behind a cached prefix."""
-OF_LAYERS = {"vllm": ("generation_mla_perf", "context_mla_perf")}
-"""Files of an engine that time attention with products beside it (collector/vllm/collect_mla.py)."""
 ABSORBED = "flash_attention"  # `kernel_source` of SGLang's prefill attention where it was timed absorbed
 SIZES = ("m", "n", "k", "num_tokens", "batch_size", "isl", "message_size")  # some tables have rows of none
 SAME_CHIP = {"gb200": "b200", "gb300": "b300"}  # tables of one stand in sets of the other
@@ -61,24 +46,6 @@ PLAUSIBLE = (3.0, 20_000.0)  # TFLOPS of a large product: outside, the unit is a
 # Times what reading a kernel's weights takes, with a launch, at AT_ROWS rows: what is slower is the host's
 # time, as of vLLM 0.24's FP8 products, or of no kernel that anybody runs, as one set's experts.
 SLOWEST, LAUNCH_US, AT_ROWS = 10.0, 3.0, 64
-WORDS = {
-    "triton": "triton",
-    "deepgemm": "deep_?gemm",
-    "trtllm": "trt_?llm|tensorrt",
-    "cutlass": "cutlass",
-    "cutedsl": "cute_?dsl",
-    "aiter": "aiter",
-    "flashmla": "flash_?mla",
-    "flash_attn": "flash_?attention|flash_?attn|fa3|fa4",
-}
-"""What tells kernels apart -> how it is written; a wrapper such as flashinfer has kernels of several."""
-TIMED: Mapping[str, tuple[str, str]] = {
-    "gemm_perf": ("block_scale_gemm", "gemm_dtype"),
-    "moe_perf": ("fused_moe", "moe_dtype"),
-    "generation_mla_perf": ("mla_decode", ""),
-}
-"""By file, the op that it times, and the column that says fp8_block where its rows are of other dtypes too.
-Prefill's tables time the absorbed form, which no engine runs."""
 
 
 class MissingTable(UsageError):
@@ -87,11 +54,11 @@ class MissingTable(UsageError):
 
 @dataclass(frozen=True)
 class Tables:
-    """rows of each file by its stem, of one device and one engine's version.
+    """Times of one device and one engine's version.
 
-    notes: what differs from that, one line each
-    between_us: what a step takes beside its kernels and the glue that is assumed of all machines, and each of
-        its tokens
+    rows:       of each file, by its stem
+    notes:      rows that are of another device or version, one line for each
+    between_us: time of a step, and of each of its tokens, that is neither a kernel's nor the assumed glue's
     """
 
     device: str
@@ -105,35 +72,36 @@ class Tables:
 
     def gemm(self, kind: str, m: float, n: int, k: int) -> float:
         """us; kind: fp8_block or bfloat16; y [m, n] = x [m, k] W^T."""
-        return self._surface("gemm_perf", {"gemm_dtype": kind}, ("n", "k", "m")).at(n, k, m)
+        return self._us("gemm_perf", {"gemm_dtype": kind}, n=n, k=k, m=m)
 
     def moe(self, tokens: float, tp: int, ep: int, distribution: str) -> float:
         """DeepSeek-R1's 256 experts, top 8, without the shared one; tokens are those of all ranks."""
-        where = EXPERTS | {"moe_tp_size": tp, "moe_ep_size": ep, "distribution": distribution}
-        return self._surface("moe_perf", where, ("num_experts", "num_tokens")).at(256, tokens)
+        where = {"moe_tp_size": tp, "moe_ep_size": ep, "distribution": distribution}
+        return self._us("moe_perf", where, num_tokens=tokens)
 
     def mla_decode(self, batch: float, context: float, heads: int, kv: str) -> float:
         """context: cached tokens of each sequence, that of this step included."""
         where = {"kv_cache_dtype": kv, "num_heads": heads}
-        return self._surface("generation_mla_perf", where, ("batch_size", "context")).at(batch, context)
+        return self._us("generation_mla_perf", where, batch_size=batch, context=context)
 
     def mla_prefill(self, batch: float, length: float, heads: int, kv: str) -> float:
         """Absorbed where `prefill_is_absorbed`."""
         where: dict[str, Any] = {"num_heads": heads}
         # A prompt reads no cache: times with another one stand where that one was not timed.
-        if kv in {row["kv_cache_dtype"] for row in self.rows.get("context_mla_perf", ())}:
+        if kv in self._values("context_mla_perf", "kv_cache_dtype"):
             where["kv_cache_dtype"] = kv
-        return self._surface("context_mla_perf", where, ("batch_size", "isl")).at(batch, length)
+        return self._us("context_mla_perf", where, batch_size=batch, isl=length)
 
     @property
     def prefill_is_absorbed(self) -> bool:
-        sources = {row["kernel_source"] for row in self.rows.get("context_mla_perf", ())}
-        return engine_name(self.engine) == "sglang" and sources <= {ABSORBED, ""}
+        sources = {*self._values("context_mla_perf", "kernel_source")}
+        engines_ = {engine_name(name) for name in self._values("context_mla_perf", "framework")}
+        return engines_ == {"sglang"} and sources <= {ABSORBED, ""}
 
     def absorbed_bmm(self, which: str, tokens: float, heads: int) -> float:
         """which: mla_gen_pre (w_uk) or mla_gen_post (w_uv)."""
         where = {"op_name": which, "bmm_dtype": "bfloat16", "num_heads": heads}
-        return self._surface("mla_bmm_perf", where, ("num_heads", "num_tokens")).at(heads, tokens)
+        return self._us("mla_bmm_perf", where, num_tokens=tokens)
 
     def all_reduce(self, elements: float, gpus: int) -> float:
         """Of bf16 elements, in a graph where the table tells (TensorRT-LLM's does not): device time, without
@@ -142,46 +110,40 @@ class Tables:
         The table's `message_size` counts elements: were it bytes, its largest would run at half of what
         NVLink gives.
         """
-        backends = sorted({row["backend"] for row in self.rows.get("custom_allreduce_perf", [])})
+        backends = self._values("custom_allreduce_perf", "backend")
         in_graphs = [backend for backend in backends if backend.endswith("_graph")]
         where = {"num_gpus": gpus} | ({"backend": in_graphs[0]} if in_graphs else {})
-        return self._surface("custom_allreduce_perf", where, ("num_gpus", "message_size")).at(gpus, elements)
+        return self._us("custom_allreduce_perf", where, message_size=elements)
 
     def distributions(self) -> list[str]:
         """The least skewed first: balanced, then power laws by their exponent."""
-        return sorted({row["distribution"] for row in self.rows.get("moe_perf", [])})
+        return self._values("moe_perf", "distribution")
 
-    def _surface(self, file: str, where: Mapping[str, Any], axes: tuple[str, ...]) -> Surface:
-        key = (file, tuple(where.items()), axes)
+    def _values(self, file: str, column: str) -> list[str]:
+        return sorted({row[column] for row in self.rows.get(file, ())})
+
+    def _us(self, file: str, where: Mapping[str, Any], **sizes: float) -> float:
+        """Between the rows that `where` selects, at sizes by their columns. Raises MissingTable."""
+        key = (file, *where.items(), *sizes)
         if key not in self.surfaces:
-            matching = [row for row in self.rows.get(file, []) if all(row[k] == v for k, v in where.items())]
-            if not matching:
+            times: dict[tuple[float, ...], list[float]] = {}
+            for row in self.rows.get(file, ()):
+                if where.items() <= row.items():
+                    times.setdefault(tuple(row[size] for size in sizes), []).append(row["us"])
+            if not times:
                 wanted = " ".join(f"{k}={v}" for k, v in where.items())
                 raise MissingTable(f"no rows of {file} with {wanted} in {self.where}")
             # Where a case was timed more than once, the median of its times.
-            times: dict[tuple[float, ...], list[float]] = {}
-            for row in matching:
-                times.setdefault(tuple(row[a] for a in axes), []).append(row["us"])
-            self.surfaces[key] = Surface([(sizes, sorted(us)[len(us) // 2]) for sizes, us in times.items()])
-        return self.surfaces[key]
-
-
-@functools.cache
-def bundled() -> dict[tuple[str, str], Path]:
-    """(hardware, engine) to the folder of its tables; folders are named hardware-engine-version."""
-    folders = {}
-    for folder in sorted(TABLES.glob("*-*-*")):
-        hardware, engine, _ = folder.name.split("-", 2)
-        folders[(hardware, engine)] = folder
-    return folders
+            self.surfaces[key] = Surface({case: sorted(us)[len(us) // 2] for case, us in times.items()})
+        return self.surfaces[key].at(*sizes.values())
 
 
 @functools.cache
 def read_tables(folder: Path) -> Tables:
     """The set of tables in a folder. Raises UsageError where it has none or one cannot be read."""
     rows: dict[str, list[Row]] = {}
-    for stem, path in table_files(folder, FILES).items():
-        columns, wanted = FILES[stem], WANTED.get(stem, {})
+    for stem, path in table_files(folder).items():
+        columns, wanted = FILES[stem]["columns"], FILES[stem].get("wanted", {})
         every = (*columns, *COMMON, *OPTIONAL, *wanted)
         read = (_row(path, line, row, columns) for line, row in read_rows(path, every, wanted))
         rows[stem] = [row for row in read if all(row[size] > 0 for size in SIZES if size in row)]
@@ -192,8 +154,8 @@ def read_tables(folder: Path) -> Tables:
 
 
 def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables:
-    """Whose they are by most of their rows. Raises UsageError where they are of several machines or
-    engines."""
+    """Tables of the device, engine and version that most rows name. Raises UsageError where the rows are of
+    several machines or engines."""
     if not rows:
         raise UsageError(f"no times of DeepSeek-R1 in {folder}: FP8 block-scale products and 256 experts")
     parts = ("device", "framework", "version")
@@ -218,27 +180,21 @@ def _labelled(folder: Path, where: str, rows: Mapping[str, list[Row]]) -> Tables
     return Tables(device, engine, version, where, rows, notes=tuple(notes))
 
 
-def _row(path: Path, line: int, raw: Mapping[str, Any], columns: tuple[str, ...]) -> Row:
-    row: Row = {}
-    for name in (*columns, *COMMON):
-        if raw.get(name) in (None, ""):
-            raise UsageError(f"cannot read {path}, line {line}: no column {name!r}")
-        row[name] = number(raw[name])
-    if not isinstance(row["latency"], float) or not 0 < row["latency"] < 1e6:
+def _row(path: Path, line: int, raw: Mapping[str, Any], columns: Sequence[str]) -> Row:
+    if lacks := [name for name in (*columns, *COMMON) if raw.get(name) in (None, "")]:
+        raise UsageError(f"cannot read {path}, line {line}: no column {lacks[0]!r}")
+    latency = number(raw["latency"])
+    if not isinstance(latency, float) or not 0 < latency < 1e6:
         raise UsageError(f"cannot read {path}, line {line}: latency {raw['latency']!r} is no time in ms")
-    for name in (*COMMON[:-1], *OPTIONAL):
-        row[name] = str(raw.get(name) or "")
-    for name in row:
-        if row[name] == "float16" and name.endswith("dtype"):
-            row[name] = "bfloat16"
-    row["us"] = row.pop("latency") * 1e3
+    row = {name: number(raw[name]) for name in columns} | {"us": latency * 1e3}
+    row |= {name: str(raw.get(name) or "") for name in (*COMMON[:-1], *OPTIONAL)}
     if "step" in row:
         row["context"] = row["isl"] + row["step"]
-    return row
+    return {name: "bfloat16" if value == "float16" else value for name, value in row.items()}
 
 
 def _require_milliseconds(folder: Path, tables: Tables) -> None:
-    """Raises UsageError where a large product would take what no machine takes."""
+    """Raises UsageError where the time of a large product is impossible, so that it is in another unit."""
     for row in tables.rows.get("gemm_perf", ()):
         tflops = 2 * row["m"] * row["n"] * row["k"] / row["us"] / 1e6
         is_large = row["m"] >= 4096 and row["n"] * row["k"] >= 2**20
@@ -248,7 +204,7 @@ def _require_milliseconds(folder: Path, tables: Tables) -> None:
 
 
 def _plausible(tables: Tables) -> Tables:
-    """Without times that are of something else than the kernel that they name."""
+    """The tables without times that are not those of the kernel that they name."""
     tbps = data_sheet(hardware_name(tables.device)).get("tbps", 0.0)
     rows, notes = dict(tables.rows), list(tables.notes)
 
@@ -268,7 +224,8 @@ def _plausible(tables: Tables) -> Tables:
             rows[stem] = [row for row in rows[stem] if row.get("gemm_dtype") == "bfloat16"]
             what = f"{kind} of {AT_ROWS} rows take {median:.0f} times what reading their weights takes"
             notes.append(f"{tables.where}: {what}: left out")
-    layers = [stem for stem in OF_LAYERS.get(engine_name(tables.engine), ()) if rows.pop(stem, None)]
+    engine = engine_name(tables.engine)
+    layers = [stem for stem in [*rows] if engine in FILES[stem].get("of_layers", ()) and rows.pop(stem)]
     if layers:
         notes.append(f"{tables.where}: {', '.join(layers)} hold products beside attention: left out")
     return replace(tables, rows=rows, notes=tuple(notes))
@@ -282,7 +239,10 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
     """The tables without rows of kernels that the engine does not run: times of another kernel once made TPOT
     54 % wrong (SGLang's MoE on B200). Notes say what was left out, and what cannot be told."""
     rows, notes, arch = dict(tables.rows), list(tables.notes), data_sheet(hardware).get("arch", "")
-    for file, (op, dtype) in TIMED.items():
+    for file, of_file in FILES.items():
+        if not (op := of_file.get("op")):
+            continue
+        dtype = of_file.get("dtype")
         known = entries(engine, op, arch) if engine in engines() else ()
         run = dict.fromkeys(entry.row for entry in known if entry.row and not entry.flags)
         of_op = [row for row in rows.get(file, ()) if not dtype or row[dtype] == "fp8_block"]
@@ -308,39 +268,40 @@ def of_engine(tables: Tables, engine: str, hardware: str) -> Tables:
 # Files of a set
 
 
-def table_files(folder: Path, stems: Collection[str]) -> dict[str, Path]:
-    """The file of each stem that the set has. Raises UsageError with one line where it has none."""
-    if folder.is_dir():
-        found = _in(folder, stems)
-    else:
-        system, engine, version = folder.parent.parent, folder.parent.name, folder.name
-        homes = sorted(system.glob(f"*/{engine}/{version}")) if system.is_dir() else []
+def table_files(folder: Path) -> dict[str, Path]:
+    """The file of each stem of FILES that the set has. Raises UsageError with one line where it has none."""
+    homes = [folder]
+    if not folder.is_dir():
+        homes = sorted(folder.parent.parent.glob(f"*/{folder.parent.name}/{folder.name}"))
         if not homes:
-            raise UsageError(f"cannot read tables in {folder}: no such folder")
-        found = {stem: path for home in homes for stem, path in _in(home, stems).items()}
-        for home in homes:
-            found = _reused(home, stems) | found
+            raise UsageError(
+                f"no times at {folder}: give a set of AIConfigurator's tables, as SYSTEM/ENGINE/VERSION "
+                "(h200_sxm/sglang/0.5.9), or a run of this suite, a folder with run.json and cells.jsonl"
+            )
+    found: dict[str, Path] = {}
+    for files in (*map(_reused, homes), *map(_in, homes)):
+        found |= files
     if not found:
         sets = [*folder.glob("*/*/gemm_perf.*"), *folder.glob("gemm/*/*/gemm_perf.*")]
         names = sorted({"/".join(place.parts[-3:-1]) for place in sets})
-        wanted = f"wanted: one or more of {', '.join(stems)} as .csv or .parquet"
+        wanted = f"wanted: one or more of {', '.join(FILES)} as .csv or .parquet, or a run of this suite"
         several = f"it has sets of tables: give {folder} with one of {', '.join(names)}"
         raise UsageError(f"no tables in {folder}; {several if names else wanted}")
     return found
 
 
-def _in(folder: Path, stems: Collection[str]) -> dict[str, Path]:
+def _in(folder: Path, stems: Collection[str] = FILES) -> dict[str, Path]:
     places = [(stem, folder / (stem + suffix)) for stem in stems for suffix in reversed(SUFFIXES)]
     return {stem: path for stem, path in places if path.exists()}
 
 
-def _reused(home: Path, stems: Collection[str]) -> dict[str, Path]:
+def _reused(home: Path) -> dict[str, Path]:
     try:
-        versions = dict(REUSED.findall((home / "reuse.yaml").read_text(encoding="utf-8")))
+        versions = REUSED.findall((home / "reuse.yaml").read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError):
         return {}
-    wanted = {stem: home.parent / versions[stem] for stem in stems if stem in versions}
-    return {stem: path for stem, folder in wanted.items() for path in _in(folder, [stem]).values()}
+    of_stems = (_in(home.parent / version, [stem]) for stem, version in versions if stem in FILES)
+    return {stem: path for found in of_stems for stem, path in found.items()}
 
 
 def read_rows(

@@ -263,7 +263,8 @@ def test_what_a_point_tells_of_ttft(h200):
 ])  # fmt: skip
 def test_a_change_is_what_its_calls_save_in_the_server(tiny, text, saved_us, in_server):
     """A factor's times are the tables', so that k is theirs; a saving is of the server's own calls."""
-    record = predict(tiny, ONE, [parse_change(text)])[0]
+    record, *_, of_prefill = predict(tiny, ONE, [parse_change(text)])
+    assert of_prefill.change == 0.0  # attention and absorbed products are of decode, the others are @decode
     k = tiny.in_server["decode"]
     assert -record.change == pytest.approx((k if in_server else 1.0) * saved_us / 1e3, rel=1e-6)
     plain = tiny.served(ONE).tpot.value

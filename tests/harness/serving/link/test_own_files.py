@@ -16,7 +16,7 @@ from harness.serving.link.load import Load
 from harness.serving.link.model import CACHED, System, link, own_points, require_plausible, uncalibrated
 from harness.serving.link.structure import StepLoad, shared_expert_factor
 from harness.serving.link.times.interpolation import Surface
-from harness.serving.link.times.measured_times import MeasuredTimes, _take, read_measured_times
+from harness.serving.link.times.measured_times import MeasuredTimes, read_measured_times
 from harness.serving.link.times.tables import read_tables
 from harness.serving.link.validation import stored_series
 from shapes.models import model
@@ -49,6 +49,7 @@ def test_json_holds_every_number_with_its_interval():
 
 @pytest.mark.parametrize(("words", "says"), [
     (("predict", "--engine", "vlm"), r"unknown engine 'vlm'; engines: sglang, vllm, trtllm"),
+    (("what-if", "--engine", "tgi"), r"unknown engine 'tgi'; engines: .*, atom; others need --times"),
     (("predict", "--parallel", "8"), r"cannot read --parallel '8'; write tp8, or tp8,ep8"),
     (("predict", "--parallel", "tp8,ep4"), r"ep4 is not modelled with tp8; give ep8, or none"),
     (("predict", "--lengths", "1024"), r"cannot read --lengths '1024'; write 8192/1024"),
@@ -58,7 +59,8 @@ def test_json_holds_every_number_with_its_interval():
     (("predict", "--hardware", "mi300x", "--engine", "trtllm"), r"TensorRT-LLM does not run on mi300x"),
     (("predict", "--hardware", "x1"), r"unknown machine 'x1'; known: .*H200.*; others need --times"),
     (("what-if", "mla_decode=2x", "mla_decode=3x"), r"mla_decode=2x and mla_decode=3x are of the same"),
-    (("predict", "--times", "nowhere"), r"no run at 'nowhere'"),
+    (("predict", "--times", "nowhere"), r"no times at nowhere: .* SYSTEM/ENGINE/VERSION .* run\.json"),
+    (("predict", "--times", "results/published"), r"it has sets of tables: give .* kernel-tables/h200"),
     (("predict", "--hardware", "h20", "--times", "results/published/kernel-tables/h200-sglang-0.5.9"),
      r"are of NVIDIA H200, not h20: kernels of one machine"),
     (("what-if", "mla_decode=2x", "--target-tpot", "20 apples"), r"cannot read --target-tpot '20 apples'"),
@@ -79,17 +81,20 @@ def cell(case, us, op="mla_decode", boundary="core", launch="graph"):
             "status": "ok", "time_us": us}  # fmt: skip
 
 
-def test_which_time_of_own_runs_is_taken():
+def test_which_time_of_own_runs_is_taken(monkeypatch):
     """The fastest in a graph; with quantisation before one without."""
-    best = {}
-    for us, launch in ((50.0, "graph"), (40.0, "graph"), (30.0, "eager"), (45.0, "graph")):
-        _take(best, cell("batch=64 ctx=1000..2000 heads=16 page=64 kv=bf16", us, launch=launch))
-    for us, boundary in ((5.0, "core"), (9.0, "with_quant")):
-        _take(best, cell("m=64 n=2112 k=7168 fp8=e4m3fn", us, op="block_scale_gemm", boundary=boundary))
-    assert best == {
-        ("mla_decode", (16, "bf16")): {(64.0, 1500.0): ((0, 0), 40.0)},
-        ("block_scale_gemm", (2112, 7168)): {(64.0,): ((0, 0), 9.0)},
-    }
+    cells = [
+        cell("batch=64 ctx=1000..2000 heads=16 page=64 kv=bf16", us, launch=launch)
+        for us, launch in ((50.0, "graph"), (40.0, "graph"), (30.0, "eager"), (45.0, "graph"))
+    ] + [
+        cell("m=64 n=2112 k=7168 fp8=e4m3fn", us, op="block_scale_gemm", boundary=boundary)
+        for us, boundary in ((5.0, "core"), (9.0, "with_quant"), (7.0, "core"))
+    ]
+    monkeypatch.setattr("harness.results.read.load", lambda _: pandas.DataFrame(cells).assign(machine="A"))
+    surfaces = read_measured_times(["a"]).surfaces
+    assert surfaces.keys() == {("mla_decode", (16, "bf16")), ("block_scale_gemm", (2112, 7168))}
+    assert surfaces["mla_decode", (16, "bf16")].at(64, 1500) == pytest.approx(40.0)
+    assert surfaces["block_scale_gemm", (2112, 7168)].at(64) == pytest.approx(9.0)
 
 
 def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
@@ -102,9 +107,9 @@ def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
         return pandas.DataFrame(runs[run]).assign(machine="B" if run == "b" else "A")
 
     monkeypatch.setattr("harness.results.read.load", load)
-    found = read_measured_times(iter(["a", "wrong"]))
+    found = read_measured_times(["a", "wrong"])
     assert (found.device, found.where, found.ops()) == ("A", "a, wrong", ["mla_decode"])
-    assert found.surfaces["mla_decode", (16, "bf16")].at(1.0, 8, 100) == pytest.approx(9.0)
+    assert found.surfaces["mla_decode", (16, "bf16")].at(8, 100) == pytest.approx(9.0)
     for given, says in ((["a", "b"], r"of 2 machines \(A, B\)"), (["wrong"], "no correct .* in wrong")):
         with pytest.raises(UsageError, match=says):
             read_measured_times(given)
@@ -112,7 +117,7 @@ def test_times_of_own_runs_are_right_ones_of_one_machine(monkeypatch):
 
 def test_own_times_replace_the_tables_where_they_are_near(tmp_path):
     tables = read_tables(written(tmp_path))
-    surface = Surface([((1.0, 8.0, 150.0), 200.0)])
+    surface = Surface({(8.0, 150.0): 200.0})
     own = MeasuredTimes("NVIDIA X1", "runs", {("mla_decode", (16, "bf16")): surface})
     load = Load(isl=100, osl=100, concurrency=8, range_ratio=1.0)
     plain, measured = (uncalibrated(System(), tables, one) for one in (None, own))
@@ -133,7 +138,7 @@ def test_what_own_runs_lack_is_named_where_no_data_sheet_helps():
 
 @pytest.mark.parametrize("shared", [0, 1])
 def test_own_times_without_the_shared_expert_get_its_share(tmp_path, shared):
-    surface = Surface([((1.0, 8.0), 300.0)])
+    surface = Surface({(8.0,): 300.0})
     own = MeasuredTimes("NVIDIA X1", "runs", {("fused_moe", (256, 8, 7168, 256, 1, shared)): surface})
     built = uncalibrated(System(), read_tables(written(tmp_path)), own).structure
     term = next(t for t in built.decode if t.op == "fused_moe")

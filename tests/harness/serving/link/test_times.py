@@ -30,7 +30,7 @@ from harness.serving.link.structure import (
     structure,
 )
 from harness.serving.link.times.assumed_times import DEVIATION, AssumedTables
-from harness.serving.link.times.interpolation import Curve, Surface
+from harness.serving.link.times.interpolation import Surface
 from harness.serving.link.times.measured_times import MeasuredTimes
 from harness.serving.link.times.tables import FILES, TABLES, MissingTable, Tables, read_tables, words
 from harness.serving.names import engine_name, hardware_name
@@ -47,13 +47,14 @@ TRITON, TRTLLM = "sglang_fused_moe_triton", "sglang_flashinfer_trtllm_moe"
 
 
 def test_a_curve_is_linear_in_logarithms_grows_and_goes_on_beyond_its_points():
-    curve = Curve([(64, 40.0), (16, 10.0)])
+    curve = Surface({(64,): 40.0, (16,): 10.0})
     assert [curve.at(x) for x in (1, 16, 32, 256)] == pytest.approx([10.0, 10.0, 20.0, 160.0])
-    falls = Curve([(1, 10.0), (2, 20.0), (4, 10.0), (8, 40.0)])  # which is noise
+    falls = Surface({(1,): 10.0, (2,): 20.0, (4,): 10.0, (8,): 40.0})  # which is noise
     assert falls.at(2) == falls.at(4) == pytest.approx(math.sqrt(200))
-    steep = Curve([(1, 1.0), (16, 16.0), (20, 40.0)])  # beyond it goes on as over its last factor of 1.6
+    steep = Surface({(1,): 1.0, (16,): 16.0, (20,): 40.0})  # beyond it goes on as over its last factor of 1.6
     assert steep.at(40) == pytest.approx(40 * 2 ** (math.log(40) / math.log(20)))
-    surface = Surface([((n, m), float(n * m)) for n in (8, 2) for m in (16, 1)])
+    assert [Surface({(8,): 5.0}).at(x) for x in (4, 8, 16)] == pytest.approx([5.0, 5.0, 10.0])
+    surface = Surface({(n, m): float(n * m) for n in (8, 2) for m in (16, 1)})
     assert [surface.at(n, 4) for n in (1, 2, 4, 16)] == pytest.approx([8.0, 8.0, 16.0, 64.0])
     assert surface.covers(24, 5) and not surface.covers(25, 5) and not surface.covers(8, 0.3)
 
@@ -130,6 +131,7 @@ def test_prefill_attention_is_scaled_from_absorbed_to_plain_where_it_was_timed_a
     assert plain == pytest.approx(least + (timed - least) * 320 / 1088)
     assert read_tables(written(tmp_path / "untold")).prefill_is_absorbed
     other = read_tables(written(tmp_path, framework="TRTLLM"))
+    assert not other.prefill_is_absorbed
     assert plain_prefill(other, R1, StepLoad(8192, 1, 8192), 16) == pytest.approx(US["prefill"])
 
 
@@ -189,7 +191,7 @@ def test_both_layouts_are_one_set(tmp_path):
     since = read_tables(by_op(tmp_path / "new", "sglang", "9"))
     assert since.rows == flat.rows and since.version == "9" and not since.notes
     assert decode_us(since) == decode_us(flat)
-    with pytest.raises(UsageError, match="no such folder"):
+    with pytest.raises(UsageError, match="no times at"):
         read_tables(tmp_path / "new" / "sglang" / "8")
     with pytest.raises(UsageError, match=r"sets of tables: give .* with one of sglang/9"):
         read_tables(tmp_path / "new")
@@ -238,12 +240,23 @@ def test_times_of_something_else_are_left_out_and_assumed(tmp_path, how, left_ou
     ({"device": "NVIDIA H100 80GB HBM3"}, "this does not fit: weights take 85.4 GB of each h100's 85.9"),
     ({"device": "NVIDIA B200", "moe": [TRTLLM, TRITON]}, f"are of {TRITON}, the engine runs flashinfer"),
     ({"device": "NVIDIA B200", "framework": "TRTLLM", "moe": ["moe_x"]}, "which kernel trtllm runs of"),
+    ({"device": "NVIDIA B200", "framework": "TGI"}, "which kernel tgi runs of fused_moe is not known"),
     ({"device": "NVIDIA B200", "moe": [TRTLLM]}, "not calibrated: the constants are those of other servers"),
 ])  # fmt: skip
 def test_what_tables_lack_or_cannot_tell_is_said(tmp_path, how, said):
     found = link(System(times=(str(written(tmp_path, **how)),)))
     assert any(said in note for note in found.notes) and not found.structure.assumed
     assert (found.sums(Load(64, 64, 1024)).capacity == math.inf) == ("not fit" in said)
+
+
+def test_float16_stands_for_bfloat16_and_prompts_behind_a_cached_prefix_are_left_out(tmp_path):
+    folder = written(tmp_path / "float16")
+    changed(folder / "gemm_perf.csv", gemm_dtype=lambda row: row["gemm_dtype"].replace("bfloat16", "float16"))
+    assert decode_us(read_tables(folder)) == decode_us(read_tables(written(tmp_path / "plain")))
+    folder = written(tmp_path / "prefix")
+    changed(folder / "context_mla_perf.csv", step="4096")
+    with pytest.raises(MissingTable, match="mha_prefill"):
+        structure(read_tables(folder), TP8)
 
 
 def test_a_neighbours_all_reduce_and_chip(tmp_path):
@@ -275,7 +288,7 @@ def test_parquet_is_as_csv(tmp_path):
     ("gemm_perf.parquet", b"version https://git-lfs.github.com/spec/v1", ".* `git lfs pull`"),
     ("gemm_perf.parquet", b"PAR1\n\nPAR1", "cannot read .*gemm_perf.parquet: .*"),
     ("gemm_perf.csv", "é".encode("latin-1"), "cannot read .*gemm_perf.csv: 'utf-8'"),
-    ("gemm_perf.json", b"", "no tables in .*; wanted: one or more of gemm_perf, .* as .csv or .parquet"),
+    ("gemm_perf.json", b"", "no tables in .*; wanted: one or more of gemm_perf, .* or .parquet, or a run"),
 ])  # fmt: skip
 def test_a_table_that_cannot_be_read_is_one_line(tmp_path, name, data, says):
     (tmp_path / name).write_bytes(data)
@@ -290,7 +303,7 @@ def test_aiters_own_times_lie_where_they_should():
     """In a 90 % interval of their assumed times; AITER's tuned kernels, not SGLang 0.5.9's."""
     inside = []
     for figure in json.loads((PUBLISHED / "aiter-tuned.json").read_text())["figures"]:
-        tables, sizes = AssumedTables.of(figure["device"].lower(), "vllm", H200), figure["sizes"]
+        tables, sizes = AssumedTables.of(figure["device"].lower(), "vllm"), figure["sizes"]
         if figure["op"] == "block_scale_gemm":
             assumed = tables.gemm("fp8_block", sizes["m"], sizes["n"], sizes["k"])
         elif figure["op"] == "fused_moe" and sizes["experts"] == 256:
@@ -303,7 +316,7 @@ def test_aiters_own_times_lie_where_they_should():
 
 def test_what_bounds_a_kernel_scales_it():
     """H200: 989.5 and 1979 TFLOPS, 4.8 TB/s; MI355X: 2516.6 and 5033.2, 8.0."""
-    tables = AssumedTables.of("mi355x", "sglang", H200)
+    tables = AssumedTables.of("mi355x", "sglang")
 
     def factor(of_tables: Callable[[Tables], float]) -> float:
         return of_tables(tables) / of_tables(H200)
@@ -339,7 +352,7 @@ def test_what_is_assumed_is_said_and_gives_way_to_what_is_measured():
 
 
 def test_mla_is_slower_on_gfx942_and_a_product_takes_its_time_for_each_block_of_k():
-    gfx942, gfx950 = (AssumedTables.of(name, "sglang", H200) for name in ("mi325x", "mi355x"))
+    gfx942, gfx950 = (AssumedTables.of(name, "sglang") for name in ("mi325x", "mi355x"))
     times = [tables.mla_decode(64, 4096, 16, "fp8") for tables in (gfx942, gfx950)]
     peaks = [3 + 151 / tables.here["tbps"] for tables in (gfx942, gfx950)]
     assert times[0] / times[1] == pytest.approx(4 * peaks[0] / peaks[1], rel=0.01)
@@ -356,7 +369,7 @@ def test_only_sglang_on_amd_moves_bytes_between_its_kernels():
         ("mi300x", "vllm"),
         ("b200", "sglang"),
     )
-    between_us = [AssumedTables.of(*system, H200).between_us for system in systems]
+    between_us = [AssumedTables.of(*system).between_us for system in systems]
     assert between_us == [(4.7e3, pytest.approx(100 / 6)), (0.0, 12.5), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)]
 
 
@@ -368,7 +381,7 @@ def test_data_sheets_scale_tp8_alone_and_say_so_first():
 
 
 def attention(us: float) -> Surface:
-    return Surface([((1.0, b, c), us) for b in (1.0, 64.0) for c in (512.0, 4096.0)])
+    return Surface({(b, c): us for b in (1.0, 64.0) for c in (512.0, 4096.0)})
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,9 @@ class AssumedTables(Tables):
     def of(cls, hardware: str, engine: str) -> AssumedTables:
         """hardware: a machine with a data sheet, by its name there"""
         base, here = read_tables(TABLES / "h200-sglang-0.5.9"), data_sheet(hardware)
-        arch, where = here["arch"], f"assumed from {base.where} by data sheets"
+        there, arch, where = data_sheet("h200"), here["arch"], f"assumed from {base.where} by data sheets"
         token_us = TOKEN_BYTES / here["tbps"] / 1e6 if arch.startswith("gfx") and engine == "sglang" else 0.0
         between_us = BETWEEN_US.get((arch, engine), 0.0), token_us
-        there = data_sheet("h200")
         return cls(hardware, engine, base.version, where, base.rows, here, there, between_us=between_us)
 
     def _scaled(self, us: float, flops: float, moved: float, dtype: str) -> float:

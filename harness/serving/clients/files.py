@@ -7,7 +7,6 @@ import gzip
 import io
 import json
 import re
-import sys
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,11 +16,6 @@ from typing import Any, Literal
 from harness import archive
 from harness.errors import UsageError
 from harness.serving.clients.fields import NUMBER, Fields
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 LARGEST_FILE = 512 * 2**20  # bytes; traces are read by harness/serving/trace, in bounded memory
 DEEPEST = 64  # levels of a JSON value; clients write three
@@ -68,11 +62,6 @@ class Document:
             return [dict.fromkeys(self.header)]
         rows = self.rows()
         return rows if all(isinstance(row, Mapping) for row in rows) else []
-
-
-def toml(path: Path) -> dict[str, Any]:
-    """A file of this package, as it is."""
-    return tomllib.loads(path.read_text("utf-8"))
 
 
 def read(path: Path) -> Document:

@@ -17,8 +17,9 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from harness.files import read_toml
 from harness.serving.clients.fields import Fields
-from harness.serving.clients.files import Document, UnreadableError, objects, toml
+from harness.serving.clients.files import Document, UnreadableError, objects
 from harness.serving.schema import (
     Metric,
     OfferedLoad,
@@ -278,7 +279,7 @@ def formats() -> dict[str, Format]:
 @functools.cache
 def table_file(name: str) -> dict[str, Any]:
     """A file of formats/, as it is."""
-    return toml(Path(__file__).with_name("formats") / f"{name}.toml")
+    return read_toml(Path(__file__).with_name("formats") / f"{name}.toml")
 
 
 def has(value: Any, path: str) -> bool:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from harness.serving.clients.files import toml
+from harness.files import read_toml
 from harness.serving.schema import Finding, Metric, ServingRun, Severity, first
 
 EXACT = 1e-3  # relative: what clients compute in one program from the same numbers
@@ -34,7 +34,7 @@ def apart(stated: float, expected: float, *inputs: float) -> float:
 
 @functools.cache
 def _texts() -> dict[str, dict[str, str]]:
-    return toml(Path(__file__).with_name("texts.toml"))
+    return read_toml(Path(__file__).with_name("texts.toml"))
 
 
 def found(rule: str, severity: Severity, text: str, **values: Any) -> Finding:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.serving.clients.files import toml
+from harness.files import read_toml
 from harness.serving.integrity import common, examined
 from harness.serving.schema import Metric, OfferedLoad, Parallelism, RequestSamples, ServingRun, Totals
 
@@ -263,7 +263,7 @@ def test_another_clock_is_noted_and_a_throughput_of_a_gpu_is_held_against_all():
 
 def test_each_text_is_said_by_a_rule():
     source = "".join(path.read_text() for path in Path(common.__file__).parent.glob("*.py"))
-    for rule, texts in toml(Path(common.__file__).with_name("texts.toml")).items():
+    for rule, texts in read_toml(Path(common.__file__).with_name("texts.toml")).items():
         assert rule in source or rule.endswith(("_length", "throughput"))
         assert all(f'"{text}"' in source for text in texts), rule
 

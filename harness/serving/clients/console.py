@@ -27,7 +27,7 @@ from harness.serving.clients.format import (
     engine,
     formats,
     mean_of_range,
-    read_load,
+    read_table,
     units,
 )  # fmt: skip
 from harness.serving.schema import OfferedLoad, ServingRun
@@ -174,7 +174,7 @@ class Command:
         if ratio is not None and 0 <= ratio <= 1 and (self.program != "script" or ratio == 1):
             kept = (1 - ratio) / (1 + ratio) if self.program == "vllm" else ratio
         prefix = row.number(f"{kind}_prefix_len") or 0.0
-        load = read_load(row, formats()["console"].more["command"])
+        load = read_table(row, formats()["console"].more["command"])
         load["num_prompts"] = load["num_prompts"] or row.count("num_prompt")
         load["input_len"] = into + prefix if into is not None else None
         load |= {"dataset": dataset, "output_len": out, "range_ratio": kept}

@@ -89,7 +89,4 @@ def _unshift(draft: Draft) -> None:
         "is p95"
     )
     draft.row.find("column_shift", "wrong", message)
-    draft.notes.append(
-        f"repaired: p99_itl_ms {last:g} taken as p95 of itl, concurrency {stated:g} as its p99; "
-        f"the true concurrency is lost, {follows:.5g} derived by Little's law"
-    )
+    draft.notes.append("repaired: p95 and p99 of itl; concurrency was lost, it follows from Little's law")

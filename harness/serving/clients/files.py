@@ -76,15 +76,12 @@ def read(path: Path) -> Document:
         if name.endswith((".csv", ".tsv")):
             return _csv(path, text)
     except UnreadableError as error:
-        return Document(path, "text", text, header=_first_line(text), broken=str(error))
+        header = tuple(cell.strip() for cell in text.lstrip().split("\n", 1)[0].split(","))
+        return Document(path, "text", text, header=header, broken=str(error))
     if name.endswith((".json", ".jsonl")):
         why = f"cannot read {path}: it is not JSON (it starts with {start!r})"
         return Document(path, "text", text, broken=why)
     return Document(path, "text", text)
-
-
-def _first_line(text: str) -> tuple[str, ...]:
-    return tuple(cell.strip() for cell in text.lstrip().split("\n", 1)[0].split(","))
 
 
 def _text(path: Path) -> str:

@@ -48,7 +48,6 @@ class Rule(StrictRecord):
     scale:     of the client's unit in `unit`
     statistic: of a number (default: `total`); of an object that has a single statistic
     object:    the key holds an object of statistics
-    without:   statistics of the object that are not read
     latencies: the client's names of latencies to ours, for a key such as `{statistic}_{latency}_ms`. The same
                keys without `_ms` are in seconds (InferenceX's copy of vLLM's client)
     """
@@ -60,7 +59,6 @@ class Rule(StrictRecord):
     statistic: str = ""
     scale: float = 1.0
     object: bool = False
-    without: tuple[str, ...] = ()
     latencies: dict[str, str] = Field(default_factory=dict)
 
     @model_validator(mode="after")
@@ -83,10 +81,7 @@ class Rule(StrictRecord):
         scale = scale_inside(fields, self.unit) if unit_inside else self.scale
         if scale is None:
             return []
-        for key in self.without:
-            fields.take(key)
         known = statistics or {key: key for key in fields.values if re.fullmatch(STATISTIC, key)}
-        known = {key: ours for key, ours in known.items() if key not in self.without}
         metrics = self._metrics(fields, known, scale)
         if fields.values.get("count") == 0 and not any(metric.value for metric in metrics):
             return []  # statistics of no request are written as zeros
@@ -233,10 +228,10 @@ class Format(StrictRecord):
         samples, failed = requests(row, self.requests) if self.requests else (RequestSamples(), None)
         draft = Draft(
             row,
-            about={"client": self.name, **self.fixed, **_each(row, self.about, Fields.text)},
-            load=self.fixed_load | read_load(row, self.load),
-            totals=_each(row, self.totals, Fields.count),
-            parallelism=_each(row, self.parallelism, Fields.count),
+            about={"client": self.name, **self.fixed, **read_table(row, self.about, Fields.text)},
+            load=self.fixed_load | read_table(row, self.load),
+            totals=read_table(row, self.totals, Fields.count),
+            parallelism=read_table(row, self.parallelism, Fields.count),
             metrics=[
                 metric
                 for path, rule in self.metrics.items()
@@ -260,7 +255,7 @@ class Format(StrictRecord):
             workload=OfferedLoad(**draft.load),
             totals=Totals(**draft.totals),
             parallelism=Parallelism(**draft.parallelism),
-            metrics=tuple(draft.metrics),
+            metrics=tuple(dict.fromkeys(draft.metrics)),  # some write a number twice
             samples=draft.samples,
             extra=row.rest() | draft.extra,
             notes=(*draft.notes, *self.notes),
@@ -295,7 +290,8 @@ def has(value: Any, path: str) -> bool:
 Reader = Callable[[Fields, str], Any]
 
 
-def _each(row: Fields, table: Mapping[str, str], usual: Reader) -> dict[str, Any]:
+def read_table(row: Fields, table: Mapping[str, str], usual: Reader = Fields.number) -> dict[str, Any]:
+    """Fields of a record by their path."""
     return {ours: SPECIAL.get(ours, usual)(*row.at(path)) for ours, path in table.items()}
 
 
@@ -309,11 +305,6 @@ def ramp_up(row: Fields, key: str) -> str:
     strategy = row.text(key)
     begin, end = (row.number(f"ramp_up_{name}_rps") for name in ("start", "end"))
     return f"{strategy} from {begin:g} to {end:g} requests a second" if begin and end else strategy
-
-
-def read_load(row: Fields, table: Mapping[str, str]) -> dict[str, Any]:
-    """Fields of OfferedLoad by their path."""
-    return _each(row, table, Fields.number)
 
 
 SPECIAL: Mapping[str, Reader] = {

@@ -70,12 +70,12 @@ class Rows:
         covariance = np.linalg.inv(precision + x.T @ x)
         return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)
 
-    def scatter_about(self, constants: Normal, assumed_points: int, fitted: int) -> float:
-        """A scatter from the residuals of a fit of so many constants, with what is assumed of it counted as
-        `assumed_points` of them."""
+    def scatter_about(self, constants: Normal, fitted: int) -> float:
+        """A scatter from the residuals of a fit of so many constants, in which what is assumed of it counts
+        as SCATTER_POINTS residuals."""
         off = self.x @ constants.mean / self.y - 1
-        count = assumed_points + max(len(off) - fitted, 0)
-        return float(np.sqrt((assumed_points * self.scatter**2 + (off**2).sum()) / count))
+        count = SCATTER_POINTS + max(len(off) - fitted, 0)
+        return float(np.sqrt((SCATTER_POINTS * self.scatter**2 + (off**2).sum()) / count))
 
 
 def learnt(begun: Normal, systems: Mapping[str, Sequence[Rows]], weight: float) -> Normal:
@@ -206,7 +206,7 @@ class Constants:
         tpot, ttft = tpot_rows(measured), ttft_rows(measured)
         of_tpot, of_ttft = tpot.fitted(self.tpot), ttft.fitted(self.ttft)
         pairs = ((tpot, of_tpot), (ttft, of_ttft))
-        return Constants(of_tpot, of_ttft, *(rows.scatter_about(of, SCATTER_POINTS, 2) for rows, of in pairs))
+        return Constants(of_tpot, of_ttft, *(rows.scatter_about(of, 2) for rows, of in pairs))
 
     def served(self, sums: KernelSums) -> Served:
         """Raises HarnessError where the batch does not settle."""

@@ -107,15 +107,13 @@ class Phase:
 
     def at(self, point: float) -> Array:
         """us of each term, [terms]; linear in the logarithm of the grid, its ends beyond it."""
-        return np.array([np.interp(math.log(point), np.log(self.grid), row) for row in self.us])
-
-    @functools.cached_property
-    def total_ms(self) -> Array:
-        """Of all terms, [grid]."""
-        return self.us.sum(axis=0) / 1e3
+        place = np.interp(math.log(point), np.log(self.grid), np.arange(len(self.grid)))
+        left, right = self.us[:, math.floor(place)], self.us[:, math.ceil(place)]
+        return left + (place % 1) * (right - left)
 
     def ms(self, point: float) -> float:
-        return float(np.interp(math.log(point), np.log(self.grid), self.total_ms))
+        """Of all terms."""
+        return float(self.at(point).sum()) / 1e3
 
     def indices(self, op: str, part: str = "") -> list[int]:
         return [i for i, term in enumerate(self.terms) if term.op == op and part in ("", term.part)]
@@ -244,11 +242,6 @@ def settled(sums: KernelSums, tpot: Array, ttft: Array) -> Features:
         f"the batch at concurrency {sums.load.concurrency} does not settle: after {ROUNDS} rounds TPOT still "
         f"moves from {tpot_ms:.3g} to {new_tpot:.3g} ms"
     )
-
-
-def cold_share(load: Load, engine: str, warm: bool) -> float:
-    """How cold a first wave finds the server: 1, or 0 for one that has served before."""
-    return 0.0 if warm else max(1 - load.mean_isl / WARM_FROM.get(engine, math.inf), 0.0)
 
 
 def _wave(sums: KernelSums) -> tuple[float, float]:

@@ -1,8 +1,4 @@
-"""The model of a system: kernel times, structure and constants, ready to predict.
-
-model = link(System(hardware="h200", engine="sglang", calibrate=("c4.json", "c64.json")))
-model.served(Load(8192, 1024, concurrency=32)).tpot
-"""
+"""The model of a system: kernel times, structure and constants, ready to predict."""
 
 from __future__ import annotations
 
@@ -17,7 +13,7 @@ from harness.errors import UsageError
 from harness.serving.clients.load import load as load_runs
 from harness.serving.compare.identity import UNKNOWN, Setting, differences, length, text, with_engine
 from harness.serving.link.calibration import PRIOR, Constants, Measured, Point, Served
-from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, KernelSums, Load, cold_share, kernel_sums
+from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, WARM_FROM, KernelSums, Load, kernel_sums
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.times.assumed_times import AssumedTables
 from harness.serving.link.times.measured_times import MeasuredTimes, is_run, read_measured_times
@@ -105,7 +101,8 @@ class Link:
         )
 
     def sums(self, load: Load) -> KernelSums:
-        cold = cold_share(load, self.system.engine, self.system.warm)
+        warm_from = 0.0 if self.system.warm else WARM_FROM.get(self.system.engine, math.inf)
+        cold = max(1 - load.mean_isl / warm_from, 0.0) if warm_from else 0.0
         return kernel_sums(self.structure, load, self.memory_gb, cold)
 
     def served(self, load: Load) -> Served:
@@ -155,9 +152,8 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
         folder = next(TABLES.glob(f"{hardware}-{engine}-*"), None)
         tables = read_tables(folder) if folder else Tables(hardware, engine, "", "no tables of its own", {})
     _require_same(hardware, engine, tables, runs)
-    tables, fallback = of_engine(tables, engine, hardware), None
-    if data_sheet(hardware):
-        fallback = AssumedTables.of(hardware, engine)
+    tables = of_engine(tables, engine, hardware)
+    fallback = AssumedTables.of(hardware, engine) if data_sheet(hardware) else None
     built = structure(tables, parallel, kv=system.kv, measured_times=runs, assumed=fallback)
     memory_gb = data_sheet(hardware).get("memory_gib", 0.0) * 2**30 / 1e9
     notes = list(tables.notes)

@@ -11,7 +11,7 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
@@ -263,6 +263,5 @@ def _variables(of: Configuration) -> list[str]:
 
 
 def _comments(texts: Iterable[str]) -> list[str]:
-    wrapper = textwrap.TextWrapper(WIDTH, initial_indent="# ", subsequent_indent="#   ")
-    wrapper.break_on_hyphens = wrapper.break_long_words = False
-    return [line for text in texts for line in wrapper.wrap(text)]
+    how: dict[str, Any] = {"initial_indent": "# ", "subsequent_indent": "#   ", "break_on_hyphens": False}
+    return [line for text in texts for line in textwrap.wrap(text, WIDTH, break_long_words=False, **how)]

@@ -49,14 +49,11 @@ def is_run(path: str) -> bool:
 def read_measured_times(runs: Sequence[str]) -> MeasuredTimes:
     """The fastest correct implementation of each case of these runs, in a graph where there is one.
 
-    Raises UsageError where a run cannot be read, they are of several machines, or pandas is missing.
+    Raises UsageError where a run cannot be read, or they are of several machines.
     """
-    try:
-        from harness.results.read import load
+    from harness.results.read import load
 
-        cells = [cell for run in runs for cell in load(run).to_dict("records")]
-    except ImportError as error:
-        raise UsageError(f"runs need {error.name}: pip install {error.name}") from None
+    cells = [cell for run in runs for cell in load(run).to_dict("records")]
     devices = sorted({cell["machine"] for cell in cells if cell["machine"]})
     if len(devices) != 1:
         raise UsageError(f"runs are of {len(devices)} machines ({', '.join(devices)}); give those of one")

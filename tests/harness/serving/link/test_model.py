@@ -29,7 +29,7 @@ from harness.serving.link.calibration import (
     tpot_rows,
     ttft_rows,
 )
-from harness.serving.link.load import DRAIN, KernelSums, Load, Phase, cold_share, features, settled
+from harness.serving.link.load import DRAIN, KernelSums, Load, Phase, features, settled
 from harness.serving.link.model import System, link, uncalibrated
 from harness.serving.link.predictions import needs, outlook, parse_change, predict
 from harness.serving.link.times.tables import read_tables
@@ -82,7 +82,7 @@ def test_without_points_they_are_the_prior_and_many_points_fit_them():
 def test_a_scatter_is_that_of_residuals_beside_what_is_assumed():
     rows = Rows(np.ones((4, 1)), np.array([1.0, 1.0, 0.8, 1.25]), 0.1)
     off = [0.0, 0.0, 0.25, -0.2]
-    found = rows.scatter_about(Normal.of((1.0,), (1.0,), ()), 6, fitted=2)
+    found = rows.scatter_about(Normal.of((1.0,), (1.0,), ()), fitted=2)
     assert found == pytest.approx(math.sqrt((6 * 0.1**2 + sum(x * x for x in off)) / (6 + 2)))
 
 
@@ -160,7 +160,8 @@ def test_what_memory_does_not_hold_waits_and_requests_of_one_length_are_in_step(
     ("trtllm", False, 1024, 1 - 0.9 * 1024 / 8192), ("trtllm", False, 65536, 0.0),
 ])  # fmt: skip
 def test_how_cold_a_first_wave_is(engine, warm, isl, share):
-    assert cold_share(Load(isl, 1024, 4), engine, warm) == pytest.approx(share)
+    model = link(System(engine=engine, warm=warm))
+    assert model.sums(Load(isl, 1024, 4)).cold == pytest.approx(share)
 
 
 @pytest.mark.parametrize("load", [

@@ -399,9 +399,7 @@ def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> None:
     say(f"installing {textwrap.shorten(step.what, 70, placeholder=' and more')} ...")
     started = time.monotonic()
     held = () if step.exact else ("-c", venv / "constraints.txt")
-    # Python compiles what is imported; pip would compile all there is, which takes a third of set-up.
-    python, asked = venv / "bin" / "python", (*options, *held, *step.requirements)
-    output, reason = pip(python, "install", "--no-compile", *asked)
+    output, reason = pip(venv / "bin" / "python", "install", *options, *held, *step.requirements)
     if not reason:
         say(f"installed in {time.monotonic() - started:.0f} s")
         return

@@ -31,11 +31,10 @@ ops = ["mla_decode"]
 options = { impl = "torch.naive", case = ["batch=1 ctx=64 heads=2"], per-case = "1s" }
 
 [[step]]
-name = "flag"
-command = "toggle"
-ops = ["mla_decode"]
+name = "again"
+command = "doctor"
 devices = ["right"]
-options = { impl = "torch.naive", case = ["batch=1 ctx=64 heads=2"], flag = ["OMP_NUM_THREADS=1"] }
+options = { quick = true, json = "{out}/doctor.json" }
 """
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -99,7 +98,7 @@ def test_a_campaign_on_both(command, tmp_path):
         assert facts["machine"]["platform"] == "cpu"
         frame = load(here / type / "mla_decode-everywhere")
         assert list(frame["status"]) == ["ok", "ok"], "the baseline and it"
-    assert list(here.glob("*/mla_decode-flag")) == [here / "right" / "mla_decode-flag"]
+    assert list(here.glob("*/again")) == [here / "right" / "again"]
     assert len(load(tmp_path / "here.zip")) == len(load(here))
     again = command("campaign", "--resume", here, "--budget", "2m")
     assert again.returncode == 0 and "batch=1" not in again.stdout, "nothing was left to do"

@@ -32,6 +32,7 @@ VLLM_NO_USAGE_STATS = "1"
 
 
 @pytest.mark.slow
+@pytest.mark.first
 def test_an_a_a_pair_of_a_real_engine_resolves_nothing_and_leaves_nothing(tmp_path, mark, cli):
     if importlib.util.find_spec("vllm") is None:
         pytest.skip("vllm is not installed")

@@ -15,6 +15,8 @@ from kernels.platform import Platform
 
 DATASHEETS = DATA / "devices.json"
 
+CARD = re.compile(r"\b(?:pcie|nvl)\b")
+"""Cards with less power, memory or links than the chip's usual one, in small letters."""
 PART = re.compile(r" (MIG\b.*|(?:DPX|TPX|QPX|CPX)\b.*|\d of \d XCC.*)$")
 """How the name of a part of a GPU ends: a MIG slice of NVIDIA's, a compute and memory partition of AMD's."""
 
@@ -100,10 +102,12 @@ def part_of(name: str) -> str:
 def known_type(text: str) -> str:
     """The device of a data sheet that a longer name means (`AMD-Instinct-MI300X-OAM`), or that name; of a
     part of a device with that part, as its times are no whole device's. A part of a word is no name: H2000 is
-    no H200."""
+    no H200. Neither is another card of the same chip: H100 PCIe is no H100."""
 
     def stands_in(name: str) -> bool:
-        return bool(re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])", text, re.IGNORECASE))
+        word = rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])"
+        same_card = CARD.findall(text.lower()) == CARD.findall(name.lower())
+        return same_card and bool(re.search(word, text, re.IGNORECASE))
 
     names = [entry["name"] for entry in known_devices() if stands_in(entry["name"])]
     return f"{max(names, key=len)} {part_of(text)}".strip() if names else text

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import click
 
 from harness.cli.lazy import LazyGroup
@@ -59,6 +61,11 @@ def main() -> int:
     except click.ClickException as error:
         text = " ".join(error.format_message().split())  # Click lists choices over lines
         click.echo(f"error: {text}", err=True)
+        return USAGE
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        click.echo(f"error: cannot write: {error.strerror}", err=True)
         return USAGE
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)

@@ -118,9 +118,6 @@ def what_if(
 
     require_writable(json_to, None)
     parsed = [parse_change(text) for text in changes]
-    kernels = [(each.op, each.part, each.phase) for each in parsed]
-    if twice := [text for text, of in zip(changes, kernels, strict=True) if kernels.count(of) > 1]:
-        raise UsageError(f"{' and '.join(twice)} are of the same kernels: give one change of them")
     if ledger and not parsed:
         raise UsageError("--ledger takes predictions of changes: name one, as mla_decode=2.0x")
     target = _milliseconds(target_tpot) if target_tpot else None

@@ -46,8 +46,8 @@ def _of_file(plan: Plan, path: Path) -> list[Prediction]:
     except (ValueError, KeyError, TypeError):
         pass  # another document
     if len(fitting) != 1 or not fitting[0]:
-        raise UsageError(f"{path} holds no one prediction for {plan.concurrency} in flight, as the client has"
-                         ": `serving what-if --json FILE` writes one")  # fmt: skip
+        load = f"{plan.concurrency} in flight" if plan.concurrency else "a client of unknown concurrency"
+        raise UsageError(f"{path} does not hold one prediction for {load}: `what-if --json FILE` writes one")
     return fitting[0]
 
 

@@ -310,7 +310,7 @@ def _needed(plan: Plan, pair_s: float) -> str:
         looked = None if plan.pairs else pairs_for(change, apart, confidence(None, arms), LOOKS)
         shown = str(looked or fixed or f"over {MOST_LOOKED_AT[-1]}")
         if fixed and not (looked or plan.pairs):
-            shown = f"over {LOOKS[-1]}; --pairs {fixed}"
+            shown = f"{fixed}, by --pairs {fixed}: the four looks do not reach"
         rows.append([f"{change:g} %", shown, _time((n + 1) * pair_s) if (n := looked or fixed) else ""])
     unseen = "" if plan.concurrency else "; the client command names no concurrency"
     return (
@@ -369,7 +369,8 @@ def closing(found: JsonObject) -> Iterator[str]:
         many = f"no number of pairs up to {MOST_PAIRS} would decide it"
         then = many if found["pairs"] > 1 else "one pair has no interval"
         if more:
-            then = f"{more[0]} more pairs would narrow it to +-{more[1]:.2g} % and decide it at this effect"
+            again = f"a new A/B with --pairs {found['pairs'] + more[0]}"
+            then = f"{again} would narrow it to +-{more[1]:.2g} % and decide it at this effect"
         yield f"{arm}: unclear: {then}"
     for line in found["expected"]:
         yield (
@@ -380,7 +381,8 @@ def closing(found: JsonObject) -> Iterator[str]:
     for arm, differing in found["differences"].items():
         for what, part in (("setting", "server_info"), ("variable", "environment")):
             for name, (before, after) in differing[part].items():
-                yield f"{arm}: {what} {name}: {before!r} -> {after!r}"
+                sides = ("unset" if value is None else repr(value) for value in (before, after))
+                yield f"{arm}: {what} {name}: {' -> '.join(sides)}"
     yield from map(_name, found["names"])
     yield from (f"note: {line}" for line in found["findings"])
     if not found["finished"]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.serving.clients import trtllm
-from harness.serving.clients.console_text import Block, blocks, has_blocks, unprefixed
+from harness.serving.clients.console_text import HEADER, Block, blocks, unprefixed
 from harness.serving.clients.fields import Fields
 from harness.serving.clients.files import Document
 from harness.serving.clients.format import (
@@ -50,8 +50,8 @@ class Console(Format):
     """The format of a text with blocks of results, with reports of trtllm-bench, or with both."""
 
     def recognises(self, document: Document) -> bool:
-        is_text = document.kind == "text"
-        return is_text and (has_blocks(document.text) or trtllm.MARK.search(document.text) is not None)
+        found = (mark.search(document.text) for mark in (HEADER, trtllm.MARK))
+        return document.kind == "text" and any(found)
 
     def runs(self, document: Document) -> list[ServingRun]:
         """Of the blocks that say anything, and of trtllm-bench's reports, in the text's order."""
@@ -88,11 +88,12 @@ def _run(document: Document, block: Block, command: Command | None) -> ServingRu
         "client": f"{client}.console", "engine": table.more["engines"].get(client) or engine(spoken),
         "protocol": "" if block.offline else spoken, "mode": "offline" if block.offline else "online",
     }  # fmt: skip
+    others: dict[str, Any] = {}
     if command:
-        more, model, more_notes = _asked(row, run, command)
+        more, model, more_notes, others = _asked(row, run, command)
         about |= {"workload": more, "model": model}
         notes += more_notes
-    rest = {"notes": (*notes, *run.notes), "findings": tuple(row.findings), "extra": row.rest()}
+    rest = {"notes": (*notes, *run.notes), "findings": tuple(row.findings), "extra": row.rest() | others}
     return run.model_copy(update=about | rest)
 
 
@@ -129,17 +130,17 @@ def _scaled(row: Fields, key: str, unit: str, known: Mapping[str, float]) -> flo
     return None
 
 
-def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, list[str]]:
+def _asked(row: Fields, run: ServingRun, command: Command) -> tuple[Any, str, list[str], dict[str, Any]]:
     """The workload with what the command before the block asked for, unless the two disagree; the model;
-    notes."""
-    requested, model, note = command.workload()
+    notes; the command's other options."""
+    requested, model, note, others = command.workload()
     if contradiction := contradicts(requested, run.workload, run.totals.completed):
         row.find("command", "suspect", f"the command before the block is not of it: {contradiction}")
-        return run.workload, "", []
+        return run.workload, "", [], {}
     printed = {name: value for name, value in run.workload.model_dump().items() if value not in (None, "")}
     how = "the arguments printed" if command.printed else "the command"
     notes = [f"model and workload from {how} before the block", *filter(None, [note])]
-    return requested.model_copy(update=printed), model, notes
+    return requested.model_copy(update=printed), model, notes, others
 
 
 @dataclass(frozen=True)
@@ -151,8 +152,8 @@ class Command:
     options: Mapping[str, str]
     printed: bool = False
 
-    def workload(self) -> tuple[OfferedLoad, str, str]:
-        """What was asked for, the model, and a note where its lengths are not told."""
+    def workload(self) -> tuple[OfferedLoad, str, str, dict[str, Any]]:
+        """What was asked for, the model, a note where its lengths are not told, and all other options."""
         said = {
             key: text for key, text in self.options.items() if "$" not in text and text not in ("", "None")
         }
@@ -178,7 +179,7 @@ class Command:
         load["num_prompts"] = load["num_prompts"] or row.count("num_prompt")
         load["input_len"] = into + prefix if into is not None else None
         load |= {"dataset": dataset, "output_len": out, "range_ratio": kept}
-        return OfferedLoad(**load), row.text("model"), note
+        return OfferedLoad(**load), row.text("model"), note, row.rest()
 
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:
@@ -218,7 +219,8 @@ def commands(lines: Sequence[str]) -> Iterator[Command]:
         for program, pattern in PROGRAMS.items():
             if match := pattern.search(text):
                 rest = SHELL_END.sub("", text[match.end() :])
-                found = {key.replace("-", "_"): value.strip("'\"") for key, value in OPTION.findall(rest)}
+                given = {key.replace("-", "_"): value.strip("'\"") for key, value in OPTION.findall(rest)}
+                found = {key: value or "on" for key, value in given.items()}
                 if found and rest.count("'") % 2 == rest.count('"') % 2 == 0:  # every quote is closed
                     yield Command(program, found)
                 break

@@ -71,10 +71,6 @@ def unprefixed(line: str) -> str:
     return line[match.end() :].rstrip() if match else line.rstrip()
 
 
-def has_blocks(text: str) -> bool:
-    return HEADER.search(text) is not None
-
-
 def blocks(text: str) -> Iterator[Block]:
     """The blocks of a text, in its order."""
     lines = plain(text)

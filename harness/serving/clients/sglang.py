@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from harness.serving.schema import Metric
 
 SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
 DEGREES = ("tp", "pp", "dp", "ep")
+PUBLIC = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # a model's name with its organisation
 MAYBE = ("last_gen_throughput", "acc_length")
 
 
@@ -43,9 +45,10 @@ def _describe(draft: Draft, info: Fields) -> None:
     servers = [*prefill, *decode] or [info]
     main = (decode or servers)[0]
     gpus = {id(server): _world(server) for server in servers}
+    path, served = main.text("model_path"), main.text("served_model_name")
     draft.about |= {
         "engine": "sglang",
-        "model": main.text("served_model_name") or main.text("model_path"),
+        "model": path if PUBLIC.fullmatch(path) else served or path,  # a folder's name says less
         "version": main.text("version"),
         "precision": main.text("quantization"),
         "nodes": _sum(server.count("nnodes") for server in servers),

@@ -42,8 +42,10 @@ def report(draft: Draft) -> None:
         totals[f"{side}_tokens"] = round(mean * count) if tells and mean is not None else None
     if draft.load["output_len"] is None:
         draft.load["output_len"] = row.inside("dataset").number("avg_osl")
-    about = draft.about
-    about["precision"] = about["precision"] or row.inside("engine").text("dtype")
+    about, engine = draft.about, row.inside("engine")
+    cache = engine.text("kv_cache_dtype")
+    about["precision"] = about["precision"] or engine.text("dtype")
+    about["precision"] += f", {cache} cache" if cache else ""
     about["gpus"] = row.inside("world_info").count("world_size")
     if printed:
         about["client"] += ".console"

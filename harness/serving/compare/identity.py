@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from harness.errors import UsageError
 from harness.serving.names import engine_name, hardware_name, known_engine, model_name
-from harness.serving.schema import OfferedLoad, Parallelism, ServingRun, StrictRecord
+from harness.serving.schema import OFF, OfferedLoad, Parallelism, ServingRun, StrictRecord
 
 UNKNOWN = ""
 LENGTH_TOLERANCE = 0.02  # of a mean length: stop tokens and chat templates add as much
@@ -182,7 +182,8 @@ def _prefix_caching(run: ServingRun) -> str:
     cached, info = run.workload.prefix_cached, run.extra.get("server_info")
     if cached:
         return "hits"
-    if cached is False or run.option("disable-radix-cache", "no-enable-prefix-caching"):
+    is_off = str(run.extra.get("enable_prefix_caching", True)).lower() in OFF
+    if cached is False or is_off or run.option("disable-radix-cache", "no-enable-prefix-caching"):
         return "off"
     is_on = isinstance(info, Mapping) and info.get("disable_radix_cache") is False
     return "on" if is_on or run.option("enable-prefix-caching") else UNKNOWN
@@ -389,8 +390,8 @@ def unsaid(found: Iterable[Difference], first: str, second: str) -> list[str]:
     for each in found:
         if not each.is_known:
             value = f" ({each.row or each.run})" if each.row or each.run else ""
-            silent = f"{first if each.run else second} does not say" if value else "neither says"
-            names.setdefault(silent, []).append(each.name + value)
+            silent = f"{first if each.run else second} does not say, as the other does,"
+            names.setdefault(silent if value else "neither says", []).append(each.name + value)
     return [f"{silent} its {', '.join(of)}" for silent, of in names.items()]
 
 

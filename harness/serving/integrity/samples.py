@@ -29,6 +29,7 @@ from harness.serving.schema import Finding, Metric, RequestSamples, ServingRun
 
 STREAMED = {"ttft", "tpot", "itl"}
 WHOLE = 0.95  # of E2E: TTFT from which on nearly all came at once, if the rest is faster than any engine
+FASTEST_FIRST_MS = 1.0  # below it a time to first token is in another unit
 FASTEST_TOKEN_MS = 0.5  # of any server over a network known to this project
 ALIKE = 1e-3  # between E2E and TTFT of one request
 SEVERAL = 8  # tokens that no single piece of a stream holds, speculation or not
@@ -89,7 +90,7 @@ def _by_statistics(run: ServingRun) -> Spoilt | None:
     length = output_length(run) or 0.0
     if tpot is None and e2e is not None and ttft is not None and length > 1:
         tpot = max(e2e - ttft, 0.0) / (length - 1)
-    if ttft is None or not tpot or 0 < length < SEVERAL:
+    if ttft is None or ttft < FASTEST_FIRST_MS or not tpot or 0 < length < SEVERAL:
         return None
     whole = ttft >= WHOLE * (e2e if e2e is not None else ttft + (length - 1) * tpot)
     if tpot >= (FASTEST_TOKEN_MS if whole and length else FASTEST_STEP_MS) or not (whole or e2e is None):

@@ -272,7 +272,10 @@ def observe(
     if wrong:
         first = next(iter(wrong.values()))
         raise UsageError(f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {first}")
-    if twice := [f.message for run in every for f in run.findings if f.rule == "repeated"]:
+    counted = {source for entry in known[row_id].observations for source in entry.observation.runs}
+    twice = [f.message for run in every for f in run.findings if f.rule == "repeated"]
+    twice += [f"{run.id} is in an observation of this row" for run in every if run.source in counted]
+    if twice:
         raise UsageError(f"{twice[0]}; a run counts once")
     for run in every:
         if unlike := identity.differences(setting, run, assumed):
@@ -331,11 +334,6 @@ def observation(quantity: str, pairs: Sequence[tuple[ServingRun, ServingRun]]) -
     return Observation(
         quantity=quantity,  # type: ignore[arg-type]
         unit="tok/s" if quantity == "output_throughput" else "ms",
-        before=means[0],
-        after=means[1],
-        change=change,
-        low=low,
-        high=high,
-        pairs=len(pairs),
+        before=means[0], after=means[1], change=change, low=low, high=high, pairs=len(pairs),
         runs=tuple(run.source for pair in pairs for run in pair),
-    )
+    )  # fmt: skip

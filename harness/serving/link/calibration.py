@@ -65,7 +65,7 @@ class Rows:
         """The constants after these rows (Bayes' rule for normal variables)."""
         if not len(self.y):
             return prior
-        x = self.x / (self.scatter * self.y)[:, None]
+        x = self.x / (self.scatter * self.y)[:, None]  # and y / (scatter * y) is 1 / scatter
         precision = np.linalg.inv(prior.covariance)
         covariance = np.linalg.inv(precision + x.T @ x)
         return Normal(covariance @ (precision @ prior.mean + x.sum(axis=0) / self.scatter), covariance)

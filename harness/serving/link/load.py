@@ -149,7 +149,6 @@ def kernel_sums(structure: Structure, load: Load, memory_gb: float | None, cold:
                 f"{structure.weights_gb:.1f} GB of each GPU's {memory_gb:.1f}"
             )
     chunks = math.ceil(load.mean_isl / load.prefill_tokens)
-
     together = min(load.most_together, float(load.concurrency))
     decode = _phase(structure.decode, min(float(load.concurrency), capacity),
                     lambda batch: StepLoad(batch, batch, load.mean_context), 1)  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from harness.serving.link.load import MEMORY_SHARE, PREFILL_TOKENS, WARM_FROM, K
 from harness.serving.link.structure import Structure, structure
 from harness.serving.link.times.assumed_times import AssumedTables
 from harness.serving.link.times.measured_times import MeasuredTimes, is_run, read_measured_times
-from harness.serving.link.times.tables import TABLES, Tables, of_engine, read_tables
+from harness.serving.link.times.tables import TABLES, MissingTable, Tables, of_engine, read_tables
 from harness.serving.names import data_sheet, engine_name, hardware_name, model_name
 from harness.serving.schema import Parallelism, ServingRun
 from shapes.attention import Parallel
@@ -88,17 +89,10 @@ class Link:
         """The identity of the system, without a load."""
         parallel = self.structure.parallel
         return Setting(
-            hardware=self.system.hardware,
-            gpus=self.gpus,
-            engine=self.system.engine,
-            model="DeepSeek-R1",
-            precision="fp8 block-scale",
-            kv_cache=self.system.kv,
-            plain=True,
-            launch="graph",
-            parallelism=Parallelism(tp=parallel.tp, pp=1, ep=parallel.ep, dp=parallel.dp),
-            note=parallel.text,
-        )
+            hardware=self.system.hardware, gpus=self.gpus, engine=self.system.engine, model="DeepSeek-R1",
+            precision="fp8 block-scale", kv_cache=self.system.kv, plain=True, launch="graph",
+            parallelism=Parallelism(tp=parallel.tp, pp=1, ep=parallel.ep, dp=parallel.dp), note=parallel.text,
+        )  # fmt: skip
 
     def sums(self, load: Load) -> KernelSums:
         warm_from = 0.0 if self.system.warm else WARM_FROM.get(self.system.engine, math.inf)
@@ -159,11 +153,17 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     notes = list(tables.notes)
     if built.assumed:
         notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
+    with contextlib.suppress(MissingTable):
+        own, usual = (tables.mla_decode(64, 4096, 128 // system.tp, kv) for kv in (system.kv, "bfloat16"))
+        if own > 2 * usual:
+            slow = f"mla_decode takes {own / usual:.1f} times as long with an FP8 cache as with one in bf16"
+            notes.append(f"{slow}, in {tables.where}: an engine whose kernel is better is faster than this")
     if runs:
         notes.append(f"measured in {runs.where}: {', '.join(runs.ops())}, where near the step's sizes")
     if memory_gb and built.weights_gb > memory_gb * MEMORY_SHARE:
-        fits_not = f"weights take {built.weights_gb:.1f} GB of each {hardware}'s {memory_gb:.1f}"
-        notes.insert(0, f"this does not fit: {fits_not}; predicted as if they and the cache did")
+        room = f"the {MEMORY_SHARE:.0%} of each {hardware}'s {memory_gb:.1f} GB for them and the cache"
+        fits_not = f"weights take {built.weights_gb:.1f} GB, more than {room}"
+        notes.insert(0, f"this does not fit: {fits_not}; predicted as if it did")
         memory_gb = 0.0
     resolved = replace(system, hardware=hardware, engine=engine)
     return Link(resolved, built, memory_gb=memory_gb or None, notes=tuple(dict.fromkeys(notes)))
@@ -205,8 +205,6 @@ def own_points(
     unsaid: list[str] = []
     for run in runs:
         notes += [f"{run.id}: {found.message}" for found in run.findings if found.severity != "note"]
-        if cached := [found.message for found in run.findings if found.rule == "prefix_cache"]:
-            raise UsageError(f"{run.id} cannot calibrate: {cached[0]}")
         workload = run.workload.model_copy(update={"request_rate": 0.0, "ramp_up": ""})
         is_alike = SAME_LAYERS.fullmatch(model_name(run.model))
         model = run.model if is_alike else setting.model
@@ -217,6 +215,9 @@ def own_points(
             is_engine = any(each.name == "engine" for each in unlike)
             hint = "; --engine says it where a file is wrong" if is_engine else ""
             raise UsageError(f"{run.id} does not calibrate this: {text(unlike)}{hint}")
+        severe = (each for each in run.findings if each.severity == "wrong" or each.rule == "prefix_cache")
+        if bad := next(severe, None):
+            raise UsageError(f"{run.id} cannot calibrate: {bad.message}")
         unsaid += [d.name for d in differences(wanted, run) if d.run == UNKNOWN]
         unsaid += ["range of lengths"] if _range(run) is None else []
         unsaid += [] if _count(run, "chunked-prefill-size") else ["tokens of a prefill step"]
@@ -247,8 +248,6 @@ def _count(run: ServingRun, option: str) -> int:
 def _point(run: ServingRun) -> Point:
     ratio = _range(run)
     ratio = RANGE_RATIO if ratio is None else ratio
-    if not 0 <= ratio <= 1:
-        raise UsageError(f"{run.id} has a range of lengths of {ratio:g}, not from 0 to 1: cannot calibrate")
     asked, to_longest = run.workload, 2 / (1 + ratio)
     wanted = {
         "input length": (length(run, "input") or 0) * to_longest or asked.longest_input_len,
@@ -262,14 +261,11 @@ def _point(run: ServingRun) -> Point:
         raise UsageError(f"{run.id} does not say its {', '.join(lacks)}: cannot calibrate{''.join(why[:1])}")
     isl, osl, concurrency, tpot, ttft = (float(value or 0) for value in wanted.values())
     of_run = Load(
-        round(isl),
-        round(osl),
-        concurrency=round(concurrency),
-        range_ratio=ratio,
+        round(isl), round(osl), concurrency=round(concurrency), range_ratio=ratio,
         prefill_tokens=_count(run, "chunked-prefill-size") or PREFILL_TOKENS,
         waves=max(1, round((asked.num_prompts or 10 * concurrency) / concurrency)),
         recv_interval=_count(run, "scheduler-recv-interval") or 1,
-    )
+    )  # fmt: skip
     return Point(of_run, tpot, ttft, run.value("ttft", "median") or None)
 
 

@@ -181,9 +181,13 @@ def outlook(link: Link, load: Load) -> Outlook:
 def predict(link: Link, load: Load, changes: Sequence[KernelChange]) -> tuple[Prediction, ...]:
     """The effect of all the changes together at a load, on each of QUANTITIES.
 
-    Raises UsageError where a change touches no kernel of the model.
+    Raises UsageError where a change touches no kernel of the model, or one that another touches, too.
     """
     sums = link.sums(load)
+    found = [each for change in changes for each in touched(sums, change)]
+    kernels = [f"{phase.terms[i].name} in {name}" for name, phase, terms in found for i in terms]
+    if twice := next((one for one in kernels if kernels.count(one) > 1), ""):
+        raise UsageError(f"two changes are of {twice}: give one of them")
     old, new, notes = applied(sums, changes, link.in_server)
     before, after = _quantities(link, old), _quantities(link, new)
     change, (less, more) = after - before, _uncertainty(link, sums, changes)
@@ -247,13 +251,9 @@ def _uncertainty(link: Link, sums: KernelSums, changes: Sequence[KernelChange]) 
 def setting_of(link: Link, load: Load) -> Setting:
     """The setting of a prediction, as a ledger records it."""
     workload = OfferedLoad(
-        input_len=load.mean_isl,
-        output_len=load.mean_osl,
-        range_ratio=load.range_ratio,
-        concurrency=load.concurrency,
-        request_rate=0.0,
-        num_prompts=load.concurrency * load.waves,
-    )
+        input_len=load.mean_isl, output_len=load.mean_osl, range_ratio=load.range_ratio, request_rate=0.0,
+        concurrency=load.concurrency, num_prompts=load.concurrency * load.waves,
+    )  # fmt: skip
     return link.setting.model_copy(update={"recv_interval": load.recv_interval, "workload": workload})
 
 

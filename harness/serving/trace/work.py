@@ -70,6 +70,7 @@ def operators(recorded: RecordedTrace) -> LaunchedWork:
     ops = recorded.ops
     known = ops.external != NONE
     once = ~_again(recorded, "operators", known, ops.thread, ops.start, ops.name, ops.external, ops.length)
+    once &= ~_far(recorded, "operators", ops.start)
     row, start, end = own_time(ops.thread[once], ops.start[once], (ops.start + ops.length)[once])
     row = np.flatnonzero(once)[row]
     calls = np.zeros(len(row), dtype=np.int8)
@@ -139,8 +140,8 @@ def own_time(
     One that begins inside another is inside it; where it ends after the other, the rest is its own. An
     operator that is never on its own has one stretch of no length. Stretches of a thread do not overlap.
     """
-    found = np.fromiter(_stretches(thread, start, end), dtype=[(name, np.int64) for name in "rse"])
-    return found["r"], found["s"], found["e"]
+    found = np.fromiter(_stretches(thread, start, end), dtype=np.dtype((np.int64, 3)))
+    return found[:, 0], found[:, 1], found[:, 2]
 
 
 def _stretches(*columns: np.ndarray) -> Iterator[tuple[int, int, int]]:
@@ -197,10 +198,7 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
     again = _again(recorded, "kernels", work.length > 0, work.stream, work.start, work.name, work.length)
     rows = np.flatnonzero(~again)
     rows = rows[np.lexsort((work.start[rows], work.stream[rows]))]
-    far = np.abs(work.start[rows] - np.median(work.start[rows])) > FAR_NS
-    if far.any() and 10 * far.sum() <= len(rows):
-        recorded.note("far", f"kernels left out, as they begin hours before or after all others: {far.sum()}")
-        rows = rows[~far]
+    rows = rows[~_far(recorded, "kernels", work.start[rows])]
     start, length, stream = work.start[rows], work.length[rows].copy(), work.stream[rows]
     until = np.append(start[1:], 0) - start  # to the start of the next
     until[np.append(stream[1:] != stream[:-1], True)] = FOREVER
@@ -226,6 +224,15 @@ def serial(recorded: RecordedTrace) -> tuple[np.ndarray, np.ndarray]:
         _note_overlap(recorded, number, start[on], length[on])
     order = np.argsort(rows, kind="stable")
     return rows[order], length[order]
+
+
+def _far(recorded: RecordedTrace, what: str, start: np.ndarray) -> np.ndarray:
+    """bool [n]: the few that begin hours from the others."""
+    far = np.abs(start - np.median(start)) > FAR_NS
+    if far.any() and 10 * far.sum() <= len(far):
+        recorded.note("far", f"{what} left out, as they begin hours before or after all others: {far.sum()}")
+        return far
+    return np.zeros(len(far), dtype=bool)
 
 
 def _again(recorded: RecordedTrace, what: str, known: np.ndarray, *columns: np.ndarray) -> np.ndarray:

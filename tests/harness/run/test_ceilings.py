@@ -133,7 +133,7 @@ DEVICES = {
     "sm_90": (
         *("H100 80GB HBM3", "H100 NVL", "H20", "H20-3e", "H200", "GH200 480GB", "H100 80GB HBM3 MIG 1g.10gb"),
         *("H100 80GB HBM3 MIG 1g.20gb", "H200 MIG 1c.3g.71gb", "H200 MIG 7g.141gb", "H100 NVL MIG 7g.94gb"),
-        "H100 80GB HBM3 MIG-aaaa",
+        *("H100 80GB HBM3 MIG-aaaa", "H100 PCIe", "H200 NVL"),
     ),
     "sm_103": ("B300 SXM6 AC", "GB300"),
     "sm_89": ("H2000",),

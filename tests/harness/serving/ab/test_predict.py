@@ -57,7 +57,7 @@ def test_a_file_is_taken_for_the_client_s_own_load(tmp_path):
     (found,) = predicted(plan_of(X="1"), [str(file)])
     assert found.change == -64
     file.write_text(json.dumps({"workloads": workloads[:1]}))
-    with pytest.raises(UsageError, match="holds no one prediction for 64 in flight"):
+    with pytest.raises(UsageError, match="does not hold one prediction for 64 in flight"):
         predicted(plan_of(X="1"), [str(file)])
 
 

@@ -64,6 +64,8 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     [row] = rows(read(ledger))
     found = {line.kind[0]: line for line in ledger_lines(row) if line.observation}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
+    with pytest.raises(UsageError, match=r"is in an observation of this row; a run counts once"):
+        observe(ledger, "moe", before[:1], after[:1], assumed=["all"])
     tpot = found["tpot"]
     assert tpot.blind and tpot.verdict == "explained"
     assert tpot.observation.change == pytest.approx(-2.583, abs=0.001)
@@ -92,7 +94,7 @@ def test_unlike_runs_are_refused_and_nothing_is_written(tmp_path, ledger):
         ("moe", [a], [less], ["all"], "none of tpot, ttft, output_throughput, .* is in all of these runs"),
         ("moe", [a], [wrong], ["all"], "`serving load` finds numbers of 1 of these runs wrong"),
         ("moe", [a], [b], ["weather"], f"'weather' names nothing; there are: all, {', '.join(FIELDS)}"),
-        ("moe", [a], [b], [], r"no run of this row: the run does not say its hardware .*--assume"),
+        ("moe", [a], [b], [], r"no run of this row: the run does not say, .*, its hardware .*--assume"),
     ):
         with pytest.raises(UsageError, match=says):
             observe(ledger, row, before, after, assumed=assumed)
@@ -156,7 +158,7 @@ def test_the_engine_is_told_where_files_do_not_say_it(tmp_path, ledger):
     spoken = {"backend": "vllm", "endpoint_type": "vllm"}
     files = sides(tmp_path, spoken, spoken)
     others = [name for name in FIELDS if name != "engine"]
-    with pytest.raises(UsageError, match=r"the run does not say its engine \(sglang\)"):
+    with pytest.raises(UsageError, match=r"the run does not say, as the other does, its engine \(sglang\)"):
         observe(ledger, "moe", *files, assumed=others)
     with pytest.raises(UsageError, match="engine vllm, not sglang"):
         observe(ledger, "moe", *files, assumed=others, engine="vllm")

@@ -236,8 +236,14 @@ def test_times_of_something_else_are_left_out_and_assumed(tmp_path, how, left_ou
     assert origins[left_out] == "assumed"
 
 
+def test_a_slow_kernel_of_an_fp8_cache_is_said():
+    notes = [link(System(kv=kv)).notes for kv in ("fp8", "bfloat16")]
+    slow = "mla_decode takes 5.8 times as long with an FP8 cache as with one in bf16"
+    assert [any(slow in note for note in each) for each in notes] == [True, False]
+
+
 @pytest.mark.parametrize(("how", "said"), [
-    ({"device": "NVIDIA H100 80GB HBM3"}, "this does not fit: weights take 85.4 GB of each h100's 85.9"),
+    ({"device": "NVIDIA H100 80GB HBM3"}, "weights take 85.4 GB, more than the 82% of each h100's 85.9 GB"),
     ({"device": "NVIDIA B200", "moe": [TRTLLM, TRITON]}, f"are of {TRITON}, the engine runs flashinfer"),
     ({"device": "NVIDIA B200", "framework": "TRTLLM", "moe": ["moe_x"]}, "which kernel trtllm runs of"),
     ({"device": "NVIDIA B200", "framework": "TGI"}, "which kernel tgi runs of fused_moe is not known"),
@@ -246,7 +252,7 @@ def test_times_of_something_else_are_left_out_and_assumed(tmp_path, how, left_ou
 def test_what_tables_lack_or_cannot_tell_is_said(tmp_path, how, said):
     found = link(System(times=(str(written(tmp_path, **how)),)))
     assert any(said in note for note in found.notes) and not found.structure.assumed
-    assert (found.sums(Load(64, 64, 1024)).capacity == math.inf) == ("not fit" in said)
+    assert (found.sums(Load(64, 64, 1024)).capacity == math.inf) == ("more than" in said)
 
 
 def test_float16_stands_for_bfloat16_and_prompts_behind_a_cached_prefix_are_left_out(tmp_path):

@@ -325,6 +325,12 @@ def test_operators_that_stand_twice_count_once(tmp_path):
     assert "recorded twice" in trace.findings[0].message
 
 
+def test_an_operator_hours_from_the_others_does_not_count(tmp_path):
+    trace = of(tmp_path, [op("aten::mm", 1e12 + 10 * i, 5) for i in range(10)] + [op("aten::mm", 0, 5)])
+    assert sums(trace) == {"bf16_gemm": (10, 50.0)} and trace.devices[0].span_ns == 95_000
+    assert "operators left out, as they begin hours before" in trace.findings[0].message
+
+
 # Published and recorded traces (tests/data/serving/traces/README.md)
 
 

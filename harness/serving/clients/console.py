@@ -30,6 +30,7 @@ from harness.serving.clients.format import (
     read_table,
     units,
 )  # fmt: skip
+from harness.serving.clients.sglang import without_secrets
 from harness.serving.schema import OfferedLoad, ServingRun
 
 LATENCY = re.compile(rf"({STATISTIC})(?: dev)? (.+?) \(([^()]*)\)")
@@ -179,7 +180,7 @@ class Command:
         load["num_prompts"] = load["num_prompts"] or row.count("num_prompt")
         load["input_len"] = into + prefix if into is not None else None
         load |= {"dataset": dataset, "output_len": out, "range_ratio": kept}
-        return OfferedLoad(**load), row.text("model"), note, row.rest()
+        return OfferedLoad(**load), row.text("model"), note, without_secrets(row.rest())
 
 
 def command_of(before: Sequence[str], next_before: Sequence[str] | None) -> Command | None:

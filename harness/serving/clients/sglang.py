@@ -12,7 +12,7 @@ from harness.serving.clients.files import Document, objects
 from harness.serving.clients.format import Draft, Rule, mean_of_range
 from harness.serving.schema import Metric
 
-SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password")
+SECRETS = ("api_key", "admin_api_key", "ssl_keyfile_password", "header")
 DEGREES = ("tp", "pp", "dp", "ep")
 PUBLIC = re.compile(r"[\w-][\w.-]*/[\w.-]+")  # a model's name with its organisation
 MAYBE = ("last_gen_throughput", "acc_length")

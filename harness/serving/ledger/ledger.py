@@ -272,10 +272,7 @@ def observe(
     if wrong:
         first = next(iter(wrong.values()))
         raise UsageError(f"`serving load` finds numbers of {len(wrong)} of these runs wrong: {first}")
-    counted = {source for entry in known[row_id].observations for source in entry.observation.runs}
-    twice = [f.message for run in every for f in run.findings if f.rule == "repeated"]
-    twice += [f"{run.id} is in an observation of this row" for run in every if run.source in counted]
-    if twice:
+    if twice := [f.message for run in every for f in run.findings if f.rule == "repeated"]:
         raise UsageError(f"{twice[0]}; a run counts once")
     for run in every:
         if unlike := identity.differences(setting, run, assumed):
@@ -286,6 +283,10 @@ def observe(
     texts = dict.fromkeys([explanation, *(text for pair in pairs for text in _beside(*pair))])
     predicted = dict.fromkeys(entry.prediction.quantity for entry in known[row_id].predictions)
     seen = [observation(quantity, pairs) for quantity in predicted if quantity in METRICS]
+    numbers = {"runs": (), "assumed": ()}  # files may have moved
+    earlier = [entry.observation.model_copy(update=numbers) for entry in known[row_id].observations]
+    if any(one.model_copy(update=numbers) in earlier for one in seen if one):
+        raise UsageError(f"row {row_id} of {ledger} has these numbers already; a run counts once")
     taken = {"assumed": tuple(name for name in identity.FIELDS if name in unsaid)}
     entries = [ObservationEntry(row=row_id, observation=one.model_copy(update=taken)) for one in seen if one]
     if not entries:

@@ -153,7 +153,7 @@ def uncalibrated(system: System, tables: Tables | None = None, runs: MeasuredTim
     notes = list(tables.notes)
     if built.assumed:
         notes.append(f"assumed from data sheets and the H200's tables: times of {', '.join(built.assumed)}")
-    with contextlib.suppress(MissingTable):
+    with contextlib.suppress(MissingTable):  # at a usual size, of R1's 128 heads
         own, usual = (tables.mla_decode(64, 4096, 128 // system.tp, kv) for kv in (system.kv, "bfloat16"))
         if own > 2 * usual:
             slow = f"mla_decode takes {own / usual:.1f} times as long with an FP8 cache as with one in bf16"

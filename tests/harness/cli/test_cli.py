@@ -1,10 +1,13 @@
 """`--help` and `list` as a user meets them. What `list` prints of other machines: transcripts/list.txt."""
 
+import contextlib
 import json
 import re
+import sys
 
 import pytest
 
+from harness.cli import main
 from harness.report.terminal import WIDTH
 from tests.support.paths import ROOT
 
@@ -80,3 +83,11 @@ def test_list_prints_the_same_rows_as_table_and_json(here, tmp_path, what, name)
     rows = json.loads(printed.stdout)
     assert rows and all(row[name].split()[0] in words for row in rows)
     assert max(map(len, table.stdout.splitlines())) <= (120 if what == "flags" else WIDTH)
+
+
+def test_a_full_disk_is_one_line(monkeypatch, capsys):
+    with contextlib.suppress(OSError), open("/dev/full", "w") as full:  # noqa: PTH123
+        monkeypatch.setattr(sys, "argv", ["harness", "list", "suites"])
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main() == 2
+    assert capsys.readouterr().err == "error: cannot write: No space left on device\n"

@@ -117,6 +117,8 @@ def command(*changes: tuple[str, str]) -> str:
     (command(("--dataset-name random", "--dataset-name sharegpt")),
      {LOAD + "dataset": "sharegpt", LOAD + "input_len": None, LOAD + "output_len": None}),
     # The old script's ratio meant another thing in each version, but for 1; vllm's is of both sides.
+    (command(("serve ", "serve --disable-tqdm --header Auth=s3cret --ignore-eos ")),
+     {"extra.ignore_eos": "on", "extra.header": "***"}),
     (command(("vllm bench serve", OLD)), {LOAD + "input_len": 228, LOAD + "range_ratio": None}),
     (command(("vllm bench serve", OLD + " --random-range-ratio 0.8")),
      {LOAD + "input_len": None, LOAD + "range_ratio": None}),

@@ -346,3 +346,12 @@ def batch_run(prefill=16 * 1024 / 0.8, decode=16 * 64 / 1.1, total=16 * 1088 / 1
 def test_a_batch_in_lockstep(change, rule, severity):
     for run, wrong in ((batch_run(), {}), (batch_run(**change), {rule: severity})):
         assert {r: found for r, found in rules(run).items() if found != "note"} == wrong
+
+
+def test_times_in_seconds_are_no_response_in_one_piece():
+    """Of a file without E2E, whose TPOT of 28 ms stands there as 0.028."""
+    run = good_run()
+    times = (_metric(name, ms / 1e3, "ms", "request", "mean") for name, ms in (("ttft", 400), ("tpot", 28)))
+    rates = (metric for metric in run.metrics if metric.unit != "ms")
+    found = rules(run.model_copy(update={"metrics": (*times, *rates), "samples": RequestSamples()}))
+    assert "not_streamed" not in found and found["plausible"] == "suspect"

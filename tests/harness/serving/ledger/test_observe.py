@@ -1,6 +1,7 @@
 """`serving observe`: what serving runs showed before and after a change, in a row of a ledger."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,9 @@ def test_predicted_then_observed(tmp_path, ledger, capsys):
     [row] = rows(read(ledger))
     found = {line.kind[0]: line for line in ledger_lines(row) if line.observation}
     assert set(found) == {"tpot", "ttft", "output_throughput"}
-    with pytest.raises(UsageError, match=r"is in an observation of this row; a run counts once"):
-        observe(ledger, "moe", before[:1], after[:1], assumed=["all"])
+    with pytest.raises(UsageError, match=r"row moe of .* has these numbers already; a run counts once"):
+        moved = [[shutil.copy(name, f"{name}.moved.json") for name in side] for side in (before, after)]
+        observe(ledger, "moe", *moved, assumed=["all"])
     tpot = found["tpot"]
     assert tpot.blind and tpot.verdict == "explained"
     assert tpot.observation.change == pytest.approx(-2.583, abs=0.001)

@@ -397,7 +397,7 @@ def test_errors_and_coverage_are_as_documents_promise(validation):
         assert servers[name].errors(ON_ALL, "mean TTFT").mean <= 0.20, name
     for mode, quantity, width in (
         (UNCALIBRATED, "TPOT", 0.65), (ON_TWO, "TPOT", 0.30), (ON_ALL, "TPOT", 0.26),
-        (UNCALIBRATED, "throughput", 0.65), (ON_ALL, "throughput", 0.26), (ON_ALL, "mean TTFT", 0.97),
+        (UNCALIBRATED, "throughput", 0.65), (ON_ALL, "throughput", 0.26), (ON_ALL, "mean TTFT", 0.95),
     ):  # fmt: skip
         found = validation.together.errors(mode, quantity)
         assert found.covered >= 0.85 * found.points and found.width <= width, (mode, quantity)

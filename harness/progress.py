@@ -29,7 +29,7 @@ class _Place:
 
 class Progress:
     """The time left is estimated from the cases so far. Nothing is printed but when a method is called, and
-    none is called during a turn: a thread that redrew a clock would take its time from what is measured.
+    none is called during a sample: a thread that redrew a clock would take its time from what is measured.
 
     quiet: prints nothing
     file:  where it prints, stderr if none is named

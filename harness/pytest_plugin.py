@@ -5,7 +5,7 @@
 
 The kernel is checked against the op's reference, timed in turns as `run` times it, by the device's own timer,
 and checked again; a wrong one fails its test. What pytest-benchmark saves, compares and plots are seconds per
-call on the device: the clock that it reads is one that each turn advances by so much.
+call on the device: the clock that it reads is one that each sample advances by so much.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS = 20
 
 
 class DeviceClock:
-    """Stands where turns have moved it to, in seconds."""
+    """Stands where samples have moved it to, in seconds."""
 
     now = 0.0
 
@@ -90,10 +90,10 @@ def kernel_benchmark(
                 _accept(measured)
                 benchmark.group = benchmark.group or measured.case.key
 
-                def turn() -> None:
-                    clock.now += measured.turn()
+                def sample() -> None:
+                    clock.now += measured.sample()
 
-                benchmark.pedantic(turn, rounds=rounds, iterations=1, warmup_rounds=1)
+                benchmark.pedantic(sample, rounds=rounds, iterations=1, warmup_rounds=1)
                 benchmark.has_error = True  # until the last check: pytest-benchmark keeps no such time
                 measured.end()
                 _accept(measured)

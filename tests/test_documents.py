@@ -14,7 +14,7 @@ import pytest
 
 import kernels
 from harness.cli import cli
-from harness.report import arm_table
+from harness.report import setting_table
 from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.journal import Journal
@@ -196,8 +196,8 @@ def test_readme_names_every_command_and_leads_to_every_document():
 def test_tables_are_of_committed_runs():
     of_case = Journal(ROOT / "results/h200/mla_decode-b64")
     assert plain(case_table(next(iter(of_case.finished().values())))) + "\n" in blocks(ROOT / "README.md")
-    of_arms = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
-    table = plain(arm_table.case_table(next(iter(of_arms.finished().values())), of_arms.run()))
+    of_settings = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")
+    table = plain(setting_table.case_table(next(iter(of_settings.finished().values())), of_settings.run()))
     shown = next(block for block in blocks(ROOT / "docs" / "toggles.md") if "what ran" in block)
     assert shown.rstrip() in table
 

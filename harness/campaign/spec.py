@@ -61,7 +61,7 @@ class CampaignSpec(_Table):
 class Step:
     """A command for one op, or for none.
 
-    rank:      its table's place; steps of one rank take turns
+    rank:      its table's place; steps of one rank take samples
     arguments: as in a command line, after the command's name
     devices:   types of them; empty: all
     kind:      of platform; empty: all

@@ -38,15 +38,15 @@ def compare(
 
 
 def measure_revisions(request: Request, revisions: tuple[str, str]) -> int:
-    """Each revision's kernels are an arm of a run. Gives the exit code; raises UsageError for a revision that
+    """Each revision's kernels are a setting of a run. Gives the exit code; raises UsageError for a revision that
     git does not know."""
     from dataclasses import replace
 
     from harness.cli.run_display import RunDisplay
-    from harness.plan.revisions import arms
+    from harness.plan.revisions import settings
     from harness.run.execute import run
 
-    request = replace(request, arms=arms(revisions))
+    request = replace(request, settings=settings(revisions))
     with RunDisplay(request) as display:
         return run(request, display)
 

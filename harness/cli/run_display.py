@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.catalogue.published import figures
 from harness.progress import Progress
-from harness.report import arm_table, case_notes, case_table
+from harness.report import case_notes, case_table, setting_table
 from harness.report.disturbance import disturbance
 from harness.report.spread_text import spread_lines
 from harness.report.terminal import show
@@ -60,17 +60,19 @@ class RunDisplay(TerminalDisplay):
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
         """The table of a finished case."""
-        arms = run.contrast == "arms"
+        settings = run.contrast == "settings"
         self.print("")
-        self.print(arm_table.case_table(records, run) if arms else case_table.case_table(records, run))
+        self.print(
+            setting_table.case_table(records, run) if settings else case_table.case_table(records, run)
+        )
         if (figures := case_table.published(self.published, case)) is not None:
             self.print(figures)
         self.print("")
 
     def end(self, run: Run, outcome: Outcome) -> None:
-        """What the arms come to, what was measured, and what the budget did not reach."""
-        if run.contrast == "arms":
-            self.print(arm_table.conclusion(outcome.records, run))
+        """What the settings come to, what was measured, and what the budget did not reach."""
+        if run.contrast == "settings":
+            self.print(setting_table.conclusion(outcome.records, run))
         self.print(end_text(outcome))
 
 

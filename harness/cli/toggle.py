@@ -96,6 +96,6 @@ def toggle_request(
         plan = plan_toggle(toggled, platform, print_note)
         if names := plan.implementations:
             return replace(request, impl=",".join(names), baseline=names[0])
-        return replace(request, arms=plan.arms, flags=plan.flags)
+        return replace(request, settings=plan.settings, flags=plan.flags)
 
     return request_of

@@ -11,7 +11,7 @@ import kernels
 from harness.cluster.dispatch import Task
 from harness.cluster.orders import CaseOrder, CommandDone, Opened, Order
 from harness.plan import select
-from harness.plan.arms import PLAIN
+from harness.plan.settings import PLAIN
 from harness.results.schema import Calibration, Cell, PlannedCase, Record, Run
 from harness.run.folder import planned_case
 from harness.run.request import Request
@@ -116,7 +116,7 @@ def calibration_run(case: PlannedCase, implementation: str, device: Opened) -> R
         cases=[case],
         implementations=[implementation],
         baseline=implementation,
-        arms={PLAIN: {}},
+        settings={PLAIN: {}},
         launches=["eager"],
         cache="serving",
         budget_s=BUDGET_S,

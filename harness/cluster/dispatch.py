@@ -34,7 +34,7 @@ class Task:
 class Lane:
     """Tasks in a row, of one rank among others.
 
-    type: of the devices that may do it; rank: lanes of a lower rank come first, those of one take turns
+    type: of the devices that may do it; rank: lanes of a lower rank come first, those of one take samples
     """
 
     name: str

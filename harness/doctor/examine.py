@@ -16,7 +16,7 @@ from harness.machine.device import torch_advice
 from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.provenance import LIBRARIES
 from harness.run.ceilings import measured, meters, stored
-from harness.statistics.paired import noise_floor
+from harness.statistics.paired import noise_of
 from harness.workers.environment import provenance, worker_threads
 from harness.workers.process import WorkerFailure
 from kernels.platform import Platform, devices, lookalike, version
@@ -66,7 +66,7 @@ def _ceilings(here: Platform, threads: int, quick: bool, monitor: Monitor) -> Js
 
 
 def _instruments(here: Platform, threads: int) -> JsonObject:
-    """The clock's steps, and how far equal things differ; null for what is infinite: a floor where the pair
+    """The clock's steps, and how far equal things differ; null for what is infinite: a noise where the pair
     says only that the machine was disturbed."""
     try:
         with meters(here, threads, 2) as pair:
@@ -80,7 +80,7 @@ def _instruments(here: Platform, threads: int) -> JsonObject:
                 ("ratio", seen.ratio),
                 ("low", seen.low),
                 ("high", seen.high),
-                ("floor", noise_floor(seen)),
+                ("floor", noise_of(seen)),
             )
         }
         for workload, seen in pairs.items()

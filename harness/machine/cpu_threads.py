@@ -89,7 +89,7 @@ def _affinities() -> Iterator[str]:
 
 class MainThread:
     """Where this process's main thread may run. OpenMP binds it as it does the others, in every worker to the
-    same CPU: while several workers prepare side by side they would take turns there, and the compilers that
+    same CPU: while several workers prepare side by side they would take samples there, and the compilers that
     they start inherit where they may run. So it is bound while calls are timed, and otherwise not."""
 
     def __init__(self) -> None:

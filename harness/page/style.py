@@ -88,7 +88,7 @@ def provider_scale(providers: Iterable[str]) -> altair.Scale:
 
 
 def names(order: Sequence[str]) -> altair.Y:
-    """An axis of rows in this order; an arm of several variables has a line for each."""
+    """An axis of rows in this order; a setting of several variables has a line for each."""
     import altair as alt
 
     return alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelExpr="split(datum.label, ', ')"))

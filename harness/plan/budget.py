@@ -15,15 +15,15 @@ TYPICAL = 4.0
 
 
 def well_measured_first(
-    cases: Sequence[Case], least_s: Callable[[Case], float], contenders: int, case_s: float
+    cases: Sequence[Case], least_s: Callable[[Case], float], entries: int, case_s: float
 ) -> list[Case]:
     """Among cases of equal weight those first whose opening blocks fit the time that a case is given: the
     first table says most. Else as they are.
 
-    least_s: seconds that a call takes at least; contenders: that have turns in each round
+    least_s: seconds that a call takes at least; entries: that have samples in each round
     """
     policy = Policy()
-    calls = 2 * contenders * policy.opening * policy.first_rounds
+    calls = 2 * entries * policy.opening * policy.first_rounds
 
     def order(case: Case) -> tuple[float, bool]:
         return -round(case.weight, 9), calls * TYPICAL * least_s(case) > case_s

@@ -1,11 +1,11 @@
-"""Memory of a case: which contenders a device holds at once, in bytes."""
+"""Memory of a case: which entries a device holds at once, in bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from harness.plan.contender import Contender
+from harness.plan.entry import Entry
 from kernels.op import MOST_ELEMENTS, Op
 from kernels.platform import Platform, free_memory
 
@@ -29,7 +29,7 @@ DRAWING = 256 * MIB
 
 
 class Memory:
-    """Of one case on one device: bytes that groups of contenders need, and may take, in a cache mode.
+    """Of one case on one device: bytes that groups of entries need, and may take, in a cache mode.
 
     share:     of the machine's memory, which others may share that are measured meanwhile
     judge:     what the judge holds while anything is measured; on a CPU its references are in it
@@ -60,13 +60,13 @@ class Memory:
             self.judge = CONTEXT + self.blas
             self.computing = op.operand_bytes(sizes) + max(DRAWING, op.reference_bytes(sizes))
 
-    def needed(self, group: Sequence[Contender], copies: int) -> int:
+    def needed(self, group: Sequence[Entry], copies: int) -> int:
         """Of the device's memory, for the judge and the group's workers on so many sets of operands; those
         that are interpreted have theirs after the others', and need one set."""
         timed = [c for c in group if not c.interpreted]
         # The baseline, or else the first, stands for two: it is prepared twice, as the A/A pair.
-        twins = [c for c in timed if c.impl.name == self.baseline] or timed
-        twice = timed if any(c.arm.is_twin for c in timed) else [*timed, *twins[:1]]
+        reruns = [c for c in timed if c.impl.name == self.baseline] or timed
+        twice = timed if any(c.setting.is_rerun for c in timed) else [*timed, *reruns[:1]]
         checked = [c for c in group if c.interpreted]
         return self.judge + max(
             self._workers(twice, copies),
@@ -74,10 +74,10 @@ class Memory:
             self._workers(checked, 1),
         )
 
-    def _workers(self, contenders: Sequence[Contender], copies: int) -> int:
-        workers: dict[tuple[str, str], list[Contender]] = {}
-        for c in contenders:
-            workers.setdefault((c.arm.name, c.impl.runtime), []).append(c)
+    def _workers(self, entries: Sequence[Entry], copies: int) -> int:
+        workers: dict[tuple[str, str], list[Entry]] = {}
+        for c in entries:
+            workers.setdefault((c.setting.name, c.impl.runtime), []).append(c)
         return sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary)
             + WORKER_STREAMS * self.blas
@@ -85,47 +85,45 @@ class Memory:
             for members in workers.values()
         )
 
-    def fits(self, group: Sequence[Contender], copies: int) -> bool:
+    def fits(self, group: Sequence[Entry], copies: int) -> bool:
         return self.needed(group, copies) <= self.limit
 
-    def anchors(self, contenders: Sequence[Contender]) -> list[Contender]:
-        """Those that stand in every group: the baseline under the first arm, if it is there, and that arm
+    def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
+        """Those that stand in every group: the baseline under the first setting, if it is there, and that setting
         again."""
-        baselines = [c for c in contenders if c.impl.name == self.baseline]
-        return [c for i, c in enumerate(baselines) if i == 0 or c.arm.is_twin]
+        baselines = [c for c in entries if c.impl.name == self.baseline]
+        return [c for i, c in enumerate(baselines) if i == 0 or c.setting.is_rerun]
 
-    def holds(self, contenders: Sequence[Contender], copies: int) -> bool:
-        """Whether every contender that fits beside the baseline on one set also fits on `copies` sets."""
-        anchors = self.anchors(contenders)
-        every = [[*anchors, c] for c in contenders if c not in anchors] or [anchors]
+    def holds(self, entries: Sequence[Entry], copies: int) -> bool:
+        """Whether every entry that fits beside the baseline on one set also fits on `copies` sets."""
+        baselines = self.baselines(entries)
+        every = [[*baselines, c] for c in entries if c not in baselines] or [baselines]
         return all(self.fits(group, copies) for group in every if self.fits(group, 1))
 
-    def groups(
-        self, contenders: Sequence[Contender], copies: int
-    ) -> tuple[list[list[Contender]], list[Contender]]:
-        """Groups of contenders that fit in memory beside each other, each with the baseline; who does not
+    def groups(self, entries: Sequence[Entry], copies: int) -> tuple[list[list[Entry]], list[Entry]]:
+        """Groups of entries that fit in memory beside each other, each with the baseline; who does not
         fit beside the baseline stands alone, with a time and no ratio. And those that do not fit at all."""
-        anchors = self.anchors(contenders)
-        groups: list[list[Contender]] = [list(anchors)]
+        baselines = self.baselines(entries)
+        groups: list[list[Entry]] = [list(baselines)]
         too_large, alone = [], []
-        for contender in contenders:
-            if contender in anchors:
+        for entry in entries:
+            if entry in baselines:
                 continue
-            if self.fits([*groups[-1], contender], copies):
-                groups[-1].append(contender)
-            elif self.fits([*anchors, contender], copies):
-                groups.append([*anchors, contender])
-            elif self.fits([contender], copies):
-                alone.append([contender])
+            if self.fits([*groups[-1], entry], copies):
+                groups[-1].append(entry)
+            elif self.fits([*baselines, entry], copies):
+                groups.append([*baselines, entry])
+            elif self.fits([entry], copies):
+                alone.append([entry])
             else:
-                too_large.append(contender)
-        if anchors and not self.fits(anchors, copies):
-            too_large += anchors
-            groups = [[c for c in g if c not in anchors] for g in groups]
-        too_large = [c for c in too_large if not c.arm.is_twin]
-        for contender in too_large:
-            need = self.needed([contender], copies)
-            contender.fail(
+                too_large.append(entry)
+        if baselines and not self.fits(baselines, copies):
+            too_large += baselines
+            groups = [[c for c in g if c not in baselines] for g in groups]
+        too_large = [c for c in too_large if not c.setting.is_rerun]
+        for entry in too_large:
+            need = self.needed([entry], copies)
+            entry.fail(
                 "unsupported", f"needs {need / GIB:.1f} GiB of memory; {self.limit / GIB:.1f} GiB may be used"
             )
         return [group for group in [*groups, *alone] if group], too_large
@@ -134,36 +132,36 @@ class Memory:
 def memory_needed(
     op: Op,
     sizes: Any,
-    contenders: Sequence[Contender],
+    entries: Sequence[Entry],
     copies: int,
     mode: str = "serving",
     boundary: str = "core",
 ) -> int:
     """Bytes of one worker: the sets that calls rotate over, the first twice while it moves to fresh buffers;
-    each contender's layout of stationary operands, unless it is shared, workspace and outputs, two of them
+    each entry's layout of stationary operands, unless it is shared, workspace and outputs, two of them
     kept to compare others with; and its scratch. A graph has its own, and outputs of its own where a library
     allocates them, beside those of the calls before it was captured."""
     # In cold mode a set shares nothing with the others (`Operands.turned`).
     further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     output = op.output_bytes(sizes)
     layouts = 1 if op.turns else copies
-    impls = [c.impl for c in contenders]
+    impls = [c.impl for c in entries]
     kept = (copies + 1 if op.turns else 2) * output
-    per_contender = sum(copies * (i.workspace(sizes) + output) + i.scratch(sizes) + kept for i in impls)
+    per_entry = sum(copies * (i.workspace(sizes) + output) + i.scratch(sizes) + kept for i in impls)
     composed = sum(i.native(boundary) != boundary for i in impls)
-    per_contender += copies * composed * op.narrowed_bytes(sizes)
+    per_entry += copies * composed * op.narrowed_bytes(sizes)
     own = [i for i in impls if not i.shared_layout]
     shared = {i.shared_layout: i for i in impls if i.shared_layout}
-    per_contender += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
+    per_entry += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
     before = max(
         (
             c.impl.scratch(sizes) + (copies * output if c.impl.allocates else 0)
-            for c in contenders
+            for c in entries
             if c.launch == "graph"
         ),
         default=0,
     )
-    return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_contender + before
+    return 2 * op.operand_bytes(sizes) + (copies - 1) * further + per_entry + before
 
 
 def blas_workspace(platform: Platform) -> int:

@@ -1,4 +1,4 @@
-"""Revisions of this repository as arms: each runs its own kernels/ under this harness."""
+"""Revisions of this repository as settings: each runs its own kernels/ under this harness."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 
 from harness.errors import UsageError
 from harness.paths import ROOT, cache
-from harness.plan.arms import Arm
+from harness.plan.settings import Setting
 
 BESIDE = ("harness", "shapes")
-"""What an arm takes of this checkout: one engine measures all revisions, on the same cases."""
+"""What a setting takes of this checkout: one engine measures all revisions, on the same cases."""
 
 
-def arms(names: tuple[str, str]) -> list[Arm]:
+def settings(names: tuple[str, str]) -> list[Setting]:
     """Of each revision, and of the first one again. Raises UsageError for one that git does not know."""
-    pair = [arm(f"{name} ({commit[:9]})", commit) for name, commit in ((n, _commit(n)) for n in names)]
+    pair = [setting(f"{name} ({commit[:9]})", commit) for name, commit in ((n, _commit(n)) for n in names)]
     if pair[0].tree == pair[1].tree:
         raise UsageError(f"{' and '.join(names)} are the same commit, {_commit(names[0])[:9]}")
-    return [*pair, Arm(is_twin=True, tree=pair[0].tree, revision=pair[0].revision)]
+    return [*pair, Setting(is_rerun=True, tree=pair[0].tree, revision=pair[0].revision)]
 
 
-def arm(name: str, commit: str) -> Arm:
-    return Arm(tree=str(tree(commit)), revision=name)
+def setting(name: str, commit: str) -> Setting:
+    return Setting(tree=str(tree(commit)), revision=name)
 
 
 def tree(commit: str) -> Path:

@@ -23,7 +23,7 @@ class Rotation:
     """Over how many sets of the operands calls rotate, and what that amounts to.
 
     mode:   serving (the streamed operands differ), cold (all differ), warm (one set)
-    bytes:  touched before a set's turn comes again
+    bytes:  touched before a set's sample comes again
     enough: whether what was read comes from memory again
     why:    it is not
     """

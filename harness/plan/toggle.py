@@ -1,4 +1,4 @@
-"""Toggled flags: the arms they make, which can act here, which implementations an engine's flag means."""
+"""Toggled flags: the settings they make, which can act here, which implementations an engine's flag means."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 import kernels
 from harness.catalogue import flags, recipes
 from harness.errors import NothingRan, UsageError
-from harness.plan import arms, select
-from harness.plan.arms import Arm, ToggledFlag, value_text
+from harness.plan import select, settings
+from harness.plan.settings import Setting, ToggledFlag, value_text
 from kernels.platform import Platform
 
 MARGIN = 0.02
@@ -23,7 +23,7 @@ class ToggleRequest:
     """The command line of `toggle`, unread, but what it has in common with `run`.
 
     settings: `NAME=value[,value...]` each, or none with a recipe
-    common:   `NAME=value` each, set in all arms
+    common:   `NAME=value` each, set in all settings
     design:   `factorial` or `one-at-a-time`
     force:    sets what cannot show anything here, or nobody knows, too
     """
@@ -40,9 +40,9 @@ class ToggleRequest:
 
 @dataclass(frozen=True)
 class TogglePlan:
-    """Either arms of each implementation, with the flags' values, or implementations that stand for them."""
+    """Either settings of each implementation, with the flags' values, or implementations that stand for them."""
 
-    arms: Sequence[Arm] = ()
+    settings: Sequence[Setting] = ()
     flags: dict[str, list[str | None]] = field(default_factory=dict)
     implementations: Sequence[str] = ()
 
@@ -55,21 +55,21 @@ def plan_toggle(request: ToggleRequest, platform: Platform, log: Log) -> ToggleP
         raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    named = _recipe_flags(request.recipe, log) if request.recipe else arms.parse_flags(request.settings)
+    named = _recipe_flags(request.recipe, log) if request.recipe else settings.parse_flags(request.settings)
     op = select.choose_op(request.op).name
     toggled = _effective(named, op, platform, request, log)
     if not request.force and (stand_ins := _stand_ins(toggled, op, log)):
         return TogglePlan(implementations=stand_ins)
     values = {flag.name: list(flag.values) for flag in toggled}
-    return TogglePlan(_arms(toggled, request), values)
+    return TogglePlan(_settings(toggled, request), values)
 
 
-def _arms(toggled: Sequence[ToggledFlag], request: ToggleRequest) -> list[Arm]:
-    common = arms.parse_arm(request.common).variables
+def _settings(toggled: Sequence[ToggledFlag], request: ToggleRequest) -> list[Setting]:
+    common = settings.parse_setting(request.common).variables
     if request.recipe:
         recipe = {flag.name: flag.values[0] for flag in toggled}
-        return (arms.leave_one_out if request.leave_one_out else arms.whole)(recipe, common)
-    return (arms.factorial if request.design == "factorial" else arms.one_at_a_time)(toggled, common)
+        return (settings.leave_one_out if request.leave_one_out else settings.whole)(recipe, common)
+    return (settings.factorial if request.design == "factorial" else settings.one_at_a_time)(toggled, common)
 
 
 def _recipe_flags(name: str, log: Log) -> list[ToggledFlag]:

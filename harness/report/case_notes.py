@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from harness.report.text import uncertain_ratio
 from harness.results.schema import CaseDone, Cell, Verdict
-from harness.statistics.paired import MAX_NOISE, noise_floor
+from harness.statistics.paired import MAX_NOISE, noise_of
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ STOPPED = {
     "budget": "the budget was spent",
     "complete": "all rounds were made",
     "disturbed": "most rounds had been disturbed",
-    "no contenders": "nobody was left",
+    "no entries": "nobody was left",
 }
 UNTIMED = {
     **dict.fromkeys(("wrong", "impossible", "crashed", "timeout", "error"), "bold red"),
@@ -81,18 +81,18 @@ def remarks(timed: Sequence[Cell]) -> Notes:
 
 
 def conclusions(cells: Sequence[Cell], verdicts: Iterable[Verdict], done: CaseDone) -> Notes:
-    """What stands beside the times. Of contenders that memory splits into groups each has an A/A pair."""
+    """What stands beside the times. Of entries that memory splits into groups each has an A/A pair."""
     pairs = [v for v in verdicts if v.about == "A/A"]
     notes: Notes = []
     if len(pairs) > 1:
         notes.append(("groups", f"measured in {len(pairs)}: memory does not hold all at once"))
     for pair in pairs:
-        notes.append(("noise floor", f"{pair.b} against itself, prepared apart: {verdict_ratio(pair)}"))
-        if (floor := noise_floor(pair.comparison)) > MAX_NOISE:
+        notes.append(("noise noise", f"{pair.b} against itself, prepared apart: {verdict_ratio(pair)}"))
+        if (noise := noise_of(pair.comparison)) > MAX_NOISE:
             what = (
-                "no verdict" if floor == math.inf else f"none on what differs by less than {1 + floor:.2g}x"
+                "no verdict" if noise == math.inf else f"none on what differs by less than {1 + noise:.2g}x"
             )
-            notes.append(("noise floor", f"{what}: this machine was disturbed, or the budget too short"))
+            notes.append(("noise noise", f"{what}: this machine was disturbed, or the budget too short"))
     if why := cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
     if done.disturbed:
@@ -106,7 +106,7 @@ def verdict_ratio(verdict: Verdict) -> str:
 
 def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
     """How much was measured, why no more, on which device, and where the time went."""
-    after = f" after {done.heats} of heats" if done.heats else ""
+    after = f" after {done.eliminations} of eliminations" if done.eliminations else ""
     why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
     rounds = f"{done.rounds} rounds in {done.blocks} blocks{after}{f', until {why}' if why else ''}"
     sure = f"; all verdicts together {100 * verdicts[0].confidence:.0f} % sure" if verdicts else ""
@@ -132,7 +132,7 @@ def time_spent(measured_s: float, setup_s: float, phases: Mapping[str, float]) -
 def _disturbed(done: CaseDone) -> str:
     """How many rounds were, what was done with them, and the first that says what it was."""
     dropped = sum(not r.counted for r in done.disturbed)
-    made = done.rounds + done.heats + dropped
+    made = done.rounds + done.eliminations + dropped
     fate = "left out and made again" if dropped else "counted all the same"
     return f"{len(done.disturbed)} of {made} rounds, {fate}; e.g. {done.disturbed[0].reason}"
 

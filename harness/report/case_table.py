@@ -86,7 +86,7 @@ def headline(timed: Sequence[Cell], verdicts: Iterable[Verdict], cells: Iterable
 
 
 def runner_up(timed: Sequence[Cell], verdicts: Iterable[Verdict]) -> Verdict | None:
-    """Contenders that memory splits into groups have one in each; the one that counts is that of whoever is
+    """Entries that memory splits into groups have one in each; the one that counts is that of whoever is
     fastest of all.
 
     timed: fastest first
@@ -101,7 +101,7 @@ def _against(verdict: Verdict) -> str:
         return f"{value} {verdict.b} {ends}"
     word = {"same": "the same as", "unclear": "not told from", "slower": "slower, round by round, than"}
     ends = ends.replace(" to ", "x to ").replace(")", "x)")
-    too_noisy = verdict.verdict == "unclear" and (verdict.floor is None or verdict.floor > MAX_NOISE)
+    too_noisy = verdict.verdict == "unclear" and (verdict.noise is None or verdict.noise > MAX_NOISE)
     noisy = ", too noisy" if too_noisy else ""
     return f"{word[verdict.verdict]} {verdict.b} {ends}".rstrip() + noisy
 
@@ -111,13 +111,13 @@ def _ranking(timed: Sequence[Cell], verdicts: Iterable[Verdict]) -> FittingTable
 
     verdicts = list(verdicts)
     against = {v.a: v for v in verdicts if v.about == "baseline"}
-    anchor = next((v.b for v in verdicts if v.about == "A/A"), "")
+    baseline = next((v.b for v in verdicts if v.about == "A/A"), "")
     time, times = time_column([interval(cell) for cell in timed])
     columns = [
         Column("implementation", wraps=True),
         Column(time),
         Column("host", right=True, spare=3),
-        Column(f"vs {anchor}" if anchor else "vs baseline"),
+        Column(f"vs {baseline}" if baseline else "vs baseline"),
         Column("verdict"),
         Column("TFLOPS", spare=4),
         Column("GB/s", spare=5),
@@ -127,7 +127,7 @@ def _ranking(timed: Sequence[Cell], verdicts: Iterable[Verdict]) -> FittingTable
         [cell.name for cell in timed],
         times,
         [microseconds(cell.host_us) for cell in timed],
-        ratios([against.get(c.name) for c in timed], [c.name == anchor for c in timed]),
+        ratios([against.get(c.name) for c in timed], [c.name == baseline for c in timed]),
         [verdict_word(against.get(cell.name)) for cell in timed],
         _rates(timed, [cell.tflops for cell in timed]),
         _rates(timed, [cell.gbps for cell in timed]),

@@ -1,4 +1,4 @@
-"""The table of two compared runs, as text or markdown: cell by cell, the floor, what regressed."""
+"""The table of two compared runs, as text or markdown: cell by cell, the noise, what regressed."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def _title(case: str, rows: Sequence[Row]) -> str:
 
 
 def _foot(comparison: Compared) -> list[str]:
-    lines = [f"floor between the sessions: {comparison.floor:.1%}, {comparison.floor_from}"]
+    lines = [f"noise between the sessions: {comparison.noise:.1%}, {comparison.noise_from}"]
     if comparison.missing:
         lines += ["in one run only:", *(f"- {text}" for text in comparison.missing)]
     if speedups := means(comparison.rows):
@@ -69,15 +69,15 @@ def _origin(recorded: RecordedRun) -> str:
 def _cells(row: Row) -> list[str]:
     speedup = " ".join(uncertain_ratio(row.comparison.ratio, row.comparison.low, row.comparison.high))
     notes = []
-    if not row.anchor:
-        notes.append("absolute times: the anchor itself, or no anchor that did not change")
+    if not row.baseline:
+        notes.append("absolute times: the baseline itself, or no baseline that did not change")
     if row.changed:
         notes.append("changed")
     if row.drift and not row.spread:
         notes.append("machine drift: it did not change and its time did")
     if row.spread:
-        notes.append(f"another device: floor {row.spread:.1%} higher")
-    verdict = row.comparison.verdict if row.anchor else ""
+        notes.append(f"another device: noise {row.spread:.1%} higher")
+    verdict = row.comparison.verdict if row.baseline else ""
     return [row.name, microseconds(row.a_us), microseconds(row.b_us), speedup, verdict, ", ".join(notes)]
 
 
@@ -85,7 +85,7 @@ def _conclusion(comparison: Compared) -> str:
     if comparison.regressions:
         names = ", ".join(f"{row.name} at {row.case}" for row in comparison.regressions)
         return f"{len(comparison.regressions)} regressed: {names}"
-    judged = [row for row in comparison.rows if row.anchor]
+    judged = [row for row in comparison.rows if row.baseline]
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
     unclear = sum(row.comparison.verdict == "unclear" for row in judged)

@@ -25,7 +25,7 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
     if not disturbed:
         return ""
     reasons = [r.reason for case in disturbed for r in case.disturbed if r.counted]
-    rounds = sum(case.rounds + case.heats for case in disturbed)
+    rounds = sum(case.rounds + case.eliminations for case in disturbed)
     # Alike but for their figures.
     kind, _ = Counter(re.sub(r"\d+(\.\d+)?", "#", reason) for reason in reasons).most_common(1)[0]
     typical = sorted(reason for reason in reasons if re.sub(r"\d+(\.\d+)?", "#", reason) == kind)

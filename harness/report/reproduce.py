@@ -23,14 +23,14 @@ def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
     wrong = (
         cell
         for cell in cells
-        if cell.status == "wrong" and cell.arm not in run.trees and FAR not in cell.reason
+        if cell.status == "wrong" and cell.setting not in run.trees and FAR not in cell.reason
     )
     return [("reproduce", command(cell, run)) for cell in wrong]
 
 
 def command(cell: Cell, run: Run) -> str:
     """What a run does by default is left out."""
-    variables = run.arms.get(cell.arm, {})
+    variables = run.settings.get(cell.setting, {})
     text = cell.case.removeprefix(f"{cell.op} ").removesuffix(f" {cell.boundary}")
     if elsewhere := AT.match(cell.reason):
         text = elsewhere[1]

@@ -30,7 +30,7 @@ def race_table(records: Sequence[Record], run: Run | None = None) -> RenderableT
         pruned = ", ".join(f"{count} {why}" for why, count in search.pruned.items())
         parts.append(
             f"of {search.considered} configurations {search.raced} were raced, {len(beaten)} of them "
-            f"beaten in the heats" + (f"; not raced: {pruned}" if pruned else "")
+            f"beaten in the eliminations" + (f"; not raced: {pruned}" if pruned else "")
         )
     return Group(*parts)
 

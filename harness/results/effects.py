@@ -1,4 +1,4 @@
-"""Effects of flags on an implementation in a case: arm by arm, flag by flag, and two flags together."""
+"""Effects of flags on an implementation in a case: setting by setting, flag by flag, and two flags together."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.plan.arms import value_text
+from harness.plan.settings import value_text
 from harness.results.schema import Cell, Record, Samples, Verdict
 from harness.statistics.intervals import interval
 from harness.statistics.paired import MARGIN, Comparison, verdict
 
 MAIN_SHARE = 0.1
-"""Of a call's time: a kernel that takes less is not what makes an arm another."""
+"""Of a call's time: a kernel that takes less is not what makes a setting another."""
 
 Setting = Mapping[str, str | None]
 
@@ -59,30 +59,39 @@ def changes(a: Cell, b: Cell) -> str:
 def effects(
     cells: Mapping[str, Cell],
     settings: Mapping[str, Setting],
-    floor: float,
+    noise: float,
     confidence: float,
     margin: float = MARGIN,
 ) -> list[Effect]:
     """Main effects of each flag, from its first value to each other, averaged over all settings of the
-    others, and interactions of each two: from the rounds that all arms of a factorial have, and none where
+    others, and interactions of each two: from the rounds that all settings of a factorial have, and none where
     the factorial is not whole.
 
-    cells, settings: by arm, of one implementation and case; settings without the plain arm
+    cells, settings: by setting, of one implementation and case; settings without the plain setting
     confidence:      of all of them together (Bonferroni)
     """
     values = _values(settings)
     complete = math.prod(map(len, values.values()))
-    if len(settings) != complete or complete < 2 or any(not cells[arm].samples.seconds for arm in settings):
+    if (
+        len(settings) != complete
+        or complete < 2
+        or any(not cells[setting].samples.seconds for setting in settings)
+    ):
         return []
-    logs = _logs({arm: cells[arm].samples for arm in settings})
-    by_setting = {tuple(setting[name] for name in values): arm for arm, setting in settings.items()}
+    logs = _logs({setting: cells[setting].samples for setting in settings})
+    by_setting = {
+        tuple(values_of_flags[name] for name in values): setting
+        for setting, values_of_flags in settings.items()
+    }
     questions = [*_mains(values, by_setting), *_interactions(values, by_setting)]
     each = 1 - (1 - confidence) / len(questions)
     effects = []
     for kind, what, weights in questions:
-        contrast = [(block, sum(weight * log[arm] for arm, weight in weights.items())) for block, log in logs]
+        contrast = [
+            (block, sum(weight * log[setting] for setting, weight in weights.items())) for block, log in logs
+        ]
         if contrast:
-            effects.append(Effect(kind, what, _comparison(contrast, floor, each, margin)))
+            effects.append(Effect(kind, what, _comparison(contrast, noise, each, margin)))
     return effects
 
 
@@ -97,14 +106,14 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, list[str | None]]:
 
 
 def _logs(samples: Mapping[str, Samples]) -> list[tuple[int, dict[str, float]]]:
-    """(block, log seconds by arm) of the rounds that all arms have."""
+    """(block, log seconds by setting) of the rounds that all settings have."""
     times = {
-        arm: dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True))
-        for arm, s in samples.items()
+        setting: dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True))
+        for setting, s in samples.items()
     }
     shared = set.intersection(*(set(seconds) for seconds in times.values()))
     return [
-        (place[0], {arm: math.log(seconds[place]) for arm, seconds in times.items()})
+        (place[0], {setting: math.log(seconds[place]) for setting, seconds in times.items()})
         for place in sorted(shared)
     ]
 
@@ -113,41 +122,43 @@ Question = tuple[str, str, dict[str, float]]
 Values = tuple[str | None, ...]
 
 
-def _mains(values: Mapping[str, list[str | None]], arms: Mapping[Values, str]) -> Iterator[Question]:
+def _mains(values: Mapping[str, list[str | None]], settings: Mapping[Values, str]) -> Iterator[Question]:
     """Contrasts of logs, first value minus the other: positive where the other is faster."""
     for place, (name, own) in enumerate(values.items()):
-        others = len(arms) / len(own)
+        others = len(settings) / len(own)
         for value in own[1:]:
             weights = {
-                arm: (1 if key[place] == own[0] else -1) / others
-                for key, arm in arms.items()
+                setting: (1 if key[place] == own[0] else -1) / others
+                for key, setting in settings.items()
                 if key[place] in (own[0], value)
             }
             yield "main", f"{name}: {value_text(own[0])} -> {value_text(value)}", weights
 
 
-def _interactions(values: Mapping[str, list[str | None]], arms: Mapping[Values, str]) -> Iterator[Question]:
+def _interactions(
+    values: Mapping[str, list[str | None]], settings: Mapping[Values, str]
+) -> Iterator[Question]:
     """How much more the change of one brings where the other is changed too."""
     names = list(values)
     for (i, one), (j, other) in itertools.combinations(enumerate(names), 2):
-        rest = len(arms) / len(values[one]) / len(values[other])
+        rest = len(settings) / len(values[one]) / len(values[other])
         for a, b in itertools.product(values[one][1:], values[other][1:]):
             weights = {
-                arm: (1 if key[i] == a else -1) * (-1 if key[j] == b else 1) / rest
-                for key, arm in arms.items()
+                setting: (1 if key[i] == a else -1) * (-1 if key[j] == b else 1) / rest
+                for key, setting in settings.items()
                 if key[i] in (values[one][0], a) and key[j] in (values[other][0], b)
             }
             yield "interaction", f"{one}={value_text(a)} with {other}={value_text(b)}", weights
 
 
 def _comparison(
-    contrast: Sequence[tuple[int, float]], floor: float, confidence: float, margin: float
+    contrast: Sequence[tuple[int, float]], noise: float, confidence: float, margin: float
 ) -> Comparison:
     over_blocks = interval(contrast, confidence)
     ratio, low, high = (math.exp(v) for v in (over_blocks.mean, over_blocks.low, over_blocks.high))
-    return Comparison(ratio, low, high, verdict(low, high, floor=floor, margin=margin))
+    return Comparison(ratio, low, high, verdict(low, high, noise=noise, margin=margin))
 
 
 def regressions(records: Iterable[Record]) -> list[Verdict]:
-    """Of the other arms against the first."""
+    """Of the other settings against the first."""
     return [r for r in records if isinstance(r, Verdict) and r.about == "baseline" and r.verdict == "slower"]

@@ -58,7 +58,7 @@ def _benchmark(cell: Cell) -> JsonObject:
             "op": cell.op,
             "implementation": cell.impl,
             "case": cell.case,
-            "arm": cell.arm,
+            "arm": cell.setting,
             "launch": cell.launch,
         },
         "param": cell.case,

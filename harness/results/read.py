@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from harness import archive
 from harness.errors import UsageError
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, Samples
+from harness.results.schema import KEYS, CaseDone, Cell, Samples
 from harness.statistics.intervals import CONFIDENCE
 from harness.statistics.paired import MARGIN, Comparison, compare
 
@@ -60,12 +60,15 @@ def load(path_or_glob: str | Path) -> pandas.DataFrame:
                 for cell in records
                 if isinstance(cell, Cell)
             ]
-    columns = [*WHERE, *(n for n in Cell.model_fields if n != "kind")]
+    columns = [
+        *WHERE,
+        *(KEYS.get(name, name) for name in Cell.model_fields if name != "kind"),
+    ]
     return pandas.DataFrame(rows, columns=columns)
 
 
 def paired(
-    a: Samples, b: Samples, *, floor: float = 0.0, margin: float = MARGIN, confidence: float = CONFIDENCE
+    a: Samples, b: Samples, *, noise: float = 0.0, margin: float = MARGIN, confidence: float = CONFIDENCE
 ) -> Comparison:
     """`compare` over the rounds that both have; they must be of one case of one run."""
     times_a, times_b = (dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True)) for s in (a, b))
@@ -74,7 +77,7 @@ def paired(
         [times_a[place] for place in shared],
         [times_b[place] for place in shared],
         blocks=[block for block, _ in shared],
-        floor=floor,
+        floor=noise,
         margin=margin,
         confidence=confidence,
     )

@@ -1,4 +1,4 @@
-"""Recorded run: its cells, floors and clocks, and whether two runs may be compared."""
+"""Recorded run: its cells, noises and clocks, and whether two runs may be compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.results.journal import Journal
 from harness.results.read import run_folders
 from harness.results.schema import CaseDone, Cell, DeviceUsed, Record, Run, Verdict
 from harness.results.spread import Spread, spreads
-from harness.statistics.paired import noise_floor
+from harness.statistics.paired import noise_of
 
 MACHINE = ("platform", "arch", "device", "threads", "driver")
 TERMS = ("op", "cache", "seed")
@@ -32,7 +32,7 @@ class RecordedRun:
     folder: Path
     run: Run
     cells: dict[tuple[str, str], Cell]
-    floors: dict[str, float]
+    noises: dict[str, float]
     clocks: dict[str, float]
     devices: dict[str, DeviceUsed]
     spreads: list[Spread]
@@ -56,7 +56,7 @@ def read(path: str) -> RecordedRun:
         folder=folders[0],
         run=run,
         cells={(c.case, c.name): c for c in records if isinstance(c, Cell)},
-        floors=_floors(records),
+        noises=_noises(records),
         clocks=_clocks(records),
         devices=_devices(records, run, used),
         spreads=spreads(journal.calibrations()),
@@ -64,12 +64,12 @@ def read(path: str) -> RecordedRun:
     )
 
 
-def _floors(records: Iterable[Record]) -> dict[str, float]:
-    floors: dict[str, float] = {}
+def _noises(records: Iterable[Record]) -> dict[str, float]:
+    noises: dict[str, float] = {}
     for v in records:
         if isinstance(v, Verdict) and v.about == "A/A":
-            floors[v.case] = max(floors.get(v.case, 0.0), noise_floor(v.comparison))
-    return floors
+            noises[v.case] = max(noises.get(v.case, 0.0), noise_of(v.comparison))
+    return noises
 
 
 def _devices(records: Iterable[Record], run: Run, used: Iterable[DeviceUsed]) -> dict[str, DeviceUsed]:
@@ -104,8 +104,8 @@ def incompatibilities(a: RecordedRun, b: RecordedRun) -> list[str]:
         for name in TERMS
         if getattr(a.run, name) != getattr(b.run, name)
     ]
-    if a.run.arms != b.run.arms:
-        reasons.append(_differ("arms", "; ".join(a.run.arms), "; ".join(b.run.arms)))
+    if a.run.settings != b.run.settings:
+        reasons.append(_differ("arms", "; ".join(a.run.settings), "; ".join(b.run.settings)))
     for name in a.clocks.keys() & b.clocks.keys():
         if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
             reasons.append(_differ(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))

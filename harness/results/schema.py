@@ -8,18 +8,27 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
-from harness.plan.contender import ConfigSearch, Status, contender_name
+from harness.plan.entry import ConfigSearch, Status, entry_name
 from harness.statistics.multiple import About
 from harness.statistics.paired import MARGIN, Comparison, VerdictName
 from harness.timing.rounds import Disturbed
 
-# 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one arm; 4 no phases,
+# 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one setting; 4 no phases,
 # and no disturbed rounds that count as there are no quiet ones; 5 no devices of a cluster.
 SCHEMA = 6
 
 
+KEYS = {"setting": "arm", "settings": "arms", "noise": "floor", "eliminations": "heats"}
+"""Attributes that have another name in files and in `--json`: the one that their first readers know."""
+
+
 class Record(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        alias_generator=lambda name: KEYS.get(name, name),
+        validate_by_name=True,
+        serialize_by_alias=True,
+    )
 
 
 class Samples(Record):
@@ -36,7 +45,7 @@ class Samples(Record):
 
 
 class Cell(Record):
-    """Case x implementation x arm x launch x cache on one device.
+    """Case x implementation x setting x launch x cache on one device.
 
     time_us with low_us..high_us: over blocks and its interval, microseconds per call
     tflops, gbps: from the op's own count of work, each byte once
@@ -48,13 +57,13 @@ class Cell(Record):
         graph, in eager calls
     picked: what its library says that it chose to run, a tuned configuration say; empty where it does not
     ran: what is known of that beside the names: oneDNN's implementations, hashes of what Triton generated
-    host_us: the host's time to launch a call, microseconds, the median over turns; null on a CPU
+    host_us: the host's time to launch a call, microseconds, the median over samples; null on a CPU
     synchronises: its calls wait for the device before they return, so that time_us holds host time
     version, source: of its library, and a hash of the suite's code around it (see source_hash.py)
     pinned: the CPU that each of its threads is bound to, or why none is
     samples: of the baseline, where memory splits a case into groups, those of every group; its time is that
         of the first
-    heats: of the rounds of a race that chose who went on: no verdict rests on them, and a time only of who
+    eliminations: of the rounds of a race that chose who went on: no verdict rests on them, and a time only of who
         was beaten in them
     """
 
@@ -65,7 +74,7 @@ class Cell(Record):
     impl: str
     platform: str
     arch: str
-    arm: str
+    setting: str
     launch: str
     cache: str
     status: Status
@@ -92,20 +101,20 @@ class Cell(Record):
     source: str = ""
     rotation: dict[str, Any] = {}
     samples: Samples = Field(default_factory=Samples)
-    heats: Samples = Field(default_factory=Samples)
+    eliminations: Samples = Field(default_factory=Samples)
 
     @property
     def name(self) -> str:
-        return contender_name(self.impl, self.arm, self.launch, self.platform, self.config)
+        return entry_name(self.impl, self.setting, self.launch, self.platform, self.config)
 
 
 class Verdict(Record):
     """ratio = time(b) / time(a), so > 1 means that a is faster, and the verdict is a's.
 
     about: against the baseline, the winner against the runner-up, or the A/A pair
-    confidence, floor, margin: with which `harness.statistics.compare` gives this verdict from the samples;
-        the confidence is adjusted so that the verdicts of a case hold together; no floor: infinite
-    samples: of the baseline's twin, in an A/A pair; all others are in the cells
+    confidence, noise, margin: with which `harness.statistics.compare` gives this verdict from the samples;
+        the confidence is adjusted so that the verdicts of a case hold together; no noise: infinite
+    samples: of the baseline's rerun, in an A/A pair; all others are in the cells
     """
 
     kind: Literal["verdict"] = "verdict"
@@ -115,7 +124,7 @@ class Verdict(Record):
     ratio: float | None
     low: float | None
     high: float | None
-    floor: float | None
+    noise: float | None
     margin: float = MARGIN
     verdict: VerdictName
     confidence: float
@@ -131,7 +140,7 @@ class Verdict(Record):
 
 
 class DisturbedRound(Record):
-    """counted: whether its times are in the cells' samples; otherwise `seconds` holds them, by contender, and
+    """counted: whether its times are in the cells' samples; otherwise `seconds` holds them, by entry, and
     no statistic does."""
 
     block: int
@@ -144,11 +153,11 @@ class DisturbedRound(Record):
 class CaseDone(Record):
     """Ends a case in the journal: without it the case counts as unfinished.
 
-    heats:      rounds of a race's heats, which are not among `rounds`
+    eliminations:      rounds of a race's eliminations, which are not among `rounds`
     stopped:    why measuring ended, in the words of `harness.timing.rounds.Rounds`
     disturbed:  rounds during which something else used the machine, or slowed it
     conditions: clocks, temperature, power, other processes' share ... as the rounds saw them, or why not; one
-                entry for each group of contenders that memory holds at once
+                entry for each group of entries that memory holds at once
     phases:     seconds of `setup_s` by what they were spent on
     entries:    of a race, how its configurations were found
     device:     that measured it, by its name in a DeviceUsed; empty where the run's own did
@@ -161,7 +170,7 @@ class CaseDone(Record):
     setup_s: float
     rounds: int
     blocks: int
-    heats: int = 0
+    eliminations: int = 0
     stopped: str
     disturbed: list[DisturbedRound] = []
     conditions: list[dict[str, Any]] = []
@@ -177,11 +186,14 @@ class CaseDone(Record):
     @classmethod
     def _no_search(cls, value: object) -> object:
         """Written as {} where there was none."""
-        return value or None
+        if not isinstance(value, dict) or not value:
+            return value or None
+        return {"baseline" if key == "anchor" else key: found for key, found in value.items()}
 
     @field_serializer("entries")
     def _search_or_empty(self, entries: ConfigSearch | None) -> dict[str, Any]:
-        return asdict(entries) if entries else {}
+        found = asdict(entries) if entries else {}
+        return {"anchor" if key == "baseline" else key: value for key, value in found.items()}
 
 
 class DeviceUsed(Record):
@@ -241,9 +253,9 @@ class RaceSettings(Record):
 class Run(Record):
     """What a command set out to do, and on what; written once, before anything is measured.
 
-    arms, flags: the arms by name, the first being what others are compared with; the flags that they differ
+    settings, flags: the settings by name, the first being what others are compared with; the flags that they differ
         in, by their values (null: not set)
-    trees: of arms that are revisions, their commits
+    trees: of settings that are revisions, their commits
     busy: what else used the device then
     race: of a race of configurations only
     """
@@ -257,7 +269,7 @@ class Run(Record):
     cases: list[PlannedCase]
     implementations: list[str]
     baseline: str
-    arms: dict[str, dict[str, str | None]]
+    settings: dict[str, dict[str, str | None]]
     flags: dict[str, list[str | None]] = {}
     trees: dict[str, str] = {}
     launches: list[str]
@@ -285,6 +297,6 @@ class Run(Record):
         return int(self.provenance["machine"]["threads"])
 
     @property
-    def contrast(self) -> Literal["implementations", "arms"]:
-        """What is compared with each other: implementations, or the arms of each implementation."""
-        return "arms" if self.flags or self.trees else "implementations"
+    def contrast(self) -> Literal["implementations", "settings"]:
+        """What is compared with each other: implementations, or the settings of each implementation."""
+        return "settings" if self.flags or self.trees else "implementations"

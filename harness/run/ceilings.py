@@ -18,7 +18,7 @@ from harness.machine.provenance import driver
 from harness.paths import cache
 from harness.workers.child import METER
 from harness.workers.environment import thread_environment
-from harness.workers.process import Worker, WorkerFailure
+from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.op import DTYPES
 from kernels.platform import Platform, version
 
@@ -81,14 +81,14 @@ def keep(platform: Platform, threads: int, new: Ceilings) -> Ceilings:
 @contextlib.contextmanager
 def meters(
     platform: Platform, threads: int, count: int, variables: Mapping[str, str] | None = None
-) -> Iterator[list[Worker]]:
+) -> Iterator[list[WorkerProcess]]:
     """Workers that are ready to measure this device (see meter.py); gone afterwards. Raises WorkerFailure."""
     environment = thread_environment(platform, threads) | dict(variables or {})
-    workers: list[Worker] = []
+    workers: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory() as folder:
         try:
             for index in range(count):
-                workers.append(Worker(METER, environment, Path(folder) / f"{index}.log"))
+                workers.append(WorkerProcess(METER, environment, Path(folder) / f"{index}.log"))
                 workers[-1].ask(
                     "open",
                     120,

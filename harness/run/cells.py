@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 
 import kernels
 from harness.catalogue.devices import Ceilings
-from harness.plan.contender import ConfigSearch, Contender
+from harness.plan.entry import ConfigSearch, Entry
 from harness.results.schema import CaseDone, Cell, DisturbedRound, Record, Samples, Verdict
 from harness.run.case import Measured
 from harness.statistics.intervals import interval
@@ -53,23 +53,23 @@ def build_records(
         made.append(part.rounds)
         more, compared = build_cells(part, platform, yardsticks)
         # The baseline of every group but the first is there for the ratios only.
-        for contender, cell in zip(part.contenders, more, strict=True):
-            first = cells.setdefault(contender.name, cell)
+        for entry, cell in zip(part.entries, more, strict=True):
+            first = cells.setdefault(entry.name, cell)
             if first is not cell:
                 first.samples.add(cell.samples)
-                first.heats.add(cell.heats)
+                first.eliminations.add(cell.eliminations)
         verdicts += compared
-    timed = [rounds for rounds, part in zip(made, parts, strict=True) if part.anchor is not None]
+    timed = [rounds for rounds, part in zip(made, parts, strict=True) if part.baseline is not None]
     done = CaseDone(
         case=case.key,
         measured_s=sum(rounds.spent_s for rounds in made),
         setup_s=sum(part.setup_s for part in parts),
         rounds=sum(len(rounds.rounds) for rounds in made),
         blocks=min((len(set(rounds.blocks)) for rounds in timed), default=0),
-        heats=sum(len(rounds.heats) for rounds in made),
+        eliminations=sum(len(rounds.eliminations) for rounds in made),
         stopped=", ".join(dict.fromkeys(rounds.stopped for rounds in timed)),
         disturbed=[record for rounds in timed for record in _disturbed(rounds)],
-        conditions=[part.conditions for part in parts if part.anchor is not None],
+        conditions=[part.conditions for part in parts if part.baseline is not None],
         phases=_phases(parts),
         entries=search,
     )
@@ -86,7 +86,7 @@ def _phases(parts: Iterable[Measured]) -> dict[str, float]:
 
 def _disturbed(rounds: Rounds) -> list[DisturbedRound]:
     left_out = [(r, False) for r in rounds.disturbed]
-    kept = [(r, True) for r in (*rounds.heats, *rounds.rounds) if r.disturbed]
+    kept = [(r, True) for r in (*rounds.eliminations, *rounds.rounds) if r.disturbed]
     return [
         DisturbedRound(
             block=r.block,
@@ -105,54 +105,52 @@ def build_cells(
     """The cells of a case, and the verdicts between those that may carry a time."""
     op = kernels.OPS[measured.case.op]
     work = op.work(op.sizes(measured.case.sizes), measured.case.boundary)
-    cells = [_cell(c, measured, platform, work, yardsticks) for c in measured.contenders]
+    cells = [_cell(c, measured, platform, work, yardsticks) for c in measured.entries]
     valid = [
         c.name
-        for c, cell in zip(measured.contenders, cells, strict=True)
+        for c, cell in zip(measured.entries, cells, strict=True)
         if cell.status == "ok" and cell.samples.seconds
     ]
     return cells, _verdicts(measured, valid, yardsticks.confidence, yardsticks.margin)
 
 
-def _cell(
-    contender: Contender, measured: Measured, platform: Platform, work: Work, yardsticks: Yardsticks
-) -> Cell:
+def _cell(entry: Entry, measured: Measured, platform: Platform, work: Work, yardsticks: Yardsticks) -> Cell:
     case, rotation = measured.case, measured.rotation
     cell = Cell(
         op=case.op,
         case=case.key,
         boundary=case.boundary,
-        impl=contender.impl.name,
+        impl=entry.impl.name,
         platform=platform.kind,
         arch=platform.arch,
-        arm=contender.arm.name,
-        launch=contender.launch,
+        setting=entry.setting.name,
+        launch=entry.launch,
         cache=rotation.mode,
-        status=contender.status or ("checked" if contender.interpreted else "ok"),
-        reason=_blamed(contender, measured, platform) or contender.beaten or _note(contender, measured),
-        check=contender.check,
-        kernels=[kernel["name"] for kernel in contender.kernels],
-        kernel_us=[kernel["us"] for kernel in contender.kernels],
-        picked=contender.picked,
-        ran=contender.ran,
-        host_us=statistics.median(contender.host_s) * 1e6 if contender.host_s else None,
-        synchronises=contender.synchronises,
-        config=contender.config,
-        setup_s=contender.setup_s or None,
-        pinned=contender.pinned,
+        status=entry.status or ("checked" if entry.interpreted else "ok"),
+        reason=_blamed(entry, measured, platform) or entry.beaten or _note(entry, measured),
+        check=entry.check,
+        kernels=[kernel["name"] for kernel in entry.kernels],
+        kernel_us=[kernel["us"] for kernel in entry.kernels],
+        picked=entry.picked,
+        ran=entry.ran,
+        host_us=statistics.median(entry.host_s) * 1e6 if entry.host_s else None,
+        synchronises=entry.synchronises,
+        config=entry.config,
+        setup_s=entry.setup_s or None,
+        pinned=entry.pinned,
         place=case.place,
         weight=case.weight,
-        version=contender.impl.version,
-        source=contender.source,
+        version=entry.impl.version,
+        source=entry.source,
         rotation=asdict(rotation),
     )
-    cell.heats = _samples(measured.rounds.heats, contender.name)
-    samples = cell.heats if contender.beaten else _samples(measured.rounds.rounds, contender.name)
+    cell.eliminations = _samples(measured.rounds.eliminations, entry.name)
+    samples = cell.eliminations if entry.beaten else _samples(measured.rounds.rounds, entry.name)
     if cell.status != "ok" or not samples.seconds:
         if cell.status == "ok":
             cell.status, cell.reason = "error", "the budget ended before its first undisturbed round"
         return cell
-    cell.samples = Samples() if contender.beaten else samples
+    cell.samples = Samples() if entry.beaten else samples
     logs = ((block, math.log(s)) for block, s in zip(samples.block, samples.seconds, strict=True))
     over_blocks = interval(logs, yardsticks.confidence)
     time = math.exp(over_blocks.mean)
@@ -180,25 +178,25 @@ def _from_memory(measured: Measured, work: Work) -> float:
     return work.bytes if rotation.mode == "cold" else op.streamed_bytes(op.sizes(measured.case.sizes))
 
 
-def _blamed(contender: Contender, measured: Measured, platform: Platform) -> str:
+def _blamed(entry: Entry, measured: Measured, platform: Platform) -> str:
     """Why it failed, with what is known of its library's defects where they may be why."""
-    if contender.status not in ("wrong", "crashed", "timeout"):
-        return contender.reason
+    if entry.status not in ("wrong", "crashed", "timeout"):
+        return entry.reason
     sizes = kernels.OPS[measured.case.op].sizes(measured.case.sizes)
-    known = known_defects(contender.impl, sizes, platform.arch)
-    return "; ".join([contender.reason, *map(str, known)])
+    known = known_defects(entry.impl, sizes, platform.arch)
+    return "; ".join([entry.reason, *map(str, known)])
 
 
-def _note(contender: Contender, measured: Measured) -> str:
-    is_disturbed = any(r.disturbed and contender.name in r.seconds for r in measured.rounds.rounds)
+def _note(entry: Entry, measured: Measured) -> str:
+    is_disturbed = any(r.disturbed and entry.name in r.seconds for r in measured.rounds.rounds)
     notes = {
-        contender.impl.composition(measured.case.boundary): True,
+        entry.impl.composition(measured.case.boundary): True,
         "disturbed": is_disturbed,
-        contender.picked: True,
-        "right when interpreted; not timed": contender.interpreted,
-        _few(contender.check.get("calls")): True,
-        "wrong on caches of more than 2^32 values, its time kept": contender.check.get("far") is False,
-        "waits for the device: its time holds the host's": contender.synchronises,
+        entry.picked: True,
+        "right when interpreted; not timed": entry.interpreted,
+        _few(entry.check.get("calls")): True,
+        "wrong on caches of more than 2^32 values, its time kept": entry.check.get("far") is False,
+        "waits for the device: its time holds the host's": entry.synchronises,
     }
     return "; ".join(note for note, holds in notes.items() if note and holds)
 
@@ -209,22 +207,22 @@ def _few(calls: int | None) -> str:
 
 
 def _verdicts(measured: Measured, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:
-    """The A/A pair, each contender against the anchor, and the winner against the runner-up. There is no A/A
-    verdict of an anchor without a time: nobody could make it again from the record."""
-    anchor, twin, rounds = measured.anchor, measured.twin, measured.rounds
-    if anchor is None or twin is None:
+    """The A/A pair, each entry against the baseline, and the winner against the runner-up. There is no A/A
+    verdict of a baseline without a time: nobody could make it again from the record."""
+    baseline, rerun, rounds = measured.baseline, measured.rerun, measured.rounds
+    if baseline is None or rerun is None:
         return []
     verdicts = []
-    if anchor.name in valid:
-        pair = (rounds.series(twin.name), rounds.series(anchor.name))
+    if baseline.name in valid:
+        pair = (rounds.series(rerun.name), rounds.series(baseline.name))
         same = compare(*pair, blocks=rounds.blocks, margin=margin, confidence=confidence)
-        judged = JointVerdict(twin.name, anchor.name, "A/A", 0.0, confidence, same)
-        # The twin has no cell: its samples stand here.
-        verdicts = [_verdict(measured.case.key, judged, margin, _samples(rounds.rounds, twin.name))]
-    lasted = {*valid, anchor.name, twin.name} - rounds.dropped.keys()
+        judged = JointVerdict(rerun.name, baseline.name, "A/A", 0.0, confidence, same)
+        # The rerun has no cell: its samples stand here.
+        verdicts = [_verdict(measured.case.key, judged, margin, _samples(rounds.rounds, rerun.name))]
+    lasted = {*valid, baseline.name, rerun.name} - rounds.dropped.keys()
     series = {name: rounds.series(name) for name in lasted}
     joint = joint_verdicts(
-        series, rounds.blocks, valid, anchor.name, twin=twin.name, confidence=confidence, margin=margin
+        series, rounds.blocks, valid, baseline.name, rerun=rerun.name, confidence=confidence, margin=margin
     )
     return verdicts + [_verdict(measured.case.key, verdict, margin) for verdict in joint]
 
@@ -239,7 +237,7 @@ def _verdict(case: str, judged: JointVerdict, margin: float, samples: Samples | 
         ratio=ratio,
         low=low,
         high=high,
-        floor=_finite(judged.floor),
+        noise=_finite(judged.noise),
         margin=margin,
         verdict=compared.verdict,
         confidence=judged.confidence,

@@ -15,16 +15,16 @@ from harness.catalogue.devices import last_level
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.machine.device import choose_device
 from harness.plan import select
-from harness.plan.arms import parse_arm
-from harness.plan.contender import Contender, contender_name
+from harness.plan.entry import Entry, entry_name
 from harness.plan.memory import Memory
 from harness.plan.rotation import Rotation, rotation
-from harness.run.case import REFERENCE_S, TURN_S, CaseRun, TimingRules
+from harness.plan.settings import parse_setting
+from harness.run.case import REFERENCE_S, SAMPLE_S, CaseRun, TimingRules
 from harness.run.device import OwnDevice, own_device
 from harness.workers.environment import worker_threads
 from harness.workers.judge import start_judge
 from harness.workers.process import WorkerFailure
-from harness.workers.station import Deadlines, Station, attempt
+from harness.workers.worker import Deadlines, Worker, attempt
 from kernels.op import Implementation
 from kernels.tuning import Tunable
 from shapes.case import Case, parse
@@ -80,19 +80,19 @@ def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
         raise UsageError(f"{request.case!r} names {len(cases)} cases; a check is of one")
     case, implementation = cases[0], _implementation(request)
     modes = select.launches(platform, request.launch)
-    arm, config = parse_arm(request.set), _config(implementation, request.config)
+    setting, config = parse_setting(request.set), _config(implementation, request.config)
     support = implementation.supports(case, platform)
     interpreted = support.ok and implementation.interpreted(platform)
     launch = modes[0] if implementation.captures and not interpreted else "eager"
-    name = contender_name(implementation.name, arm.name, launch, platform.kind, config)
-    contender = Contender(name, implementation, arm, launch, interpreted, config)
+    name = entry_name(implementation.name, setting.name, launch, platform.kind, config)
+    entry = Entry(name, implementation, setting, launch, interpreted, config)
     if not support.ok:
         return Checked(name, case, "unsupported", support.reason, {})
     folder = _folder(request.save)
     with own_device(platform) as device:
-        saved = _run(request, case, contender, device, folder, say)
-    status = contender.status or ("checked" if interpreted else "ok")
-    return Checked(name, case, status, contender.reason, contender.check, saved)
+        saved = _run(request, case, entry, device, folder, say)
+    status = entry.status or ("checked" if interpreted else "ok")
+    return Checked(name, case, status, entry.reason, entry.check, saved)
 
 
 def _folder(save: str | None) -> Path | None:
@@ -134,19 +134,19 @@ def _config(implementation: Implementation, text: str | None) -> dict[str, Any] 
 def _run(
     request: CheckRequest,
     case: Case,
-    contender: Contender,
+    entry: Entry,
     device: OwnDevice,
     folder: Path | None,
     say: Callable[[str], None],
 ) -> list[Path]:
-    """Writes down against the contender what is wrong with it."""
+    """Writes down against the entry what is wrong with it."""
     platform, threads = device.platform, worker_threads(request.threads)
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         deadlines = Deadlines(request.prepare_timeout, request.call_timeout)
-        station = Station([contender], platform, threads, deadlines, Path(scratch) / "worker.log")
+        worker = Worker([entry], platform, threads, deadlines, Path(scratch) / "worker.log")
         run = CaseRun(
             case=case,
-            stations=[station],
+            workers=[worker],
             start_judge=lambda: start_judge(
                 platform, threads, deadlines.prepare, Path(scratch) / "judge.log"
             ),
@@ -155,43 +155,41 @@ def _run(
             say=say,
             rules=TimingRules(request.seed or 0),
         )
-        sets = _rotation(request, case, contender, device)
+        sets = _rotation(request, case, entry, device)
         try:
             run.begin(sets)
-            if contender.alive and not contender.interpreted:
-                # A turn whose time nobody reads: some are wrong from their third call on.
-                attempt([contender], station.fresh, sets)
-                attempt([contender], station.ask, contender, "turn", at_least=TURN_S)
+            if entry.alive and not entry.interpreted:
+                # A sample whose time nobody reads: some are wrong from their third call on.
+                attempt([entry], worker.fresh, sets)
+                attempt([entry], worker.ask, entry, "sample", at_least=SAMPLE_S)
             run.end(sets)
-            return _save(run, contender, folder) if folder else []
+            return _save(run, entry, folder) if folder else []
         except WorkerFailure as failure:
-            contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")
+            entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
             return []
         finally:
             run.close()
 
 
-def _rotation(request: CheckRequest, case: Case, contender: Contender, device: OwnDevice) -> Rotation:
+def _rotation(request: CheckRequest, case: Case, entry: Entry, device: OwnDevice) -> Rotation:
     """As a run's: an output on a further set of operands may be the one that is wrong."""
     op, platform = kernels.OPS[case.op], device.platform
     sizes, cache = op.sizes(case.sizes), request.cache or "serving"
-    memory = Memory(op, sizes, platform, contender.impl.name, cache, boundary=case.boundary)
-    return rotation(
-        op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([contender], copies)
-    )
+    memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
+    return rotation(op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies))
 
 
-def _save(run: CaseRun, contender: Contender, folder: Path) -> list[Path]:
+def _save(run: CaseRun, entry: Entry, folder: Path) -> list[Path]:
     """The first wrong output, or the last one where all were right, what it was judged by, and of which
     operands it is the answer."""
     kept = run.judge.ask("save", REFERENCE_S, folder=str(folder.resolve()))
     if not kept:
         return []
     facts = {
-        "implementation": contender.name,
-        "version": contender.impl.version,
-        "status": contender.status or "ok",
-        "reason": contender.reason,
+        "implementation": entry.name,
+        "version": entry.impl.version,
+        "status": entry.status or "ok",
+        "reason": entry.reason,
         **kept,
     }
     (folder / "check.json").write_text(json.dumps(facts, indent=1) + "\n")

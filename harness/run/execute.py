@@ -22,7 +22,7 @@ from harness.run.measurer import CaseMeasurer
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
 from harness.run.session import OnCase, Outcome, Session
-from harness.workers.process import Worker
+from harness.workers.process import WorkerProcess
 from shapes.case import Case
 
 BROKEN = {"wrong", "impossible", "error", "crashed", "timeout"}
@@ -80,7 +80,7 @@ def measure(
     on_case: OnCase,
     *,
     finished: Mapping[str, list[Record]],
-    judge: Worker | None = None,
+    judge: WorkerProcess | None = None,
     began: float | None = None,
 ) -> Outcome:
     """Measures what is planned and not finished yet; `began`: the command, by time.perf_counter. Raises

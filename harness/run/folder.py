@@ -16,7 +16,7 @@ from harness.errors import UsageError
 from harness.files import JsonObject
 from harness.paths import RESULTS, portable
 from harness.plan import budget, select
-from harness.plan.arms import parse_arm
+from harness.plan.settings import parse_setting
 from harness.results.journal import Journal
 from harness.results.schema import Cell, PlannedCase, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts
@@ -55,7 +55,7 @@ def select_all(request: Request, platform: Platform) -> Selection:
     op = select.choose_op(request.op)
     cases = select.choose_cases(op, request.suite, request.case, request.boundary, platform.arch)
     implementations = select.choose_implementations(op, request.impl)
-    if request.arms:  # are compared with an arm of the same implementation
+    if request.settings:  # are compared with a setting of the same implementation
         baseline = implementations[0].name
     else:
         baseline = select.choose_baseline(op, platform, request.baseline, implementations)
@@ -78,9 +78,9 @@ def begin(
     facts_of: by the threads of each worker
     """
     suite, op = selection.suite, selection.cases[0].op
-    arms = list(request.arms) or [parse_arm(request.set)]
+    settings = list(request.settings) or [parse_setting(request.set)]
     launches = select.launches(platform, request.launch)
-    for own in (os.environ.get(OWN), *(arm.variables.get(OWN) for arm in arms)):
+    for own in (os.environ.get(OWN), *(setting.variables.get(OWN) for setting in settings)):
         if own and not _has_choices(own_folder(own)):
             log(f"note: {OWN} names {own}, which holds no <device>/<implementation>.json of this suite")
     per_case_s = worth_s(request, suite)
@@ -104,9 +104,13 @@ def begin(
         cases=[planned_case(case) for case in cases],
         implementations=list(selection.implementations),
         baseline=selection.baseline,
-        arms={arm.name: arm.variables for arm in arms if not arm.is_twin},
+        settings={setting.name: setting.variables for setting in settings if not setting.is_rerun},
         flags=request.flags,
-        trees={arm.name: Path(arm.tree).name for arm in arms if arm.tree and not arm.is_twin},
+        trees={
+            setting.name: Path(setting.tree).name
+            for setting in settings
+            if setting.tree and not setting.is_rerun
+        },
         launches=launches,
         cache=request.cache or "serving",
         budget_s=budget_s,

@@ -1,4 +1,4 @@
-"""A case measured on a device: groups that memory holds, and a worker for each arm and runtime."""
+"""A case measured on a device: groups that memory holds, and a worker for each setting and runtime."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.catalogue.devices import last_level
-from harness.plan.contender import ConfigSearch, Contender, Entries, contender_name
+from harness.plan.entry import ConfigSearch, ConfigsOfCase, Entry, entry_name
 from harness.plan.memory import Memory
 from harness.plan.rotation import Rotation, rotation
 from harness.plan.select import kept_sizes, ragged_cases
@@ -20,20 +20,20 @@ from harness.run.cells import build_records
 from harness.run.device import OwnDevice
 from harness.run.plan import RunPlan
 from harness.workers.judge import start_judge
-from harness.workers.process import Worker, WorkerFailure
-from harness.workers.station import Station
+from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.worker import Worker
 from kernels.platform import Platform
 from shapes.case import Case
 
 
 @dataclass(frozen=True)
 class Group:
-    """Contenders that memory holds at once.
+    """Entries that memory holds at once.
 
     baseline: the implementation whom the others are compared with, if it is among them
     """
 
-    contenders: list[Contender]
+    entries: list[Entry]
     baseline: str
     rotation: Rotation
 
@@ -51,7 +51,7 @@ class CaseMeasurer:
     plan: RunPlan
     device: OwnDevice
     progress: Progress
-    judge: Worker | None = None
+    judge: WorkerProcess | None = None
     memory_share: float = 1.0
     ragged: dict[tuple[str, ...], str] = field(default_factory=dict)
     far: dict[tuple[str, ...], bool] = field(default_factory=dict)
@@ -63,11 +63,11 @@ class CaseMeasurer:
     def measure(self, case: Case, budget_s: float, max_s: float, scratch: Path) -> list[Record]:
         """The case's records, CaseDone the last. Measures for `budget_s` seconds, or up to `max_s` where one
         round in each block takes longer; scratch: a folder for outputs and logs."""
-        able, refused, search = self._contenders(case)
+        able, refused, search = self._entries(case)
         parts: list[Measured] = []
         groups: list[Group] = []
-        for baseline, contenders in self._compared(able):
-            more, too_large, rotation = self._groups(case, baseline, contenders)
+        for baseline, entries in self._compared(able):
+            more, too_large, rotation = self._groups(case, baseline, entries)
             groups += more
             parts.append(Measured(case, [*refused, *too_large], rotation))
         for group in groups:
@@ -75,18 +75,20 @@ class CaseMeasurer:
         records, done = build_records(case, parts, self.platform, self.plan.yardsticks(self.platform), search)
         return [*records, done]
 
-    def _compared(self, contenders: list[Contender]) -> list[tuple[str, list[Contender]]]:
+    def _compared(self, entries: list[Entry]) -> list[tuple[str, list[Entry]]]:
         """Those that are compared with each other, and the implementation that is their baseline."""
         if self.plan.record.contrast == "implementations":
-            return [(self.plan.record.baseline, contenders)]
-        rivals: dict[tuple[str, str], list[Contender]] = {}
-        for contender in contenders:
-            rivals.setdefault((contender.impl.name, contender.launch), []).append(contender)
-        return [(name, arms) for (name, _), arms in rivals.items()] or [(self.plan.record.baseline, [])]
+            return [(self.plan.record.baseline, entries)]
+        rivals: dict[tuple[str, str], list[Entry]] = {}
+        for entry in entries:
+            rivals.setdefault((entry.impl.name, entry.launch), []).append(entry)
+        return [(name, settings) for (name, _), settings in rivals.items()] or [
+            (self.plan.record.baseline, [])
+        ]
 
     def _groups(
-        self, case: Case, baseline: str, contenders: list[Contender]
-    ) -> tuple[list[Group], list[Contender], Rotation]:
+        self, case: Case, baseline: str, entries: list[Entry]
+    ) -> tuple[list[Group], list[Entry], Rotation]:
         """Those that memory holds at once, those that it never holds, and the sets that calls rotate over."""
         op, cache = self.plan.op, self.plan.record.cache
         sizes = op.sizes(case.sizes)
@@ -98,44 +100,44 @@ class CaseMeasurer:
             cache,
             last_level(self.platform, ceilings),
             ceilings.reach if ceilings else 0,
-            lambda copies: memory.holds(contenders, copies),
+            lambda copies: memory.holds(entries, copies),
         )
-        groups, too_large = memory.groups(contenders, sets.copies)
+        groups, too_large = memory.groups(entries, sets.copies)
         return [Group(members, baseline, sets) for members in groups], too_large, sets
 
-    def _contenders(self, case: Case) -> tuple[list[Contender], list[Contender], ConfigSearch | None]:
+    def _entries(self, case: Case) -> tuple[list[Entry], list[Entry], ConfigSearch | None]:
         """Who can run the case; who cannot, with the reason written down; how their configurations were
         found."""
         plan = self.plan
-        able: list[Contender] = []
-        refused: list[Contender] = []
+        able: list[Entry] = []
+        refused: list[Entry] = []
         search = None
         for impl in plan.implementations:
             support = impl.supports(case, self.platform)
             interpreted = support.ok and impl.interpreted(self.platform)
             launches = plan.record.launches if impl.captures and not interpreted else ["eager"]
-            entries = plan.entries(impl, case) if support.ok else Entries()
+            entries = plan.entries(impl, case) if support.ok else ConfigsOfCase()
             search = entries.search or search
-            for arm, launch, config in itertools.product(plan.arms, launches, entries.configs):
-                name = contender_name(impl.name, arm.name, launch, self.platform.kind, config)
-                contender = Contender(name, impl, arm, launch, interpreted, config)
+            for setting, launch, config in itertools.product(plan.settings, launches, entries.configs):
+                name = entry_name(impl.name, setting.name, launch, self.platform.kind, config)
+                entry = Entry(name, impl, setting, launch, interpreted, config)
                 if not support.ok:
-                    contender.fail("unsupported", support.reason)
-                elif interpreted and plan.record.contrast == "arms":
-                    contender.fail("unsupported", "it is interpreted here: there is no time to compare")
+                    entry.fail("unsupported", support.reason)
+                elif interpreted and plan.record.contrast == "settings":
+                    entry.fail("unsupported", "it is interpreted here: there is no time to compare")
                 if self.ragged.get(_kind(name, case)):
-                    contender.fail("wrong", self.ragged[_kind(name, case)])
-                if contender.alive:
-                    able.append(contender)
-                elif not arm.is_twin:
-                    refused.append(contender)
+                    entry.fail("wrong", self.ragged[_kind(name, case)])
+                if entry.alive:
+                    able.append(entry)
+                elif not setting.is_rerun:
+                    refused.append(entry)
         return able, refused, search
 
     def _run_group(self, case: Case, group: Group, budget_s: float, max_s: float, scratch: Path) -> Measured:
         started = time.perf_counter()
         runner = CaseRun(
             case=case,
-            stations=self._stations(group.contenders, scratch),
+            workers=self._workers(group.entries, scratch),
             start_judge=lambda: self._judge(scratch),
             monitor=self.device.monitor,
             scratch=scratch,
@@ -146,43 +148,43 @@ class CaseMeasurer:
         )
         try:
             measured = runner.run(group.rotation, budget_s, max_s, group.baseline)
-            for contender in group.contenders:
-                wrong = contender.status == "wrong" and contender.reason.startswith("at ")
-                kind = _kind(contender.name, case)
-                self.ragged[kind] = contender.reason if wrong else ""
-                if "far" in contender.check:
-                    self.far[kind] = contender.check["far"]
-                elif contender.check and kind in self.far:
-                    contender.check["far"] = self.far[kind]
+            for entry in group.entries:
+                wrong = entry.status == "wrong" and entry.reason.startswith("at ")
+                kind = _kind(entry.name, case)
+                self.ragged[kind] = entry.reason if wrong else ""
+                if "far" in entry.check:
+                    self.far[kind] = entry.check["far"]
+                elif entry.check and kind in self.far:
+                    entry.check["far"] = self.far[kind]
             return measured
         except WorkerFailure as failure:
-            for contender in group.contenders:
-                contender.fail("error", f"the reference could not be computed or compared: {failure.reason}")
+            for entry in group.entries:
+                entry.fail("error", f"the reference could not be computed or compared: {failure.reason}")
             setup_s = time.perf_counter() - started
-            return Measured(case, group.contenders, group.rotation, setup_s=setup_s, phases=runner.phases)
+            return Measured(case, group.entries, group.rotation, setup_s=setup_s, phases=runner.phases)
         finally:
             runner.close()
 
     def _ragged(self, case: Case, group: Group) -> list[Case]:
         """The small cases of uneven sizes, if somebody was not checked at them yet. Races compare
         configurations, each of which is checked at its own case."""
-        asked = {_kind(c.name, case) for c in group.contenders if not c.interpreted}
+        asked = {_kind(c.name, case) for c in group.entries if not c.interpreted}
         if asked <= self.ragged.keys() or self.plan.record.race is not None:
             return []
         return ragged_cases(self.plan.op, case, self.platform.arch)
 
-    def _stations(self, contenders: Sequence[Contender], scratch: Path) -> list[Station]:
-        """A worker for each arm and runtime."""
-        stations: dict[tuple[str, str], Station] = {}
-        for contender in contenders:
-            key = (contender.arm.name, contender.impl.runtime)
-            if key not in stations:
-                log = scratch / f"{contender.impl.runtime}-{len(stations)}.log"
-                stations[key] = Station([], self.platform, self.plan.threads, self.plan.deadlines, log)
-            stations[key].contenders.append(contender)
-        return list(stations.values())
+    def _workers(self, entries: Sequence[Entry], scratch: Path) -> list[Worker]:
+        """A worker for each setting and runtime."""
+        workers: dict[tuple[str, str], Worker] = {}
+        for entry in entries:
+            key = (entry.setting.name, entry.impl.runtime)
+            if key not in workers:
+                log = scratch / f"{entry.impl.runtime}-{len(workers)}.log"
+                workers[key] = Worker([], self.platform, self.plan.threads, self.plan.deadlines, log)
+            workers[key].entries.append(entry)
+        return list(workers.values())
 
-    def _judge(self, scratch: Path) -> Worker:
+    def _judge(self, scratch: Path) -> WorkerProcess:
         judge, self.judge = self.judge, None
         if judge is not None and judge.alive:
             return judge
@@ -191,5 +193,5 @@ class CaseMeasurer:
 
 
 def _kind(name: str, case: Case) -> tuple[str, ...]:
-    """A contender, with all of a case that its ragged cases have in common with it."""
+    """An entry, with all of a case that its ragged cases have in common with it."""
     return name, case.boundary, *(f"{size}={value}" for size, value in kept_sizes(case).items())

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field, replace
 import kernels
 from harness.catalogue.devices import Ceilings, peaks
 from harness.plan import budget, revisions
-from harness.plan.arms import Arm
-from harness.plan.contender import EntriesOf, default_entries
+from harness.plan.entry import ConfigsOf, own_choice
+from harness.plan.settings import Setting
 from harness.results.schema import PlannedCase, Run
 from harness.run.case import MakeRounds, TimingRules
 from harness.run.cells import Yardsticks
 from harness.run.request import Request
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Disturbed
-from harness.workers.station import Deadlines
+from harness.workers.worker import Deadlines
 from kernels.op import Implementation, Op
 from kernels.platform import Platform
 from shapes.case import Case
@@ -39,7 +39,7 @@ class RunPlan:
     disturbed: Disturbed = "prefer"
     retry: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
-    entries: EntriesOf = default_entries
+    entries: ConfigsOf = own_choice
     make_rounds: MakeRounds = measure
 
     @staticmethod
@@ -68,14 +68,18 @@ class RunPlan:
         return [i for i in kernels.implementations(self.op.name) if i.name in self.record.implementations]
 
     @functools.cached_property
-    def arms(self) -> Sequence[Arm]:
+    def settings(self) -> Sequence[Setting]:
         """As planned; where they are compared, the first of them again at the end."""
         trees = self.record.trees
-        arms = [
-            revisions.arm(name, trees[name]) if name in trees else Arm(variables)
-            for name, variables in self.record.arms.items()
+        settings = [
+            revisions.setting(name, trees[name]) if name in trees else Setting(variables)
+            for name, variables in self.record.settings.items()
         ]
-        return [*arms, replace(arms[0], is_twin=True)] if self.record.contrast == "arms" else arms
+        return (
+            [*settings, replace(settings[0], is_rerun=True)]
+            if self.record.contrast == "settings"
+            else settings
+        )
 
     @property
     def threads(self) -> int:

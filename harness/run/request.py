@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from harness.plan.arms import Arm
+from harness.plan.settings import Setting
 from harness.statistics.paired import MARGIN
 from harness.timing.rounds import Disturbed
 
 
 @dataclass(frozen=True)
 class Request:
-    """The command line of `run`, unread; of `toggle`, with the arms that it asks for; of
-    `compare --revisions`, with a tree in each arm.
+    """The command line of `run`, unread; of `toggle`, with the settings that it asks for; of
+    `compare --revisions`, with a tree in each setting.
 
     cluster: the address of a Ray cluster; device is then a type of its devices
     """
@@ -32,7 +32,7 @@ class Request:
     per_case: str | None = None
     set: Sequence[str] = ()
     margin: float = MARGIN
-    arms: Sequence[Arm] = ()
+    settings: Sequence[Setting] = ()
     flags: dict[str, list[str | None]] = field(default_factory=dict)
     resume: str | None = None
     retry: bool = False

@@ -1,5 +1,5 @@
 """A benchmark of one kernel at one case, for whoever brings rounds of its own (pytest-benchmark): checked,
-timed by turns, checked again."""
+timed by samples, checked again."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from harness.errors import UsageError, one_line
 from harness.machine.cpu_threads import default_threads
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
-from harness.plan import arms, select
-from harness.plan.contender import Contender
+from harness.plan import select, settings
+from harness.plan.entry import Entry
 from harness.plan.memory import Memory
 from harness.plan.rotation import rotation
-from harness.run.case import TURN_S, CaseRun
+from harness.run.case import SAMPLE_S, CaseRun
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
 from harness.workers.judge import start_judge
 from harness.workers.process import WorkerFailure, worker_pids
-from harness.workers.station import Deadlines, Station
+from harness.workers.worker import Deadlines, Worker
 from kernels.op import Implementation, Prepared, Support, Unsupported
 from kernels.platform import Platform
 from shapes.case import Case
@@ -63,28 +63,28 @@ class KernelBenchmarks:
         )
         if len(cases) > 1:
             raise UsageError(f"{case!r} names {len(cases)} cases; a benchmark is of one")
-        implementation, station = self._station(op, kernel, cases[0].boundary)
+        implementation, worker = self._worker(op, kernel, cases[0].boundary)
         (mode,) = select.launches(self.platform, launch or self.launch)
-        contender = Contender(implementation.name, implementation, arms.Arm(), mode)
-        station.contenders.append(contender)
+        entry = Entry(implementation.name, implementation, settings.Setting(), mode)
+        worker.entries.append(entry)
         support = implementation.supports(cases[0], self.platform)
         if support.ok and implementation.interpreted(self.platform):
             support = Support(False, "it is interpreted here: checked by `run`, never timed")
         if not support.ok:
-            contender.fail("unsupported", support.reason)
+            entry.fail("unsupported", support.reason)
         monitor = monitor_for(self.platform, worker_pids)
-        return KernelBenchmark(cases[0], contender, station, cache or self.cache, monitor)
+        return KernelBenchmark(cases[0], entry, worker, cache or self.cache, monitor)
 
-    def _station(self, op: str, kernel: object, boundary: str) -> tuple[Implementation, Station]:
-        contenders: list[Contender] = []
-        common = (contenders, self.platform, default_threads(), Deadlines(), self.scratch / "worker.log")
+    def _worker(self, op: str, kernel: object, boundary: str) -> tuple[Implementation, Worker]:
+        entries: list[Entry] = []
+        common = (entries, self.platform, default_threads(), Deadlines(), self.scratch / "worker.log")
         if isinstance(kernel, str):
             known = {i.name: i for i in kernels.implementations(op)}
             if kernel not in known:
                 raise UsageError(
                     f"no implementation of {op} is called {kernel!r}; there are: {', '.join(known)}"
                 )
-            return known[kernel], Station(*common)
+            return known[kernel], Worker(*common)
         if isinstance(kernel, Implementation):
             guest = kernel
         elif callable(kernel):
@@ -100,59 +100,57 @@ class KernelBenchmark:
 
     status, reason: None, or where it ended, as of a cell
     disturbed:      what disturbed the turns that something did; they are made again, until most are
-    made:           turns, the disturbed ones too
+    made:           samples, the disturbed ones too
     """
 
-    def __init__(
-        self, case: Case, contender: Contender, station: Station, cache: str, monitor: Monitor
-    ) -> None:
-        self.case, self.contender, self.station, self.monitor = case, contender, station, monitor
+    def __init__(self, case: Case, entry: Entry, worker: Worker, cache: str, monitor: Monitor) -> None:
+        self.case, self.entry, self.worker, self.monitor = case, entry, worker, monitor
         self.run: CaseRun | None = None
         self.disturbed: list[str] = []
         self.made = 0
-        op, platform = kernels.OPS[case.op], station.platform
+        op, platform = kernels.OPS[case.op], worker.platform
         sizes = op.sizes(case.sizes)
-        memory = Memory(op, sizes, platform, contender.impl.name, cache, boundary=case.boundary)
+        memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
         self.rotation = rotation(
-            op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([contender], copies)
+            op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies)
         )
 
     @property
     def name(self) -> str:
-        return self.contender.name
+        return self.entry.name
 
     @property
     def status(self) -> str | None:
-        return self.contender.status
+        return self.entry.status
 
     @property
     def reason(self) -> str:
-        return self.contender.reason
+        return self.entry.reason
 
     def begin(self) -> None:
         """Checks it once, and prepares it; does nothing for what is refused."""
-        if not self.contender.alive:
+        if not self.entry.alive:
             return
-        station, folder = self.station, self.station.log.parent
+        worker, folder = self.worker, self.worker.log.parent
         self.run = CaseRun(
             case=self.case,
-            stations=[station],
-            start_judge=lambda: start_judge(station.platform, station.threads, 900, folder / "judge.log"),
+            workers=[worker],
+            start_judge=lambda: start_judge(worker.platform, worker.threads, 900, folder / "judge.log"),
             monitor=self.monitor,
             scratch=folder,
             say=lambda _: None,
         )
         self.run.begin(self.rotation)
-        if self.contender.alive:
-            station.fresh(self.rotation)
-            station.prepare(self.contender)
+        if self.entry.alive:
+            worker.fresh(self.rotation)
+            worker.prepare(self.entry)
 
-    def turn(self) -> float:
+    def sample(self) -> float:
         """Seconds per call, of a turn that nothing disturbed; of any where most are disturbed."""
         while True:
             self.monitor.begin()
             with self.monitor.watching(f"{self.case.key} {self.name}"):
-                seconds: float = self.station.ask(self.contender, "turn", at_least=TURN_S)["seconds"]
+                seconds: float = self.worker.ask(self.entry, "sample", at_least=SAMPLE_S)["seconds"]
             self.made += 1
             reason = self.monitor.end()
             if reason:
@@ -166,45 +164,45 @@ class KernelBenchmark:
 
     def facts(self, seconds: float | None) -> dict[str, Any]:
         """What stands beside the times: sizes, check, what ran, and rates at these seconds per call."""
-        op, platform = kernels.OPS[self.case.op], self.station.platform
+        op, platform = kernels.OPS[self.case.op], self.worker.platform
         work = op.work(op.sizes(self.case.sizes), self.case.boundary)
         facts: dict[str, Any] = {
             "op": self.case.op,
             "case": self.case.text,
             "boundary": self.case.boundary,
             "implementation": self.name,
-            "version": self.contender.impl.version,
+            "version": self.entry.impl.version,
             "device": platform.name,
             "arch": platform.arch,
-            "launch": self.contender.launch,
+            "launch": self.entry.launch,
             "cache": self.rotation.mode,
-            "check": self.contender.check,
-            "kernels": [kernel["name"] for kernel in self.contender.kernels],
-            "ran": self.contender.ran,
-            "picked": self.contender.picked,
+            "check": self.entry.check,
+            "kernels": [kernel["name"] for kernel in self.entry.kernels],
+            "ran": self.entry.ran,
+            "picked": self.entry.picked,
         }
         if self.disturbed:
-            facts["disturbed"] = f"{len(self.disturbed)} of {self.made} turns: {self.disturbed[-1]}"
+            facts["disturbed"] = f"{len(self.disturbed)} of {self.made} samples: {self.disturbed[-1]}"
         if seconds:
             facts |= {"tflops": work.flops / seconds / 1e12, "gbps": work.bytes / seconds / 1e9}
         return facts
 
     def close(self) -> None:
-        self.station.stop()
+        self.worker.stop()
         if self.run is not None:
             self.run.close()
 
 
-class _Here(Station):
-    """A station in this process, for a kernel that only this process knows."""
+class _Here(Worker):
+    """A worker in this process, for a kernel that only this process knows."""
 
     def start(self) -> None:
-        self.worker = _Local(Bench(*(c.impl for c in self.contenders)))
+        self.worker = _Local(Bench(*(c.impl for c in self.entries)))
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         hello = self._raw("hello", 0, kind=kind, device=device, threads=torch.get_num_threads())
-        for contender in self.contenders:
-            contender.pinned = hello["pinned"]
+        for entry in self.entries:
+            entry.pinned = hello["pinned"]
 
 
 class _Local:

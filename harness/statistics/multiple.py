@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from harness.statistics.intervals import CONFIDENCE, interval
-from harness.statistics.paired import MARGIN, Comparison, compare, noise_floor
+from harness.statistics.paired import MARGIN, Comparison, compare, noise_of
 
 # Of the error that verdicts at the end are allowed: what those before the end are.
 INTERIM_ERROR = 0.1
@@ -20,12 +20,12 @@ About = Literal["baseline", "runner-up", "A/A"]
 
 @dataclass(frozen=True)
 class JointVerdict:
-    """compare(a, b, floor=floor, confidence=confidence), and what for."""
+    """compare(a, b, floor=noise, confidence=confidence), and what for."""
 
     a: str
     b: str
     about: About
-    floor: float
+    noise: float
     confidence: float
     comparison: Comparison
 
@@ -38,26 +38,26 @@ def joint_verdicts(
     series: Series,
     blocks: Sequence[int],
     wanted: Collection[str],
-    anchor: str | None,
+    baseline: str | None,
     *,
-    twin: str | None = None,
+    rerun: str | None = None,
     confidence: float = CONFIDENCE,
     margin: float = MARGIN,
 ) -> list[JointVerdict]:
-    """The verdicts on the wanted contenders: `baseline` for each but the anchor, and one `runner-up`.
+    """The verdicts on the wanted entries: `baseline` for each but the baseline, and one `runner-up`.
 
     series: seconds of each round, NaN where there are none, of those who lasted to the end
-    twin:   the anchor prepared a second time: the pair gives the floor; without it the floor is 0
+    rerun:   the baseline prepared a second time: the pair gives the noise; without it the noise is 0
 
     All of them hold together with the stated confidence by Holm's procedure (1979, Scandinavian Journal
     of Statistics 6:65): what is clear at the confidence that all share equally leaves its share to the
     others. That the winner was chosen after looking costs one share and no more (Gutmann and Maymin
     1987, Annals of Statistics 15:456). Each verdict carries the confidence at which it was reached.
     """
-    floor = 0.0
-    if twin is not None and anchor is not None and twin in series and anchor in series:
-        floor = noise_floor(compare(series[twin], series[anchor], blocks=blocks, confidence=confidence))
-    pairs = list(_pairs(series, blocks, wanted, anchor))
+    noise = 0.0
+    if rerun is not None and baseline is not None and rerun in series and baseline in series:
+        noise = noise_of(compare(series[rerun], series[baseline], blocks=blocks, confidence=confidence))
+    pairs = list(_pairs(series, blocks, wanted, baseline))
     open_questions = {frozenset(pair[:2]) for pair in pairs}
     verdicts: dict[int, JointVerdict] = {}
     while open_questions:
@@ -65,9 +65,9 @@ def joint_verdicts(
         for place, (a, b, about) in enumerate(pairs):
             if frozenset((a, b)) in open_questions:
                 comparison = compare(
-                    series[a], series[b], blocks=blocks, floor=floor, margin=margin, confidence=share
+                    series[a], series[b], blocks=blocks, floor=noise, margin=margin, confidence=share
                 )
-                verdicts[place] = JointVerdict(a, b, about, floor, share, comparison)
+                verdicts[place] = JointVerdict(a, b, about, noise, share, comparison)
         clear = {
             frozenset((j.a, j.b)) for j in verdicts.values() if j.comparison.verdict in ("faster", "slower")
         }
@@ -78,12 +78,12 @@ def joint_verdicts(
 
 
 def _pairs(
-    series: Series, blocks: Sequence[int], wanted: Collection[str], anchor: str | None
+    series: Series, blocks: Sequence[int], wanted: Collection[str], baseline: str | None
 ) -> Iterator[tuple[str, str, About]]:
-    if anchor is not None and anchor in wanted:
+    if baseline is not None and baseline in wanted:
         for name in wanted:
-            if name != anchor:
-                yield name, anchor, "baseline"
+            if name != baseline:
+                yield name, baseline, "baseline"
     ranked = sorted(wanted, key=lambda name: log_time(series[name], blocks))
     if len(ranked) > 1:
         yield ranked[0], ranked[1], "runner-up"
@@ -98,9 +98,9 @@ def stopping_reason(
     series: Series,
     blocks: Sequence[int],
     wanted: Collection[str],
-    anchor: str | None,
+    baseline: str | None,
     *,
-    twin: str | None,
+    rerun: str | None,
     confidence: float,
     half_width: float,
     margin: float = MARGIN,
@@ -112,7 +112,7 @@ def stopping_reason(
     confidence, which leaves the end's its own (Haybittle 1971, British Journal of Radiology 44:793; Peto
     and others 1976, British Journal of Cancer 34:585).
     """
-    judge = functools.partial(joint_verdicts, series, blocks, wanted, anchor, twin=twin, margin=margin)
+    judge = functools.partial(joint_verdicts, series, blocks, wanted, baseline, rerun=rerun, margin=margin)
     at_the_end = judge(confidence=confidence)
     loose = [j for j in at_the_end if not j.half_width <= half_width]
     if not loose:

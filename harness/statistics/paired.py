@@ -1,4 +1,4 @@
-"""Paired comparison of two contenders timed in the same rounds, and the noise floor of an A/A pair."""
+"""Paired comparison of two entries timed in the same rounds, and the noise noise of an A/A pair."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def compare(
     margin: float = MARGIN,
     confidence: float = CONFIDENCE,
 ) -> Comparison:
-    """Compares two contenders timed in the same rounds; a and b are paired by position.
+    """Compares two entries timed in the same rounds; a and b are paired by position.
 
     blocks: the block of each round; without blocks each round counts by itself. The interval is that
     of `interval`, over log(b / a).
 
-    same: the interval lies inside 1 +- max(floor, margin), and the floor is no disturbance; else faster or
-    slower if it lies beyond 1 + floor, or 1 / (1 + floor); else unclear. Pairs with a missing, zero or
+    same: the interval lies inside 1 +- max(noise, margin), and the noise is no disturbance; else faster or
+    slower if it lies beyond 1 + noise, or 1 / (1 + noise); else unclear. Pairs with a missing, zero or
     negative time are left out.
     """
     if len(a) != len(b) or (blocks is not None and len(blocks) != len(a)):
@@ -57,24 +57,24 @@ def compare(
         return Comparison(math.nan, 0.0, math.inf, "unclear")
     over_blocks = interval(logs, confidence)
     ratio, low, high = (_exp(v) for v in (over_blocks.mean, over_blocks.low, over_blocks.high))
-    return Comparison(ratio, low, high, verdict(low, high, floor=floor, margin=margin))
+    return Comparison(ratio, low, high, verdict(low, high, noise=floor, margin=margin))
 
 
-def verdict(low: float, high: float, *, floor: float, margin: float = MARGIN) -> VerdictName:
-    if not (math.isfinite(floor) and math.isfinite(high)):
+def verdict(low: float, high: float, *, noise: float, margin: float = MARGIN) -> VerdictName:
+    if not (math.isfinite(noise) and math.isfinite(high)):
         return "unclear"
-    band = max(floor, margin)
-    if floor <= MAX_NOISE and 1 - band <= low and high <= 1 + band:
+    band = max(noise, margin)
+    if noise <= MAX_NOISE and 1 - band <= low and high <= 1 + band:
         return "same"
-    if low > 1 + floor:
+    if low > 1 + noise:
         return "faster"
-    if high < 1 / (1 + floor):
+    if high < 1 / (1 + noise):
         return "slower"
     return "unclear"
 
 
-def noise_floor(same_thing_twice: Comparison) -> float:
-    """The floor that an A/A pair shows: how far its interval stays away from 1, which is what intervals
+def noise_of(same_thing_twice: Comparison) -> float:
+    """The noise that an A/A pair shows: how far its interval stays away from 1, which is what intervals
     leave unexplained on this machine; mostly 0. Where the pair may be more than MAX_NOISE apart, all that it
     may be: only what differs by more has a verdict. Infinite, which makes every verdict `unclear`, where the
     pair says nothing."""

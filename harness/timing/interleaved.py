@@ -1,4 +1,4 @@
-"""Interleaved measuring: contenders timed in turn, in rounds of fresh random order."""
+"""Interleaved measuring: entries timed in turn, in rounds of fresh random order."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ import statistics
 from collections.abc import Callable, Collection, Mapping
 
 from harness.statistics.multiple import stopping_reason
-from harness.timing.rounds import Policy, Round, Rounds, Turn
+from harness.timing.rounds import Policy, Round, Rounds, Sample
 
 # Rounds that a block may try for each that it wants: disturbed ones are made again, while most are quiet.
 TRIES = 2
 
 
-def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rounds:
-    """Times the contenders round by round.
+def measure(entries: Mapping[str, Sample], policy: Policy | None = None) -> Rounds:
+    """Times the entries round by round.
 
-    Each contender performs one timed turn and returns seconds per call. One that raises, or returns
+    Each entry performs one timed sample and returns seconds per call. One that raises, or returns
     anything but a positive finite number, is dropped; deadlines are the caller's.
 
-    The first blocks are short, so that a large difference costs few rounds and yet every contender was
+    The first blocks are short, so that a large difference costs few rounds and yet every entry was
     prepared several times. What they leave open gets long blocks, a look after each (`stopping_reason`).
     A disturbed round is made again, as far as TRIES goes; `Rounds.choose` says which ones count in the end.
     Where most rounds were disturbed, all count and none is made again: more blocks say more.
     """
-    import scipy.special  # noqa: F401 - a look needs it, and shall not load it between turns
+    import scipy.special  # noqa: F401 - a look needs it, and shall not load it between samples
 
     policy = policy or Policy()
     order = random.Random(policy.seed)
-    active = dict(contenders)
+    active = dict(entries)
     result = Rounds()
     longest_round = round_s = preparing_s = 0.0
     for block in range(policy.blocks):
@@ -66,13 +66,13 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
             result.spent_s += sum(took.values())
             counts = policy.disturbed == "keep" or never_quiet or not disturbed
             (result.rounds if counts else result.disturbed).append(Round(block, index, seconds, disturbed))
-            active = {name: turn for name, turn in active.items() if name not in result.dropped}
+            active = {name: sample for name, sample in active.items() if name not in result.dropped}
             if not seconds:
                 break
             wanted -= counts
-            # Who is slow had its turn only if the round counts, as a second one may after all.
-            had_turn = counts or (index and policy.disturbed == "prefer")
-            fastest = min(seconds.values()) if had_turn else math.inf
+            # Who is slow had its sample only if the round counts, as a second one may after all.
+            had_sample = counts or (index and policy.disturbed == "prefer")
+            fastest = min(seconds.values()) if had_sample else math.inf
             fast = [name for name in seconds if seconds[name] <= policy.slow * fastest]
             contending = {name: active[name] for name in (fast if len(fast) > 1 else seconds)}
             expected_s = round_s = sum(took[name] for name in contending)
@@ -82,29 +82,29 @@ def measure(contenders: Mapping[str, Turn], policy: Policy | None = None) -> Rou
         elif result.useless:
             break
         if policy.opening <= len(set(result.blocks)) and block + 1 < policy.blocks:
-            reason = _look(result, active, policy.anchor or next(iter(contenders)), policy)
+            reason = _look(result, active, policy.baseline or next(iter(entries)), policy)
             if reason:
                 result.stopped = reason
                 break
     if not active:
-        result.stopped = "no contenders"
+        result.stopped = "no entries"
     elif result.mostly_disturbed:
         result.stopped = "disturbed"
     return result
 
 
-def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) -> str:
+def _look(result: Rounds, active: Collection[str], baseline: str, policy: Policy) -> str:
     """Why measuring may end; who is slow and rarely measured is not waited for."""
     series = {name: result.series(name) for name in active}
     times = {name: [s for s in series[name] if s == s] for name in series}
-    typical = {n: statistics.median(s) for n, s in times.items() if s and n != policy.twin}
+    typical = {n: statistics.median(s) for n, s in times.items() if s and n != policy.rerun}
     wanted = [name for name in typical if typical[name] <= policy.slow * min(typical.values())]
     return stopping_reason(
         series,
         result.blocks,
         wanted,
-        anchor,
-        twin=policy.twin,
+        baseline,
+        rerun=policy.rerun,
         confidence=policy.confidence,
         half_width=policy.half_width,
         margin=policy.margin,
@@ -112,9 +112,12 @@ def _look(result: Rounds, active: Collection[str], anchor: str, policy: Policy) 
 
 
 def _one_round(
-    contending: Mapping[str, Turn], order: random.Random, dropped: dict[str, str], clock: Callable[[], float]
+    contending: Mapping[str, Sample],
+    order: random.Random,
+    dropped: dict[str, str],
+    clock: Callable[[], float],
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Seconds per call of each contender, and the seconds that its turn took. What a contender wasted
+    """Seconds per call of each entry, and the seconds that its sample took. What an entry wasted
     that gave no time is not the others' budget."""
     names = list(contending)
     order.shuffle(names)

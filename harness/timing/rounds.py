@@ -1,4 +1,4 @@
-"""Rounds of interleaved turns: the policy, one round, all rounds."""
+"""Rounds of interleaved samples: the policy, one round, all rounds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 from harness.statistics.intervals import CONFIDENCE, MIN_BLOCKS
 from harness.statistics.paired import MARGIN
 
-Turn = Callable[[], float]
+Sample = Callable[[], float]
 Disturbed = Literal["prefer", "keep", "refuse"]
 """What is done with rounds that something else disturbed: quiet ones are preferred, and where they cannot be
 had all count; all count; or none does, and where most are disturbed there is no number."""
@@ -42,14 +42,14 @@ class Policy:
     first_rounds: rounds in each of the first MIN_BLOCKS blocks, enough to see what is far apart
     max_rounds:   rounds in each later block, at most
     half_width:   of a ratio's interval that is tight enough; 0: goes on until blocks or budget are spent
-    anchor:       whom all others are compared with; the first contender where it is not said
-    twin:         the anchor prepared a second time, whose ratio to the anchor gives the floor
+    baseline:       whom all others are compared with; the first entry where it is not said
+    rerun:         the baseline prepared a second time, whose ratio to the baseline gives the noise
     confidence:   with which the wanted verdicts hold, all together
     margin:       a difference below it is none: `same`
-    slow:         who takes more than this many times as long as the fastest has a turn in a block's first
+    slow:         who takes more than this many times as long as the fastest has a sample in a block's first
                   round only: the rest of the budget goes to those between whom the choice is
-    budget_s:     seconds of turns for all blocks together; a round that would not fit is not begun
-    begin_block:  called before each block with its number and its contenders, outside the budget, to prepare
+    budget_s:     seconds of samples for all blocks together; a round that would not fit is not begun
+    begin_block:  called before each block with its number and its entries, outside the budget, to prepare
                   them anew
     begin_round:  called before each round
     end_round:    called after it: what disturbed the machine meanwhile, in a short phrase, or nothing.
@@ -62,8 +62,8 @@ class Policy:
     first_rounds: int = 5
     max_rounds: int = 20
     half_width: float = 0.005
-    anchor: str | None = None
-    twin: str | None = None
+    baseline: str | None = None
+    rerun: str | None = None
     confidence: float = CONFIDENCE
     margin: float = MARGIN
     slow: float = math.inf
@@ -87,7 +87,7 @@ class Policy:
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds per call of every contender that gave a time, and what disturbed it, if anything did."""
+    """Seconds per call of every entry that gave a time, and what disturbed it, if anything did."""
 
     block: int
     index: int
@@ -101,27 +101,27 @@ class Rounds:
 
     rounds:    those that count
     disturbed: those that do not, having been disturbed; they were paid for
-    heats:     elimination rounds of a race, which choose whom `rounds` hold and count for nothing else (see
+    eliminations:     elimination rounds of a race, which choose whom `rounds` hold and count for nothing else (see
                successive_halving.py)
-    dropped:   contender -> why it was taken out; its earlier times stay in `rounds`
-    beaten:    contender -> by whom in those
+    dropped:   entry -> why it was taken out; its earlier times stay in `rounds`
+    beaten:    entry -> by whom in those
     stopped:   `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,
                `complete` (all blocks and rounds), `disturbed` (most rounds were, and are refused), or
-               `no contenders`
+               `no entries`
     spent_s:   seconds spent in turns
     """
 
     rounds: list[Round] = field(default_factory=list)
     disturbed: list[Round] = field(default_factory=list)
-    heats: list[Round] = field(default_factory=list)
+    eliminations: list[Round] = field(default_factory=list)
     dropped: dict[str, str] = field(default_factory=dict)
     beaten: dict[str, str] = field(default_factory=dict)
     stopped: str = "complete"
     spent_s: float = 0.0
 
-    def series(self, contender: str) -> list[float]:
-        """One entry per round, NaN where the contender gave no time."""
-        return [r.seconds.get(contender, math.nan) for r in self.rounds]
+    def series(self, entry: str) -> list[float]:
+        """One entry per round, NaN where the entry gave no time."""
+        return [r.seconds.get(entry, math.nan) for r in self.rounds]
 
     @property
     def blocks(self) -> list[int]:
@@ -134,7 +134,10 @@ class Rounds:
             return [replace(r, block=first + r.block) for r in rounds]
 
         return replace(
-            self, rounds=later(self.rounds), disturbed=later(self.disturbed), heats=later(self.heats)
+            self,
+            rounds=later(self.rounds),
+            disturbed=later(self.disturbed),
+            eliminations=later(self.eliminations),
         )
 
     def then(self, after: Rounds) -> Rounds:
@@ -143,7 +146,7 @@ class Rounds:
         return Rounds(
             self.rounds + after.rounds,
             self.disturbed + after.disturbed,
-            self.heats + after.heats,
+            self.eliminations + after.eliminations,
             self.dropped | after.dropped,
             self.beaten | after.beaten,
             after.stopped,
@@ -152,7 +155,7 @@ class Rounds:
 
     @property
     def all(self) -> list[Round]:
-        return [*self.heats, *self.rounds, *self.disturbed]
+        return [*self.eliminations, *self.rounds, *self.disturbed]
 
     @property
     def next_block(self) -> int:

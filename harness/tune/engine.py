@@ -16,10 +16,10 @@ import kernels
 from harness import files
 from harness.catalogue.architectures import architectures
 from harness.errors import NothingRan, UsageError
-from harness.plan.contender import ConfigSearch, Entries
+from harness.plan.entry import ConfigSearch, ConfigsOfCase
 from harness.tune.cost_model import SIMDS, WITHIN, estimate, peaks
 from harness.workers.child import TABLES
-from harness.workers.process import Worker, WorkerFailure
+from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.engine_tuning import EngineConfig, EngineTable, EngineTuned
 from kernels.op import Implementation
 from kernels.platform import Platform
@@ -40,7 +40,7 @@ class EngineConfigs:
     keep: int
     tables: Mapping[str, EngineTable]
 
-    def entries(self, implementation: Implementation, case: Case) -> Entries:
+    def entries(self, implementation: Implementation, case: Case) -> ConfigsOfCase:
         table, sizes = self.tables[case.key], kernels.OPS[case.op].sizes(case.sizes)
         own = [
             each
@@ -51,7 +51,7 @@ class EngineConfigs:
         others = [config for config in dict.fromkeys(ranks) if config.entry != table.now]
         raced = [config.entry for config in others[: self.keep]]
         search = ConfigSearch(
-            anchor=dict(table.now),
+            baseline=dict(table.now),
             origin=table.origin,
             considered=1 + len(others),
             pruned={"worse by the estimate": len(others) - len(raced)},
@@ -60,7 +60,7 @@ class EngineConfigs:
                 name: {str(m): dict(entry) for m, entry in file.items()} for name, file in table.files.items()
             },
         )
-        return Entries([None, *raced], search)
+        return ConfigsOfCase([None, *raced], search)
 
 
 NEIGHBOURS = 3
@@ -69,7 +69,7 @@ NEIGHBOURS = 3
 
 def entries_of(table: EngineTable, m: int) -> list[EngineConfig]:
     """What the engine takes at each M, that of the nearest M first: its older tuners tried tiles that the
-    present one does not try. Entries that say more than EngineConfig, or less, are left out."""
+    present one does not try. ConfigsOfCase that say more than EngineConfig, or less, are left out."""
     found: dict[EngineConfig, None] = {}
     for _, entry in sorted(next(iter(table.files.values())).items(), key=lambda each: abs(each[0] - m)):
         with contextlib.suppress(TypeError):
@@ -116,7 +116,7 @@ def ask_tables(
     """What the installed engine reads for each case, by the case's key. Raises NothingRan where it does not
     tell."""
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        worker = Worker(TABLES, implementation.environment(platform), Path(scratch) / "tables.log")
+        worker = WorkerProcess(TABLES, implementation.environment(platform), Path(scratch) / "tables.log")
         try:
             asked = {"op": implementation.op, "impl": implementation.name}
             return {

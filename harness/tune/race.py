@@ -1,4 +1,4 @@
-"""Races of configurations on a device: each checked and measured as any contender is."""
+"""Races of configurations on a device: each checked and measured as any entry is."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from harness.machine.device import choose_device
 from harness.machine.provenance import surroundings
 from harness.plan import select
 from harness.plan.budget import parse_seconds
-from harness.plan.contender import ConfigSearch, Entries
+from harness.plan.entry import ConfigSearch, ConfigsOfCase
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run, Verdict
 from harness.run.device import OwnDevice, device_facts, own_device
@@ -36,7 +36,7 @@ from harness.tune.offline import CompileProgress
 from harness.tune.store import Place, path, read, source, store
 from harness.workers.environment import worker_threads
 from harness.workers.judge import start_judge
-from harness.workers.process import Worker, WorkerFailure
+from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.engine_tuning import EngineTuned
 from kernels.op import BOUNDARIES, Implementation
 from kernels.platform import Platform
@@ -79,7 +79,7 @@ class RacedConfigs:
         known = ", ".join(architectures())
         return f"all configurations are raced: only those of Triton kernels on {known} are known by compiling"
 
-    def entries(self, implementation: Implementation, case: Case) -> Entries:
+    def entries(self, implementation: Implementation, case: Case) -> ConfigsOfCase:
         sizes = self.op.sizes(case.sizes)
         choice = self.implementation.choose(self.target, sizes)
         if self.compiling:
@@ -88,10 +88,10 @@ class RacedConfigs:
             best = list(self.implementation.configurations(self.target, sizes))
             considered, pruned = len(best), {}
         configs = [asdict(config) for config in dict.fromkeys([choice.config, *best])]
-        return Entries(
+        return ConfigsOfCase(
             configs,
             ConfigSearch(
-                anchor=configs[0],
+                baseline=configs[0],
                 origin=choice.origin,
                 considered=considered,
                 pruned=pruned,
@@ -123,8 +123,8 @@ def _compiling(implementation: Tunable, target: Target, log: Callable[[str], Non
 
 
 def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:
-    """What is stored of a finished case: the challenger if it is faster than the anchor by the engine's own
-    verdict, else the anchor, confirmed. None where nothing was told apart from nothing: no verdict, or one
+    """What is stored of a finished case: the challenger if it is faster than the baseline by the engine's own
+    verdict, else the baseline, confirmed. None where nothing was told apart from nothing: no verdict, or one
     that the machine's noise swallowed.
 
     verdict, ratio, low, high: of `config` against `against`: time(against) / time(config)
@@ -134,7 +134,7 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
     verdicts = [
         v
         for v in records
-        if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.floor)
+        if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.noise)
     ]
     if not verdicts or done.entries is None:
         return None
@@ -149,14 +149,14 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
     return {
         "case": case.text,
         "features": implementation.features(sizes),
-        "config": cells[this].config or search.anchor,
+        "config": cells[this].config or search.baseline,
         "time_us": _short(cells[this].time_us),
         "verdict": best.verdict if won else TURNED.get(best.verdict, best.verdict),
         "ratio": _short(ratio),
         "low": _short(low),
         "high": _short(high),
         "confidence": best.confidence,
-        "against": cells[other].config or search.anchor,
+        "against": cells[other].config or search.baseline,
         "before": search.origin,
         "considered": search.considered,
         "pruned": search.pruned,
@@ -373,7 +373,7 @@ def race(
 @contextlib.contextmanager
 def racing(
     plan: RunPlan, device: OwnDevice, log: Callable[[str], None]
-) -> Iterator[tuple[RunPlan, Worker | None, Target]]:
+) -> Iterator[tuple[RunPlan, WorkerProcess | None, Target]]:
     """A race's plan with the configurations that are raced on this device, the judge of its first case, if
     one is ready, and what the configurations are chosen for. Raises NothingRan."""
     record = plan.record
@@ -396,7 +396,7 @@ def racing(
         yield replace(plan, entries=entries, make_rounds=halving), judge, target
 
 
-def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, Worker | None]:
+def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, WorkerProcess | None]:
     """What configurations are chosen for here, as a worker finds it: the judge of the first case. Raises
     NothingRan."""
     if platform.kind == "cpu":
@@ -473,7 +473,7 @@ class Race:
         search = next(r for r in records if isinstance(r, CaseDone)).entries
         if search is None or entry is None:
             return None
-        if entry["config"] == search.anchor or entry["against"] != search.anchor:  # it stayed, or failed
+        if entry["config"] == search.baseline or entry["against"] != search.baseline:  # it stayed, or failed
             return None
         m = self.implementation.tables.rows(kernels.OPS[case.op].sizes(case.sizes))
         return store_winner(Path(self.plan.record.race.folder), search.tables, m, entry["config"])

@@ -1,1 +1,1 @@
-"""Worker processes: the parent's side. The child's side is in `child`."""
+"""WorkerProcess processes: the parent's side. The child's side is in `child`."""

@@ -13,7 +13,7 @@ from harness.files import JsonObject
 from harness.machine.cpu_threads import BINDING, cores, default_threads
 from harness.machine.provenance import surroundings
 from harness.paths import ROOT, cache, user_home, writable
-from harness.plan.arms import parse_threads
+from harness.plan.settings import parse_threads
 from kernels.platform import Platform
 
 
@@ -26,7 +26,7 @@ def thread_environment(
     platform: Platform, threads: int, variables: Mapping[str, str | None] | None = None
 ) -> dict[str, str]:
     """What makes a worker compute on so many threads, each bound to a physical core. They are not bound where
-    the user's environment or an arm's `variables` bind them, or where there are more than cores.
+    the user's environment or a setting's `variables` bind them, or where there are more than cores.
 
     They spin for some milliseconds between parallel regions, as OpenMP does by default and engines have it:
     told to sleep at once (OMP_WAIT_POLICY=passive) an addition of 1 MB took 27 us for 10 (2 cores, libgomp).
@@ -44,7 +44,7 @@ def thread_environment(
 # anew at each call can be most of what an allocating call takes, and most of its noise.
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 DEFAULTS = {
-    # A worker that waits for its turn must not take a core from the one whose turn it is.
+    # A worker that waits for its sample must not take a core from the one whose turn it is.
     "KMP_BLOCKTIME": "1",
     "HF_HUB_OFFLINE": "1",
     # As the driver counts GPUs; CUDA's own order is the fastest first.
@@ -87,11 +87,11 @@ def home_environment() -> dict[str, str]:
     return {"HOME": str(home), "PYTHONUSERBASE": site.getuserbase()}
 
 
-def cache_environment(arm: str) -> dict[str, str]:
-    """Compile caches of an arm's own: what one arm compiled must not serve another."""
-    folder = arm
-    if not re.fullmatch(r"\w{1,40}", arm):
-        folder = f"{re.sub(r'[^A-Za-z0-9]+', '-', arm)[:40]}-{hashlib.sha256(arm.encode()).hexdigest()[:12]}"
+def cache_environment(setting: str) -> dict[str, str]:
+    """Compile caches of a setting's own: what one setting compiled must not serve another."""
+    folder = setting
+    if not re.fullmatch(r"\w{1,40}", setting):
+        folder = f"{re.sub(r'[^A-Za-z0-9]+', '-', setting)[:40]}-{hashlib.sha256(setting.encode()).hexdigest()[:12]}"
     base = cache() / folder
     return {
         "TRITON_CACHE_DIR": str(base / "triton"),

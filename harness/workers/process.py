@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.paths import ROOT
-from harness.plan.contender import Status
+from harness.plan.entry import Status
 from harness.workers.child.blob import Unpickler, send
 from harness.workers.environment import worker_environment
 from kernels.platform import Platform
@@ -49,7 +49,7 @@ class _Plain(Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name}")
 
 
-class Worker:
+class WorkerProcess:
     """One child process, with its environment set before it starts; of the source tree in the folder `tree`,
     if that is not this one, importing no other plug-ins than `plugins`.
 
@@ -108,7 +108,7 @@ class Worker:
 
     def pause(self) -> None:
         """Stops the process, whatever threads it has, until it is asked again: nobody works beside a rival's
-        turn. A killed parent takes a stopped worker with it all the same."""
+        sample. A killed parent takes a stopped worker with it all the same."""
         self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:

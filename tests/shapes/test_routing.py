@@ -1,4 +1,4 @@
-"""Routing patterns: limits, loads and counts by brute force, for every seed and turn."""
+"""Routing patterns: limits, loads and counts by brute force, for every seed and sample."""
 
 import hashlib
 from collections import Counter
@@ -38,8 +38,8 @@ def groups_of(routing: Routing) -> tuple[int, int]:
 def test_rows_obey_the_router(routings):
     for routing in routings:
         size, limit = groups_of(routing)
-        for seed, turn in ((0, 0), (1, 0), (0, 3), (7, 2)):
-            rows = routing.global_picks(seed, turn)
+        for seed, sample in ((0, 0), (1, 0), (0, 3), (7, 2)):
+            rows = routing.global_picks(seed, sample)
             assert len(rows) == routing.tokens
             for row in rows:
                 assert len(set(row)) == len(row) == routing.topk
@@ -60,10 +60,10 @@ def test_picks_are_the_rank_s_part_of_the_layer_s(routings):
 def test_counts_are_exact_for_every_seed_and_turn(routings):
     for routing in routings:
         loads = sorted(routing.loads())
-        for seed, turn in [(seed, 0) for seed in range(9)] + [(0, 1), (0, 2), (5, 7), (10**9, 3)]:
-            counts = Counter(e for row in routing.picks(seed, turn) for e in row if e >= 0)
+        for seed, sample in [(seed, 0) for seed in range(9)] + [(0, 1), (0, 2), (5, 7), (10**9, 3)]:
+            counts = Counter(e for row in routing.picks(seed, sample) for e in row if e >= 0)
             assert (routing.pairs, routing.hit) == (sum(counts.values()), len(counts))
-            found = routing.loads(seed, turn)
+            found = routing.loads(seed, sample)
             assert found == [counts[e] for e in range(routing.local + routing.shared)]
             assert sorted(found) == loads
             routed = found[: routing.local]
@@ -75,9 +75,9 @@ def test_touched_is_the_union_over_turns_and_neighbouring_seeds_differ(routings)
     for routing in routings:
         for seed in (0, 3):
             union: set[int] = set()
-            for turn in range(6):
-                union.update(e for row in routing.picks(seed, turn) for e in row if e >= 0)
-                assert routing.touched(turn + 1) == len(union)
+            for sample in range(6):
+                union.update(e for row in routing.picks(seed, sample) for e in row if e >= 0)
+                assert routing.touched(sample + 1) == len(union)
         assert (routing.touched(0), routing.touched(1)) == (0, routing.hit)
         for seed in range(12):
             here, next_ = routing.global_picks(seed), routing.global_picks(seed + 1)
@@ -95,10 +95,10 @@ def test_picks_are_those_of_recorded_runs():
 
 
 def test_balanced_tokens_use_as_many_groups_as_they_may():
-    """Of 32 experts, two picks in each of four: turns of one token touch them all."""
+    """Of 32 experts, two picks in each of four: samples of one token touch them all."""
     one, few = Routing(1, **R1), Routing(3, **R1)
     assert few.picks(32) == (*few.picks()[1:], few.picks()[0]), "of 32 experts each stands where it was"
-    assert [one.touched(turns) for turns in (1, 2, 16, 17)] == [8, 16, 128, 128]
+    assert [one.touched(samples) for samples in (1, 2, 16, 17)] == [8, 16, 128, 128]
     for row in Routing(100, **R1).picks():
         assert sorted(Counter(expert // 32 for expert in row).values()) == [2, 2, 2, 2]
 

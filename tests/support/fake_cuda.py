@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 QUEUE = 1024  # launches that wait for the device; the next one blocks the host
-LAUNCH_S = 1e-6  # of the host, for whatever is launched beside contenders' own
+LAUNCH_S = 1e-6  # of the host, for whatever is launched beside entries' own
 GAP_S = 2e-6  # between two replays of graphs
 
 
@@ -248,7 +248,7 @@ class CUDAGraph:
 
 
 @dataclass(eq=False)
-class Contender:
+class Entry:
     """A call of `launches` kernels that take `device_s` in all, and `host_s` of the host to launch.
 
     waits:  "" or how it synchronises at its end, through "torch" or a "library"

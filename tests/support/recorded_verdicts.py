@@ -9,15 +9,15 @@ from harness.statistics.paired import Comparison
 
 
 def redo(records: Iterable[Record]) -> list[tuple[Verdict, Comparison]]:
-    """Each verdict of a case, and what its samples give with the floor and the confidence that it states."""
+    """Each verdict of a case, and what its samples give with the noise and the confidence that it states."""
     records = list(records)
     samples = {r.name: r.samples for r in records if isinstance(r, Cell)}
     verdicts = [r for r in records if isinstance(r, Verdict)]
-    # Each group of contenders has a twin of the same name.
+    # Each group of entries has a rerun of the same name.
     sides = [(v.samples if v.about == "A/A" else samples[v.a], samples[v.b]) for v in verdicts]
     return [(v, _compared(v, *pair)) for v, pair in zip(verdicts, sides, strict=True)]
 
 
 def _compared(verdict: Verdict, a: Samples, b: Samples) -> Comparison:
-    floor = math.inf if verdict.floor is None else verdict.floor
-    return paired(a, b, floor=floor, margin=verdict.margin, confidence=verdict.confidence)
+    noise = math.inf if verdict.noise is None else verdict.noise
+    return paired(a, b, noise=noise, margin=verdict.margin, confidence=verdict.confidence)

@@ -29,7 +29,7 @@ PROCESS = threading.Lock()
 
 
 class WorkerHere:
-    """Like `harness.workers.process.Worker`, which it stands for."""
+    """Like `harness.workers.process.WorkerProcess`, which it stands for."""
 
     def __init__(
         self,
@@ -67,14 +67,14 @@ class WorkerHere:
         self.alive = False
 
 
-def use_workers_here(patch: pytest.MonkeyPatch, turn_s: float = 0.002) -> None:
-    """Runs of this process start no other. Their turns are shorter, their rounds few, and calls rotate over
+def use_workers_here(patch: pytest.MonkeyPatch, sample_s: float = 0.002) -> None:
+    """Runs of this process start no other. Their samples are shorter, their rounds few, and calls rotate over
     few sets of operands, as for a small cache: nobody looks at the times. One call is profiled, not ten."""
-    patch.setattr("harness.workers.station.Worker", WorkerHere)
-    patch.setattr("harness.workers.judge.Worker", WorkerHere)
+    patch.setattr("harness.workers.worker.WorkerProcess", WorkerHere)
+    patch.setattr("harness.workers.judge.WorkerProcess", WorkerHere)
     patch.setattr("harness.run.measurer.last_level", lambda *_: 1 << 18)
     patch.setattr("harness.run.check.last_level", lambda *_: 1 << 18)
-    patch.setattr(case, "TURN_S", turn_s)
+    patch.setattr(case, "SAMPLE_S", sample_s)
     patch.setattr(case, "Policy", functools.partial(Policy, blocks=8, max_rounds=5))
     patch.setattr("harness.workers.child.profile.CALLS", 1)
 

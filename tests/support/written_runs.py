@@ -47,10 +47,10 @@ def cell(of: Case, impl: str, us: float | None, half: float = 0.0, **facts: Any)
 def verdict(a: Cell, b: Cell, word: str, about: str = "baseline", half: float = 0.02) -> Verdict:
     assert a.time_us and b.time_us
     ratio = b.time_us / a.time_us
-    twin = {"samples": b.samples} if about == "A/A" else {}
+    rerun = {"samples": b.samples} if about == "A/A" else {}
     return Verdict(
-        case=a.case, a=a.name, b=b.name, ratio=ratio, low=ratio - half, high=ratio + half, floor=0.01,
-        verdict=word, confidence=0.99, about=about, **twin,
+        case=a.case, a=a.name, b=b.name, ratio=ratio, low=ratio - half, high=ratio + half, noise=0.01,
+        verdict=word, confidence=0.99, about=about, **rerun,
     )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ class AmdMonitor(GpuMonitor):
         }
 
     def _ran(self) -> dict[int, str]:
-        """Who occupies compute units now, while none of ours works: between turns, that is."""
+        """Who occupies compute units now, while none of ours works: between samples, that is."""
         processes = self._ask("processes", "amdsmi_get_gpu_process_list") or []
         units = {process["pid"]: _number(process.get("cu_occupancy")) for process in processes}
         if any(count is None for count in units.values()):

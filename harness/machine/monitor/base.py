@@ -34,12 +34,12 @@ class Monitor(ABC):
 
     @abstractmethod
     def sample(self, work: str = "") -> None:
-        """One reading. `work`: the contender and its case; a clock is held against the highest that the same
+        """One reading. `work`: the entry and its case; a clock is held against the highest that the same
         work had, because one kernel's power or vector width is no disturbance for another."""
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
-        """Around a turn. A CPU is read right after it: a reading beside the calls would disturb them."""
+        """Around a sample. A CPU is read right after it: a reading beside the calls would disturb them."""
         yield
         self.sample(work)
 

@@ -14,7 +14,7 @@ from kernels.platform import Platform
 
 # Of a round's time: the drivers' counters run in steps, and a tenth of a verdict's margin hides in less.
 MAX_SLOWED = 0.01
-# Between two readings in a turn of 50 ms and more.
+# Between two readings in a sample of 50 ms and more.
 LOOK_S = 0.02
 # Per cent of the time before a run: an idle device's own housekeeping stays under it.
 BUSY = 5

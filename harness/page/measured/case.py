@@ -47,7 +47,7 @@ class MeasuredCase:
 
     @property
     def baselines(self) -> list[str]:
-        """Contenders that memory splits into groups have one each."""
+        """Entries that memory splits into groups have one each."""
         return [v.b for v in self.verdicts if v.about == "A/A"]
 
     def against_baseline(self, cell: Cell) -> Verdict | None:

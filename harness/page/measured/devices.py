@@ -53,7 +53,7 @@ def _picture(ratios: Sequence[DeviceRatio]) -> altair.TopLevelMixin:
                 "ratio": 1 / of.ratio,
                 "low": low,
                 "high": high,
-                "verdict": verdict(low, high, floor=LAG),
+                "verdict": verdict(low, high, noise=LAG),
                 "text": _text(ratio),
             }
         )

@@ -50,7 +50,7 @@ def _facts(run: Run) -> Chart:
         ("run", "cache", run.cache),
         ("run", "confidence", run.confidence),
         ("run", "seed", run.seed),
-        *(("arm", name, _settings(variables)) for name, variables in run.arms.items()),
+        *(("setting", name, _settings(variables)) for name, variables in run.settings.items()),
     ]
     for group, values in run.provenance.items():
         known += [(group, name, value) for name, value in values.items()] if isinstance(values, dict) else []
@@ -201,7 +201,7 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> list[Chart]:
 
 def _blocks(case: MeasuredCase) -> dict[int, Counter[str]]:
     """Of each block how many of its rounds became what."""
-    samples = [samples for cell in case.cells for samples in (cell.samples, cell.heats)]
+    samples = [samples for cell in case.cells for samples in (cell.samples, cell.eliminations)]
     states = {place: "quiet" for of in samples for place in zip(of.block, of.round, strict=True)}
     states |= {(r.block, r.round): "counted" if r.counted else "left out" for r in case.done.disturbed}
     blocks: dict[int, Counter[str]] = {}

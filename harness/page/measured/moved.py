@@ -1,4 +1,4 @@
-"""Two runs: what became faster or slower between them, with the floor between the sessions."""
+"""Two runs: what became faster or slower between them, with the noise between the sessions."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
                     TableValue(us_text(row.a_us), row.a_us),
                     TableValue(us_text(row.b_us), row.b_us),
                     TableValue(text, ratio.ratio),
-                    ratio.verdict if row.anchor else "absolute times",
+                    ratio.verdict if row.baseline else "absolute times",
                     "yes" if row.changed else "" if row.changed is None else "no",
                 ]
             )
         )
-    floor = alt.Chart({"values": [{"from": 1 / (1 + comparison.floor), "to": 1 + comparison.floor}]})
+    noise = alt.Chart({"values": [{"from": 1 / (1 + comparison.noise), "to": 1 + comparison.noise}]})
     picture = forest(
         values,
         "time in A over time in B",
-        floor.mark_rect(color="#8883").encode(x="from:Q", x2="to:Q"),
+        noise.mark_rect(color="#8883").encode(x="from:Q", x2="to:Q"),
         [
             alt.Tooltip("name:N", title="row"),
             alt.Tooltip("text:N", title="B vs A"),
@@ -77,7 +77,7 @@ def moved(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
         [
             ("A", f"{a.folder} ({a.run.created}, commit {a.commit})"),
             ("B", f"{b.folder} ({b.run.created}, commit {b.commit})"),
-            ("floor", f"{comparison.floor:.1%}, {comparison.floor_from}"),
+            ("noise", f"{comparison.noise:.1%}, {comparison.noise_from}"),
             *(("differs", note) for note in comparison.notes),
             *(("in one run only", text) for text in comparison.missing),
         ],

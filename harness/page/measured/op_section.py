@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from harness.page.document import Chart, PageSection, anchor
-from harness.page.measured.arms import arm_charts, arms_over_cases
 from harness.page.measured.case import MeasuredCase
 from harness.page.measured.ranking import ranking
 from harness.page.measured.roofline import roofline
 from harness.page.measured.rounds import rounds
+from harness.page.measured.settings import setting_charts, settings_over_cases
 from harness.page.measured.sizes import sweep_charts, sweeps, winners
-from harness.report.arm_table import conclusion_lines
 from harness.report.case_notes import conclusions, measuring, remarks, untimed
 from harness.report.case_table import headline
 from harness.report.reproduce import reproductions
+from harness.report.setting_table import conclusion_lines
 
 MOST_CASES = 40
 """That have charts of their own: more would make a page slow to open."""
@@ -30,7 +30,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
         charts += sweep_charts(sweep)
     for label in dict.fromkeys(case.label for case in ranked):
         charts.append(roofline([case for case in ranked if case.label == label]))
-    charts += [arms_over_cases(run) for run in _by_run(c for c in cases if c.run.contrast == "arms")]
+    charts += [settings_over_cases(run) for run in _by_run(c for c in cases if c.run.contrast == "settings")]
     by_key: dict[tuple[str, str], list[MeasuredCase]] = {}
     for case in sorted(cases, key=lambda case: -case.planned.weight):
         by_key.setdefault((case.run.contrast, case.planned.key), []).append(case)
@@ -52,7 +52,7 @@ def _headlines(cases: Sequence[MeasuredCase]) -> Iterable[str]:
     if ranked:
         first = max(ranked, key=lambda case: case.planned.weight)
         yield f"{first.planned.key}: {_headline([c for c in ranked if c.planned.key == first.planned.key])}."
-    for run_cases in _by_run(case for case in cases if case.run.contrast == "arms"):
+    for run_cases in _by_run(case for case in cases if case.run.contrast == "settings"):
         title, lines = conclusion_lines(
             [r for c in run_cases for r in (*c.cells, *c.verdicts)], run_cases[0].run
         )
@@ -79,9 +79,9 @@ def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
     """A case of one run, or of several."""
     first = same[0]
     charts: list[Chart | None] = []
-    if first.run.contrast == "arms":
+    if first.run.contrast == "settings":
         for case in same:
-            charts += arm_charts(case)
+            charts += setting_charts(case)
     else:
         charts.append(ranking(same))
     charts += [rounds(case, MOST_ROUNDS) for case in same]

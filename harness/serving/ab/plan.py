@@ -14,8 +14,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo
 
 from harness.errors import NothingRan, UsageError, mistake
-from harness.plan.arms import UNSET
 from harness.plan.budget import parse_seconds
+from harness.plan.settings import UNSET
 from harness.serving.schema import StrictRecord
 
 # Of a client's run: name, statistic, tokens.

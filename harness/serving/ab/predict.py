@@ -56,7 +56,7 @@ def changes_of(plan: Plan, arm: str, names: Sequence[str]) -> Iterator[KernelCha
     is fastest under those of the base. The factor is the mean over cases, the interval their scatter."""
     for folder in dict.fromkeys(folder for name in names for folder in run_folders(name)):
         run = Journal(folder).run()
-        base, own = (_setting(run.arms, plan.variables(each)) for each in (plan.base, arm))
+        base, own = (_setting(run.settings, plan.variables(each)) for each in (plan.base, arm))
         cells = load(str(folder))
         times = cells[cells.status == "ok"].pivot_table("time_us", ["case", "impl"], "arm")
         if base != own and {base, own} <= {*times.columns}:

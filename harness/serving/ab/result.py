@@ -98,7 +98,7 @@ def effect(
     apart = 100 * statistics.stdev(logs) / math.sqrt(2) if len(logs) > 1 else None
     return Effect(
         len(logs), statistics.fmean(base), statistics.fmean(arm), math.exp(mean), low, high,
-        own, sorted(interval) or None, level, apart, verdict(low, high, floor=0.0, margin=margin / 100),
+        own, sorted(interval) or None, level, apart, verdict(low, high, noise=0.0, margin=margin / 100),
     )  # fmt: skip
 
 

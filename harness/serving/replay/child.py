@@ -88,7 +88,7 @@ class Rank:
 
     def turn(self, arm: str, at_least: float) -> float:
         """Seconds of a step, over as many as fill the turn."""
-        return self.timer.turn(self.programs[arm], at_least).seconds
+        return self.timer.sample(self.programs[arm], at_least).seconds
 
     def alone(self, place: str, arms: Sequence[str], turns: int, at_least: float) -> dict[str, float]:
         """Of each arm the seconds that a place's calls of all layers take one after another, launched as the
@@ -99,7 +99,7 @@ class Rank:
         seconds: dict[str, list[float]] = {arm: [] for arm in arms}
         for _ in range(turns):
             for arm, program in programs.items():
-                seconds[arm].append(len(at) * self.timer.turn(program, at_least).seconds)
+                seconds[arm].append(len(at) * self.timer.sample(program, at_least).seconds)
         return {arm: statistics.median(each) for arm, each in seconds.items()}
 
     def difference(self, base: dict[str, str], chosen: dict[str, str]) -> dict[str, float]:

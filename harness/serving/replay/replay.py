@@ -26,7 +26,7 @@ from harness.statistics.intervals import interval
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds
 from harness.workers.environment import provenance, thread_environment
-from harness.workers.process import Worker, WorkerFailure
+from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, free_memory
 from shapes.attention import Parallel
 from shapes.case import parse
@@ -160,7 +160,7 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
     failed, notes = dict[str, str](), [*plan.notes]
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
         environment, log = thread_environment(platform, threads), Path(scratch) / "replay.log"
-        worker = Worker(RANK, environment, log, plugins=[str(path) for path in kernels.plugin_files()])
+        worker = WorkerProcess(RANK, environment, log, plugins=[str(path) for path in kernels.plugin_files()])
         try:
             worker.hello(platform, threads, PREPARE_S)
             rounds = _measured(plan, launch, failed, worker, monitor)
@@ -189,7 +189,7 @@ def replay(plan: ReplayPlan, platform: Platform, monitor: Monitor) -> Replay:
 
 
 def _measured(
-    plan: ReplayPlan, launch: str, failed: dict[str, str], worker: Worker, monitor: Monitor
+    plan: ReplayPlan, launch: str, failed: dict[str, str], worker: WorkerProcess, monitor: Monitor
 ) -> Rounds:
     """Rounds of the arms and of the base again. failed: gets the arms that cannot be prepared."""
     arms = plan.arms | {TWIN: plan.arms[BASE]}
@@ -212,13 +212,15 @@ def _measured(
             return worker.ask("turn", CALL_S, arm=name, at_least=TURN_S)
 
     policy = Policy(
-        blocks=BLOCKS, first_rounds=min(4, ROUNDS), max_rounds=ROUNDS, half_width=0.0, anchor=BASE, twin=TWIN,
-        budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin, end_round=monitor.end,
+        blocks=BLOCKS, first_rounds=min(4, ROUNDS), max_rounds=ROUNDS, half_width=0.0, baseline=BASE,
+        rerun=TWIN, budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin, end_round=monitor.end,
     )  # fmt: skip
     return measure({name: partial(turn, name) for name in arms}, policy)
 
 
-def _differences(plan: ReplayPlan, failed: dict[str, str], worker: Worker) -> dict[str, dict[str, float]]:
+def _differences(
+    plan: ReplayPlan, failed: dict[str, str], worker: WorkerProcess
+) -> dict[str, dict[str, float]]:
     """Of each arm, its swapped places' outputs from the base's. failed: gets the arms that are wrong."""
     found = {}
     for name in [name for name in plan.arms if name not in failed]:
@@ -229,7 +231,7 @@ def _differences(plan: ReplayPlan, failed: dict[str, str], worker: Worker) -> di
 
 
 def _alone(
-    plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: Worker, notes: list[str]
+    plan: ReplayPlan, swapped: Mapping[str, Collection[str]], worker: WorkerProcess, notes: list[str]
 ) -> dict[str, dict[str, float]]:
     """Of each place the milliseconds that its calls take alone, of the base and of each arm that swaps it."""
     found = {}

@@ -1,4 +1,4 @@
-"""Bench, inside a worker: one case's operands and the contenders prepared on them.
+"""Bench, inside a worker: one case's operands and the entries prepared on them.
 
 Every public method is one request that the parent makes; arguments and answers are plain values.
 """
@@ -44,7 +44,7 @@ UNSEEN, UNSEEN_S = 30, 0.7
 """Pairs of a call on activations that were never seen and one on the same: so many at most, and seconds."""
 
 OFTEN, SELDOM = 0.5, 0.2
-"""Of turns those whose timed calls read another activation: until there was one, and after it."""
+"""Of samples those whose timed calls read another activation: until there was one, and after it."""
 
 # Where the first calls after preparing anew take on average no more than this many times as long as those
 # that are timed, they are spared from then on.
@@ -53,7 +53,7 @@ AS_LONG = 1.1
 
 @dataclass
 class _Ready:
-    """A contender: prepared once on each set of operands, with the program that turns run.
+    """An entry: prepared once on each set of operands, with the program that samples run.
 
     reads: of each set where the calls read live operands. Asked for when those were loaded, so that nobody
            learns from it that one is to change
@@ -76,7 +76,7 @@ class _Ready:
 
     @property
     def reached(self) -> list[int]:
-        """Of all sets those on which turns computed since outputs were spoiled; none where nobody knows."""
+        """Of all sets those on which samples computed since outputs were spoiled; none where nobody knows."""
         if self.spoilt_at is None:
             return []
         return self.program.reached_since(self.spoilt_at, len(self.prepared))
@@ -96,7 +96,7 @@ class _Ready:
         self.spoilt_at = self.program.taken
 
     def reproduce(self, which: int) -> None:
-        """A call on a set beside the turns."""
+        """A call on a set beside the samples."""
         self.spoilt_at = None
         self.program.reproduce(which)
         self.timer.synchronize()
@@ -132,7 +132,7 @@ class _Ready:
 
 
 class Bench:
-    """Holds the sets of operands (the first is checked; the others make calls rotate) and the contenders.
+    """Holds the sets of operands (the first is checked; the others make calls rotate) and the entries.
 
     guests: implementations that no folder or plugin holds
     """
@@ -200,7 +200,7 @@ class Bench:
         self.sets = [first]  # frees the others before new ones are made
         heap.give_back()
         empty_cache(self.kind)
-        self.sets += [first.turned(turn, mode == "cold") for turn in range(1, copies)]
+        self.sets += [first.turned(sample, mode == "cold") for sample in range(1, copies)]
 
     def _settle(self, name: str, program: Program) -> None:
         """Whether the first calls after preparing it anew may be spared from now on."""
@@ -209,7 +209,7 @@ class Bench:
 
     def prepare(
         self,
-        contender: str,
+        entry: str,
         impl: str,
         launch: str,
         call: bool = True,
@@ -233,7 +233,7 @@ class Bench:
         known = [*self.guests, *kernels.implementations(self.op.name)]
         implementation = next((i for i in known if i.name == impl), None)
         if implementation is None:
-            raise Unsupported(f"there is no {impl} in this arm's source tree")
+            raise Unsupported(f"there is no {impl} in this setting's source tree")
         if config is not None:
             from kernels.tuning import Tunable
 
@@ -241,8 +241,8 @@ class Bench:
             implementation = implementation.configured(config)
         prepared: list[Prepared] = []
         outs: list[OwnedOutput | None] = []
-        again = self.kind == "cpu" and contender in self.first_s
-        spared = again and (self.checked_only or contender in self.settled_s)
+        again = self.kind == "cpu" and entry in self.first_s
+        spared = again and (self.checked_only or entry in self.settled_s)
         spent_s = 0.0
         for operands in self.sets:
             out = None
@@ -257,79 +257,79 @@ class Bench:
                 began = time.perf_counter()
                 prepared[-1].call()
                 spent_s += time.perf_counter() - began
-        self.first_s[contender] = spent_s / len(self.sets) if again else math.inf
+        self.first_s[entry] = spent_s / len(self.sets) if again else math.inf
         timer.synchronize()
         # A library that was just imported may have changed it.
         torch.set_num_threads(self.threads)
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)
         if again:  # the first time it compiled
-            program.device_s = self.settled_s.get(contender, self.first_s[contender])
+            program.device_s = self.settled_s.get(entry, self.first_s[entry])
         if self.kind == "cpu" and all(outs):
             program.before = [out.spoiler() for out in outs if out is not None]
         reads = [reads_of(each) for each in prepared]
-        self.ready[contender] = _Ready(prepared, reads, outs, timer, program, implementation, plugin)
+        self.ready[entry] = _Ready(prepared, reads, outs, timer, program, implementation, plugin)
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
             "source": source_of(implementation),
         }
 
-    def spoil(self, contender: str) -> None:
-        """Compares what turns left with what the first one did, and spoils it: before each turn, a request of
-        its own, so that a turn's seconds are of its calls."""
-        self._see(contender)
-        self.ready[contender].spoil(self.wild)
+    def spoil(self, entry: str) -> None:
+        """Compares what samples left with what the first one did, and spoils it: before each sample, a request of
+        its own, so that a sample's seconds are of its calls."""
+        self._see(entry)
+        self.ready[entry].spoil(self.wild)
 
-    def _see(self, contender: str) -> None:
-        ready, repeats = self.ready[contender], self.repeats.setdefault(contender, Repeats())
+    def _see(self, entry: str) -> None:
+        ready, repeats = self.ready[entry], self.repeats.setdefault(entry, Repeats())
         for which in ready.reached:
             repeats.see(which, ready.result(which), self._copies)
 
-    def turn(self, contender: str, at_least: float) -> dict[str, Any]:
-        """A timed turn. Outputs are spoiled before its untimed call and, on a CPU, before its timed ones; and
-        in some turns, drawn at random, its timed calls read another activation than all before.
+    def sample(self, entry: str, at_least: float) -> dict[str, Any]:
+        """A timed sample. Outputs are spoiled before its untimed call and, on a CPU, before its timed ones; and
+        in some samples, drawn at random, its timed calls read another activation than all before.
 
         replaced: whether they did
         """
-        ready = self.ready[contender]
+        ready = self.ready[entry]
         if ready.spoilt_at != ready.program.taken:
-            self.spoil(contender)
+            self.spoil(entry)
         replaced = False
 
         def between() -> None:
             nonlocal replaced
-            self.spoil(contender)
-            replaced = self._replace(contender)
+            self.spoil(entry)
+            replaced = self._replace(entry)
 
         if self.kind == "cpu":
             ready.program.after_untimed = between
         else:
-            replaced = self._replace(contender)
+            replaced = self._replace(entry)
         try:
-            turn = ready.timer.turn(ready.program, at_least)
+            sample = ready.timer.sample(ready.program, at_least)
             if replaced:
-                self._note_kept(contender)
-            return asdict(turn) | {"replaced": replaced}
+                self._note_kept(entry)
+            return asdict(sample) | {"replaced": replaced}
         finally:
             ready.program.after_untimed = None
             if replaced:  # whoever fails, the others' operands stand as before
                 self._roll(ready, ready.activations(self.sets), -1)
                 ready.spoilt_at = None
 
-    def _replace(self, contender: str) -> bool:
-        """Rolls the activation of all sets, in some turns."""
-        repeats, operands = self.repeats[contender], self.sets[0]
+    def _replace(self, entry: str) -> bool:
+        """Rolls the activation of all sets, in some samples."""
+        repeats, operands = self.repeats[entry], self.sets[0]
         if not repeats.first or activation_of(operands) in without_effect(operands):
             return False
         chance = OFTEN if repeats.kept is None else SELDOM
-        ready = self.ready[contender]
+        ready = self.ready[entry]
         return self.wild.random() < chance and self._roll(ready, ready.activations(self.sets), 1)
 
-    def _note_kept(self, contender: str) -> None:
+    def _note_kept(self, entry: str) -> None:
         """Whether timed calls left the answer to the activation that stood there before: on a set that they
         were the first to call, or on one that was called before."""
-        ready, repeats = self.ready[contender], self.repeats[contender]
+        ready, repeats = self.ready[entry], self.repeats[entry]
         for which in ready.reached:
             first = repeats.first.get(0 if self._copies else which)
             # Zeros are the answer where no expert here was chosen, whatever the activation.
@@ -352,7 +352,7 @@ class Bench:
         return not self.op.turns
 
     def output(
-        self, contender: str, which: int = 0, poison: bool = True, scribble: bool = False
+        self, entry: str, which: int = 0, poison: bool = True, scribble: bool = False
     ) -> dict[str, Any]:
         """The output of a new call on one of the sets.
 
@@ -367,7 +367,7 @@ class Bench:
         """
         import torch
 
-        ready = self.ready[contender]
+        ready = self.ready[entry]
         out = ready.outs[which]
         if out is not None:
             out.poison() if poison else out.spoil()
@@ -386,7 +386,7 @@ class Bench:
         late = out is not None and not torch.equal(bits(out.tensor), left)
         answer = packed(result)
         if scribble:
-            self._put(contender, which)
+            self._put(entry, which)
         return answer | {
             "digest": self.sets[which].digest(),
             "seconds": seconds,
@@ -395,7 +395,7 @@ class Bench:
             "guards": out is None or out.guards_hold(),
         }
 
-    def far(self, contender: str) -> dict[str, Any] | None:
+    def far(self, entry: str) -> dict[str, Any] | None:
         """The output of a call on the same operands where their places need more than 32 bits (see
         Operands.far), prepared on those, as plain values; None where the op has no such operands, memory is
         short, or the call fails there. On a CPU only touched pages take memory; an implementation that copies
@@ -411,7 +411,7 @@ class Bench:
                 return None
             # Other workers do the same meanwhile.
             with heap.at_most(available_memory() // 4) if self.kind == "cpu" else contextlib.nullcontext():
-                return self._called_once(self.ready[contender], operands)
+                return self._called_once(self.ready[entry], operands)
         except Exception as failure:
             # It is judged on the operands as they were.
             if self.kind == "cpu" or isinstance(failure, (torch.OutOfMemoryError, Unsupported)):
@@ -432,7 +432,7 @@ class Bench:
         ready.timer.synchronize()
         return packed(prepared.result())
 
-    def compared(self, contender: str, seconds: float) -> dict[str, Any]:
+    def compared(self, entry: str, seconds: float) -> dict[str, Any]:
         """What the timed calls left, and further ones, until there are REPEATS, and CHANGES of them right
         after a call on another activation, for some seconds; but LEAST_CALLS of either for up to LEAST_S.
 
@@ -442,12 +442,12 @@ class Bench:
         kept:     whether timed calls gave an old answer to another activation
         guards:   whether nothing was written beside any output
         """
-        ready = self.ready[contender]
-        repeats = self.repeats.setdefault(contender, Repeats())
+        ready = self.ready[entry]
+        repeats = self.repeats.setdefault(entry, Repeats())
         count, began = len(self.sets), time.perf_counter()
-        self._see(contender)
+        self._see(entry)
         which = 0
-        # Two more where turns gave enough: the last call of a turn may always be one that computes.
+        # Two more where samples gave enough: the last call of a sample may always be one that computes.
         enough = max(REPEATS, repeats.calls + 2)
         changes = 0 if activation_of(self.sets[0]) in without_effect(self.sets[0]) else CHANGES
 
@@ -525,8 +525,8 @@ class Bench:
         """New live operands for all on one of the sets, stationary ones kept; returns the digest."""
         self.seeds, self.live = seeds, self._make(seeds).live_tensors()
         self._write(which)
-        for contender in self.ready:
-            self._put(contender, which)
+        for entry in self.ready:
+            self._put(entry, which)
         return self.sets[which].digest()
 
     def _write(self, which: int) -> None:
@@ -534,12 +534,12 @@ class Bench:
         for name, tensor in self.live.items():
             written(getattr(self.sets[which], name), tensor)
 
-    def _put(self, contender: str, which: int) -> None:
-        """The same for one contender."""
-        self.ready[contender].load(which, self.live)
+    def _put(self, entry: str, which: int) -> None:
+        """The same for one entry."""
+        self.ready[entry].load(which, self.live)
         self._write(which)
 
-    def unseen(self, contender: str) -> dict[str, Any]:
+    def unseen(self, entry: str) -> dict[str, Any]:
         """Calls on activations that were never seen, changed in place where the call reads them, among others
         on the same, written anew: seconds of each as `unseen` and `again`, on a CPU at most what its threads
         computed; as `stale` how far an output on a new activation lay from the next one on the same (see
@@ -547,7 +547,7 @@ class Bench:
         live one is changed, to those of other seeds: what it makes of them belongs into its calls. What was
         loaded stands again after this. (Timed calls are no measure: on a busy machine a call alone waits
         more.)"""
-        ready, operands = self.ready[contender], self.sets[0]
+        ready, operands = self.ready[entry], self.sets[0]
         name = activation_of(operands)
         places = ready.places(0, operands, name)
 
@@ -598,7 +598,7 @@ class Bench:
             if stays(before):
                 kept.append(other)
         if self.live:
-            self._put(contender, 0)
+            self._put(entry, 0)
         return {"unseen": unseen, "again": again, "kept": kept, "stale": stale}
 
     def _others(self) -> dict[str, torch.Tensor]:
@@ -608,10 +608,10 @@ class Bench:
     def start_profiler(self) -> None:
         start(self.kind)
 
-    def profile(self, contender: str) -> dict[str, Any]:
+    def profile(self, entry: str) -> dict[str, Any]:
         """What ran in a call and for how long (see profile.py), of a graph in the eager calls;
         `picked`: what its library says of that, `ran`: what else is known of it (see fingerprint.py)."""
-        ready = self.ready[contender]
+        ready = self.ready[entry]
         calls = [p.call for p in ready.prepared]
         try:
             call_s = ready.program.device_s / ready.program.calls

@@ -101,9 +101,9 @@ class Meter:
             programs[size] = self.timer.program([whole[: size // whole.itemsize].sum])
         until = time.monotonic() + REACH_S
         while time.monotonic() < until or not rates:
-            # In turn, as what a neighbour takes would make one of them look slow.
+            # In sample, as what a neighbour takes would make one of them look slow.
             for size, program in programs.items():
-                rates[size] = max(rates[size], size / self.timer.turn(program, REACH_TURN_S).seconds)
+                rates[size] = max(rates[size], size / self.timer.sample(program, REACH_TURN_S).seconds)
         return reach(rates)
 
     def clock(self, readings: int = 2000) -> dict[str, float]:
@@ -133,9 +133,9 @@ class Meter:
         call()
         self.program = self.timer.program([call])
 
-    def turn(self, at_least: float) -> float:
+    def sample(self, at_least: float) -> float:
         """Seconds per call of what was prepared."""
-        return self.timer.turn(self.program, at_least).seconds
+        return self.timer.sample(self.program, at_least).seconds
 
     def _best(self, candidates: Iterable[Candidate], seconds: float) -> float:
         """The highest rate of any, in short tries: all once, but those too large for it, then the better
@@ -163,7 +163,7 @@ class Meter:
         return best
 
     def _rate(self, amount: float, program: Program) -> float:
-        return amount / self.timer.turn(program, TRY_S).seconds
+        return amount / self.timer.sample(program, TRY_S).seconds
 
     def _buffer(self) -> Any:
         return self._random(self.bytes // 2, dtype="bf16")

@@ -95,7 +95,7 @@ class OwnedOutput:
 
 @dataclass
 class Repeats:
-    """What the calls on equal operands gave, of a contender: the first output that was seen of each set, and
+    """What the calls on equal operands gave, of an entry: the first output that was seen of each set, and
     the one that lies farthest from it. Calls of one kernel on equal operands give equal bits, but for sums
     whose order is not fixed, which differ in the last places.
 

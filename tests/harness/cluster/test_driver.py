@@ -168,7 +168,7 @@ def test_time_is_kept_for_what_only_one_device_may_do():
         dispatcher.done(case, "b", wall_s, 10.0)
     assert lane.expected_s(case) == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
     dispatcher.fail(case, "b", "a reason")
-    assert (lane.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "its turn comes again, elsewhere"
+    assert (lane.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "its sample comes again, elsewhere"
 
 
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):

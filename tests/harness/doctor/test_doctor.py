@@ -33,7 +33,7 @@ def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     """With ceilings that are known, and too short to tell anything apart."""
     known = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="earlier")
     monkeypatch.setattr(examine, "measured", lambda here, threads, monitor: known)
-    monkeypatch.setattr("harness.run.ceilings.Worker", WorkerHere)
+    monkeypatch.setattr("harness.run.ceilings.WorkerProcess", WorkerHere)
     monkeypatch.setattr(noise, "clock_differences", functools.partial(noise.clock_differences, seconds=0.2))
     done = here("doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
@@ -100,7 +100,7 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
 
 
 class Steady:
-    """A meter's worker whose turns take what it was told; strict about what it is asked."""
+    """A meter's worker whose samples take what it was told; strict about what it is asked."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
@@ -111,7 +111,7 @@ class Steady:
             assert set(arguments) == {"workload"}
             self.prepared.append(arguments["workload"])
             return None
-        assert (request, set(arguments)) == ("turn", {"at_least"})
+        assert (request, set(arguments)) == ("sample", {"at_least"})
         if not self.seconds:
             raise WorkerFailure("crashed", "the worker died")
         time.sleep(0.001)  # a budget is of turns that take time

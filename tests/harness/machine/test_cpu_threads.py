@@ -69,7 +69,7 @@ def test_the_main_thread_is_bound_while_calls_are_timed_and_not_before(monkeypat
         main_thread.release()
         main_thread.release()
         seen.append(os.sched_getaffinity(0))
-        cpu.CpuTimer().turn(Program([lambda: seen.append(os.sched_getaffinity(0))]), 0.0)
+        cpu.CpuTimer().sample(Program([lambda: seen.append(os.sched_getaffinity(0))]), 0.0)
         seen.append(os.sched_getaffinity(0))
 
     with ThreadPoolExecutor() as pool:

@@ -51,7 +51,7 @@ def measured(folder: Path) -> Page:
     records: list[Record] = [
         *ranked(small, THREE, conditions=clock),
         *(record.model_copy(update={"heats": HEATS} if isinstance(record, Cell) else {})
-          for record in ranked(large, THREE, "same", disturbed=DISTURBED, heats=1)),
+          for record in ranked(large, THREE, "same", disturbed=DISTURBED, eliminations=1)),
         *ranked(long, THREE, "unclear", disturbed=DISTURBED[:1]),
         *(record for of in (ragged, quantised) for record in ranked(of, TWO)),
         *(cell(broken, "torch.sdpa", 100.0, 1.0), cell(broken, "aiter.asm", None)),
@@ -84,13 +84,13 @@ def gemm(folder: Path) -> Page:
     )
 
 
-def arms(folder: Path) -> Page:
-    """Of a committed run, and of one with two cases and an arm that failed."""
+def settings(folder: Path) -> Page:
+    """Of a committed run, and of one with two cases and a setting that failed."""
     cases = [case(batch, op="block_scale_gemm") for batch in (1, 8)]
     records: list[Record] = []
     for of, us in zip(cases, (50.0, None), strict=True):
         facts = {} if us else {"status": "error", "reason": "out of luck"}
-        both = cell(of, "torch.bf16", 100.0, 1.0), cell(of, "torch.bf16", us, arm="A=1", **facts)
+        both = cell(of, "torch.bf16", 100.0, 1.0), cell(of, "torch.bf16", us, setting="A=1", **facts)
         records += [*both, *([verdict(both[1], both[0], "unclear", half=2.0)] if us else []), finished(of)]
     told = {"arms": {"plain": {"A": None}, "A=1": {"A": "1"}}, "flags": {"A": [None, "1"]}}
     return page_of(COMMITTED / "toggle/threads", write(folder / "two", records, cases, **told))
@@ -100,10 +100,10 @@ def replay(folder: Path) -> Page:
     file = COMMITTED / "serving/cpu-default/stages/experts-grouped/replay-decode-0.json"
     document = json.loads(archive.read_bytes(file))
     broken = {"chosen": {"fused_moe": "x"}, "failed": "out of luck", "difference": {"a": 0.01, "b": 0.1}}
-    arms = document["replays"][0]["arms"]
-    arms["base"]["places_alone"] = {"mla_decode": 4.5, "fused_moe": 20.25}
-    arms["experts-grouped"]["places_alone"] = {"fused_moe": 25.5}
-    arms["broken"] = broken
+    settings = document["replays"][0]["arms"]
+    settings["base"]["places_alone"] = {"mla_decode": 4.5, "fused_moe": 20.25}
+    settings["experts-grouped"]["places_alone"] = {"fused_moe": 25.5}
+    settings["broken"] = broken
     (found,) = replays(document, "")
     step = {"phase": "prefill", "model": "a model", "tokens": 512}
     empty = found.model_copy(update={"arms": {}, "twin": None, "step": step})
@@ -135,7 +135,7 @@ def partial_ledger(folder: Path) -> Page:
 
 PAGES: dict[str, Callable[[Path], Page]] = {
     "measured": measured,
-    "arms": arms,
+    "arms": settings,
     "a GPU": lambda folder: page_of(RESULTS / "h200/mla_decode-b64"),
     "two runs": two_runs,
     "two machines": lambda folder: page_of(*(RESULTS / f"{gpu}/mla_decode-b64" for gpu in ("h100", "h200"))),

@@ -1,4 +1,4 @@
-"""Groups of contenders for the memory there is."""
+"""Groups of entries for the memory there is."""
 
 import functools
 
@@ -6,10 +6,10 @@ import pytest
 
 import kernels
 from harness.plan import memory
-from harness.plan.arms import Arm
-from harness.plan.contender import Contender
+from harness.plan.entry import Entry
 from harness.plan.memory import CONTEXT, GIB, MEMORY_SHARE, Memory, kept_references, memory_needed
 from harness.plan.rotation import rotation
+from harness.plan.settings import Setting
 from kernels.operands import Seeds
 from kernels.platform import Platform
 from shapes.suites import suites
@@ -18,9 +18,9 @@ OP = kernels.OPS["mla_decode"]
 CPU = Platform("cpu", "x86-avx512", features=frozenset({"avx512f", "avx512_bf16"}))
 
 
-def contenders(op: str, *names: str) -> list[Contender]:
+def entries(op: str, *names: str) -> list[Entry]:
     known = {i.name: i for i in kernels.implementations(op)}
-    return [Contender(name, known[name], Arm(), "eager") for name in names]
+    return [Entry(name, known[name], Setting(), "eager") for name in names]
 
 
 def judge_memory(op, sizes) -> int:
@@ -35,10 +35,10 @@ def groups(monkeypatch, free, baseline, found, copies=1, op=OP, **sizes):
     return [[c.name for c in group] for group in together], too_large
 
 
-def test_contenders_share_a_group_where_memory_allows_or_each_meet_the_baseline(monkeypatch):
+def test_entries_share_a_group_where_memory_allows_or_each_meet_the_baseline(monkeypatch):
     sizes, names = {"batch": 64, "ctx": 4096}, ["torch.compile", "torch.naive", "torch.sdpa"]
     copies = rotation(OP, OP.sizes(sizes), "serving", 1 << 25).copies
-    given = ("torch.sdpa", contenders("mla_decode", *names), copies)
+    given = ("torch.sdpa", entries("mla_decode", *names), copies)
     together, too_large = groups(monkeypatch, 64 << 30, *given, **sizes)
     assert ([sorted(group) for group in together], too_large) == ([names], [])
     apart, too_large = groups(monkeypatch, 5 << 30, *given, **sizes)
@@ -50,7 +50,7 @@ def test_contenders_share_a_group_where_memory_allows_or_each_meet_the_baseline(
 
 def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
     moe = kernels.OPS["fused_moe"]
-    two = contenders("fused_moe", "torch.bf16", "torch.compile")
+    two = entries("fused_moe", "torch.bf16", "torch.compile")
     sizes = moe.sizes({"tokens": 64})
     pair = judge_memory(moe, sizes) + memory_needed(moe, sizes, [two[0]] * 2, 1)
     free = 1.01 * pair / MEMORY_SHARE["cpu"]
@@ -59,13 +59,13 @@ def test_who_does_not_fit_beside_the_baseline_stands_alone(monkeypatch):
 
 
 def test_memory_counts_each_copy_and_what_two_share_once():
-    (naive,) = contenders("mla_decode", "torch.naive")
+    (naive,) = entries("mla_decode", "torch.naive")
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     one, nine = (memory_needed(OP, sizes, [naive], copies) for copies in (1, 9))
     assert nine - one == 8 * (OP.streamed_bytes(sizes) + OP.output_bytes(sizes) + naive.impl.workspace(sizes))
     moe = kernels.OPS["fused_moe"]
     sizes = moe.sizes({"tokens": 64})
-    bf16, compiled = contenders("fused_moe", "torch.bf16", "torch.compile")
+    bf16, compiled = entries("fused_moe", "torch.bf16", "torch.compile")
     assert bf16.impl.layout(sizes) == compiled.impl.layout(sizes) > 0
     one = memory_needed(moe, sizes, [bf16], 1)
     more = memory_needed(moe, sizes, [bf16, compiled], 1) - one
@@ -78,7 +78,7 @@ def test_memory_counts_each_copy_and_what_two_share_once():
 def test_a_composed_call_takes_what_its_producer_writes():
     gemm = kernels.OPS["block_scale_gemm"]
     sizes = gemm.sizes({"m": 4096, "n": 128, "k": 512})
-    split_k, bf16 = contenders("block_scale_gemm", "triton.split_k", "torch.bf16")
+    split_k, bf16 = entries("block_scale_gemm", "triton.split_k", "torch.bf16")
     for row, quantised in ((split_k, sizes.quantised_bytes), (bf16, 0)):
         core, wide = (memory_needed(gemm, sizes, [row], 3, boundary=b) for b in ("core", "with_quant"))
         assert wide - core == 3 * quantised
@@ -86,7 +86,7 @@ def test_a_composed_call_takes_what_its_producer_writes():
 
 def test_calls_on_further_sets_take_the_same_scratch_and_graphs_their_own():
     sizes = OP.sizes({"batch": 4, "ctx": 512})
-    eager, graph = (contenders("mla_decode", "torch.naive") for _ in range(2))
+    eager, graph = (entries("mla_decode", "torch.naive") for _ in range(2))
     graph[0].launch = "graph"
     scratch = eager[0].impl.scratch(sizes)
     one, graphs = (memory_needed(OP, sizes, found, 1) for found in (eager, graph))
@@ -94,7 +94,7 @@ def test_calls_on_further_sets_take_the_same_scratch_and_graphs_their_own():
     assert memory_needed(OP, sizes, eager, 2) - one < scratch / 2
     gemm = kernels.OPS["block_scale_gemm"]
     sizes = gemm.sizes({"m": 4096, "n": 128, "k": 512})
-    eager, graph = (contenders("block_scale_gemm", "cublaslt") for _ in range(2))
+    eager, graph = (entries("block_scale_gemm", "cublaslt") for _ in range(2))
     graph[0].launch = "graph"
     one, graphs = (memory_needed(gemm, sizes, found, 3) for found in (eager, graph))
     assert graphs - one == 3 * gemm.output_bytes(sizes)
@@ -106,7 +106,7 @@ def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(mode):
     op = kernels.OPS["fused_moe"]
     sizes = op.sizes({"tokens": 8, "experts": 32, "hidden": 512, "inter": 128})
     first = op.make(sizes, Seeds(), "cpu")
-    sets = [first, *(first.turned(turn, mode == "cold") for turn in (1, 2)), first.copy()]
+    sets = [first, *(first.turned(sample, mode == "cold") for sample in (1, 2)), first.copy()]
     storages = (t.untyped_storage() for operands in sets for t in operands.tensors().values())
     held = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
     assert held == pytest.approx(memory_needed(op, sizes, [], 3, mode), rel=0.1)
@@ -115,7 +115,7 @@ def test_what_a_move_to_fresh_buffers_holds_at_once_is_planned(mode):
 def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
     """One set of operands, when the timed ones have left: no group is split for it."""
     sizes = {"batch": 64, "ctx": 4096}
-    sdpa, triton = contenders("mla_decode", "torch.sdpa", "triton.split_kv")
+    sdpa, triton = entries("mla_decode", "torch.sdpa", "triton.split_kv")
     triton.interpreted = True
     plan = Memory(OP, OP.sizes(sizes), CPU, "torch.sdpa", "serving")
     assert plan.needed([sdpa, triton], 5) == plan.needed([sdpa], 5)
@@ -128,7 +128,7 @@ def test_who_is_interpreted_takes_its_memory_after_the_others(monkeypatch):
 )
 def test_every_process_has_a_context_and_workspaces_on_each_of_its_streams(kind, arch, mebibytes):
     """The judge on the default one; two workers, of torch and of vLLM, on the one of graphs too."""
-    found = contenders("mla_decode", "torch.sdpa", "vllm.triton")
+    found = entries("mla_decode", "torch.sdpa", "vllm.triton")
     sizes = OP.sizes({"batch": 4, "ctx": 512})
     plan = Memory(OP, sizes, Platform(kind, arch, memory=1 << 40), "torch.sdpa", "serving")
     plan.computing = 0
@@ -144,7 +144,7 @@ def h100(monkeypatch, op, given, free=80 * GIB) -> Memory:
 
 
 def test_a_reference_is_computed_beside_one_set_of_operands(monkeypatch):
-    sdpa = contenders("mla_decode", "torch.sdpa")
+    sdpa = entries("mla_decode", "torch.sdpa")
     plan = h100(monkeypatch, OP, {"batch": 4, "ctx": 512})
     plan.computing = 0
     one, nine = (plan.needed(sdpa, copies) for copies in (1, 9))
@@ -182,7 +182,7 @@ def test_no_case_of_production_is_refused_on_80_gb(monkeypatch, name):
     op = kernels.OPS[name]
     rows = [i.name for i in kernels.implementations(name) if i.runtime in ("torch", "triton")]
     for case in suites()["r1-tp8"].cases(name):
-        plan, found = h100(monkeypatch, op, case.sizes), contenders(name, *rows)
+        plan, found = h100(monkeypatch, op, case.sizes), entries(name, *rows)
         fits = functools.partial(plan.holds, found)
         sets = rotation(op, plan.sizes, "serving", 50 << 20, fits=fits)
         _, too_large = plan.groups(found, sets.copies)
@@ -199,17 +199,17 @@ def test_of_a_cpu_s_memory_others_have_their_share(monkeypatch):
 
 def test_memory_counts_the_baseline_twice(monkeypatch):
     sizes = {"batch": 64, "ctx": 4096}
-    (sdpa,) = contenders("mla_decode", "torch.sdpa")
+    (sdpa,) = entries("mla_decode", "torch.sdpa")
     once = judge_memory(OP, OP.sizes(sizes)) + memory_needed(OP, OP.sizes(sizes), [sdpa], 1)
     for share, wanted in ((1.1, ([], [sdpa])), (1.6, ([["torch.sdpa"]], []))):
         free = share * once / MEMORY_SHARE["cpu"]
         assert groups(monkeypatch, free, "torch.sdpa", [sdpa], **sizes) == wanted
 
 
-def test_arms_that_do_not_fit_together_each_meet_the_first_and_its_twin(monkeypatch):
-    (sdpa,) = contenders("mla_decode", "torch.sdpa")
-    arms = [Arm(), *(Arm({"A": str(i)}) for i in range(4)), Arm(is_twin=True)]
-    found = [Contender(arm.name, sdpa.impl, arm, "eager") for arm in arms]
+def test_settings_that_do_not_fit_together_each_meet_the_first_and_its_rerun(monkeypatch):
+    (sdpa,) = entries("mla_decode", "torch.sdpa")
+    settings = [Setting(), *(Setting({"A": str(i)}) for i in range(4)), Setting(is_rerun=True)]
+    found = [Entry(setting.name, sdpa.impl, setting, "eager") for setting in settings]
     sizes = OP.sizes({"batch": 64, "ctx": 4096})
     four = judge_memory(OP, sizes) + 4 * memory_needed(OP, sizes, [sdpa], 1)
     free = 1.01 * four / MEMORY_SHARE["cpu"]

@@ -50,10 +50,10 @@ def test_seconds_are_read_and_others_refused_in_one_line():
 
 
 FITS_S = 20 / (2 * 4 * Policy().opening * Policy().first_rounds * TYPICAL)
-"""Of a call: what the opening blocks of four contenders take within 20 s."""
+"""Of a call: what the opening blocks of four entries take within 20 s."""
 
 
-@pytest.mark.parametrize(("weights", "least_s", "contenders", "wanted"), [
+@pytest.mark.parametrize(("weights", "least_s", "entries", "wanted"), [
     # Among equal weights those come first whose opening blocks fit.
     ([0.25] * 4, [1.01 * FITS_S, 0.1 * FITS_S, 0.99 * FITS_S, 5 * FITS_S], 4, [1, 2, 0, 3]),
     ([0.25] * 4, [1.01 * FITS_S, 0.1 * FITS_S, 0.99 * FITS_S, 5 * FITS_S], 5, [1, 0, 2, 3]),
@@ -62,8 +62,6 @@ FITS_S = 20 / (2 * 4 * Policy().opening * Policy().first_rounds * TYPICAL)
     # Where none fits the order is the suite's.
     ([0.5, 0.5], [9.0, 1.0], 4, [0, 1]),
 ])  # fmt: skip
-def test_cases_that_are_measured_well_come_first(weights, least_s, contenders, wanted):
-    found = well_measured_first(
-        cases(*weights), lambda case: least_s[case.sizes["batch"] - 1], contenders, 20
-    )
+def test_cases_that_are_measured_well_come_first(weights, least_s, entries, wanted):
+    found = well_measured_first(cases(*weights), lambda case: least_s[case.sizes["batch"] - 1], entries, 20)
     assert [case.sizes["batch"] - 1 for case in found] == wanted

@@ -62,12 +62,12 @@ def test_each_revision_runs_its_own_kernels_and_what_it_lacks_costs_only_that(cl
     )  # fmt: skip
     assert done.returncode in (0, 1), done.stdout + done.stderr  # 1: one was slower, or seemed so
     (records,) = Journal(tmp_path / "run").finished().values()
-    cells = {(c.impl, c.arm.split(" ")[0]): c for c in records if c.kind == "cell"}
+    cells = {(c.impl, c.setting.split(" ")[0]): c for c in records if c.kind == "cell"}
     missing = cells.pop(("torch.steady", "first"))
-    said = "there is no torch.steady in this arm's source tree"
+    said = "there is no torch.steady in this setting's source tree"
     assert (missing.status, missing.reason) == ("unsupported", said)
     assert {cell.status for cell in cells.values()} == {"ok"}
-    changed = [cells["torch.changed", arm] for arm in ("first", "second")]
+    changed = [cells["torch.changed", setting] for setting in ("first", "second")]
     assert [cell.picked for cell in changed] == ["first", "second"]
     assert changed[0].source != changed[1].source
     held = [(v.a, v.b) for v in records if v.kind == "verdict" and v.about == "baseline"]

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import kernels
 from harness.machine.monitor.base import Blind
-from harness.plan.arms import Arm
-from harness.plan.contender import Contender
+from harness.plan.entry import Entry
 from harness.plan.select import kept_sizes, ragged_cases
+from harness.plan.settings import Setting
 from harness.run.device import OwnDevice
 from harness.run.measurer import CaseMeasurer, Group
 from harness.workers.process import WorkerFailure
@@ -49,7 +49,7 @@ def test_they_are_those_committed_and_of_the_timed_case_s_formats(snapshot):
 
 def asked(measurer: CaseMeasurer, case: Case, *names: str) -> int:
     impls = [i for i in kernels.implementations("mla_decode") if i.name in ("torch.naive", *names)]
-    return len(measurer._ragged(case, Group([Contender(i.name, i, Arm(), "eager") for i in impls], "", None)))
+    return len(measurer._ragged(case, Group([Entry(i.name, i, Setting(), "eager") for i in impls], "", None)))
 
 
 def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
@@ -66,7 +66,7 @@ def test_whoever_was_checked_is_not_asked_again_but_at_other_dtypes():
 
 
 def test_groups_share_the_seconds_of_a_case(monkeypatch):
-    answers = {"_contenders": ([], [], None), "_compared": [("a", []), ("b", [])], "_groups": ([""], [], "")}
+    answers = {"_entries": ([], [], None), "_compared": [("a", []), ("b", [])], "_groups": ([""], [], "")}
     for name, answer in answers.items():
         monkeypatch.setattr(CaseMeasurer, name, lambda *_, answer=answer: answer)
     given = []
@@ -77,15 +77,17 @@ def test_groups_share_the_seconds_of_a_case(monkeypatch):
     assert given == [(3.0, 4.5)] * 2
 
 
-def test_each_arm_has_workers_of_its_own_and_is_compared_with_those_of_its_row():
+def test_each_setting_has_workers_of_its_own_and_is_compared_with_those_of_its_row():
     impls = kernels.implementations("mla_decode")[:2]
-    arms = [Arm(), Arm({"A": "1"}), Arm(is_twin=True)]
+    settings = [Setting(), Setting({"A": "1"}), Setting(is_rerun=True)]
     record = SimpleNamespace(contrast="arms", baseline="torch.sdpa")
     plan = SimpleNamespace(threads=1, deadlines=None, record=record)
-    made = [Contender(i.name, i, arm, how) for i in impls for arm in arms for how in ("graph", "eager")]
+    made = [
+        Entry(i.name, i, setting, how) for i in impls for setting in settings for how in ("graph", "eager")
+    ]
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), None)
-    shared = [{c.arm.name for c in station.contenders} for station in measurer._stations(made, Path())]
-    assert shared == [{arm.name} for arm in arms]
+    shared = [{c.setting.name for c in worker.entries} for worker in measurer._workers(made, Path())]
+    assert shared == [{setting.name} for setting in settings]
     rivals = [
         (i.name, [c for c in made if (c.impl, c.launch) == (i, how)])
         for i in impls
@@ -112,7 +114,7 @@ def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
         def run(self, *_: object) -> None:
             if isinstance(found := next(told), WorkerFailure):
                 raise found
-            contender.check |= found
+            entry.check |= found
 
         def close(self) -> None:
             pass
@@ -123,11 +125,11 @@ def test_later_cases_say_too_that_far_addresses_are_wrong(monkeypatch):
     measurer = CaseMeasurer(plan, OwnDevice(CPU, Blind("")), progress)
     seen = []
     for more in ({}, {"ctx": 4000}, {"ctx": 5000}, {"kv": "fp8"}):
-        contender = Contender(impl.name, impl, Arm(), "eager")
+        entry = Entry(impl.name, impl, Setting(), "eager")
         case = of.case({"batch": 1, "ctx": 3} | more)
-        measurer._run_group(case, Group([contender], "", None), 1.0, 1.0, Path())
-        seen.append(contender.check)
+        measurer._run_group(case, Group([entry], "", None), 1.0, 1.0, Path())
+        seen.append(entry.check)
     assert seen == [{"ok": True, "far": False}, {"ok": True, "far": False}, {}, {"ok": True}]
-    made = measurer._run_group(case, Group([contender], "", None), 1.0, 1.0, Path())
-    assert (contender.status, made.contenders, made.phases) == ("error", [contender], Run.phases)
-    assert contender.reason == "the reference could not be computed or compared: gone"
+    made = measurer._run_group(case, Group([entry], "", None), 1.0, 1.0, Path())
+    assert (entry.status, made.entries, made.phases) == ("error", [entry], Run.phases)
+    assert entry.reason == "the reference could not be computed or compared: gone"

@@ -44,7 +44,7 @@ def plugin(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_each_arm_runs_in_its_own_environment_and_one_that_cannot_start_costs_only_itself(
+def test_each_setting_runs_in_its_own_environment_and_one_that_cannot_start_costs_only_itself(
     cli, plugin, tmp_path
 ):
     out = tmp_path / "run"
@@ -65,11 +65,11 @@ def test_each_arm_runs_in_its_own_environment_and_one_that_cannot_start_costs_on
     said = " ".join(done.stdout.split())
     # A profile on a busy machine may tell of operators, too.
     assert re.search(r"unset: .*\bnowhere\b.* -> .*\bother\b", said)
-    assert "noise floor probe.kernel against itself in other workers" in said
+    assert "noise noise probe.kernel against itself in other workers" in said
 
     run = Journal(out).run()
     assert run.flags == {"PROBE_PATH": ["other"], "PYTHONHOME": ["/nowhere", None]}
-    assert run.arms["PROBE_PATH=other, PYTHONHOME unset"] == {"PROBE_PATH": "other", "PYTHONHOME": None}
+    assert run.settings["PROBE_PATH=other, PYTHONHOME unset"] == {"PROBE_PATH": "other", "PYTHONHOME": None}
     (records,) = Journal(out).finished().values()
     for verdict, again in redo(records):
         assert (verdict.verdict, verdict.ratio) == (again.verdict, pytest.approx(again.ratio))
@@ -104,7 +104,7 @@ def test_what_toggles_come_to_is_as_committed(snapshot):
         lines.append(f"=== {words} on {arch}, {more}")
         try:
             plan = plan_toggle(ToggleRequest(**given), named(architectures()[arch].kind, arch), lines.append)
-            lines += [f"arm: {arm.name}" for arm in plan.arms]
+            lines += [f"setting: {setting.name}" for setting in plan.settings]
             lines += [f"flag: {name} {values}" for name, values in plan.flags.items()]
             lines += [f"row: {name}" for name in plan.implementations]
         except HarnessError as error:

@@ -27,9 +27,9 @@ def untimed(impl: str, status: str, reason: str) -> Cell:
 
 
 def verdict(a: str, about: str, low: float | None, high: float | None, ratio: float = 1.0,
-            word: str = "unclear", floor: float | None = 0.0) -> Verdict:  # fmt: skip
+            word: str = "unclear", noise: float | None = 0.0) -> Verdict:  # fmt: skip
     return Verdict(
-        case=CASE, a=a, b="torch.sdpa", ratio=ratio, low=low, high=high, floor=floor, verdict=word,
+        case=CASE, a=a, b="torch.sdpa", ratio=ratio, low=low, high=high, noise=noise, verdict=word,
         confidence=0.95, about=about,
     )  # fmt: skip
 
@@ -39,10 +39,10 @@ def table(*records: Cell | Verdict | CaseDone, columns: int | None = None) -> st
     return plain(case_table([*records, *done]), columns)
 
 
-TWIN = "torch.sdpa (again)"
+RERUN = "torch.sdpa (again)"
 TWO = (timed("vllm.amx", 33_400, 1_200, percent_of_ceiling=24.2), timed("torch.sdpa", 86_500, 2_400))
 FASTER = verdict("vllm.amx", "baseline", 2.473, 2.681, 2.577, "faster")
-CALM, WIDE, ENDLESS = (verdict(TWIN, "A/A", *ends) for ends in ((0.99, 1.01), (0.9, 1.4), (0.0, None)))
+CALM, WIDE, ENDLESS = (verdict(RERUN, "A/A", *ends) for ends in ((0.99, 1.01), (0.9, 1.4), (0.0, None)))
 ROUNDS = [DisturbedRound(block=0, round=i, reason="a compiler ran", counted=True) for i in range(3)]
 PHASES = {"reference": 5.0, "preparing": 15.0, "starting": 0.01}
 SPENT = DONE.model_copy(update={"measured_s": 20.0, "setup_s": 20.0, "phases": PHASES, "disturbed": ROUNDS})
@@ -56,8 +56,8 @@ TABLES: dict[str, list[Cell | Verdict | CaseDone]] = {
     "the fastest is faster": [*TWO, verdict("vllm.amx", "runner-up", 1.854, 2.034, 1.942, "faster"), FASTER],
     "the same": [*TWO, verdict("vllm.amx", "runner-up", 0.9992, 1.003, 1.001, "same")],
     "not told from the second": [*TWO, verdict("vllm.amx", "runner-up", 0.98, 1.06, 1.02)],
-    "too noisy": [*TWO, verdict("vllm.amx", "runner-up", 1.6, 2.6, 2.0, floor=None)],
-    "too noisy for an interval": [*TWO, verdict("vllm.amx", "runner-up", 0.0, None, 1.02, floor=None)],
+    "too noisy": [*TWO, verdict("vllm.amx", "runner-up", 1.6, 2.6, 2.0, noise=None)],
+    "too noisy for an interval": [*TWO, verdict("vllm.amx", "runner-up", 0.0, None, 1.02, noise=None)],
     "nothing to compare with": [timed("a", 5.0, 0.1, reason="disturbed")],
     "not compared": [*TWO],
     "nothing has a time": [

@@ -35,13 +35,13 @@ def record(
     without: str = "",
     seed: int = 0,
     devices: tuple[str, str] = ("", ""),
-    floors: tuple[float, ...] = (0.001,),
+    noises: tuple[float, ...] = (0.001,),
     calibrated: dict[str, float] | None = None,
     **settings,
 ) -> Path:
     """A run whose machine is `drift` times as slow as another's, some implementations so much faster.
 
-    devices: of its cases; calibrated: what each device took then; floors: of each case's groups"""
+    devices: of its cases; calibrated: what each device took then; noises: of each case's groups"""
     draw = random.Random(seed)
     planned = [
         PlannedCase(op="mla_decode", sizes={}, boundary="core", place="", weight=w, key=key)
@@ -62,18 +62,18 @@ def record(
             seconds = [s * draw.gauss(1, 0.003) * us for s in shared]
             if name != without:
                 records.append(cell(plan, name, seconds, (sources or {}).get(name, "same")))
-        twins = [
+        reruns = [
             Verdict(
                 case=plan.key, a="torch.sdpa (again)", b="torch.sdpa", ratio=1.0, low=1 - half, high=1 + half,
-                floor=0.0, verdict="same", confidence=0.95, about="A/A",
+                noise=0.0, verdict="same", confidence=0.95, about="A/A",
             )
-            for half in floors
+            for half in noises
         ]  # fmt: skip
         done = CaseDone(
             case=plan.key, device=device, measured_s=1.0, setup_s=1.0, rounds=40, blocks=8, stopped="tight",
             conditions=[{"sm_clock_mhz": {"median": median}} for median in (1000.0, clock, 2100.0)],
         )  # fmt: skip
-        journal.append([*records, *twins, done])
+        journal.append([*records, *reruns, done])
     return folder
 
 
@@ -100,7 +100,7 @@ REPORTS: dict[str, tuple[dict, dict]] = {
     "unchanged rows moved as far": (
         {}, {"faster": {"vllm.vec": 1.2, "triton.x": 1 / 1.1}, "sources": NEW, "seed": 1},
     ),
-    "a baseline that changed is no anchor": (
+    "a baseline that changed is no baseline": (
         {}, {"faster": {"torch.sdpa": 2.0}, "sources": {"torch.sdpa": "new"}, "seed": 1},
     ),
     "what B lacks": (
@@ -149,14 +149,14 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
     found = both(tmp_path, ONE, OURS)
     assert [row.name for row in found.regressions] == ["triton.x"] * 2
     assert means(found.rows)["triton.x"] == pytest.approx(1 / 1.08, rel=0.01)
-    assert found.floor == pytest.approx(0.03), "unchanged rows moved by less than the least floor"
+    assert found.noise == pytest.approx(0.03), "unchanged rows moved by less than the least noise"
     assert {row.spread for row in found.rows} == {0.0} and not any(row.drift for row in found.rows)
     (spread,) = spreads(calibrations(TWO))
     told = both(tmp_path / "other", ONE, OTHER | {"calibrated": TWO})
     assert {row.spread for row in told.rows} == {spread.most} and spread.most > 0.06
-    noisy = {"floors": (0.3, 0.001)}
+    noisy = {"noises": (0.3, 0.001)}
     for of, (a, b) in {"A": (noisy, OURS), "B": ({}, OURS | noisy)}.items():
-        assert not both(tmp_path / of, a, b).regressions, f"the widest floor of {of}'s groups is more"
+        assert not both(tmp_path / of, a, b).regressions, f"the widest noise of {of}'s groups is more"
 
 
 @pytest.mark.parametrize(("other", "reason"), [
@@ -164,7 +164,7 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
     ({"machine": {"threads": 4}}, "threads differs: 2 and 4"),
     ({"machine": {"driver": "580"}}, "driver differs: unknown and 580"),
     ({"cache": "warm"}, "cache differs: serving and warm"),
-    ({"arms": {"plain": {}, "A=1": {"A": "1"}}}, "arms differs: plain and plain; A=1"),
+    ({"arms": {"plain": {}, "A=1": {"A": "1"}}}, "settings differs: plain and plain; A=1"),
     *(({"clock": clock}, f"sm_clock_mhz differs: 2000 and {clock:.0f}") for clock in (1800.0, 2100.0)),
 ])  # fmt: skip
 def test_unlike_runs_are_refused_with_the_reason(tmp_path, other, reason):

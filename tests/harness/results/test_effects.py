@@ -14,31 +14,31 @@ from tests.support.written_runs import cell as timed
 BLOCKS, ROUNDS = 8, 5
 
 
-def cell(arm: str, seconds: list[float], **facts) -> Cell:
+def cell(setting: str, seconds: list[float], **facts) -> Cell:
     block = [b for b in range(BLOCKS) for _ in range(ROUNDS)]
     rounds = list(range(ROUNDS)) * BLOCKS
     samples = Samples(block=block, round=rounds, seconds=seconds)
-    return a_cell(arm=arm, samples=samples, **facts)
+    return a_cell(setting=setting, samples=samples, **facts)
 
 
 def factorial(a: float, b: float, both: float, noise: float = 0.01):
-    """Arms of A=0,1 x B=0,1 whose times fall by these factors, with noise that rounds share and their own."""
+    """Settings of A=0,1 x B=0,1 whose times fall by these factors, with noise that rounds share and their own."""
     draw = random.Random(1)
     shared = [draw.gauss(0, 0.1) for _ in range(BLOCKS * ROUNDS)]
     settings = {f"A={x}, B={y}": {"A": str(x), "B": str(y)} for x, y in itertools.product((0, 1), (0, 1))}
     cells = {}
-    for arm, setting in settings.items():
+    for setting, setting in settings.items():
         factor = a ** int(setting["A"]) * b ** int(setting["B"])
         factor *= both if setting == {"A": "1", "B": "1"} else 1
-        cells[arm] = cell(arm, [math.exp(s + draw.gauss(0, noise)) / factor for s in shared])
+        cells[setting] = cell(setting, [math.exp(s + draw.gauss(0, noise)) / factor for s in shared])
     return cells, settings
 
 
 def test_main_effects_and_the_interaction_are_found():
     cells, settings = factorial(a=2.0, b=1.0, both=1.3)
     for values in (short := cells["A=1, B=1"].samples).block, short.round, short.seconds:
-        del values[:2]  # rounds that one arm lacks count for none
-    found = {e.what: e for e in effects(cells, settings, floor=0.0, confidence=0.95)}
+        del values[:2]  # rounds that one setting lacks count for none
+    found = {e.what: e for e in effects(cells, settings, noise=0.0, confidence=0.95)}
     assert list(found) == ["A: 0 -> 1", "B: 0 -> 1", "A=1 with B=1"]
     assert found["A: 0 -> 1"].comparison.ratio == pytest.approx(2 * math.sqrt(1.3), rel=0.01)
     assert found["B: 0 -> 1"].comparison.ratio == pytest.approx(math.sqrt(1.3), rel=0.01)
@@ -49,7 +49,7 @@ def test_main_effects_and_the_interaction_are_found():
 
 def test_what_does_nothing_has_no_effect_and_a_factorial_with_a_hole_none():
     cells, settings = factorial(a=0.5, b=1.0, both=1.0, noise=0.001)
-    verdicts = {e.what: e.comparison.verdict for e in effects(cells, settings, floor=0.0, confidence=0.95)}
+    verdicts = {e.what: e.comparison.verdict for e in effects(cells, settings, noise=0.0, confidence=0.95)}
     assert verdicts == {"A: 0 -> 1": "slower", "B: 0 -> 1": "same", "A=1 with B=1": "same"}
     whole = settings.pop("A=1, B=1")
     assert effects(cells, settings, 0.0, 0.95) == []
@@ -64,9 +64,9 @@ def test_a_slower_rerun_of_the_baseline_is_noise_and_no_regression():
 
 
 def test_three_values_are_held_against_the_first():
-    arms = {f"A={v}": {"A": v} for v in ("0", None, "")}
-    cells = {arm: cell(arm, [1.0 / (1 + i)] * BLOCKS * ROUNDS) for i, arm in enumerate(arms)}
-    found = effects(cells, arms, 0.0, 0.95)
+    settings = {f"A={v}": {"A": v} for v in ("0", None, "")}
+    cells = {setting: cell(setting, [1.0 / (1 + i)] * BLOCKS * ROUNDS) for i, setting in enumerate(settings)}
+    found = effects(cells, settings, 0.0, 0.95)
     told = {e.what: round(e.comparison.ratio, 6) for e in found}
     assert told == {"A: 0 -> unset": 2.0, "A: 0 -> ''": 3.0}
 

@@ -23,7 +23,7 @@ def finished_case(key: str, time_us: float = 100.0, device: str = "") -> list[Re
              "check": {"ok": True, "row_error": 0.5, "element_error": None},
              "samples": Samples(block=[0, 1], round=[0, 0], seconds=[1e-3 / 3, 2e-3 / 3])}  # fmt: skip
     verdict = Verdict(
-        case=key, a="torch.naive", b="torch.sdpa", ratio=0.5, low=None, high=None, floor=0.01,
+        case=key, a="torch.naive", b="torch.sdpa", ratio=0.5, low=None, high=None, noise=0.01,
         verdict="unclear", confidence=0.95, about="baseline",
     )  # fmt: skip
     cells = [a_cell(impl=impl, time_us=time_us * (i + 1), **facts) for i, impl in enumerate(IMPLS)]

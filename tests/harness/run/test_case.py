@@ -13,9 +13,9 @@ from harness.catalogue.devices import Ceilings
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull
 from harness.machine.monitor.base import Blind
-from harness.plan.arms import Arm
-from harness.plan.contender import Contender
+from harness.plan.entry import Entry
 from harness.plan.rotation import Rotation
+from harness.plan.settings import Setting
 from harness.results.schema import RaceSettings, Status
 from harness.run.case import NO_KERNELS, STALE, CaseRun, Measured, TimingRules, seeds_of
 from harness.run.check import Checked
@@ -24,7 +24,7 @@ from harness.run.folder import DeviceFacts, begin, finished_cases, select_all
 from harness.run.plan import RunPlan
 from harness.run.request import Request
 from harness.run.session import Session
-from harness.timing.rounds import Policy, Rounds, Turn
+from harness.timing.rounds import Policy, Rounds, Sample
 from harness.workers.process import WorkerFailure
 from kernels.operands import Seeds
 from kernels.platform import Platform, named
@@ -39,36 +39,41 @@ OUTPUT = {"output": b"", "shape": (), "dtype": "bfloat16"}
 
 
 def driven(case: Case = MLA, judge: Any = None, say: Any = print, **more: Any) -> CaseRun:
-    """A run of a case whose stations are asked directly."""
-    given = {"stations": [], "start_judge": lambda: judge, "monitor": None, "scratch": Path(), "say": say}
+    """A run of a case whose workers are asked directly."""
+    given = {"workers": [], "start_judge": lambda: judge, "monitor": None, "scratch": Path(), "say": say}
     return CaseRun(case=case, **given | more)
 
 
 def answering(answer: Any) -> SimpleNamespace:
-    """A station or a judge that answers whatever it is asked so."""
+    """A worker or a judge that answers whatever it is asked so."""
     return SimpleNamespace(ask=lambda *_, **__: answer, stop=lambda: None)
 
 
-def contender(op: str = "mla_decode", **facts: Any) -> Contender:
+def entry(op: str = "mla_decode", **facts: Any) -> Entry:
     impl = kernels.implementations(op)[0]
-    return Contender(impl.name, impl, Arm(), "eager", **facts)
+    return Entry(impl.name, impl, Setting(), "eager", **facts)
 
 
 def test_a_new_run_s_record_is_as_committed(monkeypatch, tmp_path, snapshot):
     """Asked for a race, a budget, nothing, written cases: a race has what each of its cases is worth."""
     cpu, asked, lines = named("cpu"), [], []
-    told = lambda cases, least_s, contenders, case_s: asked.append((contenders, case_s)) or cases  # noqa: E731
+    told = lambda cases, least_s, entries, case_s: asked.append((entries, case_s)) or cases  # noqa: E731
     monkeypatch.setattr("harness.plan.budget.well_measured_first", told)
     facts = DeviceFacts(cpu, PROVENANCE, Ceilings({"bf16": 1e9}, read=1e8))
     race, written = RaceSettings(keep=3, folder=""), ("batch=1 ctx=5",)
-    for budget, heats, case in ((None, race, ()), ("5m", None, ()), (None, None, ()), (None, None, written)):
+    for budget, eliminations, case in (
+        (None, race, ()),
+        ("5m", None, ()),
+        (None, None, ()),
+        (None, None, written),
+    ):
         out = str(tmp_path / str(len(lines)))
         asked_for = {"op": "mla_decode", "impl": "torch.sdpa", "per_case": "7s"}
         request = Request(**asked_for, case=case, budget=budget, out=out)
-        plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, heats)[1]
+        plan = begin(request, cpu, lambda threads: facts, select_all(request, cpu), print, eliminations)[1]
         lines.append(plan.record.model_dump_json(exclude={"created", "command", "provenance"}))
     snapshot(Path(__file__).parent / "snapshots" / "run.jsonl", "\n".join(lines) + "\n")
-    assert asked == [(2, 7.0)] * 3, "torch.sdpa and its twin"
+    assert asked == [(2, 7.0)] * 3, "torch.sdpa and its rerun"
 
 
 @pytest.mark.parametrize("by_set", [False, True])
@@ -108,14 +113,16 @@ def test_the_exit_code_is_of_all_that_could_run():
 
 
 def test_another_commit_s_kernels_are_given_the_operands_that_they_can_make():
-    trees = [SimpleNamespace(contenders=[SimpleNamespace(arm=Arm(tree=tree))]) for tree in (None, "older")]
+    trees = [
+        SimpleNamespace(entries=[SimpleNamespace(setting=Setting(tree=tree))]) for tree in (None, "older")
+    ]
     seeds = {"first": seeds_of(Seeds(3, 3)), "live": seeds_of(Seeds(3, 4)), "other": seeds_of(Seeds(4, 4))}
-    assert driven(stations=trees, rules=TimingRules(3)).seeds == seeds
+    assert driven(workers=trees, rules=TimingRules(3)).seeds == seeds
     seeds["other"] = seeds_of(Seeds(4, 4, adversarial=True))
     gemm = kernels.OPS["block_scale_gemm"].case({"m": 1, "n": 128, "k": 128})
-    assert driven(gemm, stations=trees[:1], rules=TimingRules(3)).seeds == seeds
+    assert driven(gemm, workers=trees[:1], rules=TimingRules(3)).seeds == seeds
     seeds["lengths"] = seeds_of(Seeds(5, 5, lengths=3))
-    assert driven(stations=trees[:1], rules=TimingRules(3)).seeds == seeds
+    assert driven(workers=trees[:1], rules=TimingRules(3)).seeds == seeds
 
 
 @pytest.mark.parametrize(
@@ -152,7 +159,7 @@ def test_records_that_the_disk_has_no_room_for_are_printed_and_shown(capsys):
 
 
 def test_what_is_not_measuring_is_set_up(monkeypatch):
-    """Of ten seconds by the clock, three were turns."""
+    """Of ten seconds by the clock, three were samples."""
     for name in ("begin", "end"):
         monkeypatch.setattr(CaseRun, name, lambda *_: None)
     monkeypatch.setattr(
@@ -168,22 +175,22 @@ def test_a_profiler_that_does_not_work_costs_no_time(how, status):
         raise WorkerFailure(how, "CUPTI is not permitted")
 
     said: list[str] = []
-    row = contender()
+    row = entry()
     driven(say=said.append)._profile(SimpleNamespace(ask=refuses), row)
     assert row.status == status
     assert said == [f"{row.name} could not be profiled: CUPTI is not permitted"]
 
 
 def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
-    row = contender()
+    row = entry()
     said: list[str] = []
-    station = answering({"kernels": [], "picked": [], "ran": []})
-    station.platform = Platform("cuda", "sm_90", "cuda:0")
-    station.living = station.contenders = (row,)
-    station.start_profiler = lambda: None
+    worker = answering({"kernels": [], "picked": [], "ran": []})
+    worker.platform = Platform("cuda", "sm_90", "cuda:0")
+    worker.living = worker.entries = (row,)
+    worker.start_profiler = lambda: None
     for check in ("_check_timed", "_check_again"):
         monkeypatch.setattr(CaseRun, check, lambda *_: None)
-    driven(say=said.append, stations=[station]).end(Rotation("warm", 1, 0, 0, False))
+    driven(say=said.append, workers=[worker]).end(Rotation("warm", 1, 0, 0, False))
     assert f"{NO_KERNELS}: {row.name}" in said
 
 
@@ -195,7 +202,7 @@ def test_a_profiler_that_saw_nothing_on_a_gpu_is_told(monkeypatch):
     ({"result_s": 0.2}, "then: reading its answer took 200 ms: it is not made in the call"),
 ])  # fmt: skip
 def test_an_output_is_wrong_whatever_it_holds(facts, reason):
-    row, given = contender(), {"seconds": 0.1, "digest": 7, "late": False, "guards": True, "result_s": 0.0}
+    row, given = entry(), {"seconds": 0.1, "digest": 7, "late": False, "guards": True, "result_s": 0.0}
     output = driven()._output(answering(given | facts), row, 7, stage="then: ")
     assert output == given | facts
     assert (row.status, row.reason) == (("wrong", reason) if reason else (None, ""))
@@ -208,7 +215,7 @@ def test_an_output_of_any_set_is_held_to_that_sets_reference():
     run = driven(kernels.OPS["fused_moe"].case(MOE), judge)
     names = [run._of_set(which, 5) for which in (0, 4, 2, 2)]
     assert names == ["first", "last", "set 2", "set 2"]
-    assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
+    assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"sample": 2})]
 
 
 @pytest.mark.parametrize(("facts", "reason"), [
@@ -219,7 +226,7 @@ def test_an_output_of_any_set_is_held_to_that_sets_reference():
 ])  # fmt: skip
 def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_reference(facts, reason):
     impl = next(i for i in kernels.implementations("fused_moe") if i.native("with_quant") == "core")
-    row = Contender(impl.name, impl, Arm(), "eager")
+    row = Entry(impl.name, impl, Setting(), "eager")
     computed = {"first with_quant", "first core", "last with_quant", "last core"}
 
     def judged(request: str, deadline: float, *, name: str, **given: object) -> object:
@@ -231,24 +238,24 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
         return {"ok": False, "reason": "zeros"}
 
     seen = {"calls": 20, "differed": 1, "distance": 1.0, "kept": False, "guards": True}
-    station = answering(seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts)
-    station.contenders, station.living, station.digest = (row,), (row,), int
+    worker = answering(seen | {"outputs": [OUTPUT | {"set": which} for which in (0, 2)]} | facts)
+    worker.entries, worker.living, worker.digest = (row,), (row,), int
     case = kernels.OPS["fused_moe"].case(MOE, boundary="with_quant")
-    run = driven(case, SimpleNamespace(ask=judged), stations=[station])
+    run = driven(case, SimpleNamespace(ask=judged), workers=[worker])
     run.digests["first"] = 0
     run._check_timed(5)
     assert (row.status, row.reason) == ("wrong", f"after timing: {reason}")
 
 
 @pytest.mark.parametrize(
-    ("turns_s", "spent_s"), [(0.0, 1.0), (1.0, 0.5), (3.0, 1.0), (40.0, 10.0), (400.0, 30.0)]
+    ("samples_s", "spent_s"), [(0.0, 1.0), (1.0, 0.5), (3.0, 1.0), (40.0, 10.0), (400.0, 30.0)]
 )
-def test_comparing_takes_a_share_of_the_time_of_the_turns(turns_s, spent_s):
-    row, asked = contender(), []
-    station = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), digest=lambda: 0)
-    station.living = station.contenders = (row,)
-    run = driven(stations=[station])
-    run.digests["first"], run.turns_s[row.name] = 0, turns_s
+def test_comparing_takes_a_share_of_the_time_of_the_turns(samples_s, spent_s):
+    row, asked = entry(), []
+    worker = SimpleNamespace(ask=lambda *_, seconds: asked.append(seconds), digest=lambda: 0)
+    worker.living = worker.entries = (row,)
+    run = driven(workers=[worker])
+    run.digests["first"], run.samples_s[row.name] = 0, samples_s
     run._check_timed(1)
     assert asked == [spent_s]
 
@@ -262,7 +269,7 @@ def test_comparing_takes_a_share_of_the_time_of_the_turns(turns_s, spent_s):
     ({"unseen": [1e-3, 1.0]}, 0, ""),
 ])  # fmt: skip
 def test_calls_on_activations_that_were_never_seen(seen, differed, reason):
-    row = contender(check={"differed": differed})
+    row = entry(check={"differed": differed})
     answer = {"kept": [], "unseen": [1e-3], "again": [1e-3], "stale": 0.0} | seen
     driven()._check_unseen(answering(answer), row)
     assert row.status == ("wrong" if reason else None)
@@ -273,7 +280,7 @@ def test_calls_on_activations_that_were_never_seen(seen, differed, reason):
 @pytest.mark.parametrize("ok", [True, False])
 def test_addresses_of_more_than_32_bits_cost_only_the_suites_rows_their_time(is_library, ok):
     impl = next(i for i in kernels.implementations("mla_decode") if isinstance(i, Vendor) is is_library)
-    row = Contender(impl.name, impl, Arm(), "eager")
+    row = Entry(impl.name, impl, Setting(), "eager")
     run = driven(judge=answering({"ok": ok, "reason": "zeros"}))
     run._check_far(answering(OUTPUT), row, "ragged-0", "at its sizes: ")
     assert row.check == {"far": ok}
@@ -291,19 +298,19 @@ SIZES = {
 @pytest.mark.parametrize("op", SIZES)
 def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
     """A plug-in's word on it does not count. An older tree's worker is not asked for far addresses."""
-    rows = {i.name: Contender(i.name, i, Arm(), "eager") for i in kernels.implementations(op)}
+    rows = {i.name: Entry(i.name, i, Setting(), "eager") for i in kernels.implementations(op)}
     own = rows["torch.compile"]
-    brought = Contender("mine", copy.copy(own.impl), Arm(tree="older"), "eager")
+    brought = Entry("mine", copy.copy(own.impl), Setting(tree="older"), "eager")
     brought.impl.plugin = "mine.py"
     asked: list[tuple[str, str]] = []
-    station, answer = Mock(platform=Platform("cpu", "x86-avx2", "cpu", "a CPU")), {"ok": True}
-    station.living = station.contenders = [own, rows["torch.naive"], brought]
+    worker, answer = Mock(platform=Platform("cpu", "x86-avx2", "cpu", "a CPU")), {"ok": True}
+    worker.living = worker.entries = [own, rows["torch.naive"], brought]
     given = OUTPUT | {"seconds": 0.1, "digest": answer, "late": False, "guards": True, "result_s": 0.0}
-    station.open.return_value = answer
-    station.ask = lambda row, request: asked.append((row.name, request)) or given
-    run = driven(kernels.OPS[op].case(SIZES[op]), answering(answer), stations=[station])
-    run._check_ragged([station], run.case, "ragged-0")
-    assert [call.args[0].name for call in station.prepare.call_args_list] == ["torch.naive", "mine"]
+    worker.open.return_value = answer
+    worker.ask = lambda row, request: asked.append((row.name, request)) or given
+    run = driven(kernels.OPS[op].case(SIZES[op]), answering(answer), workers=[worker])
+    run._check_ragged([worker], run.case, "ragged-0")
+    assert [call.args[0].name for call in worker.prepare.call_args_list] == ["torch.naive", "mine"]
     assert asked == [("torch.naive", "output"), ("torch.naive", "far"), ("mine", "output")]
 
 
@@ -313,18 +320,18 @@ def test_what_is_compiled_for_each_size_is_not_checked_at_another(op):
 )
 def test_others_are_checked_on_a_second_set_where_calls_rotate_over_copies(monkeypatch, op, copies, sets):
     """A row that takes what the first set holds is wrong there: live operands on the last set, then all."""
-    row, checked = contender(op), []
+    row, checked = entry(op), []
     monkeypatch.setattr(CaseRun, "_check", lambda *_, which=0, **__: checked.append(which))
     for name in ("_check_unseen", "_compare_operands"):
         monkeypatch.setattr(CaseRun, name, lambda *_: None)
-    station = Mock(living=[row], contenders=[row])
-    driven(kernels.OPS[op].case(SIZES[op]), stations=[station])._check_again(copies)
+    worker = Mock(living=[row], entries=[row])
+    driven(kernels.OPS[op].case(SIZES[op]), workers=[worker])._check_again(copies)
     assert checked == sets
-    assert len(station.open.call_args_list[0].args) == (3 if 1 in sets else 2), "a case and seeds"
+    assert len(worker.open.call_args_list[0].args) == (3 if 1 in sets else 2), "a case and seeds"
 
 
 def test_errors_of_a_small_sample_do_not_replace_those_before():
-    row, run = contender(check={"ok": True}), driven(judge=answering({"ok": True, "row_error": 0.1}))
+    row, run = entry(check={"ok": True}), driven(judge=answering({"ok": True, "row_error": 0.1}))
     run._judge(row, "live", OUTPUT)
     assert row.check == {"ok": True}
     run._judge(row, "other", OUTPUT)
@@ -339,7 +346,7 @@ def test_what_broke_is_made_again_by_a_retry_and_what_is_wrong_is_not():
 
 @pytest.mark.parametrize(("call_s", "budget_s", "max_s", "given_s"), [
     (0.01, 5.0, 10.0, 5.0),
-    # A turn of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
+    # A sample of 0.05 s at least and an untimed call, which long calls do without; twice, of the A/A pair;
     # in each of six blocks; and a fifth more.
     (0.01, 0.5, 10.0, 0.864),
     (0.1, 1.0, 10.0, 2.88),
@@ -347,15 +354,15 @@ def test_what_broke_is_made_again_by_a_retry_and_what_is_wrong_is_not():
     (1.0, 1.0, 10.0, 10.0),
 ])  # fmt: skip
 def test_a_budget_too_short_for_the_opening_blocks_is_stretched(call_s, budget_s, max_s, given_s):
-    row = contender(call_s=call_s)
+    row = entry(call_s=call_s)
     given: list[float] = []
 
-    def make_rounds(turns: dict[str, Turn], policy: Policy) -> Rounds:
+    def make_rounds(samples: dict[str, Sample], policy: Policy) -> Rounds:
         given.append(policy.budget_s)
         return Rounds()
 
-    station = answering(None)
-    station.living = station.contenders = [row]
-    run = driven(stations=[station], monitor=Blind("a test"), rules=TimingRules(make_rounds=make_rounds))
+    worker = answering(None)
+    worker.living = worker.entries = [row]
+    run = driven(workers=[worker], monitor=Blind("a test"), rules=TimingRules(make_rounds=make_rounds))
     run._measure(Measured(MLA, [row], Rotation("warm", 1, 0, 0, False)), budget_s, max_s, row.impl.name)
     assert given == [pytest.approx(given_s)]

@@ -11,9 +11,9 @@ import pytest
 import kernels
 from harness.catalogue.devices import Ceilings, datasheets, known_type, last_level, peaks
 from harness.machine.monitor.base import Blind
-from harness.plan.arms import Arm
-from harness.plan.contender import Contender
+from harness.plan.entry import Entry
 from harness.plan.rotation import Rotation
+from harness.plan.settings import Setting
 from harness.results.schema import Cell
 from harness.run.case import Measured
 from harness.run.ceilings import ceilings, impossible, keep, measured, stored
@@ -22,7 +22,7 @@ from harness.run.device import device_type
 from harness.timing.rounds import Round, Rounds
 from harness.workers.child import METER, meter
 from harness.workers.child.meter import MIB, Meter, buffer_bytes, reach
-from harness.workers.child.timers.base import Program, Turn
+from harness.workers.child.timers.base import Program, Sample
 from harness.workers.process import WorkerFailure
 from kernels.op import Work
 from kernels.platform import Platform
@@ -73,11 +73,11 @@ GEMM_WORK = 2 * 128**3
 
 
 def row(case: Case, cache: str, enough: bool, known: Ceilings | None, peak: Ceilings | None = None) -> Cell:
-    """The cell of a contender that took 10 ms in each of two blocks."""
+    """The cell of an entry that took 10 ms in each of two blocks."""
     (impl,) = [i for i in kernels.implementations(case.op) if i.name == "torch.naive"]
-    contender = Contender(impl.name, impl, Arm(), "eager")
+    entry = Entry(impl.name, impl, Setting(), "eager")
     rounds = Rounds([Round(block, 0, {impl.name: 0.01}) for block in range(2)])
-    measured = Measured(case, [contender], Rotation(cache, 1, 0, 0, enough), rounds)
+    measured = Measured(case, [entry], Rotation(cache, 1, 0, 0, enough), rounds)
     (cell,), _ = build_cells(measured, CPU, Yardsticks(known, peak, 0.95))
     return cell
 
@@ -235,7 +235,7 @@ UNUSABLE = [json.dumps({"KEY": asdict(Ceilings(rates, 1.0))}) for rates in ({}, 
 @pytest.fixture
 def store(monkeypatch, tmp_path):
     """Where ceilings are kept; nothing measures yet."""
-    monkeypatch.setattr("harness.run.ceilings.Worker", Fake)
+    monkeypatch.setattr("harness.run.ceilings.WorkerProcess", Fake)
     monkeypatch.setattr("harness.run.ceilings.driver", lambda platform: "1.0")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     Fake.measures = []
@@ -358,8 +358,8 @@ class Timed:
 
     program = staticmethod(Program)
 
-    def turn(self, program, at_least):
-        return Turn(next(program.rotation)(), 1)
+    def sample(self, program, at_least):
+        return Sample(next(program.rotation)(), 1)
 
 
 def candidate(amount: float, *seconds: float):

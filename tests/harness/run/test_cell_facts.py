@@ -1,4 +1,4 @@
-"""What a worker tells of a contender beside its times, in its cell and in the table; a run's environment."""
+"""What a worker tells of an entry beside its times, in its cell and in the table; a run's environment."""
 
 import json
 from dataclasses import replace
@@ -12,9 +12,9 @@ import kernels
 from harness.catalogue.devices import Ceilings
 from harness.machine.monitor.base import Blind
 from harness.paths import ROOT
-from harness.plan.arms import Arm
-from harness.plan.contender import Contender, default_entries
+from harness.plan.entry import Entry, own_choice
 from harness.plan.rotation import Rotation
+from harness.plan.settings import Setting
 from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.schema import CaseDone, Cell
@@ -34,17 +34,15 @@ GPU = Platform("cuda", "sm_90", "cuda:0", "a GPU")
 CASE = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5})
 
 
-def contending(name: str = "torch.naive", **facts: Any) -> Contender:
+def contending(name: str = "torch.naive", **facts: Any) -> Entry:
     (impl,) = [i for i in kernels.implementations(CASE.op) if i.name == name]
-    return Contender(impl.name, impl, Arm(), "graph", **facts)
+    return Entry(impl.name, impl, Setting(), "graph", **facts)
 
 
-def shown(
-    contender: Contender, rounds: int = 2, case: Case = CASE, device: Platform = GPU
-) -> tuple[Cell, str]:
-    """The cell and the table of a contender that had so many rounds of a block each."""
-    made = Rounds([Round(block, 0, {contender.name: 0.01}) for block in range(rounds)])
-    measured = Measured(case, [contender], Rotation("warm", 1, 0, 0, False), made)
+def shown(entry: Entry, rounds: int = 2, case: Case = CASE, device: Platform = GPU) -> tuple[Cell, str]:
+    """The cell and the table of an entry that had so many rounds of a block each."""
+    made = Rounds([Round(block, 0, {entry.name: 0.01}) for block in range(rounds)])
+    measured = Measured(case, [entry], Rotation("warm", 1, 0, 0, False), made)
     (cell,), _ = build_cells(measured, device, Yardsticks(None, None, 0.95))
     done = CaseDone(case=case.key, measured_s=1, setup_s=1, rounds=2, blocks=2, stopped="tight")
     return cell, plain(case_table([cell, done]))
@@ -66,22 +64,22 @@ def test_records_of_a_case_in_parts_are_as_committed(snapshot):
     facts = {"kernels": [{"name": "sum", "us": 0.5}], "host_s": [3e-6, 4e-6], "ran": ["a hash"]}
     facts |= {"setup_s": 1.5, "pinned": [0, 2], "source": "code", "check": {"ok": True, "calls": 30}}
     base = contending("torch.sdpa", **facts)
-    twin = replace(base, name="torch.sdpa (again)")
+    rerun = replace(base, name="torch.sdpa (again)")
     parts = []
     triton = contending("triton.split_kv", config={"warps": 4})
-    beaten = contending("torch.compile", beaten="beaten in the heats: 2x")
+    beaten = contending("torch.compile", beaten="beaten in the eliminations: 2x")
     for row, time, blocks in ((contending(), 1.5, 2), (triton, 0.5, 3), (beaten, 2.0, 2)):
         made = [
             Round(block, i, {name: seconds * (1 + 0.01 * i) for name, seconds in times.items()}, how)
-            for times in [{base.name: 1e-3, twin.name: 1.01e-3, row.name: time * 1e-3}]
+            for times in [{base.name: 1e-3, rerun.name: 1.01e-3, row.name: time * 1e-3}]
             for block in range(blocks)
             for i, how in enumerate(("", "noise" if block else ""))
         ]
-        heats, quiet = [replace(made[0], block=blocks)], made[:-1]
-        rounds = Rounds(quiet, made[-1:], heats, stopped="tight", spent_s=2.0)
+        eliminations, quiet = [replace(made[0], block=blocks)], made[:-1]
+        rounds = Rounds(quiet, made[-1:], eliminations, stopped="tight", spent_s=2.0)
         facts = {"setup_s": 3.0, "phases": {"preparing": time}, "conditions": {"samples": 1}}
         parts.append(
-            Measured(CASE, [base, row], Rotation("cold", 2, 9, 5, True), rounds, base, twin, **facts)
+            Measured(CASE, [base, row], Rotation("cold", 2, 9, 5, True), rounds, base, rerun, **facts)
         )
     peak = Ceilings({"bf16": 1e12}, read=1e8)
     records, done = build_records(CASE, parts, GPU, Yardsticks(peak, replace(peak, read=4e10), 0.9, 0.02))
@@ -105,10 +103,10 @@ SPLITS = (
     ("wrong", "aiter.triton", ""),
 ])  # fmt: skip
 def test_what_failed_is_told_with_the_known_defects_of_its_library(status, name, known):
-    contender = contending(name)
-    contender.fail(status, "why it failed")
+    entry = contending(name)
+    entry.fail(status, "why it failed")
     case = kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 5, "heads": 16, "kv": "fp8"})
-    cell, table = shown(contender, 0, case, MI350X)
+    cell, table = shown(entry, 0, case, MI350X)
     assert cell.reason == f"why it failed{known}"
     assert cell.reason in " ".join(table.split())
 
@@ -122,8 +120,8 @@ def test_a_run_shows_what_is_refused_for_a_defect(monkeypatch, tmp_path):
     place = Platform("rocm", "gfx942", "cuda:0", "AMD Instinct MI300X", memory=1 << 37)
     impls = [i for i in kernels.implementations(case.op) if i.name == "aiter.asm_persistent"]
     record = {"launches": ["graph"], "contrast": "implementations", "baseline": "torch.sdpa", "cache": "warm"}
-    arms = [Arm(), Arm(is_twin=True)]
-    plan = SimpleNamespace(op=op, implementations=impls, arms=arms, entries=default_entries)
+    settings = [Setting(), Setting(is_rerun=True)]
+    plan = SimpleNamespace(op=op, implementations=impls, settings=settings, entries=own_choice)
     plan.yardsticks, plan.record = lambda platform: Yardsticks(None, None, 0.95), SimpleNamespace(**record)
     measurer = CaseMeasurer(plan, OwnDevice(place, Blind("")), progress=None)
     cell, done = measurer.measure(case, 1, 1, tmp_path)
@@ -138,42 +136,42 @@ def test_files_of_the_checkout_are_recorded_by_their_place_in_it(monkeypatch):
     assert found == "tools/control_kernels.py:mine.py"
 
 
-def rounds_of(contender: Contender, scratch: Path, host_seconds: float | None, dies=False) -> list[str]:
-    """What a station is asked whose worker answers every turn alike, or dies as outputs are spoiled."""
+def rounds_of(entry: Entry, scratch: Path, host_seconds: float | None, dies=False) -> list[str]:
+    """What a worker is asked whose worker answers every sample alike, or dies as outputs are spoiled."""
     asked: list[str] = []
 
-    def ask(contender: Contender, request: str, **arguments: float) -> dict[str, object]:
+    def ask(entry: Entry, request: str, **arguments: float) -> dict[str, object]:
         asked.append(request)
         if dies:
             raise WorkerFailure("crashed", "it is gone")
         return {"seconds": 0.01, "calls": 5, "host_seconds": host_seconds}
 
-    station = SimpleNamespace(platform=GPU, worker=None, ask=ask, fresh=lambda rotation: None)
-    station.living = station.contenders = [contender]
-    station.pause, station.prepare = lambda: asked.append("pause"), lambda row: asked.append("prepare")
+    worker = SimpleNamespace(platform=GPU, worker=None, ask=ask, fresh=lambda rotation: None)
+    worker.living = worker.entries = [entry]
+    worker.pause, worker.prepare = lambda: asked.append("pause"), lambda row: asked.append("prepare")
     run = CaseRun(
-        case=CASE, stations=[station], start_judge=None, monitor=Blind("a test"), scratch=scratch, say=print
+        case=CASE, workers=[worker], start_judge=None, monitor=Blind("a test"), scratch=scratch, say=print
     )
-    run._measure(Measured(CASE, [contender], Rotation("warm", 1, 0, 0, False)), 1.0, 1.0, "torch.naive")
+    run._measure(Measured(CASE, [entry], Rotation("warm", 1, 0, 0, False)), 1.0, 1.0, "torch.naive")
     return asked
 
 
 @pytest.mark.parametrize("host_seconds", [5e-6, None])
 def test_every_turn_tells_its_host_time(tmp_path, host_seconds):
     """And its worker rests before and after it."""
-    contender = contending()
-    asked = rounds_of(contender, tmp_path, host_seconds)
-    turns = asked.count("turn")
-    assert asked[asked.index("spoil") - 1] == asked[asked.index("turn") + 1] == "pause"
-    # Those of the twin, each round another one, are not its own.
-    assert contender.host_s == ([host_seconds] * (turns // 2) if host_seconds else [])
-    assert turns
+    entry = contending()
+    asked = rounds_of(entry, tmp_path, host_seconds)
+    samples = asked.count("sample")
+    assert asked[asked.index("spoil") - 1] == asked[asked.index("sample") + 1] == "pause"
+    # Those of the rerun, each round another one, are not its own.
+    assert entry.host_s == ([host_seconds] * (samples // 2) if host_seconds else [])
+    assert samples
 
 
 def test_who_fails_before_a_turn_has_none(tmp_path):
     """Its worker's replacement, made ready for whoever shared it, waits then as others do."""
-    contender = contending()
-    asked = rounds_of(contender, tmp_path, None, dies=True)
-    assert contender.status == "crashed"
-    assert "turn" not in asked
-    assert asked[asked.index("spoil") + 1 :][:2] == ["prepare", "pause"]  # of the twin
+    entry = contending()
+    asked = rounds_of(entry, tmp_path, None, dies=True)
+    assert entry.status == "crashed"
+    assert "sample" not in asked
+    assert asked[asked.index("spoil") + 1 :][:2] == ["prepare", "pause"]  # of the rerun

@@ -56,7 +56,7 @@ def test_disturbed_rounds_are_left_out_counted_and_kept_with_their_reasons(tmp_p
     assert f"{len(done.disturbed)} of {done.rounds + len(done.disturbed)} rounds, left out" in out
     assert WHO in out
     assert done.conditions[0]["frequency_mhz"]["median"] == 2400
-    assert len(monitor.sampled) == 3, "each contender and the twin, by case and name"
+    assert len(monitor.sampled) == 3, "each entry and the rerun, by case and name"
     assert f"note: {WHO}\n" in err
     assert (whole["run"]["disturbed"], whole["run"]["busy"]) == ("prefer", [WHO])
     # Verdicts can be made again from the samples that count.

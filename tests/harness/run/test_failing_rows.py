@@ -12,7 +12,7 @@ from tests.support.workers_here import run_here
 
 RAGGED = "at batch=11 ctx=1..190 heads=16 page=16 kv=bf16: "
 FAILS = {
-    # In a turn drawn at random, or then.
+    # In a sample drawn at random, or then.
     "answer_by_address": (
         "wrong",
         ("after timing: its timed calls gave an old answer", "with other live operands: "),

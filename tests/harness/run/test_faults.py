@@ -85,7 +85,7 @@ class Waiting(NaiveMlaDecode):
 
 @pytest.fixture
 def waiting(tmp_path: Path) -> Path:
-    """A plugin that, in its turn in a case of batch 2, waits for the test to find it."""
+    """A plugin that, in its sample in a case of batch 2, waits for the test to find it."""
     (tmp_path / "plugin.py").write_text(WAITING)
     (tmp_path / "wait").touch()
     return tmp_path

@@ -11,15 +11,15 @@ from harness.timing.rounds import ENOUGH_ROUNDS
 from tests.support.scripted_monitor import WHO, Scripted
 
 
-class Station:
-    """Gives the turns' seconds one after the other."""
+class Worker:
+    """Gives the samples' seconds one after the other."""
 
     platform, threads = choose_device("cpu"), 1
 
     def __init__(self):
         self.seconds = itertools.count(1)
 
-    def ask(self, contender, request, at_least):
+    def ask(self, entry, request, at_least):
         return {"seconds": next(self.seconds)}
 
 
@@ -29,19 +29,19 @@ def benchmark(monkeypatch, tmp_path, reasons):
     made = KernelBenchmarks(choose_device("cpu"), "warm", None, tmp_path).benchmark(
         "mla_decode", "torch.sdpa", case="batch=1 ctx=4 heads=4"
     )
-    made.station = Station()
+    made.worker = Worker()
     return made, monitor
 
 
-@pytest.mark.parametrize(("reasons", "turns", "said"), [
-    (["", "heat", WHO, "", ""], [1, 4, 5], f"2 of 5 turns: {WHO}"),  # made again; the last one's reason
+@pytest.mark.parametrize(("reasons", "samples", "said"), [
+    (["", "heat", WHO, "", ""], [1, 4, 5], f"2 of 5 samples: {WHO}"),  # made again; the last one's reason
     ([""] * 3, [1, 2, 3], None),
-    ([WHO] * 99, [ENOUGH_ROUNDS, ENOUGH_ROUNDS + 1], f"31 of 31 turns: {WHO}"),  # they count
+    ([WHO] * 99, [ENOUGH_ROUNDS, ENOUGH_ROUNDS + 1], f"31 of 31 samples: {WHO}"),  # they count
 ])  # fmt: skip
-def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, reasons, turns, said):
+def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, reasons, samples, said):
     made, monitor = benchmark(monkeypatch, tmp_path, reasons)
-    assert [made.turn() for _ in turns] == turns
-    assert monitor.log == ["begin", "sample", "end"] * turns[-1]
+    assert [made.sample() for _ in turns] == samples
+    assert monitor.log == ["begin", "sample", "end"] * samples[-1]
     assert made.facts(None).get("disturbed") == said
 
 
@@ -67,9 +67,9 @@ def test_a_benchmark_has_its_own_boundary_and_launch(tmp_path):
     for boundary in (None, "with_quant"):
         found = made.benchmark("block_scale_gemm", "torch.bf16", case="m=1 n=512 k=256", boundary=boundary)
         assert found.case.boundary == (boundary or "core")
-    found.contender.check, found.contender.picked, found.contender.ran = {"ok": True}, "tuned", ["a hash"]
-    found.contender.kernels = [{"name": "sum", "us": 0.5}]
-    impl, here = found.contender.impl, made.platform
+    found.entry.check, found.entry.picked, found.entry.ran = {"ok": True}, "tuned", ["a hash"]
+    found.entry.kernels = [{"name": "sum", "us": 0.5}]
+    impl, here = found.entry.impl, made.platform
     assert {*found.facts(1e-6)} - {*found.facts(None)} == {"tflops", "gbps"}
     assert found.facts(1e-6) == {
         "op": "block_scale_gemm", "case": found.case.text, "boundary": "with_quant",

@@ -7,7 +7,7 @@ import statistics
 import pytest
 
 from harness.statistics.intervals import LOOK_WIDENING, MIN_BLOCKS, Centre, centre, interval
-from harness.statistics.paired import MAX_NOISE, compare, noise_floor, verdict
+from harness.statistics.paired import MAX_NOISE, compare, noise_of, verdict
 
 BLOCKS = [block for block in range(5) for _ in range(4)]
 
@@ -30,9 +30,9 @@ def test_ratio_is_the_time_of_b_over_the_time_of_a():
 
 @pytest.mark.parametrize("true_ratio", [1.0, 1.002, 1.02, 1.5, 30])
 @pytest.mark.parametrize("floor", [0.0, 0.01, 0.05])
-def test_swapping_a_and_b_swaps_the_verdict(true_ratio, floor):
+def test_swapping_a_and_b_swaps_the_verdict(true_ratio, noise):
     a, b = noisy(1, 1), noisy(true_ratio, 2)
-    there, back = (compare(*pair, blocks=BLOCKS, floor=floor) for pair in ((a, b), (b, a)))
+    there, back = (compare(*pair, blocks=BLOCKS, noise=noise) for pair in ((a, b), (b, a)))
     assert there.ratio == pytest.approx(1 / back.ratio)
     assert there.low == pytest.approx(1 / back.high)
     assert there.high == pytest.approx(1 / back.low)
@@ -47,12 +47,12 @@ def test_swapping_a_and_b_swaps_the_verdict(true_ratio, floor):
     (0.996, 1.004, 0.0, 0.001, "unclear"),
     (1.0, 1.02, 0.0, 0.005, "unclear"),  # the edge is not outside
     (1.001, 1.02, 0.0, 0.005, "faster"),
-    # A floor above the margin takes its place, and an effect has to clear it whole.
+    # A noise above the margin takes its place, and an effect has to clear it whole.
     (0.98, 1.02, 0.03, 0.005, "same"),
     (1.02, 1.05, 0.03, 0.005, "unclear"),
     (1.04, 1.05, 0.03, 0.005, "faster"),
     (0.95, 0.96, 0.03, 0.005, "slower"),
-    # A floor below the margin leaves the margin as it is.
+    # A noise below the margin leaves the margin as it is.
     (0.996, 1.004, 0.001, 0.005, "same"),
     # The A/A pair found nothing out, or the pair did not.
     (1.5, 1.6, math.inf, 0.005, "unclear"),
@@ -60,8 +60,8 @@ def test_swapping_a_and_b_swaps_the_verdict(true_ratio, floor):
     (0.999, 1.001, math.nan, 0.005, "unclear"),
     (0.0, math.inf, 0.0, 0.005, "unclear"),
 ])  # fmt: skip
-def test_verdict(low, high, floor, margin, wanted):
-    assert verdict(low, high, floor=floor, margin=margin) == wanted
+def test_verdict(low, high, noise, margin, wanted):
+    assert verdict(low, high, noise=noise, margin=margin) == wanted
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_nothing_is_clear_without_an_interval(a, b, blocks, confidence, ratio):
     found = compare(a, b, blocks=blocks, confidence=confidence)
     assert found.ratio == pytest.approx(ratio, nan_ok=True)
     assert (found.low, found.high, found.verdict) == (0.0, math.inf, "unclear")
-    assert noise_floor(found) == math.inf
+    assert noise_of(found) == math.inf
 
 
 def test_without_blocks_each_round_counts_by_itself():
@@ -206,16 +206,16 @@ def test_noise_floor_is_what_the_interval_of_the_pair_does_not_explain():
     slower, faster, alike = (
         compare(noisy(a, 1), noisy(b, 2), blocks=BLOCKS) for a, b in ((1, 1.02), (1.02, 1), (1, 1))
     )
-    assert (noise_floor(slower), noise_floor(faster)) == pytest.approx((slower.low - 1, 1 - faster.high))
-    assert noise_floor(alike) == 0
+    assert (noise_of(slower), noise_of(faster)) == pytest.approx((slower.low - 1, 1 - faster.high))
+    assert noise_of(alike) == 0
 
 
 def test_noise_floor_of_a_disturbed_pair_is_all_that_it_may_be():
     """What a busy machine hides is not called the same; what differs by far more still has a verdict."""
     found = compare(noisy(1, 1, spread=0.5), noisy(1, 2, spread=0.5), blocks=BLOCKS)
-    floor = noise_floor(found)
-    assert floor == pytest.approx(max(found.high, 1 / found.low) - 1)
-    assert MAX_NOISE < floor < 2
-    assert compare(noisy(1, 3), noisy(1, 4), blocks=BLOCKS, floor=floor).verdict == "unclear"
-    assert compare(noisy(1, 3), noisy(4, 4), blocks=BLOCKS, floor=floor).verdict == "faster"
-    assert compare(noisy(4, 3), noisy(1, 4), blocks=BLOCKS, floor=floor).verdict == "slower"
+    noise = noise_of(found)
+    assert noise == pytest.approx(max(found.high, 1 / found.low) - 1)
+    assert MAX_NOISE < noise < 2
+    assert compare(noisy(1, 3), noisy(1, 4), blocks=BLOCKS, noise=noise).verdict == "unclear"
+    assert compare(noisy(1, 3), noisy(4, 4), blocks=BLOCKS, noise=noise).verdict == "faster"
+    assert compare(noisy(4, 3), noisy(1, 4), blocks=BLOCKS, noise=noise).verdict == "slower"

@@ -6,9 +6,9 @@ import math
 import pytest
 
 import kernels
-from harness.plan.arms import Arm
-from harness.plan.contender import Contender
+from harness.plan.entry import Entry
 from harness.plan.rotation import Rotation
+from harness.plan.settings import Setting
 from harness.results import read
 from harness.results.schema import Cell
 from harness.run.case import Measured
@@ -27,17 +27,17 @@ def session(true: dict[str, float], noise: Noise = QUIET, seed: int = 1, **polic
 
 
 def judged(
-    rounds: Rounds, *wanted: str, anchor: str | None = "anchor", twin: str | None = None
+    rounds: Rounds, *wanted: str, baseline: str | None = "anchor", rerun: str | None = None
 ) -> list[JointVerdict]:
-    series = {name: rounds.series(name) for name in (*wanted, anchor, twin) if name}
-    return joint_verdicts(series, rounds.blocks, wanted, anchor, twin=twin)
+    series = {name: rounds.series(name) for name in (*wanted, baseline, rerun) if name}
+    return joint_verdicts(series, rounds.blocks, wanted, baseline, rerun=rerun)
 
 
 def questions(verdicts: list[JointVerdict]) -> list[tuple[str, str, str]]:
     return [(j.a, j.b, j.about) for j in verdicts]
 
 
-def test_each_against_the_anchor_and_the_winner_against_the_runner_up():
+def test_each_against_the_baseline_and_the_winner_against_the_runner_up():
     rounds = session({"anchor": 1.0, "a": 1.5, "b": 0.5, "c": 0.7})
     assert questions(judged(rounds, "anchor", "a", "b", "c")) == [
         ("a", "anchor", "baseline"),
@@ -52,7 +52,7 @@ def test_each_against_the_anchor_and_the_winner_against_the_runner_up():
 
 
 def test_what_is_clear_leaves_its_share_to_the_others():
-    """Three are far from the anchor; one, and the two fastest, are not to be told apart."""
+    """Three are far from the baseline; one, and the two fastest, are not to be told apart."""
     true = {"anchor": 1.0, "a": 1.5, "b": 0.5, "c": 0.5001, "d": 1.0001}
     found = judged(session(true, Noise(own=0.05)), *true)
     by_pair = {(j.a, j.b): j for j in found}
@@ -63,13 +63,13 @@ def test_what_is_clear_leaves_its_share_to_the_others():
     assert by_pair["d", "anchor"].confidence == pytest.approx(1 - 0.05 / 2)
 
 
-def test_a_twin_gives_the_floor():
+def test_a_rerun_gives_the_floor():
     rounds = session({"anchor": 1.0, "again": 1.1, "a": 1.05}, Noise(own=0.001))
-    (found, _) = judged(rounds, "anchor", "a", twin="again")
-    assert found.floor == pytest.approx(0.09, abs=0.005)
+    (found, _) = judged(rounds, "anchor", "a", rerun="again")
+    assert found.noise == pytest.approx(0.09, abs=0.005)
     assert found.comparison.verdict == "same", "told apart, but by less than the same thing from itself"
     for true, expected in ((1.8, "unclear"), (3.0, "slower")):
-        (found, _) = judged(session({"anchor": 1.0, "again": 2.0, "a": true}), "anchor", "a", twin="again")
+        (found, _) = judged(session({"anchor": 1.0, "again": 2.0, "a": true}), "anchor", "a", rerun="again")
         assert found.comparison.verdict == expected
 
 
@@ -89,7 +89,7 @@ def test_a_look_before_the_end_wants_more_confidence_than_the_end(apart, half_wi
     assert found.comparison.verdict == "slower"
 
 
-def test_five_equal_contenders_are_seldom_told_apart():
+def test_five_equal_entries_are_seldom_told_apart():
     """All comparisons of a case together, the winner picked after looking: 5 % may be wrong."""
     names = ("anchor", "a", "b", "c", "d")
     wrong = 0
@@ -100,34 +100,36 @@ def test_five_equal_contenders_are_seldom_told_apart():
 
 
 def test_verdicts_of_groups_are_redone_from_the_record():
-    """The baseline and its twin stand in each group, whose rounds are others: the machine is twice as slow
-    for the second, whose twin fails. A group of which nothing came stands between them, and one fails."""
+    """The baseline and its rerun stand in each group, whose rounds are others: the machine is twice as slow
+    for the second, whose rerun fails. A group of which nothing came stands between them, and one fails."""
     impls = kernels.implementations("mla_decode")[:5]
-    anchor, one, two, broken, mortal = (Contender(i.name, i, Arm(), "eager") for i in impls)
-    twin = Contender(f"{anchor.name} (again)", anchor.impl, Arm(), "eager")
+    baseline, one, two, broken, mortal = (Entry(i.name, i, Setting(), "eager") for i in impls)
+    rerun = Entry(f"{baseline.name} (again)", baseline.impl, Setting(), "eager")
     case = Case("mla_decode", {"batch": 1, "ctx": "64"})
     lives = itertools.count()
 
-    def group(slower: float, rounds: int, *others: Contender) -> Measured:
-        true = {anchor.name: slower, twin.name: slower**2} | {other.name: 1.1 * slower for other in others}
+    def group(slower: float, rounds: int, *others: Entry) -> Measured:
+        true = {baseline.name: slower, rerun.name: slower**2} | {other.name: 1.1 * slower for other in others}
         machine = Machine(true, OFFSETS, seed=int(slower))
-        turns = machine.contenders
+        samples = machine.entries
         if mortal in others:
-            turn = turns[mortal.name]
-            turns[mortal.name] = lambda: turn() if next(lives) < 17 else math.nan
-        found = measure(turns, machine.policy(anchor=anchor.name, twin=twin.name, first_rounds=rounds))
-        return Measured(case, [anchor, *others], Rotation("warm", 1, 0, 0, False), found, anchor, twin)
+            sample = samples[mortal.name]
+            samples[mortal.name] = lambda: sample() if next(lives) < 17 else math.nan
+        found = measure(
+            samples, machine.policy(baseline=baseline.name, rerun=rerun.name, first_rounds=rounds)
+        )
+        return Measured(case, [baseline, *others], Rotation("warm", 1, 0, 0, False), found, baseline, rerun)
 
     broken.fail("error", "it broke")
     nothing = Measured(case, [broken], Rotation("warm", 1, 0, 0, False))
     parts = [group(1.0, 5, one, mortal), nothing, group(2.0, 4, two)]
     mortal.fail("error", parts[0].rounds.dropped[mortal.name])
-    parts[2].rounds.dropped[twin.name] = "it gives no floor, far off as it was"
+    parts[2].rounds.dropped[rerun.name] = "it gives no noise, far off as it was"
     records, _ = build_records(case, parts, Platform("cpu", "x86"), Yardsticks(None, None, 0.95))
     redone = redo([type(r).model_validate_json(r.model_dump_json()) for r in records])
     assert [v.about for v, _ in redone].count("A/A") == 2
     assert [(v.a, v.about) for v, _ in redone if mortal.name in (v.a, v.b)] == []
-    assert {v.floor for v, _ in redone if two.name in (v.a, v.b)} == {0.0}
+    assert {v.noise for v, _ in redone if two.name in (v.a, v.b)} == {0.0}
     for stated, found in redone:
         assert stated.verdict == found.verdict
         assert (stated.ratio, stated.low, stated.high) == pytest.approx((found.ratio, found.low, found.high))

@@ -1,4 +1,4 @@
-"""harness.timing.interleaved.measure, with contenders that only move a clock."""
+"""harness.timing.interleaved.measure, with entries that only move a clock."""
 
 import itertools
 import math
@@ -17,17 +17,17 @@ SHORT = dict.fromkeys(range(MIN_BLOCKS), 5)
 
 
 class Race:
-    """Contenders that take known seconds a turn, and what they were asked to do, in order."""
+    """Entries that take known seconds a sample, and what they were asked to do, in order."""
 
-    def __init__(self, **turn_s: float) -> None:
+    def __init__(self, **sample_s: float) -> None:
         self.now = 0.0
         self.log: list[str] = []
-        self.contenders = {name: self.turn(name, s) for name, s in turn_s.items()}
+        self.entries = {name: self.sample(name, s) for name, s in sample_s.items()}
 
     def clock(self) -> float:
         return self.now
 
-    def turn(self, name: str, took: float, value: object = None) -> Callable[[], object]:
+    def sample(self, name: str, took: float, value: object = None) -> Callable[[], object]:
         """A turn that takes so long and gives a thousandth of it as its time, or `value`."""
 
         def run() -> object:
@@ -37,7 +37,7 @@ class Race:
 
         return run
 
-    def begin_block(self, block: int, contenders: object) -> None:
+    def begin_block(self, block: int, entries: object) -> None:
         self.log.append(f"block {block}")
         self.now += 1000.0
 
@@ -50,7 +50,7 @@ class Race:
                 "end_round": lambda: self.end(words),
             } | policy
         policy = {"budget_s": 1e9, "clock": self.clock, "begin_block": self.begin_block} | policy
-        return measure(self.contenders, Policy(**policy))
+        return measure(self.entries, Policy(**policy))
 
     def end(self, words: Iterator[str]) -> str:
         self.log.append("end")
@@ -58,17 +58,17 @@ class Race:
 
 
 def raising(error: BaseException) -> Callable[[], float]:
-    def turn() -> float:
+    def sample() -> float:
         raise error
 
-    return turn
+    return sample
 
 
-def test_every_round_holds_every_contender_in_an_order_of_its_own():
+def test_every_round_holds_every_entry_in_an_order_of_its_own():
     race = Race(a=1, b=2, c=3)
     race.measure(blocks=5, max_rounds=40)
-    turns = [name for name in race.log if not name.startswith("block")]
-    found = [tuple(turns[i : i + 3]) for i in range(0, len(turns), 3)]
+    samples = [name for name in race.log if not name.startswith("block")]
+    found = [tuple(samples[i : i + 3]) for i in range(0, len(samples), 3)]
     assert len(found) == 200
     assert all(sorted(order) == ["a", "b", "c"] for order in found)
     # All six orders, each about equally often: 200 / 6 = 33, standard deviation 5.
@@ -95,7 +95,7 @@ def test_blocks_and_rounds_are_numbered_prepared_and_watched():
 def test_one_that_fails_later_keeps_its_earlier_times_and_gets_no_other_turn():
     race = Race(a=1, b=2)
     values = iter([0.5, -1.0])
-    race.contenders["late"] = lambda: next(values)  # a further turn would raise StopIteration
+    race.entries["late"] = lambda: next(values)  # a further sample would raise StopIteration
     found = race.measure(blocks=2, max_rounds=3)
     assert found.dropped == {"late": "gave -1.0 as its time"}
     late, *nothing = found.series("late")
@@ -123,7 +123,7 @@ def test_the_budget_holds_and_is_shared_by_the_blocks(budget_s):
 def test_no_round_is_begun_that_may_not_fit(lengths, blocks):
     race = Race()
     left = iter(lengths)
-    race.contenders["a"] = lambda: race.turn("a", next(left))()
+    race.entries["a"] = lambda: race.sample("a", next(left))()
     found = race.measure(blocks=2 * blocks[-1] + 1, budget_s=10)
     assert (found.blocks, found.stopped) == (blocks, "budget")
 
@@ -151,8 +151,8 @@ def test_what_is_left_over_is_worth_preparing_for_as_long_as_that_takes(preparin
 def test_one_that_fails_costs_itself_only():
     race = Race(a=1, b=2)
     values = {repr(value): value for value in (math.nan, math.inf, 0.0, -1.0, None, "1.0")}
-    race.contenders |= {name: (lambda value=value: value) for name, value in values.items()}
-    race.contenders |= {"raises": raising(RuntimeError("out of luck")), "KeyError": raising(KeyError())}
+    race.entries |= {name: (lambda value=value: value) for name, value in values.items()}
+    race.entries |= {"raises": raising(RuntimeError("out of luck")), "KeyError": raising(KeyError())}
     found = race.measure(blocks=5, max_rounds=4)
     wanted = {name: f"gave {name} as its time" for name in values}
     assert found.dropped == wanted | {"raises": "out of luck", "KeyError": "KeyError"}
@@ -163,34 +163,34 @@ def test_one_that_fails_costs_itself_only():
 
 def test_what_a_failure_wasted_is_not_the_others_budget():
     race = Race(a=1, b=1)
-    race.contenders["slow and wrong"] = race.turn("slow and wrong", 1000.0, value=-1.0)
+    race.entries["slow and wrong"] = race.sample("slow and wrong", 1000.0, value=-1.0)
     assert race.measure(blocks=5, max_rounds=4, budget_s=40).spent_s == 40
 
 
 @pytest.mark.parametrize("names", ["", "ab"])
 def test_nobody_is_left(names):
     race = Race()
-    race.contenders = {name: raising(ValueError(name)) for name in names}
+    race.entries = {name: raising(ValueError(name)) for name in names}
     found = race.measure()
-    assert (found.stopped, found.spent_s) == ("no contenders", 0)
+    assert (found.stopped, found.spent_s) == ("no entries", 0)
     assert found.dropped == {name: name for name in names}
     assert race.log == ["block 0"][: len(names)], "nothing is prepared for nobody"
 
 
-def test_interrupting_is_not_a_contenders_failure():
+def test_interrupting_is_not_a_entries_failure():
     with pytest.raises(KeyboardInterrupt):
         measure({"a": raising(KeyboardInterrupt())})
 
 
-@pytest.mark.parametrize(("turn_s", "turns"), [
+@pytest.mark.parametrize(("sample_s", "samples"), [
     ({"a": 1, "b": 3, "c": 9}, {"a": 12, "b": 12, "c": 3}),
     ({"a": 1, "b": 5, "c": 9}, {"a": 12, "b": 12, "c": 12}),  # only the fastest would be left
 ])  # fmt: skip
-def test_who_is_slow_has_a_turn_in_the_first_round_of_each_block_only(turn_s, turns):
-    race = Race(**turn_s)
+def test_who_is_slow_has_a_turn_in_the_first_round_of_each_block_only(sample_s, samples):
+    race = Race(**sample_s)
     found = race.measure(blocks=3, max_rounds=4, slow=4.0)
-    assert {name: race.log.count(name) for name in turns} == turns
-    assert turns["c"] == 12 or [r.index for r in found.rounds if "c" in r.seconds] == [0, 0, 0]
+    assert {name: race.log.count(name) for name in turns} == samples
+    assert samples["c"] == 12 or [r.index for r in found.rounds if "c" in r.seconds] == [0, 0, 0]
     assert found.dropped == {}
 
 
@@ -228,25 +228,25 @@ def test_who_is_slow_is_not_waited_for():
     """Its own times lie so far apart that nothing would be clear of it."""
     race = Race(a=1, b=2)
     times = itertools.cycle([0.005, 0.5])
-    race.contenders["slow"] = lambda: next(times)
+    race.entries["slow"] = lambda: next(times)
     found = race.measure(slow=4.0)
     assert (Counter(found.blocks), found.stopped) == (SHORT, "tight")
 
 
-def test_measuring_ends_without_an_anchor_that_failed():
+def test_measuring_ends_without_an_baseline_that_failed():
     machine = Machine({"anchor": 1.0, "again": 1.0, "a": 1.0, "b": 2.0}, Noise(own=0.03))
-    lives = iter([1.0] * 3)  # a further turn raises StopIteration
-    contenders = machine.contenders | {"anchor": lambda: next(lives)}
-    found = measure(contenders, machine.policy(anchor="anchor", twin="again"))
+    lives = iter([1.0] * 3)  # a further sample raises StopIteration
+    entries = machine.entries | {"anchor": lambda: next(lives)}
+    found = measure(entries, machine.policy(baseline="anchor", rerun="again"))
     assert set(found.dropped) == {"anchor"}
     assert (len(found.rounds), found.stopped) == (30, "clear")
 
 
 def test_who_was_never_timed_undisturbed_is_not_waited_for():
-    """Its only turns were in disturbed rounds; the others are far apart, and that ends it."""
+    """Its only samples were in disturbed rounds; the others are far apart, and that ends it."""
     race = Race(a=1, b=2)
     lives = iter([1e-3])
-    race.contenders["once"] = lambda: next(lives)
+    race.entries["once"] = lambda: next(lives)
     found = race.measure("hot", *[""] * 1000)
     assert found.stopped == "tight"
     assert set(found.dropped) == {"once"}
@@ -316,14 +316,14 @@ def test_who_has_no_quiet_time_makes_all_rounds_count():
 
 
 class Neighbours(Machine):
-    """Others come and go every thirty turns or so, are seen, and double a turn's time, give or take 30 %."""
+    """Others come and go every thirty samples or so, are seen, and double a sample's time, give or take 30 %."""
 
     here = seen = False
 
-    def turn(self, name: str) -> float:
+    def sample(self, name: str) -> float:
         self.here ^= self.random.random() < 1 / 30
         self.seen |= self.here
-        return super().turn(name) * (2 * math.exp(self.random.gauss(0, 0.3)) if self.here else 1)
+        return super().sample(name) * (2 * math.exp(self.random.gauss(0, 0.3)) if self.here else 1)
 
     def end_round(self) -> str:
         seen, self.seen = self.seen, False

@@ -1,4 +1,4 @@
-"""Races of contenders whose true times are known: who wins, how often wrongly, and at what cost."""
+"""Races of entries whose true times are known: who wins, how often wrongly, and at what cost."""
 
 import math
 import statistics
@@ -11,50 +11,50 @@ from harness.timing import successive_halving
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Rounds
 from harness.timing.successive_halving import SELECTING, halving
-from tests.support.simulated_machine import OFFSETS, QUIET, SPIKES, TURN_S, Machine, Noise
+from tests.support.simulated_machine import OFFSETS, QUIET, SAMPLE_S, SPIKES, Machine, Noise
 
 CALL_S = 1e-3
-ANCHOR, TWIN = "anchor", "anchor (again)"
+BASELINE, RERUN = "anchor", "baseline (again)"
 OTHERS = [f"c{place}" for place in range(31)]
 BUDGET_S = 100.0
 
 
 def field(**times: float) -> dict[str, float]:
-    """31 rivals of an anchor, all as fast as it but those that are named: as a multiple of its time."""
-    return {name: CALL_S * times.get(name, 1.0) for name in (ANCHOR, *OTHERS, TWIN)}
+    """31 rivals of a baseline, all as fast as it but those that are named: as a multiple of its time."""
+    return {name: CALL_S * times.get(name, 1.0) for name in (BASELINE, *OTHERS, RERUN)}
 
 
 class Mortal(Machine):
-    """dies: contender -> the turn that it fails in"""
+    """dies: entry -> the turn that it fails in"""
 
     dies: dict[str, int] = {}  # noqa: RUF012
-    turns = 0
+    samples = 0
 
-    def turn(self, name: str) -> float:
-        self.turns += 1
-        if self.dies.get(name, math.inf) <= self.turns:
+    def sample(self, name: str) -> float:
+        self.samples += 1
+        if self.dies.get(name, math.inf) <= self.samples:
             raise RuntimeError(f"{name} died")
-        return super().turn(name)
+        return super().sample(name)
 
 
 def race(true: dict[str, float], noise: Noise = OFFSETS, seed: int = 0, dies=None, **policy) -> Rounds:
     machine = Mortal(true, noise, seed)
     machine.dies = dies or {}
-    given = {"budget_s": BUDGET_S, "anchor": ANCHOR, "twin": TWIN, "seed": seed} | policy
-    return halving(machine.contenders, machine.policy(**given))
+    given = {"budget_s": BUDGET_S, "anchor": BASELINE, "twin": RERUN, "seed": seed} | policy
+    return halving(machine.entries, machine.policy(**given))
 
 
 def challenger(found: Rounds) -> str:
-    (name,) = {name for r in found.rounds for name in r.seconds} - {ANCHOR, TWIN}
+    (name,) = {name for r in found.rounds for name in r.seconds} - {BASELINE, RERUN}
     return name
 
 
 def stored(found: Rounds) -> str:
-    """Who is faster than the anchor by the engine's rule, or the anchor."""
-    names = [ANCHOR, challenger(found)]
-    series = {name: found.series(name) for name in (*names, TWIN)}
-    judged = joint_verdicts(series, found.blocks, names, ANCHOR, twin=TWIN)
-    return next((j.a for j in judged if j.about == "baseline" and j.comparison.verdict == "faster"), ANCHOR)
+    """Who is faster than the baseline by the engine's rule, or the baseline."""
+    names = [BASELINE, challenger(found)]
+    series = {name: found.series(name) for name in (*names, RERUN)}
+    judged = joint_verdicts(series, found.blocks, names, BASELINE, rerun=RERUN)
+    return next((j.a for j in judged if j.about == "baseline" and j.comparison.verdict == "faster"), BASELINE)
 
 
 def test_the_rounds_that_chose_flatter_and_those_after_them_do_not():
@@ -62,9 +62,9 @@ def test_the_rounds_that_chose_flatter_and_those_after_them_do_not():
     logs, wrong = {"heats": [], "rounds": []}, 0
     for seed in range(40):
         found = race(field(), seed=seed)
-        wrong += stored(found) != ANCHOR
-        names = (ANCHOR, challenger(found))
-        for which, made in (("heats", found.heats), ("rounds", found.rounds)):
+        wrong += stored(found) != BASELINE
+        names = (BASELINE, challenger(found))
+        for which, made in (("heats", found.eliminations), ("rounds", found.rounds)):
             both = [r for r in made if set(names) <= r.seconds.keys()]
             a, b = ([r.seconds[name] for r in both] for name in names)
             logs[which].append(math.log(compare(b, a, blocks=[r.block for r in both]).ratio))
@@ -82,7 +82,7 @@ def test_one_that_is_5_percent_better_is_found_and_not_flattered(noise):
         found = race(field(c17=0.95), noise, seed)
         won += stored(found) == "c17"
         if challenger(found) == "c17":
-            logs = [math.log(r.seconds[ANCHOR] / r.seconds["c17"]) for r in found.rounds]
+            logs = [math.log(r.seconds[BASELINE] / r.seconds["c17"]) for r in found.rounds]
             ratios.append(statistics.median(logs))
     assert won >= 38
     # 30 rounds of 2 % noise in 6 preparations of 0.5 %: a standard error of 0.6 % each, a median's of 0.8 %.
@@ -90,36 +90,36 @@ def test_one_that_is_5_percent_better_is_found_and_not_flattered(noise):
     assert statistics.mean(ratios) == pytest.approx(math.log(1 / 0.95), abs=4 * error)
 
 
-def test_an_anchor_that_is_the_best_is_confirmed_early():
+def test_an_baseline_that_is_the_best_is_confirmed_early():
     found = race(field(**dict.fromkeys(OTHERS, 1.2)), QUIET)
-    assert stored(found) == ANCHOR and found.spent_s < BUDGET_S / 4
+    assert stored(found) == BASELINE and found.spent_s < BUDGET_S / 4
 
 
 @pytest.mark.parametrize("budget_s", [0.1, 10.0, 30.0, 1000.0])
 def test_the_budget_holds(budget_s):
     found = race(field(), budget_s=budget_s)
-    one_round = len(field()) * TURN_S
+    one_round = len(field()) * SAMPLE_S
     assert found.spent_s <= max(budget_s, 10 * one_round), "a heat has one round at any rate"
-    heats = sum(len(r.seconds) for r in found.heats) * TURN_S
-    assert heats <= max(SELECTING * budget_s, 10 * one_round) + one_round
+    eliminations = sum(len(r.seconds) for r in found.eliminations) * SAMPLE_S
+    assert eliminations <= max(SELECTING * budget_s, 10 * one_round) + one_round
 
 
 def test_no_block_is_of_heats_and_of_the_end_and_all_start_anew(monkeypatch):
-    heats: list[tuple[int, int, int]] = []
+    eliminations: list[tuple[int, int, int]] = []
 
-    def spied(turns, policy):
-        heats.append((len(turns), policy.max_rounds, policy.seed))
-        return measure(turns, policy)
+    def spied(samples, policy):
+        eliminations.append((len(samples), policy.max_rounds, policy.seed))
+        return measure(samples, policy)
 
     monkeypatch.setattr(successive_halving, "measure", spied)
     race(field(), max_rounds=8)
-    assert heats == [(32, 2, 0), (16, 4, 3), (9, 8, 6), (5, 8, 9), (3, 8, 12), (3, 8, 0)]
-    heats.clear()
+    assert eliminations == [(32, 2, 0), (16, 4, 3), (9, 8, 6), (5, 8, 9), (3, 8, 12), (3, 8, 0)]
+    eliminations.clear()
     race(field(), max_rounds=8, budget_s=1000.0)  # those not told from the best go on, while rounds grow
-    assert [size for size, *_ in heats] == [32, 28, 28, 15, 8, 5, 3, 3]
+    assert [size for size, *_ in eliminations] == [32, 28, 28, 15, 8, 5, 3, 3]
     found = race(field(c3=0.9))
-    assert {r.block for r in found.heats}.isdisjoint(r.block for r in found.rounds)
-    assert all(TWIN not in r.seconds for r in found.heats), "the twin is of no use to a heat"
+    assert {r.block for r in found.eliminations}.isdisjoint(r.block for r in found.rounds)
+    assert all(RERUN not in r.seconds for r in found.eliminations), "the rerun is of no use to a heat"
     assert set(found.beaten) == set(OTHERS) - {"c3"}
     assert all("the time of" in reason for reason in found.beaten.values())
 
@@ -132,26 +132,26 @@ def test_who_dies_in_a_heat_costs_only_itself():
 
 def test_where_the_challenger_dies_at_the_end_the_next_best_takes_its_place():
     true = field(c17=0.9, c4=0.8)
-    heats = sum(len(r.seconds) for r in race(true, QUIET).heats)
-    found = race(true, QUIET, dies={"c4": heats + 5})
+    eliminations = sum(len(r.seconds) for r in race(true, QUIET).eliminations)
+    found = race(true, QUIET, dies={"c4": eliminations + 5})
     assert found.dropped == {"c4": "c4 died"}
     assert "c17" not in found.beaten
     last = {name for r in found.rounds if r.block == found.rounds[-1].block for name in r.seconds}
-    assert last == {ANCHOR, TWIN, "c17"}
-    found = race(true, QUIET, dies=dict.fromkeys((ANCHOR, "c4"), heats + 5))
-    assert "c17" in found.beaten, "nobody takes a place beside an anchor that is gone"
+    assert last == {BASELINE, RERUN, "c17"}
+    found = race(true, QUIET, dies=dict.fromkeys((BASELINE, "c4"), eliminations + 5))
+    assert "c17" in found.beaten, "nobody takes a place beside a baseline that is gone"
 
 
-def test_without_its_anchor_or_a_quiet_round_a_race_has_nothing_to_measure():
-    found = race(field(c17=0.9), QUIET, dies={ANCHOR: 40})
-    assert (found.stopped, found.rounds) == ("no contenders", [])
+def test_without_its_baseline_or_a_quiet_round_a_race_has_nothing_to_measure():
+    found = race(field(c17=0.9), QUIET, dies={BASELINE: 40})
+    assert (found.stopped, found.rounds) == ("no entries", [])
     found = race(field(), QUIET, end_round=lambda: "somebody else", disturbed="refuse")
     assert (found.stopped, found.rounds) == ("disturbed", [])
     assert found.made == 12 + 36, "no heat follows the second"
 
 
 @pytest.mark.parametrize("rivals", [{}, {"c0": 0.9 * CALL_S}])
-def test_two_contenders_need_no_heat(rivals):
-    found = race({ANCHOR: CALL_S, TWIN: CALL_S} | rivals)
-    assert found.heats == []
-    assert {name for r in found.rounds for name in r.seconds} == {ANCHOR, TWIN, *rivals}
+def test_two_entries_need_no_heat(rivals):
+    found = race({BASELINE: CALL_S, RERUN: CALL_S} | rivals)
+    assert found.eliminations == []
+    assert {name for r in found.rounds for name in r.seconds} == {BASELINE, RERUN, *rivals}

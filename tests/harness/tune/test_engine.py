@@ -47,17 +47,17 @@ def gemm():
     return row("block_scale_gemm")
 
 
-def test_the_engine_is_told_nothing_where_its_own_choice_is_the_anchor(gemm):
+def test_the_engine_is_told_nothing_where_its_own_choice_is_the_baseline(gemm):
     entries = EngineConfigs(gemm, H200, 5, {CASE.key: TABLE}).entries(gemm, CASE)
     assert entries.configs[0] is None and NOW not in entries.configs
-    assert (len(entries.configs), entries.search.raced, entries.search.anchor) == (6, 6, NOW)
+    assert (len(entries.configs), entries.search.raced, entries.search.baseline) == (6, 6, NOW)
     assert entries.search.considered == 6 + entries.search.pruned["worse by the estimate"] > 300
     assert entries.search.origin == "the engine's default"
     assert entries.search.tables == {FILE: {str(m): NOW for m in LADDER}}
     assert len({tuple(each.values())[:3] for each in entries.configs[1:]}) > 2, "one tile fills the race"
 
 
-def test_the_anchor_does_not_race_itself(gemm):
+def test_the_baseline_does_not_race_itself(gemm):
     best, second, *_ = ranked(gemm, H200, OP.sizes(CASE.sizes))
     table = table_of(24, None, {FILE: lambda m: best.entry})
     entries = EngineConfigs(gemm, H200, 1, {CASE.key: table}).entries(gemm, CASE)
@@ -123,11 +123,11 @@ def test_tiles_of_fewer_rows_than_wgmma_has_are_slower(gemm):
 
 
 def raced(word: str, won: dict | None = FAST, against: dict | None = None, status: str = "ok") -> list:
-    """Records of a case: the anchor, or what stood in for it, and a rival that is `word` against it."""
+    """Records of a case: the baseline, or what stood in for it, and a rival that is `word` against it."""
     facts = {"op": CASE.op, "case": CASE.key, "impl": "vllm.triton", "time_us": 10.0}
     other, this = a_cell(**facts, config=against), a_cell(**facts | {"status": status}, config=won)
     ratio = {"faster": (1.25, 1.2, 1.3), "same": (1.0, 0.99, 1.01), "slower": (0.8, 0.7, 0.9)}[word]
-    told = dict(zip(("ratio", "low", "high"), ratio, strict=True), verdict=word, confidence=0.95, floor=0.01)
+    told = dict(zip(("ratio", "low", "high"), ratio, strict=True), verdict=word, confidence=0.95, noise=0.01)
     verdict = Verdict(case=CASE.key, a=this.name, b=other.name, about="baseline", **told)
     tables = {FILE: {str(m): dict(entry) for m, entry in TABLE.files[FILE].items()}}
     found = {"anchor": NOW, "origin": TABLE.origin, "considered": 9, "pruned": {}, "raced": 2}
@@ -167,7 +167,7 @@ def test_a_winner_goes_into_the_engines_table(on_case, tmp_path):
     (raced("same"), "leave it: the engine's default stays, nothing is written: BLOCK_SIZE_M=64"),
     (raced("slower"), "leave it: the engine's default stays, nothing is written: BLOCK_SIZE_M=64"),
     (raced("faster", status="wrong"), "nothing stored: there is no verdict"),
-    (raced("faster", against=EngineConfig(32, 64, 128, 1, 4, 3).entry), "leave it: "),  # the anchor failed
+    (raced("faster", against=EngineConfig(32, 64, 128, 1, 4, 3).entry), "leave it: "),  # the baseline failed
 ])  # fmt: skip
 def test_else_nothing_is_written(on_case, tmp_path, records, text):
     said, row = on_case(records)
@@ -190,7 +190,7 @@ def test_winners_are_merged_with_what_is_there(tmp_path):
 
 
 def test_the_engine_is_asked_in_a_process_of_its_own(gemm, monkeypatch):
-    monkeypatch.setattr(engine, "Worker", WorkerHere)
+    monkeypatch.setattr(engine, "WorkerProcess", WorkerHere)
     monkeypatch.setattr(type(gemm), "engine_table", lambda self, sizes: TABLE)
     assert ask_tables(gemm, [CASE], ON, 9) == {CASE.key: TABLE}
 

@@ -49,7 +49,7 @@ def told_apart(run: Path) -> set[str]:
     return {
         records[0].case.removeprefix("block_scale_gemm ").partition(" fp8")[0]
         for records in Journal(run).finished().values()
-        if any(isinstance(r, Verdict) and r.about == "baseline" and r.floor is not None for r in records)
+        if any(isinstance(r, Verdict) and r.about == "baseline" and r.noise is not None for r in records)
     }
 
 
@@ -75,7 +75,7 @@ def test_what_is_wrong_is_reported_and_fails_the_command(raced):
         of = {text_of(r.config): r for r in records if isinstance(r, Cell)}
         assert len(of) == 7
         wrong, raising = (of[f"columns=128 fault={fault}"] for fault in ("wrong", "raise"))
-        assert (wrong.status, wrong.heats.seconds) == ("wrong", []), "a wrong one gets no time"
+        assert (wrong.status, wrong.eliminations.seconds) == ("wrong", []), "a wrong one gets no time"
         assert (raising.status, raising.reason) == ("error", "RuntimeError: out of luck")
         assert {r.status for r in of.values() if r not in (wrong, raising)} == {"ok"}
 
@@ -84,14 +84,14 @@ def test_rounds_that_chose_and_rounds_that_judge_are_recorded_apart(raced):
     for records in Journal(raced[1] / "run").finished().values():
         timed = [r for r in records if isinstance(r, Cell) and r.status == "ok"]
         for cell in timed:
-            assert cell.heats.seconds and cell.time_us
-            assert set(cell.heats.block).isdisjoint(cell.samples.block)
-            assert bool(cell.samples.seconds) != ("beaten in the heats: " in cell.reason)
-        assert sum(bool(cell.samples.seconds) for cell in timed) == 2, "the winner and the anchor"
+            assert cell.eliminations.seconds and cell.time_us
+            assert set(cell.eliminations.block).isdisjoint(cell.samples.block)
+            assert bool(cell.samples.seconds) != ("beaten in the eliminations: " in cell.reason)
+        assert sum(bool(cell.samples.seconds) for cell in timed) == 2, "the winner and the baseline"
         for verdict, again in redo(records):
             assert (verdict.ratio, verdict.verdict) == (pytest.approx(again.ratio), again.verdict)
         (done,) = (r for r in records if isinstance(r, CaseDone))
-        assert done.entries.anchor == {"columns": 16, "fault": ""} and done.heats
+        assert done.entries.baseline == {"columns": 16, "fault": ""} and done.eliminations
 
 
 def test_what_could_be_told_is_stored_and_printed(raced):
@@ -164,7 +164,7 @@ def chunked(monkeypatch):
 CASE = kernels.OPS["block_scale_gemm"].case({"m": 4, "n": 512, "k": 256})
 
 
-def test_what_would_be_used_is_the_anchor_and_enters_once(chunked):
+def test_what_would_be_used_is_the_baseline_and_enters_once(chunked):
     field = RacedConfigs(chunked, CPU, keep=2, log=print)
     entries = field.entries(chunked, CASE)
     assert [config["columns"] for config in entries.configs] == [16, 8, 32, 128, 512]
@@ -180,22 +180,22 @@ def test_the_best_by_the_estimate_enter_where_it_knows_the_device():
     entries = field.entries(impl, CASE)
     assert field.unpruned == ""
     assert field.compiling.architecture.units == 78
-    assert len(entries.configs) in (3, 4), "the anchor is among the best, or comes on top"
+    assert len(entries.configs) in (3, 4), "the baseline is among the best, or comes on top"
     assert entries.search.raced == len(entries.configs)
     assert entries.search.considered == 3 + sum(entries.search.pruned.values())
 
 
 def records(*verdicts: tuple[str, str, float | None]) -> list:
-    """Of contenders of which each was held against the anchor: (columns, verdict, floor)."""
+    """Of entries of which each was held against the baseline: (columns, verdict, noise)."""
     facts = {"op": CASE.op, "case": CASE.key, "impl": "plugin.chunked", "time_us": 10.0}
     names = ["16", *(columns for columns, _, _ in verdicts)]
     found: list = [a_cell(**facts, config={"columns": int(n), "fault": ""}) for n in names]
     ratios = {"faster": (1.25, 1.2, 1.3), "slower": (0.8, 0.75, 0.85), "unclear": (1.0, 0.5, 2.0)}
     ratios["faster?"] = (1.4, 1.1, 1.8)  # less surely
-    ratios["same?"] = (1.6, 1.3, 1.9)  # within its group's floor
-    for cell, (_, word, floor) in zip(found[1:], verdicts, strict=True):
+    ratios["same?"] = (1.6, 1.3, 1.9)  # within its group's noise
+    for cell, (_, word, noise) in zip(found[1:], verdicts, strict=True):
         ratio, low, high = ratios[word]
-        facts = {"case": CASE.key, "a": cell.name, "b": found[0].name, "about": "baseline", "floor": floor}
+        facts = {"case": CASE.key, "a": cell.name, "b": found[0].name, "about": "baseline", "floor": noise}
         facts |= {"ratio": ratio, "low": low, "high": high, "verdict": word.rstrip("?"), "confidence": 0.95}
         found.append(Verdict(**facts))
     entries = {"anchor": {}, "origin": "by rule", "considered": 9, "pruned": {}, "raced": len(names)}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.paths import ROOT
-from harness.workers.process import Worker, WorkerFailure, worker_pids
+from harness.workers.process import WorkerFailure, WorkerProcess, worker_pids
 from tests.support.serving_processes import comes
 
 SERVED = '''
@@ -87,7 +87,7 @@ def states(group: int) -> set[str]:
 
 
 def test_all_that_a_worker_started_rests_with_it_and_goes_with_it(served, tmp_path):
-    worker = Worker(*served, tmp_path / "log")
+    worker = WorkerProcess(*served, tmp_path / "log")
     try:
         group = worker.ask("work", 120)
         assert states(group) != {"T"}
@@ -113,7 +113,7 @@ ILLEGAL = "RuntimeError: an illegal access"
     ("refuse", {}, "error", ILLEGAL),  # without torch
 ])  # fmt: skip
 def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, given, status, reason):
-    worker, stays = Worker(*served, tmp_path / "log"), status == "error"
+    worker, stays = WorkerProcess(*served, tmp_path / "log"), status == "error"
     try:
         worker.ask("greet", 120)
         with pytest.raises(WorkerFailure) as failure:
@@ -127,8 +127,8 @@ def test_a_worker_that_is_gone_says_how(served, tmp_path, request_, given, statu
 
 PARENT = """
 import pathlib, sys, time
-from harness.workers.process import Worker
-worker = Worker(sys.argv[1], {"PYTHONPATH": sys.argv[2]}, pathlib.Path(sys.argv[3]))
+from harness.workers.process import WorkerProcess
+worker = WorkerProcess(sys.argv[1], {"PYTHONPATH": sys.argv[2]}, pathlib.Path(sys.argv[3]))
 worker.pause()
 print(worker.process.pid, flush=True)
 time.sleep(600)
@@ -145,7 +145,7 @@ def test_a_killed_parent_takes_a_paused_worker_with_it(served, tmp_path):
 
 
 def test_large_outputs_go_from_one_worker_to_another(served, tmp_path):
-    one, other = (Worker(*served, tmp_path / name) for name in ("one", "other"))
+    one, other = (WorkerProcess(*served, tmp_path / name) for name in ("one", "other"))
     try:
         for _ in range(2):
             large = one.ask("large", 30)
@@ -159,7 +159,7 @@ def test_large_outputs_go_from_one_worker_to_another(served, tmp_path):
 
 def test_an_answer_that_would_run_code_here_is_an_error(served, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    worker = Worker(*served, tmp_path / "log")
+    worker = WorkerProcess(*served, tmp_path / "log")
     with pytest.raises(WorkerFailure, match="its answer to gadget is no plain value") as failure:
         worker.ask("gadget", 120)
     assert failure.value.status == "error"

@@ -1,4 +1,4 @@
-"""Timers that run inside a worker: one timed turn of a contender on its device."""
+"""Timers that run inside a worker: one timed sample of an entry on its device."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Call = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Turn:
+class Sample:
     """seconds per call, over so many timed calls; host_seconds: of the host's time to launch one call, at
     the median, None where the host itself computes"""
 
@@ -23,8 +23,8 @@ class Turn:
 
 @dataclass
 class Program:
-    """What turns launch over and over: the calls on each set of operands in rotation, or one graph of them.
-    A turn goes on in the rotation where the last one stopped.
+    """What samples launch over and over: the calls on each set of operands in rotation, or one graph of them.
+    A sample goes on in the rotation where the last one stopped.
 
     steps:        eager: one call for each set; graph: one replay, which holds calls on every set
     calls:        that one step holds
@@ -36,7 +36,7 @@ class Program:
     taken:        steps of the rotation so far
     before:       what is done before each step, by set of operands: half a microsecond of a CPU's calls, so
                   that a call which does nothing is seen; empty where the device computes
-    after_untimed: what is done between a turn's untimed step and its timed ones, where its timer lets it
+    after_untimed: what is done between a sample's untimed step and its timed ones, where its timer lets it
     """
 
     steps: Sequence[Call]
@@ -76,7 +76,7 @@ class Program:
 
 
 class Timer(ABC):
-    """Makes programs of calls and times them. A turn lasts at least `at_least` seconds, after one untimed
+    """Makes programs of calls and times them. A sample lasts at least `at_least` seconds, after one untimed
     step that wakes threads and clocks."""
 
     def program(self, calls: Sequence[Call]) -> Program:
@@ -84,7 +84,7 @@ class Timer(ABC):
         return Program(calls)
 
     @abstractmethod
-    def turn(self, program: Program, at_least: float) -> Turn: ...
+    def sample(self, program: Program, at_least: float) -> Sample: ...
 
     @abstractmethod
     def synchronize(self) -> None: ...

@@ -12,27 +12,27 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.workers.child.timers.base import Call, Program, Timer, Turn
+from harness.workers.child.timers.base import Call, Program, Sample, Timer
 
 # Steps launched behind one sleep, at most. The gap between the first event and the first kernel, about
 # 2 us, is a thousandth of this many steps of 5 us; a device queues about 1024 kernels.
 MOST_STEPS = 400
 # The sleep lasts this many times what the host is expected to take, and so much longer.
 MARGIN, MARGIN_S = 1.5, 3e-4
-# A turn sleeps no longer than this many times its length, once it has a sample.
+# A sample sleeps no longer than this many times its length, once it has a reading.
 SLEEPING = 2.0
 # After the last event the whole device is at rest within so long, and such a share of what was timed: work
 # that a call gave to a stream of its own and did not wait for escapes events.
 LEFT_S, LEFT_SHARE = 1e-3, 0.02
-# The host's clock tells that, and a pause of the host looks the same. Such work is left by every sample: only
+# The host's clock tells that, and a pause of the host looks the same. Such work is left by every reading: only
 # where this many in a row left some is it believed.
 LEFT_TRIES = 3
-# So many samples in a row may be thrown away.
+# So many readings in a row may be thrown away.
 TRIES = 8
 
 
 @dataclass(frozen=True)
-class Sample:
+class Reading:
     """device_s: between the events; left_s: from the last event until the whole device was at rest, by the
     host's clock; host_s: launching each step; hidden: whether the device slept until the last step was
     launched; in_time: steps that were launched before it was to wake"""
@@ -45,7 +45,7 @@ class Sample:
 
 
 class EventTimer(Timer):
-    """The sleep is timed, so a call that waits for the device cannot wait for ever. A sample in which the
+    """The sleep is timed, so a call that waits for the device cannot wait for ever. A reading in which the
     device woke before all steps were launched may hold host time and is thrown away.
 
     Calls that synchronise the host are timed without the sleep, and their time holds host time, as it
@@ -118,51 +118,51 @@ class EventTimer(Timer):
     def _cycles(self, seconds: float) -> int:
         return math.ceil(seconds * self.cycles_per_s)
 
-    def turn(self, program: Program, at_least: float) -> Turn:
-        """Raises RuntimeError where the host is too slow or too busy for a single sample."""
+    def sample(self, program: Program, at_least: float) -> Sample:
+        """Raises RuntimeError where the host is too slow or too busy for a single reading."""
         first = self._sample(program, 1)
         program.device_s = min(program.device_s, first.device_s)
         program.host_s = program.host_s or first.host_s[0]
-        samples: list[Sample] = []
+        readings: list[Reading] = []
         total = slept = 0.0
         growing = True
         while total < at_least and slept < SLEEPING * at_least:
             rounds = math.ceil((at_least - total) / (program.device_s * min(program.most, MOST_STEPS)))
             steps = math.ceil((at_least - total) / (program.device_s * rounds))
             if program.synchronises:
-                sample = self._sample(program, steps)
+                reading = self._sample(program, steps)
             else:
                 affordable = (SLEEPING * at_least - slept) / (MARGIN * program.host_s)
                 most = program.most
-                sample, sleep_s = self._hidden_sample(program, max(1, int(min(steps, affordable))))
+                reading, sleep_s = self._hidden_sample(program, max(1, int(min(steps, affordable))))
                 slept += sleep_s
-                # A busy host may have lowered it, not the queue: raised until a sample does not fit.
+                # A busy host may have lowered it, not the queue: raised until a reading does not fit.
                 growing = growing and program.most >= most
                 if growing:
-                    program.most = max(program.most, 2 * len(sample.host_s))
-            samples.append(sample)
-            total += sample.device_s
-            program.device_s = total / sum(len(s.host_s) for s in samples)
-        program.host_s = statistics.median(s for sample in samples for s in sample.host_s)
-        calls = program.calls * sum(len(sample.host_s) for sample in samples)
-        return Turn(total / calls, calls, program.host_s / program.calls)
+                    program.most = max(program.most, 2 * len(reading.host_s))
+            readings.append(reading)
+            total += reading.device_s
+            program.device_s = total / sum(len(s.host_s) for s in readings)
+        program.host_s = statistics.median(s for reading in readings for s in reading.host_s)
+        calls = program.calls * sum(len(reading.host_s) for reading in readings)
+        return Sample(total / calls, calls, program.host_s / program.calls)
 
-    def _hidden_sample(self, program: Program, steps: int) -> tuple[Sample, float]:
-        """A sample without host time, and the seconds slept for it."""
+    def _hidden_sample(self, program: Program, steps: int) -> tuple[Reading, float]:
+        """A reading without host time, and the seconds slept for it."""
         slept, longer = 0.0, 1.0
         for attempt in range(TRIES):
             steps = int(min(steps, program.most))
             sleep_s = longer * (MARGIN * steps * program.host_s + MARGIN_S)
-            sample = self._sample(program, steps, sleep_s)
+            reading = self._sample(program, steps, sleep_s)
             slept += sleep_s
-            if sample.hidden:
-                return sample, slept
-            if sample.in_time:
-                program.host_s = max(program.host_s, statistics.median(sample.host_s[: sample.in_time]))
+            if reading.hidden:
+                return reading, slept
+            if reading.in_time:
+                program.host_s = max(program.host_s, statistics.median(reading.host_s[: reading.in_time]))
             # Once may have been a disturbance. Twice: only what was launched in time fits, say before the
             # queue of launches was full; and where not even one step did, the sleep has to be longer.
             if attempt and steps > 1:
-                program.most = max(1, min(steps - 1, int(0.7 * sample.in_time)))
+                program.most = max(1, min(steps - 1, int(0.7 * reading.in_time)))
             elif attempt:
                 longer *= 2
         raise RuntimeError(
@@ -170,21 +170,21 @@ class EventTimer(Timer):
             f"{sleep_s:.3g} s: other work on this machine, or a call whose host time varies"
         )
 
-    def _sample(self, program: Program, steps: int, sleep_s: float = 0.0) -> Sample:
+    def _sample(self, program: Program, steps: int, sleep_s: float = 0.0) -> Reading:
         """Raises RuntimeError where work of the calls escapes its events."""
         left_s = math.inf
         for _ in range(LEFT_TRIES):
-            sample = self._take(program, steps, sleep_s)
-            if sample.device_s <= 0:
+            reading = self._take(program, steps, sleep_s)
+            if reading.device_s <= 0:
                 raise RuntimeError("no time passed between its events: it launches nothing on its stream")
-            if sample.left_s <= LEFT_S + LEFT_SHARE * sample.device_s:
-                return sample
-            left_s = min(left_s, sample.left_s)
+            if reading.left_s <= LEFT_S + LEFT_SHARE * reading.device_s:
+                return reading
+            left_s = min(left_s, reading.left_s)
         raise RuntimeError(
             f"its work went on for {left_s * 1e3:.3g} ms after its calls had ended, on another stream"
         )
 
-    def _take(self, program: Program, steps: int, sleep_s: float) -> Sample:
+    def _take(self, program: Program, steps: int, sleep_s: float) -> Reading:
         asleep, start, end = self._events(3)
         cycles = self._cycles(sleep_s)
         began = self.clock()
@@ -205,7 +205,7 @@ class EventTimer(Timer):
         if cycles:
             # A clock that runs faster than when it was calibrated makes sleeps shorter than meant.
             self.cycles_per_s = max(self.cycles_per_s, 1e3 * cycles / asleep.elapsed_time(start))
-        return Sample(
+        return Reading(
             device_s=start.elapsed_time(end) / 1e3,
             left_s=left_s,
             host_s=[later - earlier for earlier, later in itertools.pairwise(stamps)],

@@ -41,7 +41,7 @@ class GraphTimer(EventTimer):
 
     def program(self, calls: Sequence[Call]) -> Program:
         once = self._replaying(calls, 1)
-        self.turn(once, GRAPH_S)
+        self.sample(once, GRAPH_S)
         rotations = min(math.ceil(GRAPH_S / once.device_s), MOST_CALLS // len(calls))
         return once if rotations <= 1 else self._replaying(calls, rotations)
 

@@ -17,10 +17,10 @@ class Bench:
         self.workers = list(workers)
         self.monitor = open_amd(MI300X, lambda: self.workers, smi, {})
 
-    def round(self, *turns: dict[str, object]) -> str:
-        """A thousand steps to each turn; each sets metrics, and adds to those that count."""
+    def round(self, *samples: dict[str, object]) -> str:
+        """A thousand steps to each sample; each sets metrics, and adds to those that count."""
         self.monitor.begin()
-        for turn in turns or ({},):
+        for sample in turns or ({},):
             self.smi.metrics["accumulation_counter"] += 1000
             for key, value in turn.items():
                 if key.endswith("_acc"):
@@ -52,14 +52,14 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench):
     assert "not_read" not in read
 
 
-@pytest.mark.parametrize(("turn", "said", "least"), [
+@pytest.mark.parametrize(("sample", "said", "least"), [
     (clocks(1400), "GFX clock 1400 MHz, 67% of the 2100 MHz before", 1400),  # the slowest die's
     ({"average_gfx_activity": 3} | clocks(132), "", 2100),  # that of a resting device means nothing
     ({"ppt_residency_acc": 800} | clocks(1300), "", 1300),  # the power limit is no disturbance
 ])  # fmt: skip
-def test_a_clock_below_three_quarters_of_the_highest(bench, turn, said, least):
+def test_a_clock_below_three_quarters_of_the_highest(bench, sample, said, least):
     bench.round(clocks(2100))
-    assert bench.round(turn) == said
+    assert bench.round(sample) == said
     read = bench.monitor.conditions()
     assert read["gfx_clock_mhz"]["min"] == least
     assert read.get("idle_samples", 0) == ("average_gfx_activity" in turn)

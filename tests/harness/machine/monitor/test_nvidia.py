@@ -30,12 +30,12 @@ class Bench:
         at = int(self.now * 1e6)
         self.nvml.samples += [(pid, at, n) for pid, most in percent.items() for n in (most, min(5, most))]
 
-    def round(self, *turns: dict[str, object], ran=None, work="product") -> str:
-        """A second; each turn sets what NVML says after it, or lets a counter go on: (which, nanoseconds)."""
+    def round(self, *samples: dict[str, object], ran=None, work="product") -> str:
+        """A second; each sample sets what NVML says after it, or lets a counter go on: (which, nanoseconds)."""
         self.monitor.begin()
         self.now += 1.0
         self.ran(ran or {})
-        for turn in turns or ({},):
+        for sample in turns or ({},):
             for name, value in turn.items():
                 if name == "sm":
                     self.nvml.clocks[1] = value
@@ -68,7 +68,7 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench):
 
 
 def test_a_turn_is_read_while_its_calls_run(bench, monkeypatch):
-    """After it the device is idle already; a turn too short for that is read then."""
+    """After it the device is idle already; a sample too short for that is read then."""
     looked = threading.Event()
     look = bench.monitor._look
     monkeypatch.setattr(bench.monitor, "_look", lambda: (look(), looked.set())[0])
@@ -86,7 +86,7 @@ def test_a_turn_is_read_while_its_calls_run(bench, monkeypatch):
 
 
 def test_a_clock_is_held_against_the_same_work_that_the_power_cap_did_not_hold_down(bench, monkeypatch):
-    """The reasons and the clock take a millisecond each, in which a turn's work may end."""
+    """The reasons and the clock take a millisecond each, in which a sample's work may end."""
     bench.round({"sm": 1980})
     assert bench.round({"sm": 1200}, work="a heavier product") == ""
     bits = iter([POWER, 0])
@@ -94,7 +94,7 @@ def test_a_clock_is_held_against_the_same_work_that_the_power_cap_did_not_hold_d
     assert bench.round({"sm": 1200}) == ""
 
 
-@pytest.mark.parametrize(("turn", "said"), [
+@pytest.mark.parametrize(("sample", "said"), [
     ({"sm": 1485}, ""),
     ({"sm": 1484}, "SM clock 1484 MHz, 75% of the 1980 MHz before"),
     ({"sm": 345, "reasons": IDLE | HW}, ""),  # the clock of a resting device means nothing
@@ -105,14 +105,14 @@ def test_a_clock_is_held_against_the_same_work_that_the_power_cap_did_not_hold_d
     ({"counted": (1, 9_000_000)}, ""),
     ({"counted": (1, 300_000_000)}, "thermal slowdown for 30% of the round"),  # between the samples
 ])  # fmt: skip
-def test_one_sample_or_the_counter_shows_what_slowed_it(bench, turn, said):
+def test_one_sample_or_the_counter_shows_what_slowed_it(bench, sample, said):
     quiet = {"sm": 1980, "reasons": 0}
     assert bench.round(quiet) == ""
-    assert bench.round(quiet, turn, quiet) == said
+    assert bench.round(quiet, sample, quiet) == said
     read = bench.monitor.conditions()
-    rests = turn.get("reasons", 0) & IDLE
+    rests = sample.get("reasons", 0) & IDLE
     assert read.get("idle_samples", 0) == rests
-    assert read["sm_clock_mhz"]["min"] == (1980 if rests else turn.get("sm", 1980))
+    assert read["sm_clock_mhz"]["min"] == (1980 if rests else sample.get("sm", 1980))
     assert bench.round(quiet) == "" and "idle_samples" not in bench.monitor.conditions()
 
 

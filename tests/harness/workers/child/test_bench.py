@@ -28,7 +28,7 @@ from kernels.support import Support
 LONG_S = 1.0
 Call = Callable[[], None]
 ALWAYS, NEVER = 0.0, 1.0
-"""Drawn by a bench that replaces activations in all turns, and in none."""
+"""Drawn by a bench that replaces activations in all samples, and in none."""
 SMALL = {"batch": 1, "ctx": 64}
 GEMM = {"m": 4, "n": 128, "k": 128}
 MOE = {"hidden": 256, "inter": 128}
@@ -93,7 +93,7 @@ def test_preparing_again_calls_no_more_than_it_needs(monkeypatch, compiles, call
             assert torch.get_num_threads() == 1, "whatever a library sets as it is imported"
             made.append(counted - before)
             for _ in range(2):
-                subject.turn("it", LONG_S / 4)
+                subject.sample("it", LONG_S / 4)
     assert made == [*calls, *calls]
 
 
@@ -139,7 +139,7 @@ def test_what_converts_when_loaded_keeps_its_answer_to_another_cache(zeros):
 
 
 def test_who_is_prepared_after_operands_were_loaded_finds_them():
-    """As where a worker was replaced because another contender crashed on these."""
+    """As where a worker was replaced because another entry crashed on these."""
     found = []
     for order in (("prepare", "load"), ("load", "prepare")):
         subject = opened(sets=2)
@@ -177,7 +177,7 @@ def test_a_block_leaves_nothing_behind(monkeypatch):
     GPU, for which the others there wait."""
     subject = opened(sets=2)
     subject.prepare("it", "torch.naive", "eager")
-    subject.turn("it", 0.0)
+    subject.sample("it", 0.0)
     gone = weakref.ref(subject.sets[0].kv), weakref.ref(subject.ready["it"].outs[0].tensor)
     left, emptied = [], []
     monkeypatch.setattr(heap, "give_back", lambda: left.extend(each() for each in gone))
@@ -296,11 +296,11 @@ def test_timed_calls_answer_to_another_activation(kept, monkeypatch):
     digest = subject.digest()
     for draws in (NEVER, ALWAYS):
         monkeypatch.setattr(subject.wild, "random", lambda draws=draws: draws)
-        assert subject.turn("it", 0.0)["replaced"] is (draws == ALWAYS)
+        assert subject.sample("it", 0.0)["replaced"] is (draws == ALWAYS)
     assert subject.repeats["it"].kept is kept
     assert subject.digest() == digest
     subject.repeats["it"].kept = True  # an old answer is not forgotten for a right one the next time
-    assert subject.turn("it", 0.0)["replaced"]
+    assert subject.sample("it", 0.0)["replaced"]
     assert subject.compared("it", 0.0)["kept"]
 
 
@@ -309,14 +309,14 @@ def test_an_op_may_have_no_activation_that_its_output_depends_on(monkeypatch):
     monkeypatch.setattr(MlaDecodeOperands, "without_effect", frozenset({"q", "kv"}))
     subject = opened(Row(by_version), sets=2)
     monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
-    assert not subject.turn("it", 0.0)["replaced"]
+    assert not subject.sample("it", 0.0)["replaced"]
     assert subject.unseen("it")["kept"] == []
     guest = Row(op="block_scale_gemm", impl="torch.bf16")
     assert opened(guest, op="block_scale_gemm", sizes=GEMM).far("it") is None
 
 
 def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
-    """Also in the turn whose activation was replaced: the others of its worker read it."""
+    """Also in the sample whose activation was replaced: the others of its worker read it."""
     made, most = 0, math.inf
 
     def raises(prepared: Prepared, compute: Call, number: int) -> None:
@@ -329,11 +329,11 @@ def test_who_fails_leaves_the_operands_as_they_were(monkeypatch):
     subject = opened(Row(raises), sets=2)
     digests = [each.digest() for each in subject.sets]
     monkeypatch.setattr(subject.wild, "random", lambda: NEVER)
-    subject.turn("it", 0.0)
+    subject.sample("it", 0.0)
     monkeypatch.setattr(subject.wild, "random", lambda: ALWAYS)
     most = made + 1  # the untimed one computes still
     with pytest.raises(RuntimeError, match="no such luck"):
-        subject.turn("it", 0.0)
+        subject.sample("it", 0.0)
     assert [each.digest() for each in subject.sets] == digests
 
 
@@ -343,7 +343,7 @@ def test_two_calls_in_a_row_are_compared_however_many_turns_gave(monkeypatch):
     subject = opened(every_second, Row(name="another"))
     subject.prepare("it", Row.name, "eager", call=False)
     monkeypatch.setattr(subject.wild, "random", lambda: NEVER)
-    subject.turn("it", 0.0)
+    subject.sample("it", 0.0)
     subject.spoil("it")
     repeats = subject.repeats["it"]
     assert repeats.differed == 1
@@ -406,7 +406,7 @@ def test_of_sets_that_are_copies_the_first_stands_for_all():
 
 def test_after_a_profile_all_outputs_are_spoiled():
     subject = opened(Row(), sets=2)
-    subject.turn("it", 0.0)
+    subject.sample("it", 0.0)
     subject.spoil("it")
     subject.profile("it")
     left = [(out.tensor, bench.bits(out.tensor).clone()) for out in subject.ready["it"].outs]

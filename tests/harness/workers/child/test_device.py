@@ -9,19 +9,19 @@ import pytest
 import torch
 
 import kernels
-from harness.plan.arms import Arm
-from harness.plan.contender import Contender
+from harness.plan.entry import Entry
 from harness.plan.rotation import Rotation
+from harness.plan.settings import Setting
 from harness.run import ceilings
 from harness.serving.replay.child import Rank
-from harness.workers import environment, judge, station
+from harness.workers import environment, judge
 from harness.workers.child.bench import Bench
 from harness.workers.child.device import other_device
 from harness.workers.child.judge import Judge
 from harness.workers.child.meter import Meter
 from harness.workers.environment import worker_environment
-from harness.workers.process import Worker
-from harness.workers.station import Deadlines, Station
+from harness.workers.process import WorkerProcess
+from harness.workers.worker import Deadlines, Worker
 from kernels.platform import Platform
 
 GIB = 1 << 30
@@ -47,8 +47,8 @@ def like(gpu: SimpleNamespace, **facts: object) -> SimpleNamespace:
 
 
 OLD = SimpleNamespace(major=9, minor=0, name=H100.name, total_memory=H100.total_memory)
-TWIN = UUID.replace("1", "2")
-T4 = like(H100, name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=TWIN)
+RERUN = UUID.replace("1", "2")
+T4 = like(H100, name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=RERUN)
 
 
 @pytest.mark.parametrize(("gpu", "planned", "said"), [
@@ -63,9 +63,9 @@ T4 = like(H100, name="Tesla T4", major=7, minor=5, total_memory=15 * GIB, uuid=T
     (
         T4,
         PLANNED,
-        f"it is sm_75, Tesla T4, gpu-{TWIN}, 15.0 GiB, to the driver sm_90, {H100.name}, GPU-{UUID}",
+        f"it is sm_75, Tesla T4, gpu-{RERUN}, 15.0 GiB, to the driver sm_90, {H100.name}, GPU-{UUID}",
     ),
-    (like(H100, uuid=TWIN), PLANNED, "to torch it is gpu-22223344"),
+    (like(H100, uuid=RERUN), PLANNED, "to torch it is gpu-22223344"),
     (H100, SLICE, "to torch it is 79.2 GiB, to the driver 9.8 GiB"),
     (like(OLD, total_memory=60 * GIB), PLANNED, "to torch it is 60.0 GiB, to the driver 79.6 GiB"),
     (like(OLD, total_memory=9900 << 20), PLANNED, "to torch it is 9.7 GiB, to the driver 79.6 GiB"),
@@ -114,12 +114,12 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
         return {"pinned": ""}
 
     worker = SimpleNamespace(ask=ask, kill=list)
-    worker.hello = functools.partial(Worker.hello, worker)
-    for module in (station, judge, ceilings):
-        monkeypatch.setattr(module, "Worker", lambda *arguments: worker)
+    worker.hello = functools.partial(WorkerProcess.hello, worker)
+    for module in (worker, judge, ceilings):
+        monkeypatch.setattr(module, "WorkerProcess", lambda *arguments: worker)
     impl = kernels.implementations("mla_decode")[0]
-    row = Contender("a row", impl, Arm({"OMP_NUM_THREADS": "3"}), "eager")
-    Station([row], PLANNED, 1, Deadlines(), tmp_path).start()
+    row = Entry("a row", impl, Setting({"OMP_NUM_THREADS": "3"}), "eager")
+    Worker([row], PLANNED, 1, Deadlines(), tmp_path).start()
     judge.start_judge(PLANNED, 1, 1.0, tmp_path)
     with ceilings.meters(PLANNED, 1, 1):
         pass
@@ -129,23 +129,23 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
 def test_a_new_worker_is_brought_to_where_the_lost_one_was(monkeypatch, tmp_path):
     worker = Mock(alive=True)
     worker.ask.return_value = {"pinned": "", "seconds": 1.0, "synchronises": False, "source": ""}
-    monkeypatch.setattr(station, "Worker", lambda *_: worker)
+    monkeypatch.setattr(worker, "WorkerProcess", lambda *_: worker)
     impl = kernels.implementations("mla_decode")[0]
-    row, slow = (Contender(name, impl, Arm(), "eager", name == "slow") for name in ("row", "slow"))
-    subject = Station([row, slow], Platform("cpu", "x86"), 1, Deadlines(9.0, 1.0), tmp_path)
+    row, slow = (Entry(name, impl, Setting(), "eager", name == "slow") for name in ("row", "slow"))
+    subject = Worker([row, slow], Platform("cpu", "x86"), 1, Deadlines(9.0, 1.0), tmp_path)
     subject.open(kernels.OPS["mla_decode"].case({"batch": 1, "ctx": 64}), {})
     for _ in range(2):
         subject.fresh(Rotation("serving", 2, 0, 0, True))
     subject.load({})
     for of in (row, slow):
-        subject.ask(of, "turn")
+        subject.ask(of, "sample")
     worker.alive = False
-    subject.ask(row, "turn")
+    subject.ask(row, "sample")
     asked = " ".join(
         f"{name}:{deadline:g}" for name, deadline in (of.args for of in worker.ask.call_args_list)
     )
     first, again = "hello:9 open:9 fresh:9 fresh:9 load:9", "hello:9 open:9 fresh:9 load:9"
-    assert asked == f"{first} prepare:9 turn:1 prepare:9 turn:9 {again} prepare:9 turn:1"
+    assert asked == f"{first} prepare:9 sample:1 prepare:9 sample:9 {again} prepare:9 sample:1"
 
 
 @pytest.mark.parametrize(

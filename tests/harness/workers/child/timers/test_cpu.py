@@ -32,37 +32,37 @@ class Calls:
 @pytest.mark.parametrize(("seconds", "timed"), [(0.004, 13), (0.06, 1)])
 def test_a_turn_is_an_untimed_call_and_then_as_many_as_fill_it(monkeypatch, seconds, timed):
     calls = Calls(monkeypatch, seconds)
-    for turn in (1, 2):
-        taken = CpuTimer().turn(calls.program, 0.05)
+    for sample in (1, 2):
+        taken = CpuTimer().sample(calls.program, 0.05)
         assert (taken.seconds, taken.calls) == (pytest.approx(seconds), timed)
-        assert calls.made[0] == turn * (1 + timed)
+        assert calls.made[0] == sample * (1 + timed)
 
 
 def test_a_long_call_has_no_untimed_one_before_once_that_is_known(monkeypatch):
     calls = Calls(monkeypatch, 1.5 * LONG_S)
-    assert [CpuTimer().turn(calls.program, 0.05).calls for _ in range(3)] == [1, 1, 1]
+    assert [CpuTimer().sample(calls.program, 0.05).calls for _ in range(3)] == [1, 1, 1]
     assert calls.made[0] == 4
 
 
 def test_a_program_knows_which_sets_it_reached(monkeypatch):
     calls = Calls(monkeypatch, 0.06, sets=3)
-    CpuTimer().turn(calls.program, 0.05)
+    CpuTimer().sample(calls.program, 0.05)
     assert [calls.program.reached(which) for which in range(3)] == [True, True, False]
-    CpuTimer().turn(calls.program, 0.05)
+    CpuTimer().sample(calls.program, 0.05)
     assert calls.program.reached(2)
     assert calls.made == {0: 2, 1: 1, 2: 1}
 
 
 def test_calls_that_touch_memory_for_the_first_time_are_not_timed(monkeypatch):
     calls = Calls(monkeypatch, 0.06, sets=4, touches=True)
-    times = [CpuTimer().turn(calls.program, 0.05).seconds for _ in range(4)]
+    times = [CpuTimer().sample(calls.program, 0.05).seconds for _ in range(4)]
     assert times == [pytest.approx(0.06)] * 4
 
 
 def test_calls_that_always_fault_memory_in_are_timed_so(monkeypatch):
     calls = Calls(monkeypatch, 0.06, sets=3)
     monkeypatch.setattr(cpu, "_page_faults", lambda: int(1e6 * calls.now))
-    assert [CpuTimer().turn(calls.program, 0.05).calls for _ in range(3)] == [1, 1, 1]
+    assert [CpuTimer().sample(calls.program, 0.05).calls for _ in range(3)] == [1, 1, 1]
     assert sum(calls.made.values()) <= 3 * 2 + 3
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from harness.workers.child.timers.base import Program
 from harness.workers.child.timers.events import MARGIN, MOST_STEPS, SLEEPING, EventTimer
-from tests.support.fake_cuda import GAP_S, QUEUE, Contender, FakeCuda
+from tests.support.fake_cuda import GAP_S, QUEUE, Entry, FakeCuda
 
-TURN_S = 0.05
+SAMPLE_S = 0.05
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def timer(cuda) -> EventTimer:
     return EventTimer(cuda, cuda.clock)
 
 
-def prepared(timer: EventTimer, *calls: Contender) -> Program:
+def prepared(timer: EventTimer, *calls: Entry) -> Program:
     """As the bench does: each was called once before."""
     for call in calls:
         call()
@@ -36,94 +36,92 @@ def test_the_time_is_the_device_s_the_host_s_is_told_apart_and_sleeps_are_bounde
     cuda, timer, device_s, host_s
 ):
     """By twice the time asked for and one launch; so a slow launcher gets fewer calls."""
-    program = prepared(timer, Contender(cuda, device_s, host_s))
+    program = prepared(timer, Entry(cuda, device_s, host_s))
     assert not program.synchronises
     for _ in range(3):
         before, started = cuda.slept_s, cuda.now
-        turn = timer.turn(program, TURN_S)
-        assert turn.seconds == pytest.approx(device_s, rel=1e-9)
-        assert turn.host_seconds == pytest.approx(host_s, rel=1e-9)
+        sample = timer.sample(program, SAMPLE_S)
+        assert sample.seconds == pytest.approx(device_s, rel=1e-9)
+        assert sample.host_seconds == pytest.approx(host_s, rel=1e-9)
         slept = cuda.slept_s - before
-        assert slept <= 1.02 * (SLEEPING * TURN_S + MARGIN * host_s)
-        assert cuda.now - started <= 1.2 * (slept + turn.seconds * (turn.calls + 1) + host_s) + 0.01
+        assert slept <= 1.02 * (SLEEPING * SAMPLE_S + MARGIN * host_s)
+        assert cuda.now - started <= 1.2 * (slept + sample.seconds * (sample.calls + 1) + host_s) + 0.01
         if host_s < device_s * 3:  # it fills the time asked for and little more
-            assert TURN_S * (1 - 1e-9) <= turn.seconds * turn.calls <= 1.05 * TURN_S + device_s
+            assert SAMPLE_S * (1 - 1e-9) <= sample.seconds * sample.calls <= 1.05 * SAMPLE_S + device_s
 
 
 def test_one_untimed_call_comes_first_and_calls_rotate_on_from_turn_to_turn(cuda, timer):
-    a, b = (Contender(cuda, s, 5e-6, name=n) for n, s in (("a", 1e-3), ("b", 3e-3)))
+    a, b = (Entry(cuda, s, 5e-6, name=n) for n, s in (("a", 1e-3), ("b", 3e-3)))
     program = prepared(timer, a, b)
     cuda.executed.clear()
-    first = timer.turn(program, 3e-3)
+    first = timer.sample(program, 3e-3)
     assert cuda.executed == ["a", *(["b", "a"] * first.calls)[: first.calls]]
-    timer.turn(program, 3e-3)
+    timer.sample(program, 3e-3)
     assert cuda.executed == (["a", "b"] * len(cuda.executed))[: len(cuda.executed)]
 
 
 @pytest.mark.parametrize("waits", ["torch", "library"])
 @pytest.mark.parametrize(("device_s", "host_s"), [(5e-6, 20e-6), (3e-3, 20e-6), (0.3, 1e-3), (5e-6, 30e-3)])
 def test_who_synchronises_is_found_and_timed_with_its_host_time(cuda, timer, device_s, host_s, waits):
-    program = prepared(timer, Contender(cuda, device_s, host_s, waits=waits))
+    program = prepared(timer, Entry(cuda, device_s, host_s, waits=waits))
     assert program.synchronises
     before = cuda.slept_s
-    turn = timer.turn(program, TURN_S)
+    sample = timer.sample(program, SAMPLE_S)
     assert cuda.slept_s == before
-    assert turn.seconds == pytest.approx(device_s + host_s, rel=1e-3)
-    assert turn.host_seconds == pytest.approx(device_s + host_s, rel=0.1)
+    assert sample.seconds == pytest.approx(device_s + host_s, rel=1e-3)
+    assert sample.host_seconds == pytest.approx(device_s + host_s, rel=0.1)
 
 
 def test_who_is_slow_at_the_wrong_moment_is_not_taken_for_one_who_waits(cuda, timer):
     """The host is busy in the very call that shows whether it waits: after one by the bench, three alone."""
-    busy = Contender(cuda, 5e-6, 10e-6, then=lambda calls: cuda.pause(0.03 if calls == 5 else 0.0))
+    busy = Entry(cuda, 5e-6, 10e-6, then=lambda calls: cuda.pause(0.03 if calls == 5 else 0.0))
     program = prepared(timer, busy)
     assert not program.synchronises
-    assert timer.turn(program, TURN_S).seconds == pytest.approx(5e-6, rel=1e-9)
+    assert timer.sample(program, SAMPLE_S).seconds == pytest.approx(5e-6, rel=1e-9)
 
 
 def test_who_waits_now_and_then_gets_no_time_rather_than_one_with_host_time(cuda, timer):
-    fickle = Contender(
-        cuda, 5e-6, 10e-6, then=lambda calls: calls > 10 and cuda.wait_for_device(flagged=False)
-    )
+    fickle = Entry(cuda, 5e-6, 10e-6, then=lambda calls: calls > 10 and cuda.wait_for_device(flagged=False))
     program = prepared(timer, fickle)
     assert not program.synchronises
     with pytest.raises(RuntimeError, match="longer to launch its calls than the device slept"):
-        timer.turn(program, TURN_S)
+        timer.sample(program, SAMPLE_S)
 
 
 @pytest.mark.parametrize("launches", [4, 30, 300, 1000])
 def test_a_full_queue_shortens_the_batch(cuda, timer, launches):
-    program = prepared(timer, Contender(cuda, 5e-6 * launches, 4e-6 * launches, launches))
+    program = prepared(timer, Entry(cuda, 5e-6 * launches, 4e-6 * launches, launches))
     assert not program.synchronises
-    turn = timer.turn(program, TURN_S)
-    assert turn.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
+    sample = timer.sample(program, SAMPLE_S)
+    assert sample.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
     assert QUEUE // launches // 3 <= program.most <= QUEUE // launches
     before = cuda.slept_s
-    again = timer.turn(program, TURN_S)
+    again = timer.sample(program, SAMPLE_S)
     assert again.seconds == pytest.approx(5e-6 * launches, rel=1e-9)
-    assert cuda.slept_s - before <= 1.2 * SLEEPING * TURN_S, "what fits is remembered"
+    assert cuda.slept_s - before <= 1.2 * SLEEPING * SAMPLE_S, "what fits is remembered"
 
 
 def test_a_sample_that_a_busy_host_disturbed_is_thrown_away(cuda, timer):
-    disturbed = Contender(cuda, 5e-6, 10e-6, then=lambda calls: cuda.pause(0.0 if calls % 1009 else 0.02))
+    disturbed = Entry(cuda, 5e-6, 10e-6, then=lambda calls: cuda.pause(0.0 if calls % 1009 else 0.02))
     program = prepared(timer, disturbed)
     for _ in range(5):
-        turn = timer.turn(program, TURN_S)
-        assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
-        assert turn.host_seconds == pytest.approx(10e-6, rel=1e-9)
+        sample = timer.sample(program, SAMPLE_S)
+        assert sample.seconds == pytest.approx(5e-6, rel=1e-9)
+        assert sample.host_seconds == pytest.approx(10e-6, rel=1e-9)
     assert program.most > MOST_STEPS, "one disturbance does not shorten the batches that follow"
 
 
 @pytest.mark.parametrize("host_s", [100e-6, 5e-3])
 def test_a_host_that_became_slower_gets_longer_sleeps(cuda, timer, host_s):
-    call = Contender(cuda, 5e-6, 10e-6)
+    call = Entry(cuda, 5e-6, 10e-6)
     program = prepared(timer, call)
     call.host_s = host_s
-    turn = timer.turn(program, TURN_S)
-    assert (turn.seconds, turn.host_seconds) == pytest.approx((5e-6, host_s), rel=1e-9)
+    sample = timer.sample(program, SAMPLE_S)
+    assert (sample.seconds, sample.host_seconds) == pytest.approx((5e-6, host_s), rel=1e-9)
 
 
 def test_all_sleep_is_counted_and_what_was_launched_before_it_ended(cuda, timer):
-    program = prepared(timer, call := Contender(cuda, 5e-6, 10e-6))
+    program = prepared(timer, call := Entry(cuda, 5e-6, 10e-6))
     taken = [timer._take(program, 3, sleep_s).in_time for sleep_s in (5e-6, 25e-6, 1e-3)]
     assert taken == [0, 2, 3]
     before, call.host_s = cuda.slept_s, 1e-3
@@ -141,26 +139,26 @@ def test_sleeps_are_as_long_as_meant_whatever_clock_counts_them(cycles_per_s, sl
 
 def test_a_clock_that_runs_faster_than_when_it_was_calibrated(cuda, timer):
     """Say it was at half its rate then, longer than any number of tries."""
-    program = prepared(timer, Contender(cuda, 5e-6, 10e-6))
+    program = prepared(timer, Entry(cuda, 5e-6, 10e-6))
     cuda.cycles_per_s *= 3
-    turn = timer.turn(program, TURN_S)
-    assert turn.seconds == pytest.approx(5e-6, rel=1e-9)
+    sample = timer.sample(program, SAMPLE_S)
+    assert sample.seconds == pytest.approx(5e-6, rel=1e-9)
     assert timer.cycles_per_s == pytest.approx(cuda.cycles_per_s, rel=0.01)
-    assert turn.calls > 5 * MOST_STEPS
+    assert sample.calls > 5 * MOST_STEPS
 
 
 def test_a_program_that_was_never_seen_is_timed_too(cuda, timer):
-    turn = timer.turn(Program([Contender(cuda, 50e-6, 10e-6)]), TURN_S)
-    assert turn.seconds == pytest.approx(50e-6, rel=1e-9)
-    assert GAP_S < turn.host_seconds < 20e-6
+    sample = timer.sample(Program([Entry(cuda, 50e-6, 10e-6)]), SAMPLE_S)
+    assert sample.seconds == pytest.approx(50e-6, rel=1e-9)
+    assert GAP_S < sample.host_seconds < 20e-6
 
 
 def test_a_busy_host_shortens_batches_for_a_while_only(cuda, timer):
     """The gap before the first kernel is in each sample: of 400 steps little, of one a third of 6 us."""
-    call = Contender(cuda, 6e-6, 10e-6)
+    call = Entry(cuda, 6e-6, 10e-6)
     program = prepared(timer, call)
     program.most = 1
-    timer.turn(program, TURN_S)
+    timer.sample(program, SAMPLE_S)
     assert program.most > MOST_STEPS
 
 
@@ -168,11 +166,11 @@ def test_a_busy_host_shortens_batches_for_a_while_only(cuda, timer):
 def test_a_pause_of_the_host_after_a_sample_is_no_work_that_was_left(cuda, call_s, pauses, monkeypatch):
     """It stands between the two readings of its clock that tell such work."""
     timer = EventTimer(cuda, cuda.clock)
-    program = prepared(timer, Contender(cuda, call_s, 10e-6))
+    program = prepared(timer, Entry(cuda, call_s, 10e-6))
     rest, left = cuda.synchronize, iter([0.014] * pauses)
     monkeypatch.setattr(cuda, "synchronize", lambda: (rest(), cuda.pause(next(left, 0.0))))
-    turn = timer.turn(program, TURN_S)
-    assert turn.seconds == pytest.approx(call_s, rel=1e-9)
+    sample = timer.sample(program, SAMPLE_S)
+    assert sample.seconds == pytest.approx(call_s, rel=1e-9)
     assert call_s == 0.8 or next(left, None) is None, "of a long call it is a small part"
 
 
@@ -183,7 +181,7 @@ def test_a_pause_of_the_host_after_a_sample_is_no_work_that_was_left(cuda, call_
 def test_work_on_a_stream_of_its_own_that_nobody_waits_for_is_no_time(cuda, timer, here, reason):
     """Events on the current stream end before it."""
     aside = cuda.Stream()
-    little, much = Contender(cuda, 5e-6, 5e-6), Contender(cuda, 1e-3, 5e-6)
+    little, much = Entry(cuda, 5e-6, 5e-6), Entry(cuda, 1e-3, 5e-6)
 
     def call() -> None:
         if here:
@@ -193,4 +191,4 @@ def test_work_on_a_stream_of_its_own_that_nobody_waits_for_is_no_time(cuda, time
 
     call()
     with pytest.raises(RuntimeError, match=reason):
-        timer.turn(timer.program([call]), TURN_S)
+        timer.sample(timer.program([call]), SAMPLE_S)

@@ -7,9 +7,9 @@ import pytest
 from harness.workers.child.timers.events import EventTimer
 from harness.workers.child.timers.graph import GRAPH_S, MOST_CALLS, GraphTimer
 from kernels.op import Unsupported
-from tests.support.fake_cuda import GAP_S, Contender, FakeCuda
+from tests.support.fake_cuda import GAP_S, Entry, FakeCuda
 
-TURN_S = 0.05
+SAMPLE_S = 0.05
 
 
 @pytest.fixture
@@ -22,9 +22,9 @@ def timer(cuda) -> GraphTimer:
     return GraphTimer(cuda, cuda.clock)
 
 
-def contenders(cuda: FakeCuda, *device_s: float, **options: object) -> list[Contender]:
+def entries(cuda: FakeCuda, *device_s: float, **options: object) -> list[Entry]:
     """One for each set of operands, called once before, as the bench does."""
-    calls = [Contender(cuda, s, 50e-6, name=f"set {i}", **options) for i, s in enumerate(device_s)]
+    calls = [Entry(cuda, s, 50e-6, name=f"set {i}", **options) for i, s in enumerate(device_s)]
     for call in calls:
         call()
     return calls
@@ -35,7 +35,7 @@ def contenders(cuda: FakeCuda, *device_s: float, **options: object) -> list[Cont
 def test_one_graph_holds_every_set_as_often_and_its_time_is_the_replay_s_over_its_calls(
     cuda, timer, sets, device_s
 ):
-    calls = contenders(cuda, *[device_s] * sets)
+    calls = entries(cuda, *[device_s] * sets)
     program = timer.program(calls)
     cuda.executed.clear()
     program.step()
@@ -44,19 +44,19 @@ def test_one_graph_holds_every_set_as_often_and_its_time_is_the_replay_s_over_it
     assert enough or program.calls > MOST_CALLS - sets
     assert program.calls <= max(MOST_CALLS, sets)
     assert program.calls == sets or (program.calls - sets) * device_s < GRAPH_S, "no longer than it need be"
-    turn = timer.turn(program, TURN_S)
-    assert turn.seconds == pytest.approx(device_s + GAP_S / program.calls, rel=1e-9)
-    assert turn.calls % program.calls == 0
-    assert turn.host_seconds == pytest.approx(5e-6 / program.calls, rel=1e-3)
+    sample = timer.sample(program, SAMPLE_S)
+    assert sample.seconds == pytest.approx(device_s + GAP_S / program.calls, rel=1e-9)
+    assert sample.calls % program.calls == 0
+    assert sample.host_seconds == pytest.approx(5e-6 / program.calls, rel=1e-3)
     assert not program.synchronises
 
 
 def test_replays_are_queued_behind_the_sleep_too(cuda, timer):
     """A graph of one short call takes the host longer to launch than it runs."""
-    program = timer._replaying(contenders(cuda, 1e-6), 1)
+    program = timer._replaying(entries(cuda, 1e-6), 1)
     assert program.host_s > 1e-6 + GAP_S
-    turn = timer.turn(program, TURN_S)
-    assert turn.seconds == pytest.approx(1e-6 + GAP_S, rel=1e-9)
+    sample = timer.sample(program, SAMPLE_S)
+    assert sample.seconds == pytest.approx(1e-6 + GAP_S, rel=1e-9)
 
 
 def test_work_that_was_skipped_in_the_capture_is_not_done_by_a_replay(cuda, timer):
@@ -64,13 +64,13 @@ def test_work_that_was_skipped_in_the_capture_is_not_done_by_a_replay(cuda, time
     memory = {}
     call = Unseen(cuda, 40e-6, 5e-6, effect=lambda: memory.update(out="right"))
     call()
-    program = timer.program([call, Contender(cuda, 1e-6, 1e-6)])
+    program = timer.program([call, Entry(cuda, 1e-6, 1e-6)])
     memory["out"] = "poison"
     program.reproduce(0)
     assert memory["out"] == "poison"
 
 
-class Stubborn(Contender):
+class Stubborn(Entry):
     """A library that finds out that it is being captured, and refuses."""
 
     def __call__(self):
@@ -79,7 +79,7 @@ class Stubborn(Contender):
         super().__call__()
 
 
-class Elsewhere(Contender):
+class Elsewhere(Entry):
     """Launches where a capture must not."""
 
     def __call__(self):
@@ -87,7 +87,7 @@ class Elsewhere(Contender):
             super().__call__()
 
 
-class Unseen(Contender):
+class Unseen(Entry):
     """Launches where a capture does not see it."""
 
     def __call__(self):
@@ -96,8 +96,8 @@ class Unseen(Contender):
 
 
 REFUSED = [
-    (Contender, "torch", "RuntimeError: called a synchronizing CUDA operation"),
-    (Contender, "library", "RuntimeError: CUDA error: operation not permitted when stream is capturing"),
+    (Entry, "torch", "RuntimeError: called a synchronizing CUDA operation"),
+    (Entry, "library", "RuntimeError: CUDA error: operation not permitted when stream is capturing"),
     (Stubborn, "", "ValueError: no workspace while capturing"),
     (Elsewhere, "", "RuntimeError: CUDA error: operation would make the legacy stream depend on a capture"),
     (Unseen, "", "RuntimeError: nothing was launched on the stream that is captured"),
@@ -118,22 +118,22 @@ def test_what_cannot_be_captured_says_why_and_the_eager_calls_go_on(cuda, timer,
     assert len(cuda.released) == (waits != "torch")  # which is found before anything is captured
 
     eager = EventTimer(cuda, cuda.clock)
-    turn = eager.turn(eager.program([call]), TURN_S)
+    sample = eager.sample(eager.program([call]), SAMPLE_S)
     host_s = 5e-6 if call.waits else 0.0
-    assert turn.seconds == pytest.approx(40e-6 + host_s, rel=1e-3)
+    assert sample.seconds == pytest.approx(40e-6 + host_s, rel=1e-3)
     # And somebody else's capture. The allocator of pinned memory knows the failed graph, which must live.
     del refused
     gc.collect()
     cuda.pin_memory()
-    other = timer.program(contenders(cuda, 40e-6))
-    assert timer.turn(other, TURN_S).seconds == pytest.approx(40e-6, rel=0.01)
+    other = timer.program(entries(cuda, 40e-6))
+    assert timer.sample(other, SAMPLE_S).seconds == pytest.approx(40e-6, rel=0.01)
     cuda.pin_memory()
 
 
 def test_all_captures_share_one_side_stream(cuda, timer):
     """torch keeps a workspace for each stream that it has seen."""
     for _ in range(3):
-        timer.program(contenders(cuda, 40e-6, 40e-6))
+        timer.program(entries(cuda, 40e-6, 40e-6))
     with pytest.raises(Unsupported):
         timer.program([Stubborn(cuda, 40e-6, 5e-6)])
     assert cuda.streams == [timer.side]

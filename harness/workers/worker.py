@@ -1,4 +1,4 @@
-"""Station, the worker of several contenders: one that dies costs the contender it was on, and is replaced for
+"""Worker, the worker of several entries: one that dies costs the entry it was on, and is replaced for
 the others."""
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar
 
-from harness.plan.contender import Contender
+from harness.plan.entry import Entry
 from harness.plan.rotation import Rotation
 from harness.workers.child import BENCH
 from harness.workers.environment import cache_environment, thread_environment
-from harness.workers.process import Worker, WorkerFailure
+from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform
 from shapes.case import Case
 
@@ -29,7 +29,7 @@ class Deadlines:
 
 
 class Answers(Protocol):
-    """What a station asks: a `Worker`, or its like in this process."""
+    """What a worker asks: a `WorkerProcess`, or its like in this process."""
 
     @property
     def pid(self) -> int: ...
@@ -44,17 +44,17 @@ class Answers(Protocol):
     def kill(self) -> None: ...
 
 
-class Station:
-    """One worker for the contenders of an arm and a runtime.
+class Worker:
+    """One worker for the entries of a setting and a runtime.
 
     It remembers the stage it is in (operands, fresh buffers, loaded live ones, who is prepared), so
     that a replacement can be brought to the same point.
     """
 
     def __init__(
-        self, contenders: list[Contender], platform: Platform, threads: int, deadlines: Deadlines, log: Path
+        self, entries: list[Entry], platform: Platform, threads: int, deadlines: Deadlines, log: Path
     ) -> None:
-        self.contenders = contenders
+        self.entries = entries
         self.platform = platform
         self.threads = threads
         self.deadlines = deadlines
@@ -64,18 +64,18 @@ class Station:
         self.prepared: set[str] = set()
 
     @property
-    def living(self) -> list[Contender]:
-        return [c for c in self.contenders if c.alive]
+    def living(self) -> list[Entry]:
+        return [c for c in self.entries if c.alive]
 
     def start(self) -> None:
-        arm, first = self.contenders[0].arm, self.contenders[0].impl
+        setting, first = self.entries[0].setting, self.entries[0].impl
         environment = (
-            thread_environment(self.platform, self.threads, arm.variables)
-            | cache_environment(arm.name)
+            thread_environment(self.platform, self.threads, setting.variables)
+            | cache_environment(setting.name)
             | first.environment(self.platform)
-            | arm.variables
+            | setting.variables
         )
-        self.worker = Worker(BENCH, environment, self.log, arm.tree, [first.plugin])
+        self.worker = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
         self.prepared.clear()
         device = {
             "kind": self.platform.kind,
@@ -88,8 +88,8 @@ class Station:
         except WorkerFailure:
             self.stop()
             raise
-        for contender in self.contenders:
-            contender.pinned = hello["pinned"]
+        for entry in self.entries:
+            entry.pinned = hello["pinned"]
 
     def stop(self) -> None:
         if self.worker is not None:
@@ -153,24 +153,24 @@ class Station:
         step()
         self.restore = [*self.restore, step]
 
-    def prepare(self, contender: Contender) -> None:
-        """Prepares a contender on the current operands, unless it is."""
+    def prepare(self, entry: Entry) -> None:
+        """Prepares an entry on the current operands, unless it is."""
         self.ready()
-        if contender.name not in self.prepared:
+        if entry.name not in self.prepared:
             answer = self._raw(
                 "prepare",
                 self.deadlines.prepare,
-                contender=contender.name,
-                impl=contender.impl.name,
-                launch=contender.launch,
-                config=contender.config,
-                plugin=bool(contender.impl.plugin),
-                call=not contender.interpreted,
+                entry=entry.name,
+                impl=entry.impl.name,
+                launch=entry.launch,
+                config=entry.config,
+                plugin=bool(entry.impl.plugin),
+                call=not entry.interpreted,
             )
-            contender.setup_s = max(contender.setup_s, answer["seconds"])
-            contender.synchronises = answer["synchronises"]
-            contender.source = answer["source"]
-            self.prepared.add(contender.name)
+            entry.setup_s = max(entry.setup_s, answer["seconds"])
+            entry.synchronises = answer["synchronises"]
+            entry.source = answer["source"]
+            self.prepared.add(entry.name)
 
     def digest(self) -> int:
         """Of the operands as they are now."""
@@ -182,23 +182,23 @@ class Station:
         self.ready()
         self._raw("start_profiler", self.deadlines.call)
 
-    def ask(self, contender: Contender, request: str, **arguments: Any) -> Any:
-        """A request about a prepared contender, which is prepared first if its worker was replaced."""
-        self.prepare(contender)
-        deadline = self.deadlines.prepare if contender.interpreted else self.deadlines.call
-        return self._raw(request, deadline, contender=contender.name, **arguments)
+    def ask(self, entry: Entry, request: str, **arguments: Any) -> Any:
+        """A request about a prepared entry, which is prepared first if its worker was replaced."""
+        self.prepare(entry)
+        deadline = self.deadlines.prepare if entry.interpreted else self.deadlines.call
+        return self._raw(request, deadline, entry=entry.name, **arguments)
 
 
 def attempt(
-    contenders: Iterable[Contender],
+    entries: Iterable[Entry],
     action: Callable[Arguments, Answer],
     *arguments: Arguments.args,
     **keywords: Arguments.kwargs,
 ) -> Answer | None:
-    """Does something for contenders; what goes wrong is written down against them, and None returned."""
+    """Does something for entries; what goes wrong is written down against them, and None returned."""
     try:
         return action(*arguments, **keywords)
     except WorkerFailure as failure:
-        for contender in contenders:
-            contender.fail(failure.status, failure.reason)
+        for entry in entries:
+            entry.fail(failure.status, failure.reason)
         return None

@@ -1,4 +1,4 @@
-"""Contenders: implementations under an arm, a launch mode and a configuration."""
+"""Entries: implementations under a setting, a launch mode and a configuration."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.plan.arms import PLAIN, Arm
+from harness.plan.settings import PLAIN, Setting
 from kernels.op import Implementation
 from shapes.case import Case, text_of
 
@@ -17,7 +17,7 @@ Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error",
 class ConfigSearch:
     """How the configurations of a race were found.
 
-    anchor:     what the others are compared with: what would be used without the race
+    baseline:     what the others are compared with: what would be used without the race
     origin:     where that comes from
     considered: how many there are
     pruned:     how many of them were left out, by reason
@@ -25,7 +25,7 @@ class ConfigSearch:
     tables:     of an engine's kernel, its files with what it takes at present by M (kernels.engine_tuning)
     """
 
-    anchor: dict[str, Any]
+    baseline: dict[str, Any]
     origin: str
     considered: int
     pruned: dict[str, int]
@@ -34,10 +34,10 @@ class ConfigSearch:
 
 
 @dataclass(frozen=True)
-class Entries:
+class ConfigsOfCase:
     """Under which configurations an implementation enters a case; None: the one that it chooses itself.
 
-    configs: the anchor's first
+    configs: the baseline's first
     search:  how they were found, for the record
     """
 
@@ -45,32 +45,32 @@ class Entries:
     search: ConfigSearch | None = None
 
 
-EntriesOf = Callable[[Implementation, Case], Entries]
+ConfigsOf = Callable[[Implementation, Case], ConfigsOfCase]
 
 
-def default_entries(implementation: Implementation, case: Case) -> Entries:
-    return Entries()
+def own_choice(implementation: Implementation, case: Case) -> ConfigsOfCase:
+    return ConfigsOfCase()
 
 
-def contender_name(
-    impl: str, arm: str, launch: str, platform: str, config: Mapping[str, Any] | None = None
+def entry_name(
+    impl: str, setting: str, launch: str, platform: str, config: Mapping[str, Any] | None = None
 ) -> str:
-    """What verdicts call a cell: the implementation, with what is not the rule: an arm that sets something,
+    """What verdicts call a cell: the implementation, with what is not the rule: a setting that sets something,
     an eager launch on a GPU, a configuration that it was told to use."""
-    special = [f"@ {arm}"] if arm != PLAIN else []
+    special = [f"@ {setting}"] if setting != PLAIN else []
     special += ["eager"] if launch == "eager" and platform != "cpu" else []
     special += [text_of(config)] if config else []
     return " ".join([impl, *special])
 
 
 @dataclass
-class Contender:
-    """An implementation under an arm and a launch mode.
+class Entry:
+    """An implementation under a setting and a launch mode.
 
     name:           unique in its case
     config:         of a tunable implementation, that it is told to use; None: it chooses
     status, reason: where it ended; None while nothing is against it
-    beaten:         by whom in the heats of a race, after which it got no more time
+    beaten:         by whom in the eliminations of a race, after which it got no more time
     setup_s:        preparing, JIT and first call, at their longest
     call_s:         one call, roughly: the last one that was checked
     check:          the judge's last report
@@ -85,7 +85,7 @@ class Contender:
 
     name: str
     impl: Implementation
-    arm: Arm
+    setting: Setting
     launch: str
     interpreted: bool = False
     config: dict[str, Any] | None = None

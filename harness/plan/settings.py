@@ -1,4 +1,4 @@
-"""Arms: environment variables or a source tree under which cells run, one arm per combination of flags."""
+"""Settings: environment variables or a source tree under which cells run, one setting per combination of flags."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from harness.errors import UsageError
 
 UNSET = "unset"
-MOST_ARMS = 32
+MOST_SETTINGS = 32
 
 
 @dataclass(frozen=True)
@@ -43,58 +43,60 @@ def parse_flags(texts: Iterable[str]) -> list[ToggledFlag]:
     return list(flags.values())
 
 
-def factorial(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Arm]:
-    """The plain arm, then one for each combination; `common` is set in all of them."""
+def factorial(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Setting]:
+    """The plain setting, then one for each combination; `common` is set in all of them."""
     combinations = itertools.product(*(flag.values for flag in flags))
     names = [flag.name for flag in flags]
     settings = [dict(zip(names, values, strict=True)) for values in combinations]
-    return _arms(common, [{}, *settings])
+    return _settings(common, [{}, *settings])
 
 
-def one_at_a_time(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Arm]:
-    """The plain arm, then one for each value of each flag."""
-    return _arms(common, [{}, *({flag.name: value} for flag in flags for value in flag.values)])
+def one_at_a_time(flags: Sequence[ToggledFlag], common: dict[str, str | None]) -> list[Setting]:
+    """The plain setting, then one for each value of each flag."""
+    return _settings(common, [{}, *({flag.name: value} for flag in flags for value in flag.values)])
 
 
-def leave_one_out(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Arm]:
+def leave_one_out(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Setting]:
     """The whole recipe, which the others are compared with, it without each of its variables, and the plain
-    arm: there none of them is set."""
+    setting: there none of them is set."""
     bare = dict.fromkeys(recipe)
-    return _arms(common, [recipe, *(recipe | {name: None} for name in recipe), bare])
+    return _settings(common, [recipe, *(recipe | {name: None} for name in recipe), bare])
 
 
-def whole(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Arm]:
-    """The plain arm, where none of its variables is set, and the whole recipe."""
-    return _arms(common, [dict.fromkeys(recipe), recipe])
+def whole(recipe: dict[str, str | None], common: dict[str, str | None]) -> list[Setting]:
+    """The plain setting, where none of its variables is set, and the whole recipe."""
+    return _settings(common, [dict.fromkeys(recipe), recipe])
 
 
-def _arms(common: dict[str, str | None], settings: Iterable[dict[str, str | None]]) -> list[Arm]:
-    """The first of them a second time at the end, for the noise floor. Raises UsageError for too many."""
-    arms = list({arm.name: arm for arm in (Arm(common | each) for each in settings)}.values())
-    for arm in arms:
-        parse_threads(arm.variables.get("OMP_NUM_THREADS"))
-    if len(arms) > MOST_ARMS:
+def _settings(common: dict[str, str | None], variables: Iterable[dict[str, str | None]]) -> list[Setting]:
+    """The first of them a second time at the end, for the noise. Raises UsageError for too many."""
+    settings = list(
+        {setting.name: setting for setting in (Setting(common | each) for each in variables)}.values()
+    )
+    for setting in settings:
+        parse_threads(setting.variables.get("OMP_NUM_THREADS"))
+    if len(settings) > MOST_SETTINGS:
         raise UsageError(
-            f"{len(arms)} arms are more than {MOST_ARMS}: fewer values, or --design one-at-a-time"
+            f"{len(settings)} settings are more than {MOST_SETTINGS}: fewer values, or --design one-at-a-time"
         )
-    return [*arms, Arm(arms[0].variables, is_twin=True)]
+    return [*settings, Setting(settings[0].variables, is_rerun=True)]
 
 
 PLAIN = "plain"
 
 
 @dataclass(frozen=True)
-class Arm:
-    """What cells run under: a set of environment variables, none in the plain arm, or a source tree.
+class Setting:
+    """What cells run under: a set of environment variables, none in the plain setting, or a source tree.
 
     variables: None takes one away
-    is_twin:   the first arm a second time, in workers of its own: what differs between the two is noise
+    is_rerun:   the first setting a second time, in workers of its own: what differs between the two is noise
     tree:      whose kernels/ it runs; None: this one
     revision:  what the tree is called
     """
 
     variables: dict[str, str | None] = field(default_factory=dict)
-    is_twin: bool = False
+    is_rerun: bool = False
     tree: str | None = None
     revision: str = ""
 
@@ -102,7 +104,7 @@ class Arm:
     def name(self) -> str:
         words = [self.revision] if self.revision else []
         words += [f"{k} unset" if v is None else f"{k}={v}" for k, v in self.variables.items()]
-        return (", ".join(words) or PLAIN) + " (again)" * self.is_twin
+        return (", ".join(words) or PLAIN) + " (again)" * self.is_rerun
 
 
 def value_text(value: str | None) -> str:
@@ -110,7 +112,7 @@ def value_text(value: str | None) -> str:
     return UNSET if value is None else value or "''"
 
 
-def parse_arm(settings: Iterable[str]) -> Arm:
+def parse_setting(settings: Iterable[str]) -> Setting:
     variables: dict[str, str | None] = {}
     for text in settings:
         name, equals, value = text.partition("=")
@@ -118,7 +120,7 @@ def parse_arm(settings: Iterable[str]) -> Arm:
             raise UsageError(f"cannot read --set {text!r}; write NAME=VALUE")
         variables[name] = value
     parse_threads(variables.get("OMP_NUM_THREADS"))
-    return Arm(variables)
+    return Setting(variables)
 
 
 def parse_threads(text: str | None) -> int | None:

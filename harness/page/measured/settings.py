@@ -1,4 +1,4 @@
-"""Arms: what flags, or another revision, do to each implementation of a case."""
+"""Settings: what flags, or another revision, do to each implementation of a case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from harness.page.measured.case import MeasuredCase, interval_ends, short_keys, 
 from harness.page.measured.forest import forest
 from harness.page.measured.ranking import ratio_text
 from harness.page.style import verdict_colour
-from harness.report.arm_table import TOGETHER, ArmComparison, arm_comparisons, first_arm, flag_effects
+from harness.report.setting_table import (
+    TOGETHER,
+    SettingComparison,
+    first_setting,
+    flag_effects,
+    setting_comparisons,
+)
 from harness.report.text import microseconds, significant, uncertain_ratio
 from harness.results.effects import changes, same_kernels
 from harness.results.schema import Run
@@ -21,14 +27,14 @@ if TYPE_CHECKING:
 RAN = {"the same": "circle", "other kernels": "diamond"}
 
 
-def arm_charts(case: MeasuredCase) -> list[Chart]:
-    comparisons = arm_comparisons([*case.cells, *case.verdicts], case.run)
+def setting_charts(case: MeasuredCase) -> list[Chart]:
+    comparisons = setting_comparisons([*case.cells, *case.verdicts], case.run)
     points, rows = [], []
     for comparison in comparisons:
         for cell, verdict in comparison.others:
-            ran = "the same" if same_kernels(comparison.anchor, cell) else "other kernels"
-            changed = changes(comparison.anchor, cell) if cell.time_us is not None else cell.reason
-            name = f"{comparison.name} · {cell.arm}"
+            ran = "the same" if same_kernels(comparison.baseline, cell) else "other kernels"
+            changed = changes(comparison.baseline, cell) if cell.time_us is not None else cell.reason
+            name = f"{comparison.name} · {cell.setting}"
             ratio = verdict.ratio if verdict else None
             if verdict and ratio is not None:
                 low, high = interval_ends(ratio, verdict.low, verdict.high)
@@ -49,7 +55,7 @@ def arm_charts(case: MeasuredCase) -> list[Chart]:
                 TableRow(
                     [
                         comparison.name,
-                        cell.arm,
+                        cell.setting,
                         cell.status,
                         TableValue(us_text(cell.time_us), cell.time_us),
                         TableValue(ratio_text(verdict), ratio),
@@ -62,10 +68,10 @@ def arm_charts(case: MeasuredCase) -> list[Chart]:
             )
     columns = (
         "implementation",
-        "arm",
+        "setting",
         "status",
         "time, us",
-        f"vs {first_arm(case.run)}",
+        f"vs {first_setting(case.run)}",
         "verdict",
         "what ran",
         "change",
@@ -73,8 +79,8 @@ def arm_charts(case: MeasuredCase) -> list[Chart]:
     table = Table(columns, rows, frozenset({"time, us", columns[4]}))
     chart = Chart(
         anchor("arms", case.label, case.planned.key),
-        "What the arms do",
-        f"Right of 1 is faster than {first_arm(case.run)}, the bar is the interval. A diamond: other kernels "
+        "What the settings do",
+        f"Right of 1 is faster than {first_setting(case.run)}, the bar is the interval. A diamond: other kernels "
         "ran; a circle: the same did.",
         _picture(points, case.run) if points else None,
         table,
@@ -90,10 +96,10 @@ def _picture(points: Sequence[dict[str, Any]], run: Run) -> altair.TopLevelMixin
     shapes = alt.Scale(domain=list(RAN), range=list(RAN.values()))
     return forest(
         points,
-        f"speedup over {first_arm(run)}",
+        f"speedup over {first_setting(run)}",
         alt.Chart({"values": [{"none": 1}]}).mark_rule(color="#888").encode(x="none:Q"),
         [
-            alt.Tooltip("name:N", title="implementation · arm"),
+            alt.Tooltip("name:N", title="implementation · setting"),
             alt.Tooltip("text:N", title="speedup"),
             alt.Tooltip("verdict:N"),
             alt.Tooltip("time:N"),
@@ -104,39 +110,39 @@ def _picture(points: Sequence[dict[str, Any]], run: Run) -> altair.TopLevelMixin
     )
 
 
-def arms_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
-    """Of one run: every arm of every implementation in every case; None where it has only one case."""
+def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
+    """Of one run: every setting of every implementation in every case; None where it has only one case."""
     import altair as alt
 
     keys = short_keys(cases)
     values: list[dict[str, Any]] = [
         {
             "case": keys[case.planned.key],
-            "name": f"{comparison.name} · {cell.arm}",
+            "name": f"{comparison.name} · {cell.setting}",
             "text": uncertain_ratio(verdict.ratio, verdict.low, verdict.high)[0],
             "whole": ratio_text(verdict),
             "ratio": verdict.ratio,
             "verdict": verdict.verdict,
         }
         for case in cases
-        for comparison in arm_comparisons([*case.cells, *case.verdicts], case.run)
+        for comparison in setting_comparisons([*case.cells, *case.verdicts], case.run)
         for cell, verdict in comparison.others
         if verdict and verdict.ratio is not None
     ]
     if len(cases) < 2 or not values:
         return None
-    columns = ("case", "implementation · arm", "speedup", "verdict")
-    first = first_arm(cases[0].run)
+    columns = ("case", "implementation · setting", "speedup", "verdict")
+    first = first_setting(cases[0].run)
     return Chart(
-        anchor("arms-over-cases", cases[0].run.id),
-        f"What the arms do in each case{f': {cases[0].label}' if cases[0].label else ''}",
-        f"One field a case and arm: how many times as fast as {first} it is. Colours are verdicts.",
+        anchor("settings-over-cases", cases[0].run.id),
+        f"What the settings do in each case{f': {cases[0].label}' if cases[0].label else ''}",
+        f"One field a case and setting: how many times as fast as {first} it is. Colours are verdicts.",
         _grid(
             values,
             alt.X("name:N", sort=None, title=None, axis=alt.Axis(labelAngle=-30)),
             alt.Y("case:N", sort=None, title=None),
             [
-                alt.Tooltip("name:N", title="implementation · arm"),
+                alt.Tooltip("name:N", title="implementation · setting"),
                 alt.Tooltip("case:N"),
                 alt.Tooltip("whole:N", title="speedup"),
                 alt.Tooltip("verdict:N"),
@@ -154,7 +160,7 @@ def arms_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     )
 
 
-def _interactions(case: MeasuredCase, comparisons: Sequence[ArmComparison]) -> Chart | None:
+def _interactions(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Chart | None:
     import altair as alt
 
     effects = [(c.name, effect) for c in comparisons for effect in flag_effects(c, case.run)]

@@ -1,11 +1,11 @@
-"""Flags as the user writes them, and the arms that they become."""
+"""Flags as the user writes them, and the settings that they become."""
 
 import os
 
 import pytest
 
 from harness.errors import UsageError
-from harness.plan import arms
+from harness.plan import settings
 from harness.workers.environment import cache_environment, worker_environment
 
 
@@ -20,13 +20,13 @@ from harness.workers.environment import cache_environment, worker_environment
 ])  # fmt: skip
 def test_mistakes_are_one_line(texts, said):
     with pytest.raises(UsageError, match=said) as failure:
-        arms.parse_flags(texts)
+        settings.parse_flags(texts)
     assert "\n" not in str(failure.value)
 
 
-def test_too_many_arms_say_what_to_do():
+def test_too_many_settings_say_what_to_do():
     with pytest.raises(UsageError, match="one-at-a-time"):
-        arms.factorial(arms.parse_flags([f"F{i}=0,1" for i in range(6)]), {})
+        settings.factorial(settings.parse_flags([f"F{i}=0,1" for i in range(6)]), {})
 
 
 def test_an_unset_variable_is_gone_and_an_empty_one_is_empty(monkeypatch):
@@ -37,7 +37,7 @@ def test_an_unset_variable_is_gone_and_an_empty_one_is_empty(monkeypatch):
     assert os.environ["GONE"] == "1"
 
 
-def test_each_arm_has_compile_caches_of_its_own():
+def test_each_setting_has_compile_caches_of_its_own():
     texts = ["plain", "A=/usr/lib", "A=/usr/bin", "A=" + "x" * 300, "A=" + "x" * 301, "plain (again)"]
     found = [cache_environment(text)["TRITON_CACHE_DIR"] for text in texts]
     assert len(set(found)) == len(texts)

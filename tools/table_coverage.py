@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.engine.view import EngineRequest, EngineView, Shape, engine_view
-from harness.page.document import Chart, Page, PageSection, Table, TableRow, baseline
+from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor
 from harness.page.html import html
 from harness.paths import ROOT
 from kernels.tables.lookup import LIBRARIES
@@ -140,7 +140,7 @@ def page(rows: Sequence[Mapping[str, Any]], read: str) -> Page:
             "Tuned of all shapes; the colour is the share of their time, at the limits of the device. "
             "Blank: no table decides, as on B200. A miss is not yet a loss."
         )
-        charts.append(Chart(baseline("coverage", op), title, reading, picture, table, len(values)))
+        charts.append(Chart(anchor("coverage", op), title, reading, picture, table, len(values)))
     section = PageSection("coverage", "Coverage", read, charts)
     return Page("Which shapes of DeepSeek-R1 are tuned", "read from files, untested on hardware", [section])
 

@@ -38,8 +38,8 @@ def compare(
 
 
 def measure_revisions(request: Request, revisions: tuple[str, str]) -> int:
-    """Each revision's kernels are a setting of a run. Gives the exit code; raises UsageError for a revision that
-    git does not know."""
+    """Each revision's kernels are a setting of a run. Gives the exit code; raises UsageError for a revision
+    that git does not know."""
     from dataclasses import replace
 
     from harness.cli.run_display import RunDisplay

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--flag",
-    "settings",
+    "flag_texts",
     multiple=True,
     metavar="NAME=A[,B...]",
     help="A variable and its values; NAME= is empty, `unset` takes it away.",
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 @measuring
 def toggle(
     request: Request,
-    settings: tuple[str, ...],
+    flag_texts: tuple[str, ...],
     design: str,
     recipe: str | None,
     leave_one_out: bool,
@@ -51,7 +51,7 @@ def toggle(
     from harness.machine.device import choose_device
     from harness.run.execute import run
 
-    request_of = toggle_request(request, settings, design, recipe, leave_one_out, force)
+    request_of = toggle_request(request, flag_texts, design, recipe, leave_one_out, force)
     with interruptible(RECORDED):
         if request.cluster:
             from harness.cluster.execute import run_on_cluster
@@ -65,7 +65,7 @@ def toggle(
 
 def toggle_request(
     request: Request,
-    settings: Sequence[str],
+    flag_texts: Sequence[str],
     design: str,
     recipe: str | None,
     leave_one_out: bool,
@@ -86,7 +86,7 @@ def toggle_request(
         toggled = ToggleRequest(
             op=request.op,
             launch=request.launch,
-            settings=settings,
+            flags=flag_texts,
             common=request.set,
             design=design,
             recipe=recipe,

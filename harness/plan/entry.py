@@ -55,8 +55,8 @@ def own_choice(implementation: Implementation, case: Case) -> ConfigsOfCase:
 def entry_name(
     impl: str, setting: str, launch: str, platform: str, config: Mapping[str, Any] | None = None
 ) -> str:
-    """What verdicts call a cell: the implementation, with what is not the rule: a setting that sets something,
-    an eager launch on a GPU, a configuration that it was told to use."""
+    """What verdicts call a cell: the implementation, with what is not the rule: a setting that sets
+    something, an eager launch on a GPU, a configuration that it was told to use."""
     special = [f"@ {setting}"] if setting != PLAIN else []
     special += ["eager"] if launch == "eager" and platform != "cpu" else []
     special += [text_of(config)] if config else []

@@ -89,8 +89,8 @@ class Memory:
         return self.needed(group, copies) <= self.limit
 
     def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
-        """Those that stand in every group: the baseline under the first setting, if it is there, and that setting
-        again."""
+        """Those that stand in every group: the baseline under the first setting, if it is there, and that
+        setting again."""
         baselines = [c for c in entries if c.impl.name == self.baseline]
         return [c for i, c in enumerate(baselines) if i == 0 or c.setting.is_rerun]
 

@@ -1,4 +1,5 @@
-"""Settings: environment variables or a source tree under which cells run, one setting per combination of flags."""
+"""Settings: environment variables or a source tree under which cells run, one setting per combination of
+flags."""
 
 from __future__ import annotations
 

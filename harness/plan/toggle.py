@@ -22,7 +22,7 @@ Log = Callable[[str], None]
 class ToggleRequest:
     """The command line of `toggle`, unread, but what it has in common with `run`.
 
-    settings: `NAME=value[,value...]` each, or none with a recipe
+    flags:   `NAME=value[,value...]` each, or none with a recipe
     common:   `NAME=value` each, set in all settings
     design:   `factorial` or `one-at-a-time`
     force:    sets what cannot show anything here, or nobody knows, too
@@ -30,7 +30,7 @@ class ToggleRequest:
 
     op: str | None
     launch: str | None
-    settings: Sequence[str]
+    flags: Sequence[str]
     common: Sequence[str]
     design: str
     recipe: str | None
@@ -40,7 +40,8 @@ class ToggleRequest:
 
 @dataclass(frozen=True)
 class TogglePlan:
-    """Either settings of each implementation, with the flags' values, or implementations that stand for them."""
+    """Either settings of each implementation, with the flags' values, or implementations that stand for
+    them."""
 
     settings: Sequence[Setting] = ()
     flags: dict[str, list[str | None]] = field(default_factory=dict)
@@ -49,13 +50,13 @@ class TogglePlan:
 
 def plan_toggle(request: ToggleRequest, platform: Platform, log: Log) -> TogglePlan:
     """Raises UsageError for what cannot be understood, NothingRan where no flag can show anything."""
-    if bool(request.settings) == bool(request.recipe):
+    if bool(request.flags) == bool(request.recipe):
         raise UsageError("give --flag NAME=value[,value...], once or more, or --recipe NAME")
     if request.leave_one_out and not request.recipe:
         raise UsageError("--leave-one-out leaves variables out of a --recipe NAME; name one")
     if request.op is None:
         raise UsageError(f"--op is missing; ops: {', '.join(kernels.OPS)}")
-    named = _recipe_flags(request.recipe, log) if request.recipe else settings.parse_flags(request.settings)
+    named = _recipe_flags(request.recipe, log) if request.recipe else settings.parse_flags(request.flags)
     op = select.choose_op(request.op).name
     toggled = _effective(named, op, platform, request, log)
     if not request.force and (stand_ins := _stand_ins(toggled, op, log)):

@@ -87,12 +87,12 @@ def conclusions(cells: Sequence[Cell], verdicts: Iterable[Verdict], done: CaseDo
     if len(pairs) > 1:
         notes.append(("groups", f"measured in {len(pairs)}: memory does not hold all at once"))
     for pair in pairs:
-        notes.append(("noise noise", f"{pair.b} against itself, prepared apart: {verdict_ratio(pair)}"))
+        notes.append(("noise", f"{pair.b} against itself, prepared apart: {verdict_ratio(pair)}"))
         if (noise := noise_of(pair.comparison)) > MAX_NOISE:
             what = (
                 "no verdict" if noise == math.inf else f"none on what differs by less than {1 + noise:.2g}x"
             )
-            notes.append(("noise noise", f"{what}: this machine was disturbed, or the budget too short"))
+            notes.append(("noise", f"{what}: this machine was disturbed, or the budget too short"))
     if why := cells[0].rotation.get("why"):
         notes.append(("cache", f"calls may read caches: {why}"))
     if done.disturbed:

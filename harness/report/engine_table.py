@@ -321,7 +321,7 @@ def changes_text(found: Changes) -> str:
         heading(found.after)[0],
         f"{found.library} {a} -> {b}: {len(found.changes)} of {found.asked} shapes run another kernel or "
         "configuration",
-        "ConfigsOfCase of tables and what a miss runs are compared, not which kernels are called, nor their code.",
+        "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
     ]
     pairs = [
         ((f"{c.after.call.op} {c.after.call.place} {layer_text(c.after)}", *c.runs), c.after)

@@ -1,4 +1,5 @@
-"""The table of a case under settings (flags, revisions), effects of flags, and the recommendation at the end."""
+"""The table of a case under settings (flags, revisions), effects of flags, and the recommendation at the
+end."""
 
 from __future__ import annotations
 
@@ -66,7 +67,8 @@ def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComp
 
 
 def case_table(records: Sequence[Record], run: Run) -> RenderableType:
-    """Settings of each implementation, whether they changed what ran, and effects of flags over all settings."""
+    """Settings of each implementation, whether they changed what ran, and effects of flags over all
+    settings."""
     from rich.console import Group
 
     cells = [r for r in records if isinstance(r, Cell)]
@@ -157,7 +159,7 @@ def _noise(comparison: SettingComparison) -> Notes:
     if comparison.noise is None:
         return []
     pair = verdict_ratio(comparison.noise)
-    return [("noise noise", f"{comparison.name} against itself in other workers: {pair}")]
+    return [("noise", f"{comparison.name} against itself in other workers: {pair}")]
 
 
 def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:
@@ -256,7 +258,8 @@ class _Speedup:
 
 
 def _speedup(comparisons: Sequence[SettingComparison], setting: str) -> _Speedup:
-    """Of a setting: the geometric mean of its speedups weighted by the cases' weights, and where it is what."""
+    """Of a setting: the geometric mean of its speedups weighted by the cases' weights, and where it is
+    what."""
     pairs = [
         (comparison.baseline, verdict)
         for comparison in comparisons

@@ -1,4 +1,5 @@
-"""Effects of flags on an implementation in a case: setting by setting, flag by flag, and two flags together."""
+"""Effects of flags on an implementation in a case: setting by setting, flag by flag, and two flags
+together."""
 
 from __future__ import annotations
 
@@ -64,8 +65,8 @@ def effects(
     margin: float = MARGIN,
 ) -> list[Effect]:
     """Main effects of each flag, from its first value to each other, averaged over all settings of the
-    others, and interactions of each two: from the rounds that all settings of a factorial have, and none where
-    the factorial is not whole.
+    others, and interactions of each two: from the rounds that all settings of a factorial have, and none
+    where the factorial is not whole.
 
     cells, settings: by setting, of one implementation and case; settings without the plain setting
     confidence:      of all of them together (Bonferroni)

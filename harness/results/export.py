@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from harness.errors import NothingRan
 from harness.files import JsonObject, write
 from harness.results.recorded import read
-from harness.results.schema import Cell, Record, Run, Verdict
+from harness.results.schema import KEYS, Cell, Record, Run, Verdict
 
 
 def export(run: str, output: str | None) -> int:
@@ -81,5 +81,5 @@ def write_outputs(json_to: str | None, csv_to: str | None, settings: Run, record
     if csv_to:
         import pandas
 
-        columns = [n for n in Cell.model_fields if n not in ("kind", "samples")]
+        columns = [KEYS.get(n, n) for n in Cell.model_fields if n not in ("kind", "samples")]
         write(csv_to, pandas.DataFrame(cells, columns=columns).to_csv(index=False), RECORDED)

@@ -105,7 +105,7 @@ def incompatibilities(a: RecordedRun, b: RecordedRun) -> list[str]:
         if getattr(a.run, name) != getattr(b.run, name)
     ]
     if a.run.settings != b.run.settings:
-        reasons.append(_differ("arms", "; ".join(a.run.settings), "; ".join(b.run.settings)))
+        reasons.append(_differ("settings", "; ".join(a.run.settings), "; ".join(b.run.settings)))
     for name in a.clocks.keys() & b.clocks.keys():
         if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
             reasons.append(_differ(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))

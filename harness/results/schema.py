@@ -13,7 +13,8 @@ from harness.statistics.multiple import About
 from harness.statistics.paired import MARGIN, Comparison, VerdictName
 from harness.timing.rounds import Disturbed
 
-# 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one setting; 4 no phases,
+# 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one setting; 4 no
+# phases,
 # and no disturbed rounds that count as there are no quiet ones; 5 no devices of a cluster.
 SCHEMA = 6
 
@@ -63,8 +64,8 @@ class Cell(Record):
     pinned: the CPU that each of its threads is bound to, or why none is
     samples: of the baseline, where memory splits a case into groups, those of every group; its time is that
         of the first
-    eliminations: of the rounds of a race that chose who went on: no verdict rests on them, and a time only of who
-        was beaten in them
+    eliminations: of the rounds of a race that chose who went on: no verdict rests on them, and a time only
+    of who was beaten in them
     """
 
     kind: Literal["cell"] = "cell"
@@ -253,8 +254,8 @@ class RaceSettings(Record):
 class Run(Record):
     """What a command set out to do, and on what; written once, before anything is measured.
 
-    settings, flags: the settings by name, the first being what others are compared with; the flags that they differ
-        in, by their values (null: not set)
+    settings, flags: the settings by name, the first being what others are compared with; the flags that they
+    differ in, by their values (null: not set)
     trees: of settings that are revisions, their commits
     busy: what else used the device then
     race: of a race of configurations only

@@ -116,7 +116,7 @@ class CaseMeasurer:
             support = impl.supports(case, self.platform)
             interpreted = support.ok and impl.interpreted(self.platform)
             launches = plan.record.launches if impl.captures and not interpreted else ["eager"]
-            entries = plan.entries(impl, case) if support.ok else ConfigsOfCase()
+            entries = plan.configs_of(impl, case) if support.ok else ConfigsOfCase()
             search = entries.search or search
             for setting, launch, config in itertools.product(plan.settings, launches, entries.configs):
                 name = entry_name(impl.name, setting.name, launch, self.platform.kind, config)

@@ -39,7 +39,7 @@ class RunPlan:
     disturbed: Disturbed = "prefer"
     retry: bool = False
     deadlines: Deadlines = field(default_factory=Deadlines)
-    entries: ConfigsOf = own_choice
+    configs_of: ConfigsOf = own_choice
     make_rounds: MakeRounds = measure
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""Paired comparison of two entries timed in the same rounds, and the noise noise of an A/A pair."""
+"""Paired comparison of two entries timed in the same rounds, and the noise of an A/A pair."""
 
 from __future__ import annotations
 

@@ -101,8 +101,8 @@ class Rounds:
 
     rounds:    those that count
     disturbed: those that do not, having been disturbed; they were paid for
-    eliminations:     elimination rounds of a race, which choose whom `rounds` hold and count for nothing else (see
-               successive_halving.py)
+    eliminations:     elimination rounds of a race, which choose whom `rounds` hold and count for nothing
+    else (see successive_halving.py)
     dropped:   entry -> why it was taken out; its earlier times stay in `rounds`
     beaten:    entry -> by whom in those
     stopped:   `tight` (the wanted ratios' intervals), `clear` (those intervals or their verdicts), `budget`,

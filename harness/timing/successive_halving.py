@@ -1,9 +1,10 @@
 """Successive halving: the fastest of many entries, found in elimination rounds (eliminations), then measured.
 
-The winner of many is flattered by the noise that made it win. So eliminations only choose: the ratio and the verdict
+The winner of many is flattered by the noise that made it win. So eliminations only choose: the ratio and the
+verdict
 rest on rounds made after them, of the baseline, its rerun and the challenger alone, all prepared anew. Among
-32 entries that are all as fast as the baseline somebody always wins the eliminations, and is then called faster no
-more often than one that was named beforehand (tests/harness/timing/test_successive_halving.py).
+32 entries that are all as fast as the baseline somebody always wins the eliminations, and is then called
+faster no more often than one that was named beforehand (tests/harness/timing/test_successive_halving.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ FIRST_ROUNDS = 2  # in each block of the first heat; in those of the next one tw
 def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:
     """As `harness.timing.measure`, for the one question whether anybody is faster than the baseline.
 
-    The eliminations share SELECTING of the budget. After each, those of the baseline's rivals go on whom the rounds so
+    The eliminations share SELECTING of the budget. After each, those of the baseline's rivals go on whom the
+    rounds so
     far do not tell from the best: all of them as far as budget and `policy.max_rounds` go, the better half at
     any rate (successive halving: Karnin, Koren and Somekh 2013, ICML; Jamieson and Talwalkar 2016, AISTATS).
     The one that is left is measured beside the baseline as any two entries are. Where it fails, the next
@@ -79,8 +81,8 @@ def _halved(
     measured: Rounds, baseline: str, rivals: Iterable[str], room: float
 ) -> tuple[list[str], dict[str, str]]:
     """Who goes on, and by whom the others are beaten, both from the best. The next heat has room for so many
-    rivals, if that is more than half of them; once the baseline is clearly faster than the best of them, which
-    one that is no longer matters."""
+    rivals, if that is more than half of them; once the baseline is clearly faster than the best of them,
+    which one that is no longer matters."""
     blocks = [r.block for r in measured.eliminations]
     series: Series = {
         name: [r.seconds.get(name, math.nan) for r in measured.eliminations] for name in (baseline, *rivals)

@@ -40,7 +40,7 @@ class EngineConfigs:
     keep: int
     tables: Mapping[str, EngineTable]
 
-    def entries(self, implementation: Implementation, case: Case) -> ConfigsOfCase:
+    def configs_of(self, implementation: Implementation, case: Case) -> ConfigsOfCase:
         table, sizes = self.tables[case.key], kernels.OPS[case.op].sizes(case.sizes)
         own = [
             each
@@ -69,7 +69,7 @@ NEIGHBOURS = 3
 
 def entries_of(table: EngineTable, m: int) -> list[EngineConfig]:
     """What the engine takes at each M, that of the nearest M first: its older tuners tried tiles that the
-    present one does not try. ConfigsOfCase that say more than EngineConfig, or less, are left out."""
+    present one does not try. Entries that say more than EngineConfig, or less, are left out."""
     found: dict[EngineConfig, None] = {}
     for _, entry in sorted(next(iter(table.files.values())).items(), key=lambda each: abs(each[0] - m)):
         with contextlib.suppress(TypeError):

@@ -79,7 +79,7 @@ class RacedConfigs:
         known = ", ".join(architectures())
         return f"all configurations are raced: only those of Triton kernels on {known} are known by compiling"
 
-    def entries(self, implementation: Implementation, case: Case) -> ConfigsOfCase:
+    def configs_of(self, implementation: Implementation, case: Case) -> ConfigsOfCase:
         sizes = self.op.sizes(case.sizes)
         choice = self.implementation.choose(self.target, sizes)
         if self.compiling:
@@ -387,13 +387,13 @@ def racing(
         if isinstance(implementation, EngineTuned):
             cases = [case_of(planned) for planned in record.cases]
             tables = ask_tables(implementation, cases, device.platform, plan.deadlines.prepare)
-            entries = EngineConfigs(implementation, target, keep, tables).entries
+            entries = EngineConfigs(implementation, target, keep, tables).configs_of
         else:
             configs = RacedConfigs(implementation, target, keep, CompileProgress(where))
             if configs.unpruned:
                 log(configs.unpruned)
-            entries = configs.entries
-        yield replace(plan, entries=entries, make_rounds=halving), judge, target
+            entries = configs.configs_of
+        yield replace(plan, configs_of=entries, make_rounds=halving), judge, target
 
 
 def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, WorkerProcess | None]:

@@ -91,7 +91,8 @@ def cache_environment(setting: str) -> dict[str, str]:
     """Compile caches of a setting's own: what one setting compiled must not serve another."""
     folder = setting
     if not re.fullmatch(r"\w{1,40}", setting):
-        folder = f"{re.sub(r'[^A-Za-z0-9]+', '-', setting)[:40]}-{hashlib.sha256(setting.encode()).hexdigest()[:12]}"
+        words = re.sub(r"[^A-Za-z0-9]+", "-", setting)[:40]
+        folder = f"{words}-{hashlib.sha256(setting.encode()).hexdigest()[:12]}"
     base = cache() / folder
     return {
         "TRITON_CACHE_DIR": str(base / "triton"),

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from harness.page.document import Chart, PageSection, TableRow, TableValue, baseline
+from harness.page.document import Chart, PageSection, TableRow, TableValue, anchor
 from harness.paths import ROOT
 
 MOST = 16
@@ -14,11 +14,11 @@ MOST = 16
 def page_text(sections: Sequence[PageSection]) -> str:
     """Wherever the checkout is: its folder is left out of paths and baselines."""
     text = "\n".join(line for section in sections for line in _of_section(section, "=")) + "\n"
-    return text.replace(f"{ROOT}/", "").replace(baseline(str(ROOT)), "checkout")
+    return text.replace(f"{ROOT}/", "").replace(anchor(str(ROOT)), "checkout")
 
 
 def _of_section(section: PageSection, level: str) -> Iterator[str]:
-    yield f"{level} {section.title} [{section.baseline}]"
+    yield f"{level} {section.title} [{section.anchor}]"
     yield section.headline
     yield from (f"{label}: {text}" for label, text in section.notes)
     for chart in section.charts:
@@ -28,7 +28,7 @@ def _of_section(section: PageSection, level: str) -> Iterator[str]:
 
 
 def _of_chart(chart: Chart) -> Iterator[str]:
-    yield f"- {chart.title} [{chart.baseline}], {chart.marks} marks"
+    yield f"- {chart.title} [{chart.anchor}], {chart.marks} marks"
     yield chart.reading
     if chart.table is not None:
         columns = (f"{name}*" if name in chart.table.numeric else name for name in chart.table.columns)
@@ -74,7 +74,7 @@ def _shortened(lines: list[str]) -> list[str]:
 
 
 def _of_row(row: TableRow) -> str:
-    return " | ".join(map(_of_cell, row.cells)) + (f" [{row.baseline}]" if row.baseline else "")
+    return " | ".join(map(_of_cell, row.cells)) + (f" [{row.anchor}]" if row.anchor else "")
 
 
 def _of_cell(cell: str | TableValue) -> str:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, baseline
+from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor
 
 HOSTILE = "</script><script>throw Error('ran')</script><img src=x onerror=throw>&\"'{{ 1 }}\u2028"
 LONG = 5000
@@ -22,7 +22,7 @@ def table(name: str, rows: list[dict[str, Any]]) -> Table:
         [
             TableRow(
                 (row["name"], TableValue(f"{row['time']:,.1f}", row["time"]), 'faster, "surely"'),
-                baseline(name, str(i)),
+                anchor(name, str(i)),
             )
             for i, row in enumerate(rows)
         ],
@@ -44,7 +44,7 @@ def dots(name: str, count: int, **properties: Any) -> Chart:
         )
     )
     reading = "A dot is a time per call; further left is faster."
-    return Chart(baseline(name), name, reading, picture, table(name, rows), count)
+    return Chart(anchor(name), name, reading, picture, table(name, rows), count)
 
 
 def synthetic() -> Page:

@@ -15,7 +15,7 @@ def a_cell(**facts: Any) -> Cell:
     """Of made-up facts beside those given."""
     told = {
         "op": "mla_decode", "case": "mla_decode batch=1 ctx=64 core", "boundary": "core",
-        "impl": "torch.sdpa", "platform": "cpu", "arch": "x86", "arm": "plain", "launch": "eager",
+        "impl": "torch.sdpa", "platform": "cpu", "arch": "x86", "setting": "plain", "launch": "eager",
         "cache": "warm", "status": "ok",
     }  # fmt: skip
     return Cell(**told | facts)
@@ -29,7 +29,7 @@ def cell(of: Case, impl: str, us: float | None, half: float = 0.0, **facts: Any)
     """With six blocks of two rounds around the time."""
     common = {
         "op": of.op, "case": of.key, "boundary": of.boundary, "platform": "cpu", "arch": "x86-avx512",
-        "arm": "plain", "launch": "eager", "cache": "serving", "weight": of.weight, "place": of.place,
+        "setting": "plain", "launch": "eager", "cache": "serving", "weight": of.weight, "place": of.place,
     }  # fmt: skip
     if us is None:
         return Cell(impl=impl, **{"status": "unsupported", "reason": "needs cuda", **common, **facts})
@@ -84,7 +84,7 @@ def a_run(cases: Sequence[PlannedCase] = (), **facts: Any) -> Run:
     asked = {
         "id": "a run", "created": "2026-11-24T00:00:00Z", "command": ["run"], "op": "mla_decode",
         "suite": "ad hoc", "cases": list(cases), "implementations": [], "baseline": "torch.sdpa",
-        "arms": {"plain": {}}, "launches": ["eager"], "cache": "serving", "budget_s": 60.0,
+        "settings": {"plain": {}}, "launches": ["eager"], "cache": "serving", "budget_s": 60.0,
         "per_case_s": 10.0, "seed": 0, "confidence": 0.95, "ceilings": {}, "provenance": provenance,
     }  # fmt: skip
     return Run(**asked | facts)

@@ -80,8 +80,8 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     chart = Chart(
         anchor("arms", case.label, case.planned.key),
         "What the settings do",
-        f"Right of 1 is faster than {first_setting(case.run)}, the bar is the interval. A diamond: other kernels "
-        "ran; a circle: the same did.",
+        f"Right of 1 is faster than {first_setting(case.run)}, the bar is the interval. "
+        "A diamond: other kernels ran; a circle: the same did.",
         _picture(points, case.run) if points else None,
         table,
         len(points),

@@ -86,7 +86,7 @@ class Rank:
             self.prepared[place.key, name] = prepared
         return self.prepared[place.key, name]
 
-    def turn(self, arm: str, at_least: float) -> float:
+    def sample(self, arm: str, at_least: float) -> float:
         """Seconds of a step, over as many as fill the turn."""
         return self.timer.sample(self.programs[arm], at_least).seconds
 

@@ -209,12 +209,12 @@ def _measured(
         if name in failed:
             raise RuntimeError(failed[name])
         with monitor.watching(name):
-            return worker.ask("turn", CALL_S, arm=name, at_least=TURN_S)
+            return worker.ask("sample", CALL_S, arm=name, at_least=TURN_S)
 
     policy = Policy(
         blocks=BLOCKS, first_rounds=min(4, ROUNDS), max_rounds=ROUNDS, half_width=0.0, baseline=BASE,
-        rerun=TWIN, budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin, end_round=monitor.end,
-    )  # fmt: skip
+        rerun=TWIN, budget_s=plan.budget_s, begin_block=begin, begin_round=monitor.begin,
+        end_round=monitor.end, )  # fmt: skip
     return measure({name: partial(turn, name) for name in arms}, policy)
 
 

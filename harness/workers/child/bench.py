@@ -276,8 +276,8 @@ class Bench:
         }
 
     def spoil(self, entry: str) -> None:
-        """Compares what samples left with what the first one did, and spoils it: before each sample, a request of
-        its own, so that a sample's seconds are of its calls."""
+        """Compares what samples left with what the first one did, and spoils it: before each sample, a
+        request of its own, so that a sample's seconds are of its calls."""
         self._see(entry)
         self.ready[entry].spoil(self.wild)
 
@@ -287,8 +287,8 @@ class Bench:
             repeats.see(which, ready.result(which), self._copies)
 
     def sample(self, entry: str, at_least: float) -> dict[str, Any]:
-        """A timed sample. Outputs are spoiled before its untimed call and, on a CPU, before its timed ones; and
-        in some samples, drawn at random, its timed calls read another activation than all before.
+        """A timed sample. Outputs are spoiled before its untimed call and, on a CPU, before its timed ones;
+        and in some samples, drawn at random, its timed calls read another activation than all before.
 
         replaced: whether they did
         """

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from harness.machine.cpu_threads import ALLOWED
-from harness.results.schema import SCHEMA, Cell
+from harness.results.schema import KEYS, SCHEMA, Cell
 from harness.run.device_lock import device_lock
 from kernels.platform import detect
 from tests.support.command_line import PLUGIN, TINY, contents, error_line, undisturbed
@@ -62,7 +62,7 @@ def test_json_on_stdout_is_one_object_and_tables_go_beside_it(finished, place):
     assert missing["reason"] == "no_such_library is not installed; there is none"
     assert set(cells) == {"torch.sdpa", "torch.naive"}
     for cell in cells.values():
-        assert set(cell) == set(Cell.model_fields) - {"kind"}
+        assert set(cell) == {KEYS.get(name, name) for name in Cell.model_fields} - {"kind"}
         assert (cell["status"], undisturbed(cell["reason"])) == ("ok", "")
         assert all(cell[name] > 0 for name in ("tflops", "gbps", "percent_of_ceiling", "setup_s"))
         assert cell["check"]["ok"] and cell["kernels"]
@@ -77,7 +77,7 @@ def test_csv_has_the_cells_and_a_finished_run_can_be_printed_again(finished, pla
     rows = list(csv.DictReader((place / "cells.csv").open()))
     cells = strict(finished.stdout)["cells"]
     assert [row["impl"] for row in rows] == [cell["impl"] for cell in cells]
-    assert set(rows[0]) == set(Cell.model_fields) - {"kind", "samples"}
+    assert set(rows[0]) == {KEYS.get(name, name) for name in Cell.model_fields} - {"kind", "samples"}
     for row, cell in zip(rows, cells, strict=True):
         assert float(row["time_us"] or 0) == pytest.approx(cell["time_us"] or 0)
     before = contents(place)

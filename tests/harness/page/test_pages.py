@@ -50,7 +50,7 @@ def measured(folder: Path) -> Page:
     clock = [{"sm_clock_mhz": {"min": 1.0, "median": 2.0, "max": 4.0}, "not_read": {"heat": "?"}}]
     records: list[Record] = [
         *ranked(small, THREE, conditions=clock),
-        *(record.model_copy(update={"heats": HEATS} if isinstance(record, Cell) else {})
+        *(record.model_copy(update={"eliminations": HEATS} if isinstance(record, Cell) else {})
           for record in ranked(large, THREE, "same", disturbed=DISTURBED, eliminations=1)),
         *ranked(long, THREE, "unclear", disturbed=DISTURBED[:1]),
         *(record for of in (ragged, quantised) for record in ranked(of, TWO)),
@@ -78,7 +78,7 @@ def gemm(folder: Path) -> Page:
           for n, k, weight in ((4, 0, 0.2), (1, 8, 0.3), (1, 0, 0.4), (2, 0, 0.1))]  # fmt: skip
     records = [r for one in of for r in ranked(one, {"torch.bf16": 99_999.5, "x.y": 1234.56}, "slower")]
     records += [cell(of[0], "x.z", 1e4, 1e4), finished(of[0])]
-    told = {"arms": {"plain": {"A": "", "B": None}}, "busy": ["a compiler runs"]}
+    told = {"settings": {"plain": {"A": "", "B": None}}, "busy": ["a compiler runs"]}
     return page_of(
         write(folder / "run", records, of, **told), write(folder / "nothing finished", [], [case()])
     )
@@ -92,7 +92,7 @@ def settings(folder: Path) -> Page:
         facts = {} if us else {"status": "error", "reason": "out of luck"}
         both = cell(of, "torch.bf16", 100.0, 1.0), cell(of, "torch.bf16", us, setting="A=1", **facts)
         records += [*both, *([verdict(both[1], both[0], "unclear", half=2.0)] if us else []), finished(of)]
-    told = {"arms": {"plain": {"A": None}, "A=1": {"A": "1"}}, "flags": {"A": [None, "1"]}}
+    told = {"settings": {"plain": {"A": None}, "A=1": {"A": "1"}}, "flags": {"A": [None, "1"]}}
     return page_of(COMMITTED / "toggle/threads", write(folder / "two", records, cases, **told))
 
 

@@ -80,7 +80,7 @@ def test_groups_share_the_seconds_of_a_case(monkeypatch):
 def test_each_setting_has_workers_of_its_own_and_is_compared_with_those_of_its_row():
     impls = kernels.implementations("mla_decode")[:2]
     settings = [Setting(), Setting({"A": "1"}), Setting(is_rerun=True)]
-    record = SimpleNamespace(contrast="arms", baseline="torch.sdpa")
+    record = SimpleNamespace(contrast="settings", baseline="torch.sdpa")
     plan = SimpleNamespace(threads=1, deadlines=None, record=record)
     made = [
         Entry(i.name, i, setting, how) for i in impls for setting in settings for how in ("graph", "eager")

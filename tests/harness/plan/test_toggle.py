@@ -65,7 +65,7 @@ def test_each_setting_runs_in_its_own_environment_and_one_that_cannot_start_cost
     said = " ".join(done.stdout.split())
     # A profile on a busy machine may tell of operators, too.
     assert re.search(r"unset: .*\bnowhere\b.* -> .*\bother\b", said)
-    assert "noise noise probe.kernel against itself in other workers" in said
+    assert "noise probe.kernel against itself in other workers" in said
 
     run = Journal(out).run()
     assert run.flags == {"PROBE_PATH": ["other"], "PYTHONHOME": ["/nowhere", None]}
@@ -90,8 +90,8 @@ ASKED: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("fused_moe XYZZY=1 HIP_FORCE_DEV_KERNARG=2", "gfx942", EAGER | {"common": ["C=3"]}),
     (f"fused_moe {KERNARG} XYZZY=1,unset", "gfx942", EAGER | {"design": "one-at-a-time"}),
     *(("fused_moe", "gfx950", RECIPE | more) for more in ({}, {"leave_one_out": True}, FORCE)),
-    *(("fused_moe", "sm_90", RECIPE | more) for more in ({}, {"settings": ["A=1"]})),
-    ("fused_moe", "gfx950", {"leave_one_out": True, "settings": ["A=1"]}),
+    *(("fused_moe", "sm_90", RECIPE | more) for more in ({}, {"flags": ["A=1"]})),
+    ("fused_moe", "gfx950", {"leave_one_out": True, "flags": ["A=1"]}),
 )
 
 
@@ -100,7 +100,7 @@ def test_what_toggles_come_to_is_as_committed(snapshot):
     for words, arch, more in ASKED:
         op, *settings = words.split()
         given = dict.fromkeys(("launch", "recipe"), None) | dict.fromkeys(("leave_one_out", "force"), False)
-        given |= {"op": op, "settings": settings, "common": [], "design": "factorial"} | more
+        given |= {"op": op, "flags": settings, "common": [], "design": "factorial"} | more
         lines.append(f"=== {words} on {arch}, {more}")
         try:
             plan = plan_toggle(ToggleRequest(**given), named(architectures()[arch].kind, arch), lines.append)

@@ -21,7 +21,7 @@ def cell(**facts: Any) -> Cell:
 
 
 def run(**facts: Any) -> Any:
-    told = {"arms": {"plain": {}}, "trees": {}, "seed": 0, "threads": 8, "command": []} | facts
+    told = {"settings": {"plain": {}}, "trees": {}, "seed": 0, "threads": 8, "command": []} | facts
     return SimpleNamespace(**told)
 
 
@@ -40,14 +40,14 @@ ROWS: dict[str, tuple[dict, dict]] = {
     "a configuration": ({"config": {"block_m": 16, "stages": 2}}, {}),
     "another seed": ({}, {"seed": 7}),
     "threads that were asked for": ({}, {"command": ["run", "--threads", "8"]}),
-    "a setting": ({"arm": "A=b c"}, {"arms": {"A=b c": {"A": "b c"}}}),
-    "a setting that takes a variable away": ({"arm": "A unset"}, {"arms": {"A unset": {"A": None}}}),
+    "a setting": ({"setting": "A=b c"}, {"settings": {"A=b c": {"A": "b c"}}}),
+    "a setting that takes a variable away": ({"setting": "A unset"}, {"settings": {"A unset": {"A": None}}}),
     "the case that showed it was another": ({"reason": REASON}, {}),
     "with far addresses alone: none": ({"reason": f"{FAR}3 of 64 rows are off"}, {}),
     "crashed: none": ({"status": "crashed"}, {}),
     "right: none": ({"status": "ok"}, {}),
     "unsupported: none": ({"status": "unsupported"}, {}),
-    "of another tree: none": ({"arm": "HEAD"}, {"trees": {"HEAD": "/somewhere"}}),
+    "of another tree: none": ({"setting": "HEAD"}, {"trees": {"HEAD": "/somewhere"}}),
 }
 
 

@@ -29,7 +29,7 @@ def test_a_case_and_what_to_take_are_as_committed(snapshot, name, columns):
 
 @pytest.mark.parametrize(("ratio", "said"), [
     (4.0, f"{AVX2}: 1.63x over 2 cases, faster in 1 of them; but slower for block"),
-    (1.01, "leave it as it is, no setting brings 2%"),  # a mean within the margin, though all are faster in one
+    (1.01, "leave it as it is, no setting brings 2%"),  # a mean in the margin, though all are faster in one
 ])  # fmt: skip
 def test_an_setting_is_worth_the_mean_of_its_speedups_by_the_weights_of_the_cases(ratio, said):
     journal = Journal(ROOT / "results/epyc-zen4-2core/toggle/onednn")

@@ -164,7 +164,7 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
     ({"machine": {"threads": 4}}, "threads differs: 2 and 4"),
     ({"machine": {"driver": "580"}}, "driver differs: unknown and 580"),
     ({"cache": "warm"}, "cache differs: serving and warm"),
-    ({"arms": {"plain": {}, "A=1": {"A": "1"}}}, "settings differs: plain and plain; A=1"),
+    ({"settings": {"plain": {}, "A=1": {"A": "1"}}}, "settings differs: plain and plain; A=1"),
     *(({"clock": clock}, f"sm_clock_mhz differs: 2000 and {clock:.0f}") for clock in (1800.0, 2100.0)),
 ])  # fmt: skip
 def test_unlike_runs_are_refused_with_the_reason(tmp_path, other, reason):

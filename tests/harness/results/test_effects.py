@@ -22,14 +22,15 @@ def cell(setting: str, seconds: list[float], **facts) -> Cell:
 
 
 def factorial(a: float, b: float, both: float, noise: float = 0.01):
-    """Settings of A=0,1 x B=0,1 whose times fall by these factors, with noise that rounds share and their own."""
+    """Settings of A=0,1 x B=0,1 whose times fall by these factors, with noise that rounds share and their
+    own."""
     draw = random.Random(1)
     shared = [draw.gauss(0, 0.1) for _ in range(BLOCKS * ROUNDS)]
     settings = {f"A={x}, B={y}": {"A": str(x), "B": str(y)} for x, y in itertools.product((0, 1), (0, 1))}
     cells = {}
-    for setting, setting in settings.items():
-        factor = a ** int(setting["A"]) * b ** int(setting["B"])
-        factor *= both if setting == {"A": "1", "B": "1"} else 1
+    for setting, values in settings.items():
+        factor = a ** int(values["A"]) * b ** int(values["B"])
+        factor *= both if values == {"A": "1", "B": "1"} else 1
         cells[setting] = cell(setting, [math.exp(s + draw.gauss(0, noise)) / factor for s in shared])
     return cells, settings
 

@@ -9,7 +9,7 @@ from harness.errors import UsageError
 from harness.files import JournalFull
 from harness.results import read
 from harness.results.journal import Journal, JournalChanged
-from harness.results.schema import SCHEMA, CaseDone, Cell, DeviceUsed, Record, Samples, Verdict
+from harness.results.schema import KEYS, SCHEMA, CaseDone, Cell, DeviceUsed, Record, Samples, Verdict
 from shapes.case import Case
 from tests.support.calibrated import LIGHT, calibrations
 from tests.support.written_runs import a_cell, a_run, altered, finished
@@ -204,7 +204,7 @@ def test_load(tmp_path):
     assert list(table["impl"]) == [*IMPLS, *IMPLS]
     assert set(table["run"]) == {"one"}
     assert table["time_us"].tolist() == [100, 200, 300] * 2
-    assert set(Cell.model_fields) - {"kind"} <= set(table.columns)
+    assert {KEYS.get(name, name) for name in Cell.model_fields} - {"kind"} <= set(table.columns)
     machine = [{*table[column]} for column in ("machine", "device", "host")]
     assert machine == [{"a CPU"}, {""}, {""}], "older runs do not have the host"
     altered(tmp_path / "one", provenance={"machine": {"device": "a CPU", "host": "here"}})

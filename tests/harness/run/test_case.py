@@ -215,7 +215,7 @@ def test_an_output_of_any_set_is_held_to_that_sets_reference():
     run = driven(kernels.OPS["fused_moe"].case(MOE), judge)
     names = [run._of_set(which, 5) for which in (0, 4, 2, 2)]
     assert names == ["first", "last", "set 2", "set 2"]
-    assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"sample": 2})]
+    assert [(each["name"], each["seeds"]) for each in asked] == [("set 2 core", {"turn": 2})]
 
 
 @pytest.mark.parametrize(("facts", "reason"), [

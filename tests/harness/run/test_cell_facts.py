@@ -121,7 +121,7 @@ def test_a_run_shows_what_is_refused_for_a_defect(monkeypatch, tmp_path):
     impls = [i for i in kernels.implementations(case.op) if i.name == "aiter.asm_persistent"]
     record = {"launches": ["graph"], "contrast": "implementations", "baseline": "torch.sdpa", "cache": "warm"}
     settings = [Setting(), Setting(is_rerun=True)]
-    plan = SimpleNamespace(op=op, implementations=impls, settings=settings, entries=own_choice)
+    plan = SimpleNamespace(op=op, implementations=impls, settings=settings, configs_of=own_choice)
     plan.yardsticks, plan.record = lambda platform: Yardsticks(None, None, 0.95), SimpleNamespace(**record)
     measurer = CaseMeasurer(plan, OwnDevice(place, Blind("")), progress=None)
     cell, done = measurer.measure(case, 1, 1, tmp_path)

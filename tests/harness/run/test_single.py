@@ -40,7 +40,7 @@ def benchmark(monkeypatch, tmp_path, reasons):
 ])  # fmt: skip
 def test_a_disturbed_turn_is_made_again_unless_most_are(monkeypatch, tmp_path, reasons, samples, said):
     made, monitor = benchmark(monkeypatch, tmp_path, reasons)
-    assert [made.sample() for _ in turns] == samples
+    assert [made.sample() for _ in samples] == samples
     assert monitor.log == ["begin", "sample", "end"] * samples[-1]
     assert made.facts(None).get("disturbed") == said
 

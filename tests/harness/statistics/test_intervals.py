@@ -29,10 +29,10 @@ def test_ratio_is_the_time_of_b_over_the_time_of_a():
 
 
 @pytest.mark.parametrize("true_ratio", [1.0, 1.002, 1.02, 1.5, 30])
-@pytest.mark.parametrize("floor", [0.0, 0.01, 0.05])
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.05])
 def test_swapping_a_and_b_swaps_the_verdict(true_ratio, noise):
     a, b = noisy(1, 1), noisy(true_ratio, 2)
-    there, back = (compare(*pair, blocks=BLOCKS, noise=noise) for pair in ((a, b), (b, a)))
+    there, back = (compare(*pair, blocks=BLOCKS, floor=noise) for pair in ((a, b), (b, a)))
     assert there.ratio == pytest.approx(1 / back.ratio)
     assert there.low == pytest.approx(1 / back.high)
     assert there.high == pytest.approx(1 / back.low)
@@ -40,7 +40,7 @@ def test_swapping_a_and_b_swaps_the_verdict(true_ratio, noise):
     assert there.verdict == opposite[back.verdict]
 
 
-@pytest.mark.parametrize(("low", "high", "floor", "margin", "wanted"), [
+@pytest.mark.parametrize(("low", "high", "noise", "margin", "wanted"), [
     (1.01, 1.02, 0.0, 0.005, "faster"),
     (0.98, 0.99, 0.0, 0.005, "slower"),
     (1.001, 1.003, 0.0, 0.005, "same"),  # told apart, but by less than anyone cares about
@@ -216,6 +216,6 @@ def test_noise_floor_of_a_disturbed_pair_is_all_that_it_may_be():
     noise = noise_of(found)
     assert noise == pytest.approx(max(found.high, 1 / found.low) - 1)
     assert MAX_NOISE < noise < 2
-    assert compare(noisy(1, 3), noisy(1, 4), blocks=BLOCKS, noise=noise).verdict == "unclear"
-    assert compare(noisy(1, 3), noisy(4, 4), blocks=BLOCKS, noise=noise).verdict == "faster"
-    assert compare(noisy(4, 3), noisy(1, 4), blocks=BLOCKS, noise=noise).verdict == "slower"
+    assert compare(noisy(1, 3), noisy(1, 4), blocks=BLOCKS, floor=noise).verdict == "unclear"
+    assert compare(noisy(1, 3), noisy(4, 4), blocks=BLOCKS, floor=noise).verdict == "faster"
+    assert compare(noisy(4, 3), noisy(1, 4), blocks=BLOCKS, floor=noise).verdict == "slower"

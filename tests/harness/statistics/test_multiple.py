@@ -82,7 +82,7 @@ def test_a_look_before_the_end_wants_more_confidence_than_the_end(apart, half_wi
     blocks = [block for block in range(6) for _ in range(5)]
     series = {"anchor": [1.0] * 30, "a": [math.exp(0.04 + (-apart if b % 2 else apart)) for b in blocks]}
     series["same"] = [math.exp(-0.003 if b % 2 else 0.003) for b in blocks]  # tight, and then not asked again
-    given = {"twin": None, "confidence": 0.95, "half_width": half_width}
+    given = {"rerun": None, "confidence": 0.95, "half_width": half_width}
     assert stopping_reason(series, blocks, ["anchor", "a", "same"], "anchor", **given) == reason
     assert stopping_reason(series, blocks, ["anchor"], "anchor", **given) == "clear", "nobody is left"
     (found, _) = joint_verdicts(series, blocks, ["anchor", "a"], "anchor")

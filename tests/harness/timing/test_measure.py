@@ -189,7 +189,7 @@ def test_interrupting_is_not_a_entries_failure():
 def test_who_is_slow_has_a_turn_in_the_first_round_of_each_block_only(sample_s, samples):
     race = Race(**sample_s)
     found = race.measure(blocks=3, max_rounds=4, slow=4.0)
-    assert {name: race.log.count(name) for name in turns} == samples
+    assert {name: race.log.count(name) for name in samples} == samples
     assert samples["c"] == 12 or [r.index for r in found.rounds if "c" in r.seconds] == [0, 0, 0]
     assert found.dropped == {}
 
@@ -316,7 +316,8 @@ def test_who_has_no_quiet_time_makes_all_rounds_count():
 
 
 class Neighbours(Machine):
-    """Others come and go every thirty samples or so, are seen, and double a sample's time, give or take 30 %."""
+    """Others come and go every thirty samples or so, are seen, and double a sample's time, give or take 30
+    %."""
 
     here = seen = False
 

@@ -40,7 +40,7 @@ class Mortal(Machine):
 def race(true: dict[str, float], noise: Noise = OFFSETS, seed: int = 0, dies=None, **policy) -> Rounds:
     machine = Mortal(true, noise, seed)
     machine.dies = dies or {}
-    given = {"budget_s": BUDGET_S, "anchor": BASELINE, "twin": RERUN, "seed": seed} | policy
+    given = {"budget_s": BUDGET_S, "baseline": BASELINE, "rerun": RERUN, "seed": seed} | policy
     return halving(machine.entries, machine.policy(**given))
 
 
@@ -59,17 +59,17 @@ def stored(found: Rounds) -> str:
 
 def test_the_rounds_that_chose_flatter_and_those_after_them_do_not():
     """Of the winner among equals: its mean ratio by both, and how often it is called faster; 5 % may be."""
-    logs, wrong = {"heats": [], "rounds": []}, 0
+    logs, wrong = {"eliminations": [], "rounds": []}, 0
     for seed in range(40):
         found = race(field(), seed=seed)
         wrong += stored(found) != BASELINE
         names = (BASELINE, challenger(found))
-        for which, made in (("heats", found.eliminations), ("rounds", found.rounds)):
+        for which, made in (("eliminations", found.eliminations), ("rounds", found.rounds)):
             both = [r for r in made if set(names) <= r.seconds.keys()]
             a, b = ([r.seconds[name] for r in both] for name in names)
             logs[which].append(math.log(compare(b, a, blocks=[r.block for r in both]).ratio))
     error = {which: statistics.stdev(of) / math.sqrt(len(of)) for which, of in logs.items()}
-    assert statistics.mean(logs["heats"]) > 5 * error["heats"]
+    assert statistics.mean(logs["eliminations"]) > 5 * error["eliminations"]
     assert abs(statistics.mean(logs["rounds"])) < 3 * error["rounds"]
     assert wrong <= 2
 

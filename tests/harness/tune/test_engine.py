@@ -48,7 +48,7 @@ def gemm():
 
 
 def test_the_engine_is_told_nothing_where_its_own_choice_is_the_baseline(gemm):
-    entries = EngineConfigs(gemm, H200, 5, {CASE.key: TABLE}).entries(gemm, CASE)
+    entries = EngineConfigs(gemm, H200, 5, {CASE.key: TABLE}).configs_of(gemm, CASE)
     assert entries.configs[0] is None and NOW not in entries.configs
     assert (len(entries.configs), entries.search.raced, entries.search.baseline) == (6, 6, NOW)
     assert entries.search.considered == 6 + entries.search.pruned["worse by the estimate"] > 300
@@ -60,7 +60,7 @@ def test_the_engine_is_told_nothing_where_its_own_choice_is_the_baseline(gemm):
 def test_the_baseline_does_not_race_itself(gemm):
     best, second, *_ = ranked(gemm, H200, OP.sizes(CASE.sizes))
     table = table_of(24, None, {FILE: lambda m: best.entry})
-    entries = EngineConfigs(gemm, H200, 1, {CASE.key: table}).entries(gemm, CASE)
+    entries = EngineConfigs(gemm, H200, 1, {CASE.key: table}).configs_of(gemm, CASE)
     assert entries.configs == [None, second.entry]
 
 
@@ -77,7 +77,7 @@ def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
     table = table_of(16, own, {FILE: lambda m: own[nearest_of(own, m)]})
     assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
     case = OP.case({"m": 16, "n": 6144, "k": 1536})
-    entries = EngineConfigs(gemm, H200, 4, {case.key: table}).entries(gemm, case)
+    entries = EngineConfigs(gemm, H200, 4, {case.key: table}).configs_of(gemm, case)
     first, *near = entries.configs[:4]
     assert first is None and near == [own[48], own[96], own[512]]
     assert len(entries.configs) == 5 and own[16] not in entries.configs

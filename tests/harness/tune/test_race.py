@@ -166,7 +166,7 @@ CASE = kernels.OPS["block_scale_gemm"].case({"m": 4, "n": 512, "k": 256})
 
 def test_what_would_be_used_is_the_baseline_and_enters_once(chunked):
     field = RacedConfigs(chunked, CPU, keep=2, log=print)
-    entries = field.entries(chunked, CASE)
+    entries = field.configs_of(chunked, CASE)
     assert [config["columns"] for config in entries.configs] == [16, 8, 32, 128, 512]
     assert "all configurations are raced" in field.unpruned
 
@@ -177,7 +177,7 @@ def test_the_best_by_the_estimate_enter_where_it_knows_the_device():
     pytest.importorskip("triton")
     (impl,) = (i for i in kernels.implementations("block_scale_gemm") if i.name == "triton.split_k")
     field = RacedConfigs(impl, Target("cuda", "sm_90", 78, "a smaller H100"), keep=3, log=lambda _: None)
-    entries = field.entries(impl, CASE)
+    entries = field.configs_of(impl, CASE)
     assert field.unpruned == ""
     assert field.compiling.architecture.units == 78
     assert len(entries.configs) in (3, 4), "the baseline is among the best, or comes on top"

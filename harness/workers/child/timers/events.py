@@ -24,7 +24,8 @@ SLEEPING = 2.0
 # After the last event the whole device is at rest within so long, and such a share of what was timed: work
 # that a call gave to a stream of its own and did not wait for escapes events.
 LEFT_S, LEFT_SHARE = 1e-3, 0.02
-# The host's clock tells that, and a pause of the host looks the same. Such work is left by every reading: only
+# The host's clock tells that, and a pause of the host looks the same. Such work is left by every reading:
+# only
 # where this many in a row left some is it believed.
 LEFT_TRIES = 3
 # So many readings in a row may be thrown away.

@@ -20,9 +20,9 @@ class Bench:
     def round(self, *samples: dict[str, object]) -> str:
         """A thousand steps to each sample; each sets metrics, and adds to those that count."""
         self.monitor.begin()
-        for sample in turns or ({},):
+        for sample in samples or ({},):
             self.smi.metrics["accumulation_counter"] += 1000
-            for key, value in turn.items():
+            for key, value in sample.items():
                 if key.endswith("_acc"):
                     self.smi.metrics[key] += value
                 else:
@@ -62,8 +62,8 @@ def test_a_clock_below_three_quarters_of_the_highest(bench, sample, said, least)
     assert bench.round(sample) == said
     read = bench.monitor.conditions()
     assert read["gfx_clock_mhz"]["min"] == least
-    assert read.get("idle_samples", 0) == ("average_gfx_activity" in turn)
-    limited = "ppt_residency_acc" in turn
+    assert read.get("idle_samples", 0) == ("average_gfx_activity" in sample)
+    limited = "ppt_residency_acc" in sample
     assert read["slowed_by"] == ({"package power limit": 0.5} if limited else {})
     assert read["package_power_limit_percent"]["max"] == pytest.approx(80 if limited else 0)
 

@@ -31,12 +31,13 @@ class Bench:
         self.nvml.samples += [(pid, at, n) for pid, most in percent.items() for n in (most, min(5, most))]
 
     def round(self, *samples: dict[str, object], ran=None, work="product") -> str:
-        """A second; each sample sets what NVML says after it, or lets a counter go on: (which, nanoseconds)."""
+        """A second; each sample sets what NVML says after it, or lets a counter go on: (which,
+        nanoseconds)."""
         self.monitor.begin()
         self.now += 1.0
         self.ran(ran or {})
-        for sample in turns or ({},):
-            for name, value in turn.items():
+        for sample in samples or ({},):
+            for name, value in sample.items():
                 if name == "sm":
                     self.nvml.clocks[1] = value
                 elif name == "counted":

@@ -21,7 +21,7 @@ from harness.serving.replay.replay import BASE, ReplayPlan, fitted, needed, plan
 from harness.serving.replay.schema import Replay, ReplayArm, Timed
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.statistics.intervals import interval
-from harness.workers.child.timers.base import Turn
+from harness.workers.child.timers.base import Sample
 from kernels.formats import dequantise_weights
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect
@@ -164,8 +164,8 @@ def test_a_place_alone_is_its_calls_of_all_layers(rank, monkeypatch):
         def program(self, calls):
             programs.append(len(calls))
 
-        def turn(self, program, at_least):
-            return Turn(next(seconds), 1)
+        def sample(self, program, at_least):
+            return Sample(next(seconds), 1)
 
     monkeypatch.setattr(rank, "timer", Timer())
     assert rank.alone("qkv_a", ["a"], 3, 0.1) == {"a": 2 * 2.0}, "two layers, the median turn"
@@ -190,7 +190,7 @@ def test_a_wrong_kernel_shows_in_the_difference(rank):
 @pytest.fixture
 def here(monkeypatch):
     """Replays of a test start no process, and their turns are short."""
-    monkeypatch.setattr(replaying, "Worker", WorkerHere)
+    monkeypatch.setattr(replaying, "WorkerProcess", WorkerHere)
     for name, value in {"TURN_S": 1e-3, "ALONE_S": 1e-4, "ALONE_TURNS": 1, "BLOCKS": 2, "ROUNDS": 1}.items():
         monkeypatch.setattr(replaying, name, value)
     monkeypatch.setattr(replaying, "default_threads", lambda: 1)

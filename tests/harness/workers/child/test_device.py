@@ -15,6 +15,7 @@ from harness.plan.settings import Setting
 from harness.run import ceilings
 from harness.serving.replay.child import Rank
 from harness.workers import environment, judge
+from harness.workers import worker as worker_module
 from harness.workers.child.bench import Bench
 from harness.workers.child.device import other_device
 from harness.workers.child.judge import Judge
@@ -113,10 +114,10 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
         asked.append((arguments["planned"], arguments["threads"]))
         return {"pinned": ""}
 
-    worker = SimpleNamespace(ask=ask, kill=list)
-    worker.hello = functools.partial(WorkerProcess.hello, worker)
-    for module in (worker, judge, ceilings):
-        monkeypatch.setattr(module, "WorkerProcess", lambda *arguments: worker)
+    process = SimpleNamespace(ask=ask, kill=list)
+    process.hello = functools.partial(WorkerProcess.hello, process)
+    for module in (worker_module, judge, ceilings):
+        monkeypatch.setattr(module, "WorkerProcess", lambda *arguments: process)
     impl = kernels.implementations("mla_decode")[0]
     row = Entry("a row", impl, Setting({"OMP_NUM_THREADS": "3"}), "eager")
     Worker([row], PLANNED, 1, Deadlines(), tmp_path).start()
@@ -127,9 +128,9 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
 
 
 def test_a_new_worker_is_brought_to_where_the_lost_one_was(monkeypatch, tmp_path):
-    worker = Mock(alive=True)
-    worker.ask.return_value = {"pinned": "", "seconds": 1.0, "synchronises": False, "source": ""}
-    monkeypatch.setattr(worker, "WorkerProcess", lambda *_: worker)
+    process = Mock(alive=True)
+    process.ask.return_value = {"pinned": "", "seconds": 1.0, "synchronises": False, "source": ""}
+    monkeypatch.setattr(worker_module, "WorkerProcess", lambda *_: process)
     impl = kernels.implementations("mla_decode")[0]
     row, slow = (Entry(name, impl, Setting(), "eager", name == "slow") for name in ("row", "slow"))
     subject = Worker([row, slow], Platform("cpu", "x86"), 1, Deadlines(9.0, 1.0), tmp_path)
@@ -139,10 +140,10 @@ def test_a_new_worker_is_brought_to_where_the_lost_one_was(monkeypatch, tmp_path
     subject.load({})
     for of in (row, slow):
         subject.ask(of, "sample")
-    worker.alive = False
+    process.alive = False
     subject.ask(row, "sample")
     asked = " ".join(
-        f"{name}:{deadline:g}" for name, deadline in (of.args for of in worker.ask.call_args_list)
+        f"{name}:{deadline:g}" for name, deadline in (of.args for of in process.ask.call_args_list)
     )
     first, again = "hello:9 open:9 fresh:9 fresh:9 load:9", "hello:9 open:9 fresh:9 load:9"
     assert asked == f"{first} prepare:9 sample:1 prepare:9 sample:9 {again} prepare:9 sample:1"

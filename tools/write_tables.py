@@ -3,7 +3,7 @@
     python -m tools.write_tables
 
 harness/catalogue/evidence.json is what is known of each of the suite's own kernels, from recorded runs and
-stored configurations. Its table is in docs/compiling-and-tuning.md, kernels/engines' in docs/engines.md.
+stored configurations. Its table is kernels/tuned/README.md; that of the engines is kernels/engines/README.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kernels import engines
 from kernels.tuning import TUNED
 
 FILE = DATA / "evidence.json"
-TUNING, ENGINES = ROOT / "docs" / "compiling-and-tuning.md", ROOT / "docs" / "engines.md"
+TUNING, ENGINES = (ROOT / "kernels" / name / "README.md" for name in ("tuned", "engines"))
 STATUS = {"checked": "interpreted", "ok": "measured"}
 
 

@@ -18,7 +18,7 @@ def claims(runs: tuple[str, ...], json_to: str | None) -> None:
 
     from harness.files import write
     from harness.paths import RESULTS
-    from harness.report.claims_table import claims_table
+    from harness.report.comparison_table import claims_table
     from harness.results.claims import examine, read, recorded_cells
     from kernels.platform import detect
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.page.document import anchor
+from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, CaseDone, Cell, PlannedCase, Run, Verdict
-from harness.results.spread import Spread, spreads
 from shapes.case import text_of
 
 

@@ -10,8 +10,8 @@ from harness.page.document import Chart, Table, TableRow, TableValue, anchor
 from harness.page.measured.case import MeasuredCase, us_text
 from harness.page.measured.forest import forest
 from harness.report.text import uncertain_ratio
+from harness.results.comparison import LAG, DeviceRatio
 from harness.results.schema import Calibration, Run
-from harness.results.spread import LAG, DeviceRatio
 from harness.statistics.paired import verdict
 
 if TYPE_CHECKING:

@@ -31,8 +31,7 @@ def report(
     if chart and not (svg or png):
         raise click.UsageError("--chart is for --svg and --png; a page has all")
     from harness.files import require_writable, require_writable_folder, write
-    from harness.page.assemble import assemble
-    from harness.page.inputs import inputs
+    from harness.page.assemble import assemble, inputs
 
     known = inputs(runs)
     folders = [(Path(folder), is_png) for folder, is_png in ((svg, False), (png, True)) if folder]
@@ -42,7 +41,7 @@ def report(
         require_writable(output, None)
     page = assemble(known, title)
     if folders:
-        from harness.page.pictures import pictures
+        from harness.page.html import pictures
 
         for folder, is_png in folders:
             click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")

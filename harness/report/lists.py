@@ -313,11 +313,11 @@ def _cells(flag: Flag) -> dict[str, str]:
         "default": _short("default", flag.default),
         "read": flag.read,
         "platforms": " ".join(flag.platforms),
-        "ops": _short("ops", _ops(flag)),
+        "ops": _short("ops", _flag_ops(flag)),
     }
 
 
-def _ops(flag: Flag) -> str:
+def _flag_ops(flag: Flag) -> str:
     return "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none"
 
 
@@ -329,7 +329,7 @@ def _short(column: str, text: str) -> str:
 def _flag_paragraphs(flag: Flag) -> Iterator[str]:
     only = [*flag.archs, *filter(None, [flag.launch and f"{flag.launch} launches"])]
     yield " ".join([flag.effect, *([f"({', '.join(only)} only)"] if only else [])])
-    for column, text in (("default", flag.default), ("ops", _ops(flag))):
+    for column, text in (("default", flag.default), ("ops", _flag_ops(flag))):
         if _short(column, text) != text:
             yield f"{column}: {text}"
     values = "; ".join(f"{value}: {meaning}" for value, meaning in flag.values.items())

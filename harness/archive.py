@@ -124,11 +124,11 @@ def _plain_files(folder: Path) -> Iterator[Path]:
 
 def _zipped(names: Iterable[str], read: Callable[[str], bytes]) -> bytes:
     """A zip file that has the same bytes whenever and by whomever it is packed."""
-    members = {name: read(name) for name in sorted(names)}
-    members[SUMS] = "".join(_sum(name, data) for name, data in members.items()).encode()
-    archive = io.BytesIO()
+    archive, sums = io.BytesIO(), ""
     with zipfile.ZipFile(archive, "w") as target:
-        for name, data in members.items():
+        for name in [*sorted(names), SUMS]:
+            data = sums.encode() if name == SUMS else read(name)
+            sums += _sum(name, data)
             about = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
             about.create_system, about.external_attr = 3, 0o100644 << 16  # as on Unix
             about.compress_type = zipfile.ZIP_STORED if name.endswith(COMPRESSED) else zipfile.ZIP_DEFLATED

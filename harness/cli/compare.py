@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
 @click.option("--revisions", nargs=2, metavar="A B", help="Measure two commits' kernels now, interleaved.")
 @click.option("--force", is_flag=True, help="Compare runs of different machines or terms too, and mark it.")
-@click.option("--markdown", metavar="FILE|-", help="Write the report there too, for a pull request.")
+@click.option("--markdown", metavar="FILE|-", help="Also write the report there, for a pull request.")
 @measuring
 def compare(
     request: Request,
@@ -27,8 +27,8 @@ def compare(
     force: bool,
     markdown: str | None,
 ) -> None:
-    """What became faster or slower between two recorded runs, or between two revisions of this repository
-    (to which the options from --op on apply). Exit code 1 where something regressed."""
+    """Show what became faster or slower between two recorded runs, or between two revisions of this
+    repository (the options from --op on are for revisions). The exit code is 1 if something regressed."""
     if revisions and not runs:
         with interruptible(RECORDED):
             sys.exit(measure_revisions(request, revisions))

@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from rich.console import Group
-from rich.text import Text
-
-from harness.report.fitting_table import Column, FittingTable
 from harness.report.terminal import WIDTH
 from harness.report.text import duration, three_digits
 
 if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.text import Text
+
     from harness.files import JsonObject
+    from harness.report.fitting_table import FittingTable
     from harness.results.schema import Facts
 
 LABEL = 20
@@ -48,18 +48,11 @@ def _aligned(lines: Lines) -> str:
     """Labels in one column, and their texts in the next, broken into lines."""
     parts = []
     width = max(LABEL, *(len(label) + 2 for label, _ in lines))
+    wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
     for label, text in lines:
-        start = f"  {label:<{width}}" if label else "  - "
-        parts.append(
-            textwrap.fill(
-                text,
-                WIDTH,
-                initial_indent=start,
-                subsequent_indent=" " * len(start),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
+        wrapper.initial_indent = f"  {label:<{width}}" if label else "  - "
+        wrapper.subsequent_indent = " " * len(wrapper.initial_indent)
+        parts.append(wrapper.fill(text))
     return "\n".join(parts)
 
 
@@ -176,8 +169,16 @@ def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
 
     rows: `doctor.bindings.RowBinding` as dictionaries
     """
+    from rich.console import Group
+    from rich.text import Text
+
     broken = [row for row in rows if row["status"] == "breaks"]
-    parts: list[Text | FittingTable] = [_line(row) for row in broken]
+    parts: list[Text | FittingTable] = []
+    for row in broken:
+        name = f"{row['library']} {row['version']}: {row['op']} {row['implementation']} "
+        line = Text.assemble(name, ("breaks", STYLES["breaks"]), f": {row['reason']}")
+        line.no_wrap, line.overflow = True, "ignore"
+        parts.append(line)
     for library, version in dict.fromkeys((row["library"], row["version"]) for row in rows):
         mine = [row for row in rows if (row["library"], row["version"]) == (library, version)]
         counts = Counter(row["status"] for row in mine)
@@ -190,14 +191,11 @@ def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
     return Group(*(parts if broken else parts[1:]))
 
 
-def _line(row: Mapping[str, str]) -> Text:
-    of, status = f"{row['library']} {row['version']}", Text("breaks", STYLES["breaks"])
-    line = Text.assemble(f"{of}: {row['op']} {row['implementation']} ", status, f": {row['reason']}")
-    line.no_wrap, line.overflow = True, "ignore"
-    return line
-
-
 def _release(rows: Sequence[Mapping[str, str]]) -> FittingTable:
+    from rich.text import Text
+
+    from harness.report.fitting_table import Column, FittingTable
+
     columns = [
         Column("op"),
         Column("implementation"),
@@ -205,14 +203,8 @@ def _release(rows: Sequence[Mapping[str, str]]) -> FittingTable:
         Column("reason", wraps=True),
         Column("without", wraps=True, spare=1),
     ]
-    cells: list[list[str | Text]] = [
-        [
-            row["op"],
-            row["implementation"],
-            Text(row["status"], STYLES.get(row["status"], "")),
-            row["reason"],
-            row["without"],
-        ]
-        for row in rows
-    ]
+    cells: list[list[str | Text]] = []
+    for row in rows:
+        status = Text(row["status"], STYLES.get(row["status"], ""))
+        cells.append([row["op"], row["implementation"], status, row["reason"], row["without"]])
     return FittingTable(columns, cells)

@@ -5,9 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
+
+if TYPE_CHECKING:
+    from harness.results.schema import Verdict
+    from harness.statistics.paired import Comparison
 
 WIDTH = 150
 """Characters of a line of text."""
@@ -41,18 +45,7 @@ def uncertain_ratio(value: float | None, low: float | None, high: float | None) 
     return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
 
 
-class Ratio(Protocol):
-    """A verdict or a comparison."""
-
-    @property
-    def ratio(self) -> float | None: ...
-    @property
-    def low(self) -> float | None: ...
-    @property
-    def high(self) -> float | None: ...
-
-
-def ratio_text(of: Ratio) -> str:
+def ratio_text(of: Verdict | Comparison) -> str:
     """`1.94x (1.85 to 2.03)`, see `uncertain_ratio`."""
     return " ".join(uncertain_ratio(of.ratio, of.low, of.high)).rstrip()
 

@@ -60,12 +60,7 @@ def engine_section(view: EngineView) -> PageSection:
         .encode(
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
-            color=alt.Color(
-                "state:N",
-                scale=coded(COLOURS),
-                title=None,
-                legend=alt.Legend(orient="top"),
-            ),
+            color=alt.Color("state:N", scale=coded(COLOURS), title=None, legend=alt.Legend(orient="top")),
             tooltip=[
                 "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
                 "entry_kernel:N", "fallback:N", "defects:N",

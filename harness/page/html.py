@@ -17,10 +17,8 @@ from markupsafe import Markup
 from harness.errors import UsageError
 from harness.files import replace
 from harness.page.document import Chart, Page
-from harness.page.style import specification
+from harness.page.style import TEMPLATES, specification
 from harness.paths import cache
-
-TEMPLATES = Path(__file__).parent / "templates"
 
 ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 """Letters that could end a <script>, or a line of JavaScript. JSON has them in strings only."""

@@ -161,12 +161,9 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         .properties(width=alt.Step(max(1, WIDTH // place)), height=140)
     )
     columns: Columns = {
-        "case": "case",
-        "block": ("block", str),
-        "state": "state",
-        "rounds": ("rounds", str),
+        "case": "case", "block": ("block", str), "state": "state", "rounds": ("rounds", str),
         "e.g.": "reason",
-    }
+    }  # fmt: skip
     return Chart(
         anchor("disturbed", run.id),
         "Disturbed rounds",
@@ -210,16 +207,10 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
             }
         )
     columns: Columns = {
-        "device": "device",
-        "type": "type",
-        "cases": ("cases", str),
-        "calibrated with": "case",
-        "when": "when",
-        "time, us": ("time_us", us_text),
-        "from, us": ("low_us", us_text),
-        "to, us": ("high_us", us_text),
-        "of the median": ("ratio", "text"),
-    }
+        "device": "device", "type": "type", "cases": ("cases", str), "calibrated with": "case",
+        "when": "when", "time, us": ("time_us", us_text), "from, us": ("low_us", us_text),
+        "to, us": ("high_us", us_text), "of the median": ("ratio", "text"),
+    }  # fmt: skip
     return Chart(
         anchor("devices", run.id),
         "Devices",

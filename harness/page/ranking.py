@@ -44,18 +44,12 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     failed = [v for v in values if v["time_us"] is None and v["status"] != "unsupported"]
     limits = {case.label: case.limit_us for case, row in rows if row.cell.time_us and case.limit_us}
     columns: Columns = {
-        "implementation": "name",
-        "status": "status",
-        "time, us": ("time_us", us_text),
-        "from, us": ("low_us", us_text),
-        "to, us": ("high_us", us_text),
-        "vs baseline": ("speedup", "ratio"),
-        "verdict": "verdict",
-        "TFLOPS": ("tflops", significant),
-        "GB/s": ("gbps", significant),
-        "% of limit": ("percent", significant),
-        "note": "note",
-    }
+        "implementation": "name", "status": "status", "time, us": ("time_us", us_text),
+        "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
+        "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
+        "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
+        "% of limit": ("percent", significant), "note": "note",
+    }  # fmt: skip
     return Chart(
         anchor("ranking", cases[0].planned.key),
         "Time of a call",
@@ -179,12 +173,9 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     if every > 1:
         reading += f" Of the quiet ones 1 in {every} is drawn; the table has all."
     columns: Columns = {
-        "implementation": "name",
-        "block": ("block", str),
-        "round": ("round", str),
-        "time, us": ("us", us_text),
-        "state": "state",
-    }
+        "implementation": "name", "block": ("block", str), "round": ("round", str),
+        "time, us": ("us", us_text), "state": "state",
+    }  # fmt: skip
     return Chart(
         anchor("rounds", case.label, case.planned.key),
         "Rounds",
@@ -307,12 +298,9 @@ def roofline(cases: Sequence[MeasuredCase]) -> Chart | None:
             lines.mark_text(align="right", baseline="bottom", dy=-3).encode(text="end:N"),
         ]
     columns: Columns = {
-        "case": "case",
-        "implementation": "name",
-        "FLOP per byte": ("intensity", significant),
-        "TFLOPS": ("tflops", significant),
-        "GB/s": ("gbps", significant),
-    }
+        "case": "case", "implementation": "name", "FLOP per byte": ("intensity", significant),
+        "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
+    }  # fmt: skip
     return Chart(
         anchor("roofline", cases[0].planned.op, cases[0].label),
         "Roofline",

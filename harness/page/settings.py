@@ -36,15 +36,10 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     points = [{key: row[key] for key in drawn} for row in rows if row["ratio"] is not None]
     first = first_setting(case.run)
     columns: Columns = {
-        "implementation": "implementation",
-        "setting": "setting",
-        "status": "status",
-        "time, us": ("time_us", us_text),
-        f"vs {first}": ("ratio", "text"),
-        "verdict": "verdict",
-        "what ran": "ran",
-        "change": "changed",
-    }
+        "implementation": "implementation", "setting": "setting", "status": "status",
+        "time, us": ("time_us", us_text), f"vs {first}": ("ratio", "text"), "verdict": "verdict",
+        "what ran": "ran", "change": "changed",
+    }  # fmt: skip
     chart = Chart(
         anchor("arms", case.label, case.planned.key),
         "What the settings do",
@@ -74,7 +69,7 @@ def _values(case: MeasuredCase, row: SettingRow) -> dict[str, Any]:
         "low": low,
         "high": high,
         "text": verdict_text(row.verdict),
-        "verdict": row.verdict.verdict if row.verdict else "",
+        "verdict": row.word,
         "ran": row.ran,
         "changed": row.change,
         "anchor": case.row_anchor(cell),
@@ -225,14 +220,10 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageS
         tips(name="row", text="B vs A", verdict="", drift=""),
     )
     columns: Columns = {
-        "case": "case",
-        "implementation": "implementation",
-        "A, us": ("a_us", us_text),
-        "B, us": ("b_us", us_text),
-        "B vs A": ("ratio", "text"),
-        "verdict": "judged",
+        "case": "case", "implementation": "implementation", "A, us": ("a_us", us_text),
+        "B, us": ("b_us", us_text), "B vs A": ("ratio", "text"), "verdict": "judged",
         "changed": "changed",
-    }
+    }  # fmt: skip
     regressions = len(comparison.regressions)
     chart = Chart(
         anchor("moved-rows", str(a.folder), str(b.folder)),

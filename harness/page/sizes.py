@@ -59,15 +59,11 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
     for point in points:
         point |= {key: point[f"{key}_us"] / size for key in ("time", "low", "high")}
     columns: Columns = {
-        sweep.size: ("x", str),
-        "implementation": "name",
-        "time, us": ("time_us", us_text),
-        "from, us": ("low_us", us_text),
-        "to, us": ("high_us", us_text),
-        "vs baseline": ("speedup", "ratio"),
-        "verdict": "verdict",
+        sweep.size: ("x", str), "implementation": "name", "time, us": ("time_us", us_text),
+        "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
+        "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
         "% of limit": ("share", "share_text"),
-    }
+    }  # fmt: skip
     lines = _Lines(sweep, sorted({point["name"] for point in points}), table(points, columns))
     baseline = next((name for case in sweep.cases for name in case.baselines), "the baseline")
     of = f"{sweep.size} at {sweep.fixed}"
@@ -229,13 +225,10 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     shared = shared_sizes(timed)
     values = [_winner(case, axis, shared) for case in timed]
     columns: Columns = {
-        "case": "case",
-        "% of the suite": ("weight", lambda weight: f"{weight:.1f}"),
-        "fastest": "name",
-        "time, us": ("time_us", us_text),
-        "against the second": ("ratio", "margin"),
-        "% of limit": ("percent", "share"),
-    }
+        "case": "case", "% of the suite": ("weight", lambda weight: f"{weight:.1f}"),
+        "fastest": "name", "time, us": ("time_us", us_text),
+        "against the second": ("ratio", "margin"), "% of limit": ("percent", "share"),
+    }  # fmt: skip
     return Chart(
         anchor("winners", timed[0].planned.op),
         "Fastest implementation",

@@ -3,7 +3,9 @@ as Vega-Lite's JSON. Text takes the page's own colour, so that charts can be rea
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.page.document import Chart
@@ -35,47 +37,7 @@ LINE = 15
 
 VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#666666", "unclear": "#a9a9a9"}
 
-CONFIG: dict[str, Any] = {
-    "background": None,
-    "font": "system-ui, sans-serif",
-    "axis": {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "domainColor": "#8888",
-        "tickColor": "#8888",
-        "gridColor": "#8883",
-        "labelFontSize": 12,
-        "labelLimit": 560,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    },
-    "legend": {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "labelFontSize": 12,
-        "labelLimit": 320,
-        "symbolOpacity": 1,
-        "symbolBaseFillColor": "currentColor",
-        "symbolBaseStrokeColor": "currentColor",
-    },
-    "header": {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "labelFontSize": 12,
-        "labelFontWeight": "bold",
-        "labelOrient": "top",
-        "labelAngle": 0,
-        "labelAlign": "left",
-        "labelAnchor": "start",
-        "labelLimit": 640,
-        "labelPadding": 2,
-    },
-    "title": {"color": "currentColor", "anchor": "start"},
-    "view": {"stroke": None},
-    "text": {"color": "currentColor"},
-    "rule": {"color": "currentColor"},
-}
-"""Vega-Lite's config of every chart."""
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def provider(name: str) -> str:
@@ -186,7 +148,8 @@ def specification(chart: Chart) -> dict[str, Any]:
     with altair.data_transformers.enable("default", max_rows=None):
         picture = chart.picture.to_dict()
     words = {"description": f"{chart.title}. {chart.reading}"}
-    return words | picture | {"config": merged(CONFIG, picture.get("config", {}))}
+    theme = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))
+    return words | picture | {"config": merged(theme, picture.get("config", {}))}
 
 
 def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:

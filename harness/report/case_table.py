@@ -93,29 +93,19 @@ def _ranking(case: CaseResult) -> FittingTable:
 
     rows = [row for row in case.rows if row.cell.time_us is not None]
     time, times = time_column([interval(row.cell) for row in rows])
-    columns = [
-        Column("implementation", wraps=True),
-        Column(time),
-        Column("host", right=True, spare=3),
-        Column(f"vs {case.baselines[0]}" if case.baselines else "vs baseline"),
-        Column("verdict"),
-        Column("TFLOPS", spare=4),
-        Column("GB/s", spare=5),
-        Column("% of limit", right=True, spare=2),
-    ]
+    baseline = case.baselines[0] if case.baselines else "baseline"
     limits = [row.cell.percent_of_ceiling for row in rows]
-    cells = zip(
-        [row.cell.name for row in rows],
-        times,
-        [microseconds(row.cell.host_us) for row in rows],
-        ratios([row.verdict for row in rows], [row.is_baseline for row in rows]),
-        [styled(row.word) for row in rows],
-        _rates(rows, [row.cell.tflops for row in rows]),
-        _rates(rows, [row.cell.gbps for row in rows]),
-        ["" if limit is None else f"{limit:.0f}" for limit in limits],
-        strict=True,
-    )
-    return FittingTable(columns, list(cells))
+    columns: dict[Column, Sequence[str | Text]] = {
+        Column("implementation", wraps=True): [row.cell.name for row in rows],
+        Column(time): times,
+        Column("host", right=True, spare=3): [microseconds(row.cell.host_us) for row in rows],
+        Column(f"vs {baseline}"): ratios([r.verdict for r in rows], [r.is_baseline for r in rows]),
+        Column("verdict"): [styled(row.word) for row in rows],
+        Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
+        Column("GB/s", spare=5): _rates(rows, [row.cell.gbps for row in rows]),
+        Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
+    }
+    return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def interval(timed: Cell) -> Interval:

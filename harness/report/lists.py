@@ -105,39 +105,36 @@ def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
     named = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
-    here = [
-        ({} if one_op else {"op": row["op"]})
-        | {name: row[name] for name in named}
-        | {
-            "note": str(row["why not"]).partition(" (")[0],
-            "version": f"{row['provider']} {row['version']}".strip(),
-        }
-        for row in rows
-        if row["runs"]
-    ]
+    shown = named if one_op else ["op", *named]
+    here: list[Row] = []
     others: dict[str, list[Row]] = {}
     for row in rows:
-        if not row["runs"]:
+        if row["runs"]:
+            note, version = str(row["why not"]).partition(" (")[0], f"{row['provider']} {row['version']}"
+            here.append({name: row[name] for name in shown} | {"note": note, "version": version.strip()})
+        else:
             # The first line says already which machine this is.
             others.setdefault(str(row["why not"]).partition("; this is ")[0], []).append(row)
     everywhere = "" if len(boundaries) > 1 else f"; all compute {boundaries.pop()}"
     can = Text(f"\n{len(here)} of {len(rows)} {verb}{everywhere}", "bold green")
-    parts: list[RenderableType] = [can, *([_table(here)] if here else [])]
+    parts: list[RenderableType] = [can]
+    if here:
+        parts.append(_table(here))
     # Reasons that the case alone gives come before reasons that the machine gives.
     for reason, group in sorted(others.items(), key=lambda of: (not of[1][0].get("near"), -len(of[1]))):
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
-        parts += [_table(_requirements(group, named) if one_op else list(_names(group)))]
-    return Group(*parts, *([] if one_op else ["", "with --op OP or --json: what each requires"]))
-
-
-def _requirements(rows: Sequence[Row], named: Sequence[str]) -> list[Row]:
-    return [{name: row[name] for name in (*named, "requires")} for row in rows]
-
-
-def _names(rows: Sequence[Row]) -> Iterator[Row]:
-    """A line for each op with its implementations."""
-    for op, group in groupby(rows, lambda row: row["op"]):
-        yield {"op": op, "implementations": ", ".join(str(row["implementation"]) for row in group)}
+        if one_op:
+            lines = [{name: row[name] for name in (*named, "requires")} for row in group]
+        else:
+            ops = groupby(group, lambda row: row["op"])
+            lines = [
+                {"op": op, "implementations": ", ".join(str(row["implementation"]) for row in of_op)}
+                for op, of_op in ops
+            ]
+        parts.append(_table(lines))
+    if not one_op:
+        parts += ["", "with --op OP or --json: what each requires"]
+    return Group(*parts)
 
 
 def _by_suite(rows: Sequence[Row]) -> RenderableType:

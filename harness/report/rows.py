@@ -101,6 +101,11 @@ class SettingRow:
     change: str
     """Which kernels ran in place of which; without a time the reason for that."""
 
+    @property
+    def word(self) -> str:
+        """The verdict's word; empty where there is none."""
+        return self.verdict.verdict if self.verdict else ""
+
 
 @dataclass(frozen=True)
 class SettingComparison:

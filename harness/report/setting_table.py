@@ -25,6 +25,7 @@ from harness.statistics.intervals import weighted_mean
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.text import Text
 
     from harness.report.fitting_table import FittingTable
 
@@ -71,36 +72,26 @@ def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTabl
     from harness.report.fitting_table import Column, FittingTable
 
     rows: list[SettingRow] = []
+    names: list[str] = []
     firsts: list[bool] = []
     for comparison in comparisons:
         for row in (comparison.baseline, *comparison.others):
-            if row.cell.time_us is not None:
-                rows.append(row)
-                firsts.append(row is comparison.baseline)
+            if row.cell.time_us is None:
+                continue
+            setting = row.cell.setting
+            long = setting.replace(", ", ",\n  ") if len(setting) > LONG else setting
+            names.append(row.cell.name if row is comparison.baseline else f"  {long}")
+            rows.append(row)
+            firsts.append(row is comparison.baseline)
     time, times = time_column([interval(row.cell) for row in rows])
-    columns = [
-        Column("implementation, setting", wraps=True),
-        Column(time),
-        Column(f"vs {first_setting(run)}"),
-        Column("verdict"),
-        Column("what ran", spare=1),
-    ]
-    cells = zip(
-        [
-            row.cell.name if first else _indented(row.cell.setting)
-            for row, first in zip(rows, firsts, strict=True)
-        ],
-        times,
-        ratios([row.verdict for row in rows], firsts),
-        [styled(row.verdict.verdict if row.verdict else "") for row in rows],
-        [row.ran if row.verdict else "" for row in rows],
-        strict=True,
-    )
-    return FittingTable(columns, list(cells))
-
-
-def _indented(setting: str) -> str:
-    return "  " + (setting.replace(", ", ",\n  ") if len(setting) > LONG else setting)
+    columns: dict[Column, Sequence[str | Text]] = {
+        Column("implementation, setting", wraps=True): names,
+        Column(time): times,
+        Column(f"vs {first_setting(run)}"): ratios([row.verdict for row in rows], firsts),
+        Column("verdict"): [styled(row.word) for row in rows],
+        Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows],
+    }
+    return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def _what_ran(comparison: SettingComparison) -> Notes:

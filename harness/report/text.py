@@ -144,10 +144,7 @@ def extent(values: Iterable[float | None], digits: int = 3) -> str:
 
 
 def table(
-    rows: Sequence[Sequence[object]],
-    headers: Sequence[str],
-    right: Sequence[str] = (),
-    style: str = "simple",
+    rows: Sequence[Sequence[object]], headers: Sequence[str], right: Sequence[str] = (), style: str = "simple"
 ) -> str:
     """A table of cells, which are printed as they are given.
 

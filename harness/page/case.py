@@ -23,10 +23,10 @@ class MeasuredCase(CaseResult):
     folder: Path
     run: Run
     label: str
-    """Of the run, where a page has several runs of the op; else empty."""
+    """Names the run where a page has several runs of the op; else empty."""
     planned: PlannedCase
     calibrations: Sequence[Calibration]
-    """Of all devices of the run, where there are several."""
+    """Those of all devices of the run, where there are several."""
     spreads: Sequence[Spread]
 
     def row_name(self, cell: Cell) -> str:
@@ -92,7 +92,8 @@ def shared_sizes(cases: Sequence[MeasuredCase]) -> dict[str, int | str]:
 
 
 def short_keys(cases: Sequence[MeasuredCase]) -> dict[str, str]:
-    """For cases of one op, by their keys: the sizes that not all have, and the boundary."""
+    """Short names of cases of one op, by their keys: the sizes that not all of them have, and the
+    boundary."""
     shared = shared_sizes(cases)
     keys = {}
     for case in cases:

@@ -1,4 +1,4 @@
-"""What a page shows: sections of charts, each with the table of its numbers. Says nothing of HTML."""
+"""What a page shows: sections of charts, each with the table of its numbers; independent of HTML."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from harness.paths import cache
 ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
 """Letters that could end a <script>, or a line of JavaScript. JSON has them in strings only."""
 PIXELS = 2.0
-"""Of a PNG, for each pixel of the chart."""
+"""The pixels of a PNG for each pixel of the chart."""
 
 
 def html(page: Page, created: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 ENDS = ("min", "median", "max")
 STATES = {"counted": "#D55E00", "left out": "#56B4E9", "quiet": "#8885"}
 """Colours by what became of a round."""
-IN_ORDER = "From left to right is the order of measuring; records have no times of day."
+IN_ORDER = "Left to right is the order of measuring; records have no times of day."
 READ = "#0072B2"
 WIDTH = 640
 
@@ -109,8 +109,8 @@ def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     return Chart(
         anchor("conditions", run.id),
         "Clocks, heat, load",
-        "What the monitors read in each case's rounds: the dot is the median, the bar goes from the "
-        f"least to the most. What they could not read is not here. {IN_ORDER} No axis begins at zero.",
+        "What the monitors read during the rounds of each case: the dot is the median, the bar goes from the "
+        f"smallest to the largest. What they could not read is missing. {IN_ORDER} No axis begins at zero.",
         picture,
         table(values, {"case": "case", "what": "what", **ends}),
         len(values),
@@ -167,8 +167,9 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     return Chart(
         anchor("disturbed", run.id),
         "Disturbed rounds",
-        "A bar is a block of rounds, and of it the share in which something else used the machine, or "
-        "slowed it: counted where none was quiet, else left out and made again. " + IN_ORDER,
+        "Each bar is a block of rounds, with the share of rounds in which something else used or slowed the "
+        "machine. They count where too few rounds were quiet; else they were left out and made again. "
+        + IN_ORDER,
         picture,
         table(values, columns),
         len(values),
@@ -215,8 +216,9 @@ def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
         anchor("devices", run.id),
         "Devices",
         "Right of 1: faster than the median device of its type, by both passes together. The grey band "
-        f"is {LAG:.0%} to either side: what reaches into it neither lags nor leads. The table has what "
-        "each took before all other cases (first) and after them (last), and how many cases it measured.",
+        f"is {LAG:.0%} to either side: a device whose interval reaches into it neither lags nor leads. "
+        "The table has the times of each before all other cases (first) and after them (last), and how many "
+        "cases it measured.",
         _speeds(ratios) if ratios else None,
         table(rows, columns),
         len(ratios),

@@ -15,13 +15,13 @@ from harness.report.notes import case_notes
 from harness.report.setting_table import conclusion_lines
 
 MOST_CASES = 40
-"""So many cases have charts of their own: more would make a page slow to open."""
+"""The number of cases with charts of their own: more would make a page slow to open."""
 MOST_ROUNDS = 4000
-"""So many rounds are drawn one by one in a chart."""
+"""The number of rounds that a chart draws one by one."""
 
 
 def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
-    """For the cases of one op, of all runs of a page."""
+    """The section for the cases of one op in all runs of a page."""
     ranked = [case for case in cases if case.run.contrast == "implementations"]
     under_settings = _by_run(case for case in cases if case.run.contrast == "settings")
     charts: list[Chart | None] = [winners(ranked)] if ranked else []
@@ -69,7 +69,7 @@ def _headline(same: Sequence[MeasuredCase]) -> str:
 
 
 def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
-    """For a case of one run, or of several."""
+    """The section for a case of one run, or of several."""
     first = same[0]
     charts: list[Chart | None] = []
     if first.run.contrast == "settings":

@@ -20,23 +20,24 @@ if TYPE_CHECKING:
     import altair
 
 RANKING = (
-    "One line an implementation: the dot is its time per call, the bar its interval; further left is faster. "
-    "The dashed line is what this machine would need at its measured limits. Whether two rows can be told "
-    "apart is in the table's verdict, which is made of paired rounds. checked: right, and not timed here."
+    "Each line is an implementation: the dot is its time per call, the bar the interval; further left is "
+    "faster. The dashed line is the time that this machine would need at its measured limits. Whether a row "
+    "differs from the baseline is the verdict in the table, which comes from paired rounds. checked: right, "
+    "but not timed here."
 )
 WIDTH = 640
-TICKS = "Each tick is a round's time per call, one block below the other."
-PAIR = " The second strip of a baseline is the same code prepared apart: what that is off by is noise."
-DISTURBED = " Crosses are rounds that something disturbed and that count, triangles those that were left out."
-CHOICE = " A row that is chosen below the picture stands beside its baseline alone."
+TICKS = "Each tick is the time per call in one round; blocks are below each other."
+PAIR = " The second strip of a baseline is the same code, prepared a second time: the difference is noise."
+DISTURBED = " Crosses are disturbed rounds that count, triangles disturbed rounds that were left out."
+CHOICE = " Choose a row below the picture to see it beside its baseline alone."
 AGAIN = " (again)"
-"""The end of the name of the second of an A/A pair."""
+"""Ends the name of the second of an A/A pair."""
 SHAPES = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}
-"""Of the marks of rounds."""
+"""The marks of rounds."""
 
 
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
-    """For one case, of one run or of several."""
+    """The ranking of one case, in one run or in several."""
     rows = [(case, row) for case in cases for row in case.rows]
     rows.sort(key=lambda of: (of[1].cell.time_us or math.inf, of[0].row_name(of[1].cell)))
     values = [_values(case, row) for case, row in rows]
@@ -171,7 +172,7 @@ def rounds(case: MeasuredCase, most: int) -> Chart | None:
     if any(point["kind"] != "quiet" for point in points):
         reading += DISTURBED
     if every > 1:
-        reading += f" Of the quiet ones 1 in {every} is drawn; the table has all."
+        reading += f" Of the quiet rounds 1 in {every} is drawn; the table has all."
     columns: Columns = {
         "implementation": "name", "block": ("block", str), "round": ("round", str),
         "time, us": ("us", us_text), "state": "state",
@@ -304,8 +305,9 @@ def roofline(cases: Sequence[MeasuredCase]) -> Chart | None:
     return Chart(
         anchor("roofline", cases[0].planned.op, cases[0].label),
         "Roofline",
-        "Each dot is a time. Under the slope memory bounds, under the flat line of its dtype arithmetic; the "
-        "closer to a line, the less is left. A dot above the slope reads from caches.",
+        "Each dot is a time. Memory limits dots below the slope, arithmetic limits dots below the flat line "
+        "of their dtype; the closer to a line, the less is left to gain. A dot above the slope reads from "
+        "caches.",
         alt.layer(*layers).properties(width=560, height=360),
         table(points, columns),
         len(points),

@@ -120,7 +120,7 @@ def settings_over_cases(cases: Sequence[MeasuredCase]) -> Chart | None:
     return Chart(
         anchor("settings-over-cases", cases[0].run.id),
         f"What the settings do in each case{label}",
-        "One field a case and setting: how many times as fast as "
+        "Each field is a case and a setting: how many times as fast as "
         f"{first_setting(cases[0].run)} it is. Colours are verdicts.",
         grid(
             values,
@@ -164,8 +164,8 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Ch
     return Chart(
         anchor("effects", case.label, case.planned.key),
         "Effects of the flags, and of two together",
-        "A main effect is what a flag brings over all settings of the others; an interaction is by what "
-        "factor it brings more (above 1) or less (below) where the other flag is changed too.",
+        "A main effect is what a flag brings over all settings of the others; an interaction is the "
+        "factor by which it brings more (above 1) or less (below 1) where the other flag is changed too.",
         grid(
             values,
             alt.X("name:N", title=None, axis=alt.Axis(labelAngle=0)),
@@ -228,8 +228,8 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageS
     chart = Chart(
         anchor("moved-rows", str(a.folder), str(b.folder)),
         "What moved",
-        "Right of 1: faster in B. The grey band is what unchanged rows moved by between the "
-        "sessions: what lies in it is no change.",
+        "Right of 1: faster in B. The grey band is the noise between the sessions: a ratio in it is no "
+        "change.",
         picture,
         table(rows, columns),
         len(rows),

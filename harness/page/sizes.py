@@ -31,13 +31,13 @@ class Sweep:
 
     size: str
     fixed: str
-    """Their other sizes and the boundary, as text."""
+    """The sizes that all cases have, and the boundary, as text."""
     cases: Sequence[MeasuredCase]
 
 
 def sweeps(cases: Sequence[MeasuredCase]) -> Iterator[Sweep]:
-    """One for every size that has two or more values where all other sizes, the boundary and the run are the
-    same."""
+    """A sweep for every size that has two or more values while all other sizes, the boundary and the run are
+    the same."""
     names = dict.fromkeys(name for case in cases for name in case.planned.sizes)
     for name in names:
         groups: dict[tuple[str, str, str], list[MeasuredCase]] = {}
@@ -91,7 +91,7 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         lines.chart(
             "share-over",
             f"Share of the machine's limit by {of}",
-            "How much of what the machine was measured to reach; what is left up to 100 % could be won.",
+            "The share of what the machine was measured to reach; the rest up to 100 % could be gained.",
             [point for point in points if point["share"] is not None],
             "share",
             "% of the measured limit",
@@ -140,7 +140,7 @@ class _Lines:
 
     sweep: Sweep
     names: Sequence[str]
-    """Of all rows, so that each looks the same in all charts."""
+    """The names of all rows, so that each row looks the same in all charts."""
     table: Table
 
     def chart(
@@ -232,7 +232,7 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     return Chart(
         anchor("winners", timed[0].planned.op),
         "Fastest implementation",
-        "One field a case: who is fastest and by how much it leads the second. Grey: not told apart from it."
+        "Each field is a case: the fastest row, and by how much it leads the second. Grey: not told apart."
         + (f" All have {text_of(shared)}." if shared else ""),
         _winners_picture(values, axis),
         table(values, columns),

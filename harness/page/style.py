@@ -30,7 +30,7 @@ PROVIDERS = {
     "hipblaslt": "#F0E442",
 }
 OTHER = "#44AA99"
-"""Of a provider that a plug-in brings."""
+"""The colour of a provider that a plug-in brings."""
 
 LINE = 15
 """Pixels of a line of text."""
@@ -66,7 +66,7 @@ def name_step(order: Iterable[str], least: int) -> int:
 
 
 def verdict_colour(opacity: float = 1.0) -> altair.Color:
-    """opacity: of the marks; the legend has the same"""
+    """The colours of verdicts, with a legend of the same opacity as the marks."""
     import altair as alt
 
     legend = alt.Legend(symbolOpacity=opacity)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from harness.report.fitting_table import FittingTable
 
 STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
-"""By verdict."""
+"""Styles of verdicts."""
 
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:

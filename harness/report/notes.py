@@ -50,7 +50,7 @@ HELP = {
 }
 """What to do against a disturbance, by a word of a monitor's reason."""
 PROCESSES = 2
-"""How many of the processes that took the most CPU time are named."""
+"""The number of processes that are named, those with the most CPU time first."""
 NUMBER = re.compile(r"\d+(\.\d+)?")
 
 Notes = list[tuple[str, str]]
@@ -113,7 +113,7 @@ def reproductions(cells: Iterable[Cell], run: Run) -> Notes:
 
 
 def _command(cell: Cell, run: Run) -> str:
-    """Options that a run has by default are left out."""
+    """The command, without the options that a run has by default."""
     variables = run.settings.get(cell.setting, {})
     text = cell.case.removeprefix(f"{cell.op} ").removesuffix(f" {cell.boundary}")
     if other_case := OTHER_CASE.match(cell.reason):

@@ -24,7 +24,7 @@ class CaseRow:
 
     cell: Cell
     verdict: Verdict | None
-    """Against the baseline; None for the baseline itself, and where there is no comparison."""
+    """The comparison with the baseline; None for the baseline itself, and where there is no comparison."""
     is_baseline: bool
 
     @property
@@ -91,10 +91,11 @@ class SettingRow:
     """An implementation under a setting in a case."""
 
     name: str
-    """Of the implementation, without the setting."""
+    """The name of the implementation, without the setting."""
     cell: Cell
     verdict: Verdict | None
-    """Against the first setting; None for the first setting itself, and where there is no comparison."""
+    """The comparison with the first setting; None for the first setting itself, and where there is no
+    comparison."""
     ran: str
     """`the same` or `other kernels`, compared with the first setting; empty for the first setting itself, and
     without a time."""
@@ -123,7 +124,8 @@ class SettingComparison:
 
 
 def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComparison]:
-    """One for each implementation of a case that has a cell under the first setting, in recorded order."""
+    """A comparison for each implementation of a case that has a cell under the first setting, in recorded
+    order."""
     records = list(records)
     verdicts = {(v.a, v.about): v for v in records if isinstance(v, Verdict)}
     noises = {v.b: v for v in records if isinstance(v, Verdict) and v.about == "A/A"}

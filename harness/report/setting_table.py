@@ -176,7 +176,7 @@ def _advice(comparisons: Sequence[SettingComparison], margin: float) -> str:
 
 @dataclass
 class _Speedup:
-    """Of a setting over several cases."""
+    """A setting over several cases."""
 
     mean: float
     """The geometric mean of its ratios to the first setting, weighted by the cases' weights."""

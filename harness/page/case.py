@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from harness.page.document import anchor
 from harness.report.rows import CaseResult
@@ -13,6 +14,7 @@ from harness.report.text import ratio_text
 from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
+from harness.statistics.paired import Comparison
 from shapes.case import text_of
 
 
@@ -71,6 +73,14 @@ def interval_ends(value: float, low: float | None, high: float | None) -> tuple[
     return low, high
 
 
+def ratio_mark(name: str, of: Verdict | Comparison | None) -> dict[str, Any]:
+    """What a chart and its table show of a ratio; empty texts and None without one."""
+    ratio = of.ratio if of else None
+    low, high = interval_ends(ratio, of.low, of.high) if of and ratio is not None else (None, None)
+    word = of.verdict if of else ""
+    return {"name": name, "ratio": ratio, "low": low, "high": high, "text": verdict_text(of), "verdict": word}
+
+
 def us_text(us: float | None) -> str:
     """Microseconds in four digits, or in all digits before the point; empty for None."""
     if us is None:
@@ -78,7 +88,7 @@ def us_text(us: float | None) -> str:
     return f"{us:.4g}" if us < 9999.5 else f"{us:.0f}"
 
 
-def verdict_text(verdict: Verdict | None, is_baseline: bool = False) -> str:
+def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:
     """The ratio with its interval; without a verdict `baseline` or an empty text."""
     if verdict:
         return ratio_text(verdict)

@@ -34,6 +34,8 @@ AGAIN = " (again)"
 """Ends the name of the second of an A/A pair."""
 SHAPES = {"quiet": "stroke", "disturbed": "cross", "left out": "triangle-up"}
 """The marks of rounds."""
+SHOWN = ("status", "time_us", "low_us", "high_us", "tflops", "gbps", "percent_of_ceiling", "reason")
+"""The attributes of a cell that the table of a ranking shows."""
 
 
 def ranking(cases: Sequence[MeasuredCase]) -> Chart:
@@ -49,7 +51,7 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
         "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
         "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
         "TFLOPS": ("tflops", significant), "GB/s": ("gbps", significant),
-        "% of limit": ("percent", significant), "note": "note",
+        "% of limit": ("percent_of_ceiling", significant), "note": "reason",
     }  # fmt: skip
     return Chart(
         anchor("ranking", cases[0].planned.key),
@@ -64,23 +66,15 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
 def _values(case: MeasuredCase, row: CaseRow) -> dict[str, Any]:
     cell, baseline = row.cell, 1.0 if row.is_baseline else None
     name, time = case.row_name(cell), microseconds(cell.time_us)
-    return {
+    return {key: getattr(cell, key) for key in SHOWN} | {
         "name": name,
         "provider": provider(cell.name),
-        "status": cell.status,
-        "time_us": cell.time_us,
-        "low_us": cell.low_us,
-        "high_us": cell.high_us,
         "text": time,
         "ends": f"{microseconds(cell.low_us)} to {microseconds(cell.high_us)}" if cell.low_us else "none",
         "ratio": verdict_text(row.verdict, row.is_baseline),
         "speedup": row.verdict.ratio if row.verdict else baseline,
         "verdict": row.word,
-        "tflops": cell.tflops,
-        "gbps": cell.gbps,
-        "percent": cell.percent_of_ceiling,
         "share": significant(cell.percent_of_ceiling),
-        "note": cell.reason,
         "text_of_all": f"{name}: {time}",
         "anchor": case.row_anchor(cell),
     }

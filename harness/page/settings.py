@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from harness.page.case import MeasuredCase, interval_ends, short_keys, us_text, verdict_text
+from harness.page.case import MeasuredCase, ratio_mark, short_keys, us_text
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import coded, forest, grid, noise_band, tips
 from harness.report.rows import (
@@ -54,24 +54,15 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
 
 
 def _values(case: MeasuredCase, row: SettingRow) -> dict[str, Any]:
-    cell, ratio = row.cell, row.verdict.ratio if row.verdict else None
-    low, high = None, None
-    if row.verdict and ratio is not None:
-        low, high = interval_ends(ratio, row.verdict.low, row.verdict.high)
-    return {
-        "name": f"{row.name} · {cell.setting}",
+    cell = row.cell
+    return ratio_mark(f"{row.name} · {cell.setting}", row.verdict) | {
+        "ran": row.ran,
+        "changed": row.change,
+        "time": microseconds(cell.time_us),
         "implementation": row.name,
         "setting": cell.setting,
         "status": cell.status,
         "time_us": cell.time_us,
-        "time": microseconds(cell.time_us),
-        "ratio": ratio,
-        "low": low,
-        "high": high,
-        "text": verdict_text(row.verdict),
-        "verdict": row.word,
-        "ran": row.ran,
-        "changed": row.change,
         "anchor": case.row_anchor(cell),
     }
 
@@ -191,27 +182,20 @@ def _effects(case: MeasuredCase, comparisons: Sequence[SettingComparison]) -> Ch
 
 def moved_section(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageSection:
     """What became faster or slower from run A to run B, with the noise between the sessions."""
-    rows: list[dict[str, Any]] = []
-    for row in comparison.rows:
-        of = row.comparison
-        low, high = interval_ends(of.ratio, of.low, of.high)
-        rows.append(
-            {
-                "name": f"{row.name} at {row.case}",
-                "ratio": of.ratio,
-                "low": low,
-                "high": high,
-                "text": ratio_text(of),
-                "verdict": of.verdict,
-                "drift": "drift of the machine" if row.drift else "",
-                "case": row.case,
-                "implementation": row.name,
-                "a_us": row.a_us,
-                "b_us": row.b_us,
-                "judged": of.verdict if row.baseline else "absolute times",
-                "changed": {True: "yes", False: "no", None: ""}[row.changed],
-            }
-        )
+    words = {True: "yes", False: "no", None: ""}
+    rows = [
+        ratio_mark(f"{row.name} at {row.case}", row.comparison)
+        | {
+            "drift": "drift of the machine" if row.drift else "",
+            "case": row.case,
+            "implementation": row.name,
+            "a_us": row.a_us,
+            "b_us": row.b_us,
+            "judged": row.comparison.verdict if row.baseline else "absolute times",
+            "changed": words[row.changed],
+        }
+        for row in comparison.rows
+    ]
     drawn = ("name", "ratio", "low", "high", "text", "verdict", "drift")
     picture = forest(
         [{key: row[key] for key in drawn} for row in rows],

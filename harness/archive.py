@@ -38,7 +38,8 @@ def open_binary(path: Path) -> io.BufferedReader:
     try:
         return path.open("rb")
     except (FileNotFoundError, NotADirectoryError):
-        if (place := _place(path)) is None:
+        place = _place(path)
+        if place is None:
             raise
         return io.BufferedReader(io.BytesIO(_member(*place)))
 
@@ -140,7 +141,8 @@ def _place(path: Path) -> tuple[Path, str] | None:
     """The archive and the member that stand for a file that is not there."""
     for folder in path.parents:
         for archive in (folder, folder / NAME):
-            if _is_archive(archive) and (name := path.relative_to(folder).as_posix()) in _names(archive):
+            name = path.relative_to(folder).as_posix()
+            if _is_archive(archive) and name in _names(archive):
                 return archive, name
     return None
 

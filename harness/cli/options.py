@@ -87,7 +87,9 @@ MEASURING = [
     ),
     click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph)."),
     click.option("--budget", metavar="60s", help="Time for measuring, without set-up.  [default: 60s]"),
-    click.option("--per-case", metavar="20s", help="The least time for a case.  [default: 20s; smoke 3s]"),
+    click.option(
+        "--per-case", metavar="20s", help="The least of the budget for a case.  [default: 20s; smoke 3s]"
+    ),
     click.option(
         "--set", multiple=True, metavar="NAME=VALUE", help="An environment variable of the workers."
     ),

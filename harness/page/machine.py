@@ -39,7 +39,7 @@ def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> Page
         notes += [("devices", line) for line in spread_lines(cases[0].spreads)]
     return PageSection(
         anchor("machine", run.id),
-        f"Machine and origin{f': {label}' if label else ''}",
+        f"Machine and origin: {label}" if label else "Machine and origin",
         str(run.provenance.get("machine", {}).get("device", "an unknown device")),
         [chart for chart in charts if chart],
         notes,

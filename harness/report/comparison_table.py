@@ -95,7 +95,7 @@ def _conclusion(comparison: Compared) -> str:
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
     unclear = sum(row.comparison.verdict == "unclear" for row in judged)
-    return f"nothing regressed{f'; {unclear} of {len(judged)} unclear' if unclear else ''}"
+    return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
 
 
 def claims_table(claims: Claims, tests: Sequence[Test], platform: Platform) -> str:

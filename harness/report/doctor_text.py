@@ -79,7 +79,8 @@ def _alike(devices: Mapping[str, str]) -> str:
     said = []
     for what, group in groupby(devices, devices.__getitem__):
         first, *others = group
-        said.append(f"{first}{f' to {others[-1]}' if others else ''}: {what}")
+        names = f"{first} to {others[-1]}" if others else first
+        said.append(f"{names}: {what}")
     return "; ".join(said)
 
 

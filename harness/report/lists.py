@@ -324,7 +324,9 @@ def _short(column: str, text: str) -> str:
 
 
 def _flag_paragraphs(flag: Flag) -> Iterator[str]:
-    only = [*flag.archs, *filter(None, [flag.launch and f"{flag.launch} launches"])]
+    only = list(flag.archs)
+    if flag.launch:
+        only.append(f"{flag.launch} launches")
     yield " ".join([flag.effect, *([f"({', '.join(only)} only)"] if only else [])])
     for column, text in (("default", flag.default), ("ops", _flag_ops(flag))):
         if _short(column, text) != text:

@@ -98,7 +98,8 @@ def untimed(cells: Iterable[Cell]) -> Notes:
 
 def _without_time(status: str, reason: str, names: Sequence[str]) -> str:
     if status == "unsupported":
-        return f"{reason}{f' ({len(names)})' if len(names) > 1 else ''}: {', '.join(names)}"
+        count = f" ({len(names)})" if len(names) > 1 else ""
+        return f"{reason}{count}: {', '.join(names)}"
     return ": ".join(filter(None, [", ".join(names), reason]))
 
 
@@ -192,7 +193,8 @@ def measuring(done: CaseDone, verdicts: Sequence[Verdict] = ()) -> Notes:
     """How much was measured, why measuring stopped, on which device, and where the time went."""
     after = f" after {done.eliminations} of eliminations" if done.eliminations else ""
     why = " and ".join(STOPPED.get(word, word) for word in filter(None, done.stopped.split(", ")))
-    rounds = f"{done.rounds} rounds in {done.blocks} blocks{after}{f', until {why}' if why else ''}"
+    until = f", until {why}" if why else ""
+    rounds = f"{done.rounds} rounds in {done.blocks} blocks{after}{until}"
     sure = f"; all verdicts together {100 * verdicts[0].confidence:.0f} % sure" if verdicts else ""
     where = [("device", done.device)] if done.device else []
     spent = time_spent(done.measured_s, done.setup_s, done.phases)

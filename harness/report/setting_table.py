@@ -133,7 +133,8 @@ def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
     from rich.padding import Padding
 
     title, lines = conclusion_lines(records, run)
-    return Group(*filter(None, [title]), *(Padding(line, (0, 0, 0, 2)) for line in lines))
+    titles = [title] if title else []
+    return Group(*titles, *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 
 def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:

@@ -33,7 +33,7 @@ CLOCKS_APART = 0.03
 MIN_FLOOR = 0.03
 """The noise between sessions, where too few unchanged rows are there to show it."""
 ENOUGH = 3
-"""So many unchanged rows show the noise between sessions."""
+"""The number of unchanged rows that shows the noise between sessions."""
 UNKNOWN_SPREAD = 0.08
 """The spread of devices that no run calibrated together: the average by which GPUs of one model in one
 cluster differ, from more than 18,800 hours on five clusters (Sinha and others 2022, arXiv:2208.11035). Single
@@ -82,7 +82,7 @@ class Row:
     drift: bool = False
     """It did not change, but its absolute time did."""
     spread: float = 0.0
-    """Added to its noise because different devices measured A and B; 0 where one device did."""
+    """What is added to the noise because different devices measured A and B; 0 where one device did."""
 
 
 @dataclass
@@ -210,8 +210,8 @@ def _changed(a: Cell, b: Cell) -> bool | None:
 
 
 def _baseline(case: str, a: RecordedRun, b: RecordedRun) -> str:
-    """The baseline of run A, if it is not known to have changed; else the first row of which that is true;
-    empty without one."""
+    """The baseline of run A, or the first other row if the baseline changed: of rows that are not known to
+    have changed. Empty where there is none."""
     names = [name for of, name in a.cells if of == case and (case, name) in b.cells]
     names.sort(key=lambda name: (name != a.run.baseline, name))
     for name in names:
@@ -328,7 +328,7 @@ class Spread:
 
 
 def spreads(calibrations: Iterable[Calibration]) -> list[Spread]:
-    """One for each type of which two or more devices measured the same case."""
+    """The spread of each type of which two or more devices measured the same case."""
     types: dict[str, list[Calibration]] = {}
     for calibration in calibrations:
         types.setdefault(calibration.type, []).append(calibration)

@@ -73,11 +73,11 @@ class Cell(Record):
     """This and gbps are from the op's own count of work, which counts each byte once."""
     gbps: float | None = None
     percent_of_ceiling: float | None = None
-    """Of the limit that was measured on this machine; null where none was."""
+    """The share of the limit that was measured on this machine; null where none was."""
     check: dict[str, Any] = {}
     """The reports of all stages of checking; the last entry is the one that decided."""
     kernels: list[str] = []
-    """The names of the kernels that ran in a call; of a graph, in eager calls."""
+    """The names of the kernels that ran in a call; for a graph those of an eager call."""
     kernel_us: list[float] = []
     """The time of each kernel by torch's profiler, in microseconds per call."""
     picked: str = ""
@@ -99,7 +99,7 @@ class Cell(Record):
     place: str = ""
     weight: float = 0.0
     version: str = ""
-    """Of the library."""
+    """The version of the library."""
     source: str = ""
     """A hash of the suite's code around the library (see source_hash.py)."""
     rotation: dict[str, Any] = {}
@@ -278,7 +278,7 @@ class Run(Record):
     margin: float = MARGIN
     disturbed: Disturbed = "refuse"
     race: RaceSettings | None = None
-    """Of a race of configurations only."""
+    """Only where configurations raced."""
     busy: list[str] = []
     """What else used the device then."""
     ceilings: dict[str, Any]

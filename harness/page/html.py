@@ -81,8 +81,8 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
         folder.mkdir(parents=True, exist_ok=True)
         for chart in page.charts():
             asked = not patterns or any(fnmatchcase(chart.anchor, pattern) for pattern in patterns)
-            specified = specification(chart)
-            if not asked or not specified:
+            specified = specification(chart) if asked else {}
+            if not specified:
                 continue
             # There is no page here to take the colour from.
             drawn = json.dumps(specified).replace("currentColor", "#222222")

@@ -57,10 +57,17 @@ def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     for key, records in journal.finished().items():
         case = CaseResult.of(records)
         if key in planned and case.cells:
-            done = case.done if several else case.done.nameless
             cases.append(
                 MeasuredCase(
-                    case.cells, case.verdicts, done, folder, run, label, planned[key], calibrations, apart
+                    cells=case.cells,
+                    verdicts=case.verdicts,
+                    done=case.done if several else case.done.nameless,
+                    folder=folder,
+                    run=run,
+                    label=label,
+                    planned=planned[key],
+                    calibrations=calibrations,
+                    spreads=apart,
                 )
             )
     return cases

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.page.document import anchor
 from harness.report.rows import CaseResult
-from harness.report.text import ratio_text
+from harness.report.text import in_digits, ratio_text
 from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
@@ -89,10 +89,7 @@ def ratio_mark(name: str, of: Verdict | Comparison | None) -> dict[str, Any]:
 
 
 def us_text(us: float | None) -> str:
-    """Microseconds in four digits, or in all digits before the point; empty for None."""
-    if us is None:
-        return ""
-    return f"{us:.4g}" if us < 9999.5 else f"{us:.0f}"
+    return in_digits(us, 4)
 
 
 def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:

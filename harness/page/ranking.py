@@ -11,7 +11,7 @@ from harness.catalogue.devices import Ceilings, peaks
 from harness.page.case import MeasuredCase, interval_ends, us_text, verdict_text
 from harness.page.document import Chart, Columns, anchor, table
 from harness.page.style import coded, name_step, names, provider, provider_scale, tips
-from harness.report.rows import CaseRow
+from harness.report.rows import Row
 from harness.report.text import microseconds, significant, unit
 from harness.results.schema import Cell, Samples
 from kernels.platform import Platform
@@ -63,7 +63,7 @@ def ranking(cases: Sequence[MeasuredCase]) -> Chart:
     )
 
 
-def _values(case: MeasuredCase, row: CaseRow) -> dict[str, Any]:
+def _values(case: MeasuredCase, row: Row) -> dict[str, Any]:
     cell, baseline = row.cell, 1.0 if row.is_baseline else None
     name, time = case.row_name(cell), microseconds(cell.time_us)
     return {key: getattr(cell, key) for key in SHOWN} | {

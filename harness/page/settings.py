@@ -10,8 +10,8 @@ from harness.page.case import MeasuredCase, ratio_mark, short_keys, us_text
 from harness.page.document import Chart, Columns, PageSection, anchor, table
 from harness.page.style import coded, forest, grid, noise_band, tips
 from harness.report.rows import (
+    Row,
     SettingComparison,
-    SettingRow,
     effect_word,
     first_setting,
     flag_effects,
@@ -31,7 +31,7 @@ RAN = {"the same": "circle", "other kernels": "diamond"}
 
 def setting_charts(case: MeasuredCase) -> list[Chart]:
     comparisons = setting_comparisons([*case.cells, *case.verdicts], case.run)
-    rows = [_values(case, row) for comparison in comparisons for row in comparison.others]
+    rows = [_values(case, each.name, row) for each in comparisons for row in each.others]
     drawn = ("name", "ratio", "low", "high", "text", "verdict", "ran", "changed", "time")
     points = [{key: row[key] for key in drawn} for row in rows if row["ratio"] is not None]
     first = first_setting(case.run)
@@ -53,13 +53,13 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
     return [chart, effects] if effects else [chart]
 
 
-def _values(case: MeasuredCase, row: SettingRow) -> dict[str, Any]:
+def _values(case: MeasuredCase, name: str, row: Row) -> dict[str, Any]:
     cell = row.cell
-    return ratio_mark(f"{row.name} · {cell.setting}", row.verdict) | {
+    return ratio_mark(f"{name} · {cell.setting}", row.verdict) | {
         "ran": row.ran,
         "changed": row.change,
         "time": microseconds(cell.time_us),
-        "implementation": row.name,
+        "implementation": name,
         "setting": cell.setting,
         "status": cell.status,
         "time_us": cell.time_us,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from harness.catalogue.published import PublishedFigure
 from harness.report.notes import UNTIMED, case_notes, noted
-from harness.report.rows import CaseResult, CaseRow
+from harness.report.rows import CaseResult, Row
 from harness.report.text import (
     Interval,
     aligned,
@@ -99,7 +99,7 @@ def _ranking(case: CaseResult) -> FittingTable:
         Column("implementation", wraps=True): [row.cell.name for row in rows],
         Column(time): times,
         Column("host", right=True, spare=3): [microseconds(row.cell.host_us) for row in rows],
-        Column(f"vs {baseline}"): ratios([r.verdict for r in rows], [r.is_baseline for r in rows]),
+        Column(f"vs {baseline}"): ratios(rows),
         Column("verdict"): [styled(row.word) for row in rows],
         Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
         Column("GB/s", spare=5): _rates(rows, [row.cell.gbps for row in rows]),
@@ -112,13 +112,11 @@ def interval(timed: Cell) -> Interval:
     return timed.time_us or math.nan, timed.low_us, timed.high_us
 
 
-def ratios(verdicts: Sequence[Verdict | None], baselines: Sequence[bool]) -> list[str]:
+def ratios(rows: Sequence[Row]) -> list[str]:
     """A column of ratios; a row that others are compared with has `baseline` in it."""
-    known = [(v.ratio, v.low, v.high) if v else None for v in verdicts]
-    return [
-        "baseline" if baseline else cell
-        for cell, baseline in zip(ratio_column(known), baselines, strict=True)
-    ]
+    verdicts = [row.verdict for row in rows]
+    column = ratio_column([(v.ratio, v.low, v.high) if v else None for v in verdicts])
+    return ["baseline" if row.is_baseline else cell for row, cell in zip(rows, column, strict=True)]
 
 
 def styled(verdict: str) -> Text:
@@ -128,7 +126,7 @@ def styled(verdict: str) -> Text:
     return Text(verdict, STYLES.get(verdict, ""))
 
 
-def _rates(rows: Sequence[CaseRow], rates: Sequence[float | None]) -> list[str]:
+def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:
     """In the digits that the times support from which the rates were computed."""
     numbers = []
     for row, rate in zip(rows, rates, strict=True):

@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from harness.report.terminal import WIDTH
-from harness.report.text import duration, three_digits
+from harness.report.text import duration, in_digits
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -105,7 +105,7 @@ def _ceilings(ceilings: JsonObject) -> Lines:
         ("read", _bandwidth(ceilings["read"])),
         ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written"),
         *(
-            (f"{dtype} product", f"{three_digits(rate / 1e12)} TFLOPS")
+            (f"{dtype} product", f"{in_digits(rate / 1e12)} TFLOPS")
             for dtype, rate in ceilings["rates"].items()
         ),
         ("measured last", ceilings["measured"]),
@@ -113,7 +113,7 @@ def _ceilings(ceilings: JsonObject) -> Lines:
 
 
 def _bandwidth(rate: float) -> str:
-    return f"{three_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{three_digits(rate / 1e9)} GB/s"
+    return f"{in_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{in_digits(rate / 1e9)} GB/s"
 
 
 def _datasheet(entries: list[JsonObject]) -> Lines:

@@ -19,13 +19,18 @@ TOGETHER = {"faster": "more together", "slower": "less together", "same": "indep
 
 
 @dataclass(frozen=True)
-class CaseRow:
-    """An implementation in a case."""
+class Row:
+    """An implementation in a case, under one setting."""
 
     cell: Cell
     verdict: Verdict | None
-    """The comparison with the baseline; None for the baseline itself, and where there is no comparison."""
+    """The comparison with the baseline, or with the first setting; None for these, and where there is
+    none."""
     is_baseline: bool
+    ran: str = ""
+    """`the same` or `other kernels`, compared with the first setting; empty for that, and without a time."""
+    change: str = ""
+    """Which kernels ran in place of which; without a time the reason for that."""
 
     @property
     def word(self) -> str:
@@ -50,11 +55,11 @@ class CaseResult:
         )
 
     @property
-    def rows(self) -> list[CaseRow]:
+    def rows(self) -> list[Row]:
         """Rows with a time first, the fastest first; then the others by name."""
         against = {v.a: v for v in self.verdicts if v.about == "baseline"}
         ordered = sorted(self.cells, key=lambda cell: (cell.time_us or math.inf, cell.name))
-        return [CaseRow(cell, against.get(cell.name), cell.name in self.baselines) for cell in ordered]
+        return [Row(cell, against.get(cell.name), cell.name in self.baselines) for cell in ordered]
 
     @cached_property
     def timed(self) -> list[Cell]:
@@ -87,40 +92,16 @@ class CaseResult:
 
 
 @dataclass(frozen=True)
-class SettingRow:
-    """An implementation under a setting in a case."""
-
-    name: str
-    """The name of the implementation, without the setting."""
-    cell: Cell
-    verdict: Verdict | None
-    """The comparison with the first setting; None for the first setting itself, and where there is no
-    comparison."""
-    ran: str
-    """`the same` or `other kernels`, compared with the first setting; empty for the first setting itself, and
-    without a time."""
-    change: str
-    """Which kernels ran in place of which; without a time the reason for that."""
-
-    @property
-    def word(self) -> str:
-        """The verdict's word; empty where there is none."""
-        return self.verdict.verdict if self.verdict else ""
-
-
-@dataclass(frozen=True)
 class SettingComparison:
     """The settings of one implementation (and launch mode) in a case."""
 
-    baseline: SettingRow
+    name: str
+    """The name of the implementation, without a setting."""
+    baseline: Row
     """The first setting."""
-    others: list[SettingRow]
+    others: list[Row]
     noise: Verdict | None
     """The first setting against itself in other workers; None where it has no time."""
-
-    @property
-    def name(self) -> str:
-        return self.baseline.name
 
 
 def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComparison]:
@@ -141,20 +122,20 @@ def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComp
             continue
         name = entry_name(baseline.impl, PLAIN, baseline.launch, baseline.platform)
         others = [
-            _setting_row(name, cell, baseline, verdicts.get((cell.name, "baseline")))
+            _setting_row(cell, baseline, verdicts.get((cell.name, "baseline")))
             for cell in group
             if cell is not baseline
         ]
-        row = SettingRow(name, baseline, None, "", "")
-        comparisons.append(SettingComparison(row, others, noises.get(baseline.name)))
+        first_row = Row(baseline, None, is_baseline=True)
+        comparisons.append(SettingComparison(name, first_row, others, noises.get(baseline.name)))
     return comparisons
 
 
-def _setting_row(name: str, cell: Cell, baseline: Cell, verdict: Verdict | None) -> SettingRow:
+def _setting_row(cell: Cell, baseline: Cell, verdict: Verdict | None) -> Row:
     if cell.time_us is None:
-        return SettingRow(name, cell, verdict, "", cell.reason)
+        return Row(cell, verdict, is_baseline=False, change=cell.reason)
     ran = "the same" if same_kernels(baseline, cell) else "other kernels"
-    return SettingRow(name, cell, verdict, ran, changes(baseline, cell))
+    return Row(cell, verdict, is_baseline=False, ran=ran, change=changes(baseline, cell))
 
 
 def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:

@@ -11,8 +11,8 @@ from harness.plan.settings import PLAIN
 from harness.report.case_table import heading, interval, ratios, styled
 from harness.report.notes import Notes, measuring, noted, reproductions, untimed
 from harness.report.rows import (
+    Row,
     SettingComparison,
-    SettingRow,
     effect_word,
     first_setting,
     flag_effects,
@@ -71,27 +71,25 @@ def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTabl
     """A line for each setting with a time, below the first setting of its implementation."""
     from harness.report.fitting_table import Column, FittingTable
 
-    rows: list[SettingRow] = []
-    names: list[str] = []
-    firsts: list[bool] = []
-    for comparison in comparisons:
-        for row in (comparison.baseline, *comparison.others):
-            if row.cell.time_us is None:
-                continue
-            setting = row.cell.setting
-            long = setting.replace(", ", ",\n  ") if len(setting) > LONG else setting
-            names.append(row.cell.name if row is comparison.baseline else f"  {long}")
-            rows.append(row)
-            firsts.append(row is comparison.baseline)
+    every = [row for comparison in comparisons for row in (comparison.baseline, *comparison.others)]
+    rows = [row for row in every if row.cell.time_us is not None]
     time, times = time_column([interval(row.cell) for row in rows])
     columns: dict[Column, Sequence[str | Text]] = {
-        Column("implementation, setting", wraps=True): names,
+        Column("implementation, setting", wraps=True): [_name(row) for row in rows],
         Column(time): times,
-        Column(f"vs {first_setting(run)}"): ratios([row.verdict for row in rows], firsts),
+        Column(f"vs {first_setting(run)}"): ratios(rows),
         Column("verdict"): [styled(row.word) for row in rows],
         Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows],
     }
     return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
+
+
+def _name(row: Row) -> str:
+    """The implementation with the first setting; below it the other settings, indented."""
+    setting = row.cell.setting
+    if row.is_baseline:
+        return row.cell.name
+    return "  " + (setting.replace(", ", ",\n  ") if len(setting) > LONG else setting)
 
 
 def _what_ran(comparison: SettingComparison) -> Notes:

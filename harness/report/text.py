@@ -111,9 +111,11 @@ def significant(value: float | None, digits: int = 3) -> str:
     return "" if value is None else f"{value:.{digits}g}"
 
 
-def three_digits(value: float) -> str:
-    """The value in three digits, or in all digits before the point."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+def in_digits(value: float | None, digits: int = 3) -> str:
+    """The value in so many digits, or in all digits before the point; an empty text for None."""
+    if value is None:
+        return ""
+    return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
 def microseconds(value: float | None) -> str:

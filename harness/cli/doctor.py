@@ -64,7 +64,7 @@ def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
     from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_libraries
     from harness.errors import FAILED, OK, NothingRan
     from harness.files import write
-    from harness.report.binding_table import binding_table
+    from harness.report.doctor_text import binding_table
     from harness.report.terminal import show
 
     releases = [release for path in paths for release in releases_in(path)] if paths else installed()

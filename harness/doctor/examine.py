@@ -22,7 +22,7 @@ from harness.workers.process import WorkerFailure
 from kernels.platform import Platform, devices, lookalike, version
 
 if TYPE_CHECKING:
-    from harness.results.facts import Facts
+    from harness.results.schema import Facts
 
 
 def examine(

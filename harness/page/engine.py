@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from harness.engine.view import EngineView
 from harness.files import write
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor, distinct
+from harness.page.style import coded
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes, summary
 
 COLOURS = {
@@ -17,8 +18,7 @@ COLOURS = {
     "no row": "#666666",
     "defect": "#D55E00",
 }
-"""By the state of a shape. They are those of Okabe and Ito, which people with any colour vision tell
-apart."""
+"""By the state of a shape; colours of Okabe and Ito, which people with any colour vision can tell apart."""
 
 COLUMNS = {
     "share": "share", "op": "op", "layer": "layer", "sizes": "sizes", "row": "runs",
@@ -26,7 +26,7 @@ COLUMNS = {
     "entry_kernel": "kernel", "entry_us": "us", "entry_file": "entry in", "entry_line": "line",
     "fallback": "falls back to", "defects": "defects",
 }  # fmt: skip
-"""The headings of the table of shapes, by what stands below them."""
+"""The headings of the table of shapes, by the keys of their values."""
 
 
 def write_page(view: EngineView, target: str) -> None:
@@ -60,12 +60,7 @@ def engine_section(view: EngineView) -> PageSection:
         .encode(
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
-            color=alt.Color(
-                "state:N",
-                scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
-                title=None,
-                legend=alt.Legend(orient="top"),
-            ),
+            color=alt.Color("state:N", scale=coded(COLOURS), title=None, legend=alt.Legend(orient="top")),
             tooltip=[
                 "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
                 "entry_kernel:N", "fallback:N", "defects:N",

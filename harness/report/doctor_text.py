@@ -1,26 +1,36 @@
-"""The doctor's facts as text: machine, libraries, ceilings, noise, what would improve them."""
+"""What `doctor` found, as text: machine, libraries, limits, noise, what would improve them; and which rows
+bind to which releases of their libraries."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from harness.report.terminal import WIDTH
-from harness.report.text import duration, three_digits
+from harness.report.text import duration, in_digits
 
 if TYPE_CHECKING:
-    from harness.files import JsonObject
-    from harness.results.facts import Facts
+    from rich.console import Group
+    from rich.text import Text
 
-LABEL = 20  # at least
+    from harness.files import JsonObject
+    from harness.report.fitting_table import FittingTable
+    from harness.results.schema import Facts
+
+LABEL = 20
+"""The least width of the column of labels, in characters."""
+STYLES = {"breaks": "bold red", "too old": "dim", "not told": "yellow"}
+"""By status of a binding."""
 
 Lines = list[tuple[str, str]]
+"""Each a label and a text."""
 
 
 def doctor_text(facts: Facts) -> str:
-    """The facts of `doctor.examine`; what there is nothing to say about is left out."""
+    """The facts of `doctor.examine`; a group without a line is left out."""
     groups = (
         ("machine", _machine(facts["machine"], facts["devices"], facts["ceilings"].get("reach", 0))),
         ("libraries", _libraries(facts["libraries"])),
@@ -35,38 +45,28 @@ def doctor_text(facts: Facts) -> str:
 
 
 def _aligned(lines: Lines) -> str:
-    """Labels in one column, their texts in the next, broken into lines there."""
+    """Labels in one column, and their texts in the next, broken into lines."""
     parts = []
     width = max(LABEL, *(len(label) + 2 for label, _ in lines))
+    wrapper = textwrap.TextWrapper(WIDTH, break_long_words=False, break_on_hyphens=False)
     for label, text in lines:
-        start = f"  {label:<{width}}" if label else "  - "
-        parts.append(
-            textwrap.fill(
-                text,
-                WIDTH,
-                initial_indent=start,
-                subsequent_indent=" " * len(start),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
+        wrapper.initial_indent = f"  {label:<{width}}" if label else "  - "
+        wrapper.subsequent_indent = " " * len(wrapper.initial_indent)
+        parts.append(wrapper.fill(text))
     return "\n".join(parts)
 
 
-def _reach(claimed: int, reach: int) -> str:
-    return (
-        f"; reading from {reach / (1 << 20):.0f} MiB is no faster than memory" if 0 < reach < claimed else ""
-    )
-
-
 def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lines:
+    """reach: bytes from which on reading was measured to be no faster than from memory; 0: not measured"""
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
     if len(devices) > 1:
         lines.append(("all devices", _alike(devices)))
     if "device_memory" in machine:
         lines.append(("memory", f"{machine['device_memory'] / (1 << 30):.1f} GiB"))
     cache = machine.get("last_level_cache")
-    known = f"{cache / (1 << 20):.0f} MiB{_reach(cache, reach)}" if cache else "unknown"
+    known = f"{cache / (1 << 20):.0f} MiB" if cache else "unknown"
+    if cache and 0 < reach < cache:
+        known += f"; reading from {reach / (1 << 20):.0f} MiB is no faster than memory"
     lines.append(("last-level cache", known))
     lines.append(("threads", f"{machine['threads']} on {machine['cpus']} CPUs"))
     if "driver" in machine:
@@ -79,7 +79,8 @@ def _alike(devices: Mapping[str, str]) -> str:
     said = []
     for what, group in groupby(devices, devices.__getitem__):
         first, *others = group
-        said.append(f"{first}{f' to {others[-1]}' if others else ''}: {what}")
+        names = f"{first} to {others[-1]}" if others else first
+        said.append(f"{names}: {what}")
     return "; ".join(said)
 
 
@@ -104,7 +105,7 @@ def _ceilings(ceilings: JsonObject) -> Lines:
         ("read", _bandwidth(ceilings["read"])),
         ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written"),
         *(
-            (f"{dtype} product", f"{three_digits(rate / 1e12)} TFLOPS")
+            (f"{dtype} product", f"{in_digits(rate / 1e12)} TFLOPS")
             for dtype, rate in ceilings["rates"].items()
         ),
         ("measured last", ceilings["measured"]),
@@ -112,7 +113,7 @@ def _ceilings(ceilings: JsonObject) -> Lines:
 
 
 def _bandwidth(rate: float) -> str:
-    return f"{three_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{three_digits(rate / 1e9)} GB/s"
+    return f"{in_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{in_digits(rate / 1e9)} GB/s"
 
 
 def _datasheet(entries: list[JsonObject]) -> Lines:
@@ -153,7 +154,7 @@ def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
 
 
 def _runs(runs: Mapping[str, str]) -> Lines:
-    """Per op, timed ones first."""
+    """By op; rows that are timed come first."""
     by_op: dict[str, dict[str, list[str]]] = {}
     for name, how in runs.items():
         op, implementation = name.split(" ", 1)
@@ -162,3 +163,49 @@ def _runs(runs: Mapping[str, str]) -> Lines:
         (op, "; ".join(f"{how}: {', '.join(ways[how])}" for how in sorted(ways, reverse=True)))
         for op, ways in by_op.items()
     ]
+
+
+def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
+    """A line for each row that breaks, then a table for each release.
+
+    rows: `doctor.bindings.RowBinding` as dictionaries
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    broken = [row for row in rows if row["status"] == "breaks"]
+    parts: list[Text | FittingTable] = []
+    for row in broken:
+        name = f"{row['library']} {row['version']}: {row['op']} {row['implementation']} "
+        line = Text.assemble(name, ("breaks", STYLES["breaks"]), f": {row['reason']}")
+        line.no_wrap, line.overflow = True, "ignore"
+        parts.append(line)
+    for library, version in dict.fromkeys((row["library"], row["version"]) for row in rows):
+        mine = [row for row in rows if (row["library"], row["version"]) == (library, version)]
+        counts = Counter(row["status"] for row in mine)
+        summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        read = mine[0]["last_read"]
+        newer = f"; newer than {read}, the last that was read" if read else ""
+        parts += [Text(), Text(f"{library} {version}: {summary}{newer}", "bold")]
+        if others := [row for row in mine if row not in broken]:
+            parts.append(_release(others))
+    return Group(*(parts if broken else parts[1:]))
+
+
+def _release(rows: Sequence[Mapping[str, str]]) -> FittingTable:
+    from rich.text import Text
+
+    from harness.report.fitting_table import Column, FittingTable
+
+    columns = [
+        Column("op"),
+        Column("implementation"),
+        Column("calls"),
+        Column("reason", wraps=True),
+        Column("without", wraps=True, spare=1),
+    ]
+    cells: list[list[str | Text]] = []
+    for row in rows:
+        status = Text(row["status"], STYLES.get(row["status"], ""))
+        cells.append([row["op"], row["implementation"], status, row["reason"], row["without"]])
+    return FittingTable(columns, cells)

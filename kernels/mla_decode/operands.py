@@ -50,6 +50,10 @@ class MlaDecodeOperands(Operands):
     def page(self) -> int:
         return self.kv.shape[1]
 
+    @property
+    def is_fp8(self) -> bool:
+        return self.kv.element_size() == 1
+
     def same_pages(self, other: MlaDecodeOperands) -> bool:
         """Whether both find their tokens by the same table, whatever cache it leads into: so do the layers
         of a step."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.mla_decode.compute_units import MOST_UNITS
+from kernels.mla_decode.layouts import MOST_UNITS
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.mla_decode.triton.split_kv_configs import (

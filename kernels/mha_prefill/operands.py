@@ -66,6 +66,10 @@ class MhaPrefillOperands(Operands):
     streamed: ClassVar = ()
 
     @property
+    def is_fp8(self) -> bool:
+        return self.q.element_size() == 1
+
+    @property
     def longest(self) -> tuple[int, int]:
         """The most queries and the most keys of a sequence."""
         return max(s.new for s in self.sequences), max(s.length for s in self.sequences)

@@ -71,3 +71,15 @@ class MhaPrefillSizes:
 def takes(sizes: MhaPrefillSizes, *dtypes: str) -> Support:
     """Whether a kernel that takes these dtypes takes these sizes."""
     return need(sizes.dtype in dtypes, f"takes dtype={' or '.join(dtypes)}, not {sizes.dtype}")
+
+
+def takes_bf16(sizes: MhaPrefillSizes) -> Support:
+    return takes(sizes, "bf16")
+
+
+def takes_fp8(sizes: MhaPrefillSizes) -> Support:
+    return takes(sizes, "fp8")
+
+
+def takes_both(sizes: MhaPrefillSizes) -> Support:
+    return takes(sizes, "bf16", "fp8")

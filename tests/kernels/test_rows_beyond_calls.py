@@ -214,12 +214,10 @@ def test_what_cudnn_does_not_take_is_unsupported(step):
     ],
 )  # fmt: skip
 def test_which_engine_of_cudnn_ran_is_told(graph, picked):
-    prepared = cudnn._Graph.__new__(cudnn._Graph)
-    prepared.graph = graph
-    assert prepared.picked() == picked
+    assert cudnn.engine_of(graph) == picked
 
 
-HELD = [torch_sdpa.Flash(), torch_sdpa.Efficient(), torch_sdpa.TorchCudnnPrefill()]
+HELD = [torch_sdpa.Flash(), torch_sdpa.Efficient(), torch_sdpa.Cudnn()]
 
 
 def prefill(text: str = "batch=2 new=1..9 prefix=0..5 heads=2") -> tuple[Any, torch.Tensor]:
@@ -266,7 +264,7 @@ def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatc
     o = o.replaced(scale=options.get("scale", o.scale))
     attend = create_autospec(version, side_effect=lambda q, *rest, **more: q + 1)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=attend))
-    prepared = torch_sdpa.TorchVarlenPrefill().prepare(o, out)
+    prepared = torch_sdpa.varlen().prepare(o, out)
     prepared.call()
     ((q, k, v, *lengths), given), at = attend.call_args, [(s.new, s.length) for s in o.sequences]
     assert q is o.q and k is o.k and torch.equal(v[..., :128], o.v) and not v[..., 128:].any()
@@ -275,7 +273,7 @@ def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatc
     assert torch.equal(out, (o.q + 1)[..., :128])
     if version is OLDER:
         with pytest.raises(Unsupported, match="takes no scale"):
-            torch_sdpa.TorchVarlenPrefill().prepare(o.replaced(scale=1.0), out)
+            torch_sdpa.varlen().prepare(o.replaced(scale=1.0), out)
 
 
 def test_aiter_that_imports_flydsl_needs_it(monkeypatch):

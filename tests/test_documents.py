@@ -18,6 +18,7 @@ from harness.report import arm_table
 from harness.report.case_table import case_table
 from harness.report.terminal import plain
 from harness.results.journal import Journal
+from kernels.triton_runtime import interpreter_fits
 from shapes.case import parse
 from shapes.suites import suites
 from tests.support.paths import ROOT
@@ -210,9 +211,14 @@ def test_the_table_of_compare_is_what_it_prints(here, monkeypatch):
     assert {line.rstrip() for line in shown.splitlines()} <= {line.rstrip() for line in printed.splitlines()}
 
 
-def test_the_example_of_an_implementation_is_listed(cli, tmp_path):
-    """The class in adding-a-kernel.md, as a file of one's own."""
-    code = next(b for b in blocks(ROOT / "docs" / "adding-a-kernel.md", "python") if "Implementation)" in b)
-    (tmp_path / "mine.py").write_text(code)
-    done = cli("list", "impls", "--op", "mla_decode", KERNEL_BENCH_PLUGINS=tmp_path / "mine.py")
-    assert "mine.mla" in done.stdout
+@pytest.mark.parametrize(("example", "name"), [(0, "mine.mla"), (1, "mine.triton")])
+def test_an_example_of_an_implementation_is_right(cli, tmp_path, example, name):
+    """A block of adding-a-kernel.md, as a file of one's own; Triton's by its interpreter."""
+    if name == "mine.triton":
+        pytest.importorskip("triton")
+        if not (support := interpreter_fits()).ok:
+            pytest.skip(support.reason)
+    (tmp_path / "mine.py").write_text(blocks(ROOT / "docs" / "adding-a-kernel.md", "python")[example])
+    case = ("--op", "mla_decode", "--case", "batch=2 ctx=1..40 heads=2 page=16", "--device", "cpu")
+    done = cli("check", *case, "--impl", name, KERNEL_BENCH_PLUGINS=tmp_path / "mine.py")
+    assert f"{name} is right" in done.stdout, done.stderr

@@ -54,11 +54,6 @@ class MlaDecodeOperands(Operands):
     def is_fp8(self) -> bool:
         return self.kv.element_size() == 1
 
-    def same_pages(self, other: MlaDecodeOperands) -> bool:
-        """Whether both find their tokens by the same table, whatever cache it leads into: so do the layers
-        of a step."""
-        return self.page_table is other.page_table and self.lengths is other.lengths
-
     def far(self) -> MlaDecodeOperands:
         """On pages of numbers so large."""
         import torch

@@ -138,8 +138,9 @@ class StalePageTable(_Failing):
     def prepare(self, operands, out):
         prepared = super().prepare(operands, out)
         if self.fails_on(operands):
-            self.slots = prepared.slots if self.slots is None else self.slots
-            prepared.slots = self.slots
+            slots, valid = prepared.stationary
+            self.slots = slots if self.slots is None else self.slots
+            prepared.stationary = self.slots, valid
         return prepared
 
 

@@ -369,8 +369,8 @@ class Implementation:
         raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Prepares a further set of those that calls rotate over; `first` was prepared on the first, whose
-        layouts of the same stationary operands may be shared."""
+        """Prepares a further one of the sets that calls rotate over; `first` was prepared on the first set,
+        and its layouts of the same stationary operands may be shared."""
         return self.prepare(operands, out)
 
 

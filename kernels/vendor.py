@@ -233,8 +233,8 @@ class TileLang(Vendor):
     """The suite's own kernels in TileLang's language, which it compiles for the device when they are first
     prepared.
 
-    Both engines require 0.1.12, whose compiler lowers all of them (tests/kernels/test_tilelang.py). Importing
-    it beside apache-tvm-ffi 0.1.12 or later, which its metadata excludes, ends the process.
+    Both engines require 0.1.12, and its compiler lowers all of them (tests/kernels/test_tilelang.py).
+    Importing it beside apache-tvm-ffi 0.1.12 or later, which its metadata excludes, ends the process.
     """
 
     runtime = "tilelang"

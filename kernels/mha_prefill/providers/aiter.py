@@ -246,8 +246,8 @@ def persistent_bytes(sizes: MhaPrefillSizes) -> int:
     workspace=persistent_bytes,
 )
 def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
-    """`mla.mla_prefill_ps_fwd`: the asm kernel whose programs each take a share of tiles planned beforehand,
-    and the reduction of those tiles that were split over keys."""
+    """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
+    beforehand, and the reduction of those tiles that were split over keys."""
     import torch
 
     plan = planned(o)

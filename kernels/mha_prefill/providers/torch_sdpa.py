@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 class Sdpa(Implementation):
     """scaled_dot_product_attention, by the kernel that torch chooses. FP8 operands are made bf16 first: that
-    is exact for q and k, whose descales are in the softmax scale, while v is multiplied by its own and
-    rounded."""
+    is exact for q and k, because their descales are in the softmax scale, while v is multiplied by its own
+    and rounded."""
 
     name = "torch.sdpa"
     requires = "torch"

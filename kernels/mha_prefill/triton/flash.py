@@ -137,8 +137,8 @@ class FlashVarlen(SuiteTriton):
         return config
 
     def demands(self, config: FlashConfig, target: Target, sizes: MhaPrefillSizes) -> list[Demand]:
-        """Of the mean program of each kernel; keys count as far as its last step reads them. Where values could
-        be turned and are not, their bytes are shuffled in registers, on which each step waits."""
+        """Of the mean program of each kernel; keys count as far as its last step reads them. Where values
+        could be turned and are not, their bytes are shuffled in registers, on which each step waits."""
         steps = steps_of(sizes, config)
         item = BYTES[sizes.dtype]
         step = config.keys * (WIDTH + VALUE) * item

@@ -165,9 +165,9 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     the other path on gfx950 with 16 heads and a bf16 cache from 32 sequences on.
 
     Its reduction of split sequences truncates to bf16 on gfx942: csrc/kernels/mla/reduce.cu casts by
-    csrc/include/opus/opus.hpp, whose OPUS_FP32_to_BF16_DEFAULT is 2 and which rounds on gfx950 only with
-    clang 20 or later (at e404860). The assembly kernels round to nearest: theirs hold that code's
-    constants."""
+    csrc/include/opus/opus.hpp, where OPUS_FP32_to_BF16_DEFAULT is 2, and which rounds on gfx950 only with
+    clang 20 or later (at e404860). The assembly kernels round to nearest: they contain the constants of that
+    code."""
     batch, heads = o.q.shape[:2]
     cache, query, answer = FiniteCache(o), query_buffer(o), out
     if padded(heads) > heads:

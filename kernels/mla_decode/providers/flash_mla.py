@@ -123,7 +123,7 @@ def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
     workspace=workspace,
 )
 def flashmla_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
-    """The build that vLLM carries, whose FP8 kernel is another function."""
+    """The build that vLLM carries, in which the FP8 kernel is another function."""
     metadata = VLLM_METADATA_FP8 if o.is_fp8 else VLLM_METADATA
     schedule, splits = metadata.bind(o.lengths, o.q.shape[1], 1)()
     if o.is_fp8:

@@ -17,7 +17,7 @@ Tables = tuple["torch.Tensor", "torch.Tensor"]
 
 def padded(operands: MlaDecodeOperands) -> Tables:
     """Where each token is in the flat cache, int64 [batch, longest], and which entries are tokens, bool.
-    Places past a length repeat the first token, whose value is finite, and are masked."""
+    Places past a length are masked and repeat the first token, because its value is finite."""
     import torch
 
     of_sequences = [operands.token_slots(i) for i in range(len(operands.host_lengths))]

@@ -160,22 +160,18 @@ class SplitKv(SuiteTriton):
         blocks = [block for block in (16, 32, 64) if heads <= 4 * block and block < 2 * max(16, heads)]
         instruction = 16 if target.kind == "rocm" else 0
         for block, tokens, warps, stages in _TILES[target.kind]:
-            if block in (blocks or [32, 64]):
-                for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
-                    # AMD's pipelines hold a stage in registers.
-                    if (
-                        target.kind == "rocm"
-                        and tokens * WIDTH * KV_BYTES[sizes.kv] * (s - 1) > target.shared
-                    ):
-                        continue
-                    config = SplitKvConfig(
-                        block, tokens, per_unit=per_unit, warps=w, stages=s, instruction=instruction
-                    )
-                    yield config
-                    if target.arch == "gfx942" and tokens == 16:
-                        yield replace(config, reload=True)
-                    if target.arch == "sm_90" and (block, tokens, w, s) == (16, 64, 4, 2):
-                        yield replace(config, swap=True)
+            if block not in (blocks or [32, 64]):
+                continue
+            for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
+                in_registers = tokens * WIDTH * KV_BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
+                if target.kind == "rocm" and in_registers > target.shared:
+                    continue
+                config = SplitKvConfig(block, tokens, False, False, per_unit, w, s, instruction)
+                yield config
+                if target.arch == "gfx942" and tokens == 16:
+                    yield replace(config, reload=True)
+                if target.arch == "sm_90" and (block, tokens, w, s) == (16, 64, 4, 2):
+                    yield replace(config, swap=True)
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
         rule, few = target.pick(HEURISTIC), sizes.heads <= FEW
@@ -184,8 +180,8 @@ class SplitKv(SuiteTriton):
         return rule.few if few else rule.many
 
     def demands(self, config: SplitKvConfig, target: Target, sizes: MlaDecodeSizes) -> list[Demand]:
-        """Of a program of mean length where there are several waves of them; of the longest where one wave has
-        all, which lasts as long as that. Without a pipeline a step is on its way half of the time."""
+        """Of a program of mean length where there are several waves of them; of the longest where one wave
+        has all, which lasts as long as that. Without a pipeline a step is on its way half of the time."""
         lengths = sizes.lengths()
         plan, blocks = plan_for(config, target.units, lengths, sizes.heads), config.blocks(sizes.heads)
         programs = len(plan.parts) * blocks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.formats import fp8_format
+from kernels.support import Support, need
 from shapes.lengths import parse_span, spread
 
 LATENT = 512
@@ -54,3 +55,8 @@ class MlaDecodeSizes:
     @property
     def used_pages(self) -> int:
         return sum(-(-n // self.page) for n in self.lengths())
+
+
+def takes_bf16(sizes: MlaDecodeSizes) -> Support:
+    """For rows that take no FP8 cache."""
+    return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")

@@ -29,7 +29,7 @@ from kernels.mla_decode.layouts import (
     query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes, takes_bf16
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 
@@ -76,10 +76,6 @@ FA4_VARLEN = Function(
 )
 MLA_PLAN = Symbol("flash_attn.cute.interface._mla_fwd_plan")
 """FlashAttention 4 splits MLA's sequences where it has this; before, it refuses what it would split."""
-
-
-def takes_bf16(sizes: MlaDecodeSizes) -> Support:
-    return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
 def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:

@@ -28,7 +28,7 @@ from kernels.mla_decode.layouts import (
     query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes, takes_bf16
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
@@ -150,7 +150,7 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
     symbols=(WRAPPER, RUN_CUTLASS),
     fits=lambda sizes: Support.all_of(
         need(sizes.heads == 128, f"takes 128 heads, not {sizes.heads}"),
-        need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}"),
+        takes_bf16(sizes),
         need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
     ),
     workspace=lambda sizes: WORKSPACE + 2 * cache_bytes(sizes),

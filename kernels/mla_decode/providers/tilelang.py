@@ -16,7 +16,7 @@ from kernels import platform as platforms
 from kernels.binding import Function, Symbol, VendorFunction
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH
+from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
 from kernels.mla_decode.triton.split_kv_plan import plan
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
@@ -80,8 +80,7 @@ def tile_for(arch: str, heads: int, page: int) -> AttendTile:
     TileLang,
     symbols=(*TileLang.symbols, *LANGUAGE, ATTEND, COMBINE),
     fits=lambda sizes: Support.all_of(
-        need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}"),
-        need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}"),
+        takes_bf16(sizes), need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}")
     ),
     # An upper bound: a plan has no more slots than two a program.
     workspace=lambda sizes: cache_bytes(sizes) + partial_bytes(2 * MOST_UNITS * sizes.heads),

@@ -23,7 +23,7 @@ from kernels.mla_decode.layouts import (
     parts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes, takes_bf16
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, Vllm
@@ -52,7 +52,7 @@ CUTLASS_BYTES = Function(
 def fits_cutlass(sizes: MlaDecodeSizes) -> Support:
     # It takes no scales, so an FP8 cache would need scales of 1.
     return Support.all_of(
-        need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}"),
+        takes_bf16(sizes),
         need(sizes.heads <= HEADS, f"takes up to {HEADS} heads, not {sizes.heads}"),
         need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu, vllm_operator
@@ -22,10 +22,6 @@ AMX = vllm_operator("decode_attention_cpu", positions=17)
 MIN_WORK_PER_SPLIT = 512
 SPLITS_PER_THREAD = 2
 MOST_SPLITS = 64  # planned for
-
-
-def takes_bf16(sizes: MlaDecodeSizes) -> Support:
-    return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")
 
 
 @implementation(

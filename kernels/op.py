@@ -197,6 +197,7 @@ class Prepared:
         self._call, self._inputs, self._after_load = call, inputs, after_load
         self._result, self._picked = result, picked
         self._returned: Any = None
+        self._called = False
 
     def call(self) -> None:
         """Timed: compute the op once, from whatever the operands hold now."""
@@ -204,6 +205,19 @@ class Prepared:
         returned = self._call()
         if self.out is None:
             self._returned = returned
+        elif not self._called:
+            self._called = True
+            self._check_written(returned)
+
+    def _check_written(self, returned: Any) -> None:
+        """Raises TypeError where a first call returned its output and left `out` as it was poisoned."""
+        import torch
+
+        out = self.out
+        if not isinstance(returned, torch.Tensor) or returned.shape != out.shape:
+            return
+        if returned.untyped_storage().data_ptr() != out.untyped_storage().data_ptr() and out.isnan().all():
+            raise TypeError("the call returned its output and did not write `out`: see `allocates`")
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Untimed: put new live operands where `call` reads them."""

@@ -120,6 +120,16 @@ def test_sets_of_operands_that_share_stationary_tensors_share_what_was_made_of_t
     assert len(made) == 2
 
 
+def test_a_call_that_returns_its_output_and_leaves_out_alone_is_told():
+    @implementation("test.returns", Base)
+    def returns(operands, out):
+        return lambda: operands.x * 2
+
+    with pytest.raises(TypeError, match="returned its output and did not write `out`: see `allocates`"):
+        returns().prepare(numbers(), torch.full((3,), torch.nan)).call()
+    returns().prepare(numbers(), torch.zeros(3)).call()  # which something wrote
+
+
 def nothing(operands, out):
     out.zero_()
 

@@ -40,10 +40,7 @@ def attend(
 def calling(
     function: Callable[..., torch.Tensor], o: MlaDecodeOperands, out: torch.Tensor, tables: Tables
 ) -> Prepared:
-    def call() -> None:
-        out.copy_(function(o.q, o.kv, *prepared.stationary, o.scale, o.kv_scale))
-
-    prepared = Prepared(o, out, call)
+    prepared = Prepared(o, out, lambda: out.copy_(function(o.q, o.kv, *tables, o.scale, o.kv_scale)))
     prepared.stationary = tables
     return prepared
 

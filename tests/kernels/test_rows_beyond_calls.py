@@ -1,6 +1,8 @@
 """What rows of libraries do beyond what is recorded of their calls (test_recorded_calls.py)."""
 
+import gc
 import sys
+import weakref
 from contextlib import nullcontext
 from functools import partial, wraps
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ from tests.support.recorded import Case, record
 from tests.support.recorded_rows import CASES
 from tests.support.stand_ins import Answer, Arguments
 
-GEMM, MOE, MHA, _ = kernels.OPS
+GEMM, MOE, MHA, MLA = kernels.OPS
 
 # AITER
 
@@ -284,3 +286,28 @@ def test_aiter_that_imports_flydsl_needs_it(monkeypatch):
     monkeypatch.setattr(aiter, "FLYDSL", Absent())
     with pytest.raises(Unsupported, match="flydsl"):
         record_of("aiter.dispatch", "gfx950", "aiter")
+
+
+BY_OUR_TRITON = {"deepgemm.masked", "deepgemm.contiguous", "aiter.triton", "vllm.triton"}
+"""Rows of GEMM and MoE that launch a Triton kernel of the suite, which needs a GPU or the interpreter."""
+
+ONE_OF_EACH_ROW = {
+    f"{case.op} {case.name}": case
+    for case in reversed(CASES)
+    if case.op in (MLA, MHA) or case.name not in BY_OUR_TRITON
+}
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH_ROW.values(), ids=ONE_OF_EACH_ROW)
+def test_what_was_prepared_is_freed_at_once(case):
+    """A call that refers to the object that holds it keeps a device's memory until Python collects cycles."""
+    if "triton" in case.implementation.also:
+        pytest.importorskip("triton")
+    gc.disable()
+    try:
+        with case.prepared() as prepared:
+            held = weakref.ref(getattr(prepared, "inner", prepared))
+            del prepared
+        assert held() is None
+    finally:
+        gc.enable()

@@ -60,7 +60,8 @@ class Sdpa(Implementation):
             kernel = getattr(torch.nn.attention.SDPBackend, f"{self.backend.upper()}_ATTENTION")
 
         def call() -> None:
-            with torch.nn.attention.sdpa_kernel(kernel) if kernel else contextlib.nullcontext():
+            held = contextlib.nullcontext() if kernel is None else torch.nn.attention.sdpa_kernel(kernel)
+            with held:
                 for sequence, mask in zip(o.sequences, masks, strict=True):
                     q, k, values = batched(o, v, sequence)
                     attended = torch.nn.functional.scaled_dot_product_attention(

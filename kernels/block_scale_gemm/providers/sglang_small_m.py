@@ -1,7 +1,7 @@
 """SGLang's product for few tokens on gfx950, which quantises its activations itself.
 
-Read in SGLang 0.5.23: kernels/ops/gemm/smallm_fp8_blockscale_gfx950/, with how
-srt/layers/quantization/fp8_utils.py and fp8.py call it. Untested on hardware.
+Read in SGLang 0.5.23: kernels/ops/gemm/smallm_fp8_blockscale_gfx950/, and its callers fp8_utils.py and fp8.py
+in srt/layers/quantization. Untested on hardware.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels import vendor
 from kernels.binding import Function
+from kernels.block_scale_gemm.layouts import Product
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
@@ -23,15 +24,14 @@ MULTIPLY = Function(
     "sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950.try_smallm_fp8_bs_linear", needs="x WQ w_scale"
 )
 TAKES = ((5120, 4096), (4608, 4096), (4096, 2048), (2560, 4096), (4096, 1024))
-"""n and k (its SHAPES). None is DeepSeek-R1's."""
+"""The n and k that it takes (its SHAPES). None is DeepSeek-R1's."""
 
 MOST_M = 32
 
 
 class SglangSmallM(vendor.Sglang):
-    """Where SGLang runs it, from ROCm 7.2 on, it stands before `aiter.triton` and
-    `aiter.dispatch_preshuffled`. hipcc compiles it when it is first called; weights lie as AITER shuffles
-    them."""
+    """From ROCm 7.2 on SGLang tries it before `aiter.triton` and `aiter.dispatch_preshuffled`. hipcc compiles
+    it at the first call. The weights lie as AITER shuffles them."""
 
     name = "sglang.small_m"
     requires = "SGLang 0.5.23 for ROCm with AITER and hipcc, gfx950"
@@ -55,19 +55,9 @@ class SglangSmallM(vendor.Sglang):
         return sizes.n * sizes.k
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return _SmallM(operands)
-
-
-class _SmallM(Prepared):
-    operands: BlockScaleGemmOperands
-
-    def __init__(self, operands: BlockScaleGemmOperands) -> None:
-        super().__init__(operands)
         weights = in_tiles(operands.b_q)
         weights.is_shuffled = True  # type: ignore[attr-defined]  # SGLang marks them so
-        self.multiply = MULTIPLY.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)
-        if self.multiply() is None:
+        multiply = MULTIPLY.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)
+        if multiply() is None:
             raise Unsupported("SGLang's kernel for few tokens does not run here: see what it printed")
-
-    def call(self) -> None:
-        self.out = self.multiply()
+        return Product(operands, None, multiply)

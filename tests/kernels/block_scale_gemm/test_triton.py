@@ -12,8 +12,7 @@ import pytest
 
 import kernels
 from kernels.block_scale_gemm.triton import split_k as provider
-from kernels.block_scale_gemm.triton import split_k_configs
-from kernels.block_scale_gemm.triton.split_k_configs import SplitKConfig
+from kernels.block_scale_gemm.triton.split_k import MIN_STEPS, SplitKConfig
 from kernels.compose import bind
 from kernels.formats import FORMATS
 from kernels.operands import Seeds
@@ -89,7 +88,7 @@ def test_no_split_is_without_a_block() -> None:
     for k, units in itertools.product((1, 128, 1000, 7168, 18432), (1, 60, 132, 608)):
         sizes = sizes_of(f"m=1 n=2112 k={k}")
         splits = config.splits(Target("cuda", "sm_90", units), sizes)
-        assert 1 <= splits <= max(1, sizes.k_blocks // split_k_configs.MIN_STEPS)
+        assert 1 <= splits <= max(1, sizes.k_blocks // MIN_STEPS)
         assert (splits - 1) * math.ceil(sizes.k_blocks / splits) < sizes.k_blocks
     target, sizes = Target("cuda", "sm_90", 132), sizes_of("m=1 n=2112 k=7168")
     assert dataclasses.replace(config, per_unit=2).splits(target, sizes) == 14

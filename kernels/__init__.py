@@ -101,9 +101,13 @@ def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]
 
 
 def implementations_of(path: Path) -> list[Implementation]:
-    """Of a plug-in's file, imported here. They share no worker with anybody else's."""
+    """The implementations of a plug-in's file, which is imported here. They share no worker with others.
+    Raises PluginError where one names no op."""
     found = list(_defined(_plugin(path)))
     for implementation in found:
+        if implementation.op not in OPS:
+            ops = ", ".join(OPS)
+            raise PluginError(f"{path}: {implementation.name} has op {implementation.op!r}; ops are {ops}")
         implementation.plugin = str(path)
         implementation.runtime = f"{path.stem}.{implementation.runtime}"  # type: ignore[misc]
     return found

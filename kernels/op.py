@@ -6,6 +6,7 @@ imported inside functions, so that `list` works on a machine that has none of th
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.operands import Operands, Seeds
 from kernels.sizes import read_sizes
-from kernels.support import Support, need
+from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
@@ -151,45 +152,101 @@ class RowGroups:
     of: torch.Tensor
 
 
-class Prepared(ABC):
-    """An implementation bound to operands and an output, ready to be called again and again."""
+Call = Callable[[], object]
+"""Timed: computes the op once, from whatever the operands hold now."""
 
-    def __init__(self, operands: Operands, out: torch.Tensor | None = None) -> None:
+
+class Prepared:
+    """A call that is bound to operands and an output, and can be made again and again.
+
+    It is constructed with the call and with whatever differs from the defaults below:
+
+    call: writes `out`; where the library allocates its own output (`out` is None), returns it
+    inputs: where the call reads each live operand, as views of its canonical shape with any strides.
+            Default: the canonical tensors themselves
+    after_load: completes what `load` does after it copied new live operands into `inputs`
+    result: the output in the op's canonical layout, as a tensor or as a function of what the call returned.
+            Default: `out`, or what the call returned
+    picked: says which kernel the library chose, for the record
+
+    A subclass may define `call` and these methods instead.
+    """
+
+    def __init__(
+        self,
+        operands: Operands,
+        out: torch.Tensor | None = None,
+        call: Call | None = None,
+        *,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        after_load: Callable[[], object] | None = None,
+        result: torch.Tensor | Callable[[Any], torch.Tensor] | None = None,
+        picked: Callable[[], str] | None = None,
+    ) -> None:
+        if call is None and type(self).call is Prepared.call:
+            raise TypeError(f"{type(self).__name__} has no call: give it one, or define the method `call`")
         self.operands = operands
-        # None only for a library that allocates its own output, whose `call` writes none.
+        # None only for a library that allocates its own output. Other rows need no check for None.
         self.out = cast("torch.Tensor", out)
+        self.stationary: Any = None
+        """What the declaration's `stationary` made of the operands, which further sets of them share."""
+        self._call, self._inputs, self._after_load = call, inputs, after_load
+        self._result, self._picked = result, picked
+        self._returned: Any = None
 
-    @abstractmethod
     def call(self) -> None:
         """Timed: compute the op once, from whatever the operands hold now."""
+        assert self._call is not None
+        returned = self._call()
+        if self.out is None:
+            self._returned = returned
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Untimed: put new live operands where `call` reads them."""
         for name, target in self.inputs().items():
             target.copy_(live[name])
+        if self._after_load is not None:
+            self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """Where `call` reads each live operand, as views of its canonical shape with any strides: `load`
-        and the suite's own producer kernels write there. The default, the canonical tensors themselves,
-        is right for whatever reads them in place; whoever wants another layout gives that."""
-        return self.operands.live_tensors()
+        """Where `call` reads each live operand: `load` and the suite's own producer kernels write there."""
+        return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """As `inputs`, but asking changes nothing: for who looks and produces nothing. What `load` alone can
-        write is not in it."""
+        """The same for a reader that writes nothing. It differs where calling `inputs` changes what `call`
+        reads; what only `load` can write is left out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
         """The output of the last call in the op's canonical layout."""
-        assert self.out is not None, f"{type(self).__name__} got no output tensor and kept none"
-        return self.out
+        result = self._result
+        if callable(result):
+            result = result(self._returned)
+        elif result is None:
+            result = self._returned if self.out is None else self.out
+        if result is None:
+            raise TypeError("there is no output: the row gets none to write, and its call returned none")
+        return result
 
     def picked(self) -> str:
         """What the library chose to run, where it tells; for the record."""
-        return ""
+        return "" if self._picked is None else self._picked()
 
 
-class Implementation(ABC):
+def as_prepared(given: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
+    """What a function that prepares returned: a Prepared, or the call alone. Raises TypeError for anything
+    else; source: the function, for that message."""
+    if isinstance(given, Prepared):
+        return given
+    if callable(given):
+        return Prepared(operands, out, given)
+    raise TypeError(
+        f"{source} returned {type(given).__name__}: it must return the call to be timed, which is a function "
+        "without arguments, or a Prepared"
+    )
+
+
+class Implementation:
     """One way to compute an op.
 
     name:           `provider.variant`
@@ -238,9 +295,9 @@ class Implementation(ABC):
 
         return version(self.library or self.provider) or ""
 
-    @abstractmethod
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all; imports nothing."""
+        """Whether this platform and its libraries can run it at all; imports nothing. Default: with torch."""
+        return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
         """Whether it takes these sizes (heads, page, dtype ...)."""
@@ -300,17 +357,121 @@ class Implementation(ABC):
         plan."""
         return 0
 
-    @abstractmethod
+    def require(self) -> None:
+        """Before anything is prepared: raises Unsupported where this process cannot call the library."""
+
     def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
         """Untimed: bring stationary operands into the library's layout. Raises Unsupported.
 
-        out: None for who allocates, whose own `prepare` says so
+        out: None where the library allocates its own output, and the type of `operands` is the op's own:
+             the `prepare` of a row says so
         """
+        raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
         """Prepares a further set of those that calls rotate over; `first` was prepared on the first. Where
         the sets share stationary operands, whoever brought them into a layout of its own takes that."""
         return self.prepare(operands, out)
+
+
+REQUIREMENTS = ("available", "fits", "supports")
+"""Methods that a declaration adds to: what the base class requires is required as well."""
+
+ANSWERS = ("interpreted", "interpreted_s", "environment", "layout", "workspace", "scratch")
+"""Methods of which a declaration takes the place."""
+
+
+def implementation(
+    name: str,
+    base: type[Implementation] = Implementation,
+    *,
+    stationary: Callable[[Any], object] | None = None,
+    **said: Any,  # whatever the attributes and methods of the base class hold
+) -> Callable[[Callable[..., Call | Prepared]], type[Implementation]]:
+    """Declares an implementation by the function that prepares its call; the function becomes the class.
+
+        @implementation("lib.fast", Lib, since="1.2", fits=lambda sizes: need(sizes.heads == 128, "..."))
+        def fast(operands, out):
+            return functools.partial(lib.fast, operands.q, operands.kv, out)
+
+    base:       says what all rows of a library share
+    stationary: brings the stationary operands into the library's layout. The function gets the result as its
+                third argument; all sets of operands that have the same stationary tensors share it
+    said:       attributes of the class (`requires`, `since`, `archs` ...), and functions in the place of its
+                methods, without `self`: `fits`, `supports` and `available` add to what the base class
+                requires, the others replace its answer
+
+    Raises TypeError, in one line, for a declaration that cannot be right.
+    """
+    mistake = f"implementation {name!r}"
+    if not isinstance(name, str):
+        raise TypeError('@implementation takes the name first: @implementation("provider.variant", ...)')
+    if not (isinstance(base, type) and issubclass(base, Implementation)):
+        raise TypeError(f"{mistake}: {base!r} is no subclass of Implementation")
+    known = {
+        member
+        for ancestor in base.__mro__
+        for member in (*vars(ancestor), *vars(ancestor).get("__annotations__", {}))
+        if not member.startswith("_")
+    } - {"name", "prepare", "prepare_turn", "require"}
+    for member, value in said.items():
+        if member not in known:
+            raise TypeError(
+                f"{mistake}: {base.__name__} has no {member!r}; it has {', '.join(sorted(known))}"
+            )
+        if member in (*REQUIREMENTS, *ANSWERS) and not callable(value):
+            raise TypeError(f"{mistake}: {member} is {value!r}, where a function is needed")
+    if not hasattr(base, "requires") and "requires" not in said:
+        raise TypeError(f'{mistake} does not say what it requires: requires="torch", for example')
+
+    def declare(function: Callable[..., Call | Prepared]) -> type[Implementation]:
+        source = f"{name}: {function.__name__}()"
+        count = 2 if stationary is None else 3
+        try:
+            inspect.signature(function).bind(*range(count))
+        except TypeError:
+            taken = "(operands, out)" if stationary is None else "(operands, out, stationary)"
+            raise TypeError(f"{source} has to take {taken}") from None
+
+        def prepared(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
+            given = function(operands, out) if stationary is None else function(operands, out, made)
+            bound = as_prepared(given, source, operands, out)
+            bound.stationary = made
+            return bound
+
+        def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
+            return prepared(operands, out, None if stationary is None else stationary(operands))
+
+        def prepare_turn(
+            self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
+        ) -> Prepared:
+            if first is None or not operands.same_stationary(first.operands):
+                return self.prepare(operands, out)
+            return prepared(operands, out, first.stationary)
+
+        members = {member: _member(base, member, value) for member, value in said.items()}
+        members |= {"name": name, "prepare": prepare}
+        if stationary is not None:
+            members["prepare_turn"] = prepare_turn
+        members |= {"__doc__": function.__doc__, "__module__": function.__module__}
+        return type(function.__name__, (base,), members)
+
+    return declare
+
+
+def _member(base: type[Implementation], member: str, value: Any) -> Any:
+    """Of a class that a declaration makes: the attribute, or the method that calls a function."""
+    if member not in (*REQUIREMENTS, *ANSWERS):
+        return value
+
+    def method(self: Implementation, *given: Any) -> Any:
+        answer = value(*given)
+        if member not in REQUIREMENTS:
+            return answer
+        answer = as_support(answer, f"{member} of {self.name}")
+        return Support.all_of(getattr(base, member)(self, *given), answer)
+
+    return method
 
 
 class Op(ABC):

@@ -234,7 +234,10 @@ def unmoved(prepared: Prepared, step: Callable[[], object]) -> None:
 def pointers(prepared: Prepared) -> list[int]:
     """Where the library reads and writes, by the calls that are bound."""
     inner = getattr(prepared, "inner", prepared)
-    calls = [value for value in vars(inner).values() if hasattr(value, "keywords")]
+    held = [*vars(inner).values()]
+    for value in vars(inner).values():  # of a call that is a function of its own, what it calls
+        held += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    calls = [value for value in held if hasattr(value, "keywords")]
     given = itertools.chain.from_iterable([*call.args, *call.keywords.values()] for call in calls)
     return [part.data_ptr() for _, part in flat("", list(given)) if isinstance(part, torch.Tensor)]
 

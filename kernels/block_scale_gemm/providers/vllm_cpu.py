@@ -56,7 +56,6 @@ class AmxGemm(VllmCpu):
     def prepare_turn(
         self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
-        self.require()
         if first is not None and first.operands.b_q is operands.b_q:
             weights = first.weights
         else:
@@ -79,7 +78,6 @@ class Unpacked(AmxGemm):
     def prepare_turn(
         self, first: _AmxGemm | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
-        self.require()
         return _AmxGemm(operands, operands.b_q, False)
 
 
@@ -125,7 +123,6 @@ class OneDnn(VllmDequantisedGemm):
     def prepare_turn(
         self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
-        self.require()
         if first is not None and first.operands.b_q is operands.b_q:
             handler = first.packed
         else:
@@ -151,7 +148,6 @@ class BrgemmGemm(VllmDequantisedGemm):
         self, first: _Product | None, operands: BlockScaleGemmOperands, out: torch.Tensor | None
     ) -> Prepared:
         assert out is not None  # it allocates none of its own
-        self.require()
         if first is not None and first.operands.b_q is operands.b_q:
             packed = first.packed
         else:

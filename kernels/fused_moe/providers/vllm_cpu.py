@@ -68,7 +68,6 @@ class AmxMoe(VllmCpu):
         return self.prepare_turn(None, operands, out)
 
     def prepare_turn(self, first: _AmxMoe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        self.require()
         return _AmxMoe(operands, out, first)
 
 
@@ -135,7 +134,6 @@ class BrgemmMoe(DequantisedMoe):
     def prepare_turn(
         self, first: _BrgemmMoe | None, operands: FusedMoeOperands, out: torch.Tensor
     ) -> Prepared:
-        self.require()
         return _BrgemmMoe(operands, out, first)
 
 
@@ -148,7 +146,6 @@ class VecMoe(DequantisedMoe):
     symbols = (VEC, VEC_PACK, vllm_operator("cpu_fused_moe", positions=11))
 
     def prepare_turn(self, first: _VecMoe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        self.require()
         return _VecMoe(operands, out, first)
 
 

@@ -36,7 +36,6 @@ class VllmExtendPrefill(VllmCpu):
         return table + apart_bytes(sizes)
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        self.require()
         return _VllmExtendPrefill(operands, out)
 
 

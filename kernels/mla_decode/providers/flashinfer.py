@@ -29,8 +29,8 @@ from kernels.mla_decode.layouts import (
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
-from kernels.op import Prepared, Unsupported
-from kernels.platform import Platform
+from kernels.op import Call, Prepared, Unsupported, implementation
+from kernels.platform import Platform, version
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 from shapes.case import Case
@@ -75,16 +75,11 @@ COUNTER = (COUNTER_BYTES, DECODE)
 AUTOTUNE = Function("flashinfer.autotune", "flashinfer.autotuner.autotune", needs="tune_mode")
 
 
-class Fa2MlaDecode(FlashInfer):
+class Planned(FlashInfer):
     """`BatchMLAPagedAttentionWrapper`, planned before timing. An FP8 cache is dequantised on the way, on
     Hopper only: products are of bf16."""
 
-    name = "flashinfer.fa2"
-    requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
-    since = "0.2.2"
     symbols: ClassVar[Sequence[Taken]] = (WRAPPER, PLAN, RUN)
-    archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
-    backend: ClassVar = "fa2"
 
     def supports(self, case: Case, platform: Platform) -> Support:
         return Support.all_of(
@@ -101,33 +96,39 @@ class Fa2MlaDecode(FlashInfer):
     def layout(self, sizes: MlaDecodeSizes) -> int:
         return sizes.used_pages * 4
 
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        if operands.kv.element_size() == 1 and not RUN.takes("ckv_scale"):
-            raise Unsupported(f"flashinfer {self.version} takes no FP8 cache, as 0.6.14 does")
-        return _Planned(operands, out, self.backend)
+
+@implementation(
+    "flashinfer.fa2",
+    Planned,
+    since="0.2.2",
+    archs=SINCE_AMPERE,
+    requires="flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)",
+)
+def fa2(operands: MlaDecodeOperands, out: torch.Tensor) -> Call:
+    return planned(operands, out, "fa2")
 
 
-class FlashInferFa3MlaDecode(Fa2MlaDecode):
-    name = "flashinfer.fa3"
-    requires = "flashinfer 0.2.3 or later, sm_90 (FP8 cache: 0.6.14 or later)"
-    since = "0.2.3"
-    archs = ("sm_90",)
-    backend: ClassVar = "fa3"
+@implementation(
+    "flashinfer.fa3",
+    Planned,
+    since="0.2.3",
+    archs=("sm_90",),
+    requires="flashinfer 0.2.3 or later, sm_90 (FP8 cache: 0.6.14 or later)",
+)
+def fa3(operands: MlaDecodeOperands, out: torch.Tensor) -> Call:
+    return planned(operands, out, "fa3")
 
 
-class _Planned(Prepared):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, backend: str) -> None:
-        super().__init__(operands, out)
-        wrapper = WRAPPER.bind(workspace(operands), backend=backend)()
-        PLAN.bind(of=wrapper, **plan(operands))()
-        q_nope, q_pe = parts(operands.q)
-        ckv, kpe = parts(operands.kv)
-        self.run = RUN.bind(
-            of=wrapper, q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv, kpe_cache=kpe, out=out, **scales(operands)
-        )
-
-    def call(self) -> None:
-        self.run()
+def planned(operands: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
+    if operands.kv.element_size() == 1 and not RUN.takes("ckv_scale"):
+        raise Unsupported(f"flashinfer {version('flashinfer')} takes no FP8 cache, as 0.6.14 does")
+    wrapper = WRAPPER.bind(workspace(operands), backend=backend)()
+    PLAN.bind(of=wrapper, **plan(operands))()
+    q_nope, q_pe = parts(operands.q)
+    ckv, kpe = parts(operands.kv)
+    return RUN.bind(
+        of=wrapper, q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv, kpe_cache=kpe, out=out, **scales(operands)
+    )
 
 
 class CutlassMlaDecode(FlashInfer):

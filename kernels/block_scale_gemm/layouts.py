@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.op import Prepared
+from kernels.op import Call, Prepared
 from kernels.support import Support, need
 
 if TYPE_CHECKING:
@@ -52,33 +51,19 @@ def multiples(sizes: BlockScaleGemmSizes, n: int, k: int) -> Support:
     )
 
 
-class Product(Prepared):
-    """A library's product, bound to operands and, where the library writes into one, to an output."""
+def product(
+    operands: BlockScaleGemmOperands,
+    out: torch.Tensor | None,
+    multiply: Call,
+    a_q: torch.Tensor | None = None,
+    a_scale: torch.Tensor | None = None,
+) -> Prepared:
+    """A call that reads quantised activations elsewhere than in the operands, or returns more than M rows.
 
-    operands: BlockScaleGemmOperands
-
-    def __init__(
-        self,
-        operands: BlockScaleGemmOperands,
-        out: torch.Tensor | None,
-        multiply: Callable[[], object],
-        a_q: torch.Tensor | None = None,
-        a_scale: torch.Tensor | None = None,
-    ) -> None:
-        super().__init__(operands, out)
-        self.multiply = multiply
-        self.returns = out is None  # the call returns the output, which may have rows beyond M
-        # Where the call reads quantised activations; rows beyond M are padding.
-        self.a_q = operands.a_q if a_q is None else a_q
-        self.a_scale = operands.a_scale if a_scale is None else a_scale
-
-    def inputs(self) -> Mapping[str, torch.Tensor]:
-        if self.operands.a is not None:
-            return super().inputs()
-        m = self.operands.m
-        return {"a_q": self.a_q[:m], "a_scale": self.a_scale[:m]}
-
-    def call(self) -> None:
-        result = self.multiply()
-        if self.returns:
-            self.out = result[: self.operands.m]
+    a_q, a_scale: what the call reads, with padding beyond row M; None: the operands' own
+    """
+    m = operands.m
+    read = {"a_q": a_q, "a_scale": a_scale}
+    inputs = {name: operands.live_tensors()[name] if it is None else it[:m] for name, it in read.items()}
+    result = None if out is not None else lambda returned: returned[:m]
+    return Prepared(operands, out, multiply, inputs=inputs, result=result)

@@ -114,9 +114,9 @@ class FirstRouting(NaiveMoe):
         return super().prepare(operands.replaced(topk_ids=ids), out)
 """
 OFF_BY_ONE = """
-from kernels.block_scale_gemm.providers.torch_eager import NaiveGemm
+from kernels.block_scale_gemm.providers.torch_eager import naive
 
-class OffByOne(NaiveGemm):
+class OffByOne(naive):
     name = "wrong.one_block_of_k"
     op = "block_scale_gemm"
 

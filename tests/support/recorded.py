@@ -158,7 +158,7 @@ def launched(libraries: Libraries) -> Iterator[None]:
         if importlib.util.find_spec("triton"):
             from triton.runtime.jit import JITFunction
 
-            from kernels.block_scale_gemm.providers import vllm_triton
+            from kernels.block_scale_gemm.providers import engine_triton
             from kernels.fused_moe.providers import aiter_triton, deep_gemm
 
             def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
@@ -166,9 +166,9 @@ def launched(libraries: Libraries) -> Iterator[None]:
                 return partial(StandIn(place, libraries), grid=grid)
 
             patch.setattr(JITFunction, "__getitem__", launcher)
-            for provider in (aiter_triton, deep_gemm, vllm_triton):
+            for provider in (aiter_triton, deep_gemm, engine_triton):
                 patch.setattr(provider, "require_interpreter", lambda device: None)
-            patch.setattr(vllm_triton, "_triton_let_in", nullcontext)
+            patch.setattr(engine_triton, "_triton_let_in", nullcontext)
         yield
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
-from kernels.block_scale_gemm.layouts import Product, multiples
+from kernels.block_scale_gemm.layouts import multiples
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
@@ -91,42 +91,39 @@ class AiterGemm(vendor.Aiter):
         return in_tiles(b_q) if self.preshuffled else b_q
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return _AiterProduct(self, operands, out)
-
-
-class _AiterProduct(Product):
-    def __init__(self, row: AiterGemm, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> None:
         import torch
 
         taken = a_scale = operands.a_scale
-        if row.preshuffled:
+        if self.preshuffled:
             # The kernel gets a tensor that looks like [M, blocks] but holds the scales block after block.
-            # `inputs` gets a view of it by row and block.
+            # What `inputs` gets is a view of it by row and block.
             taken = a_scale.t().contiguous().view(a_scale.shape)
             a_scale = taken.view(a_scale.shape[1], -1).t()
-        last = torch.bfloat16 if row.allocates else out
-        given = (operands.a_q, row.weights(operands.b_q), taken, operands.b_scale, last)
-        names = dict(zip(row.multiply.needs, given, strict=True))
-        super().__init__(operands, out, row.multiply.bind(**names, **row.flags), a_scale=a_scale)
-        self.row = row
+        last = torch.bfloat16 if self.allocates else out
+        given = (operands.a_q, self.weights(operands.b_q), taken, operands.b_scale, last)
+        names = dict(zip(self.multiply.needs, given, strict=True))
+        multiply = self.multiply.bind(**names, **self.flags)
 
-    def call(self) -> None:
-        try:
-            super().call()
-        except RuntimeError as error:
-            # Only the instance of a CK kernel knows which sizes it takes.
-            if "not supported" in str(error):
-                name = self.row.multiply.places[0].rpartition(".")[2]
-                raise Unsupported(f"{name}: {' '.join(str(error).split())}") from error
-            raise
+        def call() -> object:
+            try:
+                return multiply()
+            except RuntimeError as error:
+                # Only the instance of a CK kernel knows which sizes it takes.
+                if "not supported" in str(error):
+                    name = self.multiply.places[0].rpartition(".")[2]
+                    raise Unsupported(f"{name}: {' '.join(str(error).split())}") from error
+                raise
 
-    def picked(self) -> str:
+        inputs = {"a_q": operands.a_q, "a_scale": a_scale}
+        return Prepared(operands, out, call, inputs=inputs, picked=lambda: self.picked(operands))
+
+    def picked(self, operands: BlockScaleGemmOperands) -> str:
         """What the tuned table says about these sizes; empty where this version does not tell."""
-        if not self.row.table:
+        if not self.table:
             return ""
-        (m, k), n = self.operands.a_q.shape, self.operands.b_q.shape[0]
+        (m, k), n = operands.a_q.shape, operands.b_q.shape[0]
         try:
-            file = getattr(TABLES.find(), self.row.table, None)
+            file = getattr(TABLES.find(), self.table, None)
             found: Any = LOOK_UP.bind(M=m, N=n, K=k, tuned_file=file)()
         except (BindingError, Unsupported):
             return ""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from kernels import platform as platforms
 from kernels.binding import Function
-from kernels.block_scale_gemm.layouts import Product, column_major, multiples, padded_rows, padding_bytes
+from kernels.block_scale_gemm.layouts import column_major, multiples, padded_rows, padding_bytes, product
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
@@ -53,7 +53,7 @@ class CutlassGemm(Vendor):
         a_scale = column_major(padded_rows(operands.a_scale, rows))
         given = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
         multiply = self.multiply.bind(**dict(zip(self.multiply.needs, given, strict=True)))
-        return Product(operands, None, multiply, a_q, a_scale)
+        return product(operands, None, multiply, a_q, a_scale)
 
 
 class CutlassOfVllm(CutlassGemm, Vllm):

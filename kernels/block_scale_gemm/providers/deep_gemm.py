@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import Function, Taken, first_of
-from kernels.block_scale_gemm.layouts import Product, column_major, multiples, rounded_up
+from kernels.block_scale_gemm.layouts import column_major, multiples, product, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, native_scales
@@ -96,13 +96,16 @@ class DeepGemmBlockScale(vendor.DeepGemm):
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
         if operands.a is not None:
-            return _Quantising(self, operands, out)
+            # The engine's quantiser, then the kernel on the new tensors that the quantiser returned.
+            quantise = self.quantiser(operands.a)
+            multiply = self.bind(quantise(), self.weights(operands), out)
+            return Prepared(operands, out, lambda: multiply(a=quantise()))
         if packs(out.device):
             return _Packed(self, operands, out)
         # What get_mn_major_tma_aligned_tensor returns, and returns unchanged where it gets it.
         a_scale = column_major(operands.a_scale, TMA_ROWS)
         multiply = self.bind((operands.a_q, a_scale), self.weights(operands), out)
-        return Product(operands, out, multiply, a_scale=a_scale)
+        return product(operands, out, multiply, a_scale=a_scale)
 
     def bind(self, a: object, b: object, out: torch.Tensor) -> Callable[..., Any]:
         """The product of a and b, each FP8 values with their scales in the kernel's layout."""
@@ -176,14 +179,20 @@ class DeepGemmOfSglang(DeepGemmBlockScale):
         )
 
 
-class _Packed(Product):
+class _Packed(Prepared):
     """On Blackwell the kernel reads the exponents of four scales in an int32. No view of fp32 scales is that,
     so that a producer kernel cannot write there."""
 
+    operands: BlockScaleGemmOperands
+
     def __init__(self, row: DeepGemmBlockScale, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        self.row, self.b = row, row.weights(operands)
+        super().__init__(operands, out)
         self.a_packed = row.packed(operands.a_scale, operands.a_q, is_a=True)
-        super().__init__(operands, out, row.bind((operands.a_q, self.a_packed), self.b, out))
+        self.row, self.b = row, row.weights(operands)
+        self.multiply = row.bind((operands.a_q, self.a_packed), self.b, out)
+
+    def call(self) -> None:
+        self.multiply()
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Writes in place, because recorded graphs read from there."""
@@ -193,23 +202,11 @@ class _Packed(Product):
     def inputs(self) -> Mapping[str, torch.Tensor]:
         """For a producer kernel that writes before every call: from now on the call takes the fp32 scales
         that it wrote, and DeepGEMM packs them within the call."""
-        self.multiply = self.row.bind((self.a_q, self.a_scale), self.b, self.out)
+        self.multiply = self.row.bind((self.operands.a_q, self.operands.a_scale), self.b, self.out)
         return super().inputs()
 
     def reads(self) -> Mapping[str, torch.Tensor]:
         return {"a_q": self.operands.a_q}
-
-
-class _Quantising(Product):
-    """A call of the engine's quantiser, then of the kernel on the new tensors that it returned."""
-
-    def __init__(self, row: DeepGemmBlockScale, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        self.quantise = row.quantiser(operands.a)
-        self.product = row.bind(self.quantise(), row.weights(operands), out)
-        super().__init__(operands, out, self.product)
-
-    def call(self) -> None:
-        self.product(a=self.quantise())
 
 
 def packs(device: torch.device) -> bool:

@@ -8,16 +8,14 @@ TileLang's compiler for CPUs and compiled offline for these four. Untested on ha
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernels import platform as platforms
 from kernels.binding import Function, VendorFunction
-from kernels.block_scale_gemm.layouts import Product
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
-from kernels.op import Prepared
-from kernels.support import Support, need
+from kernels.op import Call, implementation
+from kernels.support import need
 from kernels.vendor import TileLang
 
 if TYPE_CHECKING:
@@ -41,21 +39,19 @@ TILES = {
 """The tile for so few rows that it holds all of them, and the tile for more. wgmma takes 64 rows, mfma 16."""
 
 
-class TileLangGemm(TileLang):
+@implementation(
+    "tilelang.tiled",
+    TileLang,
+    symbols=(*TileLang.symbols, MULTIPLY),
+    fits=lambda sizes: need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}"),
+)
+def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """Each tile of the output has one program; K is not split."""
-
-    name = "tilelang.tiled"
-    symbols: ClassVar = (*TileLang.symbols, MULTIPLY)
-
-    def fits(self, sizes: BlockScaleGemmSizes) -> Support:
-        return need(sizes.k % BLOCK == 0, f"needs k to be a multiple of {BLOCK}")
-
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        o = operands
-        few, many = TILES[platforms.of(out.device).kind]
-        tile = few if o.m <= few.rows else many
-        kernel = compiled(*o.b_q.shape, str(o.b_q.dtype).removeprefix("torch."), tile)
-        return Product(o, out, MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel))
+    o = operands
+    few, many = TILES[platforms.of(out.device).kind]
+    tile = few if o.m <= few.rows else many
+    kernel = compiled(*o.b_q.shape, str(o.b_q.dtype).removeprefix("torch."), tile)
+    return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel)
 
 
 @functools.cache

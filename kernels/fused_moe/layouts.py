@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.triton.grouped import COMBINED
 from kernels.op import Prepared
 from kernels.triton_runtime import require_interpreter
 
@@ -17,10 +18,6 @@ if TYPE_CHECKING:
 
 WORD = 4
 """Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
-
-COMBINED = 1024
-"""Columns that a program of the combine computes."""
-
 
 class ExpertIds:
     """The operands' ids, in which one more expert than the rank has stands for -1, because the library takes

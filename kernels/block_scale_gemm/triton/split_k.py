@@ -14,7 +14,7 @@ from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, native
 from kernels.op import Unsupported
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
-from kernels.tuning import Demand, Target
+from kernels.tuning import Target
 
 if TYPE_CHECKING:
     import torch
@@ -158,35 +158,6 @@ class SplitK(SuiteTriton):
             if config.programs(target, sizes) == best.programs(target, sizes)
             and replace(config, per_unit=best.per_unit) == best
         )
-
-    def demands(self, config: SplitKConfig, target: Target, sizes: BlockScaleGemmSizes) -> list[Demand]:
-        """A program multiplies its whole tile. It loads rows beyond M only from a cache."""
-        m, n, k = sizes.m, sizes.n, sizes.k
-        splits, programs = config.splits(target, sizes), config.programs(target, sizes)
-        turns = math.ceil(config.tiles(sizes) * splits / programs)
-        steps = math.ceil(sizes.k_blocks / splits)
-        step = (config.rows + config.columns) * BLOCK
-        read, moved = float(turns * steps * step), float(sizes.quantised_bytes + n * k + 2 * m * n)
-        parts = 4.0 * splits * m * n if splits > 1 else 0.0
-        if parts and config.sums == "last":
-            read += 4.0 * splits * min(m, config.rows) * config.columns
-            moved += 2 * parts
-        elif parts:
-            moved += parts - 2 * m * n
-        gemm = Demand(
-            kernel="gemm_kernel",
-            programs=programs,
-            flops=2.0 * config.rows * config.columns * BLOCK * steps * turns,
-            dtype="fp8",
-            read=read,
-            in_flight=float(step * max(1, config.stages - 1)),
-            overlaps=config.stages > 1,
-            moved=moved,
-        )
-        if not parts or config.sums == "last":
-            return [gemm]
-        each, programs = 4.0 * SUM_VALUES * splits, math.ceil(m * n / SUM_VALUES)
-        return [gemm, Demand("sum_kernel", programs, 0.0, "fp32", each, each, parts + 2.0 * m * n)]
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         tile = self.heuristic(CPU, sizes)

@@ -147,9 +147,9 @@ def shuffled(operands: FusedMoeOperands) -> Pair:
     otherwise AITER runs kernels for plain rows."""
 
     def laid(weight: torch.Tensor) -> torch.Tensor:
-        tiles = SHUFFLE.bind(x=weight, layout=(16, 16))()
+        tiles: Any = SHUFFLE.bind(x=weight, layout=(16, 16))()
         tiles.is_shuffled = True
-        return tiles  # type: ignore[no-any-return]
+        return tiles
 
     return laid(operands.w13), laid(operands.w2)
 

@@ -9,6 +9,7 @@ srt/layers/moe/moe_runner/flashinfer_trtllm.py of SGLang 0.5.23. Untested on har
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -277,18 +278,18 @@ def layer_of_sglang(
     operands: FusedMoeOperands,
     out: torch.Tensor,
     weights: Weights,
-    routing: dict[str, object],
+    routing: Mapping[str, object],
 ) -> Call:
     layout = {"use_shuffled_weight": False, "weight_layout": MAJOR_K, "output": out}
     most = 1 << (operands.sizes.tokens - 1).bit_length()  # the next power of two
-    return layer(function, operands, weights, routing | layout, tune_max_num_tokens=most)
+    return layer(function, operands, weights, {**routing, **layout}, tune_max_num_tokens=most)
 
 
 def layer(
     function: Function,
     operands: FusedMoeOperands,
     weights: Weights,
-    of_row: dict[str, object],
+    of_row: Mapping[str, object],
     tune_max_num_tokens: int,
 ) -> Call:
     """Quantises x and computes the layer.

@@ -15,7 +15,7 @@ import kernels
 from kernels.compose import bind
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton import align, grouped_configs
+from kernels.fused_moe.triton import align, grouped
 from kernels.operands import Seeds
 from shapes.case import parse
 from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
@@ -125,16 +125,16 @@ def test_grids_hold_any_picks(rows: int) -> None:
 
 
 def test_no_split_is_without_a_block() -> None:
-    config = grouped_configs.GroupedConfig(16, fuse=False, per_unit=4)
+    config = grouped.GroupedConfig(16, fuse=False, per_unit=4)
     for hidden, units in itertools.product((128, 512, 1152, 7168), (1, 60, 132, 304)):
         sizes = sizes_of(f"tokens=1 hidden={hidden}")
-        splits, blocks = grouped_configs.splits_for(config, units, sizes), hidden // 128
-        assert 1 <= splits <= min(max(1, blocks // 4), grouped_configs.most_splits(sizes))
+        splits, blocks = grouped.splits_for(config, units, sizes), hidden // 128
+        assert 1 <= splits <= min(max(1, blocks // 4), grouped.most_splits(sizes))
         assert (splits - 1) * math.ceil(blocks / splits) < blocks
 
 
 if __name__ == "__main__":
-    grouped_configs.MANY = MANY
+    grouped.MANY = MANY
     print_found(interpret, CASES, MORE)
     if sys.argv[1] == "cases":
         for one in ALIGNED:

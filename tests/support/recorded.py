@@ -159,14 +159,14 @@ def launched(libraries: Libraries) -> Iterator[None]:
             from triton.runtime.jit import JITFunction
 
             from kernels.block_scale_gemm.providers import engine_triton
-            from kernels.fused_moe import layouts
+            from kernels.fused_moe.providers import aiter, deep_gemm
 
             def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
                 place = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
                 return partial(StandIn(place, libraries), grid=grid)
 
             patch.setattr(JITFunction, "__getitem__", launcher)
-            for module in (layouts, engine_triton):
+            for module in (aiter, deep_gemm, engine_triton):
                 patch.setattr(module, "require_interpreter", lambda device: None)
             patch.setattr(engine_triton, "_triton_let_in", nullcontext)
         yield

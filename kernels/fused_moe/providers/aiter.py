@@ -19,13 +19,20 @@ from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
-from kernels.fused_moe.layouts import BetweenProducts, ExpertIds, activation_bytes, weight_values
+from kernels.fused_moe.layouts import (
+    activation_bytes,
+    between_products,
+    expert_ids,
+    per_expert,
+    weight_values,
+)
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support
+from kernels.triton_runtime import require_interpreter
 
 if TYPE_CHECKING:
     import torch
@@ -154,9 +161,9 @@ def shuffled(operands: FusedMoeOperands) -> Pair:
     return laid(operands.w13), laid(operands.w2)
 
 
-def expert_mask(local: ExpertIds, sizes: FusedMoeSizes) -> torch.Tensor | None:
+def expert_mask(operands: FusedMoeOperands) -> torch.Tensor | None:
     """int32: 1 for the experts of the rank, 0 for the id that stands for all others."""
-    return local.per_expert([1] * sizes.local_experts + [0])
+    return per_expert(operands, [1] * operands.sizes.local_experts + [0])
 
 
 @implementation("aiter.dispatch", Dispatched, stationary=shuffled)
@@ -204,14 +211,14 @@ class DispatchOfSglang(Dispatched, vendor.Sglang):
 
 
 def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:
-    o, local = operands, ExpertIds(operands)
-    mask = expert_mask(local, o.sizes)
+    o, mask = operands, expert_mask(operands)
+    ids, write_ids = expert_ids(operands)
     layer = LAYER.bind(
         hidden_states=o.x,
         w1=weights[0],
         w2=weights[1],
         topk_weight=o.topk_weights,
-        topk_ids=local.ids,
+        topk_ids=ids,
         expert_mask=mask,
         activation=ACTIVATION.find().Silu,
         quant_type=QUANTISATION.find().per_128x128,
@@ -221,7 +228,7 @@ def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepa
     )
 
     def call() -> object:
-        local.write()
+        write_ids()
         return layer()
 
     return Prepared(o, None, call, picked=lambda: picked(o.sizes, mask is not None))
@@ -273,19 +280,20 @@ def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torc
     these kernels; `out` is zeroed, because they add to it."""
     import torch
 
-    o, sizes, local = operands, operands.sizes, ExpertIds(operands)
+    o, sizes, mask = operands, operands.sizes, expert_mask(operands)
+    ids, write_ids = expert_ids(operands)
     sort = SORT.bind(
-        topk_ids=local.ids,
+        topk_ids=ids,
         topk_weights=o.topk_weights,
-        num_experts=sizes.local_experts + local.apart,
+        num_experts=sizes.local_experts if mask is None else len(mask),
         model_dim=sizes.hidden,
         moebuf_dtype=torch.bfloat16,
         block_size=rows,
-        expert_mask=expert_mask(local, sizes),
+        expert_mask=mask,
     )
 
     def sorted_pairs() -> dict[str, torch.Tensor]:
-        local.write()
+        write_ids()
         return dict(zip(PAIRS, sort(), strict=True))
 
     return sorted_pairs
@@ -377,66 +385,57 @@ def triton_bytes(sizes: FusedMoeSizes) -> int:
     symbols=(PRODUCT, TRITON_CONFIGURATION),
     workspace=triton_bytes,
 )
-def triton(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     """`moe_op.fused_moe` twice, with the configuration that AITER has for so many tokens: gate and up of
     quantised x, then down, of weights that are not shuffled. AITER leaves sorting, SiLU, requantising and the
     sum over picks to its caller; they are the suite's own kernels."""
-    return _AiterTriton(operands, out)
+    import torch
+    import triton.language as tl
 
+    require_interpreter(out.device)
+    o, sizes, device, fp8 = operands, operands.sizes, out.device, operands.w13.dtype
+    config = TRITON_CONFIGURATION.bind(dtype=fp8, use_fp8_w8a8=True, M=sizes.tokens)()
+    rows, pairs = config["BLOCK_SIZE_M"], sizes.tokens * sizes.picks
 
-class _AiterTriton(BetweenProducts):
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor) -> None:
-        import torch
-        import triton.language as tl
+    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
 
-        super().__init__(operands, out)
-        o, sizes, device, fp8 = operands, operands.sizes, out.device, operands.w13.dtype
-        self.config = TRITON_CONFIGURATION.bind(dtype=fp8, use_fp8_w8a8=True, M=sizes.tokens)()
-        self.rows, pairs = self.config["BLOCK_SIZE_M"], sizes.tokens * sizes.picks
+    sort, padded = Alignment(sizes, rows, o.topk_ids), empty(1, dtype=torch.int32)
+    row_of = torch.arange(pairs, dtype=torch.int32, device=device)
+    gate_up = empty(sizes.tokens, sizes.picks, 2 * sizes.inter, dtype=torch.bfloat16)
+    h_q = empty(pairs, sizes.inter, dtype=fp8)
+    h_scale = empty(sizes.inter // BLOCK, pairs, dtype=torch.float32)
+    given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
+    around = (row_of, gate_up, h_q, h_scale, given)
+    activate, add_up = between_products(o, out, *around, capacity=pairs, packed=False)
+    both = {
+        "B_zp": None,
+        "topk_weights": o.topk_weights,
+        "topk_ids": o.topk_ids,
+        "sorted_token_ids": sort.slots,
+        "expert_ids": sort.owners,
+        "num_tokens_post_padded": padded,
+        "mul_routed_weight": False,
+        "compute_type": tl.bfloat16,
+        "use_fp8_w8a8": True,
+        "use_int8_w8a16": False,
+        "use_int4_w4a16": False,
+        "block_shape": [BLOCK, BLOCK],
+        "config": config,
+    }
+    of_up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": gate_up}
+    of_down = {"A": h_q, "A_scale": h_scale.t(), "B": o.w2, "B_scale": o.w2_scale, "C": given}
+    # A row of x belongs to all picks of a token, a row of h to one.
+    up = PRODUCT.bind(**both, **of_up, top_k=sizes.picks)
+    down = PRODUCT.bind(**both, **of_down, top_k=1)
 
-        def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
+    def call() -> None:
+        sort()
+        torch.mul(sort.used, rows, out=padded)
+        up()
+        activate()
+        down()
+        add_up()
 
-        self.sort = Alignment(sizes, self.rows, o.topk_ids)
-        self.padded = empty(1, dtype=torch.int32)
-        self.row_of = torch.arange(pairs, dtype=torch.int32, device=device)
-        self.gate_up = empty(sizes.tokens, sizes.picks, 2 * sizes.inter, dtype=torch.bfloat16)
-        self.h_q = empty(pairs, sizes.inter, dtype=fp8)
-        self.h_scale = empty(sizes.inter // BLOCK, pairs, dtype=torch.float32)
-        self.given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
-        self.bind(pairs, packed=False)
-
-        both = {
-            "B_zp": None,
-            "topk_weights": o.topk_weights,
-            "topk_ids": o.topk_ids,
-            "sorted_token_ids": self.sort.slots,
-            "expert_ids": self.sort.owners,
-            "num_tokens_post_padded": self.padded,
-            "mul_routed_weight": False,
-            "compute_type": tl.bfloat16,
-            "use_fp8_w8a8": True,
-            "use_int8_w8a16": False,
-            "use_int4_w4a16": False,
-            "block_shape": [BLOCK, BLOCK],
-            "config": self.config,
-        }
-        up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": self.gate_up}
-        down = {"A": self.h_q, "A_scale": self.h_scale.t(), "B": o.w2, "B_scale": o.w2_scale, "C": self.given}
-        # A row of x belongs to all picks of a token, a row of h to one.
-        self.up = PRODUCT.bind(**both, **up, top_k=sizes.picks)
-        self.down = PRODUCT.bind(**both, **down, top_k=1)
-
-    def call(self) -> None:
-        import torch
-
-        self.sort()
-        torch.mul(self.sort.used, self.rows, out=self.padded)
-        self.up()
-        self.activate()
-        self.down()
-        self.add_up()
-
-    def picked(self) -> str:
-        tiles = (self.config.get(f"BLOCK_SIZE_{side}") for side in "MNK")
-        return f"tiles of {'x'.join(map(str, tiles))}"
+    tiles = "x".join(str(config.get(f"BLOCK_SIZE_{side}")) for side in "MNK")
+    return Prepared(o, out, call, picked=lambda: f"tiles of {tiles}")

@@ -24,13 +24,14 @@ from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, fp8_format, native_scales
-from kernels.fused_moe.layouts import WORD, BetweenProducts, activation_bytes
+from kernels.fused_moe.layouts import WORD, activation_bytes, between_products
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import chunk_for, tiles_for
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
+from kernels.triton_runtime import require_interpreter
 from kernels.vendor import BLACKWELL, TRITON, Sglang, Vllm
 from shapes.case import Case
 
@@ -177,8 +178,10 @@ def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device)
     return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
 
 
-class AroundDeepGemm(BetweenProducts):
+class AroundDeepGemm(Prepared):
     """The rows of the experts, and the launches around the two products."""
+
+    operands: FusedMoeOperands
 
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, packed: bool) -> None:
         import torch
@@ -186,6 +189,7 @@ class AroundDeepGemm(BetweenProducts):
 
         from kernels.fused_moe.triton import rows_jit
 
+        require_interpreter(out.device)
         super().__init__(operands, out)
         sizes, device, fp8 = operands.sizes, out.device, fp8_format(operands.sizes.fp8).dtype
         hidden, inter = sizes.hidden, sizes.inter
@@ -216,7 +220,8 @@ class AroundDeepGemm(BetweenProducts):
             "BLOCK_D": triton.next_power_of_2(hidden),
             "WORDS": triton.next_power_of_2(scale_columns(hidden, packed=True)),
         }
-        self.bind(self.capacity, packed)
+        rows = (self.row_of, self.gate_up, self.h_q, self.h_scale, self.given)
+        self.activate, self.add_up = between_products(operands, out, *rows, self.capacity, packed)
         self.bind_placing()
         self.up = self.product((self.a, self.a_scale), (operands.w13, scales[0]), self.gate_up)
         self.down = self.product((self.h_q, self.h_scale), (operands.w2, scales[1]), self.given)

@@ -14,7 +14,7 @@ from kernels.binding import Function, VendorFunction
 from kernels.engine_tuning import EngineCall, EngineConfig, EngineLookUp, EngineTable, EngineTuned
 from kernels.formats import BLOCK
 from kernels.fused_moe.engine_tables import MoeTables
-from kernels.fused_moe.layouts import ExpertIds, activation_bytes
+from kernels.fused_moe.layouts import activation_bytes, expert_ids, per_expert
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.op import Call, Prepared
@@ -108,19 +108,21 @@ class VllmTritonMoe(Vllm, TritonMoe):
     reads = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
 
     def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
-        o, sizes, local = operands, operands.sizes, ExpertIds(operands)
+        o, sizes = operands, operands.sizes
+        ids, write_ids = expert_ids(o)
+        to_local = per_expert(o, [*range(sizes.local_experts), -1])
         scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
         experts = EXPERTS_OF_VLLM.bind(
             hidden_states=o.x,
             w1=o.w13,
             w2=o.w2,
             topk_weights=o.topk_weights,
-            topk_ids=local.ids,
-            global_num_experts=sizes.local_experts + local.apart,
-            expert_map=local.per_expert([*range(sizes.local_experts), -1]),
+            topk_ids=ids,
+            global_num_experts=sizes.local_experts if to_local is None else len(to_local),
+            expert_map=to_local,
             quant_config=QUANTISATION.bind(**scales, block_shape=[BLOCK, BLOCK])(),
         )
-        return _Experts(o, self.tables, self.forced, experts, local.write)
+        return _Experts(o, self.tables, self.forced, experts, write_ids)
 
 
 class SglangTritonMoe(Sglang, TritonMoe):

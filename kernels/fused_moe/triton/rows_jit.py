@@ -11,6 +11,8 @@ DeepGEMM's utils/math.py).
 import triton
 import triton.language as tl
 
+from kernels.fused_moe.triton.pairs_jit import requantised
+
 
 @triton.jit
 def contiguous_kernel(
@@ -118,14 +120,7 @@ def silu_kernel(
     at, ok = gate_up + row * (2 * INTER) + column, column < INTER
     gate = tl.load(at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(at + INTER, mask=ok, other=0.0).to(tl.float32)
-    # silu(gate) by an exponential that cannot overflow.
-    small = tl.exp(-tl.abs(gate))
-    h = gate * tl.where(gate < 0, small, 1.0) / (1.0 + small) * up
-    scale = tl.div_rn(tl.max(tl.abs(h), axis=1), tl.full([4], LARGEST, tl.float32))
-    scale = tl.maximum(scale, SMALLEST_SCALE)
-    if POWER_OF_TWO:
-        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
-    quotient = tl.div_rn(h, tl.broadcast_to(scale[:, None], [4, BLOCK]))
+    quotient, scale = requantised(gate, up, LARGEST, SMALLEST_SCALE, POWER_OF_TWO, 4, BLOCK)
     tl.store(h_q + row * INTER + column, quotient.to(h_q.dtype.element_ty), mask=ok)
     _store_scales(h_scale, scale[None, :], block[None, :], row, BLOCKS, CAPACITY, PACKED)
 

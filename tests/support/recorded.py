@@ -158,7 +158,7 @@ def launched(libraries: Libraries) -> Iterator[None]:
         if importlib.util.find_spec("triton"):
             from triton.runtime.jit import JITFunction
 
-            from kernels.block_scale_gemm.providers import engine_triton
+            from kernels.block_scale_gemm.providers import engines
             from kernels.fused_moe.providers import aiter, deep_gemm
 
             def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
@@ -166,9 +166,9 @@ def launched(libraries: Libraries) -> Iterator[None]:
                 return partial(StandIn(place, libraries), grid=grid)
 
             patch.setattr(JITFunction, "__getitem__", launcher)
-            for module in (aiter, deep_gemm, engine_triton):
+            for module in (aiter, deep_gemm, engines):
                 patch.setattr(module, "require_interpreter", lambda device: None)
-            patch.setattr(engine_triton, "_triton_let_in", nullcontext)
+            patch.setattr(engines, "_triton_let_in", nullcontext)
         yield
 
 

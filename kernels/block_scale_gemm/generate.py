@@ -197,10 +197,10 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     blocks = -(-k // BLOCK)
     channel = torch.arange(k, device=a.device)
     block, place = channel // BLOCK, channel % BLOCK
-    heard = torch.isin(block, torch.tensor(_landmarks(blocks), device=a.device))
-    a[0::4] = torch.where(heard, a[0::4] * 2.0**5, a[0::4])
-    loud = 2 * a[0::4].abs().amax(1)
-    a[0::4, 0], a[0::4, -1] = loud, -loud
+    is_landmark = torch.isin(block, torch.tensor(_landmarks(blocks), device=a.device))
+    a[0::4] = torch.where(is_landmark, a[0::4] * 2.0**5, a[0::4])
+    edge_value = 2 * a[0::4].abs().amax(1)
+    a[0::4, 0], a[0::4, -1] = edge_value, -edge_value
     a[0::8] *= 2.0**24
     a[4::8] *= 2.0**-12
     a[1::8] *= 2.0**17

@@ -148,7 +148,7 @@ def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -
     return packed(o.w13, o.w13_scale), packed(o.w2, o.w2_scale)
 
 
-def of_row(sizes: FusedMoeSizes) -> int:
+def row_bytes(sizes: FusedMoeSizes) -> int:
     """Bytes of a row: x, gate and up, h and the expert's output, and scales in fp32."""
     return sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4
 
@@ -233,10 +233,10 @@ class AroundDeepGemm(Prepared):
 
     @classmethod
     def bytes(cls, sizes: FusedMoeSizes) -> int:
-        """What it allocates at most: `of_row` for each row with the row's expert, and the row of each
+        """What it allocates at most: `row_bytes` for each row with the row's expert, and the row of each
         pair."""
         rows = max(math.prod(cls.groups(sizes, aligned)) for aligned in ALIGNMENTS)
-        return rows * (of_row(sizes) + 4) + sizes.tokens * sizes.picks * 4 + sizes.local_experts * 4
+        return rows * (row_bytes(sizes) + 4) + sizes.tokens * sizes.picks * 4 + sizes.local_experts * 4
 
     def bind_placing(self) -> None:
         """Binds the launches of `place`."""
@@ -384,7 +384,7 @@ def takes_scales(case: Case, platform: Platform) -> Support:
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
     workspace=lambda sizes: (
-        tiles_for(BLOCK, sizes) * BLOCK * (of_row(sizes) + 4)
+        tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4)
         + activation_bytes(sizes)
         + sizes.tokens * sizes.picks * 4
     ),
@@ -457,11 +457,11 @@ def has_whole_words(case: Case, platform: Platform) -> Support:
     return need(sizes.hidden % step == 0, f"on {platform.arch} needs hidden to be a multiple of {step}")
 
 
-def sglang_bytes(sizes: FusedMoeSizes) -> int:
+def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
     """The rows, x in FP8, and the row of each pair."""
     rows = sizes.local_experts * (sizes.tokens // CAPACITY + 1) * CAPACITY
     scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # a second time, where they are aligned
-    return rows * (of_row(sizes) + scales) + activation_bytes(sizes) + sizes.tokens * sizes.picks * 4
+    return rows * (row_bytes(sizes) + scales) + activation_bytes(sizes) + sizes.tokens * sizes.picks * 4
 
 
 @implementation(
@@ -478,7 +478,7 @@ def sglang_bytes(sizes: FusedMoeSizes) -> int:
     supports=has_whole_words,
     stationary=weight_scales,
     layout=packed_scale_bytes,
-    workspace=sglang_bytes,
+    workspace=workspace_of_sglang,
 )
 def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
     """SGLang's runner where no all-to-all library comes before it, in the masked layout and with kernels of

@@ -289,12 +289,12 @@ def layer(
     function: Function,
     operands: FusedMoeOperands,
     weights: Weights,
-    of_row: Mapping[str, object],
+    arguments: Mapping[str, object],
     tune_max_num_tokens: int,
 ) -> Call:
     """Quantises x and computes the layer.
 
-    of_row: the arguments that differ between rows
+    arguments: those that differ between rows
     """
     import torch
 
@@ -303,7 +303,7 @@ def layer(
     x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=o.x.device)
     quantise = quantiser(o.x, x_q, x_scale.t(), known_scales(sizes.scales))
     compute = function.bind(
-        **of_row,
+        **arguments,
         hidden_states=x_q,
         hidden_states_scale=x_scale,
         gemm1_weights=weights.w31,

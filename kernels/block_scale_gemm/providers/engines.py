@@ -104,16 +104,16 @@ def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
 FEW_TOKENS = Function(
     "sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950.try_smallm_fp8_bs_linear", needs="x WQ w_scale"
 )
-FEW_TOKENS_TAKE = ((5120, 4096), (4608, 4096), (4096, 2048), (2560, 4096), (4096, 1024))
+FEW_TOKENS_SHAPES = ((5120, 4096), (4608, 4096), (4096, 2048), (2560, 4096), (4096, 1024))
 """The n and k that it takes (its SHAPES). None is DeepSeek-R1's."""
 
 MOST_M = 32
 
 
 def takes_few(sizes: BlockScaleGemmSizes) -> Support:
-    known = " ".join(f"{n}x{k}" for n, k in FEW_TOKENS_TAKE)
+    known = " ".join(f"{n}x{k}" for n, k in FEW_TOKENS_SHAPES)
     return Support.all_of(
-        need((sizes.n, sizes.k) in FEW_TOKENS_TAKE, f"takes these n and k alone: {known}"),
+        need((sizes.n, sizes.k) in FEW_TOKENS_SHAPES, f"takes these n and k alone: {known}"),
         need(sizes.m <= MOST_M, f"takes {MOST_M} tokens at most"),
     )
 

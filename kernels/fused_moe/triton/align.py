@@ -17,7 +17,8 @@ THREADS = 256  # the most threads of a program of four warps
 
 ONE_LAUNCH = 4096
 """Pairs up to which each program counts all of them: four passes of a histogram in shared memory take less
-than another launch. More pairs are divided into segments of about this many."""
+than another launch. More pairs are divided into segments of about this many, each with a program for every
+expert."""
 
 MOST_SEGMENTS = 16
 
@@ -26,12 +27,6 @@ def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
     """The most tiles that any picks of this size need: all tiles of an expert but one are full."""
     pairs = sizes.tokens * sizes.picks
     return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
-
-
-def segments_for(pairs: int) -> int:
-    """The number of segments, each of which has a program for every expert; 1 where each program counts all
-    pairs."""
-    return max(1, min(MOST_SEGMENTS, -(-pairs // ONE_LAUNCH)))
 
 
 class Alignment:
@@ -48,7 +43,8 @@ class Alignment:
         from kernels.fused_moe.triton import align_jit
 
         self.ids, self.pairs, self.local_experts = ids, sizes.tokens * sizes.picks, sizes.local_experts
-        tiles, segments = tiles_for(rows, sizes), segments_for(self.pairs)
+        tiles = tiles_for(rows, sizes)
+        segments = max(1, min(MOST_SEGMENTS, -(-self.pairs // ONE_LAUNCH)))
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=ids.device)

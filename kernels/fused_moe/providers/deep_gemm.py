@@ -222,7 +222,7 @@ class AroundDeepGemm(Prepared):
         }
         rows = (self.row_of, self.gate_up, self.h_q, self.h_scale, self.given)
         self.activate, self.add_up = between_products(operands, out, *rows, self.capacity, packed)
-        self.bind_placing()
+        self.place = self.placing()
         self.up = self.product((self.a, self.a_scale), (operands.w13, scales[0]), self.gate_up)
         self.down = self.product((self.h_q, self.h_scale), (operands.w2, scales[1]), self.given)
 
@@ -238,12 +238,9 @@ class AroundDeepGemm(Prepared):
         rows = max(math.prod(cls.groups(sizes, aligned)) for aligned in ALIGNMENTS)
         return rows * (row_bytes(sizes) + 4) + sizes.tokens * sizes.picks * 4 + sizes.local_experts * 4
 
-    def bind_placing(self) -> None:
-        """Binds the launches of `place`."""
-        raise NotImplementedError
-
-    def place(self) -> None:
-        """Gives every pair a row, and tells the products which rows belong to which expert."""
+    def placing(self) -> Call:
+        """The launches that give every pair a row, and tell the products which rows belong to which
+        expert."""
         raise NotImplementedError
 
     def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
@@ -270,17 +267,17 @@ class Contiguous(AroundDeepGemm):
     def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         return 1, tiles_for(aligned, sizes) * aligned
 
-    def bind_placing(self) -> None:
+    def placing(self) -> Call:
         import torch
         import triton
 
         from kernels.fused_moe.triton import align_jit, rows_jit
 
-        experts = self.operands.sizes.local_experts
+        ids, experts = self.operands.topk_ids, self.operands.sizes.local_experts
         self.owners = torch.empty(self.capacity, dtype=torch.int32, device=self.out.device)
-        self.count = align_jit.count_kernel[(experts,)]
-        self.contiguous = rows_jit.contiguous_kernel[(experts + 1,)]
-        self.placing = {
+        count = align_jit.count_kernel[(experts,)]
+        place_rows = rows_jit.contiguous_kernel[(experts + 1,)]
+        options = {
             "pairs": self.pairs,
             "experts": experts,
             "rows": self.capacity,
@@ -289,10 +286,11 @@ class Contiguous(AroundDeepGemm):
             "EXPERTS": triton.next_power_of_2(experts),
         }
 
-    def place(self) -> None:
-        ids = self.operands.topk_ids
-        self.count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
-        self.contiguous(ids, self.counts, self.row_of, self.owners, **self.placing)
+        def place() -> None:
+            count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
+            place_rows(ids, self.counts, self.row_of, self.owners, **options)
+
+        return place
 
     def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
         return CONTIGUOUS.bind((a[0][0], a[1][0]), b, d[0], self.owners)
@@ -303,14 +301,12 @@ class Masked(AroundDeepGemm):
     def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
 
-    def bind_placing(self) -> None:
+    def placing(self) -> Call:
         from kernels.fused_moe.triton import rows_jit
 
-        self.masked = rows_jit.masked_kernel[(self.operands.sizes.local_experts,)]
-        self.placing = {"pairs": self.pairs, "CAPACITY": self.capacity, "CHUNK": self.chunk}
-
-    def place(self) -> None:
-        self.masked(self.operands.topk_ids, self.counts, self.row_of, **self.placing)
+        place_rows = rows_jit.masked_kernel[(self.operands.sizes.local_experts,)]
+        options = {"pairs": self.pairs, "CAPACITY": self.capacity, "CHUNK": self.chunk}
+        return lambda: place_rows(self.operands.topk_ids, self.counts, self.row_of, **options)
 
     def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
         return MASKED.bind(a, b, d, self.counts, self.expected)

@@ -9,20 +9,20 @@ from typing import Any
 
 import torch
 
-from kernels.block_scale_gemm.providers.torch_eager import Bf16Gemm
+from kernels.block_scale_gemm.providers.torch_eager import bf16
 from kernels.op import Prepared, Unsupported
 
 CYCLES: dict[Any, int] = {}  # of a sleep: measured once for all sets and blocks, in half a second
 
 
-class Again(Bf16Gemm):
+class Again(bf16):
     """torch.bf16 itself."""
 
     name = "control.again"
     op = "block_scale_gemm"
 
 
-class Handicapped(Bf16Gemm):
+class Handicapped(bf16):
     """torch.bf16, and then 2 % of its time once more."""
 
     name = "control.handicapped"

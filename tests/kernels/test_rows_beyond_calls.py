@@ -166,7 +166,8 @@ FLASHINFERS = {case.name: case for case in CASES if case.op == MOE and case.name
 @pytest.mark.parametrize("case", FLASHINFERS.values(), ids=FLASHINFERS)
 def test_turns_share_what_was_made_of_the_same_weights_and_of_no_others(case):
     def made(call: Any) -> dict[str, torch.Tensor]:
-        return {name: it for name, it in vars(getattr(call, "inner", call)).items() if name[0] == "w"}
+        weights = getattr(call, "inner", call).stationary
+        return {name: it for name, it in vars(weights).items() if name[0] == "w"}
 
     with case.prepared() as first:
         turn, cold = (

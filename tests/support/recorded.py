@@ -158,17 +158,17 @@ def launched(libraries: Libraries) -> Iterator[None]:
         if importlib.util.find_spec("triton"):
             from triton.runtime.jit import JITFunction
 
-            from kernels.block_scale_gemm.providers import vllm_triton
-            from kernels.fused_moe.providers import aiter_triton, deep_gemm
+            from kernels.block_scale_gemm.providers import engines
+            from kernels.fused_moe.providers import aiter, deep_gemm
 
             def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
                 place = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
                 return partial(StandIn(place, libraries), grid=grid)
 
             patch.setattr(JITFunction, "__getitem__", launcher)
-            for provider in (aiter_triton, deep_gemm, vllm_triton):
-                patch.setattr(provider, "require_interpreter", lambda device: None)
-            patch.setattr(vllm_triton, "_triton_let_in", nullcontext)
+            for module in (aiter, deep_gemm, engines):
+                patch.setattr(module, "require_interpreter", lambda device: None)
+            patch.setattr(engines, "_triton_let_in", nullcontext)
         yield
 
 

@@ -1,17 +1,18 @@
 """Ops, and implementations of them: what is measured.
 
-An op is a folder here whose package has `OP`; an implementation is a subclass of `Implementation`
-in any module of that folder, of its `providers/` (one file for each library) or of its `triton/` (the
-suite's own kernels); those named `*_jit` hold Triton or TileLang sources and are imported only to run.
-A module `cases` of the folder brings its cases for the suites, as the modules of shapes/cases do. Nothing is
-registered anywhere else.
+An op is a folder here whose package has `OP`. An implementation is a subclass of `Implementation` in any
+module of that folder, of its `providers/` (one file for each library) or of its `triton/` (the suite's own
+kernels). Modules named `*_jit` hold Triton or TileLang sources and are imported only when a kernel runs. A
+module `cases` of the folder has the op's cases for the suites. Nothing is registered anywhere else.
 
-Kernels and ops of your own join without touching this folder: name them in the environment variable
-KERNEL_BENCH_PLUGINS (several are separated by `:`).
+Your own kernels and ops are used without a change here: name their files and folders in the environment
+variable KERNEL_BENCH_PLUGINS, separated by `:`.
 
-- A file's implementations join the op that their class's `op` names. They have workers of their own, and
-  only those import them (see `import_plugins`).
-- A folder is an op like those here, imported as `kernels.<folder>`: so its modules import each other.
+- Each implementation in a file belongs to the op that its attribute `op` names. It runs in workers of its
+own,
+  and only these import the file (see `import_plugins`).
+- A folder is an op like those here. It is imported as `kernels.<folder>`, so that its modules can import each
+  other.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ PLUGINS = "KERNEL_BENCH_PLUGINS"
 
 
 class PluginError(Exception):
-    """A plugin that cannot be used; one line for its author."""
+    """A plug-in cannot be used. The text is one line for its author."""
 
 
 @functools.cache
 def implementations(op: str) -> list[Implementation]:
-    """All implementations of an op, by name; importing them imports no library.
+    """All implementations of an op, sorted by name. Importing them imports no library.
 
-    Raises PluginError where a plugin cannot be imported or takes a name that is taken.
+    Raises PluginError where a plug-in cannot be imported or uses a name that is already taken.
     """
     by_name: dict[str, Implementation] = {}
     for implementation in _all(op):
@@ -55,7 +56,7 @@ def implementations(op: str) -> list[Implementation]:
 
 
 def own_implementations(op: str) -> Iterator[Implementation]:
-    """Those of the op's folder."""
+    """The implementations in an op's folder."""
     package = importlib.import_module(f"kernels.{op}")
     for name in _module_names(package.__name__, package.__path__):
         for implementation in _defined(importlib.import_module(name)):
@@ -75,7 +76,7 @@ def _all(op: str) -> Iterator[Implementation]:
 
 def _defined(module: ModuleType) -> Iterator[Implementation]:
     for value in vars(module).values():
-        # Its own type: in Python 3.10 isinstance takes an alias such as list[int] for a class.
+        # In Python 3.10, isinstance takes an alias such as list[int] for a class.
         if not (issubclass(type(value), type) and issubclass(value, Implementation)):
             continue
         if value.__module__ == module.__name__ and "name" in vars(value):
@@ -86,8 +87,8 @@ _importing = False
 
 
 def import_plugins() -> None:
-    """From now on this process imports plug-ins: it is a worker, or one that compiles or tunes them. Others
-    ask a process of the plug-in's own (see plugin_process.py)."""
+    """Makes this process import plug-ins from now on: it is a worker, or it compiles or tunes. All other
+    processes ask a separate process about a plug-in (see plugin_process.py)."""
     global _importing
     _importing = True
     implementations.cache_clear()
@@ -101,7 +102,7 @@ def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]
 
 
 def implementations_of(path: Path) -> list[Implementation]:
-    """Of a plug-in's file, imported here. They share no worker with anybody else's."""
+    """The implementations in a plug-in's file, which is imported here. They share no worker with others."""
     found = list(_defined(_plugin(path)))
     for implementation in found:
         implementation.plugin = str(path)
@@ -110,8 +111,8 @@ def implementations_of(path: Path) -> list[Implementation]:
 
 
 def _module_names(package: str, folders: Iterable[str]) -> Iterator[str]:
-    """Dotted names of the modules in a package and in the packages inside it, but for sources of kernels and
-    for mistakes, which import torch."""
+    """Dotted names of the modules in a package and in the packages inside it. Leaves out sources of kernels
+    and mistakes, which import torch."""
     for module in pkgutil.iter_modules(folders):
         name = f"{package}.{module.name}"
         if module.ispkg:
@@ -125,8 +126,8 @@ def plugin_files() -> list[Path]:
 
 
 def load_plugins() -> list[ModuleType]:
-    """The folders that KERNEL_BENCH_PLUGINS names, imported once; its files too, if this process imports
-    them. Raises PluginError for what cannot be used."""
+    """Imports the folders that KERNEL_BENCH_PLUGINS names, and its files if this process imports plug-ins.
+    Raises PluginError for one that cannot be used."""
     return [_plugin(path) for path in plugin_files() if _importing or path.is_dir()]
 
 
@@ -155,7 +156,7 @@ def _plugin(path: Path) -> ModuleType:
 
 
 def _add_op(package: ModuleType) -> None:
-    """Adds a package's op, and its cases to the suites where it has some."""
+    """Adds a package's op, and its cases, if it has some, to the suites."""
     name = package.__name__.rpartition(".")[2]
     op, cases = package.OP, f"{package.__name__}.cases"
     if importlib.util.find_spec(cases) is not None:
@@ -169,7 +170,7 @@ for _module in pkgutil.iter_modules([str(_HERE)]):
     if _module.ispkg and hasattr(_package := importlib.import_module(f"kernels.{_module.name}"), "OP"):
         _add_op(_package)
 for _path in plugin_files():
-    # Whoever asks for an op or for implementations is told of a plugin that cannot be used.
+    # Errors are raised where an op or its implementations are asked for.
     with contextlib.suppress(PluginError):
         if _path.is_dir():
             _plugin(_path)

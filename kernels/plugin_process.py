@@ -134,7 +134,8 @@ def main() -> None:
             method, op, name, arguments = connection.recv()
         except EOFError:
             return
-        value, error = None, ""
+        value: Any = None
+        error = ""
         try:
             if method == "list":
                 known = {(i.op, i.name): i for i in kernels.implementations_of(path)}

@@ -1,25 +1,30 @@
-"""What AITER finds in its tuned tables for GEMM and fused MoE of block FP8, and what it runs after a miss.
+"""What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, and what it runs after a miss.
 
 Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `get_2stage_cfgs`.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Entry, Found
-from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row
-from kernels.tables.aiter_merge import Merged
+from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row, Table
 from kernels.tables.aiter_problems import problems
-from kernels.tables.aiter_rules import FORMATS, fp8_of, padded
+from kernels.tables.aiter_rules import FORMATS, fp8_of, padded, read_rules
+from kernels.tables.aiter_triton import TritonTables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from kernels.tables import Problem, Target
+    from kernels.tables.files import Files
+
+Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
+"""Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
 
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
-"""Dense FP8 TFLOP/s of one CU, from AMD's data sheets of MI300X and MI355X."""
+"""Dense FP8 TFLOP/s of a CU, by AMD's data sheets of MI300X and MI355X."""
 
 DEFAULTS = {
     GEMM: "a8w8_blockscale_1x128x128_256x16x128x256_16x16_16x16_1x2_16x16x1_16x16x1_1x16x1x16_8_1x2"
@@ -27,19 +32,55 @@ DEFAULTS = {
     PRESHUFFLED: "a8w8_blockscale_bpreshuffle_1x128x128_256x64x64x128_16x16_16x16_8x32x1_8x32x1"
     "_1x32x1x8_8_2x1_intrawave_v1",
 }
-"""The CK kernel that every shape without a row runs: instance -1 of csrc/ck_gemm_a8w8_blockscale*/."""
+"""The CK kernel that AITER runs for a shape without a row: instance -1 of csrc/ck_gemm_a8w8_blockscale*/."""
 
 MOE_HEADER = (
     "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
 )
 
 
-class AiterTables(Merged):
-    """Look-ups in the tables of one copy of AITER."""
+class AiterTables:
+    """The tables of one copy of AITER. Each is read when it is first needed."""
+
+    def __init__(self, files: Files, environment: Mapping[str, str] | None = None) -> None:
+        """environment: the variables with which the engine is started."""
+        self.files, self.environment = files, environment or {}
+        self.rules = read_rules(files)
+        self.triton = TritonTables(files, self.rules)
+        self._tables: dict[Family, Table] = {}
+        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
+        self._shapes: dict[tuple[Family, Target], Shapes] = {}
+
+    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
+        """The shapes of a family that were looked up. None where none of any family was, so that all
+        count."""
+        if self._asked or self.triton.asked:
+            return self._asked.get(family, set())
+        return None
+
+    def table(self, family: Family) -> Table:
+        if family not in self._tables:
+            self._tables[family] = Table(self.files, family, self.rules, self.environment)
+        return self._tables[family]
+
+    def by_shape(self, family: Family, target: Target) -> Shapes:
+        """The rows of a family that a look-up for this GPU can find."""
+        if (family, target) not in self._shapes:
+            shapes: Shapes = defaultdict(lambda: defaultdict(list))
+            table = self.table(family)
+            for row in () if table.dead else table.rows(target.arch):
+                if (
+                    row.units == target.units
+                    and row.is_block_fp8(fp8_of(target.arch))
+                    and all(size.is_integer() for size in (row.m, *row.shape))  # NaN is no integer
+                ):
+                    shapes[row.shape][int(row.m)].append(row)
+            self._shapes[family, target] = shapes
+        return self._shapes[family, target]
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or for preshuffled w as
-        `gemm_a8w8_blockscale_bpreshuffle` does."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T as `gemm_a8w8_blockscale` does, or, with a preshuffled w,
+        as `gemm_a8w8_blockscale_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
         table = self.table(family)
         self._asked[family].add((n, k))
@@ -69,11 +110,11 @@ class AiterTables(Merged):
         columns: int,
         mask: bool = False,
     ) -> Found:
-        """Looks up what `fused_moe` does for FP8 in blocks (per_1x128) with SiLU, gate and up in one product.
+        """Looks up what `fused_moe` does for block FP8 (per_1x128) with SiLU, gate and up in one product.
 
         experts: how many experts w1 of this rank has
         columns: how many columns topk_ids has
-        mask:    whether an expert_mask is given, as with EP
+        mask:    whether an expert_mask is passed, as with EP
         """
         table = self.table(MOE)
         topk, token = self.rules.topk(columns, mask), self.rules.token(tokens)
@@ -101,13 +142,13 @@ class AiterTables(Merged):
         return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables for this GPU: one problem for each kind and file. Where shapes were
-        looked up before, it is about these alone."""
+        """What is wrong with the tables for this GPU, one problem for each kind and file. If shapes were
+        looked up before, only what concerns these."""
         found = problems(self, target)
         return found if self._asked and not self.triton.asked else found + self.triton.problems(target)
 
     def _of_silu(self, rows: list[Row]) -> Row | None:
-        """The row that a call with SiLU gets, of rows that differ at most in act_type."""
+        """The row that AITER uses for SiLU, of rows that differ only in act_type."""
         same = [row for row in rows if row.texts[0] == "ActivationType.Silu"]
         if self.rules.moe_act != "blind" and same:
             return same[0]
@@ -120,7 +161,7 @@ class AiterTables(Merged):
         return f"2stage CK chosen by moe_stage1/2_heuristic_dispatch, block_m {block_m}, ksplit {split}"
 
     def _split(self, units: int, token: int, hidden: int, inter: int, experts: int, topk: int) -> int:
-        """The split of hidden that `get_ksplit` of `aiter/fused_moe.py` returns; 0 for none."""
+        """Into how many parts `get_ksplit` of `aiter/fused_moe.py` splits hidden; 0 for no split."""
         forced = self.environment.get("AITER_KSPLIT", "0").strip()
         if forced.lstrip("-").isdecimal() and int(forced):
             return int(forced)
@@ -138,7 +179,7 @@ class AiterTables(Merged):
         by_m: Mapping[int, list[Row]],
         tried: list[int],
     ) -> tuple[str, ...]:
-        """Why a look-up missed, where there are rows that look as if they should answer it."""
+        """Why a look-up missed, if there are rows that seem to match."""
         table = self.table(family)
         if table.raises or table.dead:
             return (table.raises or table.dead,)
@@ -159,15 +200,15 @@ class AiterTables(Merged):
         return ()
 
     def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:
-        """Shapes (m, n, k) as AITER's GEMM tuner reads them. m is not padded: AITER looks for it unpadded
+        """Shapes (m, n, k) as CSV for AITER's GEMM tuner. m is not padded, as AITER looks for the exact m
         first."""
         rows = sorted((n, k, m) for m, n, k in set(shapes))
         return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for n, k, m in rows)
 
     def untuned_moe(self, target: Target, calls: Iterable[tuple[int, int, int, int, int, bool]]) -> str:
-        """Calls (tokens, hidden, inter, experts, columns, mask: see `moe`) as AITER's MoE tuner reads them.
+        """Calls (tokens, hidden, inter, experts, columns, mask: see `moe`) as CSV for AITER's MoE tuner.
 
-        Tokens are padded and topk is that of the key; otherwise no look-up would find what is tuned.
+        Tokens are padded and topk is that of the key. Otherwise no look-up would find what is tuned.
         """
         fp8 = fp8_of(target.arch)
         rest = f"ActivationType.Silu,torch.bfloat16,{fp8},{fp8},QuantType.per_1x128,1,0"
@@ -184,7 +225,7 @@ def _smaller(hit: int, m: int) -> list[str]:
 
 
 def _moe_kernel(row: Row) -> str:
-    """`1stage NAME, block_m 32`, or the names of both stages, block_m and ksplit."""
+    """`1stage NAME, block_m 32`, or the names of both stages with block_m and ksplit."""
     first, second = row.cell("kernelName1") or "default", row.cell("kernelName2") or "default"
     block = f"block_m {row.number('block_m') or 0:g}"
     if row.number("run_1stage"):
@@ -194,7 +235,11 @@ def _moe_kernel(row: Row) -> str:
 
 
 def _doubts(row: Row, shape: Mapping[int, list[Row]], m: int, flops: int, target: Target) -> Iterator[str]:
-    """Why the row's time cannot be that of its M, or the row is not whole. flops: of the call at M."""
+    """What is doubtful about a row: it is cut short, or its time cannot be that of its M.
+
+    shape: the rows of the shape, by M
+    flops: those of the call at M
+    """
     if row.truncated:
         yield "the row's line is cut short: AITER reads what lacks as nan"
     us, peak = row.us, PEAK.get(target.arch, 0.0) * target.units

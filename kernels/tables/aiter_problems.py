@@ -1,4 +1,4 @@
-"""What is wrong with AITER's CSV tables, files and rows: one problem for each kind and file."""
+"""What is wrong with AITER's CSV tables: one problem for each kind and file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from kernels.tables import Problem
-from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, Source, rows_here
+from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, rows_here
 from kernels.tables.aiter_rules import FORMATS, fp8_of, padded
 from kernels.tables.files import TableError
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from kernels.tables import Target
-    from kernels.tables.aiter_merge import Merged
+    from kernels.tables.aiter import AiterTables
     from kernels.tables.files import Files
 
 LADDER = tuple(2**power for power in range(16))
-"""The M for which a shape should have rows: powers of two to 32768, the largest chunk of a prefill."""
+"""The M for which a shape should have rows: the powers of two up to 32768, the largest chunk of a prefill."""
 
 INSTANCES = {
     GEMM.name: ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py", "a8w8_blockscale"),
@@ -31,14 +31,13 @@ INSTANCES = {
         "a8w8_blockscale_bpreshuffle",
     ),
 }
-"""The file below csrc/ that lists a family's CK kernels, and how their names begin."""
+"""By family, the file in csrc/ that lists its CK kernels, and how their names begin."""
 
 INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
 
 
-def problems(tables: Merged, target: Target) -> list[Problem]:
-    """What is wrong with the tables of families that were asked: first their files, then the rows of this
-    GPU."""
+def problems(tables: AiterTables, target: Target) -> list[Problem]:
+    """What is wrong with the tables that were asked: with their files, then with their rows for this GPU."""
     found = []
     if assumed := tables.rules.assumed:
         found.append(Problem("aiter", 0, f"{assumed}: what it finds may be otherwise"))
@@ -50,7 +49,11 @@ def problems(tables: Merged, target: Target) -> list[Problem]:
                 found.append(Problem(family.variable, 0, "no shape here is looked for in its table"))
             continue
         table = tables.table(family)
-        found += [*table.problems, *_cut_short(family, table.sources, asked)]
+        found += table.problems
+        for source in table.sources:
+            if source.truncated and not source.error:  # with an error, pandas raises before
+                text = f"{rows_here(len(source.truncated))} cut short: AITER reads what lacks as nan"
+                found.append(Problem(source.file, min(source.truncated), text))
         by_file = defaultdict(list)
         for row in table.rows(target.arch):
             if asked is None or row.shape in asked:
@@ -63,31 +66,10 @@ def problems(tables: Merged, target: Target) -> list[Problem]:
     return found
 
 
-def _cut_short(
-    family: Family, sources: list[Source], asked: set[tuple[int, ...]] | None
-) -> Iterator[Problem]:
-    """Rows with too few cells, where what they have fits the beginning of a shape that was asked for, and the
-    last row of a file that breaks off within it."""
-
-    def may_be_asked(cells: list[str]) -> bool:
-        pairs = (zip(shape, cells, strict=False) for shape in asked or ())
-        return asked is None or any(all(str(a).startswith(b) for a, b in each) for each in pairs)
-
-    for source in sources:
-        if source.error:  # pandas raises before
-            continue
-        places = [source.columns[c] for c in family.numbers[2:6] if c in source.columns]
-        cut = [
-            (line, [row[place] for place in places]) for line, row in source.rows if line in source.truncated
-        ]
-        breaks_off = None if source.ends or not source.rows else source.rows[-1][0]
-        if bad := [line for line, cells in cut if line == breaks_off or may_be_asked(cells)]:
-            text = f"{rows_here(len(bad))} cut short: AITER reads what lacks as nan"
-            yield Problem(source.file, bad[0], text)
-
-
-def _dead(tables: Merged, family: Family, target: Target, rows: list[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """What is wrong with rows of one file: a text and the rows that it is about."""
+def _dead(
+    tables: AiterTables, family: Family, target: Target, rows: list[Row]
+) -> Iterator[tuple[str, list[Row]]]:
+    """What is wrong with the rows of a file: texts, each with the rows that it is about."""
     arch, tuned = target.arch, tables.by_shape(family, target)
     others = [
         row
@@ -111,8 +93,8 @@ def _dead(tables: Merged, family: Family, target: Target, rows: list[Row]) -> It
     yield from _unknown_names(tables.files, family, arch, rows)
 
 
-def _gaps(tables: Merged, family: Family, target: Target) -> Iterator[Problem]:
-    """Shapes that have rows, but none that a look-up finds for some M."""
+def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
+    """Shapes that have rows, but for some M none that a look-up finds."""
     gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
     wanted = tables.asked(family)
     for shape, by_m in tables.by_shape(family, target).items():
@@ -137,8 +119,8 @@ def _gaps(tables: Merged, family: Family, target: Target) -> Iterator[Problem]:
 def _unknown_names(
     files: Files, family: Family, arch: str, rows: list[Row]
 ) -> Iterator[tuple[str, list[Row]]]:
-    """Rows whose kernels this copy does not have. Any name of CK Tile, CK's MoE and FlyDSL passes, because
-    their names are not known here."""
+    """Rows whose kernels this copy of AITER does not have. All names of CK Tile, CK's MoE and FlyDSL pass, as
+    these are not known here."""
     assembled = _assembled(
         files, arch, ("fmoe/*", "fmoe_2stages") if family is MOE else ("fp8gemm_blockscale",)
     )
@@ -155,7 +137,7 @@ def _unknown_names(
 
 
 def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
-    """The names of the assembled kernels; empty where their lists are not there."""
+    """The names of the assembly kernels; empty where their lists are missing."""
     names = set()
     for root in ("hsa", "aiter_meta/hsa"):
         for folder in folders:
@@ -169,7 +151,7 @@ def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
 
 
 def _built(files: Files, family: Family) -> set[str]:
-    """The names of a family's CK kernels; empty where their list is not there or cannot be read."""
+    """The names of a family's CK kernels; empty where their list is missing or cannot be read."""
     file, prefix = INSTANCES[family.name]
     names = set()
     for root in ("csrc", "aiter_meta/csrc"):
@@ -183,8 +165,8 @@ def _built(files: Files, family: Family) -> set[str]:
 
 
 def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
-    """A kernel's name, as `KernelInstance.name` joins it from its fields. The preshuffled ones leave out the
-    waves."""
+    """The name of a kernel, as `KernelInstance.name` makes it from the fields. Names of preshuffled kernels
+    leave out the waves."""
     waves = () if "bpreshuffle" in prefix else (sizes[11:13],)
     groups = (sizes[1:4], (sizes[0], *sizes[4:7]), sizes[7:9], sizes[9:11], *waves)
     lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
@@ -193,7 +175,7 @@ def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
 
 
 def _unread(files: Files) -> Iterator[Problem]:
-    """Files of model_configs/ that no family reads, or that this folder holds no file."""
+    """Files of model_configs/ that no family reads, or that there are none."""
     try:
         core = files.text("aiter/jit/core.py")
     except TableError:

@@ -1,4 +1,4 @@
-"""A JSON file of Triton configurations by M, as vLLM and SGLang load it."""
+"""Reads a JSON file of Triton configurations by M, as vLLM and SGLang do."""
 
 from __future__ import annotations
 
@@ -12,41 +12,40 @@ from typing import Any
 Config = Mapping[str, Any]
 
 TILE = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
-"""The sizes without which a launch fails. The kernels have defaults for OPTIONS."""
+"""The sizes without which a launch fails."""
 
 OPTIONS = (
     "SPLIT_K", "SWAP_AB", "USE_TMA", "grf_mode", "kpack", "matrix_instr_nonkdim", "num_ctas", "num_stages",
     "num_warps", "waves_per_eu",
 )  # fmt: skip
+"""Options for which the kernels have defaults."""
 
 KEY = re.compile(r'"(\s*\d+\s*)"\s*:')
 
 
 @dataclass(frozen=True)
 class Configurations:
-    """What a file holds.
-
-    file:   its name or path
-    by_m:   configurations by M, in the file's order
-    lines:  the line of each configuration, by M
-    bad:    why a launch with a configuration fails, by M; without the configurations that work
-    triton: the version of Triton that the file names
-    odd:    faults with which the engine still loads the file
-    broken: why the engine stops when it loads the file; empty where it loads
-    line:   the line of what is broken; 0 where it is not known
-    """
+    """The contents of a file."""
 
     file: str
+    """Its name in the package, or its path."""
     by_m: Mapping[int, Config] = field(default_factory=dict)
+    """Configurations by M, in the file's order."""
     lines: Mapping[int, int] = field(default_factory=dict)
+    """The line of each configuration, by M."""
     bad: Mapping[int, str] = field(default_factory=dict)
+    """Why a launch fails, by M, for the configurations with which it does."""
     triton: str = ""
+    """The version of Triton that the file names."""
     odd: tuple[str, ...] = ()
+    """Faults that do not keep the engine from loading the file."""
     broken: str = ""
+    """Why the engine stops when it loads the file; empty where it loads."""
     line: int = 0
+    """The line of what is broken; 0 if unknown."""
 
     def without(self, name: str) -> list[int]:
-        """The M of the entries that have no whole number under this name."""
+        """The M of the entries in which this name is missing or not an integer."""
         by_m = self.by_m
         return [
             m for m in self.bad if not isinstance(by_m[m], dict) or not isinstance(by_m[m].get(name), int)
@@ -54,7 +53,8 @@ class Configurations:
 
     @property
     def thin(self) -> str:
-        """Says that entries are few: a tuner was stopped, or only its last process wrote (vLLM #36840)."""
+        """Says that there are few entries, as when a tuner was stopped, or only its last process wrote the
+        file (vLLM #36840)."""
         keys = sorted(self.by_m)
         if 0 < len(keys) < 8:
             return f"thin: entries for M {', '.join(map(str, keys))} alone"
@@ -62,7 +62,8 @@ class Configurations:
 
 
 def parse(file: str, text: str, says_triton: bool) -> Configurations:
-    """Reads a file's text. says_triton: whether the engine takes the key `triton_version`, which is no M."""
+    """Reads a file's text. says_triton: whether the engine accepts the key `triton_version`, which is not an
+    M."""
     if "\ufffd" in text:
         return Configurations(file, broken="no UTF-8")
     doubled: list[str] = []
@@ -107,7 +108,8 @@ def _refused(config: object) -> str:
 
 
 def as_text(config: Config) -> str:
-    """`16x128x128 group 1, 2 warps, 4 stages, waves_per_eu 0`: M, N and K of the tile, then the rest."""
+    """Text such as `16x128x128 group 1, 2 warps, 4 stages, waves_per_eu 0`: M, N and K of the tile, then the
+    rest."""
     tile = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
     parts = [f"{tile} group {config['GROUP_SIZE_M']}"]
     parts += [f"{config[f'num_{what}']} {what}" for what in ("warps", "stages") if f"num_{what}" in config]

@@ -425,8 +425,8 @@ def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
 
 
 def test_problems_are_of_what_is_asked(tmp_path):
-    """Rows of other shapes, and tables that no look-up asks, are another deployment's. Where a file breaks
-    off, nothing tells which shapes are lost."""
+    """Rows of other shapes, and tables that no look-up uses, belong to another deployment. A row that is cut short is
+    reported, as it may be of any shape."""
     broken = MODEL.replace("model_configs/", "model_configs/z")
     rows = [gemm_row(m, m + 1, units=80, nk=nk) for m in (16, 32) for nk in ("2112,7168", "512,7168")]
     files = {
@@ -438,7 +438,7 @@ def test_problems_are_of_what_is_asked(tmp_path):
     tables = checkout(tmp_path, files)
     assert tables.gemm(MI300X, 16, 2112, 7168).entry is None
     assert [str(each) for each in tables.problems(MI300X)] == [
-        f"{MODEL}:6: 1 row cut short: AITER reads what lacks as nan",
+        f"{MODEL}:6: 2 rows, the first here, cut short: AITER reads what lacks as nan",
         f"{broken}:3: 1 row cut short: AITER reads what lacks as nan",
         f"{MODEL}:2: 2 rows, the first here, for 80 CUs, of a shape without rows for 304",
     ]

@@ -425,8 +425,8 @@ def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
 
 
 def test_problems_are_of_what_is_asked(tmp_path):
-    """Rows of other shapes, and tables that no look-up uses, belong to another deployment. A row that is cut short is
-    reported, as it may be of any shape."""
+    """Rows of other shapes, and tables that no look-up uses, belong to another deployment. A row that is cut
+    short is reported, as it may be of any shape."""
     broken = MODEL.replace("model_configs/", "model_configs/z")
     rows = [gemm_row(m, m + 1, units=80, nk=nk) for m in (16, 32) for nk in ("2112,7168", "512,7168")]
     files = {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from kernels.operands import Operands
 
-Entry = Mapping[str, int | bool]
+EngineEntry = Mapping[str, int | bool]
 """A configuration with an engine's names, as in its tables and in launches of its kernels."""
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
@@ -73,17 +73,19 @@ class EngineConfig:
 class EngineTable:
     """What an engine uses for a shape on this machine's device."""
 
-    now: Entry
+    now: EngineEntry
     """The configuration at the M of the case."""
     origin: str
     """Where that configuration comes from."""
-    files: Mapping[str, Mapping[int, Entry]]
+    files: Mapping[str, Mapping[int, EngineEntry]]
     """The files that the engine looks for, by the names below its folder, the main one first. Each has the
     configurations that the engine uses now, of its table or by default, at the M of LADDER and of the
     table."""
 
 
-def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, Callable[[int], Entry]]) -> EngineTable:
+def table_of(
+    m: int, own: Iterable[int] | None, files: Mapping[str, Callable[[int], EngineEntry]]
+) -> EngineTable:
     """Asks an engine for what it uses.
 
     m:     the M of the case
@@ -96,7 +98,7 @@ def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, Callable[[in
     return EngineTable(_stored(now), origin_of(own, m), taken)
 
 
-def _stored(entry: Entry) -> Entry:
+def _stored(entry: EngineEntry) -> EngineEntry:
     """The entry as tables have it. SGLang's launches add a SPLIT_K of 1, which no table has."""
     return {name: value for name, value in entry.items() if (name, value) != ("SPLIT_K", 1)}
 
@@ -119,18 +121,18 @@ class EngineLookUp(ABC):
         """The M by which the engine looks up an entry."""
 
     @abstractmethod
-    def table(self, sizes: Any) -> Mapping[int, Entry] | None:
+    def table(self, sizes: Any) -> Mapping[int, EngineEntry] | None:
         """The engine's entries by M; None where it has no table for the shape."""
 
     @abstractmethod
-    def taken(self, sizes: Any, m: int) -> Entry:
+    def taken(self, sizes: Any, m: int) -> EngineEntry:
         """The configuration of a call with m rows: that of the engine's table, or its default."""
 
     @abstractmethod
     def file(self, sizes: Any) -> str:
         """The name of the table's file, below the folder that the engine looks into."""
 
-    def further(self, sizes: Any) -> Mapping[str, Callable[[int], Entry]]:
+    def further(self, sizes: Any) -> Mapping[str, Callable[[int], EngineEntry]]:
         """Other files that the engine reads, each with a function that returns its configuration at an M."""
         return {}
 
@@ -145,7 +147,7 @@ class EngineLookUp(ABC):
 
     def engine_table(self, sizes: Any) -> EngineTable:
         """What the engine uses for a shape. Raises Unsupported or BindingError."""
-        main: Callable[[int], Entry] = functools.partial(self.taken, sizes)
+        main: Callable[[int], EngineEntry] = functools.partial(self.taken, sizes)
         files = {self.file(sizes): main, **self.further(sizes)}
         return table_of(self.rows(sizes), self.table(sizes), files)
 
@@ -188,9 +190,8 @@ class EngineTuned(Tunable):
         engines' defaults come first."""
         rocm, few = target.kind == "rocm", self.tables.rows(sizes) <= 16
         tiles = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), self.depths)
-        groups = sorted(
-            (1, 4, 8, 16, 32) if rocm else (1, 16, 32, 64), key=lambda g: abs(g - (1 if few else 32))
-        )
+        usual = 1 if few else 32
+        groups = sorted((1, 4, 8, 16, 32) if rocm else (1, 16, 32, 64), key=lambda g: abs(g - usual))
         options: Iterable[tuple[int, ...]] = itertools.product((4, 8), (2,) if rocm else (3, 4, 2, 5))
         if rocm:
             options = [(*each, waves, 16, 2) for each in options for waves in (0, 1, 2, 4)]

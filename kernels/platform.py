@@ -364,7 +364,10 @@ def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
         product = INSTINCT.get(int(facts.get("device_id", 0)), "")
         place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
         part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
-        name = f"{f'AMD Instinct {product}' if product else name}{f' {part}' if part else ''}"
+        if product:
+            name = f"AMD Instinct {product}"
+        if part:
+            name = f"{name} {part}"
         # ROCm reports the last-level (Infinity) cache of the package. torch knows only the L2.
         caches = [
             int(size) << 10

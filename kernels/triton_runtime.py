@@ -48,7 +48,9 @@ def kind_of(device: torch.device) -> str:
     """The kind of a tensor's device: cpu, cuda or rocm."""
     import torch
 
-    return "cpu" if device.type == "cpu" else "rocm" if torch.version.hip else "cuda"
+    if device.type == "cpu":
+        return "cpu"
+    return "rocm" if torch.version.hip else "cuda"
 
 
 def require_interpreter(device: torch.device) -> None:

@@ -156,7 +156,7 @@ def nearest(implementation: Tunable, target: Target, sizes: DataclassInstance) -
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredChoice:
     """A stored choice."""
 
     kind: str
@@ -219,18 +219,20 @@ def own_folder(named: str) -> Path:
 
 
 @functools.cache
-def stored(implementation: str) -> list[Entry]:
+def stored(implementation: str) -> list[StoredChoice]:
     """All stored choices for an implementation. Raises StoredError."""
     return [entry for folder in folders() for entry in _read(folder, implementation)]
 
 
-def _read(folder: Path, implementation: str) -> Iterator[Entry]:
+def _read(folder: Path, implementation: str) -> Iterator[StoredChoice]:
     for path in sorted(folder.glob(f"*/{implementation}.json")):
         try:
             file = json.loads(path.read_text())
             place = (file["kind"], file["arch"], file["device"], file["measured"])
             for choice in file["choices"]:
-                yield Entry(*place, choice["case"], dict(choice["features"]), text_of(choice["config"]))
+                yield StoredChoice(
+                    *place, choice["case"], dict(choice["features"]), text_of(choice["config"])
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"lacks {error}" if isinstance(error, KeyError) else error
             raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineLookUp, Entry, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of, product
 from kernels.formats import BLOCK
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.tuning import Demand
@@ -39,8 +39,8 @@ class MoeTables(EngineLookUp):
     def rows(self, sizes: FusedMoeSizes) -> int:
         return sizes.tokens
 
-    def taken(self, sizes: FusedMoeSizes, m: int) -> Entry:
-        found: Entry = self.take.bind(
+    def taken(self, sizes: FusedMoeSizes, m: int) -> EngineEntry:
+        found: EngineEntry = self.take.bind(
             w1_shape=(sizes.local_experts, 2 * sizes.inter, sizes.hidden),
             w2_shape=(sizes.local_experts, sizes.hidden, sizes.inter),
             top_k=sizes.picks,
@@ -50,8 +50,8 @@ class MoeTables(EngineLookUp):
         )()
         return found
 
-    def table(self, sizes: FusedMoeSizes, **more: object) -> Mapping[int, Entry] | None:
-        found: Mapping[int, Entry] | None = self.own.bind(
+    def table(self, sizes: FusedMoeSizes, **more: object) -> Mapping[int, EngineEntry] | None:
+        found: Mapping[int, EngineEntry] | None = self.own.bind(
             E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **more
         )()
         return found or None  # engines treat an empty table as none
@@ -62,7 +62,7 @@ class MoeTables(EngineLookUp):
         )
         return self.folder() + str(named())
 
-    def further(self, sizes: FusedMoeSizes) -> Mapping[str, Callable[[int], Entry]]:
+    def further(self, sizes: FusedMoeSizes) -> Mapping[str, Callable[[int], EngineEntry]]:
         """The table of the second product, if the engine has one that differs. Otherwise that of the first
         product serves both."""
         if "down_moe" not in self.own.wishes:

@@ -307,17 +307,27 @@ def few_blocks(sizes: Sizes) -> bool:
     return several_blocks(sizes) and sizes.hidden <= 16 * BLOCK
 
 
+def several_ranks(sizes: Sizes) -> bool:
+    return sizes.ep > 1
+
+
+def has_shared(sizes: Sizes) -> bool:
+    return bool(sizes.shared)
+
+
+FITS: Mapping[str, Callable[[Sizes], bool]] = {
+    "experts of other ranks taken for expert 0": several_ranks,
+    "shared expert left out": has_shared,
+    "shared expert scaled too": has_shared,
+    "groups ignored": limit_matters,
+    "groups by their best score": limit_matters,
+    "one group fewer": limit_matters,
+    **{name: few_blocks for name in IN_FP8 if "in one block" in name},
+}
+
+
 def made(name: str, compute: Compute, boundary: str = "core", activations: str = "bf16") -> Mistake:
-    fits: Callable[[Sizes], bool] = several_blocks
-    if "other ranks" in name:
-        fits = lambda sizes: sizes.ep > 1  # noqa: E731
-    elif "shared" in name:
-        fits = lambda sizes: bool(sizes.shared)  # noqa: E731
-    elif "group" in name:
-        fits = limit_matters
-    elif "in one block" in name:
-        fits = few_blocks
-    return Mistake(name, compute, boundary, activations, fits=fits)
+    return Mistake(name, compute, boundary, activations, fits=FITS.get(name, several_blocks))
 
 
 MISTAKES: tuple[Mistake, ...] = (

@@ -120,7 +120,6 @@ class LibrarySource:
             return self._in_module(where, rest, seen) if rest else None
         if defined:
             raise missing
-        exists = any(_binds(statement, name, overloads=True) for statement in _statements(tree.body))
         for target in self._stars(tree, module):
             if _exports(self._tree(target), name):
                 with contextlib.suppress(NotThere):
@@ -216,8 +215,8 @@ class LibrarySource:
                     return self._in_module(module, [bases[0].id, *rest], seen)
             return None
         tree = self._tree(module)
-        is_made = tree and _gives_members(tree, made.name) and wanted in _texts(tree)
-        if rest and not is_made and not self._is_stub(module):
+        is_added = tree and _calls(tree, "setattr") and wanted in _texts(tree)
+        if rest and not is_added and not self._is_stub(module):
             raise NotThere(f"{module}.{made.name} has no {wanted}")
         return None
 
@@ -364,12 +363,11 @@ def _only_raises(statement: ast.stmt) -> bool:
     return bool(body) and isinstance(body[-1], ast.Raise) and len(body) <= 2
 
 
-def _binds(statement: ast.stmt, name: str, overloads: bool = False) -> bool:
-    """Whether a statement binds a name. overloads: whether only definitions with `@overload` count, or all
-    others."""
+def _binds(statement: ast.stmt, name: str) -> bool:
+    """Whether a statement binds a name. A definition with `@overload` does not count."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
         is_overload = any(_last_name(d) == "overload" for d in statement.decorator_list)
-        return statement.name == name and is_overload == overloads
+        return statement.name == name and not is_overload
     if isinstance(statement, ast.ClassDef):
         return statement.name == name
     if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -390,37 +388,18 @@ def _parts(target: ast.expr) -> list[ast.expr]:
 def _last_name(node: ast.expr) -> str:
     """`dataclass` for `dataclasses.dataclass(frozen=True)`."""
     node = node.func if isinstance(node, ast.Call) else node
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return node.id if isinstance(node, ast.Name) else ""
 
 
 # Names that a module exports, or makes when it is imported
 
 
 def _exports(tree: ast.Module | None, name: str) -> bool:
-    """Whether `from module import *` imports the name if the module has it."""
-    exported, is_all = _exported(tree) if tree else (frozenset(), False)
-    return name in exported or not (is_all or name.startswith("_"))
-
-
-@functools.cache
-def _exported(tree: ast.Module) -> tuple[frozenset[str], bool]:
-    """The names in the module's `__all__`, and whether these are all: they are not where it is put
-    together."""
-    lists = [s for s in _statements(tree.body) if _binds(s, "__all__") or _adds_exports(s)]
-    names = {node.value for s in lists for node in ast.walk(s) if isinstance(node, ast.Constant)}
-    is_plain = len(lists) == 1 and isinstance(getattr(lists[0], "value", None), ast.List | ast.Tuple)
-    return frozenset(name for name in names if isinstance(name, str)), is_plain
-
-
-def _adds_exports(statement: ast.stmt) -> bool:
-    """Whether it is `__all__ += [...]` or `__all__.extend([...])`."""
-    changed: ast.expr | None = None
-    if isinstance(statement, ast.AugAssign):
-        changed = statement.target
-    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-        method = statement.value.func
-        changed = method.value if isinstance(method, ast.Attribute) else None
-    return isinstance(changed, ast.Name) and changed.id == "__all__"
+    """Whether `from module import *` imports the name if the module has it: `__all__` may have private
+    names."""
+    return not name.startswith("_") or bool(tree and name in _texts(tree))
 
 
 def _makes(tree: ast.Module, name: str) -> bool:
@@ -439,12 +418,6 @@ def _makes(tree: ast.Module, name: str) -> bool:
 def _lists(names: ast.expr) -> bool:
     """Whether a loop runs over names that stand in the module itself."""
     return isinstance(names, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Name)
-
-
-def _gives_members(tree: ast.Module, name: str) -> bool:
-    """Whether the module adds members to its class of that name by `setattr(name, ...)`."""
-    owners = [call.args[0] for call in _calls(tree, "setattr") if call.args]
-    return any(isinstance(owner, ast.Name) and owner.id == name for owner in owners)
 
 
 @functools.cache

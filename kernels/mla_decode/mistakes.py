@@ -77,8 +77,10 @@ def scored(
 
     They are right unless other slots, rows of the cache, queries or a factor on the softmax scale are given.
     """
-    kv = rows(o, o.token_slots(i) if slots is None else slots) if kv is None else kv
-    q = o.q[i].float() if q is None else q
+    if kv is None:
+        kv = rows(o, o.token_slots(i) if slots is None else slots)
+    if q is None:
+        q = o.q[i].float()
     return q @ kv.T * o.scale * scale, kv[:, :LATENT]
 
 

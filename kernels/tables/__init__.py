@@ -70,4 +70,6 @@ class Problem:
 
 def printable(text: str) -> str:
     """The text of a file, safe to print on one line: `?` stands for each character that is not printable."""
-    return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)

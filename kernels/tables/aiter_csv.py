@@ -281,14 +281,19 @@ class Table:
         texts = [source.cells(column) for column in self.family.texts]
         has_tag = any("_tag" in each.columns for each in self.sources)
         tags = source.cells("_tag", "0" if has_tag else "")
-        keys = zip(
-            zip(*numbers, strict=True),
-            zip(*texts, strict=True) if texts else [()] * len(source.rows),
-            self._gfx(source),
-            tags,
-            strict=True,
-        )
-        return [Row(source, line, cells, *key) for (line, cells), key in zip(source.rows, keys, strict=True)]
+        gfx = self._gfx(source)
+        return [
+            Row(
+                source,
+                line,
+                cells,
+                tuple(column[index] for column in numbers),
+                tuple(column[index] for column in texts),
+                gfx[index],
+                tags[index],
+            )
+            for index, (line, cells) in enumerate(source.rows)
+        ]
 
     def _gfx(self, source: Source) -> list[str | None]:
         """The gfx of each row (see `Row.gfx`)."""
@@ -371,7 +376,9 @@ class Table:
             cells = source.cells(column)
             for cell in set(cells):
                 if (value := number(cell)) is None or not math.isnan(value):
-                    kind = "text" if value is None else "bool" if cell.strip() in BOOLEANS else "number"
+                    kind = "text"
+                    if value is not None:
+                        kind = "bool" if cell.strip() in BOOLEANS else "number"
                     if kind not in kinds:
                         kinds[kind] = (source.file, source.rows[cells.index(cell)][0], cell)
         if "text" in kinds or len(kinds) > 1:

@@ -128,8 +128,11 @@ def _unknown_names(
     bad = []
     for row in rows:
         for column in ("kernelName1", "kernelName2") if family is MOE else ("kernelName",):
-            name = row.cell(column)
-            known = assembled if name.startswith("_ZN") else built if row.cell("libtype") == "ck" else set()
+            name, known = row.cell(column), set[str]()
+            if name.startswith("_ZN"):
+                known = assembled
+            elif row.cell("libtype") == "ck":
+                known = built
             if name and known and name not in known and not row.truncated:
                 bad.append((row, name))
     if bad:

@@ -73,7 +73,7 @@ def fp8_of(arch: str) -> str:
 def padded(m: int, n: int) -> list[int]:
     """The M for which a GEMM is looked up, in order: m, then two paddings of it (`getPaddedM` of
     csrc/py_itfs_cu/gemm_common.cu)."""
-    step = 16 if m <= 256 else 32 if m <= 1024 else 64 if m <= 4096 else 128
+    step = next((step for most, step in ((256, 16), (1024, 32), (4096, 64)) if m <= most), 128)
     coarse = 8192 if m > 8192 and n > 4096 else power_of_two(m)
     return list(dict.fromkeys((m, -(-m // step) * step, coarse)))
 
@@ -133,13 +133,14 @@ def _moe_rules(rules: Rules, moe: str) -> Rules:
     told = re.search(r"_PADDED_M_TIERS = \[(\d[\d, ]{,99})\]", moe)
     one_stage = re.search(r"run_1stage = token > 32 and \(inter_dim % ([1-9]\d{,8}) == 0\)", moe)
     keys = re.search(r"\n    keys = \((.*?)\n    \)", moe, re.DOTALL)
-    by_text = bool(keys and "str(activation)" in keys[1])
-    blind = "_ACT_TYPE_DISABLED_KEY" in moe
+    act = "exact"
+    if "_ACT_TYPE_DISABLED_KEY" in moe:
+        act = "exact, then blind" if keys and "str(activation)" in keys[1] else "blind"
     return dataclasses.replace(
         rules,
         moe_gfx=bool(re.search(r'_INDEX_COLS = \[\s*"gfx"', moe)),
         moe_strips="topk -= int(is_ep)" in moe,
-        moe_act=("exact, then blind" if by_text else "blind") if blind else "exact",
+        moe_act=act,
         moe_empty_tag='df["_tag"].fillna("") == ""' in moe,
         moe_tiers=tuple(int(tier) for tier in re.findall(r"\d+", told[1])) if told else (32768,),
         one_stage=int(one_stage[1]) if one_stage else rules.one_stage,

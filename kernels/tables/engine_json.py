@@ -31,7 +31,8 @@ def _tile(m: int, n: int, group: int, stages: int) -> Config:
 
 def _vllm_moe_default(m: int, is_rocm: bool) -> Config:
     """get_default_config of vLLM's fused_moe.py, for FP8 with blocks of 128."""
-    rows, group = 16 if m <= 64 else 64, 1 if m <= 16 else 32
+    rows = 16 if m <= 64 else 64
+    group = 1 if m <= 16 else 32
     if is_rocm:
         tile = _tile(rows, 128, group, 2)
     elif m <= 8:

@@ -190,7 +190,6 @@ KERNELS, GONE = "(q, k=1)", "NotThere"
          "    from .kernels import f", KERNELS),
         ("if A:\n    def f(a):\n        log()\n        warn()\n        raise B\nelse:\n"
          "    from .kernels import f", None),
-        ("@overload\ndef f(a): ...\n@overload\ndef f(b): ...", None),
         # An assignment tells only where it gives a function another name.
         ("from .kernels import f as inner\nf = inner", KERNELS),
         ("from functools import partial\nfrom . import kernels\nf = partial(kernels.f, k=2)", None),

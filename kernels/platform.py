@@ -342,7 +342,6 @@ def _amd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
 def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
     """The GPUs that AMD's kernel driver shows this process. Each part of a partitioned GPU (DPX to CPX) is
     one."""
-    gpus: list[Platform] = []
     nodes: list[tuple[Path, dict[str, str]]] = []
     for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
         # EPERM: this container may not use the GPU. ROCm does not count it either.
@@ -350,42 +349,49 @@ def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
             lines = (node / "properties").read_text().splitlines()
             nodes.append((node, dict(line.split(None, 1) for line in lines)))
     ids = [facts.get("unique_id") for _, facts in nodes]
-    for node, facts in nodes:
-        version_number = int(facts.get("gfx_target_version", 0))
-        if not version_number:
-            continue
-        major, minor, step = version_number // 10000, version_number // 100 % 100, version_number % 100
-        memory = sum(
-            int(size)
-            for bank in node.glob("mem_banks/*/properties")
-            for size in re.findall(r"size_in_bytes (\d+)", bank.read_text())
-        )
-        name = (node / "name").read_text().strip() if (node / "name").exists() else ""
-        product = INSTINCT.get(int(facts.get("device_id", 0)), "")
-        place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
-        part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
-        if product:
-            name = f"AMD Instinct {product}"
+    return [
+        _kfd_gpu(node, facts, pci, ids.count(facts.get("unique_id")) == 1)
+        for node, facts in nodes
+        if int(facts.get("gfx_target_version", 0))
+    ]
+
+
+def _kfd_gpu(node: Path, facts: dict[str, str], pci: Path, has_own_id: bool) -> Platform:
+    """facts: the properties of a node; has_own_id: whether no other node has its unique_id."""
+    version_number = int(facts["gfx_target_version"])
+    major, minor, step = version_number // 10000, version_number // 100 % 100, version_number % 100
+    memory = sum(
+        int(size)
+        for bank in node.glob("mem_banks/*/properties")
+        for size in re.findall(r"size_in_bytes (\d+)", bank.read_text())
+    )
+    # ROCm reports the last-level (Infinity) cache of the package. torch knows only the L2.
+    caches = [
+        int(size) << 10
+        for cache in node.glob("caches/*/properties")
+        if re.search(r"level 3\b", text := cache.read_text())
+        for size in re.findall(r"size (\d+)", text)
+    ]
+    product = INSTINCT.get(int(facts.get("device_id", 0)), "")
+    place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
+    part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
+    name = (node / "name").read_text().strip() if (node / "name").exists() else ""
+    if product:
+        name = f"AMD Instinct {product}"
+    if part:
+        name = f"{name} {part}"
+    # ROCm's identifier, which ROCR_VISIBLE_DEVICES takes. A virtual function has none, and with older drivers
+    # all parts of a GPU have the same one, which ROCr then does not accept. So the PCI address and the number
+    # of the node tell these apart.
+    unique = int(facts.get("unique_id", 0))
+    if unique and (has_own_id or not part):
+        uuid = f"GPU-{unique:016x}"
+    else:
+        uuid = f"pci-{domain:04x}:{place:04x}"
         if part:
-            name = f"{name} {part}"
-        # ROCm reports the last-level (Infinity) cache of the package. torch knows only the L2.
-        caches = [
-            int(size) << 10
-            for cache in node.glob("caches/*/properties")
-            if re.search(r"level 3\b", text := cache.read_text())
-            for size in re.findall(r"size (\d+)", text)
-        ]
-        arch = f"gfx{major}{minor:x}{step:x}"
-        # ROCm's identifier, which ROCR_VISIBLE_DEVICES takes. A virtual function has none, and with older
-        # drivers all parts of a GPU have the same one, which ROCr then does not accept. So the PCI address
-        # and the number of the node tell these apart.
-        unique = int(facts.get("unique_id", 0))
-        uuid = f"pci-{domain:04x}:{place:04x}{f'-{node.name}' if part else ''}"
-        if unique and not (part and ids.count(facts["unique_id"]) > 1):
-            uuid = f"GPU-{unique:016x}"
-        level = max(caches, default=0)
-        gpus.append(Platform("rocm", arch, name=name, memory=memory, last_level=level, uuid=uuid))
-    return gpus
+            uuid += f"-{node.name}"
+    arch = f"gfx{major}{minor:x}{step:x}"
+    return Platform("rocm", arch, name=name, memory=memory, last_level=max(caches, default=0), uuid=uuid)
 
 
 def _part(pci: Path, domain: int, place: int, product: str, dies: int) -> str:

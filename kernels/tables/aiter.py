@@ -135,7 +135,9 @@ class AiterTables:
             notes = [*_doubts(row, by_m, tried, 6 * tried * topk * hidden * inter, target)]
             if row.texts[0] != "ActivationType.Silu":
                 act = row.cell("act_type").removeprefix("ActivationType.")
-                notes.append(f"a row of {act} answers: AITER does not compare act_type, and it comes first")
+                notes.append(
+                    f"a row of {act} is used: AITER does not compare act_type, and this row comes first"
+                )
             notes += [*_smaller(tried, tokens), table.raises]
             entry = Entry(row.source.file, row.line, key, tried, _moe_kernel(row), row.us)
             return Found(table.title, entry, notes=tuple(filter(None, notes)))
@@ -241,7 +243,7 @@ def _doubts(row: Row, shape: Mapping[int, list[Row]], m: int, flops: int, target
     flops: those of the call at M
     """
     if row.truncated:
-        yield "the row's line is cut short: AITER reads what lacks as nan"
+        yield "the row's line is cut short: AITER reads the missing cells as nan"
     us, peak = row.us, PEAK.get(target.arch, 0.0) * target.units
     if "us" not in row.source.columns:
         return
@@ -255,4 +257,4 @@ def _doubts(row: Row, shape: Mapping[int, list[Row]], m: int, flops: int, target
     here = places.index(m)
     beside = [other for other in places[max(0, here - 1) : here + 2] if other != m]
     if any(other.us == us and other.texts == row.texts for near in beside for other in shape[near]):
-        yield f"{us:g} us stands in the next row, too: a copied time"
+        yield f"{us:g} us is in the next row, too: a copied time"

@@ -119,7 +119,7 @@ class Source:
         self.truncated: set[int] = set()
         """The lines of rows with too few cells."""
         if "\ufffd" in text:
-            self.error = "is no UTF-8; pandas raises UnicodeDecodeError"
+            self.error = "is not UTF-8; pandas raises UnicodeDecodeError"
             return
         reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
         try:
@@ -132,7 +132,7 @@ class Source:
             for row in reader:
                 self._add(reader.line_num, row, len(header))
         except csv.Error as error:
-            self.error = f"line {reader.line_num} is no CSV: {error}"
+            self.error = f"line {reader.line_num} is not CSV: {error}"
 
     def _add(self, line: int, row: list[str], width: int) -> None:
         if not "".join(row).strip() and len(row) < 2:
@@ -261,7 +261,7 @@ class Table:
     def _read(self, name: str) -> Source | None:
         there = Path(name).exists() if self._given else self._files.has(name)
         if not there and self._merged:
-            self._say(name or self.family.variable, 0, "is not there: AITER merges the other files")
+            self._say(name or self.family.variable, 0, "does not exist: AITER merges the other files")
             return None
         try:
             text = read(Path(name), name) if self._given else self._files.text(name)
@@ -314,7 +314,7 @@ class Table:
 
     def _say_that_it_raises(self, file: str, line: int, text: str) -> None:
         self._say(file, line, text)
-        self.raises = self.raises or f"AITER raises before it gets here: see {file}"
+        self.raises = self.raises or f"AITER raises before this look-up: see {file}"
 
     def _say_what_is_replaced(self, hidden: list[str]) -> None:
         rows, is_extract = 0, False
@@ -366,7 +366,7 @@ class Table:
         }
         if bad := [index for index, pair in enumerate(pairs) if pair in odd]:
             gfx, units = pairs[bad[0]]
-            text = f"{rows_here(len(bad))} for {gfx[:20]} with {units[:20]} CUs, which is no GPU"
+            text = f"{rows_here(len(bad))} for {gfx[:20]} with {units[:20]} CUs, and there is no such GPU"
             self._say(source.file, source.rows[bad[0]][0], printable(text))
 
     def _check_numbers(self, column: str) -> None:

@@ -40,19 +40,19 @@ def problems(tables: AiterTables, target: Target) -> list[Problem]:
     """What is wrong with the tables that were asked: with their files, then with their rows for this GPU."""
     found = []
     if assumed := tables.rules.assumed:
-        found.append(Problem("aiter", 0, f"{assumed}: what it finds may be otherwise"))
+        found.append(Problem("aiter", 0, f"{assumed}: the look-ups may differ from its own"))
     found += _unread(tables.files)
     for family in (GEMM, PRESHUFFLED, MOE):
         asked = tables.asked(family)
         if asked == set():
             if tables.environment.get(family.variable):
-                found.append(Problem(family.variable, 0, "no shape here is looked for in its table"))
+                found.append(Problem(family.variable, 0, "no kernel of this deployment looks into its table"))
             continue
         table = tables.table(family)
         found += table.problems
         for source in table.sources:
             if source.truncated and not source.error:  # with an error, pandas raises before
-                text = f"{rows_here(len(source.truncated))} cut short: AITER reads what lacks as nan"
+                text = f"{rows_here(len(source.truncated))} cut short: AITER reads the missing cells as nan"
                 found.append(Problem(source.file, min(source.truncated), text))
         by_file = defaultdict(list)
         for row in table.rows(target.arch):
@@ -84,12 +84,12 @@ def _dead(
     if family is MOE:
         (other,) = set(FORMATS.values()) - {fp8_of(arch)}
         if bad := [row for row in rows if other in row.texts[2:4]]:
-            yield f"of {other}, which {arch} never asks for", bad
+            yield f"of {other}, which {arch} never looks up", bad
         reachable = {*LADDER, *tables.rules.moe_tiers}
         if bad := [row for row in rows if row.m not in reachable]:
             yield f"for {bad[0].m:g} tokens, which no number of tokens is padded to", bad
     if family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
-        yield f"of libtype {bad[0].cell('libtype')[:20]}, which this GEMM asserts against", bad
+        yield f"of libtype {bad[0].cell('libtype')[:20]}, which this GEMM refuses", bad
     yield from _unknown_names(tables.files, family, arch, rows)
 
 
@@ -185,8 +185,8 @@ def _unread(files: Files) -> Iterator[Problem]:
         return
     families = re.findall(r'"(\w+_tuned\w*|tuned_\w+)"', core)
     if "model_configs" in core and not files.names(f"{CONFIGS}/model_configs/*"):
-        yield Problem(f"{CONFIGS}/model_configs", 0, "no such folder, or none that may be read")
+        yield Problem(f"{CONFIGS}/model_configs", 0, "no such folder, or no permission to read it")
     for file in files.names(f"{CONFIGS}/model_configs/*.csv"):
         name = file.rsplit("/", 1)[1]
         if families and "untuned" not in name and not any(family in name for family in families):
-            yield Problem(file, 0, "is never read: its name holds no name of a table")
+            yield Problem(file, 0, "is never read: its name does not contain the name of a table")

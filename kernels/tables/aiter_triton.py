@@ -103,17 +103,17 @@ class TritonTables:
                 if isinstance(buckets, dict):
                     self._read[file] = (buckets, text)
                 else:
-                    self._say(file, "is no object of buckets")
+                    self._say(file, "is not an object of buckets")
             except TableError as error:
                 self._say(file, f"cannot be read ({error.reason})")
             except json.JSONDecodeError as error:
-                self._say(file, f"is no JSON: {error.msg}", error.lineno)
+                self._say(file, f"is not JSON: {error.msg}", error.lineno)
             except (ValueError, RecursionError) as error:
-                self._say(file, f"is no JSON: {type(error).__name__}")
+                self._say(file, f"is not JSON: {type(error).__name__}")
         return self._read[file]
 
     def _say(self, file: str, text: str, line: int = 0) -> None:
-        self._problems[file] = Problem(file, line, f"{text}: AITER raises where it looks into it")
+        self._problems[file] = Problem(file, line, f"{text}: AITER raises when it reads this file")
 
     def problems(self, target: Target) -> list[Problem]:
         """Files of this architecture that no look-up reads, that cannot be read, or that have no bucket for
@@ -132,7 +132,7 @@ class TritonTables:
                 if stem == used:
                     found += self._short(shaped)
                 elif shaped:
-                    text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before"
+                    text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
                     found.append(Problem(shaped[0], 0, text))
             if self._files.has(default):
                 self._json(default)  # adds what is wrong with it to the problems
@@ -164,13 +164,14 @@ class TritonTables:
                 only_any.append(file)
             known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._rules.bounds} | {"any"}
             if dead := sorted(set(buckets) - known):
-                found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER asks for no such bucket"))
+                found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER never looks for such a bucket"))
             if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
                 most = max((bound for bound in self._rules.bounds if f"M_LEQ_{bound}" in buckets), default=0)
                 text = f"has no bucket for M above {most}: AITER raises KeyError there"
                 found.append(Problem(file, 0, text))
         if only_any:
-            found.append(Problem(only_any[0], 0, f"{_files(only_any)} of the one bucket `any`, never tuned"))
+            text = f"{_files(only_any)} without a bucket other than `any`, which is not tuned"
+            found.append(Problem(only_any[0], 0, text))
         return found
 
     def _named(self, stem: str) -> list[str]:

@@ -57,7 +57,7 @@ class Configurations:
         file (vLLM #36840)."""
         keys = sorted(self.by_m)
         if 0 < len(keys) < 8:
-            return f"thin: entries for M {', '.join(map(str, keys))} alone"
+            return f"thin: only entries for M {', '.join(map(str, keys))}"
         return f"thin: no entry below M {keys[0]}" if keys and keys[0] > 64 else ""
 
 
@@ -65,7 +65,7 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
     """Reads a file's text. says_triton: whether the engine accepts the key `triton_version`, which is not an
     M."""
     if "\ufffd" in text:
-        return Configurations(file, broken="no UTF-8")
+        return Configurations(file, broken="not UTF-8")
     doubled: list[str] = []
 
     def pairs(given: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,12 +75,12 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
     try:
         whole = json.loads(text, object_pairs_hook=pairs)
     except json.JSONDecodeError as error:
-        reason = f"no JSON: {error.msg}" if text.strip() else "empty, which is no JSON"
+        reason = f"not JSON: {error.msg}" if text.strip() else "empty, which is not JSON"
         return Configurations(file, broken=reason, line=error.lineno)
     except (ValueError, RecursionError) as error:
-        return Configurations(file, broken=f"no JSON: {error}")
+        return Configurations(file, broken=f"not JSON: {error}")
     if not isinstance(whole, dict):
-        return Configurations(file, broken="no JSON object")
+        return Configurations(file, broken="not a JSON object")
     triton = str(whole.pop("triton_version", "")) if says_triton else ""
     lines = {int(key[1]): text.count("\n", 0, key.start()) + 1 for key in KEY.finditer(text)}
     by_m: dict[int, Config] = {}
@@ -88,9 +88,9 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
         try:
             by_m[int(key)] = config
         except ValueError:
-            return Configurations(file, broken=f"the key {key!r} is no number of rows")
+            return Configurations(file, broken=f"the key {key!r} is not a number of rows")
     bad = {m: reason for m, config in by_m.items() if (reason := _refused(config))}
-    odd = [f"the key {key} stands twice, and the last one holds" for key in doubled]
+    odd = [f"the key {key} occurs twice, and the last one counts" for key in doubled]
     if unknown := {name for m in by_m.keys() - bad.keys() for name in by_m[m]} - {*TILE, *OPTIONS}:
         odd.append(f"no kernel is known to take {', '.join(sorted(unknown))}")
     return Configurations(file, by_m, lines, bad, triton, tuple(odd))
@@ -99,7 +99,7 @@ def parse(file: str, text: str, says_triton: bool) -> Configurations:
 def _refused(config: object) -> str:
     """Why a launch with this configuration fails; empty where it does not."""
     if not isinstance(config, dict):
-        return "no configuration"
+        return "not a configuration"
     if missing := [name for name in TILE if name not in config]:
         return f"no {', '.join(missing)}"
     wrong = [name for name in (*TILE, *OPTIONS) if not isinstance(config.get(name, 0), int)]

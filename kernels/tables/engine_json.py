@@ -220,7 +220,7 @@ class EngineTables:
         asked = {name[0] for name in self._asked} or {"N", "E"}
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
         if "E" not in asked:
-            unread = Problem(self._setting, 0, "no shape here is looked for in it")
+            unread = Problem(self._setting, 0, "no kernel of this deployment looks into it")
             found += [] if self._own is None else [unread]
             return [*_grouped(found), *self._elsewhere(target)]
         try:
@@ -252,7 +252,7 @@ class EngineTables:
             yield Problem(self._setting, 0, "no file in it is named E=...,N=...,device_name=....json")
         if products := sum(name.startswith("N=") for name in names):
             yield Problem(
-                self._setting, 0, f"{_files(products)} N=...,K=...: these are read in the package alone"
+                self._setting, 0, f"{_files(products)} N=...,K=...: these are read only in the package"
             )
 
     def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
@@ -283,7 +283,7 @@ class EngineTables:
             elif said and _model(said["device"]) == _model(device) != "":
                 other = f"for the device {said['device']}; this one is {device}"
                 if re.fullmatch(self._rules.impossible, said["device"]):
-                    other += ", and no driver gives that name"
+                    other += ", and no driver reports that name"
                 unasked[other] += 1
         for text, count in unasked.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
@@ -299,7 +299,7 @@ class EngineTables:
             wrong = [m for m, text in table.bad.items() if text == reason]
             entries = f"M {', '.join(map(str, wrong))}"
             yield Problem(
-                table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; no launch takes it"
+                table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; a launch with it fails"
             )
         for text in (*table.odd, table.thin):
             if text:
@@ -350,7 +350,7 @@ class EngineTables:
         elif not table.file.startswith(self._rules.gemm):
             folder = Path(table.file).parent.name
             if folder != _version_folder(target):
-                version = target.triton or "of a version that is not said"
+                version = target.triton or "of unknown version"
                 notes.append(f"of {folder}, as there is none for Triton {version}")
         return tuple(note for note in notes if note)
 
@@ -362,9 +362,9 @@ class EngineTables:
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
         if self.engine == "sglang" and of_all and (entries := table.without(of_all)):
-            return f"none, sglang stops: M {entries[0]} has {table.bad[entries[0]]}"
+            return f"none, sglang stops at M {entries[0]}: {table.bad[entries[0]]}"
         if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
-            return f"none, the launch fails: M {key} has {wrong}"
+            return f"none, the launch fails at M {key}: {wrong}"
         return ""
 
     @property
@@ -430,7 +430,7 @@ class EngineTables:
                 try:
                     versions[tuple(int(part) for part in name.removeprefix("triton_").split("_"))] = name
                 except ValueError:
-                    raise TableError(f"the name {name} is no triton_ and version") from None
+                    raise TableError(f"the name {name} is not triton_ and a version") from None
         return [_join(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
 
     def _is_there(self, place: Place) -> bool:

@@ -49,9 +49,9 @@ def read(path: Path, name: str) -> str:
     try:
         status = path.stat()
         if status.st_size > LARGEST:
-            raise TableError(f"{status.st_size} bytes, which no table has; it is not read", name)
+            raise TableError(f"{status.st_size} bytes, more than a table has; it is not read", name)
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise TableError("is no regular file", name)  # a pipe or a device may never end
+            raise TableError("is not a regular file", name)  # a pipe or a device may never end
         return path.read_bytes().decode(errors="replace")
     except OSError as error:
         raise TableError(error.strerror or str(error), name) from None
@@ -72,7 +72,7 @@ class Files:
         self._root = path
         if self._zip:
             if not any(name.startswith(f"{package}/") for name in self._zip.namelist()):
-                raise TableError(f"{path} holds no package {package}")
+                raise TableError(f"{path} contains no package {package}")
         else:
             self._root = _parent(package, path)
 
@@ -100,7 +100,7 @@ class Files:
         try:
             size = self._zip.getinfo(name).file_size
             if size > LARGEST:
-                raise TableError(f"{size} bytes, which no table has; it is not read", name)
+                raise TableError(f"{size} bytes, more than a table has; it is not read", name)
             return self._zip.read(name).decode(errors="replace")
         except UNREADABLE as error:
             raise TableError(str(error), name) from None
@@ -148,7 +148,7 @@ def _parent(package: str, path: Path) -> Path:
         for found in sorted(path.glob(place.format(package=package))):
             if (found / "__init__.py").is_file() or (found / "configs").is_dir():
                 return found.parent
-    raise TableError(f"{path} holds no package {package}: give its checkout, wheel or site-packages")
+    raise TableError(f"{path} contains no package {package}: give its checkout, wheel or site-packages")
 
 
 def library(package: str, path: Path | None = None) -> Files:

@@ -116,7 +116,7 @@ DEFECTS = (
     Defect(
         # Also ROCm/aiter#3261 and sgl-project/sglang#23671; fixed by ROCm/rocm-libraries#8639.
         issue="sgl-project/sglang#28685",
-        symptom="wrong rows, the more the larger m, as ROCm 7.0 to 7.2 compile CK's preshuffled product",
+        symptom="CK's preshuffled product, as ROCm 7.0 to 7.2 compile it, has wrong rows, more at larger m",
         op="block_scale_gemm",
         rows=("aiter.dispatch_preshuffled", "aiter.ck*_preshuffled"),
         archs=("gfx950",),
@@ -139,7 +139,7 @@ DEFECTS = (
     ),
     Defect(
         issue="sgl-project/sglang#32843",
-        symptom="from 32 tokens on it runs another kernel, which is less exact",
+        symptom="for 32 tokens and more it runs another, less exact kernel",
         op="block_scale_gemm",
         rows=("flashinfer.sm90",),
         archs=("sm_90",),
@@ -148,7 +148,7 @@ DEFECTS = (
     Defect(
         # Also flashinfer-ai/flashinfer#3944 and #4409. The kernel for few tokens came with 0.6.2.
         issue="flashinfer-ai/flashinfer#4396",
-        symptom="its kernel for up to 32 tokens reads a scale too early, now and then",
+        symptom="its kernel for up to 32 tokens sometimes reads a scale too early",
         op="block_scale_gemm",
         rows=("flashinfer.groupwise",),
         archs=("sm_100", "sm_103"),

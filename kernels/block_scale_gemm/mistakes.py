@@ -86,7 +86,6 @@ def half(terms: Terms) -> int:
 
 IN_FP8: Mapping[str, Variant] = {
     "b's scales of the next block of K": b_scales(lambda t: t.b_scales(t.n, t.k + 1)),
-    "b's scales of the first block of K for all": b_scales(lambda t: t.b_scales(t.n, t.k * 0)),
     "b's scales of the next block of N": b_scales(lambda t: t.b_scales(t.n + 1, t.k)),
     "b's scales one column late": b_scales(lambda t: t.b_scales((t.columns - 1).clamp(min=0) // BLOCK, t.k)),
     "b's scales transposed": b_scales(transposed),
@@ -135,12 +134,6 @@ def without_the_largest_code(t: OutputTile) -> torch.Tensor:
     return t.b.clamp(-most, most)
 
 
-def stale(t: OutputTile) -> torch.Tensor:
-    """In a block of K, the codes of the block before are still there."""
-    at = t.middle * BLOCK
-    return put(t.b, (..., slice(at, at + BLOCK)), t.b[:, at - BLOCK : at])
-
-
 def shuffled(t: OutputTile) -> torch.Tensor:
     """b lies in tiles of 16 columns by 32 of K, for AMD's matrix instruction. It is read row by row."""
     n, k = (size // 32 * 32 for size in t.b.shape)
@@ -157,13 +150,6 @@ def bf16_after_16_products(t: OutputTile) -> torch.Tensor:
     return total
 
 
-def rest_from_the_next_row(t: OutputTile) -> torch.Tensor:
-    """Where K ends in a partial block, the loads of both operands run on into their next rows."""
-    rest = -t.all_a.shape[1] % BLOCK
-    below = t.of_a(t.rows + 1)[:, :rest] @ t.of_b(t.columns + 1)[:, :rest].T
-    return t.multiply() + below * t.a_scale[:, -1:] * t.b_scale[None, :, -1]
-
-
 def by(**way: Any) -> Variant:
     return lambda t: t.multiply(Way(**way))
 
@@ -178,7 +164,6 @@ IN_CORE: Mapping[str, Variant] = {
     "b with the largest code read as the one below": b_codes(without_the_largest_code),
     "b without the lowest bit": b_codes(lambda t: kept(3, t.b)),
     "b of the neighbouring column": b_codes(lambda t: t.of_b(t.columns ^ 1)),
-    "b of the block of K before in one block": b_codes(stale),
     "b without the last element of K": b_codes(lambda t: put(t.b, (..., -1), 0.0)),
     "b shuffled for MFMA, read row by row": b_codes(shuffled),
     "sums of codes in fp16": by(step=16, inner=fp16),
@@ -189,7 +174,6 @@ IN_CORE: Mapping[str, Variant] = {
     "dequantised to fp16": by(wide=(fp16, fp16)),
     "dequantised weights in FP8": by(wide=(exact, partial(fp8, torch.float8_e4m3fn))),
     "dequantised weights of 6 bits": by(wide=(exact, partial(kept, 6))),
-    "loads past the end of K from the next row": rest_from_the_next_row,
 }
 
 
@@ -246,7 +230,6 @@ FITS: Mapping[str, Callable[[Sizes], bool]] = {
     "quantiser: stored scales 2 percent too large": lambda s: s.m > 32,
     "the sum in bf16 after each 16 products": lambda s: s.k >= 2048,
     "a's padded scales read unpadded": lambda s: s.m > 8 and s.m % 4 != 0,
-    "loads past the end of K from the next row": lambda s: s.m > 8 and s.k % BLOCK != 0,
 }
 
 

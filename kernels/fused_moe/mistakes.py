@@ -128,7 +128,6 @@ IN_FP8: Mapping[str, Plan] = {
     "w13's scale of the next block of K in one block": scales(w13=in_one_block(next_of_k)),
     "w2's scale of the next block of N in one block": scales(w2=in_one_block(next_of_n)),
     "w2's scale of the next block of K in one block": scales(w2=in_one_block(next_of_k)),
-    "w2's scale left out in one block": scales(w2=in_one_block(torch.ones_like)),
     "w13's scales of the next block of K": scales(w13=next_of_k),
     "w2's scales of the next block of N": scales(w2=next_of_n),
     "w13's scales transposed": scales(w13=lambda s: s.T.reshape(s.shape)),
@@ -154,7 +153,6 @@ IN_FP8: Mapping[str, Plan] = {
     "h in FP8 with one poor scale": Plan(act=one_poor_scale),
     "an expert left out": Plan(given=torch.zeros_like),
     "an expert counted twice": Plan(given=lambda y: 2 * y),
-    "an expert's output never written": Plan(given=lambda y: torch.full_like(y, math.nan)),
     "an expert's rows given to other tokens": Plan(given=of_other_tokens),
     "an expert's last token left out": Plan(given=lambda y: put(y, -1, 0.0)),
     "half of an expert's columns left out": Plan(given=half_left_out),
@@ -263,7 +261,6 @@ PICKS: Mapping[str, WrongPicks] = {
     "softmax for sigmoid": rule(softmax=True),
     "weights not normalised": rule(normalised=False),
     "weights not scaled": weights_of_routed(lambda w: w / SCALING),
-    "weights of the token before": weights_of_routed(lambda w: w.roll(1, 0)),
     "weights of 4 bits": weights_of_routed(lambda w: rounded(4, w.float()).double()),
     "last pick left out": lambda o, ids, weights: (
         ids[:, : o.sizes.topk - 1],

@@ -48,6 +48,16 @@ class SignatureSource(Protocol):
         source does not tell. Raises NotThere."""
 
 
+@dataclass(frozen=True)
+class ModuleFiles:
+    """Where a module is."""
+
+    source: Folder | None
+    """Its source file; for a compiled module its stub."""
+    is_folder: bool
+    is_compiled: bool
+
+
 @dataclass
 class LibrarySource:
     """The sources of a library."""
@@ -77,7 +87,8 @@ class LibrarySource:
         return LibrarySource([Path(place).parent for place in places])
 
     def has(self, module: str) -> bool:
-        return bool(self._file(module) or self._compiled(module))
+        files = self._files(module)
+        return bool(files.source or files.is_compiled)
 
     def signature(self, place: str) -> inspect.Signature | None:
         names = place.split(".")
@@ -225,7 +236,7 @@ class LibrarySource:
         if not statement.level:
             return statement.module or ""
         package = module.split(".")
-        up = statement.level - (1 if self._is_folder(module) else 0)
+        up = statement.level - (1 if self._files(module).is_folder else 0)
         base = package[: len(package) - up]
         return ".".join([*base, *filter(None, [statement.module])])
 
@@ -234,7 +245,7 @@ class LibrarySource:
     def _tree(self, module: str) -> ast.Module | None:
         """The parsed source; None where the module is compiled, is a bare folder, or cannot be read."""
         if module not in self.trees:
-            file = self._file(module)
+            file = self._files(module).source
             self.trees[module] = None
             with contextlib.suppress(*UNREADABLE), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -253,32 +264,26 @@ class LibrarySource:
         ]
 
     @functools.cache  # noqa: B019
-    def _file(self, module: str) -> Folder | None:
-        """Its source file; for a compiled module its stub."""
+    def _files(self, module: str) -> ModuleFiles:
         path = module.replace(".", "/")
+        folder, _, name = path.rpartition("/")
+        source, is_folder, is_compiled = None, False, False
         for root in self._homes(_top(module)):
             for file in (f"{path}.py", f"{path}/__init__.py", f"{path}.pyi", f"{path}/__init__.pyi"):
-                if (root / file).is_file():
-                    return root / file
-        return None
-
-    def _is_stub(self, module: str) -> bool:
-        file = self._file(module)
-        return file is not None and file.name.endswith(".pyi")
-
-    def _is_folder(self, module: str) -> bool:
-        return any((root / module.replace(".", "/")).is_dir() for root in self._homes(_top(module)))
+                if source is None and (root / file).is_file():
+                    source = root / file
+            is_folder = is_folder or (root / path).is_dir()
+            compiled = self._compiled_in(root, folder or ".")
+            is_compiled = is_compiled or any(_module_name(file) == name for file in compiled)
+        return ModuleFiles(source, is_folder, is_compiled)
 
     def _exists(self, module: str) -> bool:
-        return bool(self._file(module) or self._is_folder(module) or self._compiled(module))
+        files = self._files(module)
+        return bool(files.source or files.is_folder or files.is_compiled)
 
-    def _compiled(self, module: str) -> list[Folder]:
-        """Its compiled files."""
-        folder, _, name = module.replace(".", "/").rpartition("/")
-        files = (
-            file for root in self._homes(_top(module)) for file in self._compiled_in(root, folder or ".")
-        )
-        return [file for file in files if _module_name(file) == name]
+    def _is_stub(self, module: str) -> bool:
+        source = self._files(module).source
+        return source is not None and source.name.endswith(".pyi")
 
     @functools.cache  # noqa: B019
     def _compiled_in(self, root: Folder, folder: str) -> list[Folder]:
@@ -301,7 +306,7 @@ class LibrarySource:
                 *((source, CPP, signatures.of_cpp) for source in sources),
             ):
                 if folder.is_dir():
-                    schemas += [read(f.read_bytes()) for f in _files(folder) if f.name.endswith(endings)]
+                    schemas += [read(f.read_bytes()) for f in _all_files(folder) if f.name.endswith(endings)]
         return schemas
 
     def __hash__(self) -> int:
@@ -397,9 +402,19 @@ def _last_name(node: ast.expr) -> str:
 
 
 def _exports(tree: ast.Module | None, name: str) -> bool:
-    """Whether `from module import *` imports the name if the module has it: `__all__` may have private
-    names."""
-    return not name.startswith("_") or bool(tree and name in _texts(tree))
+    """Whether `from module import *` imports the name if the module has it. A name that the module has as a
+    text may be in `__all__`."""
+    if tree and name in _texts(tree):
+        return True
+    return not name.startswith("_") and not (tree and _lists_all_names(tree))
+
+
+@functools.cache
+def _lists_all_names(tree: ast.Module) -> bool:
+    """Whether the module's `__all__` is one list, to which nothing is added."""
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "__all__"]
+    lists = [s for s in _statements(tree.body) if _binds(s, "__all__")]
+    return len(uses) == len(lists) == 1 and isinstance(getattr(lists[0], "value", None), ast.List | ast.Tuple)
 
 
 def _makes(tree: ast.Module, name: str) -> bool:
@@ -479,7 +494,7 @@ def _archive_roots(archive: zipfile.Path) -> list[Folder]:
     return [archive, *(archive / folder for folder in inside)]
 
 
-def _files(folder: Folder) -> Iterator[Folder]:
+def _all_files(folder: Folder) -> Iterator[Folder]:
     """All files below a folder."""
     if isinstance(folder, Path):
         yield from (path for path in folder.rglob("*") if path.is_file())

@@ -175,32 +175,19 @@ def the_block_before(o: MhaPrefillOperands, s: Sequence, key: torch.Tensor) -> t
     return torch.where(in_the_middle(s, key), key - 64, key)
 
 
-KEYS: Mapping[str, tuple[Keys, Fits]] = {
-    "causal mask one token too short": (masked(lambda s, k, last: (k < last) | (k == 0)), any_size),
-    "causal mask one token too far": (masked(lambda s, k, last: k <= last + 1, behind=1), any_size),
-    "causal mask by whole tiles of 64": (masked(lambda s, k, last: k // 64 <= last // 64), any_size),
-    "no causal mask": (masked(lambda s, k, last: k >= 0), any_size),
-    "causal mask aligned to the first key": (masked(lambda s, k, last: k <= last - s.prefix), cached),
-    "window of 32 keys": (masked(lambda s, k, last: (k <= last) & (k > last - 32)), any_size),
-    "last cached key left out": (left_out(lambda s, k: k == s.prefix - 1), cached),
-    "cached keys left out": (left_out(lambda s, k: k < s.prefix), cached),
-    "new keys left out": (left_out(lambda s, k: k >= s.prefix), cached),
-    "block of 64 in the middle left out": (left_out(in_the_middle), any_size),
-    "keys behind whole blocks of 64 left out": (
-        left_out(lambda s, k: k >= (s.length - 1) // 64 * 64),
-        any_size,
-    ),
-    "first new key counted twice": (counted_too(lambda s: s.prefix), cached),
-    "last key of the previous sequence counted too": (counted_too(lambda s: -1), several_sequences),
-    "block of 64 in the middle replaced by the one before": (read_as(the_block_before), any_size),
-    "keys of the previous sequence": (
-        read_as(lambda o, s, k: k - previous(o, s).length),
-        several_sequences,
-    ),
-    "keys begin where the queries do": (
-        read_as(lambda o, s, k: k - s.keys.start + s.queries.start),
-        lambda sizes: several_sequences(sizes) and cached(sizes),
-    ),
+KEYS: Mapping[str, Keys] = {
+    "causal mask one token too short": masked(lambda s, k, last: (k < last) | (k == 0)),
+    "causal mask one token too far": masked(lambda s, k, last: k <= last + 1, behind=1),
+    "no causal mask": masked(lambda s, k, last: k >= 0),
+    "causal mask aligned to the first key": masked(lambda s, k, last: k <= last - s.prefix),
+    "window of 32 keys": masked(lambda s, k, last: (k <= last) & (k > last - 32)),
+    "last cached key left out": left_out(lambda s, k: k == s.prefix - 1),
+    "block of 64 in the middle left out": left_out(in_the_middle),
+    "keys behind whole blocks of 64 left out": left_out(lambda s, k: k >= (s.length - 1) // 64 * 64),
+    "first new key counted twice": counted_too(lambda s: s.prefix),
+    "last key of the previous sequence counted too": counted_too(lambda s: -1),
+    "block of 64 in the middle replaced by the one before": read_as(the_block_before),
+    "keys of the previous sequence": read_as(lambda o, s, k: k - previous(o, s).length),
 }
 
 
@@ -221,18 +208,11 @@ def in_parts(by: Callable[[list[Partial]], torch.Tensor]) -> Attend:
     return of
 
 
-SEQUENCES: Mapping[str, tuple[Attend, Fits]] = {
-    "parts averaged": (in_parts(lambda parts: (parts[0][1] + parts[1][1]) / 2), any_size),
-    "first part only": (in_parts(lambda parts: parts[0][1]), any_size),
-    **{
-        name: (in_parts(partial(combine, log_sums=change)), any_size)
-        for name, change in WRONG_LOG_SUMS.items()
-    },
-    **{
-        name: (partial(prefill, how=how), many_steps if how.block == 1 else any_size)
-        for name, how in WRONG_SOFTMAX.items()
-    },
-    "result in fp16": (partial(prefill, how=Arithmetic(accumulator=fp16)), bf16_operands),
+SEQUENCES: Mapping[str, Attend] = {
+    "parts averaged": in_parts(lambda parts: (parts[0][1] + parts[1][1]) / 2),
+    **{name: in_parts(partial(combine, log_sums=change)) for name, change in WRONG_LOG_SUMS.items()},
+    **{name: partial(prefill, how=how) for name, how in WRONG_SOFTMAX.items()},
+    "result in fp16": partial(prefill, how=Arithmetic(accumulator=fp16)),
 }
 
 
@@ -255,23 +235,21 @@ def hidden_keys_scored(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
     return (scores.nan_to_num(neginf=-10.0).softmax(-1) @ v).transpose(0, 1)
 
 
-OPERANDS: Mapping[str, tuple[Attend, Fits]] = {
-    "row of zeros counted behind the last key": (
-        lambda o, s: zero_counted(*scored(o, s)).transpose(0, 1),
-        any_size,
-    ),
-    "hidden keys scored -10": (hidden_keys_scored, any_size),
-    "scale 1/sqrt(128)": (partial(prefill, scale=(192 / 128) ** 0.5), any_size),
-    "scale 2 percent too small": (partial(prefill, scale=0.98), any_size),
-    "rope part left out": (query(partial(without, NOPE, WIDTH)), any_size),
-    "last channel left out": (query(partial(without, WIDTH - 1, WIDTH)), any_size),
-    "rope part in the other order": (query(partial(other_rope_order, NOPE)), any_size),
-    "queries of the previous row": (query(lambda q: q.roll(1, 1)), any_size),
-    "queries rounded to FP8": (query(partial(fp8, E4M3)), bf16_operands),
-    "values rounded to FP8": (operand("v", partial(fp8, E4M3)), bf16_operands),
-    "values in fp16": (operand("v", fp16), bf16_operands),
-    "keys of the previous head": (operand("k", lambda k: k.roll(1, 1)), several_heads),
-    "values one token behind": (operand("v", lambda v: v.roll(1, 0)), any_size),
+def row_of_zeros(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
+    return zero_counted(*scored(o, s)).transpose(0, 1)
+
+
+OPERANDS: Mapping[str, Attend] = {
+    "row of zeros counted behind the last key": row_of_zeros,
+    "hidden keys scored -10": hidden_keys_scored,
+    "scale 1/sqrt(128)": partial(prefill, scale=(192 / 128) ** 0.5),
+    "scale 2 percent too small": partial(prefill, scale=0.98),
+    "rope part left out": query(partial(without, NOPE, WIDTH)),
+    "last channel left out": query(partial(without, WIDTH - 1, WIDTH)),
+    "rope part in the other order": query(partial(other_rope_order, NOPE)),
+    "values rounded to FP8": operand("v", partial(fp8, E4M3)),
+    "keys of the previous head": operand("k", lambda k: k.roll(1, 1)),
+    "values one token behind": operand("v", lambda v: v.roll(1, 0)),
 }
 
 
@@ -286,20 +264,17 @@ def stored_past_the_end(o: MhaPrefillOperands, right: torch.Tensor) -> torch.Ten
     return put(right, slice(end, end + 16), right[end - 1])
 
 
-OUTPUTS: Mapping[str, tuple[Compute, Fits]] = {
-    "heads shifted by one": (output(lambda out: out.roll(1, 1)), several_heads),
-    "rows shifted by one": (output(lambda out: out.roll(1, 0)), any_size),
-    "last row never written": (output(lambda out: put(out, -1, math.nan)), any_size),
-    "last 8 columns zero": (output(lambda out: put(out, (..., slice(-8, None)), 0.0)), any_size),
-    "columns in pairs swapped": (
-        output(lambda out: out.unflatten(-1, (64, 2)).flip(-1).flatten(2)),
-        any_size,
-    ),
-    "added to what the output held": (output(lambda out: out.float() * 2.0), any_size),
-    "last sequence never computed": (lambda o, right: put(right, o.sequences[-1].queries, 0.0), any_size),
-    "stored past the end of a sequence": (stored_past_the_end, several_sequences),
-    "output 2 percent too large": (output(lambda out: out.float() * 1.02), any_size),
-    "output of 5 bits": (output(lambda out: kept(5, out.float())), any_size),
+OUTPUTS: Mapping[str, Compute] = {
+    "heads shifted by one": output(lambda out: out.roll(1, 1)),
+    "rows shifted by one": output(lambda out: out.roll(1, 0)),
+    "last row never written": output(lambda out: put(out, -1, math.nan)),
+    "last 8 columns zero": output(lambda out: put(out, (..., slice(-8, None)), 0.0)),
+    "columns in pairs swapped": output(lambda out: out.unflatten(-1, (64, 2)).flip(-1).flatten(2)),
+    "added to what the output held": output(lambda out: out.float() * 2.0),
+    "last sequence never computed": lambda o, right: put(right, o.sequences[-1].queries, 0.0),
+    "stored past the end of a sequence": stored_past_the_end,
+    "output 2 percent too large": output(lambda out: out.float() * 1.02),
+    "output of 5 bits": output(lambda out: kept(5, out.float())),
 }
 
 
@@ -346,16 +321,34 @@ IN_FP8: Mapping[str, Compute] = {
     "scale 10 percent too large": in_one(partial(in_fp8, scale=1.1)),
     "scale 1/sqrt(128)": in_one(partial(in_fp8, scale=(192 / 128) ** 0.5)),
     "q's descale left out": descales(lambda o: {"q_descale": torch.ones_like(o.q_descale)}),
-    "k's descale for q": descales(lambda o: {"q_descale": o.k_descale}),
     "descales of k and v swapped": descales(lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale}),
     "values read in the other FP8 format": in_one(v_in_the_other_format),
 }
 
 
+FITS: Mapping[str, Fits] = {
+    "causal mask aligned to the first key": cached,
+    "last cached key left out": cached,
+    "first new key counted twice": cached,
+    "last key of the previous sequence counted too": several_sequences,
+    "keys of the previous sequence": several_sequences,
+    "result in bf16 after each token": many_steps,
+    "sum in bf16 after each token": many_steps,
+    "result in fp16": bf16_operands,
+    "values rounded to FP8": bf16_operands,
+    "keys of the previous head": several_heads,
+    "heads shifted by one": several_heads,
+    "stored past the end of a sequence": several_sequences,
+}
+
+COMPUTED: Mapping[str, Compute] = {
+    **{name: in_one(of_keys(keys)) for name, keys in KEYS.items()},
+    **{name: in_one(of) for name, of in {**SEQUENCES, **OPERANDS}.items()},
+    **OUTPUTS,
+}
+
 MISTAKES: tuple[Mistake, ...] = (
-    *(Mistake(name, in_one(of_keys(keys)), fits=fits) for name, (keys, fits) in KEYS.items()),
-    *(Mistake(name, in_one(of), fits=fits) for name, (of, fits) in {**SEQUENCES, **OPERANDS}.items()),
-    *(Mistake(name, compute, fits=fits) for name, (compute, fits) in OUTPUTS.items()),
+    *(Mistake(name, compute, fits=FITS.get(name, any_size)) for name, compute in COMPUTED.items()),
     *(
         Mistake(f"{name}, in FP8", compute, activations="fp8", fits=fp8_operands)
         for name, compute in IN_FP8.items()

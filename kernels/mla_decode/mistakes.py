@@ -27,7 +27,7 @@ from kernels.arithmetic.attention import (
     without,
     zero_counted,
 )
-from kernels.arithmetic.roundings import E4M3, E5M2, OTHER_FP8, Round, bf16, fp8, fp8_truncated, fp16, kept
+from kernels.arithmetic.roundings import E4M3, E5M2, OTHER_FP8, Round, bf16, fp8, fp8_truncated, kept
 from kernels.mistakes import Compute, Mistake, any_size, put
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
@@ -156,25 +156,19 @@ def pages(o: MlaDecodeOperands, i: int, column: torch.Tensor) -> torch.Tensor:
     return o.page_table[i, column]
 
 
-def short_stride(o: MlaDecodeOperands, i: int, column: torch.Tensor) -> torch.Tensor:
-    return o.page_table.flatten()[i * (o.page_table.shape[1] - 1) + column]
-
-
 def sixteen_bits(o: MlaDecodeOperands, i: int, column: torch.Tensor) -> torch.Tensor:
     return o.page_table[i, column].short()
 
 
-SLOTS: Mapping[str, tuple[Slots, Fits]] = {
-    "last page left out": (taken(lambda t, page: t[: (len(t) - 1) // page * page]), several_pages),
-    "page in the middle left out": (taken(page_left_out), several_pages),
-    "page read twice in place of the next": (taken(page_read_twice), several_pages),
-    "last token left out": (taken(lambda t, page: t[:-1]), any_size),
-    "last token counted twice": (taken(lambda t, page: torch.cat([t, t[-1:]])), any_size),
-    "one token too many": (by_table(pages, more=1), any_size),
-    "last 128 tokens only": (taken(lambda t, page: t[-128:]), any_size),
-    "tokens of the previous sequence": (lambda o, i: o.token_slots(i - 1), several_sequences),
-    "page table's stride one short": (by_table(short_stride), several_sequences),
-    "page numbers in 16 bits with a sign": (by_table(sixteen_bits), lambda sizes: sizes.page == 1),
+SLOTS: Mapping[str, Slots] = {
+    "last page left out": taken(lambda t, page: t[: (len(t) - 1) // page * page]),
+    "page in the middle left out": taken(page_left_out),
+    "page read twice in place of the next": taken(page_read_twice),
+    "last token left out": taken(lambda t, page: t[:-1]),
+    "last token counted twice": taken(lambda t, page: torch.cat([t, t[-1:]])),
+    "one token too many": by_table(pages, more=1),
+    "tokens of the previous sequence": lambda o, i: o.token_slots(i - 1),
+    "page numbers in 16 bits with a sign": by_table(sixteen_bits),
 }
 SLOTS_IN_FP8 = ("last page left out", "page in the middle left out", "page read twice in place of the next")
 """Those that are near the limit of calls that round to FP8."""
@@ -204,22 +198,13 @@ def with_empty_part(partials: list[Partial]) -> torch.Tensor:
     return combine([*partials, (torch.zeros_like(log), torch.zeros_like(result))])
 
 
-SEQUENCES: Mapping[str, tuple[Sequence, Fits]] = {
-    "first token of a part counted in the part before too": (in_parts(combine, overlap=1), any_size),
-    "partial results averaged": (
-        in_parts(lambda partials: torch.stack([result for _, result in partials]).mean(0)),
-        any_size,
-    ),
-    "empty part with a log-sum of 0": (in_parts(with_empty_part), any_size),
-    "partial results in FP8": (in_parts(partial(combine, results=partial(fp8, E4M3))), any_size),
-    **{
-        name: (in_parts(partial(combine, log_sums=change)), any_size)
-        for name, change in WRONG_LOG_SUMS.items()
-    },
-    **{
-        name: (partial(decode, how=how), many_steps if how.block == 1 else any_size)
-        for name, how in WRONG_SOFTMAX.items()
-    },
+SEQUENCES: Mapping[str, Sequence] = {
+    "first token of a part counted in the part before too": in_parts(combine, overlap=1),
+    "partial results averaged": in_parts(lambda parts: torch.stack([result for _, result in parts]).mean(0)),
+    "empty part with a log-sum of 0": in_parts(with_empty_part),
+    "partial results in FP8": in_parts(partial(combine, results=partial(fp8, E4M3))),
+    **{name: in_parts(partial(combine, log_sums=change)) for name, change in WRONG_LOG_SUMS.items()},
+    **{name: partial(decode, how=how) for name, how in WRONG_SOFTMAX.items()},
 }
 
 
@@ -243,27 +228,24 @@ def values_of_the_last_columns(o: MlaDecodeOperands, i: int) -> torch.Tensor:
     return scored(o, i)[0].softmax(-1) @ rows(o, o.token_slots(i))[:, ROPE:]
 
 
-OPERANDS: Mapping[str, tuple[Sequence, Fits]] = {
-    "row of zeros counted behind the last token": (lambda o, i: zero_counted(*scored(o, i)), any_size),
-    "unused slots weigh 0 and hold NaN": (unused_slots_weigh_0, any_size),
-    "scale 1/sqrt(128)": (partial(decode, scale=(192 / 128) ** 0.5), any_size),
-    "scale 1/sqrt(576)": (partial(decode, scale=(192 / 576) ** 0.5), any_size),
-    "scale 2 percent too small": (partial(decode, scale=0.98), any_size),
-    "rope part left out": (query(partial(without, LATENT, WIDTH)), any_size),
-    "last channel left out": (query(partial(without, WIDTH - 1, WIDTH)), any_size),
-    "rope part in the other order": (query(partial(other_rope_order, LATENT)), any_size),
-    "queries rounded to FP8": (query(partial(fp8, E4M3)), any_size),
-    "values of the last 512 columns": (values_of_the_last_columns, any_size),
-    "cache in fp16": (
-        lambda o, i: decode(o, i, kv=fp16(rows(o, o.token_slots(i)))),
-        lambda sizes: sizes.kv == "bf16",
-    ),
-    "cache's scale left out in scores": (lambda o, i: decode(o, i, scale=1 / o.kv_scale), fp8_cache),
-    "cache's scale left out in values": (lambda o, i: decode(o, i) / o.kv_scale, fp8_cache),
-    "cache read in the other FP8 format": (
-        lambda o, i: decode(o.replaced(kv=o.kv.view(OTHER_FP8[o.kv.dtype])), i),
-        fp8_cache,
-    ),
+def cache_in_the_other_format(o: MlaDecodeOperands, i: int) -> torch.Tensor:
+    return decode(o.replaced(kv=o.kv.view(OTHER_FP8[o.kv.dtype])), i)
+
+
+OPERANDS: Mapping[str, Sequence] = {
+    "row of zeros counted behind the last token": lambda o, i: zero_counted(*scored(o, i)),
+    "unused slots weigh 0 and hold NaN": unused_slots_weigh_0,
+    "scale 1/sqrt(128)": partial(decode, scale=(192 / 128) ** 0.5),
+    "scale 1/sqrt(576)": partial(decode, scale=(192 / 576) ** 0.5),
+    "scale 2 percent too small": partial(decode, scale=0.98),
+    "rope part left out": query(partial(without, LATENT, WIDTH)),
+    "last channel left out": query(partial(without, WIDTH - 1, WIDTH)),
+    "rope part in the other order": query(partial(other_rope_order, LATENT)),
+    "queries rounded to FP8": query(partial(fp8, E4M3)),
+    "values of the last 512 columns": values_of_the_last_columns,
+    "cache's scale left out in scores": lambda o, i: decode(o, i, scale=1 / o.kv_scale),
+    "cache's scale left out in values": lambda o, i: decode(o, i) / o.kv_scale,
+    "cache read in the other FP8 format": cache_in_the_other_format,
 }
 
 
@@ -272,15 +254,15 @@ def output(change: Round) -> Compute:
     return lambda o, right: put(right, victim(o), change(right[victim(o)]).to(right.dtype))
 
 
-OUTPUTS: Mapping[str, tuple[Compute, Fits]] = {
-    "heads shifted by one": (output(lambda out: out.roll(1, 0)), lambda sizes: sizes.heads > 1),
-    "last head never written": (output(lambda out: put(out, -1, math.nan)), any_size),
-    "last 16 columns zero": (output(lambda out: put(out, (..., slice(-16, None)), 0.0)), any_size),
-    "columns in pairs swapped": (output(lambda out: out.view(-1, 256, 2).flip(-1).flatten(1)), any_size),
-    "added to what the output held": (output(lambda out: out.float() * 2.0), any_size),
-    "last sequence never computed": (lambda o, right: put(right, -1, 0.0), any_size),
-    "output 2 percent too large": (output(lambda out: out.float() * 1.02), any_size),
-    "output of 5 bits": (output(lambda out: kept(5, out.float())), any_size),
+OUTPUTS: Mapping[str, Compute] = {
+    "heads shifted by one": output(lambda out: out.roll(1, 0)),
+    "last head never written": output(lambda out: put(out, -1, math.nan)),
+    "last 16 columns zero": output(lambda out: put(out, (..., slice(-16, None)), 0.0)),
+    "columns in pairs swapped": output(lambda out: out.view(-1, 256, 2).flip(-1).flatten(1)),
+    "added to what the output held": output(lambda out: out.float() * 2.0),
+    "last sequence never computed": lambda o, right: put(right, -1, 0.0),
+    "output 2 percent too large": output(lambda out: out.float() * 1.02),
+    "output of 5 bits": output(lambda out: kept(5, out.float())),
 }
 
 
@@ -311,21 +293,39 @@ IN_FP8: Mapping[str, Compute] = {
     "rope part left out": in_one(lambda o, i: in_fp8(o, i, q=without(LATENT, WIDTH, o.q[i].float()))),
     "scores in FP8": in_one(lambda o, i: in_fp8(o, i, Arithmetic(scores=partial(fp8, o.kv.dtype)))),
     "sums of 5 bits": in_one(partial(in_fp8, how=Arithmetic(accumulator=partial(kept, 5)))),
-    **{name: in_one(of_slots(SLOTS[name][0], in_fp8)) for name in SLOTS_IN_FP8},
+    **{name: in_one(of_slots(SLOTS[name], in_fp8)) for name in SLOTS_IN_FP8},
 }
 
 
-def fits_in_fp8(name: str) -> Fits:
-    fits = SLOTS[name][1] if name in SLOTS_IN_FP8 else any_size
-    return lambda sizes: fp8_cache(sizes) and fits(sizes)
+FITS: Mapping[str, Fits] = {
+    "last page left out": several_pages,
+    "page in the middle left out": several_pages,
+    "page read twice in place of the next": several_pages,
+    "tokens of the previous sequence": several_sequences,
+    "page numbers in 16 bits with a sign": lambda sizes: sizes.page == 1,
+    "result in bf16 after each token": many_steps,
+    "sum in bf16 after each token": many_steps,
+    "cache's scale left out in scores": fp8_cache,
+    "cache's scale left out in values": fp8_cache,
+    "cache read in the other FP8 format": fp8_cache,
+    "heads shifted by one": lambda sizes: sizes.heads > 1,
+}
 
+
+def called_in_fp8(name: str, compute: Compute) -> Mistake:
+    fits = FITS.get(name, any_size)
+    return Mistake(
+        f"{name}, in FP8", compute, activations="fp8", fits=lambda sizes: fp8_cache(sizes) and fits(sizes)
+    )
+
+
+COMPUTED: Mapping[str, Compute] = {
+    **{name: in_one(of_slots(slots)) for name, slots in SLOTS.items()},
+    **{name: in_one(of) for name, of in {**SEQUENCES, **OPERANDS}.items()},
+    **OUTPUTS,
+}
 
 MISTAKES: tuple[Mistake, ...] = (
-    *(Mistake(name, in_one(of_slots(slots)), fits=fits) for name, (slots, fits) in SLOTS.items()),
-    *(Mistake(name, in_one(of), fits=fits) for name, (of, fits) in {**SEQUENCES, **OPERANDS}.items()),
-    *(Mistake(name, compute, fits=fits) for name, (compute, fits) in OUTPUTS.items()),
-    *(
-        Mistake(f"{name}, in FP8", compute, activations="fp8", fits=fits_in_fp8(name))
-        for name, compute in IN_FP8.items()
-    ),
+    *(Mistake(name, compute, fits=FITS.get(name, any_size)) for name, compute in COMPUTED.items()),
+    *(called_in_fp8(name, compute) for name, compute in IN_FP8.items()),
 )

@@ -121,7 +121,9 @@ class LibrarySource:
         for statement in defined:
             try:
                 if signature := self._of(statement, module, name, rest, seen):
-                    return signature if self._agree(tree, module, names, seen) else None
+                    if _on_condition(tree.body, name) and not self._agree(defined, module, names, seen):
+                        return None  # which branch runs is not known
+                    return signature
                 exists = True
             except NotThere as error:
                 missing = error
@@ -143,14 +145,16 @@ class LibrarySource:
             return None
         raise missing
 
-    def _agree(self, tree: ast.Module, module: str, names: list[str], seen: tuple[str, ...]) -> bool:
-        """Whether the definitions in the branches of a condition take the same. Which branch runs is not
-        known."""
+    def _agree(
+        self, statements: list[ast.stmt], module: str, names: list[str], seen: tuple[str, ...]
+    ) -> bool:
+        """Whether all definitions of a name take the same. A function that only raises does not count, as it
+        stands for one that is not available."""
         texts = set()
-        for statement in _on_condition(tree.body, names[0]):
+        for statement in statements:
             with contextlib.suppress(NotThere):
                 signature = self._of(statement, module, names[0], names[1:], seen)
-                if signature and not signatures.takes_anything(signature):
+                if signature and not signatures.takes_anything(signature) and not _only_raises(statement):
                     texts.add(signatures.text(signature))
         return len(texts) < 2
 
@@ -347,20 +351,10 @@ def _definitions(body: Sequence[ast.stmt], name: str) -> list[ast.stmt]:
     return sorted(candidates, key=lambda s: isinstance(s, ast.Assign | ast.AnnAssign))
 
 
-def _on_condition(body: Sequence[ast.stmt], name: str) -> list[ast.stmt]:
-    """Definitions and imports of a name in branches of `if`, and those before them. Leaves out a function
-    that only raises, as it stands for one that is not available."""
-    made = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ImportFrom
-    inside = [
-        inner
-        for statement in _statements(body)
-        if isinstance(statement, ast.If)
-        for inner in _statements([statement])
-        if isinstance(inner, made) and _binds(inner, name) and not _only_raises(inner)
-    ]
-    last = max((statement.lineno for statement in inside), default=0)
-    before = [s for s in body if isinstance(s, made) and _binds(s, name) and s.lineno < last]
-    return [*before, *inside]
+def _on_condition(body: Sequence[ast.stmt], name: str) -> bool:
+    """Whether a branch of an `if` binds the name."""
+    branches = (_statements([statement]) for statement in _statements(body) if isinstance(statement, ast.If))
+    return any(_binds(inner, name) for branch in branches for inner in branch)
 
 
 def _only_raises(statement: ast.stmt) -> bool:

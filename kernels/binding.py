@@ -49,8 +49,7 @@ class Symbol:
         return self.places[0].partition(".")[0]
 
     def find(self) -> Any:
-        """The object. Raises Unsupported where the module cannot be imported, and BindingError where it has
-        no such name."""
+        """The object. Raises Unsupported without the module, and BindingError without the name."""
         return self.at()[1]
 
     def exists(self) -> bool:

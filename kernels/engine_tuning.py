@@ -36,8 +36,7 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """A configuration with the engines' names. The last three are options of ROCm; None leaves an option
-    out."""
+    """A configuration with the engines' names. The last three are options of ROCm; None leaves one out."""
 
     BLOCK_SIZE_M: int
     BLOCK_SIZE_N: int
@@ -104,8 +103,7 @@ def _stored(entry: EngineEntry) -> EngineEntry:
 
 
 def nearest_of(own: Iterable[int], m: int) -> int:
-    """The M whose entry the engines use for m rows: the nearest, and of two that are equally near, the first
-    in the file."""
+    """The M whose entry the engines use for m rows: the nearest, and of two equally near ones the first."""
     return min(own, key=lambda each: abs(each - m))
 
 
@@ -152,8 +150,7 @@ class EngineLookUp(ABC):
         return table_of(self.rows(sizes), self.table(sizes), files)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
-        """The configuration of a call and where it comes from, as text; empty where the engine does not
-        tell."""
+        """The configuration of a call and where it comes from, as text; empty if unknown."""
         if forced is not None:
             return f"{text_of(forced.entry)} (as told)"
         m = self.rows(sizes)

@@ -25,8 +25,7 @@ Scales = Literal["fp32", "ue8m0"]
 SCALES: tuple[Scales, ...] = ("fp32", "ue8m0")
 
 SMALLEST_SCALE = 2.0**-126
-"""The smallest normal fp32. No block has a smaller scale, as a GPU might flush that to 0. A block of zeros
-has it."""
+"""The smallest normal fp32, and the scale of a block of zeros: a GPU might flush a smaller one to 0."""
 
 
 @dataclass(frozen=True)

@@ -33,8 +33,7 @@ def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def fp8_to_bf16(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Returns q * scale, rounded to fp32, then to bf16. As fp8_to_fp32, for any K, some blocks of rows at a
-    time."""
+    """Returns q * scale, rounded to fp32, then to bf16. As fp8_to_fp32, but for any K."""
     import torch
 
     wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)

@@ -91,8 +91,7 @@ class Operands(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no boundary narrower than {self.boundary}")
 
     def digest(self) -> int:
-        """A digest of all bits and their places. Equal operands have equal digests, in other processes,
-        too."""
+        """A digest of all bits and their places. Equal operands have equal digests in all processes."""
         return sum((i + 1) * _digest(tensor) for i, tensor in enumerate(self.guarded_tensors()))
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
@@ -116,8 +115,7 @@ def draw_normal(target: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _digest(tensor: torch.Tensor) -> int:
-    """Views a tensor as a table of 64-bit words, and sums these by row and by column, each sum weighted by
-    its place."""
+    """Sums a table of 64-bit words by row and by column, each sum weighted by its place."""
     import torch
 
     def weighted(words: torch.Tensor) -> int:

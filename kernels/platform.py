@@ -114,8 +114,7 @@ the other package is)."""
 
 
 def lookalike(module: str) -> str:
-    """Says what an installed module is if it is another one of the same name; empty otherwise. Imports
-    nothing."""
+    """What an installed module is, if it is another one of the same name; else empty. Imports nothing."""
     if module not in _MARKS or (spec := importlib.util.find_spec(module)) is None:
         return ""
     marks, other = _MARKS[module]
@@ -161,8 +160,7 @@ BUILDS = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
 
 @functools.cache
 def torch_build() -> str:
-    """The kind of devices for which the installed torch is built; empty where it is not installed. Imports
-    nothing."""
+    """The kind of devices for which the installed torch is built; empty without torch. Imports nothing."""
     spec = importlib.util.find_spec("torch")
     try:
         text = (Path(spec.origin or "").parent / "version.py").read_text() if spec else ""
@@ -197,8 +195,7 @@ def detect(device: str | None = None) -> Platform:
 
 
 def of(device: torch.device) -> Platform:
-    """The platform of a tensor's device. torch describes a GPU, as this is faster than asking the driver
-    again."""
+    """The platform of a tensor's device, as torch describes it: that is faster than asking the driver."""
     if device.type == "cpu":
         return devices()["cpu"]
     import torch
@@ -217,8 +214,7 @@ def devices() -> dict[str, Platform]:
 
 
 def unseen() -> str:
-    """Says in one line why a GPU that seems to be here cannot be used; empty where there is no sign of
-    one."""
+    """Why a GPU that seems to be here cannot be used, in one line; empty without a sign of a GPU."""
     return _gpus()[1]
 
 
@@ -235,8 +231,7 @@ ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
 
 @functools.cache
 def _gpus() -> tuple[list[Platform], str]:
-    """The GPUs that this process may use, with torch's names, and why others that seem to be here cannot be
-    used."""
+    """The GPUs that this process may use, with torch's names, and why others here cannot be used."""
     known, wrong = nvidia.gpus()
     found = [
         Platform("cuda", gpu.arch, f"cuda:{index}", gpu.name, memory=gpu.memory, uuid=gpu.uuid)
@@ -340,8 +335,7 @@ def _amd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
 
 
 def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
-    """The GPUs that AMD's kernel driver shows this process. Each part of a partitioned GPU (DPX to CPX) is
-    one."""
+    """The GPUs, or parts of partitioned GPUs (DPX to CPX), that AMD's kernel driver shows this process."""
     nodes: list[tuple[Path, dict[str, str]]] = []
     for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
         # EPERM: this container may not use the GPU. ROCm does not count it either.

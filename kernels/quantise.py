@@ -18,8 +18,7 @@ INTERPRETED_ROWS = 1024
 """Rows of a program in the interpreter, whose time depends on the number of programs."""
 
 CPU_ROWS = 128
-"""Rows that torch quantises at once: with 7168 columns these take 3.7 MB, which stay in cache between
-steps."""
+"""Rows that torch quantises at once: with 7168 columns they take 3.7 MB, which stay in cache."""
 
 
 def quantiser(

@@ -1,5 +1,4 @@
-"""What the suite's own Triton kernels share. They have one source for CUDA and ROCm, and are interpreted on a
-CPU."""
+"""What the suite's own Triton kernels share: one source for CUDA and ROCm, interpreted on a CPU."""
 
 from __future__ import annotations
 
@@ -105,8 +104,7 @@ class SuiteTriton(TritonImplementation, Tunable):
     """A Triton kernel of the suite. It can tell what it would launch on any target."""
 
     older_instructions: ClassVar[Mapping[str, str]] = {}
-    """Kernels whose tiles have too few rows for wgmma and tcgen05, and why mma.sync is good enough for
-    them."""
+    """Kernels whose tiles have too few rows for wgmma and tcgen05, and why mma.sync is good enough."""
 
     def prepare(self, operands: Operands, out: torch.Tensor) -> Prepared:
         assert out is not None

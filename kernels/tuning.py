@@ -120,8 +120,7 @@ class Tunable(Implementation):
         return other
 
     def choose(self, target: Target, sizes: DataclassInstance) -> Choice:
-        """The configuration for these sizes: the forced one, else the nearest stored one, else the heuristic
-        one."""
+        """The configuration for these sizes: the forced one, the nearest stored one, or the heuristic one."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
         by_rule = f"by rule: none of the stored fits {target.arch} here"
@@ -191,8 +190,7 @@ class StoredChoice:
 
 
 def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> float:
-    """The distance of two cases: the factors between their numbers, as log2, summed, plus 4 for each string
-    that differs."""
+    """The sum of the factors between the numbers of two cases, as log2, and of 4 for each other string."""
     total = 0.0
     for name in a.keys() | b.keys():
         first, second = a.get(name), b.get(name)

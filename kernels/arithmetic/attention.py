@@ -28,8 +28,7 @@ def exp2_linear(x: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """How a kernel attends. It computes exponentials to base 2. All values but the defaults of the last five
-    are wrong."""
+    """How a kernel attends, with exponentials to base 2. The last five are for wrong kernels."""
 
     block: int = 64
     """Keys of a step."""

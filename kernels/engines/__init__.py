@@ -84,8 +84,7 @@ class EngineDefault:
 
     @functools.cached_property
     def terms(self) -> tuple[tuple[SizeCondition, ...], ...]:
-        """The parts of each condition, all of which must hold. Raises ValueError for one that cannot be
-        read."""
+        """The parts of each condition, which must all hold. Raises ValueError for one that is not valid."""
         return tuple(tuple(_term(text) for text in one.split(" and ")) for one in self.when)
 
     @functools.cached_property

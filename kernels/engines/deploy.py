@@ -60,8 +60,7 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
 
 
 def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
-    """Names of the settings that have an effect on what is recorded here about an engine on an
-    architecture."""
+    """Names of the settings that have an effect on what is recorded about an engine and architecture."""
     read = (name for op in ops for entry in entries(engine, op, arch) for name in entry.settings)
     return list(dict.fromkeys([*read, *SPLITS[engine], *TABLES[engine]]))
 

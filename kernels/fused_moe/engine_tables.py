@@ -1,5 +1,4 @@
-"""How vLLM and SGLang look up the configuration of their Triton MoE, and how one is forced. Both share an
-origin."""
+"""How vLLM and SGLang look up the configuration of their Triton MoE, and how one is forced."""
 
 from __future__ import annotations
 

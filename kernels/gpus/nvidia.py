@@ -24,8 +24,7 @@ MIG_MODES = {"Enabled": True, "Disabled": False, "[N/A]": False}
 SMI_ROW = r"\s*(\d+)\.(\d+)\s*,\s*(GPU-[^,\s]+)\s*,([^,]*),(?:\s*(Enabled|Disabled|\[N/A\])\s*,)?(.*)"
 
 ANSWER_S = 30.0
-"""The seconds that nvidia-smi may take. Without persistence mode it starts every GPU first, which takes
-some."""
+"""The seconds that nvidia-smi may take. Without persistence mode it has to start every GPU."""
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ def gpus() -> tuple[list[Gpu], str]:
 
 
 def free_bytes(uuid: str) -> int | None:
-    """Bytes of a GPU's or slice's memory that no process holds. None where neither NVML nor nvidia-smi
-    reports it."""
+    """Bytes of a GPU's or slice's memory that no process holds. None if unknown."""
     with contextlib.suppress(ImportError):
         nvml = importlib.import_module("pynvml")
         with contextlib.suppress(nvml.NVMLError):  # no driver, or one that does not report it
@@ -109,8 +107,7 @@ def free_bytes(uuid: str) -> int | None:
 
 
 def driver_trace(root: Path = Path("/")) -> str:
-    """A file or library that shows that NVIDIA's driver is here, even in a container; empty where there is
-    none."""
+    """A file or library that shows that NVIDIA's driver is here, even in a container; else empty."""
     for place in ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg", "proc/driver/nvidia"):
         if found := next(root.glob(place), None):
             return str(found)

@@ -330,8 +330,7 @@ def _top(module: str) -> str:
 
 
 def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module or class. Includes those inside conditions, not those of functions or
-    classes."""
+    """The statements of a module or class, including those inside conditions, but not inside functions."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If) and _last_name(statement.test) == "TYPE_CHECKING":
@@ -470,8 +469,7 @@ def _folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _is_package(folder: Path) -> bool:
-    """A folder with a setup.py is a project, as `hopper` in FlashAttention's checkout, though it has an
-    __init__.py."""
+    """A folder with a setup.py is a project, as FlashAttention's `hopper`, even with an __init__.py."""
     return (folder / "__init__.py").exists() and not (folder / "setup.py").exists()
 
 

@@ -179,8 +179,7 @@ def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
 
 
 def _schema(text: str) -> dict[str, inspect.Signature]:
-    """Reads `namespace::name.overload(arguments`. Returns the signature by name, or nothing if it is no
-    schema."""
+    """Reads `namespace::name.overload(arguments`. Returns the signature by name, or nothing."""
     match = re.fullmatch(r"(?:\w+::)?(\w+)(?:\.\w+)?\((.*)", text, re.DOTALL)
     with contextlib.suppress(ValueError, IndexError):
         return {match[1]: of_schema(match[2])} if match else {}

@@ -51,8 +51,7 @@ class Found:
     fallback: str = ""
     """What runs after a miss; empty after a hit."""
     notes: tuple[str, ...] = ()
-    """What is doubtful about a hit, such as a copied time or a file for another Triton, or why it is a
-    miss."""
+    """What is doubtful about a hit, such as a copied time, or why it is a miss."""
 
 
 @dataclass(frozen=True)

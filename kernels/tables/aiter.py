@@ -52,8 +52,7 @@ class AiterTables:
         self._shapes: dict[tuple[Family, Target], Shapes] = {}
 
     def asked(self, family: Family) -> set[tuple[int, ...]] | None:
-        """The shapes of a family that were looked up. None where none of any family was, so that all
-        count."""
+        """The shapes of a family that were looked up. None, for all shapes, if none of any family was."""
         if self._asked or self.triton.asked:
             return self._asked.get(family, set())
         return None
@@ -202,8 +201,7 @@ class AiterTables:
         return ()
 
     def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:
-        """Shapes (m, n, k) as CSV for AITER's GEMM tuner. m is not padded, as AITER looks for the exact m
-        first."""
+        """Shapes (m, n, k) as CSV for AITER's GEMM tuner. AITER looks for the exact m first, so it is not padded."""
         rows = sorted((n, k, m) for m, n, k in set(shapes))
         return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for n, k, m in rows)
 

@@ -80,8 +80,7 @@ def packaged(files: Files, family: Family, merges: bool = True) -> list[str]:
 
 
 def number(cell: str) -> float | None:
-    """A cell as pandas reads it in a column of numbers: NaN where it is empty, None where it is not a
-    number."""
+    """A cell as pandas reads it in a column of numbers: NaN if it is empty, None if it is not a number."""
     cell = cell.strip()
     if cell in MISSING:
         return math.nan
@@ -185,8 +184,7 @@ class Row:
         return self.numbers[2:6]
 
     def is_block_fp8(self, fp8: str) -> bool:
-        """Whether the rest of the key, without act_type, is that of block FP8. In a table of GEMM it always
-        is."""
+        """Whether the rest of the key, without act_type, is that of block FP8, as always for GEMM."""
         return not self.texts or (
             self.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128")
             and self.numbers[6:] == (1, 0)

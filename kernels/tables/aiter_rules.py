@@ -84,8 +84,7 @@ def power_of_two(m: int) -> int:
 
 
 def read_rules(files: Files) -> Rules:
-    """The rules of a checkout or wheel, or the recorded ones. Those of the newest release where neither can
-    be read."""
+    """The rules of a checkout or wheel, or the recorded ones, or else those of the newest release."""
     if files.has(RECORDED):
         try:
             told = json.loads(files.text(RECORDED))

@@ -73,8 +73,7 @@ class TritonTables:
         return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
-        """The name of the bucket for m rows. It is `any` where no bound holds, even if the file has no such
-        bucket."""
+        """The name of the bucket for m rows. It is `any` where no bound holds, even without such a bucket."""
         for bound in self._rules.bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
@@ -93,8 +92,7 @@ class TritonTables:
         return next((place for place in tried if self._files.has(place[1])), tried[-1])
 
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
-        """The buckets of a file and its text. None where it cannot be read; this is then one of the
-        problems."""
+        """The buckets of a file and its text. None where it cannot be read, which becomes a problem."""
         if file not in self._read:
             self._read[file] = None
             try:
@@ -153,8 +151,7 @@ class TritonTables:
         return bool(said and (not asked or said[0] in asked))
 
     def _short(self, shaped: list[str]) -> list[Problem]:
-        """Files with buckets that no M reaches, without a bucket for large M, or with only the bucket
-        `any`."""
+        """Files with buckets that no M reaches, without a bucket for large M, or with only `any`."""
         found, only_any = [], []
         for file in shaped:
             if (read := self._json(file)) is None:

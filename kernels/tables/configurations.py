@@ -62,8 +62,7 @@ class Configurations:
 
 
 def parse(file: str, text: str, says_triton: bool) -> Configurations:
-    """Reads a file's text. says_triton: whether the engine accepts the key `triton_version`, which is not an
-    M."""
+    """Reads a file's text. says_triton: whether the engine accepts the key `triton_version` beside the M."""
     if "\ufffd" in text:
         return Configurations(file, broken="not UTF-8")
     doubled: list[str] = []
@@ -108,8 +107,7 @@ def _refused(config: object) -> str:
 
 
 def as_text(config: Config) -> str:
-    """Text such as `16x128x128 group 1, 2 warps, 4 stages, waves_per_eu 0`: M, N and K of the tile, then the
-    rest."""
+    """`16x128x128 group 1, 2 warps, 4 stages, waves_per_eu 0`: M, N and K of the tile, then the rest."""
     tile = "x".join(str(config[f"BLOCK_SIZE_{axis}"]) for axis in "MNK")
     parts = [f"{tile} group {config['GROUP_SIZE_M']}"]
     parts += [f"{config[f'num_{what}']} {what}" for what in ("warps", "stages") if f"num_{what}" in config]

@@ -123,8 +123,7 @@ class EngineTables:
         self._hits: set[str] = set()  # names of those that exist
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
-        """Looks up x [m, k] w [n, k]^T as w8a8_triton_block_scaled_mm (vLLM) or w8a8_block_fp8_matmul_triton
-        (SGLang) does."""
+        """Looks x [m, k] w [n, k]^T up as w8a8_triton_block_scaled_mm or w8a8_block_fp8_matmul_triton does."""
         name = self._gemm_name(target, n, k)
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None
@@ -256,8 +255,7 @@ class EngineTables:
             )
 
     def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
-        """Files of a folder that no look-up reads because of their names, and what is wrong inside the
-        others."""
+        """Files of a folder that no look-up reads because of their names, and faults inside the others."""
         try:
             names = self._names(folder)
         except TableError as error:
@@ -390,8 +388,7 @@ class EngineTables:
         return None if place is None else self._load(place)
 
     def _places(self, target: Target, name: str) -> Iterator[Place]:
-        """The places where a file for MoE exists. The engine uses the first. Raises TableError as _folders
-        does."""
+        """The places where a file for MoE exists. The engine uses the first. Raises TableError."""
         if self.engine == "vllm":
             candidates: list[Place] = [] if self._own is None else [self._own / name]
             yield from filter(self._is_there, [*candidates, f"{self._rules.moe}/{name}"])
@@ -464,8 +461,7 @@ class EngineTables:
 
 
 def file_name(shape: str, device: str, block: str) -> str:
-    """The name of a table's file. shape: `N=512,K=7168` or `E=256,N=256`; block: `[128,128]` as the engine
-    writes it."""
+    """The name of a table's file. shape: `N=512,K=7168` or `E=256,N=256`; block: that of Rules."""
     return f"{shape},device_name={device},dtype=fp8_w8a8,block_shape={block}.json"
 
 

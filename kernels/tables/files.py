@@ -77,8 +77,7 @@ class Files:
             self._root = _parent(package, path)
 
     def names(self, pattern: str) -> list[str]:
-        """The names that match a shell pattern, sorted. `*` does not match `/`. A zip lists only files, no
-        folders."""
+        """The names that match a shell pattern, sorted. `*` does not match `/`. A zip lists no folders."""
         if self._zip:
             depth = pattern.count("/")
             found = (name for name in self._zip.namelist() if name.count("/") == depth)

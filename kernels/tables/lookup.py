@@ -41,8 +41,7 @@ def decides_without(op: str, row: str) -> str:
 
 
 class Lookups:
-    """Look-ups in the tables of the libraries that an engine calls. A library is read when it is first
-    needed."""
+    """Look-ups in the tables of the libraries that an engine calls. Each is read when it is first needed."""
 
     def __init__(
         self,

@@ -1,23 +1,28 @@
-"""What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, and what it runs after a miss.
+"""What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, what it runs after a miss, and what is
+wrong with the tables.
 
 Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `get_2stage_cfgs`.
 """
 
 from __future__ import annotations
 
+import ast
+import csv
+import io
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from kernels.tables import Entry, Found
-from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED, Family, Row, Table
-from kernels.tables.aiter_problems import problems
+from kernels.tables import Entry, Found, Problem
+from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, Table, rows_here
 from kernels.tables.aiter_rules import FORMATS, fp8_of, padded, read_rules
 from kernels.tables.aiter_triton import TritonTables
+from kernels.tables.files import TableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from kernels.tables import Problem, Target
+    from kernels.tables import Target
     from kernels.tables.files import Files
 
 Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
@@ -33,6 +38,20 @@ DEFAULTS = {
     "_1x32x1x8_8_2x1_intrawave_v1",
 }
 """The CK kernel that AITER runs for a shape without a row: instance -1 of csrc/ck_gemm_a8w8_blockscale*/."""
+
+LADDER = tuple(2**power for power in range(16))
+"""The M for which a shape should have rows: the powers of two up to 32768, the largest chunk of a prefill."""
+
+INSTANCES = {
+    GEMM.name: ("ck_gemm_a8w8_blockscale/gemm_a8w8_blockscale_instance.py", "a8w8_blockscale"),
+    PRESHUFFLED.name: (
+        "ck_gemm_a8w8_blockscale_bpreshuffle/gemm_a8w8_blockscale_bpreshuffle_common.py",
+        "a8w8_blockscale_bpreshuffle",
+    ),
+}
+"""By family, the file in csrc/ that lists its CK kernels, and how their names begin."""
+
+INSTANCE = re.compile(r"^\s*\(?-?\d+\)?:\s*[kK]ernelInstance\((.*)\),?\s*$", re.MULTILINE)
 
 MOE_HEADER = (
     "token,model_dim,inter_dim,expert,topk,act_type,dtype,q_dtype_a,q_dtype_w,q_type,use_g1u1,doweight_stage1"
@@ -145,7 +164,7 @@ class AiterTables:
     def problems(self, target: Target) -> list[Problem]:
         """What is wrong with the tables for this GPU, one problem for each kind and file. If shapes were
         looked up before, only what concerns these."""
-        found = problems(self, target)
+        found = _problems(self, target)
         return found if self._asked and not self.triton.asked else found + self.triton.problems(target)
 
     def _of_silu(self, rows: list[Row]) -> Row | None:
@@ -201,7 +220,7 @@ class AiterTables:
         return ()
 
     def untuned_gemm(self, shapes: Iterable[tuple[int, int, int]]) -> str:
-        """Shapes (m, n, k) as CSV for AITER's GEMM tuner. AITER looks for the exact m first, so it is not padded."""
+        """Shapes (m, n, k) as CSV for AITER's GEMM tuner. AITER looks for the exact m first."""
         rows = sorted((n, k, m) for m, n, k in set(shapes))
         return "M,N,K\n" + "".join(f"{m},{n},{k}\n" for n, k, m in rows)
 
@@ -256,3 +275,162 @@ def _doubts(row: Row, shape: Mapping[int, list[Row]], m: int, flops: int, target
     beside = [other for other in places[max(0, here - 1) : here + 2] if other != m]
     if any(other.us == us and other.texts == row.texts for near in beside for other in shape[near]):
         yield f"{us:g} us is in the next row, too: a copied time"
+
+
+# What is wrong with the tables
+
+
+def _problems(tables: AiterTables, target: Target) -> list[Problem]:
+    """What is wrong with the tables that were asked: with their files, then with their rows for this GPU."""
+    found = []
+    if assumed := tables.rules.assumed:
+        found.append(Problem("aiter", 0, f"{assumed}: the look-ups may differ from its own"))
+    found += _unread(tables.files)
+    for family in (GEMM, PRESHUFFLED, MOE):
+        asked = tables.asked(family)
+        if asked == set():
+            if tables.environment.get(family.variable):
+                found.append(Problem(family.variable, 0, "no kernel of this deployment looks into its table"))
+            continue
+        table = tables.table(family)
+        found += table.problems
+        for source in table.sources:
+            if source.truncated and not source.error:  # with an error, pandas raises before
+                text = f"{rows_here(len(source.truncated))} cut short: AITER reads the missing cells as nan"
+                found.append(Problem(source.file, min(source.truncated), text))
+        by_file = defaultdict(list)
+        for row in table.rows(target.arch):
+            if asked is None or row.shape in asked:
+                by_file[row.source.file].append(row)
+        for file, rows in by_file.items():
+            for text, bad in _dead(tables, family, target, rows):
+                found.append(Problem(file, bad[0].line, f"{rows_here(len(bad))} {text}"))
+        if not table.dead:
+            found += _gaps(tables, family, target)
+    return found
+
+
+def _dead(
+    tables: AiterTables, family: Family, target: Target, rows: list[Row]
+) -> Iterator[tuple[str, list[Row]]]:
+    """What is wrong with the rows of a file: texts, each with the rows that it is about."""
+    arch, tuned = target.arch, tables.by_shape(family, target)
+    others = [
+        row
+        for row in rows
+        if row.units != target.units and row.units in UNITS.get(arch, {row.units})
+        if row.is_block_fp8(fp8_of(arch)) and row.shape not in tuned
+    ]
+    if others:
+        shapes = {row.shape for row in others}
+        many = f"{len(shapes)} shapes" if len(shapes) > 1 else "a shape"
+        yield f"for {others[0].units:g} CUs, of {many} without rows for {target.units}", others
+    if family is MOE:
+        (other,) = set(FORMATS.values()) - {fp8_of(arch)}
+        if bad := [row for row in rows if other in row.texts[2:4]]:
+            yield f"of {other}, which {arch} never looks up", bad
+        reachable = {*LADDER, *tables.rules.moe_tiers}
+        if bad := [row for row in rows if row.m not in reachable]:
+            yield f"for {bad[0].m:g} tokens, which no number of tokens is padded to", bad
+    if family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
+        yield f"of libtype {bad[0].cell('libtype')[:20]}, which this GEMM refuses", bad
+    yield from _unknown_names(tables.files, family, arch, rows)
+
+
+def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
+    """Shapes that have rows, but for some M none that a look-up finds."""
+    gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
+    wanted = tables.asked(family)
+    for shape, by_m in tables.by_shape(family, target).items():
+        if wanted is not None and shape not in wanted:
+            continue
+        missed = []
+        for m in LADDER:
+            asked = [tables.rules.token(m)] if family is MOE else padded(m, int(shape[0]))
+            if not any(tried in by_m for tried in asked):
+                missed.append(m)
+        if missed and len(by_m) > 1:
+            last = by_m[max(by_m)][0]
+            gaps[last.source.file].append((missed, last))
+    for file, shapes in gaps.items():
+        missed, row = max(shapes, key=lambda shape: len(shape[0]))
+        many = f"{len(shapes)} shapes have" if len(shapes) > 1 else "a shape has"
+        name = "x".join(f"{part:g}" for part in row.shape)
+        ms = ("" if len(missed) < 5 else "... ") + ", ".join(map(str, missed[-4:]))
+        yield Problem(file, row.line, f"{many} rows, but not for every M: {name} has none for M {ms}")
+
+
+def _unknown_names(
+    files: Files, family: Family, arch: str, rows: list[Row]
+) -> Iterator[tuple[str, list[Row]]]:
+    """Rows whose kernels this copy of AITER does not have. All names of CK Tile, CK's MoE and FlyDSL pass, as
+    these are not known here."""
+    assembled = _assembled(
+        files, arch, ("fmoe/*", "fmoe_2stages") if family is MOE else ("fp8gemm_blockscale",)
+    )
+    built = set() if family is MOE else _built(files, family)
+    bad = []
+    for row in rows:
+        for column in ("kernelName1", "kernelName2") if family is MOE else ("kernelName",):
+            name, known = row.cell(column), set[str]()
+            if name.startswith("_ZN"):
+                known = assembled
+            elif row.cell("libtype") == "ck":
+                known = built
+            if name and known and name not in known and not row.truncated:
+                bad.append((row, name))
+    if bad:
+        yield f"of kernel {bad[0][1][:200]}, which this AITER does not have", [row for row, _ in bad]
+
+
+def _assembled(files: Files, arch: str, folders: tuple[str, ...]) -> set[str]:
+    """The names of the assembly kernels; empty where their lists are missing."""
+    names = set()
+    for root in ("hsa", "aiter_meta/hsa"):
+        for folder in folders:
+            for file in files.names(f"{root}/{arch}/{folder}/*.csv"):
+                try:
+                    rows = csv.DictReader(io.StringIO(files.text(file), newline=""))
+                    names |= {row.get("knl_name") or "" for row in rows}
+                except (TableError, csv.Error):
+                    continue
+    return names
+
+
+def _built(files: Files, family: Family) -> set[str]:
+    """The names of a family's CK kernels; empty where their list is missing or cannot be read."""
+    file, prefix = INSTANCES[family.name]
+    names = set()
+    for root in ("csrc", "aiter_meta/csrc"):
+        try:
+            text = files.text(f"{root}/{file}") if files.has(f"{root}/{file}") else ""
+            for call in INSTANCE.findall(text):
+                names.add(_instance(prefix, ast.literal_eval(f"({call})")))
+        except (TableError, ValueError, SyntaxError, IndexError, TypeError, RecursionError, MemoryError):
+            return set()
+    return names
+
+
+def _instance(prefix: str, sizes: tuple[object, ...]) -> str:
+    """The name of a kernel, as `KernelInstance.name` makes it from the fields. Names of preshuffled kernels
+    leave out the waves."""
+    waves = () if "bpreshuffle" in prefix else (sizes[11:13],)
+    groups = (sizes[1:4], (sizes[0], *sizes[4:7]), sizes[7:9], sizes[9:11], *waves)
+    lists = (sizes[13], sizes[14], sizes[17], sizes[18], sizes[15:17])
+    parts = ["x".join(map(str, group)) for group in (*groups, *lists)]
+    return "_".join((prefix, *parts, str(sizes[19]).lower(), f"v{sizes[20]}"))
+
+
+def _unread(files: Files) -> Iterator[Problem]:
+    """Files of model_configs/ that no family reads, or that there are none."""
+    try:
+        core = files.text("aiter/jit/core.py")
+    except TableError:
+        return
+    families = re.findall(r'"(\w+_tuned\w*|tuned_\w+)"', core)
+    if "model_configs" in core and not files.names(f"{CONFIGS}/model_configs/*"):
+        yield Problem(f"{CONFIGS}/model_configs", 0, "no such folder, or no permission to read it")
+    for file in files.names(f"{CONFIGS}/model_configs/*.csv"):
+        name = file.rsplit("/", 1)[1]
+        if families and "untuned" not in name and not any(family in name for family in families):
+            yield Problem(file, 0, "is never read: its name does not contain the name of a table")

@@ -123,7 +123,7 @@ class EngineTables:
         self._hits: set[str] = set()  # names of those that exist
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
-        """Looks x [m, k] w [n, k]^T up as w8a8_triton_block_scaled_mm or w8a8_block_fp8_matmul_triton does."""
+        """Looks up x [m, k] w [n, k]^T like w8a8_triton_block_scaled_mm or w8a8_block_fp8_matmul_triton."""
         name = self._gemm_name(target, n, k)
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None

@@ -1,5 +1,5 @@
-"""What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, what it runs after a miss, and what is
-wrong with the tables.
+"""What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, what it runs after a miss, and
+what is wrong with the tables.
 
 Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `get_2stage_cfgs`.
 """

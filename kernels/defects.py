@@ -116,7 +116,7 @@ DEFECTS = (
     Defect(
         # Also ROCm/aiter#3261 and sgl-project/sglang#23671; fixed by ROCm/rocm-libraries#8639.
         issue="sgl-project/sglang#28685",
-        symptom="CK's preshuffled product, as ROCm 7.0 to 7.2 compile it, has wrong rows, more at larger m",
+        symptom="wrong rows, more of them at larger m, if ROCm 7.0 to 7.2 compiled CK's preshuffled product",
         op="block_scale_gemm",
         rows=("aiter.dispatch_preshuffled", "aiter.ck*_preshuffled"),
         archs=("gfx950",),

@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.tables import aiter_rules
-from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED
-from kernels.tables.aiter_merge import packaged
+from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED, packaged
 from kernels.tables.aiter_triton import NAME, PRESHUFFLED_NAME, places
 from kernels.tables.engine_json import RULES
 from kernels.tables.files import RECORDED, Files

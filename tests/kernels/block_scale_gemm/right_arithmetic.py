@@ -19,7 +19,7 @@ from kernels.arithmetic.block_scale_gemm import (
     summed,
 )
 from kernels.arithmetic.roundings import bf16, exact, kept
-from kernels.block_scale_gemm.mistakes import Variant, by, everywhere, reading
+from kernels.block_scale_gemm.mistakes import Variant, b_codes, by, everywhere
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
 from kernels.formats import BLOCK
 from kernels.mistakes import Mistake
@@ -112,7 +112,7 @@ W8A16: tuple[tuple[str, Variant, str], ...] = (
     ("weights in bf16, 8 parts in fp32", BOTH(parts=8), "assumed: Marlin's split K"),
     (
         "subnormal weights as normal ones",
-        reading("b", subnormal_as_normal),
+        b_codes(subnormal_as_normal),
         "vllm.amx: csrc/cpu/sgl-kernels/vec.h, vLLM 0.33 (its outputs seen here)",
     ),
     ("weights scaled after the product", by(), f"gemm_a16w8_blockscale.py, {AITER} (excerpt)"),

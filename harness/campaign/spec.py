@@ -1,4 +1,4 @@
-"""Specification of a campaign: its steps, the most valuable first, from a TOML file or by default."""
+"""The specification of a campaign: its steps, the most valuable first, from a TOML file or by default."""
 
 from __future__ import annotations
 
@@ -17,12 +17,15 @@ from harness.plan.select import choose_op
 
 DEFAULTS = Path(__file__).parent / "defaults"
 CASEWISE = ("run", "toggle", "tune")
-"""Commands whose cases are measured one by one, on whichever device is free; others run whole."""
+"""Commands whose cases are measured one by one, each on whichever device is free. Others run whole."""
 REFUSED = (
     "out", "resume", "retry", "json", "csv", "cluster", "op", "threads", "journal", "quiet",
     "budget", "device", "target", "shard", "check", "published",
 )  # fmt: skip
-"""Options of CASEWISE commands that are the campaign's own."""
+"""Options of CASEWISE commands that the campaign itself sets."""
+LEAST_SHARE_S = 30.0
+BUDGET_OF_SHARE = 0.8
+"""The part of a whole command's time that is measuring; the rest is set-up."""
 
 Option = str | int | float | bool | list[str]
 
@@ -32,95 +35,93 @@ class _Table(BaseModel):
 
 
 class StepTable(_Table):
-    """A `[[step]]`.
-
-    ops:      of commands that take one; each is a run of its own. Default: all
-    options:  the command's own, by their long names; {out} is the step's folder, {budget} 0.8 of its share
-    devices:  types of them; default: all there are
-    repeats:  how often it is made anew
-    share:    of the campaign's time, at most, but for CASEWISE commands; expected: seconds, without a share
-    """
+    """A `[[step]]` of the file."""
 
     command: Literal["run", "toggle", "tune", "doctor", "serving replay"]
     name: str = Field("", pattern=r"^[\w.-]*$")
     ops: list[str] = []
+    """Of a CASEWISE command; each is a run of its own. Default: all ops."""
     options: dict[str, Option] = {}
+    """The command's own, by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
     devices: list[str] = []
+    """Types of devices; default: all that there are."""
     repeats: int = Field(1, ge=1, le=100)
+    """How many times the step is made, each time anew."""
     share: float | None = Field(None, gt=0, le=1)
+    """Of a command that runs whole: its part of the campaign's time."""
     expected: str = "60s"
+    """Of a command that runs whole and has no share: its time."""
 
 
 class CampaignSpec(_Table):
-    """step: in the order of their value"""
-
     step: list[StepTable] = Field(min_length=1)
+    """The most valuable first."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A command for one op, or for none.
-
-    rank:      its table's place; steps of one rank take samples
-    arguments: as in a command line, after the command's name
-    devices:   types of them; empty: all
-    kind:      of platform; empty: all
-    """
+    """A command for one op, or for none."""
 
     name: str
     command: str
     rank: int
+    """The place of its table in the file; steps of one rank take turns."""
     op: str
     arguments: Sequence[str]
+    """As in a command line, after the command's name."""
     devices: Sequence[str] = ()
+    """Types of devices; empty: all."""
     share: float | None = None
     expected_s: float = 60.0
     kind: str = ""
+    """Kind of platform; empty: all."""
 
     def is_for(self, type: str, kind: str) -> bool:
-        """Whether it is measured on devices of a type, of a kind of platform."""
+        """Whether it is measured on devices of a type, which are of a kind of platform."""
         return type in (self.devices or [type]) and self.kind in ("", kind)
 
     @property
     def casewise(self) -> bool:
         return self.command in CASEWISE
 
+    def wall_s(self, budget_s: float) -> float:
+        """Seconds for a command that runs whole, of a campaign's budget."""
+        return self.expected_s if self.share is None else max(LEAST_SHARE_S, self.share * budget_s)
+
     def whole_command(self, budget_s: float) -> list[str]:
-        """Python's arguments. budget_s: what {budget} stands for"""
+        """Python's arguments for a command that runs whole, in a campaign of that budget."""
         words = ["-m", "harness", *self.command.split(), *self.arguments]
-        return [word.replace("{budget}", f"{budget_s:.0f}s") for word in words]
+        measuring_s = BUDGET_OF_SHARE * self.wall_s(budget_s)
+        return [word.replace("{budget}", f"{measuring_s:.0f}s") for word in words]
 
 
 def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
-    """Of a file; without one the default steps of each kind of platform, for it alone. Raises UsageError."""
+    """The steps in a file; without a file the default steps of each kind of platform, for that kind alone.
+    Raises UsageError."""
     if file:
-        return steps(load_spec(Path(file)))
+        return _steps(Path(file))
     return [
         replace(step, kind=kind)
         for kind in dict.fromkeys(kinds)
-        for step in steps(load_spec(DEFAULTS / f"{kind}.toml"))
+        for step in _steps(DEFAULTS / f"{kind}.toml")
     ]
 
 
-def load_spec(path: Path) -> CampaignSpec:
-    """Raises UsageError, which names the key."""
+def _steps(file: Path) -> list[Step]:
+    """A step for each op and repeat. Raises UsageError, which names the key, for a mistake in the file, an
+    option that the campaign sets, and a name that two steps have."""
     try:
-        return CampaignSpec.model_validate(read_toml(path))
+        spec = CampaignSpec.model_validate(read_toml(file))
     except ValidationError as error:
-        raise UsageError(f"cannot read {path}: {mistake(error)}") from None
-
-
-def steps(spec: CampaignSpec) -> list[Step]:
-    """Each for one op and one repeat. Raises UsageError for an op that is not there, an option that is the
-    campaign's own, and a name that two have."""
-    made = [step for rank, table in enumerate(spec.step) for step in _steps(table, rank)]
+        raise UsageError(f"cannot read {file}: {mistake(error)}") from None
+    made = [step for rank, table in enumerate(spec.step) for step in _steps_of_table(table, rank)]
     names = [step.name for step in made]
     if double := next((name for name in names if names.count(name) > 1), ""):
         raise UsageError(f"two steps are called {double!r}: give one a name")
     return made
 
 
-def _steps(table: StepTable, rank: int) -> Iterator[Step]:
+def _steps_of_table(table: StepTable, rank: int) -> Iterator[Step]:
     casewise = table.command in CASEWISE
     if casewise and table.share is not None:
         raise UsageError(f"step {rank + 1}: leave out share: {table.command} takes what its cases take")
@@ -130,28 +131,29 @@ def _steps(table: StepTable, rank: int) -> Iterator[Step]:
         raise UsageError(f"step {rank + 1}: leave out the option {own}: it is the campaign's own")
     for op in [choose_op(op).name for op in table.ops or kernels.OPS] if casewise else [""]:
         for repeat in range(table.repeats):
-            name = table.name or "-".join(_words(table))
             again = f"-{repeat + 1}" if table.repeats > 1 else ""
+            name = f"{table.name or _default_name(table)}{again}"
             yield Step(
-                name=f"{op}-{name}{again}" if op else f"{name}{again}",
+                name=f"{op}-{name}" if op else name,
                 command=table.command,
                 rank=rank,
                 op=op,
-                arguments=[*(["--op", op] if op else []), *_arguments(table.options)],
+                arguments=[*(["--op", op] if op else []), *arguments(table.options)],
                 devices=table.devices,
                 share=table.share,
                 expected_s=parse_seconds(table.expected, "expected"),
             )
 
 
-def _words(table: StepTable) -> list[str]:
-    """Of its name: of a run the suite says enough."""
-    command = [] if table.command == "run" else [table.command.replace(" ", "-")]
+def _default_name(table: StepTable) -> str:
+    """The command, unless it is `run`, and the suite."""
     suite = table.options.get("suite", "smoke" if table.command == "run" else "")
-    return [*command, *([str(suite)] if suite else [])]
+    command = "" if table.command == "run" else table.command.replace(" ", "-")
+    return "-".join(filter(None, [command, str(suite)]))
 
 
-def _arguments(options: dict[str, Option]) -> list[str]:
+def arguments(options: dict[str, Option]) -> list[str]:
+    """Options as words of a command line."""
     words: list[str] = []
     for name, value in options.items():
         if value is False:

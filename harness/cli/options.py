@@ -12,8 +12,6 @@ import click
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from harness.compile.compiler import CompileEach
-
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -47,24 +45,6 @@ cluster_option = click.option(
     help="Measure cases side by side on a Ray cluster: HOST:PORT of its head, or all devices of this node. "
     "--device is then a type of its devices.",
 )
-
-cluster_compile = click.option(
-    "--cluster",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
-    help="Compile on the CPUs of a Ray cluster: HOST:PORT of its head.",
-)
-
-
-def compiling_on(cluster: str | None) -> CompileEach | None:
-    """What compiles on that cluster; None: where none is named."""
-    if not cluster:
-        return None
-    from harness.cluster.ray_compile import compile_on
-
-    return compile_on(cluster)
-
 
 MEASURING = [
     click.option("--op", help="The op to measure."),

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cluster.orders import Answer, CaseOrder, CommandDone, Opened, Opening, Order
-from harness.cluster.pool import Offer
+from harness.cluster.agent import Answer, CaseOrder, CommandDone, Device, Opened, Opening, Order
 from harness.results.schema import CaseDone, DeviceUsed, PlannedCase, Record, Run, Samples
 from harness.run.device import DeviceFacts
 from kernels.platform import named
@@ -25,7 +24,7 @@ PROVENANCE = {
 
 @dataclass
 class SimulatedPool:
-    """devices: id -> type; those of `joins` come at that time, those of `leaves` go
+    """types: id of a device -> type; those of `joins` come at that time, those of `leaves` go
 
     takes_s:   of a case on a device, or a fault: `dies`, `hangs` or `fails`
     hang_s:    until a hanging agent is noticed
@@ -33,7 +32,7 @@ class SimulatedPool:
     slower:    by what factor, of a device on which all takes longer
     """
 
-    devices: dict[str, str]
+    types: dict[str, str]
     takes_s: Callable[[str, str], float | str]
     joins: dict[str, float] = field(default_factory=dict)
     leaves: dict[str, float] = field(default_factory=dict)
@@ -56,13 +55,13 @@ class SimulatedPool:
     def _is_there(self, id: str) -> bool:
         return self.joins.get(id, 0.0) <= self.now < self.leaves.get(id, float("inf"))
 
-    def offers(self) -> Sequence[Offer]:
-        there = {id: type for id, type in self.devices.items() if self._is_there(id)}
-        return [Offer(id, type, beside=len(there)) for id, type in there.items()]
+    def devices(self) -> Sequence[Device]:
+        there = {id: type for id, type in self.types.items() if self._is_there(id)}
+        return [Device(id, type, beside=len(there)) for id, type in there.items()]
 
-    def start(self, offer: Offer) -> None:
-        assert offer.id not in self.started, "it has an agent"
-        self.started[offer.id] = next(self.numbers)
+    def start(self, device: Device) -> None:
+        assert device.id not in self.started, "it has an agent"
+        self.started[device.id] = next(self.numbers)
 
     def send(self, device: str, order: Order) -> None:
         if isinstance(order, Opening):
@@ -74,12 +73,13 @@ class SimulatedPool:
                 return
             versions = {"torch": self.versions.get(device, "2.13.0")}
             facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)
-            used = DeviceUsed(name=device, type=order.type, host=device)
+            used = DeviceUsed(name=device, type=order.device.type, host=device)
             self._answer(device, START_S, Answer(device, Opened(used, facts, CPU)))
         elif isinstance(order, CaseOrder):
-            takes = self.takes_s(device, order.case)
+            case = order.run.cases[0].key
+            takes = self.takes_s(device, case)
             if isinstance(takes, float):
-                self.measured.append((device, order.case))
+                self.measured.append((device, case))
                 made = records(order, device, self.rounds, self.slower.get(device, 1.0))
                 self._answer(device, takes, Answer(device, made))
             else:
@@ -119,16 +119,17 @@ class SimulatedPool:
 
 def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> list[Record]:
     """Of a case as an agent gives them, with made-up times."""
-    draw = random.Random(order.case)
+    case = order.run.cases[0].key
+    draw = random.Random(case)
     samples = Samples(
         block=[i // 5 for i in range(rounds)],
         round=list(range(rounds)),
         seconds=[1e-3 * (1 + 0.01 * draw.random()) for _ in range(rounds)],
     )
     times = {"time_us": 1000.0 * slower, "low_us": 990.0 * slower, "high_us": 1010.0 * slower}
-    facts = {"op": order.run.op, "case": order.case, "arch": "x86-amx", "cache": "serving", **times}
+    facts = {"op": order.run.op, "case": case, "arch": "x86-amx", "cache": "serving", **times}
     done = CaseDone(
-        case=order.case, device=device, measured_s=order.budget_s, setup_s=5.0, rounds=rounds, blocks=1,
+        case=case, device=device, measured_s=order.budget_s, setup_s=5.0, rounds=rounds, blocks=1,
         stopped="budget",
     )  # fmt: skip
     return [*(a_cell(impl=name, samples=samples, **facts) for name in order.run.implementations), done]

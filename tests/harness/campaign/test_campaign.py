@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from harness.campaign import execute
-from harness.campaign.archive import _step_of, pack
-from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
-from harness.campaign.jobs import CampaignPlan, share_s
-from harness.campaign.spec import Step, _arguments, steps_of
-from harness.cli.campaign import StepCommands
+from harness.campaign.execute import CampaignOutcome, CampaignRequest, pack, run_campaign, step_of
+from harness.campaign.spec import Step, arguments, steps_of
+from harness.campaign.steps import Steps
+from harness.cli.campaign import read_step
 from harness.cli.campaign_display import CampaignTables
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.page.inputs import inputs
@@ -40,7 +39,7 @@ class Shown:
         self.outcome: CampaignOutcome | None = None
         self.log = self.lines.append
         self.begin = lambda driver, counts: setattr(self, "counts", dict(counts))
-        self.task = lambda task, device, driver: self.begun.append(task.lane)
+        self.task = lambda task, device, driver: self.begun.append(task.job)
         self.case = lambda step, run, case, records: self.cases.append(f"{step}: {case.key}")
         self.command = lambda step, code, output: self.cases.append(step)
         self.end = lambda outcome: setattr(self, "outcome", outcome)
@@ -58,7 +57,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
         monkeypatch.setattr(execute.time, "monotonic", pool.clock)
         shown = to()
         request = CampaignRequest(str(tmp_path / "spec.toml"), budget_s, tmp_path / name, resume, pool.now, 3)
-        return run_campaign(pool, request, StepCommands(), shown), shown
+        return run_campaign(pool, request, read_step, shown), shown
 
     Driver = execute.Driver
     return run
@@ -124,7 +123,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
     ends = {"batch=4 ": "crashed", "batch=2 ": "checked", "batch=1 ": "unsupported"}
 
     def some_crash(*given: Any) -> list[Any]:
-        status = next((ends[of] for of in ends if of in given[0].case), "")
+        status = next((ends[of] for of in ends if of in given[0].run.cases[0].key), "")
         return crashing(*given, status=status) if status else records(*given)
 
     monkeypatch.setattr("tests.support.simulated_pool.records", some_crash)
@@ -168,13 +167,14 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
 
 def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tmp_path):
     for share, budget_s, given_s in ((None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)):
-        assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
-    options = _arguments({"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]})
+        assert Step("x", "doctor", 0, "", (), share=share).wall_s(budget_s) == pytest.approx(given_s)
+    options = arguments({"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]})
     assert options == ["--seed", "0", "--budget", "{budget}", "--json", "--case", "a", "--case", "b"]
     step = Step("x", "doctor", 0, "", options[2:4])
-    plan = CampaignPlan([step], 1e3, StepCommands(), tmp_path, True, Shown())
-    (job,) = plan._jobs(step, "cpu", [SimpleNamespace(facts=None)], [])
-    assert (job.arguments[-1], job.expected_s, job.most_s) == ("48s", 60.0, 120.0), "most is measuring"
+    whole = Steps([step], 1e3, read_step, tmp_path, True, Shown())
+    (job,) = whole._jobs(step, "cpu", SimpleNamespace(facts=None), [])
+    order = job.order(job.waiting[0], 1e3)
+    assert (order.arguments[-1], job.wall_s, order.deadline_s) == ("48s", 60.0, 120.0), "most is measuring"
     job.folder.mkdir()
     for code, statuses in ((OK, {"ok": 1}), (FAILED, {"error": 1}), (NOTHING_RAN, {})):
         job.done.write_text(json.dumps({"code": code}))
@@ -185,7 +185,7 @@ def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkey
     def pool(*arguments: object) -> None:
         raise UsageError(f"asked: {arguments}")
 
-    monkeypatch.setattr("harness.cluster.ray_pool.RayPool", pool)
+    monkeypatch.setattr("harness.cluster.ray_cluster.RayPool", pool)
     done = here("campaign", "--cluster", "head:1", "--device", "H200")
     assert error_line(done) == "asked: ('head:1', ['H200'])"
 
@@ -212,7 +212,7 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
             folders = {name.partition("/")[0] for name in packed.namelist()}
         assert folders == {"campaign.json", "SHA256SUMS", *names} - {*left_out}
     files = {"a/x": "a", "h200/a-2/x": "a-2", "a-triton.split_kv/x": "a", "ab/x": "", "tuned/x": "tuned"}
-    assert {name: _step_of(name, ["a", "a-2"]) for name in files} == files
+    assert {name: step_of(name, ["a", "a-2"]) for name in files} == files
     carried.write_bytes(carried.read_bytes()[:-200])
     with pytest.raises(UsageError, match="cannot read "):
         load(carried)
@@ -220,10 +220,9 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
 def test_default_campaigns_are_what_their_commands_take(kind: str):
-    commands = StepCommands()
     made = steps_of(None, [kind])
     for step in made:
-        commands.check(step)
+        read_step(step)
         assert step.is_for("a type", kind) and not step.is_for("a type", "another")
     if kind != "cpu":  # what users ask for comes before what proves the suite
         assert [step.command for step in made][:5] == ["run"] * 4 + ["doctor"]
@@ -256,5 +255,5 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path, text: str, said: str):
     file.write_text(text)
     with pytest.raises(UsageError) as error:
         for step in steps_of(str(file), ()):
-            StepCommands().check(step)
+            read_step(step)
     assert said in str(error.value) and "\n" not in str(error.value)

@@ -132,11 +132,11 @@ def test_configurations_are_raced_on_a_device_and_stored_here(cli, nodes, tmp_pa
 
 LISTENING = """
 import os
-from harness.cluster.ray_pool import RayPool
+from harness.cluster.ray_cluster import RayPool
 from tests.support.sockets import listening
 
 pool = RayPool("auto")
-print(len(pool.offers()), *sorted(set(listening(os.getpid()))))
+print(len(pool.devices()), *sorted(set(listening(os.getpid()))))
 pool.close()
 """
 

@@ -109,7 +109,10 @@ def test_a_node_joins_late_is_killed_in_a_case_and_comes_back(nodes, drive, tmp_
     assert {*lines} - {*lost} == {"opened", "left: 0"} | {x for x in lines if x.endswith(" has joined")}
 
 
-def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
+@pytest.mark.parametrize(("sign", "said"), [
+    (signal.SIGSTOP, ": no sign of life for 20 s, in case "), (signal.SIGKILL, ": its agent is gone "),
+], ids=["stops answering", "is killed"])  # fmt: skip
+def test_an_agent_that_fails_in_a_case_is_replaced(nodes, drive, tmp_path, sign, said):
     driver, hold = drive([*QUICK, "HANG_S=20"]), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 4)
     hold.touch()
@@ -117,7 +120,7 @@ def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
     until(lambda: bool(nodes.agents("b")))
     agents = nodes.agents("b")  # those of an earlier driver, too, that have not ended
     for agent in agents:
-        os.kill(agent, signal.SIGSTOP)
+        os.kill(agent, sign)
     hold.unlink()
     try:
         lines = ends(driver)
@@ -126,7 +129,7 @@ def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
             with contextlib.suppress(ProcessLookupError):  # Ray has done it
                 os.kill(agent, signal.SIGKILL)
     whole(tmp_path / "run")
-    assert any(": no sign of life for 20 s, in case " in line for line in lines), lines
+    assert any(said in line for line in lines), lines
 
 
 def test_a_second_driver_waits_for_no_device_of_another_and_goes_on_where_that_was_killed(drive, tmp_path):

@@ -11,11 +11,10 @@ import pytest
 
 import kernels
 from harness.catalogue.architectures import architectures, select_architectures
-from harness.compile import compiler, limits
+from harness.compile import compiler, survey
+from harness.compile.compiler import Product, Resources, resources_of
 from harness.compile.launches import KernelLaunch, implementations, launches, narrowed, shipped
-from harness.compile.limits import violations
-from harness.compile.resources import Product, Resources, resources_of
-from harness.compile.survey import row, tile
+from harness.compile.survey import row, tile, violations
 from kernels.mha_prefill.triton.flash_configs import HEURISTIC
 from kernels.operands import Seeds
 from kernels.platform import version
@@ -117,19 +116,8 @@ def test_a_row_of_the_survey_is_as_committed(snapshot):
     snapshot(Path(__file__).parent / "snapshots" / "survey.json", json.dumps(made, indent=1) + "\n")
 
 
-def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):
+def test_a_launch_says_its_configuration_and_its_arguments():
     assert (launch().config, launch().arguments) == ("N=64 num_warps=4 num_stages=2", "x=*fp32:16")
-    entry = {"kernel": "k", "target": "sm_90", "config": "N=64", "why": "1.2x of the best without"}
-    (tmp_path / "spills.json").write_text(json.dumps({"measured": [entry]}))
-    monkeypatch.setattr(limits, "SPILLS", tmp_path / "spills.json")
-    limits._measured.cache_clear()
-    spilling = dataclasses.replace(FINE, scratch_bytes=16, spills=4)
-    assert not violations(launch(), spilling, architectures()["sm_90"])
-    assert [row(launch(), figures)["reason"] for figures in (spilling, FINE)] == [entry["why"], ""]
-    assert violations(launch(arch="sm_100"), spilling, architectures()["sm_100"])
-    other = launch(data=launch().data.replace('"constant_vals": [64]', '"constant_vals": [32]'))
-    assert other.config.startswith("N=32 ") and violations(other, spilling, architectures()["sm_90"])
-    limits._measured.cache_clear()
 
 
 def test_what_another_triton_makes_of_it_is_told(monkeypatch, tmp_path: Path):
@@ -137,10 +125,10 @@ def test_what_another_triton_makes_of_it_is_told(monkeypatch, tmp_path: Path):
     other = of | {"kernel": "j", "triton": "3.5.0", "reason": "of another kernel"}
     entries = [of | {"triton": "3.6.0", "reason": "spills"}, other]
     (tmp_path / "refused.json").write_text(json.dumps({"refused": entries}))
-    monkeypatch.setattr(limits, "REFUSED", tmp_path / "refused.json")
-    limits._refused.cache_clear()
+    monkeypatch.setattr(survey, "REFUSED", tmp_path / "refused.json")
+    survey._refused.cache_clear()
     assert violations(launch(), FINE, architectures()["sm_90"]) == ["under Triton 3.6.0: spills"]
-    limits._refused.cache_clear()
+    survey._refused.cache_clear()
 
 
 TTIR = "%3 = tt.dot %0, %1, %2 : tensor<16x64xbf16> * tensor<64x128xbf16> -> tensor<16x128xf32>"
@@ -276,7 +264,7 @@ def test_a_planted_configuration_fails_the_command(here, monkeypatch, tmp_path: 
     def compiled(todo):
         return ((key, compiler.compile_launch(one.kernel, one.arch, one.data)) for key, one in todo.items())
 
-    monkeypatch.setattr(compiler, "_compiled", compiled)
+    monkeypatch.setattr(compiler, "_compile_here", compiled)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
     bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)

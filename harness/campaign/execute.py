@@ -3,24 +3,33 @@ archive is one zip file to carry home, which every command reads as the folder t
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import time
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Protocol
+from typing import Any, Protocol
 
 from harness import files
 from harness.archive import packed
+from harness.campaign.plan import ReadStep
 from harness.campaign.spec import Step, steps_of
-from harness.campaign.steps import CampaignDisplay, ReadStep, Steps
-from harness.cluster.driver import Driver, Pool, PoolGone
-from harness.cluster.execute import CommandJob, RunJob, calibrations
+from harness.cluster.agent import CommandDone, Opened
+from harness.cluster.driver import Driver, Job, Pool, PoolGone, Task
+from harness.cluster.execute import CommandJob, RunJob, begin_race, calibrations
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
-from harness.results.schema import Calibration
+from harness.plan.budget import parse_seconds
+from harness.progress import Progress
+from harness.results.schema import Calibration, Record, Run
 from harness.run.execute import BROKEN
+from harness.run.folder import begin, resume, select_all
+from harness.run.request import Request
+from harness.run.session import Outcome
+from harness.tune.race import TuneRequest, implementations_here
+from shapes.case import Case
 
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
@@ -33,31 +42,30 @@ BESIDE = (FILE, "tuned")
 
 @dataclass(frozen=True)
 class CampaignRequest:
-    """What a campaign was asked for."""
+    """The options of `campaign` as they were given."""
 
-    file: str | None
-    """Of the steps; None: the default steps."""
-    budget_s: float
-    """Of wall-clock."""
-    folder: Path
-    resume: bool
-    """Whether the folder holds the campaign already."""
-    began: float
-    """When the command began, by time.monotonic()."""
+    file: str | None = None
+    budget: str = "25m"
+    cluster: str | None = None
+    device: str | None = None
+    out: str | None = None
+    resume: str | None = None
+    plan: str | None = None
+    devices: Sequence[str] = ()
     threads: int | None = None
+    quiet: bool = False
 
     @property
-    def ends(self) -> float:
-        """When measuring must be over, by time.monotonic()."""
-        return self.began + self.budget_s - max(END_S, END_SHARE * self.budget_s)
+    def budget_s(self) -> float:
+        """Seconds of wall-clock. Raises UsageError."""
+        return parse_seconds(self.budget, "--budget")
 
 
 @dataclass(frozen=True)
 class Archive:
     file: Path
     size: int
-    left_out: Sequence[str]
-    """Steps whose files would make it too large, the least valuable first."""
+    left_out: Sequence[str]  # steps whose files would make it too large, the least valuable first
 
 
 @dataclass
@@ -67,8 +75,7 @@ class StepOutcome:
     name: str
     cases: int
     done: int
-    statuses: dict[str, int] = field(default_factory=dict)
-    """How many rows have each status."""
+    statuses: dict[str, int] = field(default_factory=dict)  # how many rows have each
 
 
 @dataclass(frozen=True)
@@ -80,47 +87,145 @@ class CampaignOutcome:
     calibrations: Sequence[Calibration] = ()
 
 
-class WholeDisplay(CampaignDisplay, Protocol):
-    """What a person sees of a campaign, its end included."""
+class CampaignDisplay(Protocol):
+    """What a person sees of a campaign."""
+
+    def log(self, line: str) -> None: ...
+
+    def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
+        """All that is to be done is known. counts: devices of each type"""
+
+    def task(self, task: Task, device: str, driver: Driver) -> None:
+        """A device begins a task."""
+
+    def case(self, step: str, run: Run, case: Case, records: Sequence[Record]) -> None:
+        """A case of a step is finished."""
+
+    def command(self, step: str, code: int | None, output: str) -> None:
+        """A command that ran whole is finished."""
 
     def end(self, outcome: CampaignOutcome) -> None: ...
 
 
-def run_campaign(pool: Pool, request: CampaignRequest, read: ReadStep, display: WholeDisplay) -> int:
-    """Returns the exit code; raises HarnessError."""
+@dataclass
+class StepRace:
+    """Shows a race as a step of a campaign: a `harness.tune.race.RaceDisplay`."""
+
+    step: str
+    display: CampaignDisplay
+    progress: Progress
+
+    def log(self, line: str) -> None:
+        self.display.log(line)
+
+    def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
+        self.display.case(self.step, run, case, records)
+
+    def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
+        pass
+
+    def end(self, run: Run, outcome: Outcome) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a campaign that measures."""
+
+    steps: Sequence[Step]
+    budget_s: float
+    read: ReadStep
+    folder: Path
+    alone: bool  # there is one type of devices, so that names and folders need not tell it
+    display: CampaignDisplay
+
+    def jobs(self, type: str, devices: Sequence[Opened], made: Sequence[Calibration]) -> Iterator[Job]:
+        """Jobs on devices of a type; a step that has none is named with the reason. made: their
+        calibrations"""
+        for step in self.steps:
+            if step.is_for(type, devices[0].facts.platform.kind):
+                try:
+                    yield from self._jobs(step, type, devices[0], made)
+                except HarnessError as error:
+                    self.display.log(f"left out: {step.name}: {error}")
+
+    def _jobs(self, step: Step, type: str, device: Opened, made: Sequence[Calibration]) -> Iterator[Job]:
+        name = step.name if self.alone else f"{step.name} on {type}"
+        folder = (self.folder if self.alone else self.folder / type) / step.name
+        request, facts = self.read(step), device.facts
+        if request is None:
+            words, wall_s = step.whole_command(self.budget_s), step.wall_s(self.budget_s)
+            on_done = functools.partial(self._on_command, step)
+            yield CommandJob(name, type, step.rank, folder, words, wall_s, on_done)
+        elif isinstance(request, TuneRequest):
+            request = replace(request, out=str(self.folder / "tuned"))
+            display = StepRace(step.name, self.display, Progress(quiet=True))
+            for implementation in implementations_here(request, facts.platform):
+                where = folder.with_name(f"{folder.name}-{implementation.name}")
+                begun = (where / "run.json").exists()
+                if begun:
+                    asked = replace(request, resume=str(where), retry=True, launch=None)
+                else:
+                    asked = replace(request, journal=str(where))
+                journal, plan, race = begin_race(implementation, asked, device, display)
+                of, run = f"{name}: {implementation.name}", asked.run_request(implementation)
+                yield RunJob(of, type, step.rank, journal, plan, run, race.on_case, 0, made)
+        else:
+            run = request(facts.platform)
+            if (folder / "run.json").exists():
+                journal, plan = resume(Request(resume=str(folder), retry=True), facts.provenance)
+            else:
+                run = replace(run, out=str(folder))
+                selection = select_all(run, facts.platform)
+                journal, plan = begin(run, facts.platform, lambda _: facts, selection, self.display.log)
+            on_case = functools.partial(self.display.case, step.name, plan.record)
+            yield RunJob(name, type, step.rank, journal, plan, run, on_case, 0, made)
+
+    def _on_command(self, step: Step, name: str, done: CommandDone) -> None:
+        self.display.command(step.name, done.code, done.output)
+
+
+def run_campaign(
+    pool: Pool, request: CampaignRequest, folder: Path, began: float, read: ReadStep, display: CampaignDisplay
+) -> int:
+    """Returns the exit code; raises HarnessError. began: when the command did, by time.monotonic()"""
     if request.resume:
-        _resumed_steps(request.folder)  # what is wrong with it is said before devices are opened
-    elif (request.folder / FILE).exists():
-        raise UsageError(f"{request.folder} holds a campaign: --resume {request.folder}, or another --out")
+        _resumed_steps(folder)  # what is wrong with it is said before devices are opened
+    elif (folder / FILE).exists():
+        raise UsageError(f"{folder} holds a campaign: --resume {folder}, or another --out")
+    budget_s = request.budget_s
     made: list[Calibration] = []
     driver = Driver(
         pool,
         display.log,
         on_begin=lambda task, device: display.task(task, device, driver),
-        ends=request.ends,
+        ends=began + budget_s - max(END_S, END_SHARE * budget_s),
         threads=request.threads,
     )
     try:
         with driver:
             types = driver.open()
             kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
-            steps, alone = _resumed_steps(request.folder) if request.resume else _new_steps(request, kinds)
+            if request.resume:
+                steps, alone = _resumed_steps(folder)
+            else:
+                steps, alone = _new_steps(folder, request.file, kinds)
             if alone and len(kinds) > 1:
                 choices = " or ".join(sorted(kinds))
-                raise UsageError(f"{request.folder} is of one type of devices: choose --device {choices}")
+                raise UsageError(f"{folder} is of one type of devices: choose --device {choices}")
             for step in steps:
                 read(step)
                 if not any(step.is_for(type, kind) for type, kind in kinds.items()):
                     wanted = ", ".join(step.devices) or step.kind
                     display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
-            whole = Steps(steps, request.budget_s, read, request.folder, alone, display)
+            whole = Steps(steps, budget_s, read, folder, alone, display)
             for type, devices in types.items():
                 driver.add(calibrations(type, devices, made, display.log))
                 driver.add(whole.jobs(type, devices, made))
             display.begin(driver, {type: len(devices) for type, devices in types.items()})
             driver.run()
     except PoolGone as gone:
-        then = f"finished cases are recorded, --resume {request.folder} measures the rest"
+        then = f"finished cases are recorded, --resume {folder} measures the rest"
         raise HarnessError(f"{gone}; {then}") from None
     outcomes = []
     for job in driver.dispatcher.jobs.values():
@@ -130,23 +235,23 @@ def run_campaign(pool: Pool, request: CampaignRequest, read: ReadStep, display: 
             outcomes.append(StepOutcome(job.name, len(job.planned), len(job.finished), dict(job.statuses)))
             if not job.journal.finished():
                 job.journal.remove()
-    archive = pack(request.folder, [step.name for step in steps])
-    display.end(CampaignOutcome(outcomes, request.folder, archive, time.monotonic() - request.began, made))
+    archive = pack(folder, [step.name for step in steps])
+    display.end(CampaignOutcome(outcomes, folder, archive, time.monotonic() - began, made))
     statuses = {status for step in outcomes for status in step.statuses}
     if statuses & BROKEN or driver.failed:
         return FAILED
     return OK if any(step.done for step in outcomes) else NOTHING_RAN
 
 
-def _new_steps(request: CampaignRequest, kinds: Mapping[str, str]) -> tuple[Sequence[Step], bool]:
+def _new_steps(folder: Path, file: str | None, kinds: Mapping[str, str]) -> tuple[Sequence[Step], bool]:
     """The steps of a new campaign, which are written to its folder, and whether its devices are of one type.
     Raises UsageError. kinds: of platform, by type of devices"""
-    steps, alone = steps_of(request.file, kinds.values()), len(kinds) == 1
+    steps, alone = steps_of(file, kinds.values()), len(kinds) == 1
     content = {"schema_version": 1, "steps": [asdict(step) for step in steps], "alone": alone}
     try:
-        files.replace(request.folder / FILE, json.dumps(content, indent=1) + "\n")
+        files.replace(folder / FILE, json.dumps(content, indent=1) + "\n")
     except OSError as error:
-        reason = f"cannot write to {request.folder}: {error.strerror}"
+        reason = f"cannot write to {folder}: {error.strerror}"
         raise UsageError(f"{reason}; choose another --out") from None
     return steps, alone
 

@@ -39,23 +39,18 @@ class StepTable(_Table):
 
     command: Literal["run", "toggle", "tune", "doctor", "serving replay"]
     name: str = Field("", pattern=r"^[\w.-]*$")
-    ops: list[str] = []
-    """Of a CASEWISE command; each is a run of its own. Default: all ops."""
+    ops: list[str] = []  # of a CASEWISE command; each is a run of its own. Default: all ops
     options: dict[str, Option] = {}
     """The command's own, by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
-    devices: list[str] = []
-    """Types of devices; default: all that there are."""
-    repeats: int = Field(1, ge=1, le=100)
-    """How many times the step is made, each time anew."""
+    devices: list[str] = []  # types of devices; default: all that there are
+    repeats: int = Field(1, ge=1, le=100)  # how many times the step is made, each time anew
     share: float | None = Field(None, gt=0, le=1)
     """Of a command that runs whole: its part of the campaign's time."""
-    expected: str = "60s"
-    """Of a command that runs whole and has no share: its time."""
+    expected: str = "60s"  # of a command that runs whole and has no share: its time
 
 
 class CampaignSpec(_Table):
-    step: list[StepTable] = Field(min_length=1)
-    """The most valuable first."""
+    step: list[StepTable] = Field(min_length=1)  # the most valuable first
 
 
 @dataclass(frozen=True)
@@ -64,17 +59,13 @@ class Step:
 
     name: str
     command: str
-    rank: int
-    """The place of its table in the file; steps of one rank take turns."""
+    rank: int  # the place of its table in the file; steps of one rank take turns
     op: str
-    arguments: Sequence[str]
-    """As in a command line, after the command's name."""
-    devices: Sequence[str] = ()
-    """Types of devices; empty: all."""
+    arguments: Sequence[str]  # as in a command line, after the command's name
+    devices: Sequence[str] = ()  # types of devices; empty: all
     share: float | None = None
     expected_s: float = 60.0
-    kind: str = ""
-    """Kind of platform; empty: all."""
+    kind: str = ""  # kind of platform; empty: all
 
     def is_for(self, type: str, kind: str) -> bool:
         """Whether it is measured on devices of a type, which are of a kind of platform."""

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli.interrupt import interruptible
-from harness.cli.options import cluster_option, target_device
+from harness.cli.options import cluster_option, gathered, target_device
 
 if TYPE_CHECKING:
+    from harness.campaign.execute import CampaignRequest
     from harness.campaign.spec import Step
     from harness.cluster.driver import Pool
     from harness.run.request import Request
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
     from kernels.platform import Platform
 
 PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
+
+
+def _campaign_request() -> type[CampaignRequest]:
+    from harness.campaign.execute import CampaignRequest
+
+    return CampaignRequest
 
 
 @click.command()
@@ -42,52 +49,42 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, as of `run`.")
 @click.option("--quiet", is_flag=True, help="No tables and no progress.")
-def campaign(
-    file: str | None,
-    budget: str,
-    cluster: str | None,
-    device: str | None,
-    out: str | None,
-    resume: str | None,
-    plan: str | None,
-    devices: tuple[str, ...],
-    threads: int | None,
-    quiet: bool,
-) -> None:
+@gathered(_campaign_request)
+def campaign(request: CampaignRequest) -> None:
     """Measure what this machine can tell, the most valuable first, within a budget of wall-clock.
 
     Without a file: the machine and its ceilings, the engine itself, each op at `smoke`, then at `r1-tp8`,
     races of the Triton kernels, flags, the replay of a step. The result is a folder and one zip file to carry
     home, which `report` and `harness.results.load` read as it is.
     """
-    from harness.campaign.execute import CampaignRequest, run_campaign
+    from harness.campaign.execute import run_campaign
     from harness.campaign.spec import steps_of
     from harness.cli.campaign_display import CampaignTables
     from harness.errors import UsageError
     from harness.machine.device import choose_device
     from harness.paths import RESULTS
-    from harness.plan.budget import parse_seconds
     from harness.run.device import device_type, machine_name
 
     began = time.monotonic()
-    if plan and cluster and not devices:
+    cluster, device = request.cluster, request.device
+    if request.plan and cluster and not request.devices:
         raise UsageError("--plan joins no cluster: say what it has, as --devices H200=8")
-    if resume and (out or file):
+    if request.resume and (request.out or request.file):
         raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
-    if resume and plan:
+    if request.resume and request.plan:
         raise UsageError("--plan is of a campaign from its start; --resume prints what is left and measures")
-    budget_s = parse_seconds(budget, "--budget")
+    budget_s = request.budget_s
     here = choose_device(None if cluster else device)
-    for step in steps_of(file, ()):  # a mistake in a file is said before a cluster is joined
+    for step in steps_of(request.file, ()):  # a mistake in a file is said before a cluster is joined
         read_step(step)
-    if plan:
+    if request.plan:
         from harness.cli.campaign_plan import print_plan
 
-        print_plan(plan, file, devices, here, budget_s, read_step)
+        print_plan(request, here, read_step)
         return
-    folder = Path(resume or out or RESULTS / ("cluster" if cluster else machine_name(here)))
-    request = CampaignRequest(file, budget_s, folder, bool(resume), began, threads)
-    display = CampaignTables(quiet, budget_s)
+    default = RESULTS / ("cluster" if cluster else machine_name(here))
+    folder = Path(request.resume or request.out or default)
+    display = CampaignTables(request.quiet, budget_s)
     with interruptible(f"finished cases are recorded, campaign --resume {folder} measures the rest"), display:
         if cluster:
             from harness.cluster.ray_cluster import RayPool
@@ -97,11 +94,11 @@ def campaign(
             from harness.cluster.agent import ThisMachine
 
             pool = ThisMachine(device_type(here), here.device)
-        sys.exit(run_campaign(pool, request, read_step, display))
+        sys.exit(run_campaign(pool, request, folder, began, read_step, display))
 
 
 def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
-    """Reads a step's arguments by the command that it names: a `harness.campaign.steps.ReadStep`."""
+    """Reads a step's arguments by the command that it names: a `harness.campaign.plan.ReadStep`."""
     from harness.cli.run import run
     from harness.cli.toggle import toggle, toggle_request
     from harness.cli.tune import tune

@@ -18,12 +18,12 @@ from shapes.case import Case
 
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignOutcome
-    from harness.campaign.steps import PlannedJob
+    from harness.campaign.plan import PlannedJob
     from harness.cluster.driver import Driver, Task
 
 
 class CampaignTables(TerminalDisplay):
-    """A `harness.campaign.execute.WholeDisplay`: results on stdout, progress on stderr."""
+    """A `harness.campaign.execute.CampaignDisplay`: results on stdout, progress on stderr."""
 
     def __init__(self, quiet: bool, budget_s: float) -> None:
         super().__init__(quiet, sys.stdout)
@@ -32,7 +32,7 @@ class CampaignTables(TerminalDisplay):
 
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
         """Prints when each job is expected to begin and end, and what will not fit."""
-        from harness.campaign.steps import simulated
+        from harness.campaign.plan import simulated
 
         left_s = driver.ends - driver.clock()
         self.log(plan_text(simulated(list(driver.dispatcher.jobs.values()), counts, left_s), left_s))

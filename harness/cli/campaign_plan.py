@@ -7,11 +7,11 @@ import re
 import shlex
 import string
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
+from harness.campaign.execute import CampaignRequest
+from harness.campaign.plan import ReadStep, planned_jobs, simulated
 from harness.campaign.spec import DEFAULTS, steps_of
-from harness.campaign.steps import ReadStep, planned_jobs, simulated
 from harness.catalogue.architectures import architectures
 from harness.catalogue.devices import known_devices
 from harness.cli.campaign_display import plan_text
@@ -26,18 +26,16 @@ IMAGES = {"cuda": 'python: "3.12"', "rocm": "image: rocm/vllm:rocm7.0.0_vllm_0.1
 """The line of dstack's file that says what it starts: its own image, or one that brings ROCm's torch."""
 
 
-def print_plan(kind: str, file: str | None, devices: Sequence[str], here: Platform, budget_s: float) -> None:
-    """Prints the plan of a campaign's steps, or the file that starts it. Raises UsageError.
-
-    kind: `steps`, or a key of NAMES
-    """
-    counts = dict(_count(text) for text in devices)
+def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None:
+    """Prints the plan of a campaign's steps, or the file that starts it. Raises UsageError."""
+    kind, budget_s = request.plan or "steps", request.budget_s
+    counts = dict(_count(text) for text in request.devices)
     if kind != "steps":
-        print(cluster_file(kind, counts, budget_s, file), end="")
+        print(cluster_file(kind, counts, budget_s, request.file), end="")
         return
     platforms = {type: _platform(type) for type in counts} or {device_type(here): here}
     counts = counts or dict.fromkeys(platforms, 1)
-    steps = steps_of(file, [platform.kind for platform in platforms.values()])
+    steps = steps_of(request.file, [platform.kind for platform in platforms.values()])
     jobs, reasons = planned_jobs(steps, platforms, budget_s, read)
     print(plan_text(simulated(jobs, counts, budget_s), budget_s))
     for name, reason in reasons.items():

@@ -12,9 +12,15 @@ from typing import Any
 import pytest
 
 from harness.campaign import execute
-from harness.campaign.execute import CampaignOutcome, CampaignRequest, pack, run_campaign, step_of
+from harness.campaign.execute import (
+    CampaignOutcome,
+    CampaignRequest,
+    Steps,
+    pack,
+    run_campaign,
+    step_of,
+)
 from harness.campaign.spec import Step, arguments, steps_of
-from harness.campaign.steps import Steps
 from harness.cli.campaign import read_step
 from harness.cli.campaign_display import CampaignTables
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
@@ -56,8 +62,10 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
         monkeypatch.setattr(execute, "Driver", lambda *a, **k: Driver(*a, **k, clock=pool.clock))
         monkeypatch.setattr(execute.time, "monotonic", pool.clock)
         shown = to()
-        request = CampaignRequest(str(tmp_path / "spec.toml"), budget_s, tmp_path / name, resume, pool.now, 3)
-        return run_campaign(pool, request, read_step, shown), shown
+        folder = tmp_path / name
+        goes_on = str(folder) if resume else None
+        request = CampaignRequest(str(tmp_path / "spec.toml"), f"{budget_s}s", resume=goes_on, threads=3)
+        return run_campaign(pool, request, folder, pool.now, read_step, shown), shown
 
     Driver = execute.Driver
     return run

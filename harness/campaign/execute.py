@@ -15,8 +15,7 @@ from typing import Any, Protocol
 
 from harness import files
 from harness.archive import packed
-from harness.campaign.plan import ReadStep
-from harness.campaign.spec import Step, steps_of
+from harness.campaign.plan import ReadStep, Step, steps_of
 from harness.cluster.agent import CommandDone, Opened
 from harness.cluster.driver import Driver, Job, Pool, PoolGone, Task
 from harness.cluster.execute import CommandJob, RunJob, begin_race, calibrations

@@ -15,7 +15,7 @@ from harness.cli.options import cluster_option, gathered, target_device
 
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignRequest
-    from harness.campaign.spec import Step
+    from harness.campaign.plan import Step
     from harness.cluster.driver import Pool
     from harness.run.request import Request
     from harness.tune.race import TuneRequest
@@ -58,7 +58,7 @@ def campaign(request: CampaignRequest) -> None:
     home, which `report` and `harness.results.load` read as it is.
     """
     from harness.campaign.execute import run_campaign
-    from harness.campaign.spec import steps_of
+    from harness.campaign.plan import steps_of
     from harness.cli.campaign_display import CampaignTables
     from harness.errors import UsageError
     from harness.machine.device import choose_device

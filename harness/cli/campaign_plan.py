@@ -10,8 +10,7 @@ import sys
 from pathlib import Path
 
 from harness.campaign.execute import CampaignRequest
-from harness.campaign.plan import ReadStep, planned_jobs, simulated
-from harness.campaign.spec import DEFAULTS, steps_of
+from harness.campaign.plan import DEFAULTS, ReadStep, planned_jobs, simulated, steps_of
 from harness.catalogue.architectures import architectures
 from harness.catalogue.devices import known_devices
 from harness.cli.campaign_display import plan_text

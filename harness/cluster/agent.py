@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -261,12 +261,18 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 class TimeIsUp(BaseException):
-    """Raised in what is being measured when its deadline has come; no `except Exception` may swallow it."""
+    """Is raised in what is being measured when its deadline has come. No `except Exception` may catch it."""
+
+
+def _time_is_up(*_: object) -> None:
+    raise TimeIsUp
 
 
 class ThisMachine:
-    """A `harness.cluster.driver.Pool` of this machine's device alone. Its agent works in this process, so
-    that `send` returns when the order is done, or when its deadline has come. Then there is no answer."""
+    """This machine's device alone, with its agent in this process: a `harness.cluster.driver.Pool`.
+
+    `send` returns when the order is done, or when its deadline has come; then there is no answer.
+    """
 
     grows = False
 
@@ -282,8 +288,17 @@ class ThisMachine:
         pass
 
     def send(self, id: str, order: Order) -> None:
-        with contextlib.suppress(TimeIsUp), _alarm(getattr(order, "deadline_s", math.inf)):
+        seconds = math.inf if isinstance(order, Opening) else order.deadline_s
+        before = signal.signal(signal.SIGALRM, _time_is_up)
+        try:
+            if math.isfinite(seconds):
+                signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
             self.answers.append(self.agent.answer(order, id))
+        except TimeIsUp:
+            pass
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
         answers, self.answers = self.answers, []
@@ -296,22 +311,3 @@ class ThisMachine:
 
     def close(self) -> None:
         self.agent.close()
-
-
-@contextlib.contextmanager
-def _alarm(seconds: float) -> Iterator[None]:
-    """Raises TimeIsUp within, after so many seconds."""
-
-    def ring(*_: object) -> None:
-        raise TimeIsUp
-
-    if math.isinf(seconds):
-        yield
-        return
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

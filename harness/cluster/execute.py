@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -79,6 +79,7 @@ class RunJob(Job):
     def __post_init__(self) -> None:
         finished = finished_cases(self.journal, self.plan.retry)
         done = [r for records in finished.values() for r in records if isinstance(r, CaseDone)]
+        self.began = time.perf_counter()
         self.spent_s = sum(record.measured_s for record in done)
         self.given_s: dict[str, float] = {}
         self.recorded = {device.name for device in self.journal.devices()}
@@ -296,19 +297,13 @@ def run_on_cluster(request: Request, request_of: Callable[[Platform], Request], 
 def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Request], display: Display) -> int:
     """Measures a run on the devices of one type that a pool has. Returns the exit code."""
     began = time.perf_counter()
-    job: RunJob | None = None
+
+    def jobs_of(type: str, devices: Sequence[Opened], made: Sequence[Calibration]) -> Iterator[RunJob]:
+        yield _run_job(type, devices, request_of(devices[0].facts.platform), made, display)
+
     driver = Driver(pool, display.log, threads=request.threads)
-    try:
-        with driver:
-            type, devices = only_type(driver)
-            made: list[Calibration] = []
-            job = _run_job(type, devices, request_of(devices[0].facts.platform), made, display)
-            before_s = time.perf_counter() - began
-            driver.add([job, *calibrations(type, devices, made, display.log)])
-            driver.run()
-    except PoolGone as gone:
-        raise pool_gone(gone, [job.journal.folder] if job else []) from None
-    outcome = _outcome(job, before_s)
+    ((job, outcome),) = _measured(driver, jobs_of)
+    outcome = replace(outcome, before_s=job.began - began)
     display.end(job.plan.record, outcome)
     write_outputs(request.json, request.csv, job.plan.record, outcome.records)
     code = exit_code(outcome.records)
@@ -316,10 +311,40 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
     return FAILED if code == OK and (driver.failed or regressed) else code
 
 
+JobsOf = Callable[[str, Sequence[Opened], Sequence[Calibration]], Iterator[RunJob]]
+"""Yields the jobs on the devices of a type, given their calibrations."""
+
+
+def _measured(driver: Driver, jobs_of: JobsOf) -> list[tuple[RunJob, Outcome]]:
+    """Measures jobs on all devices of a driver, which must be of one type. Returns each with what became of
+    it."""
+    jobs: list[RunJob] = []
+    try:
+        with driver:
+            type, devices = only_type(driver)
+            made: list[Calibration] = []
+            jobs.extend(jobs_of(type, devices, made))
+            driver.add([*jobs, *calibrations(type, devices, made, driver.log)])
+            driver.run()
+    except PoolGone as gone:
+        then = "".join(f"; --resume {job.journal.folder} measures the rest" for job in jobs)
+        raise HarnessError(f"{gone}; finished cases are recorded{then}") from None
+    return [(job, _outcome(job)) for job in jobs]
+
+
+def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
+    """Opens the devices, which must be of one type. Raises UsageError before any is opened."""
+    types = {device.type for device in driver.pool.devices()}
+    if len(types) > 1:
+        choices = " or ".join(sorted(types))
+        raise UsageError(f"the cluster has several types of devices: choose --device {choices}")
+    return next(iter(driver.open().items()))
+
+
 def _run_job(
     type: str, devices: Sequence[Opened], request: Request, made: Sequence[Calibration], display: Display
 ) -> RunJob:
-    """The job of a run that begins, or goes on, on devices of a type. made: their calibrations"""
+    """The job of a run that begins, or goes on. made: the devices' calibrations"""
     facts = devices[0].facts
     if request.resume:
         journal, plan = resume(request, facts.provenance)
@@ -338,33 +363,18 @@ def _run_job(
     return job
 
 
-def _outcome(job: RunJob, before_s: float = 0.0) -> Outcome:
-    """Read from the job's journal. before_s: seconds from the command's beginning to its first case"""
+def _outcome(job: RunJob) -> Outcome:
+    """Read from the job's journal."""
     finished = job.journal.finished()
     return Outcome(
         records=[record for records in finished.values() for record in records],
         cases=len(finished),
         left_out=job.left_out,
-        before_s=before_s,
+        before_s=0.0,
         budget_s=job.plan.budget_s,
         folder=job.journal.folder,
         calibrations=job.journal.calibrations(),
     )
-
-
-def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
-    """Opens the devices, which must be of one type. Raises UsageError before any is opened."""
-    types = {device.type for device in driver.pool.devices()}
-    if len(types) > 1:
-        choices = " or ".join(sorted(types))
-        raise UsageError(f"the cluster has several types of devices: choose --device {choices}")
-    return next(iter(driver.open().items()))
-
-
-def pool_gone(gone: PoolGone, folders: Iterable[Path]) -> HarnessError:
-    """The error in one line, with how each run goes on."""
-    then = "".join(f"; --resume {folder} measures the rest" for folder in folders)
-    return HarnessError(f"{gone}; finished cases are recorded{then}")
 
 
 def race_on_cluster(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
@@ -375,35 +385,26 @@ def race_on_cluster(request: TuneRequest, display: RaceDisplay) -> tuple[int, li
 
 def race_on(pool: Pool, request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     """Races all implementations at once on the devices of one type that a pool has."""
-    jobs: list[RunJob] = []
     races: list[Race] = []
+
+    def jobs_of(type: str, devices: Sequence[Opened], made: Sequence[Calibration]) -> Iterator[RunJob]:
+        platform, count = devices[0].facts.platform, len(devices)
+        implementations = implementations_here(request, platform)
+        if not implementations:
+            raise NothingRan(f"nothing of these can be timed on {platform.name or platform.kind}")
+        for implementation in implementations:
+            journal, plan, race = begin_race(implementation, request, devices[0], display)
+            display.log(f"racing {implementation.name} on {count} of {type}; rounds in {journal.folder}")
+            races.append(race)
+            asked = request.run_request(implementation)
+            yield RunJob(implementation.name, type, 0, journal, plan, asked, race.on_case, count, made)
+
     driver = Driver(pool, display.log)
-    try:
-        with driver:
-            type, devices = only_type(driver)
-            made: list[Calibration] = []
-            facts = devices[0].facts
-            implementations = implementations_here(request, facts.platform)
-            if not implementations:
-                where = facts.platform.name or facts.platform.kind
-                raise NothingRan(f"nothing of these can be timed on {where}")
-            for implementation in implementations:
-                name, count = implementation.name, len(devices)
-                journal, plan, race = begin_race(implementation, request, devices[0], display)
-                display.log(f"racing {name} on {count} of {type}; rounds in {journal.folder}")
-                asked = request.run_request(implementation)
-                jobs.append(RunJob(name, type, 0, journal, plan, asked, race.on_case, count, made))
-                races.append(race)
-            driver.add([*jobs, *calibrations(type, devices, made, display.log)])
-            driver.run()
-    except PoolGone as gone:
-        raise pool_gone(gone, [job.journal.folder for job in jobs]) from None
-    codes = [FAILED] if driver.failed else []
-    for job in jobs:
-        outcome = _outcome(job)
+    codes = []
+    for job, outcome in _measured(driver, jobs_of):
         display.end(job.plan.record, outcome)
         codes.append(exit_code(outcome.records))
-    return race_result(codes, races, display.log)
+    return race_result([*codes, FAILED] if driver.failed else codes, races, display.log)
 
 
 def begin_race(

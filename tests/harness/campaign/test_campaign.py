@@ -20,7 +20,7 @@ from harness.campaign.execute import (
     run_campaign,
     step_of,
 )
-from harness.campaign.spec import Step, arguments, steps_of
+from harness.campaign.plan import Step, arguments, steps_of
 from harness.cli.campaign import read_step
 from harness.cli.campaign_display import CampaignTables
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError

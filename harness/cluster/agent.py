@@ -35,8 +35,7 @@ from harness.workers.environment import worker_threads
 from kernels.platform import Platform
 from kernels.tuning import Target
 
-LAST_CHARACTERS = 4000
-"""How much of the end of a command's output is brought back."""
+LAST_CHARACTERS = 4000  # how much of the end of a command's output is brought back
 RUN = (
     "import os, sys; from harness.workers.child.main import die_with_parent; die_with_parent(); "
     "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
@@ -284,8 +283,8 @@ class ThisMachine:
     def devices(self) -> Sequence[Device]:
         return [self.device]
 
-    def start(self, device: Device) -> None:
-        pass
+    def start(self, opening: Opening) -> None:
+        self.send(opening.device.id, opening)
 
     def send(self, id: str, order: Order) -> None:
         seconds = math.inf if isinstance(order, Opening) else order.deadline_s

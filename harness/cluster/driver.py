@@ -17,18 +17,14 @@ from harness.run.device import DeviceFacts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LOOK_S = 5.0
-"""Seconds between two looks for devices that have joined or left."""
-STARTING_S = 600.0
-"""Seconds for an agent to start and to measure its device's ceilings."""
+LOOK_S = 5.0  # seconds between two looks for devices that have joined or left
+STARTING_S = 600.0  # seconds for an agent to start and to measure its device's ceilings
 LONGEST_S = 7200.0
-"""Seconds for a task, beside ten times what is expected of it: a library may build for long."""
-NO_DEVICE_S = 30.0
-"""Seconds without a device for what waits, after which the driver ends."""
+"""The most seconds that a task may take, above ten times what is expected: a library may compile for long."""
+NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do what waits
 MOST_FAILURES = 2
 """After so many failures in a row a device is left out; after so many in all a task is given up."""
-FORGETS = 0.7
-"""The weight of what is known of a job's cases beside a new one."""
+EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; a new task has the rest
 
 
 class PoolGone(HarnessError):
@@ -38,14 +34,13 @@ class PoolGone(HarnessError):
 class Pool(Protocol):
     """Devices with agents: `ThisMachine`, or those of a Ray cluster, which come and go."""
 
-    grows: bool
-    """Whether other devices may join."""
+    grows: bool  # whether other devices may join
 
     def devices(self) -> Sequence[Device]:
         """The devices that are there now. Raises PoolGone."""
 
-    def start(self, device: Device) -> None:
-        """Begins to start the device's agent, which may be sent orders at once."""
+    def start(self, opening: Opening) -> None:
+        """Starts the agent of a device with its first order."""
 
     def send(self, id: str, order: Order) -> None:
         """Sends an order to an agent that has answered the last one."""
@@ -120,7 +115,10 @@ class Dispatcher:
         self.jobs[job.name] = job
 
     def wanting(self, types: Set[str], left_s: float) -> int:
-        """How many tasks wait for a device that is not there, and would fit the time. types: those there"""
+        """How many tasks that would fit the time wait for a device that is not there.
+
+        types: of the devices that are there
+        """
         return sum(
             not task.device
             and (job.type not in types or task in self.tried)
@@ -153,7 +151,7 @@ class Dispatcher:
         """Notes how long a task took: the job's others will take about as long."""
         self.failures.pop(device, None)
         job, aside_s = self.jobs[task.job], max(0.0, wall_s - measured_s)
-        job.aside_s = aside_s if job.aside_s is None else FORGETS * job.aside_s + (1 - FORGETS) * aside_s
+        job.aside_s = aside_s if job.aside_s is None else EARLIER * job.aside_s + (1 - EARLIER) * aside_s
 
     def fail(self, task: Task, device: str, alone: bool = False) -> str:
         """Notes that a device failed at a task. Another device gets the task next; the same one gets it after
@@ -305,8 +303,7 @@ class Driver:
             if device.id in self.members or device.id in self.refused:
                 continue
             self.members[device.id] = Member(device, began=self.clock())
-            self.pool.start(device)
-            self.pool.send(device.id, Opening(device, self.threads))
+            self.pool.start(Opening(device, self.threads))
 
     def _is_over(self) -> bool:
         """Whether no device works, and nothing waits for a device that is there or may still come."""

@@ -46,8 +46,7 @@ from shapes.case import Case
 ASIDE_S = {"smoke": 15.0, "cpu": 60.0, "gpu": 30.0}
 """Seconds that a case takes beside its measuring, before one was seen: what runs in results/epyc-zen4-2core
 took. The figure for GPUs is a guess."""
-MOST = 3.0
-"""A case whose first rounds take longer than its budget may take so many times that budget."""
+MOST = 3.0  # a case whose first rounds take longer than its budget may take so many times that budget
 CALIBRATION_OP = "block_scale_gemm"
 CALIBRATION_CASES = {
     "cpu": ("m=64 n=512 k=7168",),

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.catalogue.devices import known_type
-from harness.cluster.agent import Agent, Answer, Device, Opened, Order
+from harness.cluster.agent import Agent, Answer, Device, Opened, Opening, Order
 from harness.cluster.driver import PoolGone
 from harness.compile.compiler import CompileEach, Resources, compile_launch
 from harness.compile.launches import KernelLaunch
@@ -36,16 +36,14 @@ LONG_PATH = 40
 """Of the temporary folder, in characters: Ray keeps sockets below it, whose paths may have 107."""
 HEAD_S, HEAD_GONE_S = 2.0, 6.0
 """Seconds for the head to take a connection, and after which it is gone if it takes none."""
-TYPE = "device:"
-"""A node's custom resource that begins so names the type of its devices: `device:MI300X`."""
+TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0
 """Seconds for an actor to begin: its node loads Python and the suite. Longer, and another driver has its
 device."""
 BEAT_S, HANG_S = 10.0, 60.0
 """Seconds between signs of life that an agent is asked for, and after which it hangs if it gives none."""
-PROBE_S = 120.0
-"""Seconds for a node to tell its version of Triton."""
+PROBE_S = 120.0  # seconds for a node to tell its version of Triton
 
 
 def join(address: str) -> ModuleType:
@@ -268,10 +266,10 @@ class RayPool:
             ]
         return self.known
 
-    def start(self, device: Device) -> None:
+    def start(self, opening: Opening) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        resources = dict(device.resources)
+        device, resources = opening.device, dict(opening.device.resources)
         actor = (
             self.ray.remote(self.agent)
             .options(
@@ -285,6 +283,7 @@ class RayPool:
             .remote()
         )
         self.actors[device.id] = _Actor(actor, actor.beat.remote(), time.monotonic())
+        self.send(device.id, opening)
 
     def send(self, id: str, order: Order) -> None:
         actor = self.actors[id]

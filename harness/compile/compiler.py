@@ -48,36 +48,26 @@ class Product:
     m: int
     n: int
     k: int
-    dtype: str
-    """fp8 or bf16; Triton's name for any other."""
+    dtype: str  # fp8 or bf16; Triton's name for any other
 
 
 @dataclass
 class Resources:
     """What a compiled kernel takes of a GPU."""
 
-    registers: int = 0
-    """Of a thread. On CDNA these are vector registers: VGPRs and AGPRs together."""
+    registers: int = 0  # of a thread. On CDNA these are vector registers: VGPRs and AGPRs together
     spills: int = 0
     """Registers of a thread that did not fit. On NVIDIA this is the number of bytes stored for them, over 4;
     on CDNA some may have gone to AGPRs."""
-    scratch_bytes: int = 0
-    """Memory of a thread for spilled registers and local arrays."""
-    shared_bytes: int = 0
-    """Of a program."""
-    columns: int = 0
-    """Of tensor memory, of a program."""
-    threads: int = 0
-    """Of a program."""
+    scratch_bytes: int = 0  # memory of a thread for spilled registers and local arrays
+    shared_bytes: int = 0  # of a program
+    columns: int = 0  # of tensor memory, of a program
+    threads: int = 0  # of a program
     code_bytes: int = 0
-    instructions: list[str] = field(default_factory=list)
-    """Matrix instructions in the assembly, each once."""
-    products: list[Product] = field(default_factory=list)
-    """Products in the source, each once."""
-    remarks: list[str] = field(default_factory=list)
-    """Remarks of the assembler about what costs speed."""
-    error: str = ""
-    """Why compiling failed, in one line; then all others are empty."""
+    instructions: list[str] = field(default_factory=list)  # matrix instructions in the assembly, each once
+    products: list[Product] = field(default_factory=list)  # products in the source, each once
+    remarks: list[str] = field(default_factory=list)  # remarks of the assembler about what costs speed
+    error: str = ""  # why compiling failed, in one line; then all others are empty
 
     @staticmethod
     def read(entry: JsonObject) -> Resources:

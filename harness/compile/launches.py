@@ -37,15 +37,12 @@ class KernelLaunch:
 
     op: str
     implementation: str
-    kernel: str
-    """`module:name`."""
+    kernel: str  # `module:name`
     arch: str
-    data: str
-    """JSON for JITFunction.preload: types, constants, alignments, options."""
+    data: str  # JSON for JITFunction.preload: types, constants, alignments, options
     excuse: str = ""
     """Why the kernel may do without the architecture's matrix instructions, which need 64 rows or more."""
-    cases: list[str] = field(default_factory=list)
-    """Texts of the cases whose calls launch it."""
+    cases: list[str] = field(default_factory=list)  # texts of the cases whose calls launch it
 
     @property
     def name(self) -> str:

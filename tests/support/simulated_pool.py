@@ -59,9 +59,10 @@ class SimulatedPool:
         there = {id: type for id, type in self.types.items() if self._is_there(id)}
         return [Device(id, type, beside=len(there)) for id, type in there.items()]
 
-    def start(self, device: Device) -> None:
-        assert device.id not in self.started, "it has an agent"
-        self.started[device.id] = next(self.numbers)
+    def start(self, opening: Opening) -> None:
+        assert opening.device.id not in self.started, "it has an agent"
+        self.started[opening.device.id] = next(self.numbers)
+        self.send(opening.device.id, opening)
 
     def send(self, device: str, order: Order) -> None:
         if isinstance(order, Opening):

@@ -150,7 +150,7 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
     (device,) = here.devices()
     assert (device.type, device.device) == ("mine", "cpu")
     with captured_here():
-        here.send(device.id, Opening(device))
+        here.start(Opening(device))
     (opened,) = here.wait(0.0)
     assert isinstance(opened.result, Opened) and opened.device == device.id, opened.error
     monkeypatch.setattr(CaseMeasurer, "measure", lambda *_: signal.pause())
@@ -159,7 +159,7 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
     assert here.wait(0.0) == [] and signal.getsignal(signal.SIGALRM) is before
     here.stop(device.id)
     with device_lock(detect("cpu")):
-        here.send(device.id, Opening(device))
+        here.start(Opening(device))
     (said,) = here.wait(0.0)
     assert said.result is None and not said.lost
     assert said.error.startswith("device cpu is being measured by process ")

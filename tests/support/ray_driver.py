@@ -24,8 +24,8 @@ CASE_S = 0.6
 
 
 class SleepingAgent:
-    """As harness.cluster.ray_cluster.RayAgent; it measures nothing. Beside the file `hold` it leaves one of
-    its node when it begins a case, and it finishes none while `hold` is there."""
+    """As harness.cluster.ray_cluster.RayAgent, but it measures nothing. When it begins a case it writes a
+    file beside `hold`; while the file `hold` is there it finishes none."""
 
     hold = Path()
 

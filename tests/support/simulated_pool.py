@@ -1,4 +1,4 @@
-"""A pool of devices that are not there, on a clock of its own: agents answer, fail, hang, die and join."""
+"""A simulated pool with its own clock: its agents answer, fail, hang, die and join."""
 
 import heapq
 import itertools
@@ -24,21 +24,16 @@ PROVENANCE = {
 
 @dataclass
 class SimulatedPool:
-    """types: id of a device -> type; those of `joins` come at that time, those of `leaves` go
+    """Devices that answer after made-up times. Times are in seconds."""
 
-    takes_s:   of a case on a device, or a fault: `dies`, `hangs` or `fails`
-    hang_s:    until a hanging agent is noticed
-    versions:  of torch, of a device that has another
-    slower:    by what factor, of a device on which all takes longer
-    """
-
-    types: dict[str, str]
+    types: dict[str, str]  # of each device, by its id
     takes_s: Callable[[str, str], float | str]
-    joins: dict[str, float] = field(default_factory=dict)
-    leaves: dict[str, float] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    slower: dict[str, float] = field(default_factory=dict)
-    hang_s: float = 60.0
+    """The time of a case on a device, or a fault: `dies`, `hangs`, `fails` or, of an opening, `breaks`."""
+    joins: dict[str, float] = field(default_factory=dict)  # when a device joins, if late
+    leaves: dict[str, float] = field(default_factory=dict)  # when a device leaves
+    versions: dict[str, str] = field(default_factory=dict)  # of torch, where a device has another
+    slower: dict[str, float] = field(default_factory=dict)  # the factor by which a device is slower
+    hang_s: float = 60.0  # until a hanging agent is noticed
     grows: bool = True
     rounds: int = 3
     now: float = 0.0
@@ -119,7 +114,7 @@ class SimulatedPool:
 
 
 def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> list[Record]:
-    """Of a case as an agent gives them, with made-up times."""
+    """The records of a case as an agent would give them, with made-up times."""
     case = order.run.cases[0].key
     draw = random.Random(case)
     samples = Samples(
@@ -139,7 +134,7 @@ def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> 
 def pool(
     names: str, takes: Callable[[str, str], float | str] = lambda device, case: 10.0, **more: Any
 ) -> SimulatedPool:
-    """Of CPUs, one of each letter."""
+    """A pool of CPUs, one for each letter of `names`."""
     return SimulatedPool(dict.fromkeys(names, "cpu"), takes, **more)
 
 

@@ -1,4 +1,4 @@
-"""A campaign on devices that are not there: its order, time, folder and archive, and how it goes on."""
+"""A campaign on simulated devices: its order, time, folder and archive, and how it is resumed."""
 
 import io
 import json
@@ -72,7 +72,7 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
 
 
 def campaigns() -> dict[str, tuple[SimulatedPool, float]]:
-    """Devices, and the time that there is, seconds."""
+    """By name: the pool, and the budget in seconds."""
     return {
         "the most valuable first, ops in turn": (pool("a"), 1e5),
         # What is running then is cut off.
@@ -150,7 +150,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
 
 
 def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):
-    """A resume that reaches none of it takes nothing away."""
+    """Records of broken cases stay where a resumed campaign has no time to measure them again."""
     monkeypatch.setattr("tests.support.simulated_pool.records", crashing)
     code, _ = campaign(pool("a"))
     before = load(tmp_path / "here")
@@ -163,7 +163,7 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
 
 
 def test_a_case_that_its_device_could_not_do_fails_it(campaign):
-    """It has no row that says so, and the others are right."""
+    """No row records the failure, and all rows that there are have the status ok."""
 
     def takes(device: str, case: str) -> float | str:
         return "fails" if "batch=128" in case else 10.0

@@ -1,4 +1,4 @@
-"""An agent beside its device: what it holds, measures and runs; and one in a process that is killed."""
+"""An agent: the device that it holds, the cases that it measures, the commands that it runs."""
 
 import signal
 import subprocess
@@ -119,7 +119,7 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monke
 
 
 def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypatch):
-    """Whatever a driver's environment chose."""
+    """Variables of the driver's environment that choose devices have no effect."""
     for platform, shown in (
         (Platform("cuda", "sm_90", "cuda:1", uuid="GPU-11"), {"CUDA_VISIBLE_DEVICES": "GPU-11"}),
         (Platform("rocm", "gfx942", "cuda:1", uuid="GPU-22"), {"ROCR_VISIBLE_DEVICES": "GPU-22"}),
@@ -145,7 +145,7 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
 
 
 def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch):
-    """A campaign ends in time, and its device is free then, though a case in it would take for ever."""
+    """A campaign ends in time and its device is free then, even if a case would never end."""
     here = ThisMachine("mine", "cpu")
     (device,) = here.devices()
     assert (device.type, device.device) == ("mine", "cpu")

@@ -1,4 +1,4 @@
-"""The driver on devices that are not there: none of what fails, hangs, leaves or joins loses a case."""
+"""The driver on simulated devices: no case is lost where a device fails, hangs, leaves or joins."""
 
 import math
 import random
@@ -28,7 +28,7 @@ from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, recor
 
 
 class Driven:
-    """A made-up run of so many cases, driven on a pool until the driver ends."""
+    """A made-up run that is driven on a pool until the driver ends."""
 
     def __init__(
         self, folder: Path, pool: SimulatedPool, cases: int, ends: float = float("inf"), type: str = "cpu"
@@ -50,7 +50,7 @@ class Driven:
 
     @property
     def recorded(self) -> list[str]:
-        """Keys in the order of the journal, each as often as it stands there."""
+        """The keys of finished cases in the journal's order, with repeats."""
         return [r.case for r in self.journal.lines.records() if isinstance(r, CaseDone)]
 
 
@@ -82,11 +82,11 @@ def of_device(fault: str, name: str) -> Callable[[str, str], float | str]:
 
 
 OLD = "2.11.0"
-"""A torch that is another's."""
+"""Another version of torch."""
 
 
 def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
-    """Pools, cases, and when the time is up."""
+    """By name: the pool, the number of cases, and the time at which the driver must end."""
     return {
         "devices share the cases, the first first": (pool("abcd"), 40, math.inf),
         "a device dies in a case": (pool("ab", failing("dies", ("a", "case 0"))), 6, math.inf),
@@ -216,7 +216,7 @@ def test_devices_of_several_types_are_to_be_chosen_from():
 
 
 def test_while_its_head_does_not_answer_ray_is_asked_for_nothing():
-    """A call of Ray would wait for the head for a minute and then end the process."""
+    """Ray would wait for the head for a minute and then end the process."""
     asked = []
     pool = RayPool.__new__(RayPool)
     pool.head = SimpleNamespace(answers=lambda: False)
@@ -266,7 +266,7 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
 
 
 def test_one_run_is_measured_by_devices_that_are_alike():
-    """All names count but another machine's threads, which only a CPU computes with."""
+    """All facts count, the number of threads only where a CPU is measured."""
 
     def facts(kind: str, driver: str = "1", threads: int = 1, **git: str) -> DeviceFacts:
         machine = {"platform": kind, "device": "it", "arch": "", "driver": driver, "threads": threads}
@@ -302,7 +302,10 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
 
 
 class RayTask:
-    """Of Ray's, done where its answer is asked for; `on`: the node that it was sent to, if to one."""
+    """Stands in for a task of Ray: it runs when its result is asked for.
+
+    on: the node that it was sent to; empty: any
+    """
 
     def __init__(self, function: Callable[..., object], on: str = "") -> None:
         self.function, self.on = function, on
@@ -323,7 +326,7 @@ def answered(answer: object) -> object:
     (None, "node b has triton missing, this"), (OSError("gone"), "node b does not answer: OSError"),
 ])  # fmt: skip
 def test_kernels_are_compiled_where_all_nodes_with_cpus_have_this_triton(monkeypatch, theirs, said):
-    """A node that dies while it compiles costs that kernel alone."""
+    """Where a node dies while it compiles, only that kernel has no result."""
     ray = Mock(remote=RayTask, get=lambda answer, timeout=None: answer(), exceptions=Mock(RayError=OSError))
     ray.wait = lambda refs, **_: (refs[:1], refs[1:])
     ray.nodes.return_value = [

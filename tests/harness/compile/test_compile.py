@@ -1,4 +1,5 @@
-"""`python -m harness compile`: what it says of a kernel, what it fails, and that it compiles once."""
+"""`python -m harness compile`: what it says about a kernel, what it refuses, and that it compiles each
+once."""
 
 import dataclasses
 import json
@@ -33,7 +34,7 @@ def launch(**values: str) -> KernelLaunch:
 
 
 LLVM = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264: 1, 400: 1}
-"""`; Occupancy` in the assembly of the suite's own kernels, by their registers: waves of a SIMD."""
+"""Waves of a SIMD by registers: `; Occupancy` in the assembly of the suite's own kernels."""
 
 
 @pytest.mark.parametrize(("arch", "registers", "shared", "columns", "waves", "resident", "bound"), [
@@ -149,7 +150,7 @@ AMDGCN = """v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], 0
 
 
 def elf(*sections: tuple[int, int]) -> bytes:
-    """Of sections (flags, bytes): the header, and their headers after it."""
+    """An ELF file without contents: its header, and those of sections given as (flags, bytes)."""
     header = bytearray(64)
     struct.pack_into("<Q", header, 40, 64)
     struct.pack_into("<HH", header, 58, 64, len(sections))
@@ -168,7 +169,7 @@ def elf(*sections: tuple[int, int]) -> bytes:
     ids=["ptxas", "LLVM"],
 )
 def test_resources_are_read_from_what_compilers_write(asm, log, instruction, dtype, columns):
-    """Spills count registers of four bytes, which ptxas tells as bytes."""
+    """ptxas gives spills in bytes, four for each register."""
     metadata = SimpleNamespace(shared=4096, **{"tmem_size": columns} if columns else {})
     compiled = SimpleNamespace(asm={"ttir": TTIR} | asm, metadata=metadata)
     assert resources_of(compiled, log) == Resources(
@@ -189,7 +190,7 @@ def test_each_architecture_and_each_op_has_something_to_compile():
 
 @pytest.mark.parametrize("op", kernels.OPS)
 def test_empty_operands_are_as_those_with_values(op: str):
-    """Shapes, strides and types, of each boundary; on a GPU's compiler they decide what is compiled."""
+    """Shapes, strides and dtypes are compared for each boundary: they decide what is compiled."""
     it = kernels.OPS[op]
     for case in shipped(op)[:2]:
         sizes = it.sizes(case.sizes)
@@ -208,7 +209,7 @@ def test_empty_operands_are_as_those_with_values(op: str):
 
 
 def of_gemm(arch: str, name: str = "") -> list[KernelLaunch]:
-    """What one small case launches there, of kernels so called."""
+    """The launches of one small case, of kernels whose names contain `name`."""
     case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
     found = launches(case.op, select_architectures(arch)[0], [case])
     return [one for one in found if name in one.name]
@@ -258,7 +259,7 @@ def test_a_compiler_that_dies_costs_one_configuration(monkeypatch, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_planted_configuration_fails_the_command(here, monkeypatch, tmp_path: Path):
-    """With one case, in this process."""
+    """One case is compiled, in this process."""
     from harness.compile import launches
 
     def compiled(todo):
@@ -291,8 +292,8 @@ def test_targets_are_those_named_once_and_a_variable_that_interprets_is_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "target"), list(zip(kernels.OPS, architectures(), strict=True)))
 def test_what_is_shipped_may_be(op, target):
-    """Each op for one architecture, each architecture once, each configuration once. All for all, of each
-    number type and alignment, takes a quarter of an hour: the command does it after a kernel was changed."""
+    """Each op is compiled for one architecture. All ops for all architectures, with each dtype and alignment,
+    take a quarter of an hour: run `compile` after a kernel was changed."""
     found = launches(op, architectures()[target], shipped(op))
     for launch in {(one.name, tile(one.config)): one for one in found}.values():
         made = row(launch, compiler.compile_launch(launch.kernel, target, launch.data))

@@ -1,5 +1,5 @@
-"""Races of engines' Triton kernels: which configurations are raced against the engine's own choice, and what
-of the outcome goes into the engine's tables. Times are planted."""
+"""Races of engines' Triton kernels: which configurations are raced against the engine's own, and what goes
+into the engine's tables. Times are made up."""
 
 import json
 import sys
@@ -117,7 +117,8 @@ def test_one_stage_does_not_load_while_it_multiplies(gemm):
 
 
 def raced(word: str, won: dict | None = FAST, against: dict | None = None, status: str = "ok") -> list:
-    """Records of a case: the baseline, or what stood in for it, and a rival that is `word` against it."""
+    """Records of a case with the baseline, or the configuration that stood in for it, and a rival that is
+    `word` than it."""
     facts = {"op": CASE.op, "case": CASE.key, "impl": "vllm.triton", "time_us": 10.0}
     other, this = a_cell(**facts, config=against), a_cell(**facts | {"status": status}, config=won)
     ratio = {"faster": (1.25, 1.2, 1.3), "same": (1.0, 0.99, 1.01), "slower": (0.8, 0.7, 0.9)}[word]
@@ -132,7 +133,7 @@ def raced(word: str, won: dict | None = FAST, against: dict | None = None, statu
 
 @pytest.fixture
 def on_case(gemm, tmp_path):
-    """Gives what is printed of the case, and its row."""
+    """Returns what is printed about the case, and its row."""
 
     def told(records: list) -> tuple[str, dict]:
         said: list[str] = []
@@ -197,7 +198,7 @@ def test_the_engine_is_asked_in_a_process_of_its_own(gemm, monkeypatch):
 
 
 def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
-    """SGLang's, whose own M are kept, too."""
+    """The M of SGLang's own table are kept, too."""
     up, down = {1: FAST, 5000: NOW}, {1: {**FAST, "USE_TMA": True}}
     stub = SimpleNamespace(
         take=lambda w1_shape, w2_shape, top_k, dtype, M, block_shape: {
@@ -252,7 +253,7 @@ def test_a_call_says_what_its_engine_takes_and_from_where(gemm, monkeypatch):
 
 
 def test_files_of_the_product_are_named_as_the_engine_names_them(monkeypatch):
-    """Files of SGLang 0.5.23 and vLLM 0.33.0, whose get_device_name_as_file_name has no spaces."""
+    """As in SGLang 0.5.23 and vLLM 0.33.0, where get_device_name_as_file_name gives no spaces."""
     stub = SimpleNamespace(device=lambda: "AMD Instinct MI300X", own=lambda N, K, block_n, block_k: None)
     monkeypatch.setitem(sys.modules, "an_engine", stub)
     own = Function("an_engine.own", needs="N K block_n block_k")

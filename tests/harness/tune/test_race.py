@@ -1,5 +1,5 @@
-"""`tune` where the implementation can be timed: a race of a plugin's configurations on the CPU, how a stopped
-one goes on, what is stored of a case, and who enters."""
+"""`tune`: a race of a plugin's configurations on the CPU, how a stopped race is resumed, what is stored for a
+case, and which configurations are raced."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def stored(folder: Path) -> dict[str, dict]:
 
 
 def told_apart(run: Path) -> set[str]:
-    """Cases in which the machine was quiet enough for a verdict: what is chosen of the others is by rule."""
+    """The cases in which the machine was quiet enough for a verdict; nothing is stored for the others."""
     return {
         records[0].case.removeprefix("block_scale_gemm ").partition(" fp8")[0]
         for records in Journal(run).finished().values()
@@ -198,7 +198,7 @@ LARGE = kernels.OPS["block_scale_gemm"].case({"m": 4096, "n": 2112, "k": 7168})
 
 @pytest.mark.skipif(not version("triton") or os.environ.get("TRITON_INTERPRET") == "1", reason="compiles")
 def test_configurations_that_the_architecture_has_no_room_for_do_not_enter(monkeypatch):
-    """Nothing is compiled: what compiling says is made up, the same for the same launch."""
+    """Nothing is compiled: the resources are made up, and always the same for the same launch."""
     compiled: list[str] = []
 
     def compile_all(launches, progress):
@@ -231,7 +231,7 @@ def test_configurations_are_compiled_before_they_enter():
 
 
 def records(*verdicts: tuple[str, str, float | None], anchor: int | None = None) -> list:
-    """Of entries of which each was held against the baseline: (columns, verdict, noise)."""
+    """Records of a case whose entries were compared with the baseline, each as (columns, verdict, noise)."""
     facts = {"op": CASE.op, "case": CASE.key, "impl": "plugin.chunked", "time_us": 10.0}
     names = ["16", *(columns for columns, _, _ in verdicts)]
     found: list = [a_cell(**facts, config={"columns": int(n), "fault": ""}) for n in names]
@@ -295,7 +295,7 @@ def test_what_was_stored_is_used(chunked, chosen, monkeypatch, tmp_path):
 
 
 def test_devices_of_a_pool_share_the_cases_of_a_race(chunked, monkeypatch, tmp_path):
-    """Their times are made up, without a verdict: nothing is stored."""
+    """The times are made up and have no verdicts, so nothing is stored."""
     run = str(tmp_path / "run")
     begun = TuneRequest(op="block_scale_gemm", impl="plugin.chunked", case=["m=1,4 n=512 k=256"],
                         out=str(tmp_path), journal=run, keep=2)  # fmt: skip
@@ -317,7 +317,7 @@ def test_devices_of_a_pool_share_the_cases_of_a_race(chunked, monkeypatch, tmp_p
 
 @pytest.mark.parametrize(("word", "code"), [("faster", FAILED), ("slower", OK), ("unclear", OK)])
 def test_a_check_stores_nothing_and_fails_where_what_is_used_was_beaten(chunked, tmp_path, word, code):
-    """The same case, held against what is stored."""
+    """The same records are taken with --check and without."""
     run = a_run().model_copy(update={"race": RaceSettings(keep=8, folder=str(tmp_path))})
     for stores in (False, True):
         race = Race(chunked, CPU, SimpleNamespace(record=run), Mock(), stores=stores)

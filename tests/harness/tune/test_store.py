@@ -23,7 +23,7 @@ def test_the_source_is_of_kernels_wherever_they_lie_and_not_of_their_comments(tm
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def source(folder: str, jit: str, text: str) -> str:
-        """Of the kernel beside a file."""
+        """The hash for a module that imports a kernel from a file with this text."""
         (tmp_path / "suite" / folder).mkdir(parents=True, exist_ok=True)
         module = f"suite.{folder.replace('/', '.')}"
         (tmp_path / "suite" / folder / f"{jit}.py").write_text(text)

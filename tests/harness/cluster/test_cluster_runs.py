@@ -42,7 +42,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    """A head, and a node of each type. On a machine of one core the second node has its own folder of locks."""
+    """A head, and a node of each type. With one core the second node has its own folder of locks."""
     nodes = RayNodes()
     try:
         nodes.start("head")

@@ -32,9 +32,9 @@ from shapes.case import Case
 
 FILE = "campaign.json"
 END_S, END_SHARE = 5.0, 0.02
-"""Of the budget, for agents to end and for the archive: so many seconds, or such a part if it is longer."""
+"""Seconds of the budget that are kept for agents to end and for the archive, or this part of it if longer."""
 MOST_BYTES = 16_000_000
-"""The size of an archive."""
+"""The largest size of an archive."""
 BESIDE = (FILE, "tuned")
 """What is archived beside the folders of steps."""
 
@@ -74,7 +74,7 @@ class StepOutcome:
     name: str
     cases: int
     done: int
-    statuses: dict[str, int] = field(default_factory=dict)  # how many rows have each
+    statuses: dict[str, int] = field(default_factory=dict)  # how many rows have each status
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ class CampaignDisplay(Protocol):
     def log(self, line: str) -> None: ...
 
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
-        """All that is to be done is known. counts: devices of each type"""
+        """Is called when all jobs are known. counts: devices of each type"""
 
     def task(self, task: Task, device: str, driver: Driver) -> None:
-        """A device begins a task."""
+        """Is called when a device begins a task."""
 
     def case(self, step: str, run: Run, case: Case, records: Sequence[Record]) -> None:
-        """A case of a step is finished."""
+        """Is called when a case of a step is finished."""
 
     def command(self, step: str, code: int | None, output: str) -> None:
-        """A command that ran whole is finished."""
+        """Is called when a command that ran whole is finished."""
 
     def end(self, outcome: CampaignOutcome) -> None: ...
 
@@ -189,7 +189,7 @@ def run_campaign(
 ) -> int:
     """Returns the exit code; raises HarnessError. began: when the command did, by time.monotonic()"""
     if request.resume:
-        _resumed_steps(folder)  # what is wrong with it is said before devices are opened
+        _resumed_steps(folder)  # a mistake in it is said before devices are opened
     elif (folder / FILE).exists():
         raise UsageError(f"{folder} holds a campaign: --resume {folder}, or another --out")
     budget_s = request.budget_s

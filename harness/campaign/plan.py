@@ -48,14 +48,14 @@ class StepTable(_Table):
 
     command: Literal["run", "toggle", "tune", "doctor", "serving replay"]
     name: str = Field("", pattern=r"^[\w.-]*$")
-    ops: list[str] = []  # of a CASEWISE command; each is a run of its own. Default: all ops
+    ops: list[str] = []  # for a CASEWISE command; each op is a run of its own. Default: all ops
     options: dict[str, Option] = {}
-    """The command's own, by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
+    """Options of the command by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
     devices: list[str] = []  # types of devices; default: all that there are
     repeats: int = Field(1, ge=1, le=100)  # how many times the step is made, each time anew
     share: float | None = Field(None, gt=0, le=1)
-    """Of a command that runs whole: its part of the campaign's time."""
-    expected: str = "60s"  # of a command that runs whole and has no share: its time
+    """For a command that runs whole: its part of the campaign's time."""
+    expected: str = "60s"  # the time of a command that runs whole and has no share
 
 
 class CampaignSpec(_Table):
@@ -85,7 +85,7 @@ class Step:
         return self.command in CASEWISE
 
     def wall_s(self, budget_s: float) -> float:
-        """Seconds for a command that runs whole, of a campaign's budget."""
+        """The seconds that a command which runs whole has in a campaign of that budget."""
         return self.expected_s if self.share is None else max(LEAST_SHARE_S, self.share * budget_s)
 
     def whole_command(self, budget_s: float) -> list[str]:

@@ -60,8 +60,8 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
 def tune(request: TuneRequest) -> None:
     """Choose configurations of tunable kernels, the suite's Triton kernels among them, by racing them.
 
-    For each case the configuration that is used now is raced with others: those used for neighbouring sizes,
-    then others at random, as many as --keep says. Configurations that exceed what the GPU has are left out.
+    For each case the configuration that is used now is raced against --keep others: first those that are used
+    for neighbouring sizes, then others in a random order. Those that exceed what the GPU has are left out.
     Each is checked and measured as `run` does, and one is stored if it is faster than what was used before.
     Runs read what is stored in kernels/tuned, and before it the folder that KERNEL_BENCH_TUNED names.
 

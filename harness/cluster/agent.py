@@ -79,9 +79,9 @@ class CaseOrder:
 
     run: Run  # with this case alone
     request: Request  # options that the run's record does not have
-    budget_s: float  # of measuring
-    max_s: float  # of measuring, where one round in each block takes longer than the budget
-    deadline_s: float = math.inf  # of wall-clock, after which the result is of no use
+    budget_s: float  # for measuring
+    max_s: float  # for measuring, where one round in each block takes longer than the budget
+    deadline_s: float = math.inf  # wall-clock after which the result is of no use
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class CommandOrder:
     back."""
 
     arguments: Sequence[str]
-    deadline_s: float  # of wall-clock, after which it is killed
+    deadline_s: float  # seconds of wall-clock after which it is killed
 
 
 @dataclass(frozen=True)

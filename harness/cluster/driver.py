@@ -57,19 +57,19 @@ class Pool(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What one device does whole: a case of a run, say."""
+    """A piece of work for one device: a case of a run, or a command."""
 
     job: str
     key: str
     measure_s: float  # seconds of measuring
-    aside_s: float  # seconds for set-up and checks, as long as no task of the job has told
+    aside_s: float  # seconds for set-up and checks, until a task of the job is done
     device: str = ""  # the only device that may do it; empty: any of the job's type
 
 
 @dataclass
 class Job:
-    """Tasks that devices of one type do, and what becomes of the results. A bare job only has tasks, for a
-    plan."""
+    """Tasks for devices of one type. Its subclasses give the orders and record the results; a plan needs
+    neither."""
 
     name: str
     type: str
@@ -78,7 +78,7 @@ class Job:
     """Tasks that no device has, the most valuable first."""
     given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
     aside_s: float | None = field(default=None, kw_only=True)
-    """Seconds that a task takes beside measuring, from those that are done."""
+    """Seconds that a task takes beside measuring, as seen in those that are done."""
 
     def expected_s(self, task: Task) -> float:
         return task.measure_s + (task.aside_s if self.aside_s is None else self.aside_s)
@@ -130,8 +130,8 @@ class Dispatcher:
     def next(self, device: str, type: str, left_s: float, alone: bool = False) -> Task | None:
         """Takes the task that comes next for a device; None where none fits the time.
 
-        It comes from the job of the lowest rank, of several from the one that was given least. Time is kept
-        for tasks that only this device may do.
+        It is taken from the job of the lowest rank; among jobs of one rank, from the job of which the fewest
+        tasks were given. Time is kept for tasks that only this device may do.
 
         alone: there is no other device of its type, which could try what this one failed at
         """

@@ -9,16 +9,17 @@ import json
 import time
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol
 
 from harness import files
 from harness.archive import packed
 from harness.campaign.plan import ReadStep, Step, steps_of
-from harness.cluster.agent import CommandDone, Opened
-from harness.cluster.driver import Driver, Job, Pool, PoolGone, Task
+from harness.cluster.agent import Opened
+from harness.cluster.driver import Driver, Job, Pool, Task
 from harness.cluster.execute import CommandJob, RunJob, begin_race, calibrations
+from harness.cluster.ray_cluster import PoolGone
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
 from harness.plan.budget import parse_seconds
 from harness.progress import Progress
@@ -67,19 +68,9 @@ class Archive:
     left_out: Sequence[str]  # steps whose files would make it too large, the least valuable first
 
 
-@dataclass
-class StepOutcome:
-    """What became of a step on a type of devices."""
-
-    name: str
-    cases: int
-    done: int
-    statuses: dict[str, int] = field(default_factory=dict)  # how many rows have each status
-
-
 @dataclass(frozen=True)
 class CampaignOutcome:
-    steps: Sequence[StepOutcome]
+    jobs: Sequence[RunJob | CommandJob]
     folder: Path
     archive: Archive
     wall_s: float
@@ -154,7 +145,7 @@ class Steps:
         request, facts = self.read(step), device.facts
         if request is None:
             words, wall_s = step.whole_command(self.budget_s), step.wall_s(self.budget_s)
-            on_done = functools.partial(self._on_command, step)
+            on_done = functools.partial(self.display.command, step.name)
             yield CommandJob(name, type, step.rank, folder, words, wall_s, on_done)
         elif isinstance(request, TuneRequest):
             request = replace(request, out=str(self.folder / "tuned"))
@@ -179,9 +170,6 @@ class Steps:
                 journal, plan = begin(run, facts.platform, lambda _: facts, selection, self.display.log)
             on_case = functools.partial(self.display.case, step.name, plan.record)
             yield RunJob(name, type, step.rank, journal, plan, run, on_case, 0, made)
-
-    def _on_command(self, step: Step, name: str, done: CommandDone) -> None:
-        self.display.command(step.name, done.code, done.output)
 
 
 def run_campaign(
@@ -226,20 +214,16 @@ def run_campaign(
     except PoolGone as gone:
         then = f"finished cases are recorded, --resume {folder} measures the rest"
         raise HarnessError(f"{gone}; {then}") from None
-    outcomes = []
-    for job in driver.dispatcher.jobs.values():
-        if isinstance(job, CommandJob):
-            outcomes.append(StepOutcome(job.name, 1, int(job.done.exists()), job.statuses))
-        elif isinstance(job, RunJob):
-            outcomes.append(StepOutcome(job.name, len(job.planned), len(job.finished), dict(job.statuses)))
-            if not job.journal.finished():
-                job.journal.remove()
+    jobs = [job for job in driver.dispatcher.jobs.values() if isinstance(job, RunJob | CommandJob)]
+    for job in jobs:
+        if isinstance(job, RunJob) and not job.journal.finished():
+            job.journal.remove()
     archive = pack(folder, [step.name for step in steps])
-    display.end(CampaignOutcome(outcomes, folder, archive, time.monotonic() - began, made))
-    statuses = {status for step in outcomes for status in step.statuses}
+    display.end(CampaignOutcome(jobs, folder, archive, time.monotonic() - began, made))
+    statuses = {status for job in jobs for status in job.statuses}
     if statuses & BROKEN or driver.failed:
         return FAILED
-    return OK if any(step.done for step in outcomes) else NOTHING_RAN
+    return OK if any(job.done for job in jobs) else NOTHING_RAN
 
 
 def _new_steps(folder: Path, file: str | None, kinds: Mapping[str, str]) -> tuple[Sequence[Step], bool]:

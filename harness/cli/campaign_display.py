@@ -61,12 +61,8 @@ class CampaignTables(TerminalDisplay):
         from tabulate import tabulate
 
         rows = [
-            [
-                step.name,
-                f"{step.done} of {step.cases}",
-                ", ".join(f"{n} {s}" for s, n in step.statuses.items()),
-            ]
-            for step in outcome.steps
+            [job.name, f"{job.done} of {job.cases}", ", ".join(f"{n} {s}" for s, n in job.statuses.items())]
+            for job in outcome.jobs
         ]
         self.print("")
         self.print(tabulate(rows, ["step", "done", "rows"], tablefmt="simple"))
@@ -77,7 +73,7 @@ class CampaignTables(TerminalDisplay):
         self.print(f"to carry home: {archive.file}, {archive.size / 1e6:.1f} MB")
         if archive.left_out:
             self.print(f"left out of it, as it would be too large: {', '.join(archive.left_out)}")
-        if any(step.done < step.cases for step in outcome.steps):
+        if any(job.done < job.cases for job in outcome.jobs):
             self.print(f"the rest: python -m harness campaign --resume {outcome.folder}")
         self.print(f"as pictures: python -m harness report {outcome.folder} --open")
 

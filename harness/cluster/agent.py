@@ -268,12 +268,10 @@ def _time_is_up(*_: object) -> None:
 
 
 class ThisMachine:
-    """This machine's device alone, with its agent in this process: a `harness.cluster.driver.Pool`.
+    """The pool of this machine's device alone. Its agent is in this process, so `send` returns when the order
+    is done, or when its deadline has come; then there is no answer."""
 
-    `send` returns when the order is done, or when its deadline has come; then there is no answer.
-    """
-
-    grows = False
+    grows = False  # whether other devices may join
 
     def __init__(self, type: str, device: str) -> None:
         self.device = Device(device, type, device=device)
@@ -281,12 +279,15 @@ class ThisMachine:
         self.answers: list[Answer] = []
 
     def devices(self) -> Sequence[Device]:
+        """The devices that are there now."""
         return [self.device]
 
     def start(self, opening: Opening) -> None:
+        """Starts a device's agent with its first order."""
         self.send(opening.device.id, opening)
 
     def send(self, id: str, order: Order) -> None:
+        """Sends an order to a device's agent, which has answered the last one."""
         seconds = math.inf if isinstance(order, Opening) else order.deadline_s
         before = signal.signal(signal.SIGALRM, _time_is_up)
         try:
@@ -300,13 +301,16 @@ class ThisMachine:
             signal.signal(signal.SIGALRM, before)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
+        """The answers that came within a time."""
         answers, self.answers = self.answers, []
         if not answers:
             time.sleep(min(timeout_s, 0.2))
         return answers
 
     def stop(self, id: str) -> None:
+        """Ends a device's agent, if it has one."""
         self.agent.close()
 
     def close(self) -> None:
+        """Ends all agents."""
         self.agent.close()

@@ -7,10 +7,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from harness.cluster.agent import Answer, CommandDone, Device, Opened, Opening, Order
-from harness.errors import HarnessError, NothingRan
+from harness.cluster.agent import Answer, CommandDone, Device, Opened, Opening, Order, ThisMachine
+from harness.cluster.ray_cluster import RayPool
+from harness.errors import NothingRan
 from harness.results.schema import Record
 from harness.run.device import DeviceFacts
 
@@ -27,32 +28,7 @@ MOST_FAILURES = 2
 EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; a new task has the rest
 
 
-class PoolGone(HarnessError):
-    """The pool is gone, for the reason given."""
-
-
-class Pool(Protocol):
-    """Devices with agents: `ThisMachine`, or those of a Ray cluster, which come and go."""
-
-    grows: bool  # whether other devices may join
-
-    def devices(self) -> Sequence[Device]:
-        """The devices that are there now. Raises PoolGone."""
-
-    def start(self, opening: Opening) -> None:
-        """Starts the agent of a device with its first order."""
-
-    def send(self, id: str, order: Order) -> None:
-        """Sends an order to an agent that has answered the last one."""
-
-    def wait(self, timeout_s: float) -> Sequence[Answer]:
-        """The answers that came within a time. Raises PoolGone."""
-
-    def stop(self, id: str) -> None:
-        """Kills a device's agent if it has one."""
-
-    def close(self) -> None:
-        """Kills all agents."""
+Pool = ThisMachine | RayPool
 
 
 @dataclass(frozen=True)
@@ -265,7 +241,8 @@ class Driver:
             self.dispatcher.add(job)
 
     def run(self) -> None:
-        """Works until all is done that can be. Raises PoolGone, and what a job raises that cannot record."""
+        """Works until all is done that can be. Raises PoolGone where the pool is gone, and what a job raises
+        that cannot record."""
         while True:
             self._look()
             for member in list(self.members.values()):

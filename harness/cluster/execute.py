@@ -14,8 +14,8 @@ from typing import Literal
 import kernels
 from harness import files
 from harness.cluster.agent import CaseOrder, CommandDone, CommandOrder, Opened, Order
-from harness.cluster.driver import Driver, Job, Pool, PoolGone, Task
-from harness.cluster.ray_cluster import RayPool
+from harness.cluster.driver import Driver, Job, Pool, Task
+from harness.cluster.ray_cluster import PoolGone, RayPool
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, NothingRan, UsageError
 from harness.files import JournalFull, JsonObject, require_writable
 from harness.plan import budget, select
@@ -95,6 +95,14 @@ class RunJob(Job):
         self.waiting.extend(case_tasks(self.name, keys, self.plan.per_case_s, record.suite, kind))
 
     @property
+    def cases(self) -> int:
+        return len(self.planned)
+
+    @property
+    def done(self) -> int:
+        return len(self.finished)
+
+    @property
     def left_out(self) -> list[Case]:
         return [case_of(planned) for key, planned in self.planned.items() if key not in self.finished]
 
@@ -153,21 +161,26 @@ class CommandJob(Job):
     folder: Path
     arguments: Sequence[str]  # `{out}` among them stands for the folder
     wall_s: float  # expected; it is killed after twice as long
-    on_done: Callable[[str, CommandDone], None]
+    on_done: Callable[[int | None, str], None]  # is told the exit code and the end of the output
+    cases = 1
 
     def __post_init__(self) -> None:
-        if not self.done.exists():
+        if not self.done:
             self.waiting.append(Task(self.name, self.name, 0.0, self.wall_s))
 
     @property
-    def done(self) -> Path:
+    def file(self) -> Path:
         return self.folder / "done.json"
+
+    @property
+    def done(self) -> int:
+        return int(self.file.exists())
 
     @property
     def statuses(self) -> dict[str, int]:
         """`ok`, or `error` for a command that failed; neither for one that could not do anything here."""
         try:
-            code = json.loads(self.done.read_text())["code"]
+            code = json.loads(self.file.read_text())["code"]
         except (OSError, ValueError, KeyError):
             return {}
         return {} if code == NOTHING_RAN else {"error" if code else "ok": 1}
@@ -179,7 +192,7 @@ class CommandJob(Job):
         assert isinstance(result, CommandDone)
         for name, content in result.files.items():
             self._write(name, content)
-        self.on_done(self.name, result)
+        self.on_done(result.code, result.output)
         if result.code is None:  # killed at its time, which may be longer when the campaign goes on
             return 0.0
         facts: JsonObject = {
@@ -190,7 +203,7 @@ class CommandJob(Job):
             "provenance": by.facts.provenance,
             "output": result.output,
         }
-        self._write(self.done.name, (json.dumps(facts, indent=1) + "\n").encode())
+        self._write(self.file.name, (json.dumps(facts, indent=1) + "\n").encode())
         return 0.0
 
     def _write(self, name: str, content: bytes) -> None:

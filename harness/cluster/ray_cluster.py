@@ -20,10 +20,9 @@ from typing import Any
 
 from harness.catalogue.devices import known_type
 from harness.cluster.agent import Agent, Answer, Device, Opened, Opening, Order
-from harness.cluster.driver import PoolGone
 from harness.compile.compiler import CompileEach, Resources, compile_launch
 from harness.compile.launches import KernelLaunch
-from harness.errors import FAILED, NothingRan, UsageError, one_line
+from harness.errors import FAILED, HarnessError, NothingRan, UsageError, one_line
 from harness.machine.provenance import steers
 from harness.paths import ROOT
 from kernels.platform import devices, version
@@ -159,6 +158,10 @@ def _environment() -> dict[str, str]:
     return variables | {"PYTHONPATH": os.pathsep.join(path)}
 
 
+class PoolGone(HarnessError):
+    """The cluster is gone, for the reason given."""
+
+
 class Head:
     """The head of a cluster that was joined. Where it is gone, Ray's own calls wait for it for a minute and
     then end this process; so it is asked before each call."""
@@ -241,7 +244,8 @@ class _Actor:
 
 
 class RayPool:
-    """The devices of a Ray cluster: a `harness.cluster.driver.Pool`."""
+    """The devices of a Ray cluster, which come and go, each with an agent that is started for it. It has the
+    methods of `harness.cluster.agent.ThisMachine`; `devices` and `wait` raise PoolGone."""
 
     grows = True
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.cluster import driver, ray_cluster
 from harness.cluster.agent import Answer, CaseOrder, Opened, Opening, Order
-from harness.cluster.driver import PoolGone
 from harness.cluster.execute import RunJob
+from harness.cluster.ray_cluster import PoolGone
 from harness.errors import HarnessError
 from harness.results.journal import Journal
 from harness.results.schema import DeviceUsed

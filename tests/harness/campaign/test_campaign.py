@@ -97,7 +97,7 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot)
         assert devices.now <= budget_s and devices.openings[-1].threads == 3
         told = f"{dict(shown.counts)}: exit code {code} after {devices.now:g} s"
         lines += [f"=== {name}", told, *shown.lines, f"begun: {', '.join(shown.begun)}"]
-        lines += [f"{step.name}: {step.done} of {step.cases}" for step in shown.outcome.steps]
+        lines += [f"{step.name}: {step.done} of {step.cases}" for step in shown.outcome.jobs]
         for folder in run_folders(tmp_path / name):
             made = sorted(f"{c.device} {c.when}" for c in Journal(folder).calibrations())
             lines.append(f"{folder.relative_to(tmp_path / name)} calibrated: {', '.join(made)}")
@@ -170,7 +170,7 @@ def test_a_case_that_its_device_could_not_do_fails_it(campaign):
 
     code, shown = campaign(pool("a", takes))
     assert code == 1
-    assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.steps)
+    assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.jobs)
 
 
 def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tmp_path):
@@ -185,7 +185,7 @@ def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tm
     assert (order.arguments[-1], job.wall_s, order.deadline_s) == ("48s", 60.0, 120.0), "most is measuring"
     job.folder.mkdir()
     for code, statuses in ((OK, {"ok": 1}), (FAILED, {"error": 1}), (NOTHING_RAN, {})):
-        job.done.write_text(json.dumps({"code": code}))
+        job.file.write_text(json.dumps({"code": code}))
         assert job.statuses == statuses
 
 
@@ -211,7 +211,7 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
     assert run_folders(carried / "mla_decode-smoke") == [carried / "mla_decode-smoke"]
     assert len(inputs([str(carried)]).runs) == len(run_folders(tmp_path / "here")) == 4
 
-    names = [step.name for step in shown.outcome.steps]
+    names = [step.name for step in shown.outcome.jobs]
     (tmp_path / "here" / "mine.txt").write_text("of no step")
     for most, left_out in ((archive.size, []), (archive.size - 1, names[-1:]), (1, names[::-1])):
         small = pack(tmp_path / "here", names, most)

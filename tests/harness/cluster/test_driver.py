@@ -13,9 +13,9 @@ from unittest.mock import Mock
 import pytest
 
 from harness.cluster.agent import Device, Opening
-from harness.cluster.driver import Dispatcher, Driver, Job, PoolGone, Task, differences
+from harness.cluster.driver import Dispatcher, Driver, Job, Task, differences
 from harness.cluster.execute import RunJob, calibrations, only_type
-from harness.cluster.ray_cluster import Head, RayPool, _cause, compile_on
+from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, compile_on
 from harness.errors import NothingRan, UsageError
 from harness.files import JournalFull
 from harness.results.journal import Journal

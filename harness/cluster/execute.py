@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections import Counter
@@ -309,13 +310,12 @@ def run_on_cluster(request: Request, request_of: Callable[[Platform], Request], 
 def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Request], display: Display) -> int:
     """Measures a run on the devices of one type that a pool has. Returns the exit code."""
     began = time.perf_counter()
-
-    def jobs_of(type: str, devices: Sequence[Opened], made: Sequence[Calibration]) -> Iterator[RunJob]:
-        yield _run_job(type, devices, request_of(devices[0].facts.platform), made, display)
-
     driver = Driver(pool, display.log, threads=request.threads)
-    ((job, outcome),) = _measured(driver, jobs_of)
-    outcome = replace(outcome, before_s=job.began - began)
+    jobs: list[RunJob] = []
+    with _measuring(driver, jobs) as (type, devices, made):
+        jobs.append(_run_job(type, devices, request_of(devices[0].facts.platform), made, display))
+    (job,) = jobs
+    outcome = replace(_outcome(job), before_s=job.began - began)
     display.end(job.plan.record, outcome)
     write_outputs(request.json, request.csv, job.plan.record, outcome.records)
     code = exit_code(outcome.records)
@@ -323,25 +323,22 @@ def run_on(pool: Pool, request: Request, request_of: Callable[[Platform], Reques
     return FAILED if code == OK and (driver.failed or regressed) else code
 
 
-JobsOf = Callable[[str, Sequence[Opened], Sequence[Calibration]], Iterator[RunJob]]
-"""Yields the jobs on the devices of a type, given their calibrations."""
-
-
-def _measured(driver: Driver, jobs_of: JobsOf) -> list[tuple[RunJob, Outcome]]:
-    """Measures jobs on all devices of a driver, which must be of one type. Returns each with what became of
-    it."""
-    jobs: list[RunJob] = []
+@contextlib.contextmanager
+def _measuring(
+    driver: Driver, jobs: Sequence[RunJob]
+) -> Iterator[tuple[str, Sequence[Opened], list[Calibration]]]:
+    """Opens a driver's devices, which must be of one type, and yields that type, the devices and the list of
+    their calibrations. Afterwards it measures the jobs that were added within."""
     try:
         with driver:
             type, devices = only_type(driver)
             made: list[Calibration] = []
-            jobs.extend(jobs_of(type, devices, made))
+            yield type, devices, made
             driver.add([*jobs, *calibrations(type, devices, made, driver.log)])
             driver.run()
     except PoolGone as gone:
         then = "".join(f"; --resume {job.journal.folder} measures the rest" for job in jobs)
         raise HarnessError(f"{gone}; finished cases are recorded{then}") from None
-    return [(job, _outcome(job)) for job in jobs]
 
 
 def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
@@ -397,26 +394,26 @@ def race_on_cluster(request: TuneRequest, display: RaceDisplay) -> tuple[int, li
 
 def race_on(pool: Pool, request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
     """Races all implementations at once on the devices of one type that a pool has."""
+    driver = Driver(pool, display.log)
+    jobs: list[RunJob] = []
     races: list[Race] = []
-
-    def jobs_of(type: str, devices: Sequence[Opened], made: Sequence[Calibration]) -> Iterator[RunJob]:
+    with _measuring(driver, jobs) as (type, devices, made):
         platform, count = devices[0].facts.platform, len(devices)
         implementations = implementations_here(request, platform)
         if not implementations:
             raise NothingRan(f"nothing of these can be timed on {platform.name or platform.kind}")
         for implementation in implementations:
             journal, plan, race = begin_race(implementation, request, devices[0], display)
-            display.log(f"racing {implementation.name} on {count} of {type}; rounds in {journal.folder}")
+            name, asked = implementation.name, request.run_request(implementation)
+            display.log(f"racing {name} on {count} of {type}; rounds in {journal.folder}")
+            jobs.append(RunJob(name, type, 0, journal, plan, asked, race.on_case, count, made))
             races.append(race)
-            asked = request.run_request(implementation)
-            yield RunJob(implementation.name, type, 0, journal, plan, asked, race.on_case, count, made)
-
-    driver = Driver(pool, display.log)
-    codes = []
-    for job, outcome in _measured(driver, jobs_of):
+    codes = [FAILED] if driver.failed else []
+    for job in jobs:
+        outcome = _outcome(job)
         display.end(job.plan.record, outcome)
         codes.append(exit_code(outcome.records))
-    return race_result([*codes, FAILED] if driver.failed else codes, races, display.log)
+    return race_result(codes, races, display.log)
 
 
 def begin_race(

@@ -114,23 +114,20 @@ class RacedConfigs:
         op = kernels.OPS[case.op]
         operands = narrowed(op, implementation, sizes)
         progress = CompileProgress(f"{self.target.arch} {implementation.name}: ")
-        fitting: list[Any] = []
+        left, fitting = list(configs), list[Any]()
         refused: Counter[str] = Counter()
-        left = list(configs)
         while left and len(fitting) < self.keep:
             count = self.keep - len(fitting)
             batch, left = left[:count], left[count:]
-            launched: list[list[KernelLaunch]] = []
-            compilable = []
+            launched: dict[Any, list[KernelLaunch]] = {}
             for config in batch:
                 forced = implementation.configured(asdict(config))
                 try:
-                    launched.append(launches_of(op, forced, architecture, operands, sizes))
-                    compilable.append(config)
+                    launched[config] = launches_of(op, forced, architecture, operands, sizes)
                 except Exception as error:  # costs this configuration, not the command
                     refused[one_line(error)] += 1
-            compiled = iter(compile_all([one for each in launched for one in each], progress))
-            for config, launches in zip(compilable, launched, strict=True):
+            compiled = iter(compile_all([one for each in launched.values() for one in each], progress))
+            for config, launches in launched.items():
                 reasons = [why for one in launches for why in violations(one, next(compiled), architecture)]
                 if reasons:
                     refused["; ".join(dict.fromkeys(reasons))] += 1

@@ -269,7 +269,7 @@ def _time_is_up(*_: object) -> None:
 
 class ThisMachine:
     """The pool of this machine's device alone. Its agent is in this process, so `send` returns when the order
-    is done, or when its deadline has come; then there is no answer."""
+    is done. A case is stopped at its deadline, and then there is no answer."""
 
     grows = False  # whether other devices may join
 
@@ -288,7 +288,8 @@ class ThisMachine:
 
     def send(self, id: str, order: Order) -> None:
         """Sends an order to a device's agent, which has answered the last one."""
-        seconds = math.inf if isinstance(order, Opening) else order.deadline_s
+        # A command is killed at its deadline by the agent itself, and answered.
+        seconds = order.deadline_s if isinstance(order, CaseOrder) else math.inf
         before = signal.signal(signal.SIGALRM, _time_is_up)
         try:
             if math.isfinite(seconds):

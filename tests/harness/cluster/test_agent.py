@@ -157,6 +157,8 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
     before = signal.getsignal(signal.SIGALRM)
     here.send(device.id, replace(order_of(opened.result), deadline_s=0.01))
     assert here.wait(0.0) == [] and signal.getsignal(signal.SIGALRM) is before
+    here.send(device.id, CommandOrder(["-c", "import time; time.sleep(600)"], 0.01))
+    assert [answer.result for answer in here.wait(0.0)] == [CommandDone(None, "", {})], "it is killed alone"
     here.stop(device.id)
     with device_lock(detect("cpu")):
         here.start(Opening(device))

@@ -12,8 +12,6 @@ import click
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from harness.compile.compiler import CompileEach
-
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -50,24 +48,6 @@ cluster_option = click.option(
     help="Measure cases in parallel on a Ray cluster: HOST:PORT of its head, or without ADDRESS on all "
     "devices of this node. --device is then a type of device.",
 )
-
-cluster_compile = click.option(
-    "--cluster",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
-    help="Compile on the CPUs of a Ray cluster: HOST:PORT of its head.",
-)
-
-
-def compiling_on(cluster: str | None) -> CompileEach | None:
-    """Compiles on that cluster; None without a cluster."""
-    if not cluster:
-        return None
-    from harness.cluster.ray_compile import compile_on
-
-    return compile_on(cluster)
-
 
 MEASURING = [
     click.option("--op", help="The op to measure."),

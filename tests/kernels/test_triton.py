@@ -15,7 +15,7 @@ import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.compiler import compile_launch
 from harness.compile.launches import implementations, launches, recorded_launches
-from harness.compile.limits import violations
+from harness.compile.survey import violations
 from kernels.fused_moe.providers import deep_gemm
 from kernels.op import Prepared, Unsupported
 from kernels.operands import Seeds

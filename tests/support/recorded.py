@@ -205,7 +205,7 @@ IN_FP32: dict[str, Callable[[random.Random, int], list[float]]] = {
 
 def sure_of_picks(operands: Any, logits: torch.Tensor) -> None:
     """Of a pick every sigmoid makes 1, of another expert 0. Biases decide their order."""
-    picks = operands.sizes.routed.global_picks(operands.seeds.live, operands.seeds.sample)
+    picks = operands.sizes.routed.global_picks(operands.seeds.live, operands.seeds.turn)
     logits.fill_(-200.0).scatter_(1, torch.tensor(picks), 200.0)
 
 

@@ -1,4 +1,4 @@
-"""A run on devices one of which is slower: what is recorded and printed of them."""
+"""A run on devices of which one is slower: what is recorded and printed about them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,7 @@ def run_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("devices", ["a", "abc"])
 def test_of_several_each_case_has_its_device_and_the_one_that_lags_is_named(run_with, snapshot, devices):
-    """One device alone is not spoken of, neither in print nor on a page."""
+    """A single device is not named, neither in the terminal nor on the page."""
     printed, folder = run_with(devices)
     by = {r.case: r.device for records in Journal(folder).finished().values() for r in records
           if isinstance(r, CaseDone)}  # fmt: skip

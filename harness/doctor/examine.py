@@ -13,7 +13,7 @@ from harness.doctor import noise
 from harness.doctor.advice import advice
 from harness.files import JsonObject
 from harness.machine.device import torch_advice
-from harness.machine.monitor.base import Blind, Monitor
+from harness.machine.monitor import Blind, Monitor
 from harness.machine.provenance import LIBRARIES
 from harness.run.ceilings import measured, meters, stored
 from harness.statistics.paired import noise_of

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from harness.machine.monitor.procfs import TICK_S, Counters
+from harness.machine.monitor.cpu import TICK_S, Counters
 
 
 class FakeLinux:

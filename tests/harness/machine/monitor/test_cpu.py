@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.monitor.cpu import CpuMonitor
-from harness.machine.monitor.procfs import Counters, process_seconds
+from harness.machine.monitor.cpu import Counters, CpuMonitor, process_seconds
 from tests.support.fake_linux import FakeLinux
 
 WORKER = 4242

@@ -27,8 +27,8 @@ REASONS = {
 }
 """Bits of nvmlDeviceGetCurrentClocksEventReasons, with the names that nvidia-smi gives them (nvml.h)."""
 POLICIES = {0: POWER_CAP, 1: THERMAL}
-"""NVML_PERF_POLICY_*: each counts the nanoseconds in which it kept the clock below the requested one. There are
-field values with finer reasons, but their numbers differ between releases of the driver (251 or 269)."""
+"""NVML_PERF_POLICY_*: each counts the nanoseconds in which it kept the clock below the requested one. Field
+values have finer reasons, but their numbers differ between releases of the driver (251 or 269)."""
 
 # The first function that the library and the driver have is called: old drivers lack the newer name, and
 # CUDA 14 removes the older one.
@@ -57,12 +57,9 @@ def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) 
 class NvidiaMonitor(GpuMonitor):
     clock_name = "SM"
     power = POWER_CAP
-    disturbing = frozenset(
-        [
-            *("hardware slowdown", "software thermal slowdown"),
-            *("hardware thermal slowdown", "hardware power brake", THERMAL),
-        ]
-    )
+    disturbing = (frozenset(REASONS.values()) | {THERMAL}) - {
+        *(POWER_CAP, "clock setting", "sync boost", "display clock setting")
+    }
 
     def __init__(
         self,
@@ -139,7 +136,7 @@ class NvidiaMonitor(GpuMonitor):
         )
 
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
-        """In seconds. CUDA 14 removes the function that reads the counters; the samples still have reasons."""
+        """In seconds. CUDA 14 removes the function that reads the counters; samples still have reasons."""
         slowed = {}
         for policy, reason in POLICIES.items():
             violation = self._ask(f"{reason} counter", ["nvmlDeviceGetViolationStatus"], policy)

@@ -14,7 +14,7 @@ import pytest
 
 from harness.catalogue.devices import Ceilings
 from harness.doctor import advice as advice_module
-from harness.doctor import examine, noise
+from harness.doctor import examine
 from harness.doctor.advice import advice
 from harness.report.doctor_text import doctor_text
 from harness.report.terminal import WIDTH
@@ -34,7 +34,9 @@ def test_doctor_says_what_its_workers_measured(here, monkeypatch):
     known = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="earlier")
     monkeypatch.setattr(examine, "measured", lambda here, threads, monitor: known)
     monkeypatch.setattr("harness.run.ceilings.WorkerProcess", WorkerHere)
-    monkeypatch.setattr(noise, "clock_differences", functools.partial(noise.clock_differences, seconds=0.2))
+    monkeypatch.setattr(
+        examine, "clock_differences", functools.partial(examine.clock_differences, seconds=0.2)
+    )
     done = here("doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -66,7 +68,7 @@ MACHINE = {
 
 
 def test_text_says_what_was_found(monkeypatch, snapshot):
-    """Of what cannot be measured: why; of what was: all, in its columns."""
+    """It gives what was measured, in columns, and why the rest was not."""
 
     def broken(*arguments: object) -> None:
         raise WorkerFailure("crashed", "the worker died of SIGILL while in open")
@@ -106,7 +108,9 @@ class Steady:
         self.seconds = list(seconds)
         self.prepared: list[str] = []
 
-    def ask(self, request: str, deadline: float, **arguments: object) -> float | None:
+    def ask(self, request: str, deadline: float, **arguments: object) -> object:
+        if request == "clock":
+            return {"step_s": 1e-9, "reading_s": 1e-9}
         if request == "prepare":
             assert set(arguments) == {"workload"}
             self.prepared.append(arguments["workload"])
@@ -114,21 +118,21 @@ class Steady:
         assert (request, set(arguments)) == ("sample", {"at_least"})
         if not self.seconds:
             raise WorkerFailure("crashed", "the worker died")
-        time.sleep(0.001)  # a budget is of turns that take time
+        time.sleep(0.001)  # only samples that take time use up a budget
         return self.seconds[len(self.prepared) % len(self.seconds)]
 
 
 def test_the_pair_is_prepared_apart_in_every_block():
-    """What differs between preparations widens the interval."""
+    """A difference between preparations widens the interval."""
     one, other = Steady(1.0), Steady(1.02)
-    found = noise.clock_differences([one, other], seconds=600)
+    found = examine.clock_differences([one, other], seconds=600)
     assert set(found) == {"read", "product"}
     assert one.prepared == other.prepared == ["read"] * 6 + ["product"] * 6
     assert found["read"].ratio == pytest.approx(1.02)
-    found = noise.clock_differences([Steady(1.0), Steady(1.0, 1.1)], seconds=600)["read"]
+    found = examine.clock_differences([Steady(1.0), Steady(1.0, 1.1)], seconds=600)["read"]
     assert found.low < 1.0 < 1.05 < found.high
     with pytest.raises(WorkerFailure, match="the worker died"):
-        noise.clock_differences([Steady(1.0), Steady()], seconds=0.05)
+        examine.clock_differences([Steady(1.0), Steady()], seconds=0.05)
 
 
 def test_what_is_infinite_has_no_number(monkeypatch):
@@ -137,8 +141,7 @@ def test_what_is_infinite_has_no_number(monkeypatch):
     assert endless == Comparison(1.0, 0.0, math.inf, "unclear")
     pair = contextlib.nullcontext([Steady(1.0), Steady(1.0)])
     monkeypatch.setattr(examine, "meters", lambda here, threads, count: pair)
-    monkeypatch.setattr(noise, "clock", lambda worker: {"step_s": 1e-9, "reading_s": 1e-9})
-    monkeypatch.setattr(noise, "clock_differences", lambda pair: {"read": endless})
+    monkeypatch.setattr(examine, "clock_differences", lambda pair: {"read": endless})
     found = examine._instruments(CPU, 2)
     assert found["read"] == {"ratio": 1.0, "low": 0.0, "high": None, "floor": None}
     assert json.dumps(found, allow_nan=False)

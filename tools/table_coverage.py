@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.engine.view import EngineRequest, EngineView, Shape, engine_view
+from harness.engine import EngineRequest, EngineView, Shape, engine_view
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor
 from harness.page.html import html
 from harness.paths import ROOT
@@ -55,10 +55,10 @@ def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[st
     """A line for each op of a deployment whose kernels look into a table. Its share of time is that of all
     four ops at the limits of the device; the time tuned is a part of the op's."""
     for (device, engine, deployment, view), op in itertools.product(found, TITLES):
-        shapes = [shape for shape in view.shapes if shape.found and shape.call.op == op]
+        shapes = [shape for shape in view.shapes if shape.asks_table and shape.call.op == op]
         if not shapes:
             continue
-        tuned = [shape for shape in shapes if shape.entry]
+        tuned = [shape for shape in shapes if shape.found.entry]
         share = sum(shape.share for shape in shapes)
         yield {
             "device": device,
@@ -76,8 +76,8 @@ def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[st
 
 def _table(shape: Shape) -> str:
     """The name of a shape's table, or its folder where each shape has a file of its own."""
-    folder, _, name = shape.table.rpartition("/")
-    return folder if name.endswith(".json") else shape.table.partition(" ")[0]
+    folder, _, name = shape.found.table.rpartition("/")
+    return folder if name.endswith(".json") else shape.found.table.partition(" ")[0]
 
 
 def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:

@@ -234,8 +234,10 @@ def _distributions(
 ) -> Iterator[importlib.metadata.Distribution]:
     """The distributions that contain a library, on `path` or else on Python's own."""
     names = {canonicalize_name(name) for name in distribution_names(library)}
-    where = {} if path is None else {"path": [*path]}
-    found = importlib.metadata.distributions(**where)
+    if path is None:
+        found = importlib.metadata.distributions()
+    else:
+        found = importlib.metadata.distributions(path=[*path])
     return (one for one in found if canonicalize_name(one.metadata["Name"] or "") in names)
 
 

@@ -12,7 +12,7 @@ from harness.catalogue.devices import datasheets, last_level
 from harness.doctor.advice import advice
 from harness.files import JsonObject
 from harness.machine.device import torch_advice
-from harness.machine.monitor import Blind, Monitor
+from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.provenance import LIBRARIES
 from harness.run.ceilings import measured, meters, stored
 from harness.statistics.intervals import MIN_BLOCKS

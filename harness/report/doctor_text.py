@@ -46,8 +46,9 @@ def _aligned(lines: Lines) -> str:
     width = max(LABEL, *(len(label) + 2 for label, _ in lines))
     for label, text in lines:
         start = f"  {label:<{width}}" if label else "  - "
-        indents = {"initial_indent": start, "subsequent_indent": " " * len(start)}
-        parts.append(textwrap.fill(text, WIDTH, **indents, break_long_words=False, break_on_hyphens=False))
+        wrapper = textwrap.TextWrapper(WIDTH, start, " " * len(start))
+        wrapper.break_long_words = wrapper.break_on_hyphens = False
+        parts.append(wrapper.fill(text))
     return "\n".join(parts)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import kernels
-from harness.machine.monitor import Monitor
+from harness.machine.monitor.base import Monitor
 from harness.plan.entry import Entry
 from harness.plan.rotation import Rotation
 from harness.statistics.paired import MARGIN

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness import files
 from harness.catalogue.devices import Ceilings, last_level, peaks
-from harness.machine.monitor import Monitor
+from harness.machine.monitor.base import Monitor
 from harness.machine.provenance import driver
 from harness.paths import cache
 from harness.workers.child import METER

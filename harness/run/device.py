@@ -12,7 +12,8 @@ from harness.errors import NothingRan
 from harness.files import JsonObject
 from harness.machine.cpu_threads import ALLOWED
 from harness.machine.device import torch_advice
-from harness.machine.monitor import Monitor, monitor_for
+from harness.machine.monitor import monitor_for
+from harness.machine.monitor.base import Monitor
 from harness.run.ceilings import ceilings
 from harness.run.device_lock import device_lock
 from harness.workers.environment import provenance

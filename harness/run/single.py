@@ -15,7 +15,8 @@ import kernels
 from harness.catalogue.devices import last_level
 from harness.errors import UsageError, one_line
 from harness.machine.cpu_threads import default_threads
-from harness.machine.monitor import Monitor, monitor_for
+from harness.machine.monitor import monitor_for
+from harness.machine.monitor.base import Monitor
 from harness.plan import select, settings
 from harness.plan.entry import Entry
 from harness.plan.memory import Memory

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from harness.machine.monitor import Monitor
+from harness.machine.monitor.base import Monitor
 
 WHO = "process 7 (cc1plus) took 80% of a CPU"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from harness.files import JsonObject
 from harness.machine.cpu_threads import control_groups
-from harness.machine.monitor import Blind, Clocks, Monitor, Ours
+from harness.machine.monitor.base import Blind, Clocks, Monitor, Ours
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 """Counters of /proc/stat are rounded down to ticks of mostly 10 ms: a difference is up to one tick off."""

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from harness.machine.monitor import Clocks, Monitor, Ours
+from harness.machine.monitor.base import Clocks, Monitor, Ours
 from kernels.platform import Platform
 
 MAX_SLOWED = 0.01

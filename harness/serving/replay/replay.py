@@ -16,7 +16,7 @@ from typing import Any
 import kernels
 from harness.errors import NothingRan, UsageError
 from harness.machine.cpu_threads import default_threads
-from harness.machine.monitor import Monitor
+from harness.machine.monitor.base import Monitor
 from harness.paths import portable
 from harness.plan.budget import parse_seconds
 from harness.plan.select import launches

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import kernels
-from harness.machine.monitor import Blind
+from harness.machine.monitor.base import Blind
 from harness.plan.entry import Entry
 from harness.plan.select import kept_sizes, ragged_cases
 from harness.plan.settings import Setting

@@ -12,7 +12,7 @@ import kernels
 from harness.catalogue.devices import Ceilings
 from harness.errors import FAILED, NOTHING_RAN, OK
 from harness.files import JournalFull
-from harness.machine.monitor import Blind
+from harness.machine.monitor.base import Blind
 from harness.plan.entry import Entry
 from harness.plan.rotation import Rotation
 from harness.plan.settings import Setting

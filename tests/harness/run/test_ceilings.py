@@ -10,7 +10,7 @@ import pytest
 
 import kernels
 from harness.catalogue.devices import Ceilings, datasheets, known_type, last_level, peaks
-from harness.machine.monitor import Blind
+from harness.machine.monitor.base import Blind
 from harness.plan.entry import Entry
 from harness.plan.rotation import Rotation
 from harness.plan.settings import Setting

@@ -10,7 +10,7 @@ import pytest
 
 import kernels
 from harness.catalogue.devices import Ceilings
-from harness.machine.monitor import Blind
+from harness.machine.monitor.base import Blind
 from harness.paths import ROOT
 from harness.plan.entry import Entry, own_choice
 from harness.plan.rotation import Rotation

@@ -5,8 +5,9 @@ import sys
 
 import pytest
 
-from harness.machine.monitor import Blind, monitor_for
+from harness.machine.monitor import monitor_for
 from harness.machine.monitor.amd import open_amd
+from harness.machine.monitor.base import Blind
 from harness.machine.monitor.nvidia import open_nvidia
 from kernels.platform import Platform
 from tests.support.fake_amdsmi import FakeAmdSmi

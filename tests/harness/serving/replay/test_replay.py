@@ -11,7 +11,7 @@ import pytest
 import kernels
 from harness.cli.serving.replay import replay_command
 from harness.errors import OK, NothingRan, UsageError
-from harness.machine.monitor import Blind
+from harness.machine.monitor.base import Blind
 from harness.page.serving.replay import replay_section, replays
 from harness.run import device
 from harness.run.device import OwnDevice

@@ -16,7 +16,7 @@ from typing import Any
 
 import kernels
 from harness import results
-from harness.catalogue.evidence import KINDS
+from harness.catalogue.architectures import KINDS
 from harness.compile.launches import implementations
 from harness.paths import DATA, ROOT
 from kernels import engines
@@ -28,7 +28,7 @@ STATUS = {"checked": "interpreted", "ok": "measured"}
 
 
 def evidence() -> dict[str, dict[str, dict[str, int]]]:
-    """By implementation, architecture and kind: see harness/catalogue/evidence.py."""
+    """By implementation, architecture and kind: see harness/catalogue/architectures.py."""
     own = {i.name: i.op for op in kernels.OPS for i in implementations(op)}
     known: dict[str, dict[str, dict[str, int]]] = {name: {} for name in own}
     frame = results.load(ROOT / "results" / "*" / "*")

@@ -2,7 +2,7 @@
 
 import json
 
-from harness.catalogue.evidence import KINDS
+from harness.catalogue.architectures import KINDS
 from tools import write_tables as tables
 
 

@@ -13,7 +13,7 @@ from harness.catalogue import flags, recipes
 from harness.catalogue.flags import READ, catalogue
 from harness.errors import UsageError
 from harness.paths import DATA
-from harness.report.catalogue_text import flags_text
+from harness.report.lists import flags_text
 from harness.workers.environment import provenance
 from kernels.platform import KINDS, named
 from tests.support import paths

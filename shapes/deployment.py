@@ -100,9 +100,7 @@ def sweep(deployment: Deployment) -> list[Call]:
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
     """The calls of a mean step of a whole server's workload, which is simulated (see shapes.scheduler)."""
-    from shapes.bins.decode import decode_bins
-    from shapes.bins.prefill import prefill_bins
-    from shapes.bins.tokens import token_bins
+    from shapes.bins import decode_bins, prefill_bins, token_bins
     from shapes.scheduler import simulate
 
     layers, model, parallel = deployment.model.num_hidden_layers, deployment.model, deployment.attention

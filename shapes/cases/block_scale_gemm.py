@@ -48,7 +48,7 @@ def production() -> list[Case]:
 
 
 def served(run: Documented) -> list[Case]:
-    from shapes.bins.tokens import token_bins
+    from shapes.bins import token_bins
 
     return [
         case

@@ -83,6 +83,6 @@ def production() -> list[Case]:
 
 
 def served(run: Documented) -> list[Case]:
-    from shapes.bins.tokens import token_bins
+    from shapes.bins import token_bins
 
     return [_case(run.parallel, bin_.tokens, bin_.prompt, bin_.weight) for bin_ in token_bins(run.on_rank)]

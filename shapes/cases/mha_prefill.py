@@ -49,7 +49,7 @@ def production() -> list[Case]:
 
 def served(run: Documented) -> list[Case]:
     """None for a rank whose prompts are prefilled elsewhere."""
-    from shapes.bins.prefill import prefill_bins
+    from shapes.bins import prefill_bins
 
     return [
         _case(run.parallel, bin_.batch, bin_.new, bin_.prefix, bin_.weight)

@@ -51,7 +51,7 @@ def production() -> list[Case]:
 
 
 def served(run: Documented) -> list[Case]:
-    from shapes.bins.decode import decode_bins
+    from shapes.bins import decode_bins
 
     return [
         _case(run.parallel, bin_.batch, bin_.ctx, bin_.weight, run.kv) for bin_ in decode_bins(run.on_rank)

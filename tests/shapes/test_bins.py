@@ -4,9 +4,16 @@ from dataclasses import replace
 
 import pytest
 
-from shapes.bins.decode import MOST, decode_bins, reduce_phases, span_of
-from shapes.bins.prefill import prefill_bins, reduce_chunks
-from shapes.bins.tokens import reduce_tokens, token_bins
+from shapes.bins import (
+    MOST_DECODE,
+    decode_bins,
+    prefill_bins,
+    reduce_chunks,
+    reduce_phases,
+    reduce_tokens,
+    span_of,
+    token_bins,
+)
 from shapes.lengths import parse_span, spread
 from shapes.scheduler import Phase, Workload, simulate
 from shapes.workloads import documented
@@ -28,7 +35,7 @@ def test_bins_keep_the_kv_tokens_of_the_simulation(name):
         for phase in phases
     )
     bins = decode_bins(WORKLOADS[name])
-    assert 1 <= len(bins) <= MOST
+    assert 1 <= len(bins) <= MOST_DECODE
     assert decode_bins(replace(WORKLOADS[name])) is bins, "made once"
     weights = [b.weight for b in bins]
     assert sum(weights) == pytest.approx(1) and weights == sorted(weights, reverse=True)

@@ -9,7 +9,7 @@ import pytest
 from harness.paths import ROOT
 from kernels import OPS
 from shapes.attention import Parallel
-from shapes.bins.tokens import token_bins
+from shapes.bins import token_bins
 from shapes.experts import fused_moe_sizes, rows
 from shapes.models import model
 from shapes.suites import OPS as CASES

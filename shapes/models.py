@@ -1,8 +1,9 @@
-"""Model configurations as data: the public config.json of each, under its own key names."""
+"""Model configurations: the public config.json of each, with its own key names."""
 
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ _DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """YaRN: stretches a context of `original_max_position_embeddings` tokens by `factor`."""
+    """YaRN, which extends a context of `original_max_position_embeddings` tokens by `factor`."""
 
     type: str
     factor: float
@@ -25,19 +26,17 @@ class RopeScaling:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Widths in elements, counts in units; keys as in Hugging Face's config.json, `source` its address.
-
-    first_k_dense_replace: the first layers, whose MLP is dense; the others are MoE
-    weight_block_size:     rows x columns of a weight that share one FP8 scale
-    """
+    """The keys of Hugging Face's config.json. Widths are numbers of elements."""
 
     name: str
     source: str
+    """The address of the config.json."""
     hidden_size: int
     intermediate_size: int
     moe_intermediate_size: int
     num_hidden_layers: int
     first_k_dense_replace: int
+    """The number of first layers whose MLP is dense; the other layers are MoE."""
     num_attention_heads: int
     q_lora_rank: int
     kv_lora_rank: int
@@ -57,17 +56,18 @@ class ModelConfig:
     rope_theta: float
     rope_scaling: RopeScaling
     weight_block_size: tuple[int, int]
+    """The rows and columns of a weight that share one FP8 scale."""
     torch_dtype: str
 
 
 def models() -> list[str]:
-    """Names of the models that have data here."""
+    """The names of the models whose data is here."""
     return sorted(file.stem for file in _DATA.glob("*.json"))
 
 
 @functools.cache
 def model(name: str) -> ModelConfig:
-    """The model of this name; raises ValueError with one line that lists the models."""
+    """Raises ValueError, which lists the models, for an unknown name."""
     if name not in models():
         raise ValueError(f"unknown model {name!r}; models: {', '.join(models())}")
     own = _read(name)
@@ -84,10 +84,8 @@ def model(name: str) -> ModelConfig:
 
 
 def read_model(path: Path) -> ModelConfig:
-    """The model of a folder that has a config.json, or of such a file; named after its folder. Raises
-    ValueError with one line where it is none of DeepSeek-V3's kind."""
-    import json
-
+    """Reads a config.json, or the one in a folder; the name of the folder names the model. Raises ValueError
+    with one line if it cannot be read or is not of the kind of DeepSeek-V3."""
     file = path / "config.json" if path.is_dir() else path
     try:
         own = json.loads(file.read_text(encoding="utf-8"))
@@ -115,8 +113,6 @@ def _fields(kind: type) -> list[str]:
     return [field.name for field in fields(kind)]
 
 
-def _read(name: str) -> dict[str, Any]:  # JSON, as models' authors write it
-    import json
-
+def _read(name: str) -> dict[str, Any]:
     config: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))
     return config

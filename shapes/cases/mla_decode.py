@@ -9,7 +9,8 @@ from shapes.lengths import span_text
 from shapes.workloads import Documented
 
 SEEN = span_text(ISL + 1, ISL + OSL - 1)
-"""Tokens a request attends to from its first to its last decode step (see shapes.scheduler)."""
+"""The span of tokens that a request attends to from its first to its last decode step (see
+shapes.scheduler)."""
 
 
 def _case(parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str = "bf16") -> Case:
@@ -18,7 +19,7 @@ def _case(parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str
 
 
 def smoke() -> list[Case]:
-    """Below 0.2 million KV values each; page ends, one token, one request and a page of one token."""
+    """Fewer than 0.2 million KV values each: ends of pages, one token, one request, a page of one token."""
     all_sizes = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
     return [
         Case(
@@ -31,21 +32,21 @@ def smoke() -> list[Case]:
 
 
 def ragged() -> list[Case]:
-    """More sequences than eight, of one token up, and sequences that end with their pages."""
+    """Eleven sequences of one token and more, and sequences that end where their pages end."""
     return [
         Case("mla_decode", {"batch": batch, "ctx": ctx}) for batch, ctx in ((11, "1..190"), (4, "64..256"))
     ]
 
 
 def sweep(parallel: Parallel) -> list[Case]:
-    """A full batch whose requests are at all stages of their answers."""
+    """Full batches; the requests of a batch are at all stages of their answers."""
     return [_case(parallel, batch, SEEN) for batch in BATCHES]
 
 
 def production() -> list[Case]:
-    """4989: mean tokens cached per output token in a day of DeepSeek's service (open-infra-index, day 6; how
-    they spread is not published). 128 requests a GPU, 4K prompts: its decode profile, said to match the
-    service closely (profile-data)."""
+    """4989 is the mean number of cached tokens for each output token in a day of DeepSeek's service, whose
+    spread is not published (open-infra-index, day 6). 128 requests a GPU with prompts of 4K is its decode
+    profile, which is said to match the service closely (profile-data)."""
     service = [_case(DP_EP8, 128, ctx) for ctx in ("4989", "4096")]
     return service + [_case(DP_EP8, batch, SEEN) for batch in DP_BATCHES]
 

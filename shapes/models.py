@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -12,21 +13,8 @@ _DATA = Path(__file__).parent / "data"
 
 
 @dataclass(frozen=True)
-class RopeScaling:
-    """YaRN, which extends a context of `original_max_position_embeddings` tokens by `factor`."""
-
-    type: str
-    factor: float
-    original_max_position_embeddings: int
-    beta_fast: int
-    beta_slow: int
-    mscale: float
-    mscale_all_dim: float
-
-
-@dataclass(frozen=True)
 class ModelConfig:
-    """The keys of Hugging Face's config.json. Widths are numbers of elements."""
+    """The keys of Hugging Face's config.json that shapes depend on. Widths are numbers of elements."""
 
     name: str
     source: str
@@ -48,16 +36,15 @@ class ModelConfig:
     num_experts_per_tok: int
     n_group: int
     topk_group: int
-    scoring_func: str
-    norm_topk_prob: bool
     routed_scaling_factor: float
     vocab_size: int
     max_position_embeddings: int
-    rope_theta: float
-    rope_scaling: RopeScaling
-    weight_block_size: tuple[int, int]
-    """The rows and columns of a weight that share one FP8 scale."""
-    torch_dtype: str
+
+    @staticmethod
+    def read(name: str, source: str, config: Mapping[str, Any]) -> ModelConfig:
+        """Raises KeyError for a key that the config.json lacks."""
+        keys = [field.name for field in fields(ModelConfig) if field.name not in ("name", "source")]
+        return ModelConfig(name, source, **{key: config[key] for key in keys})
 
 
 def models() -> list[str]:
@@ -70,17 +57,14 @@ def model(name: str) -> ModelConfig:
     """Raises ValueError, which lists the models, for an unknown name."""
     if name not in models():
         raise ValueError(f"unknown model {name!r}; models: {', '.join(models())}")
-    own = _read(name)
-    config = _read(own["same_as"])["config"] if "same_as" in own else own["config"]
-    return ModelConfig(
-        name=name,
-        source=own["source"],
-        **config
-        | {
-            "rope_scaling": RopeScaling(**config["rope_scaling"]),
-            "weight_block_size": tuple(config["weight_block_size"]),
-        },
-    )
+    own = _data(name)
+    config = _data(own["same_as"])["config"] if "same_as" in own else own["config"]
+    return ModelConfig.read(name, own["source"], config)
+
+
+def _data(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))
+    return data
 
 
 def read_model(path: Path) -> ModelConfig:
@@ -88,31 +72,14 @@ def read_model(path: Path) -> ModelConfig:
     with one line if it cannot be read or is not of the kind of DeepSeek-V3."""
     file = path / "config.json" if path.is_dir() else path
     try:
-        own = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(own, dict):
+        config = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
             raise ValueError("it holds no JSON object")
-        unscaled = dict.fromkeys(_fields(RopeScaling), 1) | {"type": "none"}
-        scaling: dict[str, Any] = own.get("rope_scaling") or unscaled  # JSON
-        own["weight_block_size"] = own.get("quantization_config", {}).get("weight_block_size", (128, 128))
-        own["rope_scaling"] = RopeScaling(**{name: scaling[name] for name in _fields(RopeScaling)})
-        own |= {"name": file.parent.name, "source": file.name}
-        own["torch_dtype"] = own.get("torch_dtype") or own.get("dtype") or "bfloat16"
-        values = {name: own[name] for name in _fields(ModelConfig)}
+        return ModelConfig.read(file.parent.name, file.name, config)
     except OSError as error:
         raise ValueError(f"cannot read {file}: {error.strerror}") from None
-    except (ValueError, TypeError, AttributeError) as error:
+    except ValueError as error:
         raise ValueError(f"cannot read {file}: {error}") from None
     except KeyError as error:
-        raise ValueError(
-            f"cannot read {file}: it has no {error.args[0]!r}, so it is no DeepSeek-V3"
-        ) from None
-    return ModelConfig(**values | {"weight_block_size": tuple(values["weight_block_size"])})
-
-
-def _fields(kind: type) -> list[str]:
-    return [field.name for field in fields(kind)]
-
-
-def _read(name: str) -> dict[str, Any]:
-    config: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))
-    return config
+        reason = f"it has no {error.args[0]!r}, so it is no DeepSeek-V3"
+        raise ValueError(f"cannot read {file}: {reason}") from None

@@ -62,37 +62,20 @@ class Suite:
 @functools.cache
 def suites() -> dict[str, Suite]:
     """Name -> suite: the general suites, then one for each documented workload."""
-    general = [
-        Suite(
-            "smoke",
-            "seconds on any machine: small and ragged, with every kind of remainder",
-            _makers("smoke"),
-            per_case_s=3.0,
-        ),
-        *(
-            Suite(
-                f"r1-tp{tp}",
-                f"{R1} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)",
-                _makers("sweep", Parallel(tp=tp)),
-            )
-            for tp in (8, 4)
-        ),
-        Suite(
-            "r1-dp-ep8",
-            f"{R1} dp8 ep8: DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
-            "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024",
-            _makers("production"),
-        ),
-    ]
-    served = [
-        Suite(
-            name,
-            f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}",
-            _makers("served", run),
-        )
-        for name, run in documented().items()
-    ]
-    return {suite.name: suite for suite in general + served}
+    text = "seconds on any machine: small and ragged, with every kind of remainder"
+    found = [Suite("smoke", text, _makers("smoke"), per_case_s=3.0)]
+    for tp in (8, 4):
+        text = f"{R1} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
+        found.append(Suite(f"r1-tp{tp}", text, _makers("sweep", Parallel(tp=tp))))
+    text = (
+        f"{R1} dp8 ep8: DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
+        "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024"
+    )
+    found.append(Suite("r1-dp-ep8", text, _makers("production")))
+    for name, run in documented().items():
+        text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
+        found.append(Suite(name, text, _makers("served", run)))
+    return {suite.name: suite for suite in found}
 
 
 def suite(name: str) -> Suite:

@@ -1,10 +1,10 @@
-"""Records what releases of a library have at the places that rows take: facts for the tests.
+"""Records the signatures that releases of a library have at the places which implementations (rows) use.
 
     python -m tools.record_signatures FOLDER [LIBRARY ...]
 
-A new release is one line in tests/kernels/signatures/releases.toml and this command. It brings into FOLDER
-what is not recorded yet, a wheel by pip or a source by git, and neither imports nor runs anything of it. Then
-`python -m harness doctor --bind tests/kernels/signatures/LIBRARY.json` tells what broke.
+For a new release, add one line to tests/kernels/signatures/releases.toml and run this command. It downloads
+what is not recorded yet into FOLDER, a wheel by pip or a source by git, and neither imports nor runs anything
+of it. Then `python -m harness doctor --bind tests/kernels/signatures/LIBRARY.json` says what broke.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ GITHUB = "https://github.com/"
 
 @dataclass(frozen=True)
 class Source:
-    """A distribution at a version on pypi, or a repository at a tag or commit on github."""
+    """A distribution with a version on pypi, or a repository with a tag or commit on github."""
 
     origin: str
     name: str
@@ -44,7 +44,7 @@ class Source:
 
     @staticmethod
     def parse(text: str) -> Source:
-        """Of `pypi: flashinfer-python 0.7.2` or `github: ROCm/aiter@v0.1.20`."""
+        """Reads `pypi: flashinfer-python 0.7.2` or `github: ROCm/aiter@v0.1.20`."""
         origin, _, place = text.partition(": ")
         name, _, at = place.partition("@" if origin == "github" else " ")
         if origin not in ("pypi", "github") or not name or not at:
@@ -52,7 +52,7 @@ class Source:
         return Source(origin, name, at)
 
     def within(self, folder: Path) -> Path | None:
-        """Where it lies there; None where it does not."""
+        """The wheel or checkout in the folder; None if it is not there."""
         if self.origin == "github":
             checkout = self._checkout(folder)
             return checkout if checkout.is_dir() else None
@@ -78,12 +78,13 @@ def _call(*command: str) -> None:
 
 
 def taken(library: str) -> list[str]:
-    """Places that rows take of a library."""
+    """The places of a library that rows use."""
     return sorted({place for row in rows() for place in places(row, library)})
 
 
 def read(library: str, path: Path) -> dict[str, str | None]:
-    """What stands at each place: None where nothing does, `""` where it does not tell."""
+    """Place -> its signature; None if the release has no such place, `""` if its sources have no
+    signature."""
     source = LibrarySource.of(path)
     if not source.has(library):
         raise SystemExit(f"{path} has no {library}")
@@ -98,8 +99,8 @@ def read(library: str, path: Path) -> dict[str, str | None]:
 
 
 def record(library: str, releases: list[dict[str, str]], folder: Path, data: Path = DATA) -> Path:
-    """Gives the file that was written. A release that is not in the folder is kept as it was recorded, if all
-    places were; else it is brought there."""
+    """Writes the file of a library and returns its path. A release that is not in the folder is kept as it
+    was recorded if all places were recorded; else it is downloaded."""
     file = data / f"{library}.json"
     before = json.loads(file.read_text())["releases"] if file.exists() else []
     recorded = []

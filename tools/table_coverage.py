@@ -2,7 +2,7 @@
 
     python -m tools.table_coverage [--aiter PATH] [--vllm PATH] [--sglang PATH]
 
-Each PATH as `harness engine` takes it; by default the tables that are recorded in kernels/tables.
+PATH is what `harness engine` takes; the default is the tables that are recorded in kernels/tables.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ COLUMNS = (
 
 
 def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView]]:
-    """What is found for each device, engine and deployment."""
+    """(device, engine, deployment, view) for each combination."""
     for device in DEVICES:
         for name, (engine, given) in ENGINES.items():
             if given and not device.startswith("MI"):
@@ -52,8 +52,8 @@ def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView
 
 
 def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[str, Any]]:
-    """A line for each op of a deployment whose kernels look into a table. Its share of time is that of all
-    four ops at the limits of the device; the time tuned is a part of the op's."""
+    """A line for each op of a deployment whose kernels look into a table. `share of time` is the op's part of
+    the time of all four ops at the limits of the device; `time tuned` is a part of the op's time."""
     for (device, engine, deployment, view), op in itertools.product(found, TITLES):
         shapes = [shape for shape in view.shapes if shape.asks_table and shape.call.op == op]
         if not shapes:
@@ -113,7 +113,8 @@ def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
 
 
 def page(rows: Sequence[Mapping[str, Any]], read: str) -> Page:
-    """A map of each op: devices and engines by deployments, coloured by how much of the time is tuned."""
+    """A map for each op of devices and engines by deployments, coloured by the part of the time that is
+    tuned."""
     import altair as alt
 
     charts = []

@@ -113,8 +113,8 @@ class Shape:
 
     @property
     def tokens(self) -> int:
-        """The tokens of the step, by which a table is asked. A prompt whose length is a range counts as one
-        token."""
+        """The tokens of the step, by which a table is searched. A prompt whose length is a range counts as
+        one token."""
         if self.call.op == "mha_prefill":
             new = str(self.sizes["new"])
             return int(self.sizes["batch"]) * (int(new) if new.isdecimal() else 1)
@@ -149,10 +149,10 @@ class EngineView:
     """The name of the device's data sheet."""
     shapes: Sequence[Shape]
     problems: Sequence[Problem]
-    """What is wrong with the tables that were asked."""
+    """What is wrong with the tables that were read."""
     notes: Sequence[str]
     libraries: Mapping[str, str]
-    """Library whose tables were asked -> its version, or where it lies."""
+    """Library whose tables were read -> its version, or where it lies."""
     tables: Lookups
 
     @property
@@ -281,8 +281,8 @@ def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: 
 
 
 def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: Lookups) -> tuple[str, ...]:
-    """Known defects of a row in the version of its library that was asked. A library whose version is unknown
-    counts as the newest that was read."""
+    """Known defects of a row in the version of its library that was read here. If the version is unknown, the
+    newest version for which the row was written counts."""
     row = next((each for each in kernels.implementations(op) if each.name == name), None)
     if row is None:
         return ()

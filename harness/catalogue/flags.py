@@ -47,7 +47,7 @@ class Flag:
     platforms: tuple[str, ...]
     """The kinds of platform on which it can matter."""
     default: str
-    """What holds if it is not set; `unset` where that is a state of its own."""
+    """The value that holds if it is not set; `unset` if no value does the same."""
     read: str
     """When it is read; a key of READ."""
     effect: str
@@ -86,8 +86,8 @@ class Flag:
         return word if value not in self.values and word in self.values else value
 
     def meaning(self, value: str | None) -> Support:
-        """What a value does, or that the flag is not known to take it. The latter is only a warning, as
-        versions differ and a library may ignore a value that it does not know."""
+        """Says what a value does. A value that the flag is not known to take is not ok, which is only a
+        warning: versions differ, and a library may ignore a value that it does not know."""
         known = self.canonical(value)
         if known in self.values:
             return Support(True, self.values[known])

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 WORKLOADS = ("read", "product")
 SAMPLE_S = 0.05
 SECONDS = 2.5
-"""Of samples for each workload."""
+"""The seconds of samples for each workload."""
 
 
 def examine(

@@ -1,4 +1,4 @@
-"""Models as data, and attention on a rank."""
+"""Models, and how they are split over ranks."""
 
 import json
 from dataclasses import replace
@@ -9,7 +9,7 @@ from shapes.attention import Parallel
 from shapes.models import model, models, read_model
 
 
-def test_models_are_listed_and_v3_is_r1_by_another_name():
+def test_models_are_listed_and_v3_has_the_shapes_of_r1():
     assert models() == ["deepseek-r1", "deepseek-v3"] and len({model(name) for name in models()}) == 2
     v3, r1 = model("deepseek-v3"), model("deepseek-r1")
     assert v3.name == "deepseek-v3"

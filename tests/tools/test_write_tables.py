@@ -1,4 +1,4 @@
-"""What is said of the suite's own kernels is what runs and stored configurations show."""
+"""The evidence for the suite's own kernels is that of recorded runs and stored configurations."""
 
 import json
 

@@ -30,7 +30,7 @@ H200 = Platform("cuda", "sm_90", "cuda:1", "NVIDIA H200")
 
 
 def test_doctor_says_what_its_workers_measured(here, monkeypatch):
-    """With ceilings that are known, and too short to tell anything apart."""
+    """The ceilings are made up, and the samples are few."""
     known = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="earlier")
     monkeypatch.setattr(examine, "measured", lambda here, threads, monitor: known)
     monkeypatch.setattr("harness.run.ceilings.WorkerProcess", WorkerHere)
@@ -102,7 +102,7 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
 
 
 class Steady:
-    """A meter's worker whose samples take what it was told; strict about what it is asked."""
+    """A meter's worker whose samples take the given seconds. It checks what it is asked."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
@@ -136,7 +136,7 @@ def test_the_pair_is_prepared_apart_in_every_block():
 
 
 def test_what_is_infinite_has_no_number(monkeypatch):
-    """One block says nothing of the spread between blocks: JSON has no infinity."""
+    """One block gives no spread between blocks, so the interval is infinite, which JSON has no number for."""
     endless = compare([1.0], [1.0], blocks=[0])
     assert endless == Comparison(1.0, 0.0, math.inf, "unclear")
     pair = contextlib.nullcontext([Steady(1.0), Steady(1.0)])
@@ -187,7 +187,7 @@ MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
 
 @pytest.fixture
 def advised(monkeypatch, tmp_path):
-    """What is said of a machine whose /proc and /sys say that; by default nothing wants improving."""
+    """The advice for a machine with these files in /proc and /sys. By default there is nothing to improve."""
     monkeypatch.setattr(advice_module, "_libraries", lambda here: [])
     monkeypatch.setattr(advice_module, "unseen", lambda: "")
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
@@ -227,7 +227,7 @@ def test_a_torch_without_this_gpu_is_the_first_thing_said_and_nothing_is_timed(m
 
 @pytest.mark.parametrize(("persistence", "lines"), [("Enabled", 0), ("Disabled", 1), ("", 0)])
 def test_a_gpu_that_sleeps_between_calls_is_said_so(advised, monkeypatch, persistence, lines):
-    """nvidia-smi answers as driver 550 does with --format=csv,noheader; a governor is of no weight there."""
+    """nvidia-smi answers as with driver 550. The governor of the CPU does not matter for a GPU."""
 
     def smi(*arguments: str) -> tuple[str, str]:
         assert arguments == ("-i", "1", "--query-gpu=persistence_mode", "--format=csv,noheader")
@@ -258,7 +258,7 @@ def test_devices_that_torch_counts_are_those_that_the_driver_shows(advised, monk
 
 
 def test_missing_libraries_and_newer_ones_than_were_read_are_said_once_each(monkeypatch):
-    """On a GPU nothing of this machine's libraries can be looked at: the reasons are the platform's."""
+    """The platform is not this machine, so the libraries here do not matter."""
     monkeypatch.setattr("kernels.platform.version", lambda module: None)
     lines = advice_module._libraries(H200)
     assert len({line.split(": ", 1)[1] for line in lines}) == len(lines)

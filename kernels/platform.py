@@ -449,7 +449,7 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _memory_groups(root: Path) -> list[Path]:
-    """Our control group, as far as memory goes, and those around it. (harness.machine.cpu_threads has those of
+    """Our control group, as far as memory goes, and those around it. (harness.machine.cgroups has those of
     CPU time; workers run it beside kernels of older commits, which have no such function.)"""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()

@@ -95,10 +95,10 @@ def test_picks_are_those_of_recorded_runs():
 
 
 def test_balanced_tokens_use_as_many_groups_as_they_may():
-    """32 experts, two picks in each of four groups: the turns of one token touch all experts."""
+    """Two picks in each of four groups of 32 experts: 16 turns of one token hit all 128 experts."""
     one, few = Routing(1, **R1), Routing(3, **R1)
-    assert few.picks(32) == (*few.picks()[1:], few.picks()[0]), "of 32 experts each stands where it was"
-    assert [one.touched(samples) for samples in (1, 2, 16, 17)] == [8, 16, 128, 128]
+    assert few.picks(32) == (*few.picks()[1:], few.picks()[0]), "after 32 seeds each expert is where it was"
+    assert [one.touched(turns) for turns in (1, 2, 16, 17)] == [8, 16, 128, 128]
     for row in Routing(100, **R1).picks():
         assert sorted(Counter(expert // 32 for expert in row).values()) == [2, 2, 2, 2]
 

@@ -38,8 +38,8 @@ def groups_of(routing: Routing) -> tuple[int, int]:
 def test_rows_obey_the_router(routings):
     for routing in routings:
         size, limit = groups_of(routing)
-        for seed, sample in ((0, 0), (1, 0), (0, 3), (7, 2)):
-            rows = routing.global_picks(seed, sample)
+        for seed, turn in ((0, 0), (1, 0), (0, 3), (7, 2)):
+            rows = routing.global_picks(seed, turn)
             assert len(rows) == routing.tokens
             for row in rows:
                 assert len(set(row)) == len(row) == routing.topk
@@ -60,10 +60,10 @@ def test_picks_are_the_rank_s_part_of_the_layer_s(routings):
 def test_counts_are_exact_for_every_seed_and_turn(routings):
     for routing in routings:
         loads = sorted(routing.loads())
-        for seed, sample in [(seed, 0) for seed in range(9)] + [(0, 1), (0, 2), (5, 7), (10**9, 3)]:
-            counts = Counter(e for row in routing.picks(seed, sample) for e in row if e >= 0)
+        for seed, turn in [(seed, 0) for seed in range(9)] + [(0, 1), (0, 2), (5, 7), (10**9, 3)]:
+            counts = Counter(e for row in routing.picks(seed, turn) for e in row if e >= 0)
             assert (routing.pairs, routing.hit) == (sum(counts.values()), len(counts))
-            found = routing.loads(seed, sample)
+            found = routing.loads(seed, turn)
             assert found == [counts[e] for e in range(routing.local + routing.shared)]
             assert sorted(found) == loads
             routed = found[: routing.local]
@@ -75,9 +75,9 @@ def test_touched_is_the_union_over_turns_and_neighbouring_seeds_differ(routings)
     for routing in routings:
         for seed in (0, 3):
             union: set[int] = set()
-            for sample in range(6):
-                union.update(e for row in routing.picks(seed, sample) for e in row if e >= 0)
-                assert routing.touched(sample + 1) == len(union)
+            for turn in range(6):
+                union.update(e for row in routing.picks(seed, turn) for e in row if e >= 0)
+                assert routing.touched(turn + 1) == len(union)
         assert (routing.touched(0), routing.touched(1)) == (0, routing.hit)
         for seed in range(12):
             here, next_ = routing.global_picks(seed), routing.global_picks(seed + 1)

@@ -182,10 +182,11 @@ class AmdMonitor(GpuMonitor):
         return steps, {reason: count for reason, count in counts.items() if count is not None}
 
     def _holders(self) -> dict[int, Holder]:
-        return {
-            process["pid"]: Holder(process["name"].replace("N/A", ""), _number(process.get("mem")))
-            for process in self._ask("processes", "amdsmi_get_gpu_process_list") or []
-        }
+        holders = {}
+        for process in self._ask("processes", "amdsmi_get_gpu_process_list") or []:
+            name = "" if process["name"] == "N/A" else process["name"]
+            holders[process["pid"]] = Holder(name, _number(process.get("mem")))
+        return holders
 
     def _ran(self) -> dict[int, str]:
         """The processes that occupy compute units now. It is called between samples, when ours are idle."""

@@ -4,7 +4,7 @@ engines changed.
     python -m tools.write_tables
 
 harness/catalogue/evidence.json says what is known of each of the suite's own kernels, from recorded runs and
-stored configurations. docs/compiling-and-tuning.md has its table, docs/engines.md that of kernels/engines.
+stored configurations. kernels/tuned/README.md has its table, kernels/engines/README.md that of the engines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kernels import engines
 from kernels.tuning import TUNED
 
 FILE = DATA / "evidence.json"
-TUNING, ENGINES = ROOT / "docs" / "compiling-and-tuning.md", ROOT / "docs" / "engines.md"
+TUNING, ENGINES = (ROOT / "kernels" / name / "README.md" for name in ("tuned", "engines"))
 STATUS = {"checked": "interpreted", "ok": "measured"}
 
 

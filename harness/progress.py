@@ -6,28 +6,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from dataclasses import dataclass
 from typing import TextIO
 
 from shapes.case import Case
 
 BESIDE_S = 30.0
 """An estimate of the seconds that a case takes besides its budget, until the first case has shown it."""
-
-
-@dataclass
-class _Place:
-    """What is being measured."""
-
-    case: Case
-    number: int
-    """The number of the case, from 1."""
-    cases: int
-    """How many cases the budget suffices for."""
-    ends: float
-    """When the run is expected to end, by time.monotonic."""
-    stage: str = ""
-    rounds: str = ""
 
 
 class Progress:
@@ -41,16 +25,24 @@ class Progress:
         self.live = not quiet and self.file.isatty() and os.environ.get("TERM") != "dumb"
         self.started = time.monotonic()
         self.done = 0
-        self.place: _Place | None = None
+        """The number of cases that have begun."""
+        self.what = ""
+        """The case: `[2/7] KEY`; empty before the first."""
+        self.stage = ""
+        self.made = ""
+        """The rounds of this stage."""
+        self.ends = self.started
+        """When the run is expected to end, by time.monotonic."""
 
     def case(self, case: Case, to_go: int, budget_s: float) -> None:
         """Begins a case. `to_go` counts it and the later cases that the budget suffices for."""
         now = time.monotonic()
         per_case = (now - self.started) / self.done if self.done else budget_s + BESIDE_S
         self.done += 1
-        ends = now + per_case * to_go
-        self.place = _Place(case, self.done, self.done + to_go - 1, ends)
-        self._tell(f"[{self.done}/{self.place.cases}] {case.key}; {self._left()}")
+        self.ends = now + per_case * to_go
+        self.what = f"[{self.done}/{self.done + to_go - 1}] {case.key}"
+        self.stage = self.made = ""
+        self._tell(f"{self.what}; {self._left()}")
 
     def note(self, line: str) -> None:
         """Prints a line that stays on the screen."""
@@ -60,14 +52,12 @@ class Progress:
 
     def say(self, stage: str) -> None:
         """Begins a stage of the case."""
-        if self.place:
-            self.place.stage, self.place.rounds = stage, ""
+        self.stage, self.made = stage, ""
         self._tell(f"    {time.monotonic() - self.started:5.0f} s  {stage}")
 
     def rounds(self, made: int, spent_s: float, budget_s: float) -> None:
         """Shows the number of rounds in the line of a terminal. It must be called between blocks."""
-        if self.place:
-            self.place.rounds = f", {made} rounds, {spent_s:.0f} of {budget_s:.0f} s"
+        self.made = f", {made} rounds, {spent_s:.0f} of {budget_s:.0f} s"
         if self.live:
             self._draw()
 
@@ -83,18 +73,16 @@ class Progress:
             self.note(line)
 
     def _left(self) -> str:
-        left_s = max(0.0, self.place.ends - time.monotonic()) if self.place else 0.0
+        left_s = max(0.0, self.ends - time.monotonic())
         return f"about {left_s / 60:.0f} min left" if left_s >= 90 else f"about {left_s:.0f} s left"
 
     def _draw(self) -> None:
         """Draws the line. The text of the case is cut if the line is wider than the terminal."""
-        if not self.place:
+        if not self.what:
             return
-        at = self.place
-        end = f"  {at.stage}{at.rounds}; {self._left()}" if at.stage else f"  {self._left()}"
-        what = f"[{at.number}/{at.cases}] {at.case.key}"
+        end = f"  {self.stage}{self.made}; {self._left()}" if self.stage else f"  {self._left()}"
         room = max(len("[1/2] ..."), self._columns() - len(end) - 1)
-        cut = what if len(what) <= room else what[: room - 3] + "..."
+        cut = self.what if len(self.what) <= room else self.what[: room - 3] + "..."
         self.clear()
         print(cut + end, end="", file=self.file, flush=True)
 

@@ -119,8 +119,8 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
 
 
 def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
-    """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens`, `prompt` of
-    them of prompts."""
+    """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens` tokens,
+    `prompt` of which are prompt tokens."""
     ranks = {"attention": deployment.tp, "dense": deployment.dense_tp}
     if not deployment.shared:
         ranks["shared"] = deployment.shared_tp

@@ -45,7 +45,8 @@ def r1() -> ModelConfig:
 
 
 def phase(tokens: int, prompt: int) -> str:
-    """What a step of `tokens`, `prompt` of them of prompts, does: `decode`, `prefill` or `mixed`."""
+    """`decode`, `prefill` or `mixed`: the kind of a step of `tokens` tokens, `prompt` of which are prompt
+    tokens."""
     if not prompt:
         return "decode"
     return "prefill" if prompt == tokens else "mixed"

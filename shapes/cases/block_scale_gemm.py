@@ -10,8 +10,8 @@ from shapes.workloads import Documented
 
 
 def _step(parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0) -> list[Case]:
-    """The FP8 linears of a step of `tokens`, `prompt` of them of prompts. A linear that decoding does not
-    call gets only the tokens of prompts."""
+    """The FP8 linears of a step of `tokens` tokens, `prompt` of which are prompt tokens. A linear that
+    decoding does not call gets only the prompt tokens."""
     cases = []
     for linear in linears(r1(), parallel):
         calls = linear.prefill_calls if prompt else linear.decode_calls

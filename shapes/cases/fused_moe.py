@@ -21,7 +21,8 @@ def _case(
     shared: int = 0,
     routing: str = "uniform",
 ) -> Case:
-    """The experts in a step in which the attention of each rank has `tokens`, `prompt` of them of prompts."""
+    """The experts in a step in which the attention of each rank has `tokens` tokens, `prompt` of which are
+    prompt tokens."""
     model = r1()
     here = rows(model, parallel, tokens, routing)
     place = [f"{R1} {parallel.text} {phase(tokens, prompt)}"]
@@ -62,9 +63,8 @@ def sweep(parallel: Parallel) -> list[Case]:
     """The uniform routing for each step; other routings, and a fused shared expert, for a few."""
     decoding = [_case(parallel, batch) for batch in BATCHES]
     prefills = [_case(parallel, count * ISL, count * ISL) for count in PROMPTS]
-    fused = [_case(parallel, batch, shared=1) for batch in (64, 16, 1)] + [
-        _case(parallel, ISL, ISL, shared=1)
-    ]
+    fused = [_case(parallel, batch, shared=1) for batch in (64, 16, 1)]
+    fused.append(_case(parallel, ISL, ISL, shared=1))
     others = [
         _case(parallel, tokens, prompt, routing=routing)
         for tokens, prompt in ((64, 0), (ISL, ISL))

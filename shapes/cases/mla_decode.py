@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from shapes.attention import Parallel, mla_decode_sizes
-from shapes.case import Case
+from shapes.case import Case, Size
 from shapes.cases import BATCHES, DP_BATCHES, DP_EP8, ISL, OSL, R1, r1
 from shapes.lengths import span_text
 from shapes.workloads import Documented
@@ -21,14 +21,11 @@ def _case(parallel: Parallel, batch: int, ctx: str, weight: float = 1.0, kv: str
 def smoke() -> list[Case]:
     """Fewer than 0.2 million KV values each: ends of pages, one token, one request, a page of one token."""
     all_sizes = [(4, "1..120", 1), (2, "40..150", 16), (1, "130", 64), (4, "17..65", 64), (2, "64..128", 16)]
-    return [
-        Case(
-            "mla_decode",
-            {"batch": batch, "ctx": ctx, "heads": 16, "page": page, "kv": "bf16"},
-            place="smoke",
-        )
-        for batch, ctx, page in all_sizes
-    ]
+    cases = []
+    for batch, ctx, page in all_sizes:
+        sizes: dict[str, Size] = {"batch": batch, "ctx": ctx, "heads": 16, "page": page, "kv": "bf16"}
+        cases.append(Case("mla_decode", sizes, place="smoke"))
+    return cases
 
 
 def ragged() -> list[Case]:

@@ -213,7 +213,8 @@ def find_environment() -> Environment:
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
     # ROCm is installed as packages of Python, or in a folder of its own.
     smi = [*(Path(folder, "_rocm_sdk_core/share/amd_smi") for folder in site.getsitepackages()), ROCM_SMI]
-    gpu = "nvidia" if Path("/dev/nvidiactl").exists() else "amd" if Path("/dev/kfd").exists() else ""
+    devices = {"nvidia": Path("/dev/nvidiactl"), "amd": Path("/dev/kfd")}
+    gpu = next((maker for maker, device in devices.items() if device.exists()), "")
     return Environment(
         python=sys.version_info[:2],
         system=platform.system(),

@@ -48,7 +48,9 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
             except NothingRan as busy:  # a run is measuring the device, and measuring would disturb it
                 quick, complaints = True, [str(busy)]
         monitor = monitor_for(platform, worker_pids)
-        complaints += [*filter(None, [monitor.blocked()]), *monitor.before()]
+        if blocked := monitor.blocked():
+            complaints.append(blocked)
+        complaints += monitor.before()
         facts = examine(platform, monitor.readable(), complaints, quick, monitor)
     if json_to:
         write(json_to, json.dumps(facts, indent=1, allow_nan=False) + "\n")

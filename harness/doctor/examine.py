@@ -49,7 +49,9 @@ def examine(
     threads = worker_threads()
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
     # The advice comes first, as measuring would disturb what it looks at.
-    improve = [*filter(None, [torch_advice(here)]), *complaints, *advice(here, threads)]
+    improve = [*complaints, *advice(here, threads)]
+    if wrong_build := torch_advice(here):
+        improve.insert(0, wrong_build)
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
         "machine": {name: value for name, value in machine.items() if value not in ("", 0)},

@@ -308,14 +308,16 @@ def _short(column: str, text: str) -> str:
 
 
 def _flag_paragraphs(flag: Flag) -> Iterator[str]:
-    only = [*flag.archs, *filter(None, [flag.launch and f"{flag.launch} launches"])]
+    only = list(flag.archs)
+    if flag.launch:
+        only.append(f"{flag.launch} launches")
     yield f"{flag.effect} ({', '.join(only)} only)" if only else flag.effect
     for column, text in (("default", flag.default), ("ops", _flag_ops(flag))):
         if _short(column, text) != text:
             yield f"{column}: {text}"
     values = "; ".join(f"{value}: {meaning}" for value, meaning in flag.values.items())
     if values or flag.takes:
-        yield "; or ".join(filter(None, [values, flag.takes]))
+        yield f"{values}; or {flag.takes}" if values and flag.takes else values or flag.takes
     if flag.without:
         yield f"no effect on a kernel on one device: {flag.without}"
     for value, by_op in flag.chooses.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
@@ -109,12 +108,12 @@ class GpuMonitor(Monitor):
     def watching(self, work: str = "") -> Iterator[None]:
         """Reads from a thread of this process while the worker's calls run: once the worker has answered, the
         device may be idle and its clock another. If the sample was too short for that, it reads after it."""
-        over, looks = threading.Event(), itertools.count()
+        over, looked = threading.Event(), threading.Event()
 
         def look() -> None:
             while not over.wait(LOOK_S):
                 self.sample(work)
-                next(looks)
+                looked.set()
 
         watcher = threading.Thread(target=look, name="monitor", daemon=True)
         watcher.start()
@@ -123,7 +122,7 @@ class GpuMonitor(Monitor):
         finally:
             over.set()
             watcher.join()
-        if not next(looks):
+        if not looked.is_set():
             self.sample(work)
 
     def sample(self, work: str = "") -> None:

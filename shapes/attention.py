@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shapes.case import Size
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
+from shapes.models import ModelConfig
 
 
 @dataclass(frozen=True)

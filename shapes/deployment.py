@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from shapes.attention import Parallel, mha_prefill_sizes, mla_decode_sizes
 from shapes.case import Size
@@ -12,10 +11,8 @@ from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
 from shapes.cases.mla_decode import SEEN
 from shapes.experts import fused_moe_sizes, rows
 from shapes.linears import FP8, block_scale_gemm_sizes, linears
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
-    from shapes.scheduler import Workload
+from shapes.models import ModelConfig
+from shapes.scheduler import Workload
 
 PARTS = {
     **dict.fromkeys(("dense gate_up", "dense down"), "dense"),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shapes.attention import Parallel
 from shapes.case import Size
+from shapes.models import ModelConfig
 from shapes.routing import Routing
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
 
 
 def fused_moe_sizes(

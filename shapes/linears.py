@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shapes.attention import Parallel
 from shapes.case import Size
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
+from shapes.models import ModelConfig
 
 FP8, BF16, BATCHED = "fp8 block-scale", "bf16", "bf16 batched"
 

@@ -12,12 +12,8 @@ its calls in such a step. The number of layers counts only if it differs between
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shapes.attention import Parallel
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
+from shapes.models import ModelConfig, model
 
 R1 = "deepseek-r1"
 ISL, OSL = 3200, 800
@@ -39,8 +35,6 @@ DP_PROMPTS = ((1, ISL), (4, 4096))
 
 
 def r1() -> ModelConfig:
-    from shapes.models import model
-
     return model(R1)
 
 

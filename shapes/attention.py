@@ -34,14 +34,16 @@ class Parallel:
         degrees = [(name, getattr(self, name)) for name in ("tp", "dp", "ep")]
         return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1) or "tp1"
 
-    def heads(self, model: ModelConfig) -> int:
-        """The query heads of a rank. Raises ValueError where tp does not divide them."""
-        heads, left = divmod(model.num_attention_heads, self.tp)
+    def split(self, width: int, what: str, model: ModelConfig) -> int:
+        """A rank's part of a width that tp splits. Raises ValueError if tp does not divide it."""
+        part, left = divmod(width, self.tp)
         if left:
-            raise ValueError(
-                f"tp={self.tp} must divide the {model.num_attention_heads} heads of {model.name}"
-            )
-        return heads
+            raise ValueError(f"tp={self.tp} must divide the {width} {what} of {model.name}")
+        return part
+
+    def heads(self, model: ModelConfig) -> int:
+        """The query heads of a rank. Raises ValueError if tp does not divide them."""
+        return self.split(model.num_attention_heads, "heads", model)
 
 
 def mla_decode_sizes(

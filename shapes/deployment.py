@@ -12,7 +12,7 @@ from shapes.cases.mla_decode import SEEN
 from shapes.experts import fused_moe_sizes, rows
 from shapes.linears import FP8, block_scale_gemm_sizes, linears
 from shapes.models import ModelConfig
-from shapes.scheduler import Workload
+from shapes.scheduler import Workload, simulate
 
 PARTS = {
     **dict.fromkeys(("dense gate_up", "dense down"), "dense"),
@@ -75,27 +75,26 @@ def sweep(deployment: Deployment) -> list[Call]:
     """The calls of each step of AMD's and dstack's runs, which have 3200 tokens in and 800 out. With DP
     attention they are those of a rank, together with DeepSeek's own steps (see shapes.cases)."""
     spread = deployment.dp > 1
-    prompts = DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]
+    model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     calls: list[Call] = []
     for batch in DP_BATCHES if spread else BATCHES:
         step = f"decode, {batch} requests"
-        sizes = mla_decode_sizes(deployment.model, deployment.attention, batch, SEEN, kv=deployment.kv)
+        sizes = mla_decode_sizes(model, parallel, batch, SEEN, kv=deployment.kv)
         calls += _of_tokens(deployment, step, batch)
-        calls.append(Call("mla_decode", sizes, step, deployment.model.num_hidden_layers, "MLA decode"))
-    for count, tokens in prompts:
+        calls.append(Call("mla_decode", sizes, step, layers, "MLA decode"))
+    for count, tokens in DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]:
         step = f"prefill, {count} x {tokens} tokens"
-        sizes = mha_prefill_sizes(deployment.model, deployment.attention, count, str(tokens))
+        sizes = mha_prefill_sizes(model, parallel, count, str(tokens))
         calls += _of_tokens(deployment, step, count * tokens, count * tokens)
-        calls.append(Call("mha_prefill", sizes, step, deployment.model.num_hidden_layers, "MHA prefill"))
+        calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill"))
     return calls
 
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
     """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler)."""
     from shapes.bins import decode_bins, prefill_bins, token_bins
-    from shapes.scheduler import simulate
 
-    layers, model, parallel = deployment.model.num_hidden_layers, deployment.model, deployment.attention
+    model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     on_rank = workload.on_rank(deployment.dp)
     phases = list(simulate(on_rank))
     steps = sum(phase.steps for phase in phases)

@@ -13,11 +13,9 @@ def fused_moe_sizes(
 ) -> dict[str, Size]:
     """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows (see `rows`). With expert
     parallelism experts are whole; without it tensor parallelism splits the columns of each expert."""
-    inter, left = divmod(model.moe_intermediate_size, 1 if parallel.ep > 1 else parallel.tp)
-    if left:
-        raise ValueError(
-            f"tp={parallel.tp} must divide the {model.moe_intermediate_size} expert columns of {model.name}"
-        )
+    inter = model.moe_intermediate_size
+    if parallel.ep == 1:
+        inter = parallel.split(inter, "expert columns", model)
     return {
         "tokens": tokens,
         "experts": model.n_routed_experts,

@@ -45,16 +45,10 @@ def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
     hidden, latent, layers = model.hidden_size, model.kv_lora_rank, model.num_hidden_layers
     dense_layers = model.first_k_dense_replace
     moe_layers = layers - dense_layers
-
-    def split(width: int, what: str) -> int:
-        part, left = divmod(width, parallel.tp)
-        if left:
-            raise ValueError(f"tp={parallel.tp} must divide the {width} {what} of {model.name}")
-        return part
-
-    dense = split(model.intermediate_size, "dense MLP columns")
-    shared = split(model.moe_intermediate_size * model.n_shared_experts, "shared expert columns")
-    vocabulary = split(model.vocab_size, "vocabulary rows")
+    dense = parallel.split(model.intermediate_size, "dense MLP columns", model)
+    shared_width = model.moe_intermediate_size * model.n_shared_experts
+    shared = parallel.split(shared_width, "shared expert columns", model)
+    vocabulary = parallel.split(model.vocab_size, "vocabulary rows", model)
 
     def fp8(name: str, n: int, k: int, calls: int) -> Linear:
         return Linear(name, n, k, FP8, calls, calls)

@@ -1,7 +1,7 @@
 """Named suites: the cases of each op that a workload consists of, with their weights.
 
 Each module of shapes.cases makes the cases of one op; an op of a plug-in adds its own module. Listing suites
-makes no case, so model data and the simulation are imported only where cases are made.
+makes no case: it reads no model data and simulates nothing.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -103,32 +102,22 @@ def record(library: str, releases: list[dict[str, str]], folder: Path, data: Pat
     was recorded if all places were recorded; else it is downloaded."""
     file = data / f"{library}.json"
     before = json.loads(file.read_text())["releases"] if file.exists() else []
+    whole = [old for old in before if sorted(old["signatures"]) == taken(library)]
+    known: dict[str, dict[str, str | None]] = {old.get("source"): old["signatures"] for old in whole}
     recorded = []
     for release in sorted(releases, key=lambda release: Version(release["version"])):
-        kept = _kept(release, before, folder, library)
-        recorded.append({**release, "signatures": kept or _read(release, folder, library)})
+        source = Source.parse(release["source"])
+        path = source.within(folder)
+        if path is None and release["source"] not in known:
+            source.bring(folder)
+            path = source.within(folder)
+            if path is None:
+                raise SystemExit(f"{folder} has no {release['source']}")
+        signatures = read(library, path) if path else known[release["source"]]
+        recorded.append({**release, "signatures": signatures})
     data.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"library": library, "releases": recorded}, indent=1) + "\n")
     return file
-
-
-def _kept(
-    release: dict[str, str], before: list[dict[str, Any]], folder: Path, library: str
-) -> dict[str, str | None]:
-    for old in before:
-        is_same = old.get("source") == release["source"] and sorted(old["signatures"]) == taken(library)
-        if is_same and not Source.parse(release["source"]).within(folder):
-            return dict(old["signatures"])
-    return {}
-
-
-def _read(release: dict[str, str], folder: Path, library: str) -> dict[str, str | None]:
-    source = Source.parse(release["source"])
-    if not source.within(folder):
-        source.bring(folder)
-    if path := source.within(folder):
-        return read(library, path)
-    raise SystemExit(f"{folder} has no {release['source']}")
 
 
 def main() -> None:

@@ -47,6 +47,11 @@ class Symbol:
     def package(self) -> str:
         return self.places[0].partition(".")[0]
 
+    @property
+    def release(self) -> str:
+        """The library and its installed version, for messages."""
+        return _named(self.package)
+
     def find(self) -> Any:  # whatever a library has there
         """Raises Unsupported where the library, or the part of it, cannot be imported, and BindingError where
         it has no such name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.op import Implementation, Op, Prepared
+from kernels.op import Implementation, Op, Prepared, as_prepared
 from kernels.operands import Operands
 
 if TYPE_CHECKING:
@@ -21,9 +21,12 @@ def bind(
     """Prepares an implementation on operands of any boundary that it supports; `first` is what it gave
     for the first of the sets that calls rotate over."""
     if operands.boundary in implementation.boundaries:
+        implementation.require()
         if first is None:
-            return implementation.prepare(operands, out)
-        return implementation.prepare_turn(first, operands, out)
+            given = implementation.prepare(operands, out)
+        else:
+            given = implementation.prepare_turn(first, operands, out)
+        return as_prepared(given, f"{type(implementation).__name__}.prepare()", operands, out)
     return _Composed(op, implementation, operands, out, first)
 
 

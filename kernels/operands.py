@@ -62,6 +62,11 @@ class Operands(ABC):
     def live_tensors(self) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in self.tensors().items() if name in self.live}
 
+    def same_stationary(self, other: Operands) -> bool:
+        """Whether both hold the same stationary tensors: not equal ones, but the same memory."""
+        mine, others = self.tensors(), other.tensors()
+        return all(others.get(name) is mine[name] for name in mine.keys() - set(self.live))
+
     @property
     def without_effect(self) -> frozenset[str]:
         """Live tensors of which other values need not change the output at these sizes."""

@@ -16,10 +16,10 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.op import OPS, Implementation, Prepared, Unsupported
+from kernels.op import OPS, REQUIREMENTS, Implementation, Prepared, Unsupported
 from kernels.operands import Operands
 from kernels.platform import Platform
-from kernels.support import Support
+from kernels.support import Support, as_support
 
 if TYPE_CHECKING:
     import torch
@@ -155,8 +155,9 @@ def main() -> None:
                 implementation = known[arguments["op"], arguments["name"]]
                 read = [_read(a, arguments["op"]) for a in arguments["arguments"]]
                 value = getattr(implementation, request)(*read)
-                if isinstance(value, Support):
-                    value = [value.ok, value.reason]
+                if request in REQUIREMENTS:
+                    support = as_support(value, f"{type(implementation).__name__}.{request}()")
+                    value = (support.ok, support.reason)
             answer = {"value": value}
         except Exception as error:
             answer = {"error": " ".join(str(error).split()) or type(error).__name__}

@@ -20,3 +20,11 @@ class Support:
 
 def need(condition: object, reason: str) -> Support:
     return Support(True) if condition else Support(False, reason)
+
+
+def as_support(answer: object, source: str) -> Support:
+    """What a function answered that should return a Support; source: its name, for the reason of a failure
+    where it returned something else."""
+    if isinstance(answer, Support):
+        return answer
+    return Support(False, f"{source} returned {answer!r}, where a kernels.support.Support is needed")

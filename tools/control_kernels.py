@@ -9,21 +9,21 @@ from typing import Any
 
 import torch
 
-from kernels.block_scale_gemm.providers.torch_eager import Bf16Gemm
+from kernels.block_scale_gemm.providers.torch_eager import bf16
 from kernels.op import Prepared, Unsupported
 
 CYCLES: dict[Any, int] = {}
 """Share and sizes -> cycles of the sleep. Measuring takes half a second and is done once for all blocks."""
 
 
-class Again(Bf16Gemm):
+class Again(bf16):
     """torch.bf16 itself."""
 
     name = "control.again"
     op = "block_scale_gemm"
 
 
-class Handicapped(Bf16Gemm):
+class Handicapped(bf16):
     """torch.bf16, then a sleep of 2 % of its time."""
 
     name = "control.handicapped"

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from harness.cli.run_display import TerminalDisplay
 from harness.report import case_table
-from harness.report.spread_text import spread_lines
+from harness.report.notes import spread_lines
+from harness.report.rows import CaseResult
 from harness.report.terminal import plain
-from harness.results.schema import Cell, Record, Run, Verdict
-from harness.results.spread import spreads
+from harness.results.comparison import spreads
+from harness.results.schema import Record, Run
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -45,11 +46,9 @@ class CampaignTables(TerminalDisplay):
         self.log(f"{self._clock()}  {what}{where}, about {expected} ...")
 
     def case(self, step: str, run: Run, case: Case, records: Sequence[Record]) -> None:
-        cells = [r for r in records if isinstance(r, Cell)]
-        verdicts = [r for r in records if isinstance(r, Verdict)]
-        timed = sorted((c for c in cells if c.status == "ok" and c.time_us), key=lambda c: c.time_us or 0.0)
-        headline = plain(case_table.headline(timed, verdicts, cells), 1000)
-        bad = Counter(c.status for c in cells if c.status not in ("ok", "checked", "unsupported"))
+        result = CaseResult.of(records)
+        headline = plain(case_table.headline(result), 1000)
+        bad = Counter(c.status for c in result.cells if c.status not in ("ok", "checked", "unsupported"))
         failed = "".join(f"; {n} {status}" for status, n in bad.items())
         self.print(f"{self._clock()}  {step}: {case.text}: {headline}{failed}")
 

@@ -15,7 +15,7 @@ from harness.cluster.ray_pool import RayPool
 from harness.errors import FAILED, OK, HarnessError, UsageError
 from harness.files import require_writable
 from harness.results.effects import regressions
-from harness.results.export import write_outputs
+from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Record
 from harness.run.execute import Display, exit_code
 from harness.run.folder import begin, resume, select_all

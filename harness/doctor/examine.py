@@ -24,7 +24,7 @@ from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, devices, lookalike, version
 
 if TYPE_CHECKING:
-    from harness.results.facts import Facts
+    from harness.results.schema import Facts
 
 WORKLOADS = ("read", "product")
 SAMPLE_S = 0.05

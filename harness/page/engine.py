@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from harness.engine import EngineView
 from harness.files import write
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor, distinct
+from harness.page.style import coded
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes, summary
 
 COLOURS = {
@@ -59,12 +60,7 @@ def engine_section(view: EngineView) -> PageSection:
         .encode(
             x=alt.X("tokens:O", title="tokens"),
             y=alt.Y("layer:N", sort=layers, title=None, axis=alt.Axis(labelLimit=320)),
-            color=alt.Color(
-                "state:N",
-                scale=alt.Scale(domain=list(COLOURS), range=list(COLOURS.values())),
-                title=None,
-                legend=alt.Legend(orient="top"),
-            ),
+            color=alt.Color("state:N", scale=coded(COLOURS), title=None, legend=alt.Legend(orient="top")),
             tooltip=[
                 "layer:N", "tokens:Q", "state:N", alt.Tooltip("share:Q", format=".2%"), "row:N",
                 "entry_kernel:N", "fallback:N", "defects:N",

@@ -9,13 +9,13 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from harness.report.terminal import WIDTH
-from harness.report.text import duration, three_digits
+from harness.report.text import duration, in_digits
 
 if TYPE_CHECKING:
     from rich.console import Group
 
     from harness.files import JsonObject
-    from harness.results.facts import Facts
+    from harness.results.schema import Facts
 
 LABEL = 20
 """The least width of the column of labels."""
@@ -93,8 +93,7 @@ def _ceilings(ceilings: JsonObject) -> Lines:
     if not ceilings:
         return [("nothing yet", "doctor without --quick measures it, as the first run does")]
     products = [
-        (f"{dtype} product", f"{three_digits(rate / 1e12)} TFLOPS")
-        for dtype, rate in ceilings["rates"].items()
+        (f"{dtype} product", f"{in_digits(rate / 1e12)} TFLOPS") for dtype, rate in ceilings["rates"].items()
     ]
     copied = f"{_bandwidth(ceilings['copy'])}, read plus written"
     return [
@@ -106,7 +105,7 @@ def _ceilings(ceilings: JsonObject) -> Lines:
 
 
 def _bandwidth(rate: float) -> str:
-    return f"{three_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{three_digits(rate / 1e9)} GB/s"
+    return f"{in_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{in_digits(rate / 1e9)} GB/s"
 
 
 def _datasheet(entries: list[JsonObject]) -> Lines:

@@ -13,8 +13,8 @@ from harness.machine.device import choose_device
 from harness.machine.provenance import surroundings
 from harness.progress import Progress
 from harness.results.effects import regressions
-from harness.results.export import write_outputs
 from harness.results.journal import Journal
+from harness.results.read import write_outputs
 from harness.results.schema import CaseDone, Cell, Record, Run
 from harness.run.device import OwnDevice, device_facts, own_device
 from harness.run.folder import begin, finished_cases, resume, select_all

@@ -19,7 +19,7 @@ from harness.campaign.spec import Step, _arguments, steps_of
 from harness.cli.campaign import StepCommands
 from harness.cli.campaign_display import CampaignTables
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
-from harness.page.inputs import inputs
+from harness.page.assemble import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders

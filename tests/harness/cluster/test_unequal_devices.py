@@ -8,9 +8,8 @@ import pytest
 from harness.cli.run_display import RunDisplay
 from harness.cluster.execute import run_on
 from harness.errors import FAILED, OK
-from harness.page.assemble import assemble
+from harness.page.assemble import assemble, inputs
 from harness.page.document import PageSection
-from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone

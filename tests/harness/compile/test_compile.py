@@ -16,7 +16,7 @@ from harness.compile.launches import KernelLaunch, implementations, launches, na
 from harness.compile.limits import violations
 from harness.compile.resources import Product, Resources, resources_of
 from harness.compile.survey import row, tile
-from kernels.mha_prefill.triton.flash_configs import HEURISTIC
+from kernels.mha_prefill.triton.flash import HEURISTIC
 from kernels.operands import Seeds
 from kernels.platform import version
 from shapes.case import Case, parse

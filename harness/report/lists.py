@@ -1,5 +1,7 @@
-"""Lists of ops, implementations, cases, suites, linears, published figures, flags and recipes, made without
-importing torch."""
+"""Lists of what there is: ops, implementations, cases, suites, linears, published figures, flags, recipes.
+
+They are made without importing torch.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,10 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 import kernels
-from harness.catalogue import flags, recipes
-from harness.catalogue.evidence import evidence
-from harness.catalogue.flags import READ, Flag
+from harness.catalogue.architectures import evidence
+from harness.catalogue.flags import READ, Flag, catalogue
 from harness.catalogue.published import figures
-from harness.catalogue.recipes import Recipe
+from harness.catalogue.recipes import Recipe, recipes
 from harness.errors import UsageError
 from harness.plan.select import choose_cases
 from harness.report.terminal import WIDTH
@@ -34,9 +35,10 @@ if TYPE_CHECKING:
 
 ALL = "all"
 LONG = 24
-"""Characters: a column with a longer cell may be broken into lines."""
+"""A column breaks into lines if one of its cells has more characters."""
+
 FLAG_COLUMNS = {"name": 46, "default": 10, "read": 10, "platforms": 14, "ops": 20}
-"""Columns of the list of flags with their widths in characters."""
+"""Column of the list of flags -> its width."""
 INDENT = "    "
 
 Row = Mapping[str, object]
@@ -45,21 +47,19 @@ Row = Mapping[str, object]
 @dataclass(frozen=True)
 class Listing:
     rows: Sequence[Row]
-    """The objects of `--json`."""
+    """The objects of JSON."""
     shown: Callable[[], RenderableType]
-    """Makes the same for a terminal."""
+    """Makes the same for people."""
 
 
 def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str | None) -> Listing:
-    """The list that the command names. For a platform that is not this machine, flags and recipes are only
-    those of that platform. Raises UsageError for an unknown suite.
-
-    what: a key of LISTS, `flags` or `recipes`
-    """
+    """what: a key of LISTS, `flags` or `recipes`. If the platform is not this machine, only its own flags and
+    recipes are listed. Raises UsageError for an unknown suite."""
     if what == "flags":
         return _flags(ops, platform)
     if what == "recipes":
-        return _recipes(platform)
+        listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
+        return Listing([asdict(recipe) for recipe in listed], lambda: _unbroken(recipes_text(listed)))
     rows = LISTS[what](ops, platform, suite_name)
     if what == "impls":
         return Listing(rows, lambda: _by_reason(rows))
@@ -67,9 +67,8 @@ def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str |
 
 
 def of_case(op: str, text: str, platform: Platform) -> Listing:
-    """The implementations of an op. Those that take the case in any boundary come first. The reason of each
-    other is the one that `run` gives in the widest boundary. Raises UsageError where the text is not one
-    case."""
+    """The implementations of an op, with whether they take a case in any boundary. The reason of the others
+    is the one that `run` gives for the widest boundary. Raises UsageError unless the text is one case."""
     cases = choose_cases(kernels.OPS[op], None, [text], None, platform.arch)
     if len(cases) != len(kernels.OPS[op].boundaries):
         raise UsageError(f"--case of list is one case; {text!r} is several")
@@ -97,48 +96,47 @@ def _table(rows: Sequence[Row]) -> FittingTable:
 
 
 def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
-    """Implementations: first those that do what the verb says, then the others by the reason against them.
-    With a single op, each of the others has what it requires beside it."""
+    """Implementations: first a table of those that `verb` is true of, then the others by the reason why it is
+    not. If all are of one op, the others have what they require beside them."""
     from rich.console import Group
     from rich.text import Text
 
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
     named = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
-    shown = named if one_op else ["op", *named]
     here: list[Row] = []
     others: dict[str, list[Row]] = {}
     for row in rows:
+        why_not = str(row["why not"])
         if row["runs"]:
-            note, version = str(row["why not"]).partition(" (")[0], f"{row['provider']} {row['version']}"
-            here.append({name: row[name] for name in shown} | {"note": note, "version": version.strip()})
+            columns = named if one_op else ["op", *named]
+            version = f"{row['provider']} {row['version']}".strip()
+            shown = {name: row[name] for name in columns}
+            here.append(shown | {"note": why_not.partition(" (")[0], "version": version})
         else:
-            # The first line says already which machine this is.
-            others.setdefault(str(row["why not"]).partition("; this is ")[0], []).append(row)
+            # The command has printed which machine this is.
+            others.setdefault(why_not.partition("; this is ")[0], []).append(row)
     everywhere = "" if len(boundaries) > 1 else f"; all compute {boundaries.pop()}"
     can = Text(f"\n{len(here)} of {len(rows)} {verb}{everywhere}", "bold green")
     parts: list[RenderableType] = [can]
     if here:
         parts.append(_table(here))
-    # Reasons that the case alone gives come before reasons that the machine gives.
+    # Implementations that only the case keeps away come before those that the machine keeps away.
     for reason, group in sorted(others.items(), key=lambda of: (not of[1][0].get("near"), -len(of[1]))):
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
         if one_op:
-            lines = [{name: row[name] for name in (*named, "requires")} for row in group]
+            parts.append(_table([{name: row[name] for name in (*named, "requires")} for row in group]))
         else:
-            ops = groupby(group, lambda row: row["op"])
-            lines = [
-                {"op": op, "implementations": ", ".join(str(row["implementation"]) for row in of_op)}
-                for op, of_op in ops
-            ]
-        parts.append(_table(lines))
+            by_op = groupby(group, lambda row: row["op"])
+            names = ((op, ", ".join(str(row["implementation"]) for row in of_op)) for op, of_op in by_op)
+            parts.append(_table([{"op": op, "implementations": listed} for op, listed in names]))
     if not one_op:
         parts += ["", "with --op OP or --json: what each requires"]
     return Group(*parts)
 
 
 def _by_suite(rows: Sequence[Row]) -> RenderableType:
-    """Cases of each suite and op; sizes that all of them have are printed once."""
+    """The cases of each suite and op, below a line with the sizes that all of them have."""
     from rich.console import Group
     from rich.text import Text
 
@@ -221,8 +219,7 @@ def _suites(ops: Sequence[str], platform: Platform, suite_name: str | None) -> l
 
 
 def _linears(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
-    """Every linear of DeepSeek-R1 on one rank; those of kind `fp8 block-scale` are cases of
-    block_scale_gemm."""
+    """Every linear of DeepSeek-R1 on one rank; block_scale_gemm computes those of kind fp8 block-scale."""
     return [
         {"parallel": parallel.text, **asdict(linear)}
         for parallel in (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
@@ -231,7 +228,7 @@ def _linears(ops: Sequence[str], platform: Platform, suite_name: str | None) -> 
 
 
 def _published(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
-    """Published figures of all devices."""
+    """Figures that others published, for all devices."""
     return [
         {
             "op": f.op,
@@ -257,45 +254,42 @@ LISTS: dict[str, Callable[[Sequence[str], Platform, str | None], list[Row]]] = {
     "linears": _linears,
     "published": _published,
 }
-"""The lists that read well as a table of their rows."""
+"""The lists that a table of their rows shows well."""
 
 
 def _flags(ops: Sequence[str], platform: Platform) -> Listing:
-    """All flags of the catalogue, or those that act on the given ops."""
-    listed = [
-        flag
-        for flag in flags.catalogue().values()
-        if (platform.here or _acts_on(flag, platform))
-        and (set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops))
-    ]
-    return Listing(
-        [asdict(flag) | {"ops": flag.ops} for flag in listed], lambda: _unbroken(flags_text(listed))
-    )
+    """If `ops` are not all ops, only their flags are listed."""
+    listed = []
+    for flag in catalogue().values():
+        acts = platform.kind in flag.platforms and (not flag.archs or platform.arch in flag.archs)
+        wanted = set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops)
+        if wanted and (platform.here or acts):
+            listed.append(flag)
+    rows = [asdict(flag) | {"ops": flag.ops} for flag in listed]
+    return Listing(rows, lambda: _unbroken(flags_text(listed)))
 
 
 def _unbroken(text: str) -> Text:
-    """Text whose lines the terminal does not break again."""
+    """A text whose lines are broken already."""
     from rich.text import Text
 
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def _acts_on(flag: flags.Flag, platform: Platform) -> bool:
-    return platform.kind in flag.platforms and (not flag.archs or platform.arch in flag.archs)
-
-
-def _recipes(platform: Platform) -> Listing:
-    listed = [r for r in recipes.recipes().values() if platform.here or r.platform == platform.kind]
-    return Listing([asdict(recipe) for recipe in listed], lambda: _unbroken(recipes_text(listed)))
-
-
 def flags_text(flags: Sequence[Flag]) -> str:
-    """For each library a line of facts for each flag, and below it what it does and what its values mean."""
+    """The flags of each library: a line of facts for each, then its effect and what its values mean."""
     lines = [_flag_line({name: name for name in FLAG_COLUMNS} | {"name": "flag"})]
     for library, group in groupby(flags, lambda flag: flag.library):
         lines += ["", library]
         for flag in group:
-            lines += [_flag_line(_cells(flag)), *_wrapped(_flag_paragraphs(flag))]
+            cells = {
+                "name": flag.name,
+                "default": _short("default", flag.default),
+                "read": flag.read,
+                "platforms": " ".join(flag.platforms),
+                "ops": _short("ops", _flag_ops(flag)),
+            }
+            lines += [_flag_line(cells), *_wrapped(_flag_paragraphs(flag))]
     read = [f"read {when}: {text}" for when, text in READ.items() if any(f.read == when for f in flags)]
     return "\n".join([*lines, "", *read, "--json has what each entry was read in"])
 
@@ -304,22 +298,12 @@ def _flag_line(cells: Mapping[str, str]) -> str:
     return "".join(f"{cells[name]:<{width}}" for name, width in FLAG_COLUMNS.items()).rstrip()
 
 
-def _cells(flag: Flag) -> dict[str, str]:
-    return {
-        "name": flag.name,
-        "default": _short("default", flag.default),
-        "read": flag.read,
-        "platforms": " ".join(flag.platforms),
-        "ops": _short("ops", _flag_ops(flag)),
-    }
-
-
 def _flag_ops(flag: Flag) -> str:
     return "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none"
 
 
 def _short(column: str, text: str) -> str:
-    """A text that fits in its column; `...` for a longer one, which then gets a paragraph below."""
+    """The text if it fits into the column; else dots, and a paragraph below has the text."""
     return text if len(text) < FLAG_COLUMNS[column] else "..."
 
 
@@ -327,13 +311,13 @@ def _flag_paragraphs(flag: Flag) -> Iterator[str]:
     only = list(flag.archs)
     if flag.launch:
         only.append(f"{flag.launch} launches")
-    yield " ".join([flag.effect, *([f"({', '.join(only)} only)"] if only else [])])
+    yield f"{flag.effect} ({', '.join(only)} only)" if only else flag.effect
     for column, text in (("default", flag.default), ("ops", _flag_ops(flag))):
         if _short(column, text) != text:
             yield f"{column}: {text}"
     values = "; ".join(f"{value}: {meaning}" for value, meaning in flag.values.items())
     if values or flag.takes:
-        yield "; or ".join(filter(None, [values, flag.takes]))
+        yield f"{values}; or {flag.takes}" if values and flag.takes else values or flag.takes
     if flag.without:
         yield f"no effect on a kernel on one device: {flag.without}"
     for value, by_op in flag.chooses.items():

@@ -1,7 +1,9 @@
-"""What an engine runs for each shape that a deployment calls, and what a tuned table holds for it."""
+"""What a serving engine runs for each shape that a deployment calls, what the tuned tables of its libraries
+hold for it, and what two versions of a library hold differently."""
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 from collections import defaultdict
@@ -19,8 +21,8 @@ from kernels.defects import known_defects
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import TABLES, columns, deployed, known_settings
 from kernels.op import DTYPES
-from kernels.tables import Entry, Found, Problem, Target
-from kernels.tables.files import TableError
+from kernels.tables import Found, Problem, Target
+from kernels.tables.files import Files, TableError
 from kernels.tables.lookup import LIBRARIES, Lookups
 from kernels.vendor import READ_TO
 from shapes.case import Size
@@ -29,60 +31,62 @@ from shapes.models import ModelConfig
 from shapes.scheduler import Workload
 
 MOST_ROWS = 16384
-"""Of experts for which picks are drawn, which takes seconds for many more. With more rows the products bound
-the experts and not the reading of their weights, so their time grows as the rows do."""
+"""The most rows of experts for which picks are drawn, as drawing many more takes seconds. Beyond it the
+products and not the reading of the weights bound the experts, so their time grows with the rows."""
+
+NO_TABLE = Found("", None)
+"""The look-up of a kernel that no table decides."""
 
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """A deployment that is asked about.
-
-    arch:     an architecture or a device: gfx942, MI325X
-    tp, ep, dp_attention, kv: how the model is served (see kernels.engines.deploy)
-    workload: what is served; None means the sweep of shapes.deployment
-    given:    the variables and flags that are set for the engine
-    paths:    where the files of a library lie, by its name
-    triton:   the version of Triton beside the engine; empty means the one that its release comes with
-    ops:      which ops are shown; empty means all
-    """
+    """The deployment that a command asks about."""
 
     engine: str
+    """sglang or vllm."""
     arch: str
+    """An architecture or a device: gfx942, MI325X."""
     model: ModelConfig
+    # How the model is served: see kernels.engines.deploy.
     tp: int = 8
     ep: int = 1
     dp_attention: bool = False
     kv: str = "bf16"
     workload: Workload | None = None
+    """What is served; None means the sweep of shapes.deployment."""
     given: Mapping[str, str] = field(default_factory=dict)
+    """The variables and flags that are set for the engine."""
     paths: Mapping[str, Path] = field(default_factory=dict)
+    """Library -> the folder or file that holds it."""
     triton: str = ""
+    """The version of Triton beside the engine; empty means the one that its release comes with."""
     ops: Sequence[str] = ()
+    """The ops that are shown; empty means all."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A shape that a deployment calls.
-
-    share:   the part of the time of all steps that its calls take at the limits of the device, 0..1
-    choice:  what the engine runs for it; None where that is not known
-    found:   what the tuned table of that kernel holds; None where no table decides
-    defects: known defects of what runs
-    """
+    """A shape that a deployment calls."""
 
     call: Call
     sizes: Mapping[str, Size]
     share: float
+    """The part of the time of all steps that its calls take at the limits of the device, 0..1."""
     choice: EngineDefault | None
-    found: Found | None
+    """What the engine runs for it; None where that is unknown."""
+    found: Found
+    """What the tuned table of that kernel holds, or NO_TABLE."""
     defects: tuple[str, ...]
+    """Known defects of what runs."""
 
     @property
     def row(self) -> str:
+        """The implementation of this suite; empty where none does what the engine does."""
         return self.choice.row if self.choice else ""
 
     @property
     def decided_in(self) -> str:
+        """The file and line of the engine that decides it; empty if unknown."""
         return f"{self.choice.file}:{self.choice.line}" if self.choice else ""
 
     @property
@@ -90,35 +94,27 @@ class Shape:
         return self.choice.why if self.choice else "the engine's choice is not known"
 
     @property
-    def table(self) -> str:
-        return self.found.table if self.found else ""
-
-    @property
-    def entry(self) -> Entry | None:
-        return self.found.entry if self.found else None
-
-    @property
-    def fallback(self) -> str:
-        return self.found.fallback if self.found else ""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What is odd about the look-up."""
-        return self.found.notes if self.found else ()
+    def asks_table(self) -> bool:
+        return self.found is not NO_TABLE
 
     @property
     def state(self) -> str:
-        """`tuned`, `fallback`, `no table`, or `no row` where none of the suite does what the engine does."""
+        """`tuned`, `fallback`, `no table` or `no row`."""
         if not self.row:
             return "no row"
-        if self.found is None:
+        if not self.asks_table:
             return "no table"
-        return "tuned" if self.entry else "fallback"
+        return "tuned" if self.found.entry else "fallback"
+
+    @property
+    def runs(self) -> str:
+        """The kernel of the table's entry, or what runs after a miss."""
+        return self.found.entry.kernel if self.found.entry else f"miss: {self.found.fallback}"
 
     @property
     def tokens(self) -> int:
-        """Tokens of the step, by which a table is asked. Prompts of different lengths count as one token
-        each."""
+        """The tokens of the step, by which a table is searched. A prompt whose length is a range counts as
+        one token."""
         if self.call.op == "mha_prefill":
             new = str(self.sizes["new"])
             return int(self.sizes["batch"]) * (int(new) if new.isdecimal() else 1)
@@ -132,34 +128,31 @@ class Shape:
             "share": round(self.share, 6),
             "row": self.row or None,
             "decided_in": self.decided_in or None,
-            "table": self.table or None,
-            "entry": asdict(self.entry) if self.entry else None,
-            "fallback": self.fallback or None,
+            "table": self.found.table or None,
+            "entry": asdict(self.found.entry) if self.found.entry else None,
+            "fallback": self.found.fallback or None,
             "defects": list(self.defects),
             "step": self.call.step,
             "place": self.call.place,
             "why": self.why,
-            "notes": list(self.notes),
+            "notes": list(self.found.notes),
         }
 
 
 @dataclass(frozen=True)
 class EngineView:
-    """The answer to a request.
-
-    device:    the name of the device's data sheet
-    problems:  what cannot work in the tables that were asked
-    libraries: the version of each library whose tables were asked, or where it lies
-    tables:    the tables themselves
-    """
+    """The answer to a request."""
 
     request: EngineRequest
     target: Target
     device: str
+    """The name of the device's data sheet."""
     shapes: Sequence[Shape]
     problems: Sequence[Problem]
+    """What is wrong with the tables that were read."""
     notes: Sequence[str]
     libraries: Mapping[str, str]
+    """Library whose tables were read -> its version, or where it lies."""
     tables: Lookups
 
     @property
@@ -187,7 +180,7 @@ class EngineView:
 
 
 def engine_view(request: EngineRequest) -> EngineView:
-    """Raises UsageError for a deployment that cannot be, and where a library's files cannot be read."""
+    """Raises UsageError for an impossible deployment, and where a library's files cannot be read."""
     device = _device(request)
     arch, ops = device["arch"], list(request.ops or kernels.OPS)
     workload, longest = request.workload, request.model.max_position_embeddings
@@ -196,7 +189,7 @@ def engine_view(request: EngineRequest) -> EngineView:
     try:
         deployment = _deployed(request, arch)
         calls = served(deployment, workload) if workload else sweep(deployment)
-        shares = _shares(calls, arch, device)  # sizes that no kernel takes are found here
+        shares = _shares(calls, arch, device)  # this finds sizes that no kernel takes
     except ValueError as error:
         raise UsageError(str(error)) from None
     units = request.given.get("CU_NUM", str(device["units"]))
@@ -223,8 +216,8 @@ def engine_view(request: EngineRequest) -> EngineView:
 
 
 def _device(request: EngineRequest) -> Mapping[str, Any]:
-    """The data sheet of the device that is meant, with its `units` and the name that its `driver` gives. An
-    architecture stands for its usual device. Raises UsageError."""
+    """The data sheet of the device, with its number of compute `units` and the name that its `driver` gives.
+    An architecture stands for its usual device. Raises UsageError."""
     known, usual = engines.archs(request.engine), architectures()
     devices = [entry for entry in known_devices() if entry["arch"] in known]
     name = usual[request.arch].device if request.arch in usual else request.arch
@@ -242,8 +235,8 @@ def _device(request: EngineRequest) -> Mapping[str, Any]:
 
 
 def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list[float]:
-    """The part of the time that each call has of all steps, where each takes the least time that the data
-    sheet allows, or the time of its bytes where there is no data sheet. All steps of a sweep count alike."""
+    """The part of the time of all steps that each call takes, at the least time that the data sheet allows;
+    without a data sheet the time of reading its bytes counts. All steps of a sweep count alike."""
     rates = {dtype: rate * 1e12 for dtype, rate in device.get("tflops", {}).items()}
     limits = Ceilings(rates or dict.fromkeys(DTYPES, math.inf), device.get("tbps", 1.0) * 1e12)
     times = [call.times * _least_s(call, arch, limits) for call in calls]
@@ -254,7 +247,7 @@ def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list
 
 
 def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
-    """Seconds of a call at the device's limits. All experts are taken to be picked equally often."""
+    """Seconds of a call at the device's limits, if all experts are picked equally often."""
     op, sizes, times = kernels.OPS[call.op], call.sizes, 1.0
     if call.rows:
         times = max(call.rows, MOST_ROWS) / MOST_ROWS
@@ -283,12 +276,13 @@ def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: 
             sizes, choice = cast, other
     row = choice.row if choice else ""
     found = tables.find(call.op, row, sizes) if row else None
-    return Shape(call, sizes, share, choice, found, _defects(call.op, row, sizes, arch, tables))
+    defects = _defects(call.op, row, sizes, arch, tables)
+    return Shape(call, sizes, share, choice, found or NO_TABLE, defects)
 
 
 def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: Lookups) -> tuple[str, ...]:
-    """Known defects of a row in the version of its library that was asked, or, where that is not known, in
-    the newest that was read."""
+    """Known defects of a row in the version of its library that was read here. If the version is unknown, the
+    newest version for which the row was written counts."""
     row = next((each for each in kernels.implementations(op) if each.name == name), None)
     if row is None:
         return ()
@@ -296,10 +290,8 @@ def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: L
     version = tables.files(package).version if package in LIBRARIES else ""
     if not version[:1].isdigit():
         version = READ_TO.get(package, ("",))[0]
-    return tuple(
-        f"{defect.issue}: {defect.symptom}"
-        for defect in known_defects(row, kernels.OPS[op].sizes(sizes), arch, version)
-    )
+    known = known_defects(row, kernels.OPS[op].sizes(sizes), arch, version)
+    return tuple(f"{defect.issue}: {defect.symptom}" for defect in known)
 
 
 def _without_effect(
@@ -324,20 +316,20 @@ def _without_effect(
 
 
 def _unread(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> Iterator[str]:
-    """A line for each given library that nothing asks, and one where the tables are those of another release
-    than the one whose choices are known."""
+    """A line for each given library that no shape asks, and one where the engine's tables are of another
+    release than its recorded choices."""
     for name in request.paths:
         if name not in libraries:
-            yield f"--{name}: {unasked(request, name, arch)}"
+            yield f"--{name}: {_unasked(request, name, arch)}"
     read = engines.defaults(request.engine)[0].version
     other = libraries.get(request.engine, read)
     if not other.startswith(read):
         yield f"what {request.engine} runs was read in {read}; the tables are those of {other}"
 
 
-def unasked(request: EngineRequest, library: str, arch: str) -> str:
-    """Says that no kernel of the deployment looks into a library's tables, and what to do. Only vLLM has to
-    be told to use AITER: SGLang's images for AMD do."""
+def _unasked(request: EngineRequest, library: str, arch: str) -> str:
+    """Says that no kernel of the deployment looks into a library's tables, and what to do. vLLM does not use
+    AITER unless a variable says so; SGLang's images for AMD set theirs."""
     text = f"nothing that {request.engine} runs here looks into tables of {library}"
     off = request.engine == "vllm" and request.given.get("VLLM_ROCM_USE_AITER") != "1"
     if library == "aiter" and arch.startswith("gfx") and off:
@@ -354,3 +346,54 @@ def as_given(name: str, value: str = "") -> str:
     """A variable or a flag as --with takes it."""
     written = f"--{name}" if name.islower() else name
     return f"{written}={value}" if value else written
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What two versions of one library hold differently."""
+
+    library: str
+    before: EngineView
+    after: EngineView
+    asked: int
+    """The number of shapes whose kernels look into this library's tables."""
+    changes: Sequence[tuple[Shape, Shape]]
+    """The shapes that run something else, before and after; the largest shares of the time first."""
+
+    def facts(self) -> dict[str, Any]:
+        """The object of JSON."""
+        changes = []
+        for pair in self.changes:
+            before, after = (shape.facts() for shape in pair)
+            change = {name: after[name] for name in ("op", "sizes", "share", "row", "place", "step")}
+            for name, shape in (("a", before), ("b", after)):
+                change[name] = {"entry": shape["entry"], "fallback": shape["fallback"]}
+            changes.append(change)
+        a, b = (view.libraries[self.library] for view in (self.before, self.after))
+        return {"library": self.library, "a": a, "b": b, "asked": self.asked, "changes": changes}
+
+
+def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
+    """Compares the library that lies at both paths. Raises UsageError, also where no shape asks it."""
+    package = _package(a)
+    before, after = (engine_view(replace(request, paths={**request.paths, package: path})) for path in (a, b))
+    pairs = [
+        (was, now)
+        for was, now in zip(before.shapes, after.shapes, strict=True)
+        if now.asks_table and before.tables.library_of(now.row) == package
+    ]
+    if not pairs:
+        raise UsageError(_unasked(request, package, before.target.arch))
+    changed = [(was, now) for was, now in pairs if was.runs != now.runs]
+    return Changes(package, before, after, len(pairs), sorted(changed, key=lambda pair: -pair[1].share))
+
+
+def _package(path: Path) -> str:
+    """The library that lies there. Raises UsageError."""
+    for package in LIBRARIES:
+        with contextlib.suppress(TableError):
+            Files(package, path)
+            return package
+    raise UsageError(
+        f"{path} holds none of {', '.join(LIBRARIES)}: give two checkouts, wheels or site-packages"
+    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from harness.files import JsonObject
 from harness.report.text import interval, microseconds, ratio_text, table
-from harness.results.claims import Claims, Ratio, Test, matches
+from harness.results.claims import Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
 from harness.results.read import RecordedRun
 from kernels.platform import Platform
@@ -98,7 +99,7 @@ def _conclusion(comparison: Compared) -> str:
     return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
 
 
-def claims_table(claims: Claims, tests: Sequence[Test], platform: Platform) -> str:
+def claims_table(claims: JsonObject, tests: Sequence[Test], platform: Platform) -> str:
     """platform: this machine."""
     headers = ["claim", "against", f"on {claims['device']}", "verdict", f"any kernel on {platform.arch}"]
     rows = [[f"{t.op} {t.factor:g}x", t.against, _ratio(t.claimed), t.verdict, _ratio(t.here)] for t in tests]

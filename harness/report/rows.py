@@ -10,7 +10,7 @@ from functools import cached_property
 
 from harness.plan.entry import entry_name
 from harness.plan.settings import PLAIN
-from harness.results.effects import Effect, changes, effects, same_kernels
+from harness.results.effects import Effect, changes, effects
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.paired import noise_of
 
@@ -134,8 +134,9 @@ def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComp
 def _setting_row(cell: Cell, baseline: Cell, verdict: Verdict | None) -> Row:
     if cell.time_us is None:
         return Row(cell, verdict, is_baseline=False, change=cell.reason)
-    ran = "the same" if same_kernels(baseline, cell) else "other kernels"
-    return Row(cell, verdict, is_baseline=False, ran=ran, change=changes(baseline, cell))
+    change = changes(baseline, cell)
+    ran = "other kernels" if change else "the same"
+    return Row(cell, verdict, is_baseline=False, ran=ran, change=change)
 
 
 def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:

@@ -6,9 +6,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from harness.catalogue.published import PublishedFigure
+from harness.report.fitting_table import Column, FittingTable
 from harness.report.notes import UNTIMED, case_notes, noted
 from harness.report.rows import CaseResult, Row
 from harness.report.text import (
@@ -26,12 +29,6 @@ from harness.results.schema import Cell, Record, Run, Verdict
 from harness.statistics.paired import MAX_NOISE
 from shapes.case import Case
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-    from rich.text import Text
-
-    from harness.report.fitting_table import FittingTable
-
 STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 """Styles of verdicts."""
 
@@ -39,8 +36,6 @@ STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
     """The heading, the fastest row, the ranking and the notes of one finished case. With the run, notes hold
     commands that check its wrong rows alone."""
-    from rich.console import Group
-
     case = CaseResult.of(records)
     ranking: list[RenderableType] = [_ranking(case), ""] if case.timed else []
     return Group(heading(case.cells[0]), headline(case), "", *ranking, noted(case_notes(case, run)))
@@ -48,8 +43,6 @@ def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableT
 
 def heading(cell: Cell) -> RenderableType:
     """The cell's case; below it the case's place in the suite, and what all rows have in common."""
-    from rich.text import Text
-
     place = f"{cell.place}, {100 * cell.weight:.1f} % of the suite" if cell.place != "ad hoc" else cell.place
     facts = f"{place}; {cell.platform} {cell.arch}, cache {cell.cache}"
     return Text.assemble((cell.case, "bold"), "\n", (facts, "dim"))
@@ -57,8 +50,6 @@ def heading(cell: Cell) -> RenderableType:
 
 def headline(case: CaseResult) -> Text:
     """Which row is fastest, and how sure that is."""
-    from rich.text import Text
-
     if not case.timed:
         counts = Counter[str](cell.status for cell in case.cells)
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
@@ -89,8 +80,6 @@ def _against(verdict: Verdict) -> str:
 
 
 def _ranking(case: CaseResult) -> FittingTable:
-    from harness.report.fitting_table import Column, FittingTable
-
     rows = [row for row in case.rows if row.cell.time_us is not None]
     time, times = time_column([interval(row.cell) for row in rows])
     baseline = case.baselines[0] if case.baselines else "baseline"
@@ -121,8 +110,6 @@ def ratios(rows: Sequence[Row]) -> list[str]:
 
 def styled(verdict: str) -> Text:
     """The verdict's word in its colour."""
-    from rich.text import Text
-
     return Text(verdict, STYLES.get(verdict, ""))
 
 
@@ -141,10 +128,6 @@ def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:
 
 def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
     """What others published of a case, as a table of its own; None if there is nothing."""
-    from rich.console import Group
-
-    from harness.report.fitting_table import Column, FittingTable
-
     rows = [
         (
             f.implementation,

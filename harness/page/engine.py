@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime, timezone
 
+import altair as alt
+
 from harness.engine import EngineView
 from harness.files import write
-from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor, distinct
+from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue, anchor
 from harness.page.style import coded
 from harness.report.engine_table import by_share, flat, heading, layer_text, notes, summary
 
@@ -34,13 +36,11 @@ def write_page(view: EngineView, target: str) -> None:
 
     at = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     title = f"{view.release} on {view.device}"
-    page = Page(title, "; ".join(heading(view)), distinct([engine_section(view)]))
+    page = Page(title, "; ".join(heading(view)), [engine_section(view)])
     write(target, html(page, f"{at}, from files of {', '.join(view.libraries) or 'the engine'}"))
 
 
 def engine_section(view: EngineView) -> PageSection:
-    import altair as alt
-
     values = [
         {
             **flat(shape),

@@ -31,25 +31,14 @@ def html(page: Page, created: str) -> str:
 
     created: when and from what it was made, for its last line
     """
+    loader = FileSystemLoader(TEMPLATES)
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    return environment.get_template("page.html.j2").render(
-        page=page,
-        created=created,
-        css=_literal("page.css"),
-        js=_literal("page.js"),
-        vega=Markup(bundle()),
-        data=data,
-    )
-
-
-def _literal(name: str) -> Markup:
-    return Markup((TEMPLATES / name).read_text(encoding="utf-8"))
+    css, js = (Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
+    vega = Markup(bundle())
+    template = environment.get_template("page.html.j2")
+    return template.render(page=page, created=created, css=css, js=js, vega=vega, data=data)
 
 
 def data(chart: Chart) -> Markup:
@@ -76,28 +65,21 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
 
     patterns: of names, as in the shell; empty: all charts
     """
-    files = []
+    charts = [chart for chart in page.charts() if chart.picture]
+    asked = [c for c in charts if not patterns or any(fnmatchcase(c.anchor, pattern) for pattern in patterns)]
+    if not asked:
+        known = ", ".join(chart.anchor for chart in charts) or "none"
+        raise UsageError(f"no chart is called {' or '.join(patterns) or 'anything'}; charts: {known}")
+    files = [folder / f"{chart.anchor}.{'png' if png else 'svg'}" for chart in asked]
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for chart in page.charts():
-            asked = not patterns or any(fnmatchcase(chart.anchor, pattern) for pattern in patterns)
-            specified = specification(chart) if asked else {}
-            if not specified:
-                continue
+        for chart, file in zip(asked, files, strict=True):
             # There is no page here to take the colour from.
-            drawn = json.dumps(specified).replace("currentColor", "#222222")
-            drawn = json.dumps(json.loads(drawn) | {"background": "white"})
-            file = folder / f"{chart.anchor}.{'png' if png else 'svg'}"
+            text = json.dumps(specification(chart) | {"background": "white"})
+            drawn = text.replace("currentColor", "#222222")
             if png:
-                file.write_bytes(vl_convert.vegalite_to_png(drawn, scale=PIXELS))
+                replace(file, vl_convert.vegalite_to_png(drawn, scale=PIXELS))
             else:
                 replace(file, vl_convert.vegalite_to_svg(drawn) + "\n")
-            files.append(file)
     except OSError as error:
         raise UsageError(f"cannot write {folder}: {error.strerror}") from None
-    if not files:
-        known = ", ".join(chart.anchor for chart in page.charts() if chart.picture)
-        raise UsageError(
-            f"no chart is called {' or '.join(patterns) or 'anything'}; charts: {known or 'none'}"
-        )
     return files

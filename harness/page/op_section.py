@@ -3,7 +3,7 @@ case by itself."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from harness.page.case import MeasuredCase
 from harness.page.document import Chart, PageSection, anchor
@@ -12,6 +12,7 @@ from harness.page.settings import setting_charts, settings_over_cases
 from harness.page.sizes import sweep_charts, sweeps, winners
 from harness.report.case_table import headline
 from harness.report.notes import case_notes
+from harness.report.rows import grouped
 from harness.report.setting_table import conclusion_lines
 
 MOST_CASES = 40
@@ -23,42 +24,33 @@ MOST_ROUNDS = 4000
 def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
     """The section for the cases of one op in all runs of a page."""
     ranked = [case for case in cases if case.run.contrast == "implementations"]
-    under_settings = _by_run(case for case in cases if case.run.contrast == "settings")
+    toggled = [case for case in cases if case.run.contrast == "settings"]
+    under_settings = grouped(toggled, lambda case: case.folder).values()
     charts: list[Chart | None] = [winners(ranked)] if ranked else []
     for sweep in sweeps(ranked):
         charts += sweep_charts(sweep)
-    for label in dict.fromkeys(case.label for case in ranked):
-        charts.append(roofline([case for case in ranked if case.label == label]))
-    charts += [settings_over_cases(run_cases) for run_cases in under_settings]
-    by_key: dict[tuple[str, str], list[MeasuredCase]] = {}
-    for case in sorted(cases, key=lambda case: -case.planned.weight):
-        by_key.setdefault((case.run.contrast, case.planned.key), []).append(case)
-    shown = list(by_key.values())[:MOST_CASES]
-    left = len(by_key) - len(shown)
+    charts += [roofline(of_run) for of_run in grouped(ranked, lambda case: case.label).values()]
+    charts += [settings_over_cases(of_run) for of_run in under_settings]
+    heaviest_first = sorted(cases, key=lambda case: -case.planned.weight)
+    by_key = list(grouped(heaviest_first, lambda case: (case.run.contrast, case.planned.key)).values())
+    left = len(by_key) - MOST_CASES
     headlines = []
     if ranked:
         key = max(ranked, key=lambda case: case.planned.weight).planned.key
         headlines.append(f"{key}: {_headline([case for case in ranked if case.planned.key == key])}.")
-    for run_cases in under_settings:
-        records = [record for case in run_cases for record in (*case.cells, *case.verdicts)]
-        title, lines = conclusion_lines(records, run_cases[0].run)
-        name = f"{run_cases[0].label}: " if run_cases[0].label else ""
+    for of_run in under_settings:
+        records = [record for case in of_run for record in (*case.cells, *case.verdicts)]
+        title, lines = conclusion_lines(records, of_run[0].run)
+        name = f"{of_run[0].label}: " if of_run[0].label else ""
         headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))
     return PageSection(
         anchor(op),
         op,
         " ".join(headlines),
         [chart for chart in charts if chart],
-        [("not shown", f"{left} cases of less weight have no charts of their own")] if left else [],
-        [_case_section(same) for same in shown],
+        [("not shown", f"{left} cases of less weight have no charts of their own")] if left > 0 else [],
+        [_case_section(same) for same in by_key[:MOST_CASES]],
     )
-
-
-def _by_run(cases: Iterable[MeasuredCase]) -> list[list[MeasuredCase]]:
-    runs: dict[str, list[MeasuredCase]] = {}
-    for case in cases:
-        runs.setdefault(str(case.folder), []).append(case)
-    return list(runs.values())
 
 
 def _headline(same: Sequence[MeasuredCase]) -> str:

@@ -5,17 +5,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import altair as alt
 
 from harness.page.case import MeasuredCase, interval_ends, shared_sizes, us_text, verdict_text
-from harness.page.document import Chart, Columns, Table, anchor, table
+from harness.page.document import Chart, Columns, anchor, table
 from harness.page.style import OTHER, PROVIDERS, coded, provider, tips
 from harness.report.notes import apart
-from harness.report.text import microseconds, significant, uncertain_ratio, unit
+from harness.report.text import microseconds, short_ratio, significant, unit
 from shapes.case import text_of
-
-if TYPE_CHECKING:
-    import altair
 
 LOAD = ("batch", "tokens", "m", "new", "ctx")
 """The sizes that grow with the load of a server, as the ops call them."""
@@ -64,41 +63,101 @@ def sweep_charts(sweep: Sweep) -> list[Chart]:
         "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
         "% of limit": ("share", "share_text"),
     }  # fmt: skip
-    lines = _Lines(sweep, sorted({point["name"] for point in points}), table(points, columns))
+    numbers = table(points, columns)
+    looks = _looks(points)
     baseline = next((name for case in sweep.cases for name in case.baselines), "the baseline")
     of = f"{sweep.size} at {sweep.fixed}"
-    charts = [
-        lines.chart(
+    kinds: list[tuple[str, str, str, str, str, alt.Scale, tuple[str, str] | None]] = [
+        (
             "time-over",
             f"Time over {of}",
             f"Lower is faster; the band is the interval. Both axes are logarithmic.{_devices(sweep)}",
-            points,
             "time",
             f"time per call, {name}",
-            band=("low", "high"),
-            log=True,
+            alt.Scale(type="log", nice=False),
+            ("low", "high"),
         ),
-        lines.chart(
+        (
             "speedup-over",
             f"Speedup over {baseline} by {of}",
             f"Above the line at 1 is faster than {baseline}; a band that crosses it shows no difference.",
-            [point for point in points if point["speedup"] is not None],
             "speedup",
             f"speedup over {baseline}",
-            band=("speedup_low", "speedup_high"),
-            at=1.0,
+            alt.Scale(zero=False),
+            ("speedup_low", "speedup_high"),
         ),
-        lines.chart(
+        (
             "share-over",
             f"Share of the machine's limit by {of}",
             "The share of what the machine was measured to reach; the rest up to 100 % could be gained.",
-            [point for point in points if point["share"] is not None],
             "share",
             "% of the measured limit",
-            zero=True,
+            alt.Scale(zero=True),
+            None,
         ),
     ]
-    return [chart for chart in charts if chart.marks]
+    charts = []
+    for kind, title, reading, key, axis, scale, band in kinds:
+        drawn = [point for point in points if point[key] is not None]
+        if drawn:
+            place = anchor(kind, sweep.cases[0].planned.op, sweep.size, sweep.fixed)
+            picture = _lines(sweep.size, drawn, key, axis, scale, band, looks)
+            charts.append(Chart(place, title, reading, picture, numbers, len(drawn)))
+    return charts
+
+
+def _lines(
+    size: str,
+    points: Sequence[dict[str, Any]],
+    key: str,
+    axis: str,
+    scale: alt.Scale,
+    band: tuple[str, str] | None,
+    looks: tuple[dict[str, str], dict[str, str]],
+) -> alt.TopLevelMixin:
+    """A line for each row, over the size.
+
+    key, axis: what is drawn, and the title of its axis
+    band:      the keys of the ends of its interval
+    looks:     see `_looks`; those of all rows of the sweep, so that each row looks the same in all charts
+    """
+    colours, shapes = looks
+    legend = alt.Legend(symbolOpacity=1, values=[n for n in colours if any(p["name"] == n for p in points)])
+    colour = alt.Color("name:N", scale=coded(colours), title=None, legend=legend)
+    shape = alt.Shape("name:N", scale=coded(shapes), title=None, legend=legend)
+    values = sorted({point["x"] for point in points})
+    across = alt.Scale(type="symlog", nice=False)
+    if values[0] > 0:
+        across = alt.Scale(type="log", base=2, nice=False)
+    x = alt.X("x:Q", title=size, scale=across, axis=alt.Axis(values=values))
+    base = alt.Chart({"values": list(points)}).encode(x=x, color=colour)
+    tooltip = [
+        *tips(name="implementation"),
+        alt.Tooltip("x:Q", title=size),
+        *tips(text="time", ratio="vs baseline", verdict="", share_text="% of limit"),
+    ]
+    layers: list[alt.Chart] = []
+    if key == "speedup":
+        layers.append(alt.Chart({"values": [{"at": 1.0}]}).mark_rule(color="#888").encode(y="at:Q"))
+    if band:
+        low = alt.Y(f"{band[0]}:Q", scale=scale)
+        layers.append(base.mark_area(opacity=0.15, aria=False).encode(y=low, y2=f"{band[1]}:Q"))
+    line = base.mark_line(aria=False).encode(y=alt.Y(f"{key}:Q", title=axis, scale=scale), detail="name:N")
+    dots = base.mark_point(filled=True, size=70, opacity=1)
+    layers += [line, dots.encode(y=f"{key}:Q", shape=shape, tooltip=tooltip)]
+    return alt.layer(*layers).properties(width=560, height=320)
+
+
+def _looks(points: Sequence[dict[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:
+    """Colour and shape of each row: implementations of a provider have the same colour, and each another
+    shape."""
+    colours: dict[str, str] = {}
+    shapes: dict[str, str] = {}
+    for name in sorted({point["name"] for point in points}):
+        place = sum(provider(other) == provider(name) for other in colours)
+        colours[name] = PROVIDERS.get(provider(name), OTHER)
+        shapes[name] = SHAPES[place % len(SHAPES)]
+    return colours, shapes
 
 
 def _devices(sweep: Sweep) -> str:
@@ -134,88 +193,6 @@ def _points(sweep: Sweep, case: MeasuredCase) -> Iterator[dict[str, Any]]:
         }
 
 
-@dataclass(frozen=True)
-class _Lines:
-    """Charts of a sweep with a line for each row."""
-
-    sweep: Sweep
-    names: Sequence[str]
-    """The names of all rows, so that each row looks the same in all charts."""
-    table: Table
-
-    def chart(
-        self,
-        kind: str,
-        title: str,
-        reading: str,
-        points: Sequence[dict[str, Any]],
-        y: str,
-        axis: str,
-        band: tuple[str, str] | None = None,
-        log: bool = False,
-        zero: bool = False,
-        at: float | None = None,
-    ) -> Chart:
-        """A chart without marks where there are no points.
-
-        y:    the key of what is drawn; axis: the title of its axis; log, zero: its scale
-        band: the keys of the ends of the interval
-        at:   where a horizontal line is drawn
-        """
-        place = anchor(kind, self.sweep.cases[0].planned.op, self.sweep.size, self.sweep.fixed)
-        if not points:
-            return Chart(place, title, reading)
-        import altair as alt
-
-        present = [name for name in self.names if any(point["name"] == name for point in points)]
-        legend = alt.Legend(symbolOpacity=1, values=present)
-        colours = {name: PROVIDERS.get(provider(name), OTHER) for name in self.names}
-        colour = alt.Color("name:N", scale=coded(colours), title=None, legend=legend)
-        shape = alt.Shape("name:N", scale=coded(_shapes(self.names)), title=None, legend=legend)
-        values = sorted({point["x"] for point in points})
-        across = alt.Scale(type="symlog", nice=False)
-        if values[0] > 0:
-            across = alt.Scale(type="log", base=2, nice=False)
-        x = alt.X("x:Q", title=self.sweep.size, scale=across, axis=alt.Axis(values=values))
-        scale = alt.Scale(type="log", nice=False) if log else alt.Scale(zero=zero)
-        base = alt.Chart({"values": list(points)})
-        tooltip = [
-            *tips(name="implementation"),
-            alt.Tooltip("x:Q", title=self.sweep.size),
-            *tips(text="time", ratio="vs baseline", verdict="", share_text="% of limit"),
-        ]
-        layers: list[alt.Chart] = []
-        if at is not None:
-            layers.append(alt.Chart({"values": [{"at": at}]}).mark_rule(color="#888").encode(y="at:Q"))
-        if band:
-            layers.append(
-                base.mark_area(opacity=0.15, aria=False).encode(
-                    x=x, y=alt.Y(f"{band[0]}:Q", scale=scale), y2=f"{band[1]}:Q", color=colour
-                )
-            )
-        layers += [
-            base.mark_line(aria=False).encode(
-                x=x, y=alt.Y(f"{y}:Q", title=axis, scale=scale), color=colour, detail="name:N"
-            ),
-            base.mark_point(filled=True, size=70, opacity=1).encode(
-                x=x, y=f"{y}:Q", color=colour, shape=shape, tooltip=tooltip
-            ),
-        ]
-        picture = alt.layer(*layers).properties(width=560, height=320)
-        return Chart(place, title, reading, picture, self.table, len(points))
-
-
-def _shapes(names: Sequence[str]) -> dict[str, str]:
-    """Implementations of a provider have the same colour, and each another shape."""
-    places: dict[str, int] = {}
-    shapes = {}
-    for name in names:
-        place = places.get(provider(name), 0)
-        places[provider(name)] = place + 1
-        shapes[name] = SHAPES[place % len(SHAPES)]
-    return shapes
-
-
 def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     """Which row is fastest in each case, and by how much; None where nothing has a time."""
     timed = [case for case in cases if case.timed]
@@ -245,7 +222,7 @@ def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict
     others = {k: v for k, v in case.planned.sizes.items() if k != axis and k not in shared}
     margin = "no second" if len(case.timed) == 1 else "not compared"
     if verdict is not None and verdict.verdict == "faster":
-        margin = f"{uncertain_ratio(verdict.ratio, verdict.low, verdict.high)[0]} {verdict.b}"
+        margin = f"{short_ratio(verdict)} {verdict.b}"
     elif verdict is not None:
         words = {"same": "same as", "unclear": "not told from", "slower": "slower by rounds than"}
         margin = f"{words[verdict.verdict]} {verdict.b}"
@@ -267,9 +244,7 @@ def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict
     }
 
 
-def _winners_picture(rows: Sequence[dict[str, Any]], axis: str) -> altair.TopLevelMixin:
-    import altair as alt
-
+def _winners_picture(rows: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
     drawn = ("x", "y", "provider", "text", "name", "margin", "time", "share")
     values = [{key: row[key] for key in drawn} for row in rows]
     providers = sorted({value["provider"] for value in values})

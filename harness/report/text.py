@@ -50,6 +50,11 @@ def ratio_text(of: Verdict | Comparison) -> str:
     return " ".join(uncertain_ratio(of.ratio, of.low, of.high)).rstrip()
 
 
+def short_ratio(of: Verdict | Comparison) -> str:
+    """`1.94x`, in the digits that the interval supports."""
+    return uncertain_ratio(of.ratio, of.low, of.high)[0]
+
+
 def ratio_column(ratios: Sequence[tuple[float | None, float | None, float | None] | None]) -> list[str]:
     """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
     parts = [uncertain_ratio(*ratio) if ratio else ("", "") for ratio in ratios]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
@@ -49,18 +50,12 @@ def check(request: CheckRequest) -> None:
     """Check one implementation on one case, untimed: is it right, and where and how is it wrong?"""
     from harness.run.check import check as checked
 
-    def say(stage: str) -> None:
-        click.echo(stage, err=True)
-
     with interruptible(""):
-        found = checked(request, say)
-    click.echo(f"{found.case.key}: {found.name} is {_word(found.status)}")
+        found = checked(request, partial(click.echo, err=True))
+    word = "right" if found.status in ("ok", "checked") else found.status
+    click.echo(f"{found.case.key}: {found.name} is {word}")
     if found.reason:
         click.echo(found.reason)
     if found.saved:
         click.echo(f"saved: {', '.join(map(str, found.saved))}")
     sys.exit(found.exit_code)
-
-
-def _word(status: str) -> str:
-    return "right" if status in ("ok", "checked") else status

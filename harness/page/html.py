@@ -15,7 +15,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from harness.errors import UsageError
-from harness.files import replace
+from harness.files import explained, replace
 from harness.page.document import Chart, Page
 from harness.page.style import TEMPLATES, specification
 from harness.paths import cache
@@ -71,7 +71,7 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
         known = ", ".join(chart.anchor for chart in charts) or "none"
         raise UsageError(f"no chart is called {' or '.join(patterns) or 'anything'}; charts: {known}")
     files = [folder / f"{chart.anchor}.{'png' if png else 'svg'}" for chart in asked]
-    try:
+    with explained(f"cannot write {folder}"):
         for chart, file in zip(asked, files, strict=True):
             # There is no page here to take the colour from.
             text = json.dumps(specification(chart) | {"background": "white"})
@@ -80,6 +80,4 @@ def pictures(page: Page, folder: Path, png: bool = False, patterns: Sequence[str
                 replace(file, vl_convert.vegalite_to_png(drawn, scale=PIXELS))
             else:
                 replace(file, vl_convert.vegalite_to_svg(drawn) + "\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {folder}: {error.strerror}") from None
     return files

@@ -4,7 +4,7 @@ two runs, for serving, and for each machine."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,18 +13,22 @@ import altair as alt
 
 from harness import archive
 from harness.errors import UsageError, one_line
-from harness.page.case import measured_cases
+from harness.page.case import MeasuredCase, measured_cases
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor
 from harness.page.machine import machine_section
-from harness.page.op_section import op_section
+from harness.page.ranking import ranking, roofline, rounds
 from harness.page.serving.ab import ab_section
 from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
-from harness.page.settings import moved_section
+from harness.page.settings import moved_section, setting_charts, settings_over_cases
+from harness.page.sizes import sweep_charts, sweeps, winners
 from harness.page.style import coded
+from harness.report.case_table import headline
 from harness.report.compile_table import HEADERS, compile_lines
+from harness.report.notes import case_notes
 from harness.report.rows import grouped
+from harness.report.setting_table import conclusion_lines
 from harness.results.comparison import compared
 from harness.results.journal import Journal
 from harness.results.read import read, run_folders
@@ -37,6 +41,10 @@ RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)
 """Files that stand for the folder that they are in."""
 EXPERIMENT = "experiment.json"
 """A file of earlier releases: the ledger of its folder is shown, but not the runs of its predictions."""
+MOST_CASES = 40
+"""The number of cases with charts of their own: more would make a page slow to open."""
+MOST_ROUNDS = 4000
+"""The number of rounds that a chart draws one by one."""
 COMPILED = {"ok": "#0072B2", "must not be shipped": "#D55E00"}
 
 
@@ -135,6 +143,68 @@ def _labels(runs: dict[Path, Run]) -> dict[Path, str]:
         elif [other.id for other in same_op].count(run.id) == 1:
             labels[folder] = run.id
     return labels
+
+
+def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
+    """The section for the cases of one op in all runs of a page."""
+    ranked = [case for case in cases if case.run.contrast == "implementations"]
+    toggled = [case for case in cases if case.run.contrast == "settings"]
+    under_settings = grouped(toggled, lambda case: case.folder).values()
+    charts: list[Chart | None] = [winners(ranked)] if ranked else []
+    for sweep in sweeps(ranked):
+        charts += sweep_charts(sweep)
+    charts += [roofline(of_run) for of_run in grouped(ranked, lambda case: case.label).values()]
+    charts += [settings_over_cases(of_run) for of_run in under_settings]
+    heaviest_first = sorted(cases, key=lambda case: -case.planned.weight)
+    by_key = list(grouped(heaviest_first, lambda case: (case.run.contrast, case.planned.key)).values())
+    left = len(by_key) - MOST_CASES
+    headlines = []
+    if ranked:
+        key = max(ranked, key=lambda case: case.planned.weight).planned.key
+        headlines.append(f"{key}: {_headline([case for case in ranked if case.planned.key == key])}.")
+    for of_run in under_settings:
+        records = [record for case in of_run for record in (*case.cells, *case.verdicts)]
+        title, lines = conclusion_lines(records, of_run[0].run)
+        name = f"{of_run[0].label}: " if of_run[0].label else ""
+        headlines.append(f"{name}{title} {'. '.join(lines)}.".replace(" .", "."))
+    return PageSection(
+        anchor(op),
+        op,
+        " ".join(headlines),
+        [chart for chart in charts if chart],
+        [("not shown", f"{left} cases of less weight have no charts of their own")] if left > 0 else [],
+        [_case_section(same) for same in by_key[:MOST_CASES]],
+    )
+
+
+def _headline(same: Sequence[MeasuredCase]) -> str:
+    """The fastest row of a case in each run."""
+    return "; ".join(
+        f"{case.label}: {headline(case)}" if case.label else str(headline(case)) for case in same
+    )
+
+
+def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
+    """The section for a case of one run, or of several."""
+    first = same[0]
+    charts: list[Chart | None] = []
+    if first.run.contrast == "settings":
+        for case in same:
+            charts += setting_charts(case)
+    else:
+        charts.append(ranking(same))
+    charts += [rounds(case, MOST_ROUNDS) for case in same]
+    notes = [("place", first.place)]
+    for case in same:
+        for label, text in case_notes(case, case.run):
+            notes.append((f"{label} · {case.label}" if case.label else label, text))
+    return PageSection(
+        anchor("case", first.run.contrast, first.planned.key),
+        first.planned.key,
+        _headline(same) if first.run.contrast == "implementations" else "",
+        [chart for chart in charts if chart],
+        notes,
+    )
 
 
 def written_section(path: Path) -> PageSection:

@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.page.document import anchor
 from harness.report.rows import CaseResult
-from harness.report.text import in_digits, ratio_text
+from harness.report.text import ratio_text, significant
 from harness.results.comparison import Spread, spreads
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, Cell, PlannedCase, Run, Verdict
@@ -80,7 +80,7 @@ def ratio_mark(name: str, of: Verdict | Comparison | None) -> dict[str, Any]:
 
 
 def us_text(us: float | None) -> str:
-    return in_digits(us, 4)
+    return significant(us, 4)
 
 
 def verdict_text(verdict: Verdict | Comparison | None, is_baseline: bool = False) -> str:

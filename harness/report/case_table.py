@@ -11,7 +11,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from harness.catalogue.published import PublishedFigure
-from harness.report.fitting_table import Column, FittingTable
+from harness.report.fitting_table import Column, Columns, FittingTable, as_table
 from harness.report.notes import UNTIMED, case_notes, noted
 from harness.report.rows import CaseResult, Row
 from harness.report.text import (
@@ -81,36 +81,38 @@ def _against(verdict: Verdict) -> str:
 
 def _ranking(case: CaseResult) -> FittingTable:
     rows = [row for row in case.rows if row.cell.time_us is not None]
-    time, times = time_column([interval(row.cell) for row in rows])
-    baseline = case.baselines[0] if case.baselines else "baseline"
     limits = [row.cell.percent_of_ceiling for row in rows]
-    columns: dict[Column, Sequence[str | Text]] = {
-        Column("implementation", wraps=True): [row.cell.name for row in rows],
-        Column(time): times,
-        Column("host", right=True, spare=3): [microseconds(row.cell.host_us) for row in rows],
-        Column(f"vs {baseline}"): ratios(rows),
-        Column("verdict"): [styled(row.word) for row in rows],
-        Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
-        Column("GB/s", spare=5): _rates(rows, [row.cell.gbps for row in rows]),
-        Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
-    }
-    return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
+    return as_table(
+        {Column("implementation", wraps=True): [row.cell.name for row in rows]}
+        | columns_of(rows, case.baselines[0] if case.baselines else "baseline", host=True)
+        | {
+            Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
+            Column("GB/s", spare=5): _rates(rows, [row.cell.gbps for row in rows]),
+            Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
+        }
+    )
+
+
+def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
+    """The columns of times, of ratios to the baseline and of verdicts.
+
+    host: with a column of the times that the host needs to launch a call
+    """
+    header, times = time_column([interval(row.cell) for row in rows])
+    verdicts = [row.verdict for row in rows]
+    ratios = ratio_column([(v.ratio, v.low, v.high) if v else None for v in verdicts])
+    columns: Columns = {Column(header): times}
+    if host:
+        columns[Column("host", right=True, spare=3)] = [microseconds(row.cell.host_us) for row in rows]
+    columns[Column(f"vs {baseline}")] = [
+        "baseline" if row.is_baseline else ratio for row, ratio in zip(rows, ratios, strict=True)
+    ]
+    columns[Column("verdict")] = [Text(row.word, STYLES.get(row.word, "")) for row in rows]
+    return columns
 
 
 def interval(timed: Cell) -> Interval:
     return timed.time_us or math.nan, timed.low_us, timed.high_us
-
-
-def ratios(rows: Sequence[Row]) -> list[str]:
-    """A column of ratios; a row that others are compared with has `baseline` in it."""
-    verdicts = [row.verdict for row in rows]
-    column = ratio_column([(v.ratio, v.low, v.high) if v else None for v in verdicts])
-    return ["baseline" if row.is_baseline else cell for row, cell in zip(rows, column, strict=True)]
-
-
-def styled(verdict: str) -> Text:
-    """The verdict's word in its colour."""
-    return Text(verdict, STYLES.get(verdict, ""))
 
 
 def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:

@@ -31,6 +31,14 @@ class Column:
     """Whether long cells are broken into lines."""
 
 
+Columns = dict[Column, Sequence[str | Text]]
+"""The cells of each column."""
+
+
+def as_table(columns: Columns) -> FittingTable:
+    return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
+
+
 @dataclass(frozen=True)
 class FittingTable:
     """A rich renderable. A row has one cell for each column. Columns whose cells are all empty are left

@@ -229,26 +229,20 @@ def disturbance(cases: Iterable[CaseDone]) -> str:
     reasons = [r.reason for case in disturbed for r in case.disturbed if r.counted]
     rounds = sum(case.rounds + case.eliminations for case in disturbed)
     # Reasons of a kind are equal except for their numbers.
-    kinds = Counter(NUMBER.sub("#", reason) for reason in reasons)
-    kind = kinds.most_common(1)[0][0]
-    typical = sorted(reason for reason in reasons if NUMBER.sub("#", reason) == kind)
+    kinds = grouped(sorted(reasons), lambda reason: NUMBER.sub("#", reason))
+    kind, typical = max(kinds.items(), key=lambda of: len(of[1]))
     what = typical[len(typical) // 2]
+    percents = Counter[str]()
+    for case in disturbed:
+        for conditions in case.conditions:
+            percents |= Counter(conditions.get("processes", {}))  # the larger of both
+    if percents:
+        what += f", most of it {', '.join(name for name, _ in percents.most_common(PROCESSES))}"
     help = [*(advice for word, advice in HELP.items() if word in kind), "give a longer --budget"]
     return (
         f"not quiet: {len(reasons)} of {rounds} rounds count though something else used the machine, or "
-        f"slowed it ({what}{_processes(disturbed)}). For narrower intervals, {', or '.join(help)}"
+        f"slowed it ({what}). For narrower intervals, {', or '.join(help)}"
     )
-
-
-def _processes(cases: Iterable[CaseDone]) -> str:
-    """The processes that took the most CPU time."""
-    percents: dict[str, float] = {}
-    for case in cases:
-        for conditions in case.conditions:
-            for process, percent in conditions.get("processes", {}).items():
-                percents[process] = max(percent, percents.get(process, 0.0))
-    names = sorted(percents, key=percents.__getitem__, reverse=True)[:PROCESSES]
-    return f", most of it {', '.join(names)}" if names else ""
 
 
 def spread_lines(spreads: Iterable[Spread]) -> list[str]:

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
-from rich.text import Text
 
 from harness.plan.settings import PLAIN
-from harness.report.case_table import heading, interval, ratios, styled
-from harness.report.fitting_table import Column, FittingTable
+from harness.report.case_table import columns_of, heading
+from harness.report.fitting_table import Column, FittingTable, as_table
 from harness.report.notes import Notes, measuring, noted, reproductions, untimed
 from harness.report.rows import (
     Row,
@@ -22,7 +21,7 @@ from harness.report.rows import (
     grouped,
     setting_comparisons,
 )
-from harness.report.text import ratio_column, ratio_text, time_column
+from harness.report.text import ratio_column, ratio_text
 from harness.results.effects import regressions
 from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
 from harness.statistics.intervals import weighted_mean
@@ -67,15 +66,11 @@ def _settings(comparisons: Sequence[SettingComparison], run: Run) -> FittingTabl
     """A line for each setting with a time, below the first setting of its implementation."""
     every = [row for comparison in comparisons for row in (comparison.baseline, *comparison.others)]
     rows = [row for row in every if row.cell.time_us is not None]
-    time, times = time_column([interval(row.cell) for row in rows])
-    columns: dict[Column, Sequence[str | Text]] = {
-        Column("implementation, setting", wraps=True): [_name(row) for row in rows],
-        Column(time): times,
-        Column(f"vs {first_setting(run)}"): ratios(rows),
-        Column("verdict"): [styled(row.word) for row in rows],
-        Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows],
-    }
-    return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
+    return as_table(
+        {Column("implementation, setting", wraps=True): [_name(row) for row in rows]}
+        | columns_of(rows, first_setting(run), host=False)
+        | {Column("what ran", spare=1): [row.ran if row.verdict else "" for row in rows]}
+    )
 
 
 def _name(row: Row) -> str:

@@ -112,12 +112,7 @@ def aligned(numbers: Sequence[str]) -> list[str]:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """The value in so many significant digits; an empty text for None."""
-    return "" if value is None else f"{value:.{digits}g}"
-
-
-def in_digits(value: float | None, digits: int = 3) -> str:
-    """The value in so many digits, or in all digits before the point; an empty text for None."""
+    """The value in so many significant digits, or in all digits before the point; an empty text for None."""
     if value is None:
         return ""
     return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"

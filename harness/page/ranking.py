@@ -84,13 +84,10 @@ def _ranking_picture(
 ) -> alt.TopLevelMixin:
     """limits: times at the measured limits of the machine, in microseconds, by label of the run"""
     size, unit_name = unit(min(value["time_us"] for value in timed))
-    drawn = ("name", "provider", "time", "low", "high", "text", "ends", "ratio", "verdict", "share",
-             "text_of_all")  # fmt: skip
     marks = []
     for value in timed:
         low, high = interval_ends(value["time_us"], value["low_us"], value["high_us"])
-        times = {"time": value["time_us"] / size, "low": low / size, "high": high / size}
-        marks.append({key: (value | times)[key] for key in drawn})
+        marks.append(value | {"time": value["time_us"] / size, "low": low / size, "high": high / size})
     y = alt.Y("name:N", sort=[value["name"] for value in (*timed, *failed)], title=None)
     scale = alt.Scale(type="log", nice=False, padding=24)
     colour = provider_colour((mark["provider"] for mark in marks), legend=None)

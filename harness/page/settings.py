@@ -43,8 +43,7 @@ def setting_charts(case: MeasuredCase) -> list[Chart]:
         for comparison in comparisons
         for row in comparison.others
     ]
-    drawn = ("name", "ratio", "low", "high", "text", "verdict", "ran", "changed", "time")
-    points = [{key: row[key] for key in drawn} for row in rows if row["ratio"] is not None]
+    points = [row for row in rows if row["ratio"] is not None]
     first = first_setting(case.run)
     picture = forest(
         points,
@@ -168,9 +167,8 @@ def moved_section(a: RecordedRun, b: RecordedRun, comparison: Compared) -> PageS
         }
         for row in comparison.rows
     ]
-    drawn = ("name", "ratio", "low", "high", "text", "verdict", "drift")
     picture = forest(
-        [{key: row[key] for key in drawn} for row in rows],
+        rows,
         "time in A over time in B",
         noise_band(comparison.noise),
         tooltip=tips(name="row", text="B vs A", verdict="", drift=""),

@@ -3,6 +3,7 @@ which case."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -201,6 +202,19 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
     axis = _axis(timed)
     shared = shared_sizes(timed)
     values = [_winner(case, axis, shared) for case in timed]
+    colours = {name: PROVIDERS.get(name, OTHER) for name in sorted({value["provider"] for value in values})}
+    if UNTOLD in colours:
+        colours[UNTOLD] = "#9994"
+    xs = sorted({value["x"] for value in values}, key=lambda text: (len(text), text))
+    longest = max(len(line) for value in values for line in value["text"].split("\n"))
+    base = alt.Chart({"values": values}).encode(
+        x=alt.X("x:O", sort=xs, title=axis or None, axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("y:N", sort=None, title=None),
+    )
+    tooltip = tips(y="case", x=axis or "size", name="fastest", time="", margin="", share="% of limit")
+    colour = alt.Color("provider:N", scale=coded(colours), title=None)
+    rect = base.mark_rect(opacity=0.35, stroke="#8886").encode(color=colour, tooltip=tooltip)
+    text = base.mark_text(lineBreak="\n", fontSize=11, lineHeight=13, dy=-6, aria=False).encode(text="text:N")
     columns: Columns = {
         "case": "case", "% of the suite": ("weight", lambda weight: f"{weight:.1f}"),
         "fastest": "name", "time, us": ("time_us", us_text),
@@ -211,7 +225,7 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
         "Fastest implementation",
         "Each field is a case: the fastest row, and by how much it leads the second. Grey: not told apart."
         + (f" All have {text_of(shared)}." if shared else ""),
-        _winners_picture(values, axis),
+        alt.layer(rect, text).properties(width=alt.Step(12 + LETTER * longest), height=alt.Step(44)),
         table(values, columns),
         len(values),
     )
@@ -220,13 +234,14 @@ def winners(cases: Sequence[MeasuredCase]) -> Chart | None:
 def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict[str, Any]:
     fastest, verdict = case.timed[0], case.runner_up
     others = {k: v for k, v in case.planned.sizes.items() if k != axis and k not in shared}
-    margin = "no second" if len(case.timed) == 1 else "not compared"
-    if verdict is not None and verdict.verdict == "faster":
-        margin = f"{short_ratio(verdict)} {verdict.b}"
+    margin, told = "not compared", False
+    if len(case.timed) == 1:
+        margin, told = "no second", True
+    elif verdict is not None and verdict.verdict == "faster":
+        margin, told = f"{short_ratio(verdict)} {verdict.b}", True
     elif verdict is not None:
         words = {"same": "same as", "unclear": "not told from", "slower": "slower by rounds than"}
         margin = f"{words[verdict.verdict]} {verdict.b}"
-    told = len(case.timed) == 1 or (verdict is not None and verdict.verdict == "faster")
     return {
         "x": str(case.planned.sizes.get(axis, "")),
         "y": ", ".join(filter(None, [text_of(others), case.planned.boundary, case.label])),
@@ -244,31 +259,10 @@ def _winner(case: MeasuredCase, axis: str, shared: dict[str, int | str]) -> dict
     }
 
 
-def _winners_picture(rows: Sequence[dict[str, Any]], axis: str) -> alt.TopLevelMixin:
-    drawn = ("x", "y", "provider", "text", "name", "margin", "time", "share")
-    values = [{key: row[key] for key in drawn} for row in rows]
-    providers = sorted({value["provider"] for value in values})
-    colours = {name: "#9994" if name == UNTOLD else PROVIDERS.get(name, OTHER) for name in providers}
-    xs = sorted({value["x"] for value in values}, key=lambda text: (len(text), text))
-    longest = max(len(line) for value in values for line in value["text"].split("\n"))
-    base = alt.Chart({"values": values}).encode(
-        x=alt.X("x:O", sort=xs, title=axis or None, axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("y:N", sort=None, title=None),
-    )
-    tooltip = tips(y="case", x=axis or "size", name="fastest", time="", margin="", share="% of limit")
-    rect = base.mark_rect(opacity=0.35, stroke="#8886").encode(
-        color=alt.Color("provider:N", scale=coded(colours), title=None), tooltip=tooltip
-    )
-    text = base.mark_text(lineBreak="\n", fontSize=11, lineHeight=13, dy=-6, aria=False).encode(text="text:N")
-    return alt.layer(rect, text).properties(width=alt.Step(12 + LETTER * longest), height=alt.Step(44))
-
-
 def _axis(cases: Sequence[MeasuredCase]) -> str:
     """The size that grows with the load, else the size with the most values; empty where no size has two."""
-    values: dict[str, set[object]] = {}
-    for case in cases:
-        for name, value in case.planned.sizes.items():
-            values.setdefault(name, set()).add(value)
-    several = {name: len(values[name]) for name in values if len(values[name]) > 1}
+    sizes = [size for case in cases for size in case.planned.sizes.items()]
+    counts = Counter(name for name, _ in dict.fromkeys(sizes))
+    several = [name for name, count in counts.items() if count > 1]
     load = next((name for name in LOAD if name in several), "")
-    return load or max(several, key=several.__getitem__, default="")
+    return load or max(several, key=counts.__getitem__, default="")

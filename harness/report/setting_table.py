@@ -55,10 +55,10 @@ def _each_once(cells: Sequence[Cell], run: Run) -> list[Cell]:
     never = {(c.impl, c.launch, c.reason) for c in cells if c.status == "unsupported" and c.setting == first}
     kept = []
     for cell in cells:
-        if cell.setting == first and cell.status == "unsupported":
-            kept.append(cell.model_copy(update={"setting": PLAIN}))
-        elif cell.setting == first or (cell.impl, cell.launch, cell.reason) not in never:
+        if (cell.impl, cell.launch, cell.reason) not in never:
             kept.append(cell)
+        elif cell.setting == first:
+            kept.append(cell.model_copy(update={"setting": PLAIN}))
     return kept
 
 

@@ -155,7 +155,7 @@ def _differences(
         forbid.append(f"settings differs: {'; '.join(a.run.settings)} and {'; '.join(b.run.settings)}")
     for name in a.clocks.keys() & b.clocks.keys():
         if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
-            forbid.append(f"{name} differs: {a.clocks[name]:.0f} and {b.clocks[name]:.0f}")
+            forbid.append(_differ(name, f"{a.clocks[name]:.0f}", f"{b.clocks[name]:.0f}"))
     notes = []
     for group in ("versions", "environment"):
         of_a, of_b = (run.run.provenance.get(group, {}) for run in (a, b))

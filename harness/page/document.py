@@ -107,7 +107,7 @@ def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
 
     def cell(row: Mapping[str, Any], column: str | Number) -> str | TableValue:
         if isinstance(column, str):
-            return str(row[column])
+            return "" if row[column] is None else str(row[column])
         key, text = column
         return TableValue(row[text] if isinstance(text, str) else text(row[key]), row[key])
 

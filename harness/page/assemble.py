@@ -22,7 +22,7 @@ from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.page.settings import moved_section, setting_charts, settings_over_cases
-from harness.page.sizes import sweep_charts, sweeps, winners
+from harness.page.sizes import sweep_charts, winners
 from harness.page.style import coded
 from harness.report.case_table import headline
 from harness.report.compile_table import HEADERS, compile_lines
@@ -150,9 +150,7 @@ def op_section(op: str, cases: Sequence[MeasuredCase]) -> PageSection:
     ranked = [case for case in cases if case.run.contrast == "implementations"]
     toggled = [case for case in cases if case.run.contrast == "settings"]
     under_settings = grouped(toggled, lambda case: case.folder).values()
-    charts: list[Chart | None] = [winners(ranked)] if ranked else []
-    for sweep in sweeps(ranked):
-        charts += sweep_charts(sweep)
+    charts: list[Chart | None] = [winners(ranked), *sweep_charts(ranked)]
     charts += [roofline(of_run) for of_run in grouped(ranked, lambda case: case.label).values()]
     charts += [settings_over_cases(of_run) for of_run in under_settings]
     heaviest_first = sorted(cases, key=lambda case: -case.planned.weight)
@@ -194,7 +192,9 @@ def _case_section(same: Sequence[MeasuredCase]) -> PageSection:
     else:
         charts.append(ranking(same))
     charts += [rounds(case, MOST_ROUNDS) for case in same]
-    notes = [("place", first.place)]
+    planned = first.planned
+    share = "" if planned.place == "ad hoc" else f", {100 * planned.weight:.1f} % of the suite"
+    notes = [("place", planned.place + share)]
     for case in same:
         for label, text in case_notes(case, case.run):
             notes.append((f"{label} · {case.label}" if case.label else label, text))

@@ -37,12 +37,6 @@ class MeasuredCase(CaseResult):
     def row_anchor(self, cell: Cell) -> str:
         return anchor(self.label, cell.case, cell.name)
 
-    @property
-    def place(self) -> str:
-        """The place in the suite and the share of its weight."""
-        place = self.planned.place
-        return place if place == "ad hoc" else f"{place}, {100 * self.planned.weight:.1f} % of the suite"
-
 
 def measured_cases(folder: Path, label: str = "") -> list[MeasuredCase]:
     """The finished cases of a run folder, in the order of measuring. Raises UsageError where it cannot be

@@ -120,7 +120,7 @@ def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
     place = 0
     for case in cases:
         samples = [samples for cell in case.cells for samples in (cell.samples, cell.eliminations)]
-        rounds = {place: "quiet" for of in samples for place in of.by_round}
+        rounds = {at: "quiet" for of in samples for at in of.by_round}
         reasons = {}
         for r in case.done.disturbed:
             rounds[r.block, r.round] = "counted" if r.counted else "left out"

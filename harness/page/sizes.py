@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import altair as alt
@@ -14,6 +14,7 @@ from harness.page.case import MeasuredCase, interval_ends, shared_sizes, us_text
 from harness.page.document import Chart, Columns, anchor, table
 from harness.page.style import OTHER, PROVIDERS, coded, provider, tips
 from harness.report.notes import apart
+from harness.report.rows import grouped
 from harness.report.text import microseconds, short_ratio, significant, unit
 from shapes.case import text_of
 
@@ -25,86 +26,109 @@ LETTER = 6.2
 SHAPES = ("circle", "square", "diamond", "triangle-up", "triangle-down", "cross")
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Cases that differ in one size alone, ordered by it."""
-
-    size: str
-    fixed: str
-    """The sizes that all cases have, and the boundary, as text."""
-    cases: Sequence[MeasuredCase]
-
-
-def sweeps(cases: Sequence[MeasuredCase]) -> Iterator[Sweep]:
-    """A sweep for every size that has two or more values while all other sizes, the boundary and the run are
+def sweep_charts(cases: Sequence[MeasuredCase]) -> Iterator[Chart]:
+    """Charts for every size that has two or more values while all other sizes, the boundary and the run are
     the same."""
-    names = dict.fromkeys(name for case in cases for name in case.planned.sizes)
-    for name in names:
-        groups: dict[tuple[str, str, str], list[MeasuredCase]] = {}
-        for case in cases:
-            if isinstance(case.planned.sizes.get(name), int):
-                rest = text_of({k: v for k, v in case.planned.sizes.items() if k != name})
-                groups.setdefault((rest, case.planned.boundary, case.label), []).append(case)
-        for fixed, group in groups.items():
-            if len({case.planned.sizes[name] for case in group}) > 1:
-                group.sort(key=lambda case: case.planned.sizes[name])
-                yield Sweep(name, ", ".join(filter(None, fixed)), group)
+    for size in dict.fromkeys(name for case in cases for name in case.planned.sizes):
+        with_size = [case for case in cases if isinstance(case.planned.sizes.get(size), int)]
+        for fixed, group in grouped(with_size, partial(_others, size)).items():
+            if len({case.planned.sizes[size] for case in group}) > 1:
+                group.sort(key=lambda case: case.planned.sizes[size])
+                yield from _sweep(size, ", ".join(filter(None, fixed)), group)
 
 
-def sweep_charts(sweep: Sweep) -> list[Chart]:
-    points = [point for case in sweep.cases for point in _points(sweep, case)]
+def _others(size: str, case: MeasuredCase) -> tuple[str, str, str]:
+    """What is the same in all cases of a sweep over the size."""
+    rest = {name: value for name, value in case.planned.sizes.items() if name != size}
+    return text_of(rest), case.planned.boundary, case.label
+
+
+def _sweep(size: str, fixed: str, cases: Sequence[MeasuredCase]) -> Iterator[Chart]:
+    """Charts of times, speedups and shares of the limit by a size.
+
+    fixed: the sizes that all cases have, and the boundary, as text
+    cases: those that differ in the size alone, ordered by it
+    """
+    points = [point for case in cases for point in _points(size, case)]
     if not points:
-        return []
-    size, name = unit(min(point["time_us"] for point in points))
+        return
+    microseconds_of_unit, unit_name = unit(min(point["time_us"] for point in points))
     for point in points:
-        point |= {key: point[f"{key}_us"] / size for key in ("time", "low", "high")}
+        point |= {key: point[f"{key}_us"] / microseconds_of_unit for key in ("time", "low", "high")}
     columns: Columns = {
-        sweep.size: ("x", str), "implementation": "name", "time, us": ("time_us", us_text),
+        size: ("x", str), "implementation": "name", "time, us": ("time_us", us_text),
         "from, us": ("low_us", us_text), "to, us": ("high_us", us_text),
         "vs baseline": ("speedup", "ratio"), "verdict": "verdict",
         "% of limit": ("share", "share_text"),
     }  # fmt: skip
     numbers = table(points, columns)
-    looks = _looks(points)
-    baseline = next((name for case in sweep.cases for name in case.baselines), "the baseline")
-    of = f"{sweep.size} at {sweep.fixed}"
-    kinds: list[tuple[str, str, str, str, str, alt.Scale, tuple[str, str] | None]] = [
+    baseline = next((name for case in cases for name in case.baselines), "the baseline")
+    of = f"{size} at {fixed}"
+    kinds: list[tuple[str, str, str, str, alt.Scale, tuple[str, str] | None]] = [
         (
-            "time-over",
-            f"Time over {of}",
-            f"Lower is faster; the band is the interval. Both axes are logarithmic.{_devices(sweep)}",
             "time",
-            f"time per call, {name}",
+            f"Time over {of}",
+            f"Lower is faster; the band is the interval. Both axes are logarithmic.{_devices(cases)}",
+            f"time per call, {unit_name}",
             alt.Scale(type="log", nice=False),
             ("low", "high"),
         ),
         (
-            "speedup-over",
+            "speedup",
             f"Speedup over {baseline} by {of}",
             f"Above the line at 1 is faster than {baseline}; a band that crosses it shows no difference.",
-            "speedup",
             f"speedup over {baseline}",
             alt.Scale(zero=False),
             ("speedup_low", "speedup_high"),
         ),
         (
-            "share-over",
+            "share",
             f"Share of the machine's limit by {of}",
             "The share of what the machine was measured to reach; the rest up to 100 % could be gained.",
-            "share",
             "% of the measured limit",
             alt.Scale(zero=True),
             None,
         ),
     ]
-    charts = []
-    for kind, title, reading, key, axis, scale, band in kinds:
+    looks = _looks(points)
+    for key, title, reading, axis, scale, band in kinds:
         drawn = [point for point in points if point[key] is not None]
         if drawn:
-            place = anchor(kind, sweep.cases[0].planned.op, sweep.size, sweep.fixed)
-            picture = _lines(sweep.size, drawn, key, axis, scale, band, looks)
-            charts.append(Chart(place, title, reading, picture, numbers, len(drawn)))
-    return charts
+            place = anchor(f"{key}-over", cases[0].planned.op, size, fixed)
+            picture = _lines(size, drawn, key, axis, scale, band, looks)
+            yield Chart(place, title, reading, picture, numbers, len(drawn))
+
+
+def _points(size: str, case: MeasuredCase) -> Iterator[dict[str, Any]]:
+    for row in case.rows:
+        cell, verdict = row.cell, row.verdict
+        if cell.time_us:
+            low, high = interval_ends(cell.time_us, cell.low_us, cell.high_us)
+            yield {
+                "x": case.planned.sizes[size],
+                "name": cell.name,
+                "time_us": cell.time_us,
+                "low_us": low,
+                "high_us": high,
+                "text": microseconds(cell.time_us),
+                "speedup": verdict.ratio if verdict else None,
+                "speedup_low": verdict.low if verdict else None,
+                "speedup_high": verdict.high if verdict else None,
+                "ratio": verdict_text(verdict, row.is_baseline),
+                "verdict": row.word,
+                "share": cell.percent_of_ceiling,
+                "share_text": significant(cell.percent_of_ceiling),
+            }
+
+
+def _devices(cases: Sequence[MeasuredCase]) -> str:
+    """A sentence on how far the devices differ, where several measured the cases."""
+    used = {case.done.device for case in cases} - {""}
+    if len(used) < 2:
+        return ""
+    of_them = (s for s in cases[0].spreads if used <= set(s.devices))
+    known = next((apart(spread) for spread in of_them), "were not compared with each other")
+    return f" {len(used)} devices measured its cases; those of their type {known}."
 
 
 def _lines(
@@ -114,7 +138,7 @@ def _lines(
     axis: str,
     scale: alt.Scale,
     band: tuple[str, str] | None,
-    looks: tuple[dict[str, str], dict[str, str]],
+    looks: tuple[alt.Scale, alt.Scale],
 ) -> alt.TopLevelMixin:
     """A line for each row, over the size.
 
@@ -122,10 +146,10 @@ def _lines(
     band:      the keys of the ends of its interval
     looks:     see `_looks`; those of all rows of the sweep, so that each row looks the same in all charts
     """
-    colours, shapes = looks
-    legend = alt.Legend(symbolOpacity=1, values=[n for n in colours if any(p["name"] == n for p in points)])
-    colour = alt.Color("name:N", scale=coded(colours), title=None, legend=legend)
-    shape = alt.Shape("name:N", scale=coded(shapes), title=None, legend=legend)
+    names = sorted({point["name"] for point in points})
+    legend = alt.Legend(symbolOpacity=1, values=names)
+    colour = alt.Color("name:N", scale=looks[0], title=None, legend=legend)
+    shape = alt.Shape("name:N", scale=looks[1], title=None, legend=legend)
     values = sorted({point["x"] for point in points})
     across = alt.Scale(type="symlog", nice=False)
     if values[0] > 0:
@@ -149,49 +173,15 @@ def _lines(
     return alt.layer(*layers).properties(width=560, height=320)
 
 
-def _looks(points: Sequence[dict[str, Any]]) -> tuple[dict[str, str], dict[str, str]]:
-    """Colour and shape of each row: implementations of a provider have the same colour, and each another
-    shape."""
+def _looks(points: Sequence[dict[str, Any]]) -> tuple[alt.Scale, alt.Scale]:
+    """Colours and shapes of rows: those of a provider have the same colour, and each another shape."""
     colours: dict[str, str] = {}
     shapes: dict[str, str] = {}
     for name in sorted({point["name"] for point in points}):
         place = sum(provider(other) == provider(name) for other in colours)
         colours[name] = PROVIDERS.get(provider(name), OTHER)
         shapes[name] = SHAPES[place % len(SHAPES)]
-    return colours, shapes
-
-
-def _devices(sweep: Sweep) -> str:
-    """A sentence on how far the devices differ, where several measured the cases."""
-    used = {case.done.device for case in sweep.cases} - {""}
-    if len(used) < 2:
-        return ""
-    of_them = (s for s in sweep.cases[0].spreads if used <= set(s.devices))
-    known = next((apart(spread) for spread in of_them), "were not compared with each other")
-    return f" {len(used)} devices measured its cases; those of their type {known}."
-
-
-def _points(sweep: Sweep, case: MeasuredCase) -> Iterator[dict[str, Any]]:
-    for row in case.rows:
-        cell, verdict = row.cell, row.verdict
-        if not cell.time_us:
-            continue
-        low, high = interval_ends(cell.time_us, cell.low_us, cell.high_us)
-        yield {
-            "x": case.planned.sizes[sweep.size],
-            "name": cell.name,
-            "time_us": cell.time_us,
-            "low_us": low,
-            "high_us": high,
-            "text": microseconds(cell.time_us),
-            "speedup": verdict.ratio if verdict else None,
-            "speedup_low": verdict.low if verdict else None,
-            "speedup_high": verdict.high if verdict else None,
-            "ratio": verdict_text(verdict, row.is_baseline),
-            "verdict": row.word,
-            "share": cell.percent_of_ceiling,
-            "share_text": significant(cell.percent_of_ceiling),
-        }
+    return coded(colours), coded(shapes)
 
 
 def winners(cases: Sequence[MeasuredCase]) -> Chart | None:

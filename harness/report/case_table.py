@@ -130,24 +130,14 @@ def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:
 
 def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
     """What others published of a case, as a table of its own; None if there is nothing."""
-    rows = [
-        (
-            f.implementation,
-            f.device,
-            microseconds(f.time_us),
-            significant(f.tflops or None),
-            f"{f.source}; {f.method}",
-        )
-        for f in figures
-        if f.of(case.op, case.sizes)
-    ]
+    rows = [figure for figure in figures if figure.of(case.op, case.sizes)]
     if not rows:
         return None
-    columns = [
-        Column("implementation"),
-        Column("device"),
-        Column("time", right=True),
-        Column("TFLOPS", right=True),
-        Column("source; how it was timed", wraps=True),
-    ]
-    return Group("published by others, neither measured here nor ranked:", FittingTable(columns, rows))
+    columns: Columns = {
+        Column("implementation"): [row.implementation for row in rows],
+        Column("device"): [row.device for row in rows],
+        Column("time", right=True): [microseconds(row.time_us) for row in rows],
+        Column("TFLOPS", right=True): [significant(row.tflops or None) for row in rows],
+        Column("source; how it was timed", wraps=True): [f"{row.source}; {row.method}" for row in rows],
+    }
+    return Group("published by others, neither measured here nor ranked:", as_table(columns))

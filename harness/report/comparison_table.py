@@ -1,4 +1,4 @@
-"""Tables of two compared runs, as text or markdown, and of headline claims held against recorded runs."""
+"""Tables of two compared runs, as text or markdown, and of headline claims compared with recorded runs."""
 
 from __future__ import annotations
 

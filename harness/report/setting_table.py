@@ -99,12 +99,17 @@ def _effects(comparison: SettingComparison, run: Run) -> Iterator[RenderableType
     found = flag_effects(comparison, run)
     if not found:
         return
-    speedups = ratio_column([(e.comparison.ratio, e.comparison.low, e.comparison.high) for e in found])
+    ratios = [(e.comparison.ratio, e.comparison.low, e.comparison.high) for e in found]
     sure = f"all of them together {100 * run.confidence:.0f} % sure"
     yield f"effects of the flags on {comparison.name}, {sure}:"
-    columns = [Column("effect"), Column("change", wraps=True), Column("speedup"), Column("verdict")]
-    rows = [(e.kind, e.what, speedup, effect_word(e)) for e, speedup in zip(found, speedups, strict=True)]
-    yield FittingTable(columns, rows)
+    yield as_table(
+        {
+            Column("effect"): [effect.kind for effect in found],
+            Column("change", wraps=True): [effect.what for effect in found],
+            Column("speedup"): ratio_column(ratios),
+            Column("verdict"): [effect_word(effect) for effect in found],
+        }
+    )
     yield ""
 
 
@@ -112,8 +117,7 @@ def conclusion(records: Sequence[Record], run: Run) -> RenderableType:
     """For each implementation which setting to take, in which cases, and how much it brings; for revisions
     what regressed."""
     title, lines = conclusion_lines(records, run)
-    titles = [title] if title else []
-    return Group(*titles, *(Padding(line, (0, 0, 0, 2)) for line in lines))
+    return Group(*filter(None, [title]), *(Padding(line, (0, 0, 0, 2)) for line in lines))
 
 
 def conclusion_lines(records: Sequence[Record], run: Run) -> tuple[str, list[str]]:

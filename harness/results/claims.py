@@ -1,6 +1,6 @@
-"""Headline claims for AITER, held against recorded runs.
+"""Headline claims for AITER, compared with recorded runs.
 
-A claim names no baseline, so each is held against three kinds of rival: naive torch, the best of torch, and
+A claim names no baseline, so each is compared with three kinds of rival: naive torch, the best of torch, and
 Triton.
 """
 

@@ -16,12 +16,10 @@ from markupsafe import Markup
 
 from harness.errors import UsageError
 from harness.files import explained, replace
-from harness.page.document import Chart, Page
+from harness.page.document import Page
 from harness.page.style import TEMPLATES, specification
 from harness.paths import cache
 
-ESCAPES = {ord(letter): f"\\u{ord(letter):04x}" for letter in "<>&\u2028\u2029"}
-"""Letters that could end a <script>, or a line of JavaScript. JSON has them in strings only."""
 PIXELS = 2.0
 """The pixels of a PNG for each pixel of the chart."""
 
@@ -35,16 +33,12 @@ def html(page: Page, created: str) -> str:
     environment = Environment(
         loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
+    # `tojson` escapes what could end a <script>.
+    environment.policies["json.dumps_kwargs"] = {"allow_nan": False, "separators": (",", ":")}
     css, js = (Markup((TEMPLATES / name).read_text(encoding="utf-8")) for name in ("page.css", "page.js"))
     vega = Markup(bundle())
     template = environment.get_template("page.html.j2")
-    return template.render(page=page, created=created, css=css, js=js, vega=vega, data=data)
-
-
-def data(chart: Chart) -> Markup:
-    """A chart's JSON, for a <script>."""
-    text = json.dumps(specification(chart), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return Markup(text.translate(ESCAPES))
+    return template.render(page=page, created=created, css=css, js=js, vega=vega, specification=specification)
 
 
 def bundle() -> str:

@@ -99,8 +99,7 @@ def columns_of(rows: Sequence[Row], baseline: str, host: bool) -> Columns:
     host: with a column of the times that the host needs to launch a call
     """
     header, times = time_column([interval(row.cell) for row in rows])
-    verdicts = [row.verdict for row in rows]
-    ratios = ratio_column([(v.ratio, v.low, v.high) if v else None for v in verdicts])
+    ratios = ratio_column([row.verdict for row in rows])
     columns: Columns = {Column(header): times}
     if host:
         columns[Column("host", right=True, spare=3)] = [microseconds(row.cell.host_us) for row in rows]

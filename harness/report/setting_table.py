@@ -99,14 +99,13 @@ def _effects(comparison: SettingComparison, run: Run) -> Iterator[RenderableType
     found = flag_effects(comparison, run)
     if not found:
         return
-    ratios = [(e.comparison.ratio, e.comparison.low, e.comparison.high) for e in found]
     sure = f"all of them together {100 * run.confidence:.0f} % sure"
     yield f"effects of the flags on {comparison.name}, {sure}:"
     yield as_table(
         {
             Column("effect"): [effect.kind for effect in found],
             Column("change", wraps=True): [effect.what for effect in found],
-            Column("speedup"): ratio_column(ratios),
+            Column("speedup"): ratio_column([effect.comparison for effect in found]),
             Column("verdict"): [effect_word(effect) for effect in found],
         }
     )

@@ -55,9 +55,9 @@ def short_ratio(of: Verdict | Comparison) -> str:
     return uncertain_ratio(of.ratio, of.low, of.high)[0]
 
 
-def ratio_column(ratios: Sequence[tuple[float | None, float | None, float | None] | None]) -> list[str]:
+def ratio_column(ratios: Sequence[Verdict | Comparison | None]) -> list[str]:
     """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
-    parts = [uncertain_ratio(*ratio) if ratio else ("", "") for ratio in ratios]
+    parts = [uncertain_ratio(of.ratio, of.low, of.high) if of else ("", "") for of in ratios]
     numbers = aligned([number for number, _ in parts])
     return [f"{number} {ends}".rstrip() for number, (_, ends) in zip(numbers, parts, strict=True)]
 

@@ -18,10 +18,10 @@ from harness.progress import Progress
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, RaceSettings, Record, Run
 from harness.run.device import DeviceFacts
+from harness.run.execute import Outcome
 from harness.run.folder import Selection, begin, resume, select_all
 from harness.run.plan import RunPlan
 from harness.run.request import Request
-from harness.run.session import Outcome
 from harness.tune.race import RaceRequest, TuneRequest, implementations_here
 from kernels.platform import Platform
 from shapes.case import Case

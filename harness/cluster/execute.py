@@ -17,10 +17,9 @@ from harness.files import require_writable
 from harness.results.effects import regressions
 from harness.results.export import write_outputs
 from harness.results.schema import Calibration, CaseDone, Record
-from harness.run.execute import Display, exit_code
+from harness.run.execute import Display, Outcome, exit_code
 from harness.run.folder import begin, resume, select_all
 from harness.run.request import Request
-from harness.run.session import Outcome
 from kernels.platform import Platform
 from shapes.case import Case
 

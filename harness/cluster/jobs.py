@@ -17,10 +17,10 @@ from harness.files import JournalFull, JsonObject
 from harness.plan import budget
 from harness.results.journal import Journal
 from harness.results.schema import Calibration, CaseDone, Cell, DeviceUsed, Record
+from harness.run.execute import ENOUGH, keep
 from harness.run.folder import finished_cases
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
-from harness.run.session import ENOUGH, keep
 from shapes.case import Case
 
 ASIDE_S = {"smoke": 15.0, "cpu": 60.0, "gpu": 30.0}

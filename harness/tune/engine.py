@@ -18,7 +18,7 @@ from harness.catalogue.architectures import architectures
 from harness.errors import NothingRan, UsageError
 from harness.plan.entry import ConfigSearch, ConfigsOfCase
 from harness.tune.cost_model import SIMDS, WITHIN, estimate, peaks
-from harness.workers.child import TABLES
+from harness.workers.child import BENCH
 from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.engine_tuning import EngineConfig, EngineTable, EngineTuned
 from kernels.op import Implementation
@@ -116,7 +116,7 @@ def ask_tables(
     """What the installed engine reads for each case, by the case's key. Raises NothingRan where it does not
     tell."""
     with tempfile.TemporaryDirectory(prefix="deepseek-kernel-bench-") as scratch:
-        worker = WorkerProcess(TABLES, implementation.environment(platform), Path(scratch) / "tables.log")
+        worker = WorkerProcess(BENCH, implementation.environment(platform), Path(scratch) / "tables.log")
         try:
             asked = {"op": implementation.op, "impl": implementation.name}
             return {

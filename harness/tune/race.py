@@ -35,8 +35,7 @@ from harness.tune.engine import EngineConfigs, ask_tables, store_winner
 from harness.tune.offline import CompileProgress
 from harness.tune.store import Place, path, read, source, store
 from harness.workers.environment import worker_threads
-from harness.workers.judge import start_judge
-from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
 from kernels.engine_tuning import EngineTuned
 from kernels.op import BOUNDARIES, Implementation
 from kernels.platform import Platform

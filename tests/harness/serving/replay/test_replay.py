@@ -21,7 +21,7 @@ from harness.serving.replay.replay import BASE, ReplayPlan, fitted, needed, plan
 from harness.serving.replay.schema import Replay, ReplayArm, Timed
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.statistics.intervals import interval
-from harness.workers.child.timers.base import Sample
+from harness.workers.child.timers import Sample
 from kernels.formats import dequantise_weights
 from kernels.op import Unsupported
 from kernels.platform import Platform, detect

@@ -116,12 +116,12 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
 
     process = SimpleNamespace(ask=ask, kill=list)
     process.hello = functools.partial(WorkerProcess.hello, process)
-    for module in (worker_module, process, ceilings):
+    for module in (worker_module, process_module, ceilings):
         monkeypatch.setattr(module, "WorkerProcess", lambda *arguments: process)
     impl = kernels.implementations("mla_decode")[0]
     row = Entry("a row", impl, Setting({"OMP_NUM_THREADS": "3"}), "eager")
     Worker([row], PLANNED, 1, Deadlines(), tmp_path).start()
-    process.start_judge(PLANNED, 1, 1.0, tmp_path)
+    process_module.start_judge(PLANNED, 1, 1.0, tmp_path)
     with ceilings.meters(PLANNED, 1, 1):
         pass
     assert asked == [(PLANNED.identity, threads) for threads in (3, 1, 1)]

@@ -15,6 +15,7 @@ from harness.plan.settings import Setting
 from harness.run import ceilings
 from harness.serving.replay.child import Rank
 from harness.workers import environment
+from harness.workers import process as process_module
 from harness.workers import worker as worker_module
 from harness.workers.child.bench import Bench
 from harness.workers.child.device import other_device

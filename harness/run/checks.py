@@ -85,6 +85,7 @@ class CaseChecks:
     phases: dict[str, float] = field(init=False, default_factory=lambda: defaultdict(float))
     """Seconds spent in each phase."""
     judging: threading.Lock = field(init=False, default_factory=threading.Lock)
+    """Held while the judge works on a request: workers are checked side by side."""
     pool: ThreadPoolExecutor = field(init=False, default_factory=ThreadPoolExecutor)
     """Runs the judge and workers at the same time, while nothing is timed. A worker dies with the thread that
     started it (PR_SET_PDEATHSIG), so the threads last as long as this object."""
@@ -154,7 +155,7 @@ class CaseChecks:
         """Checks what timing left, calls the entries with other operands, asks what ran in their calls, and
         checks the interpreted entries. Raises WorkerFailure as `before` does."""
         with self.phase("checking again"):
-            self._check_timed(rotation.copies)
+            self.side_by_side(self.workers, lambda worker: self._check_timed(worker, rotation.copies))
         with self.phase("profiling"):
             # Starting the profiler takes 5 s in each process; profiles are taken one at a time.
             on_gpu = [worker for worker in self.workers if worker.platform.kind != "cpu"]
@@ -272,17 +273,19 @@ class CaseChecks:
 
     def _report(self, entry: Entry, name: str, output: Output) -> dict[str, Any]:
         """The judge's report of an output on the named operands."""
-        report: dict[str, Any] = self.judge.ask(
-            "judge",
-            REFERENCE_S,
-            name=f"{name} {self._judged_at(entry)}",
-            **{key: output[key] for key in ("output", "shape", "dtype")},
-            fp8=entry.impl.activations == "fp8",
-            truncates=entry.impl.truncates,
-        )
+        with self.judging:
+            report: dict[str, Any] = self.judge.ask(
+                "judge",
+                REFERENCE_S,
+                name=f"{name} {self._judged_at(entry)}",
+                **{key: output[key] for key in ("output", "shape", "dtype")},
+                fp8=entry.impl.activations == "fp8",
+                truncates=entry.impl.truncates,
+            )
         return report
 
     def _judge(self, entry: Entry, name: str, output: Output, stage: str = "") -> None:
+        """Judges an output on the named operands."""
         report = self._report(entry, name, output)
         if not report["ok"]:
             entry.fail("wrong", f"{stage}{report['reason']}")
@@ -324,8 +327,7 @@ class CaseChecks:
                 preparing_s += time.perf_counter() - started
                 output = self._output(worker, entry, digest, stage)
                 if output is not None:
-                    with self.judging:
-                        self._judge(entry, name, output, stage)
+                    self._judge(entry, name, output, stage)
                 if entry.alive and not entry.setting.tree:  # kernels of older commits have no such operands
                     self._check_far(worker, entry, name, stage)
                 if not entry.alive and entry.status != "wrong":
@@ -343,8 +345,7 @@ class CaseChecks:
             worker.stop()
         if far is None:
             return
-        with self.judging:
-            report = self._report(entry, name, far)
+        report = self._report(entry, name, far)
         entry.check["far"] = report["ok"]
         # No layer's cache is so large in serving; a library's row keeps its time and gets a note.
         if not report["ok"] and (entry.impl.plugin or not isinstance(entry.impl, Vendor)):
@@ -352,27 +353,25 @@ class CaseChecks:
 
     # After timing
 
-    def _check_timed(self, copies: int) -> None:
-        """Compares the outputs that the timed calls left, and those of further calls, with each other in
-        their worker. Of those that differ the judge sees the farthest."""
-        for worker in self.workers:
-            timed = [c for c in worker.living if not c.interpreted]
-            if timed and attempt(timed, worker.digest) not in (None, self.digests["first"]):
-                self._find_writer(worker, timed)
-            for entry in timed:
-                seconds = comparing_s(entry.samples_s)
-                seen = attempt([entry], worker.ask, entry, "compared", seconds=seconds)
-                if seen is None:
-                    continue
-                if seen["kept"]:
-                    entry.fail("wrong", "after timing: its calls gave an old answer to new activations")
-                for output in seen["outputs"]:
-                    if not entry.alive:  # the set may have no reference in the boundary of its call
-                        break
+    def _check_timed(self, worker: Worker, copies: int) -> None:
+        """Compares the outputs that a worker's timed calls left, and those of further calls, with each
+        other. Of those that differ the judge sees the farthest."""
+        timed = [c for c in worker.living if not c.interpreted]
+        if timed and attempt(timed, worker.digest) not in (None, self.digests["first"]):
+            self._find_writer(worker, timed)
+        for entry in timed:
+            seconds = comparing_s(entry.samples_s)
+            seen = attempt([entry], worker.ask, entry, "compared", seconds=seconds)
+            if seen is None:
+                continue
+            if seen["kept"]:
+                entry.fail("wrong", "after timing: its calls gave an old answer to new activations")
+            for output in seen["outputs"]:
+                if entry.alive:  # the set may have no reference in the boundary of a call that is wrong
                     self._judge(entry, self._of_set(output["set"], copies), output, "after timing: ")
-                entry.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
-                if not seen["guards"]:
-                    entry.fail("wrong", "after timing: it wrote beside its output")
+            entry.check |= {key: seen[key] for key in ("calls", "differed", "distance")}
+            if not seen["guards"]:
+                entry.fail("wrong", "after timing: it wrote beside its output")
 
     def _find_writer(self, worker: Worker, timed: list[Entry]) -> None:
         """An entry changed the operands that all entries of its worker were timed on. The ones that do so
@@ -396,8 +395,9 @@ class CaseChecks:
         if which == copies - 1:
             return "last"
         name = f"set {which}"
-        if name not in self.digests:
-            self._reference(self.case, name, seeds_of(Seeds(self.seed, self.seed, turn=which)))
+        with self.judging:
+            if name not in self.digests:
+                self._reference(self.case, name, seeds_of(Seeds(self.seed, self.seed, turn=which)))
         return name
 
     def _profile(self, worker: Worker, entry: Entry) -> None:
@@ -417,25 +417,31 @@ class CaseChecks:
         entry with each live operand changed alone, then all with other operands, and with others of the
         same lengths."""
         workers = list(dict.fromkeys(worker for worker, _ in self.timed))
-        # Where the sets are copies that stream weights, an entry that takes the first set's operands on
-        # another set shows only if the sets differ: then other operands stand on a further set.
+        # Where the sets are copies of each other, an entry that takes the operands of the first set on
+        # another one shows only if the sets differ: then other operands are put on a further set.
         has_copies = copies > 1 and not kernels.OPS[self.case.op].turns
-        stage = "with other live operands: "
-        for which in (copies - 1, 0) if has_copies else (0,):
-            self.side_by_side(workers, lambda worker, which=which: self._load(worker, which))  # type: ignore[misc]
-            for worker, entry in self.timed:
-                self._check(worker, entry, "live", stage, which=which, fill=SPOILT)
-        for worker, entry in self.timed:
-            if entry.impl.plugin:
-                self._check_reading(worker, entry)
-        self.side_by_side(workers, lambda worker: self._open(worker, "other", has_copies))
-        for worker, entry in self.timed:
-            stage = "with other stationary operands: "
-            self._check(worker, entry, "other", stage, which=1 if has_copies else 0)
-        if "lengths" in self.seeds:
-            self.side_by_side(workers, lambda worker: self._open(worker, "lengths"))
-            for worker, entry in self.timed:
-                self._check(worker, entry, "lengths", "with other pages of the same lengths: ")
+
+        def check(worker: Worker) -> None:
+            for which in (copies - 1, 0) if has_copies else (0,):
+                self._load(worker, which)
+                self._check_each(worker, "live", "with other live operands: ", which=which, fill=SPOILT)
+            for entry in worker.living:
+                if entry.impl.plugin and not entry.interpreted:
+                    self._check_reading(worker, entry)
+            self._open(worker, "other", has_copies)
+            self._check_each(
+                worker, "other", "with other stationary operands: ", which=1 if has_copies else 0
+            )
+            if "lengths" in self.seeds:
+                self._open(worker, "lengths")
+                self._check_each(worker, "lengths", "with other pages of the same lengths: ")
+
+        self.side_by_side(workers, check)
+
+    def _check_each(self, worker: Worker, name: str, stage: str, **how: Any) -> None:
+        for entry in worker.living:
+            if not entry.interpreted:
+                self._check(worker, entry, name, stage, **how)
 
     def _load(self, worker: Worker, which: int) -> None:
         """Loads the operands `live` on one of the sets, for all of a worker's entries."""

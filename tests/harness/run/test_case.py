@@ -261,7 +261,7 @@ def test_what_timed_calls_left_is_wrong_and_not_judged_on_a_set_without_referenc
     case = kernels.OPS["fused_moe"].case(MOE, boundary="with_quant")
     run = checking(case, SimpleNamespace(ask=judged), workers=[worker])
     run.digests["first"] = 0
-    run._check_timed(5)
+    run._check_timed(worker, 5)
     assert (row.status, row.reason) == ("wrong", f"after timing: {reason}")
 
 
@@ -274,7 +274,7 @@ def test_comparing_takes_a_share_of_the_time_of_the_turns(samples_s, spent_s):
     worker.living = worker.entries = (row,)
     run = checking(workers=[worker])
     run.digests["first"], row.samples_s = 0, samples_s
-    run._check_timed(1)
+    run._check_timed(worker, 1)
     assert asked == [spent_s]
 
 

@@ -89,6 +89,23 @@ def choose_implementations(op: Op, patterns: str | None) -> list[Implementation]
     return [selected[name] for name in sorted(selected)]
 
 
+def choose_implementation(op: str, name: str) -> Implementation:
+    """The implementation of that name."""
+    known = {i.name: i for i in kernels.implementations(op)}
+    if name not in known:
+        raise UsageError(f"no implementation of {op} is called {name!r}; there are: {', '.join(known)}")
+    return known[name]
+
+
+def choose_one_case(op: Op, text: str, boundary: str | None, arch: str, purpose: str) -> Case:
+    """The case of a `--case` text that names one; the boundary is the op's first by default. purpose: what
+    it is for, in words"""
+    cases = choose_cases(op, None, [text], boundary or op.boundaries[0], arch)
+    if len(cases) > 1:
+        raise UsageError(f"{text!r} names {len(cases)} cases; a {purpose} is of one")
+    return cases[0]
+
+
 def choose_baseline(op: Op, platform: Platform, named: str | None, selected: list[Implementation]) -> str:
     """The named baseline, or the op's best torch implementation on this platform. It is added to
     `selected`."""

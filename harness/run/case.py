@@ -11,6 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import kernels
 from harness.catalogue.devices import last_level
 from harness.machine.monitor.base import Monitor
 from harness.plan.entry import ConfigSearch, ConfigsOfCase, Entry, entry_name
@@ -314,6 +315,14 @@ class Samples:
             attempt([other], worker.prepare, other)
         worker.pause()
         raise RuntimeError(entry.reason)
+
+
+def rotation_of_one(entry: Entry, case: Case, platform: Platform, cache: str) -> Rotation:
+    """The sets of operands that the calls of a single entry rotate over."""
+    op = kernels.OPS[case.op]
+    sizes = op.sizes(case.sizes)
+    memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
+    return rotation(op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies))
 
 
 def opening_s(calls_s: Sequence[float], policy: Policy) -> float:

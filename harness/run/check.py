@@ -10,14 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import kernels
-from harness.catalogue.devices import last_level
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.machine.device import choose_device
 from harness.plan import select
 from harness.plan.entry import Entry, entry_name
-from harness.plan.memory import Memory, Rotation, rotation
 from harness.plan.settings import parse_setting
+from harness.run.case import rotation_of_one
 from harness.run.checks import REFERENCE_S, SAMPLE_S, CaseChecks
 from harness.run.device import OwnDevice, own_device
 from harness.workers.environment import worker_threads
@@ -73,11 +71,8 @@ def check(request: CheckRequest, say: Callable[[str], None]) -> Checked:
     """Checks an implementation; `say` is told each stage. Raises UsageError for what cannot be understood,
     and NothingRan where another run has the device."""
     platform, op = choose_device(request.device), select.choose_op(request.op)
-    boundary = request.boundary or op.boundaries[0]
-    cases = select.choose_cases(op, None, [request.case], boundary, platform.arch)
-    if len(cases) > 1:
-        raise UsageError(f"{request.case!r} names {len(cases)} cases; a check is of one")
-    case, implementation = cases[0], _implementation(request)
+    case = select.choose_one_case(op, request.case, request.boundary, platform.arch, "check")
+    implementation = select.choose_implementation(op.name, request.impl)
     modes = select.launches(platform, request.launch)
     setting, config = parse_setting(request.set), _config(implementation, request.config)
     support = implementation.supports(case, platform)
@@ -102,15 +97,6 @@ def _folder(save: str | None) -> Path | None:
     except OSError as error:
         raise UsageError(f"cannot write {save}: {error.strerror}") from None
     return Path(save)
-
-
-def _implementation(request: CheckRequest) -> Implementation:
-    known = {i.name: i for i in kernels.implementations(request.op)}
-    if request.impl not in known:
-        raise UsageError(
-            f"no implementation of {request.op} is called {request.impl!r}; there are: {', '.join(known)}"
-        )
-    return known[request.impl]
 
 
 def _config(implementation: Implementation, text: str | None) -> dict[str, Any] | None:
@@ -156,7 +142,7 @@ def _run(
             say=say,
             seed=request.seed or 0,
         )
-        sets = _rotation(request, case, entry, device)
+        sets = rotation_of_one(entry, case, platform, request.cache or "serving")
         try:
             checks.before(sets)
             if entry.alive and not entry.interpreted:
@@ -170,14 +156,6 @@ def _run(
             return []
         finally:
             checks.close()
-
-
-def _rotation(request: CheckRequest, case: Case, entry: Entry, device: OwnDevice) -> Rotation:
-    """The sets of operands as in a run: the output on a further set may be the one that is wrong."""
-    op, platform = kernels.OPS[case.op], device.platform
-    sizes, cache = op.sizes(case.sizes), request.cache or "serving"
-    memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
-    return rotation(op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies))
 
 
 def _save(checks: CaseChecks, entry: Entry, folder: Path) -> list[Path]:

@@ -50,6 +50,10 @@ NO_KERNELS = (
     "DCGM, may read it meanwhile)"
 )
 
+RETURNS = (
+    "; its call() returns a tensor, which is not read: write the output to `out`, or give it by result()"
+)
+
 PREPARING_ANEW = "preparing anew"
 """The phase between two blocks of rounds."""
 
@@ -288,7 +292,8 @@ class CaseChecks:
         """Judges an output on the named operands."""
         report = self._report(entry, name, output)
         if not report["ok"]:
-            entry.fail("wrong", f"{stage}{report['reason']}")
+            ignored = RETURNS if output.get("ignored") else ""
+            entry.fail("wrong", f"{stage}{report['reason']}{ignored}")
         if name not in SAMPLED or not report["ok"]:  # errors of a small sample say less than those before
             entry.check |= report
         entry.check["ok"] &= entry.status != "wrong"

@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 import kernels
-from harness.catalogue.devices import last_level
 from harness.errors import UsageError, one_line
 from harness.machine.cpu_threads import default_threads
 from harness.machine.monitor import monitor_for
 from harness.machine.monitor.base import Monitor
 from harness.plan import select, settings
 from harness.plan.entry import Entry
-from harness.plan.memory import Memory, rotation
+from harness.run.case import rotation_of_one
 from harness.run.checks import SAMPLE_S, CaseChecks
 from harness.timing.rounds import mostly_disturbed
 from harness.workers.child.bench import Bench
@@ -57,34 +56,24 @@ class KernelBenchmarks:
 
         kernel: an implementation's name, a function of (operands, out), or an Implementation
         """
-        boundaries = select.choose_op(op).boundaries
-        cases = select.choose_cases(
-            kernels.OPS[op], None, [case], boundary or boundaries[0], self.platform.arch
-        )
-        if len(cases) > 1:
-            raise UsageError(f"{case!r} names {len(cases)} cases; a benchmark is of one")
-        implementation, worker = self._worker(op, kernel, cases[0].boundary)
+        chosen = select.choose_one_case(select.choose_op(op), case, boundary, self.platform.arch, "benchmark")
+        implementation, worker = self._worker(op, kernel, chosen.boundary)
         (mode,) = select.launches(self.platform, launch or self.launch)
         entry = Entry(implementation.name, implementation, settings.Setting(), mode)
         worker.entries.append(entry)
-        support = implementation.supports(cases[0], self.platform)
+        support = implementation.supports(chosen, self.platform)
         if support.ok and implementation.interpreted(self.platform):
             support = Support(False, "it is interpreted here: checked by `run`, never timed")
         if not support.ok:
             entry.fail("unsupported", support.reason)
         monitor = monitor_for(self.platform, worker_pids)
-        return KernelBenchmark(cases[0], entry, worker, cache or self.cache, monitor)
+        return KernelBenchmark(chosen, entry, worker, cache or self.cache, monitor)
 
     def _worker(self, op: str, kernel: object, boundary: str) -> tuple[Implementation, Worker]:
         entries: list[Entry] = []
         common = (entries, self.platform, default_threads(), Deadlines(), self.scratch / "worker.log")
         if isinstance(kernel, str):
-            known = {i.name: i for i in kernels.implementations(op)}
-            if kernel not in known:
-                raise UsageError(
-                    f"no implementation of {op} is called {kernel!r}; there are: {', '.join(known)}"
-                )
-            return known[kernel], Worker(*common)
+            return select.choose_implementation(op, kernel), Worker(*common)
         if isinstance(kernel, Implementation):
             guest = kernel
         elif callable(kernel):
@@ -105,12 +94,7 @@ class KernelBenchmark:
         self.disturbed: list[str] = []
         # The number of samples, with the disturbed ones.
         self.made = 0
-        op, platform = kernels.OPS[case.op], worker.platform
-        sizes = op.sizes(case.sizes)
-        memory = Memory(op, sizes, platform, entry.impl.name, cache, boundary=case.boundary)
-        self.rotation = rotation(
-            op, sizes, cache, last_level(platform), fits=lambda copies: memory.fits([entry], copies)
-        )
+        self.rotation = rotation_of_one(entry, case, worker.platform, cache)
 
     @property
     def name(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
 import signal
 import socket
 import subprocess
@@ -18,7 +17,7 @@ from typing import Any
 from harness.paths import ROOT
 from harness.plan.entry import Status
 from harness.workers.child import JUDGE
-from harness.workers.child.blob import Unpickler, send
+from harness.workers.child.blob import receive, send
 from harness.workers.environment import worker_environment
 from kernels.platform import Platform
 
@@ -44,13 +43,6 @@ class WorkerFailure(Exception):
     def fatal(self) -> bool:
         """Whether the process has ended with it."""
         return self.status in ("crashed", "timeout")
-
-
-class _Plain(Unpickler):
-    """Reads plain values and blobs only: unpickling an answer imports nothing into this process."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"{module}.{name}")
 
 
 class WorkerProcess:
@@ -132,12 +124,9 @@ class WorkerProcess:
             if not self.connection.poll(deadline):
                 self.kill()
                 raise WorkerFailure("timeout", f"no answer within {deadline:g} s while in {doing}")
-            kind, value = _Plain(self.connection.recv_bytes(), self.connection).load()
+            kind, value = receive(self.connection)
         except (EOFError, OSError):
             raise self._crashed(doing) from None
-        except pickle.UnpicklingError as error:
-            self.kill()
-            raise WorkerFailure("error", f"its answer to {doing} is no plain value: {error}") from None
         if kind == "crashed":
             self.kill()
         if kind not in ("ok", "ready"):

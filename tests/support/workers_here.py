@@ -73,7 +73,6 @@ def use_workers_here(patch: pytest.MonkeyPatch, sample_s: float = 0.002) -> None
     patch.setattr("harness.workers.worker.WorkerProcess", WorkerHere)
     patch.setattr("harness.workers.process.WorkerProcess", WorkerHere)
     patch.setattr("harness.run.case.last_level", lambda *_: 1 << 18)
-    patch.setattr("harness.run.check.last_level", lambda *_: 1 << 18)
     for module in (case, checks):
         patch.setattr(module, "SAMPLE_S", sample_s)
     patch.setattr(case, "Policy", functools.partial(Policy, blocks=8, max_rounds=5))

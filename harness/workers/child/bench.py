@@ -61,6 +61,8 @@ class _Ready:
     implementation: Implementation
     plugin: bool
     """Whether the implementation is a user's own and not the suite's."""
+    returns: bool
+    """Whether a call returned a tensor, which nothing reads, although there is an output to write to."""
     filled_at: int | None = None
     """How many steps the program had taken when all outputs were filled last; None where some are not filled
     because calls were made outside the program's rotation."""
@@ -123,6 +125,8 @@ class Bench:
         self.case: tuple[str, dict[str, Any], str] | None = None
         # Seconds of a first call after preparing anew, by entry.
         self.first_s: dict[str, float] = {}
+        # Entries whose first call returned a tensor.
+        self.returns: set[str] = set()
         # Seconds of a timed call, of the entries whose first calls may be left out.
         self.settled_s: dict[str, float] = {}
         self.timers: dict[str, Timer] = {}
@@ -261,8 +265,10 @@ class Bench:
             prepared.append(bind(self.op, implementation, operands, given, first))
             if call and not left_out:
                 began = time.perf_counter()
-                prepared[-1].call()
+                returned: object = prepared[-1].call()
                 spent_s += time.perf_counter() - began
+                if isinstance(returned, torch.Tensor):
+                    self.returns.add(entry)
         self.first_s[entry] = spent_s / len(self.sets) if again else math.inf
         timer.synchronize()
         # A library that was just imported may have changed it.
@@ -272,7 +278,9 @@ class Bench:
         if again:  # the first preparation compiled, so that its seconds say nothing
             program.device_s = self.settled_s.get(entry, self.first_s[entry])
         reads = [reads_of(each) for each in prepared]
-        self.ready[entry] = _Ready(prepared, reads, outs, timer, program, implementation, plugin)
+        self.ready[entry] = _Ready(
+            prepared, reads, outs, timer, program, implementation, plugin, entry in self.returns
+        )
         return {
             "seconds": time.perf_counter() - started,
             "synchronises": program.synchronises,
@@ -334,6 +342,7 @@ class Bench:
         seconds: of the call
         late:    whether the output changed after the call had returned
         guards:  whether nothing was written beside it
+        ignored: whether the output is unwritten and the call returned a tensor, which nothing reads
         """
         import torch
 
@@ -353,6 +362,7 @@ class Bench:
             "seconds": seconds,
             "late": out is not None and not same_bits(out.tensor, left),
             "guards": out is None or out.guards_hold(),
+            "ignored": ready.returns and out is not None and bool(out.tensor.isnan().all()),
         }
 
     def far(self, entry: str) -> dict[str, Any] | None:

@@ -58,7 +58,7 @@ class _Pickler(pickle.Pickler):
         return value.size
 
 
-class Unpickler(pickle.Unpickler):
+class _Unpickler(pickle.Unpickler):
     """Reads a message; its blobs follow it on the connection."""
 
     def __init__(self, message: bytes, connection: Connection) -> None:
@@ -85,7 +85,8 @@ def send(connection: Connection, message: object) -> None:
 
 
 def receive(connection: Connection) -> Any:
-    return Unpickler(connection.recv_bytes(), connection).load()
+    """Waits for a message and returns it. Raises EOFError where the other side has ended."""
+    return _Unpickler(connection.recv_bytes(), connection).load()
 
 
 def _socket(connection: Connection) -> socket.socket:

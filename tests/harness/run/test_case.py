@@ -341,6 +341,12 @@ def test_others_are_checked_on_a_second_set_where_calls_rotate_over_copies(monke
     assert len(worker.open.call_args_list[0].args) == (3 if 1 in sets else 2), "a case and seeds"
 
 
+def test_a_wrong_output_whose_tensor_was_returned_says_so():
+    row, run = entry(), checking(judge=answering({"ok": False, "reason": "all NaN"}))
+    run._judge(row, "first", OUTPUT | {"ignored": True}, "then: ")
+    assert row.reason.startswith("then: all NaN; its call() returns a tensor, which is not read")
+
+
 def test_errors_of_a_small_sample_do_not_replace_those_before():
     row, run = entry(check={"ok": True}), checking(judge=answering({"ok": True, "row_error": 0.1}))
     run._judge(row, "live", OUTPUT)

@@ -443,3 +443,16 @@ def test_places_of_more_than_32_bits_are_reached_without_touching_what_is_betwee
     for free, found in ((1.9, None), (2.1, right)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _, free=free: (free * bench.FAR_BYTES, 0))
         assert subject.far("right") == found
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_a_tensor_that_a_call_returns_is_not_read(writes):
+    """Which is told where the output that was given stays unwritten."""
+
+    def returns(prepared: Prepared, compute: Call, number: int) -> torch.Tensor:
+        if not writes:
+            return torch.zeros(3)
+        compute()
+        return prepared.out
+
+    assert opened(Row(returns)).output("it")["ignored"] is not writes

@@ -211,22 +211,21 @@ def _blamed(entry: Entry, measured: Measured, platform: Platform) -> str:
 
 
 def _note(entry: Entry, measured: Measured) -> str:
-    is_disturbed = any(r.disturbed and entry.name in r.seconds for r in measured.rounds.rounds)
-    notes = {
-        entry.impl.composition(measured.case.boundary): True,
-        "disturbed": is_disturbed,
-        entry.picked: True,
-        "right when interpreted; not timed": entry.interpreted,
-        _few(entry.check.get("calls")): True,
-        "wrong on caches of more than 2^32 values, its time kept": entry.check.get("far") is False,
-        "waits for the device: its time holds the host's": entry.synchronises,
-    }
-    return "; ".join(note for note, holds in notes.items() if note and holds)
-
-
-def _few(calls: int | None) -> str:
-    """A note where too few outputs were compared to show a race."""
-    return f"only {calls} calls compared" if calls is not None and calls < LEAST_CALLS else ""
+    """What a reader should know of an entry that is right."""
+    notes = [entry.impl.composition(measured.case.boundary)]
+    if any(r.disturbed and entry.name in r.seconds for r in measured.rounds.rounds):
+        notes.append("disturbed")
+    notes.append(entry.picked)
+    if entry.interpreted:
+        notes.append("right when interpreted; not timed")
+    calls = entry.check.get("calls")
+    if calls is not None and calls < LEAST_CALLS:  # too few to show a race
+        notes.append(f"only {calls} calls compared")
+    if entry.check.get("far") is False:
+        notes.append("wrong on caches of more than 2^32 values, its time kept")
+    if entry.synchronises:
+        notes.append("waits for the device: its time holds the host's")
+    return "; ".join(filter(None, notes))
 
 
 def _verdicts(measured: Measured, valid: Collection[str], confidence: float, margin: float) -> list[Verdict]:

@@ -76,21 +76,17 @@ class Worker:
             | first.environment(self.platform)
             | setting.variables
         )
-        self.worker = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
+        process = WorkerProcess(BENCH, environment, self.log, setting.tree, [first.plugin])
+        self.worker = process
         self.prepared.clear()
-        device = {
-            "kind": self.platform.kind,
-            "device": self.platform.device,
-            "planned": self.platform.identity,
-        }
-        threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
         try:
-            hello = self._raw("hello", self.deadlines.prepare, threads=threads, **device)
+            threads = int(environment.get("OMP_NUM_THREADS") or self.threads)
+            process.hello(self.platform, threads, self.deadlines.prepare)
         except WorkerFailure:
             self.stop()
             raise
         for entry in self.entries:
-            entry.pinned = hello["pinned"]
+            entry.pinned = process.facts["pinned"]
 
     def stop(self) -> None:
         if self.worker is not None:
@@ -116,19 +112,11 @@ class Worker:
     def open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None = None) -> int:
         """Makes new operands, and a second set of others; no entry is prepared on them yet. Returns the
         digest of the last set."""
-        self.restore = []
-        self.ready()
-        self.restore = [lambda: self._open(case, seeds, beside)]
-        return self._open(case, seeds, beside)
-
-    def _open(self, case: Case, seeds: dict[str, Any], beside: dict[str, Any] | None) -> int:
-        self.prepared.clear()
-        sizes = dict(case.sizes)
-        return self._raw(
+        return self._stage(
+            [],
             "open",
-            self.deadlines.prepare,
             op=case.op,
-            sizes=sizes,
+            sizes=dict(case.sizes),
             boundary=case.boundary,
             seeds=seeds,
             beside=beside,
@@ -136,24 +124,24 @@ class Worker:
 
     def fresh(self, rotation: Rotation) -> None:
         """Moves the operands to fresh buffers; no entry is prepared on them yet."""
-
-        def step() -> None:
-            self.prepared.clear()
-            self._raw("fresh", self.deadlines.prepare, mode=rotation.mode, copies=rotation.copies)
-
-        self.ready()
-        step()
-        self.restore = [self.restore[0], step]
+        self._stage(self.restore[:1], "fresh", mode=rotation.mode, copies=rotation.copies)
 
     def load(self, seeds: dict[str, Any], which: int = 0) -> None:
         """Loads new live operands for all prepared entries, on one of the sets."""
+        self._stage(self.restore, "load", seeds=seeds, which=which)
 
-        def step() -> None:
-            self._raw("load", self.deadlines.prepare, seeds=seeds, which=which)
+    def _stage(self, before: list[Callable[[], Any]], request: str, **arguments: Any) -> Any:
+        """Makes a request that a replaced process has to be brought past, after the steps `before`."""
 
+        def step() -> Any:
+            if request != "load":
+                self.prepared.clear()
+            return self._raw(request, self.deadlines.prepare, **arguments)
+
+        self.restore = before
         self.ready()
-        step()
-        self.restore = [*self.restore, step]
+        self.restore = [*before, step]
+        return step()
 
     def prepare(self, entry: Entry) -> None:
         """Prepares an entry on the present operands, unless it is prepared already."""

@@ -20,14 +20,10 @@ class ConfigSearch:
 
     baseline: dict[str, Any]
     """The configuration that would be used without the race; the others are compared with it."""
-    origin: str
-    """Where that configuration comes from."""
-    considered: int
-    """How many configurations there are."""
-    pruned: dict[str, int]
-    """How many of them were left out, by reason."""
-    raced: int
-    """How many of them were timed."""
+    origin: str  # where that configuration comes from
+    considered: int  # how many configurations there are
+    pruned: dict[str, int]  # how many of them were left out, by reason
+    raced: int  # how many of them were timed
     tables: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
     """The files of an engine's kernel, with the configurations that it takes at present by M
     (kernels.engine_tuning)."""
@@ -39,8 +35,7 @@ class ConfigsOfCase:
 
     configs: Sequence[dict[str, Any] | None] = (None,)
     """The baseline's first; None: the implementation chooses one itself."""
-    search: ConfigSearch | None = None
-    """How they were found, for the record."""
+    search: ConfigSearch | None = None  # how they were found, for the record
 
 
 ConfigsOf = Callable[[Implementation, Case], ConfigsOfCase]
@@ -65,40 +60,28 @@ def entry_name(
 class Entry:
     """An implementation under a setting in a launch mode, and what is found out about it in a case."""
 
-    name: str
-    """Unique in its case."""
+    name: str  # unique in its case
     impl: Implementation
     setting: Setting
-    launch: str
-    """graph or eager."""
-    interpreted: bool = False
-    """Whether it runs in an interpreter here: it is checked and not timed."""
+    launch: str  # graph or eager
+    interpreted: bool = False  # whether it runs in an interpreter here: it is checked and not timed
     config: dict[str, Any] | None = None
     """The configuration that a tunable implementation has to use; None: it chooses one itself."""
-    status: Status | None = None
-    """Where it ended; None while nothing is known against it."""
-    reason: str = ""
-    """Why it ended there."""
-    beaten: str = ""
-    """How it lost in the eliminations of a race, after which it got no more time."""
+    status: Status | None = None  # where it ended; None while nothing is known against it
+    reason: str = ""  # why it ended there
+    beaten: str = ""  # how it lost in the eliminations of a race, after which it got no more time
     setup_s: float = 0.0
     """Seconds of preparing it, with JIT compilers and the first call, at their longest."""
-    call_s: float = 0.0
-    """Seconds of one call, roughly: of the last one that was checked."""
-    samples_s: float = 0.0
-    """Seconds that its samples took."""
-    check: dict[str, Any] = field(default_factory=dict)
-    """The judge's last report."""
+    call_s: float = 0.0  # seconds of one call, roughly: of the last one that was checked
+    samples_s: float = 0.0  # seconds that its samples took
+    check: dict[str, Any] = field(default_factory=dict)  # the judge's last report
     kernels: list[dict[str, Any]] = field(default_factory=list)
     """What ran in a call (see workers/child/profile.py)."""
-    picked: str = ""
-    """What its library says of its choice."""
+    picked: str = ""  # what its library says of its choice
     ran: list[str] = field(default_factory=list)
     """What else identifies the code that ran (see workers/child/profile.py)."""
-    source: str = ""
-    """A hash of its code (see workers/child/source_hash.py)."""
-    synchronises: bool = False
-    """Whether its calls wait for the device before they return."""
+    source: str = ""  # a hash of its code (see workers/child/source_hash.py)
+    synchronises: bool = False  # whether its calls wait for the device before they return
     host_s: list[float] = field(default_factory=list)
     """On a GPU, the host's seconds to launch one call, of each sample."""
     pinned: list[int] | str = ""

@@ -37,8 +37,7 @@ ROTATE_CACHES = 2
 """Before calls come to the same set of operands again they touch this many times the last-level cache, or
 as many bytes as were measured to be enough."""
 
-MOST_COPIES = 64
-"""The most sets that calls rotate over."""
+MOST_COPIES = 64  # the most sets that calls rotate over
 
 UNKNOWN_LEVEL = 256 << 20
 """The assumed size of an unknown last-level cache: that of the largest GPU of today."""
@@ -51,16 +50,11 @@ class Rotation:
     mode: str
     """serving: sets differ in the operands that a serving step streams; cold: in all; warm: there is one
     set."""
-    copies: int
-    """The number of sets."""
-    bytes: int
-    """How many bytes calls touch before they come to the same set again."""
-    last_level: int
-    """Bytes of the last-level cache."""
-    enough: bool
-    """Whether calls read from memory what they have read before."""
-    why: str = ""
-    """Why they do not."""
+    copies: int  # the number of sets
+    bytes: int  # how many bytes calls touch before they come to the same set again
+    last_level: int  # bytes of the last-level cache
+    enough: bool  # whether calls read from memory what they have read before
+    why: str = ""  # why they do not
 
 
 def rotation(

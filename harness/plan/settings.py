@@ -16,14 +16,9 @@ from pathlib import Path
 from harness.errors import UsageError
 from harness.paths import ROOT, cache
 
-PLAIN = "plain"
-"""The name of the setting that sets nothing."""
-
-UNSET = "unset"
-"""Stands for a variable that is not set, where values are given as text."""
-
-MOST_SETTINGS = 32
-"""The most settings that one run compares."""
+PLAIN = "plain"  # the name of the setting that sets nothing
+UNSET = "unset"  # stands for a variable that is not set, where values are given as text
+MOST_SETTINGS = 32  # the most settings that one run compares
 
 
 @dataclass(frozen=True)
@@ -106,8 +101,7 @@ class Setting:
     """Whether this is the first setting a second time, in workers of its own: the difference is noise."""
     tree: str | None = None
     """The folder of the source tree that provides kernels/; None: this checkout."""
-    revision: str = ""
-    """The name of that tree."""
+    revision: str = ""  # the name of that tree
 
     @property
     def name(self) -> str:

@@ -26,16 +26,12 @@ class ToggleRequest:
 
     op: str | None
     launch: str | None
-    flags: Sequence[str]
-    """Texts such as `NAME=value,value`; none with a recipe."""
-    common: Sequence[str]
-    """Texts such as `NAME=value`, set in all settings."""
-    design: str
-    """`factorial` or `one-at-a-time`."""
+    flags: Sequence[str]  # texts such as `NAME=value,value`; none with a recipe
+    common: Sequence[str]  # texts such as `NAME=value`, set in all settings
+    design: str  # `factorial` or `one-at-a-time`
     recipe: str | None
     leave_one_out: bool
-    force: bool
-    """Whether flags are set too that can have no effect here, or that are unknown."""
+    force: bool  # whether flags are set too that can have no effect here, or that are unknown
 
 
 @dataclass(frozen=True)

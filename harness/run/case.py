@@ -40,8 +40,7 @@ class Group:
     """Entries that memory holds at once."""
 
     entries: list[Entry]
-    baseline: str
-    """The implementation that the others are compared with, if it is among them."""
+    baseline: str  # the implementation that the others are compared with, if it is among them
     rotation: Rotation
 
 
@@ -263,10 +262,8 @@ class Samples:
     monitor: Monitor
     progress: Progress
     budget_s: float
-    rounds: int = 0
-    """How many rounds were begun."""
-    spent_s: float = 0.0
-    """Seconds spent in samples."""
+    rounds: int = 0  # how many rounds were begun
+    spent_s: float = 0.0  # seconds spent in samples
 
     def begin_block(self, block: int, names: Collection[str]) -> None:
         """Prepares the named entries anew, on operands in fresh buffers."""

@@ -36,8 +36,7 @@ class Measured:
     baseline: Entry | None = None
     rerun: Entry | None = None
     """The baseline prepared a second time; both are None where nothing was timed."""
-    setup_s: float = 0.0
-    """Seconds for everything but samples."""
+    setup_s: float = 0.0  # seconds for everything but samples
     phases: Mapping[str, float] = field(default_factory=dict)
     """These seconds by what they were spent on."""
     conditions: dict[str, Any] = field(default_factory=dict)
@@ -47,14 +46,10 @@ class Measured:
 class Yardsticks:
     """What times and their differences are held against."""
 
-    ceilings: Ceilings | None
-    """The measured ceilings, for percentages."""
-    peaks: Ceilings | None
-    """The datasheet's peaks: a time that beats them is impossible."""
-    confidence: float
-    """The confidence in all verdicts together."""
-    margin: float = MARGIN
-    """A smaller difference than this counts as none."""
+    ceilings: Ceilings | None  # the measured ceilings, for percentages
+    peaks: Ceilings | None  # the datasheet's peaks: a time that beats them is impossible
+    confidence: float  # the confidence in all verdicts together
+    margin: float = MARGIN  # a smaller difference than this counts as none
 
 
 def build_records(
@@ -70,7 +65,7 @@ def build_records(
     made: list[Rounds] = []
     blocks = 0
     for part in parts:
-        # A block's number names one moment of the case, so that parts share none.
+        # a block's number names one moment of the case, so that parts share none.
         part = replace(part, rounds=part.rounds.numbered(blocks))
         blocks = max(blocks, part.rounds.next_block)
         made.append(part.rounds)

@@ -39,8 +39,7 @@ class CheckRequest:
     launch: str | None = None
     set: Sequence[str] = ()
     config: str | None = None
-    save: str | None = None
-    """A folder for the tensors."""
+    save: str | None = None  # a folder for the tensors
     seed: int | None = None
     threads: int | None = None
     prepare_timeout: float = 900.0
@@ -53,12 +52,10 @@ class Checked:
 
     name: str
     case: Case
-    status: str
-    """As of a cell: `ok` or `checked` where it is right."""
+    status: str  # as of a cell: `ok` or `checked` where it is right
     reason: str
     check: dict[str, Any]
-    saved: Sequence[Path] = ()
-    """The files that were written."""
+    saved: Sequence[Path] = ()  # the files that were written
 
     @property
     def exit_code(self) -> int:

@@ -28,11 +28,8 @@ from kernels.operands import Seeds
 from kernels.vendor import Vendor
 from shapes.case import Case
 
-SAMPLE_S = 0.05
-"""Seconds of one timed sample."""
-
-REFERENCE_S = 900.0
-"""The deadline of a request to the judge, in seconds."""
+SAMPLE_S = 0.05  # seconds of one timed sample
+REFERENCE_S = 900.0  # the deadline of a request to the judge, in seconds
 
 FEW_COMPARING_S, COMPARING_S = 1.0, 30.0
 """Comparing the outputs of an entry takes a quarter of the seconds of its samples, or half where that is less
@@ -42,8 +39,7 @@ SAMPLED = ("live", "lengths")
 """Operands for which a sample of the rows is compared: they can only show an answer that was kept, which is
 wrong in all rows."""
 
-FEW = 0.05
-"""The share of a reference's work that such a sample takes."""
+FEW = 0.05  # the share of a reference's work that such a sample takes
 
 NO_KERNELS = (
     "the profiler saw no kernel on the device (it needs the right to read it, and no other tool, such as "
@@ -54,13 +50,11 @@ RETURNS = (
     "; its call() returns a tensor, which is not read: write the output to `out`, or give it by result()"
 )
 
-PREPARING_ANEW = "preparing anew"
-"""The phase between two blocks of rounds."""
+PREPARING_ANEW = "preparing anew"  # the phase between two blocks of rounds
 
 Answer = TypeVar("Answer")
 
-Output = dict[str, Any]
-"""An entry's output and what is known of it (see bench.Bench.output)."""
+Output = dict[str, Any]  # an entry's output and what is known of it (see bench.Bench.output)
 
 Outputs = tuple[int | None, list[tuple[Entry, Output]]]
 """The digest of a worker's operands, and the outputs of its entries."""
@@ -72,10 +66,8 @@ class CaseChecks:
 
     case: Case
     workers: Sequence[Worker]
-    start_judge: Callable[[], WorkerProcess]
-    """Starts the judge, or gives one that runs already."""
-    say: Callable[[str], None]
-    """Is told the name of each phase as it begins."""
+    start_judge: Callable[[], WorkerProcess]  # starts the judge, or gives one that runs already
+    say: Callable[[str], None]  # is told the name of each phase as it begins
     seed: int = 0
     ragged: Sequence[Case] = ()
     """Small cases of uneven sizes, at which the timed entries are checked before."""
@@ -316,7 +308,7 @@ class CaseChecks:
                 for entry in worker.living
                 if not entry.interpreted
                 and entry.impl.supports(case, worker.platform).ok
-                # A compiler that writes a program for each size would write another one here.
+                # a compiler that writes a program for each size would write another one here.
                 and (entry.impl.plugin or not entry.impl.per_size)
             ]
             digest = attempt(able, worker.open, case, self.seeds["first"]) if able else None

@@ -32,8 +32,7 @@ class OwnDevice:
 
     platform: Platform
     monitor: Monitor
-    busy: Sequence[str] = ()
-    """What else used it at the start, one line each."""
+    busy: Sequence[str] = ()  # what else used it at the start, one line each
 
 
 @contextlib.contextmanager
@@ -56,10 +55,8 @@ class DeviceFacts:
     platform: Platform
     provenance: JsonObject
     ceilings: Ceilings | None
-    no_ceilings: str = ""
-    """Why the ceilings could not be measured, where they could not."""
-    busy: Sequence[str] = ()
-    """What else used it at the start, one line each."""
+    no_ceilings: str = ""  # why the ceilings could not be measured, where they could not
+    busy: Sequence[str] = ()  # what else used it at the start, one line each
 
 
 def device_facts(device: OwnDevice, threads: int) -> DeviceFacts:

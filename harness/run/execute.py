@@ -57,10 +57,8 @@ class Outcome:
     records: list[Record]
     """The records of all its cases, first of those that were finished before it was resumed."""
     cases: int
-    left_out: list[Case]
-    """Cases that the budget did not reach."""
-    before_s: float
-    """Seconds from the beginning of the command to the first case."""
+    left_out: list[Case]  # cases that the budget did not reach
+    before_s: float  # seconds from the beginning of the command to the first case
     budget_s: float
     folder: Path
     calibrations: Sequence[Calibration] = ()

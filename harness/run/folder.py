@@ -34,12 +34,10 @@ from shapes.suites import CASE_S, suites
 class Selection:
     """What a new run measures."""
 
-    suite: str
-    """The name of the suite; `ad hoc` for cases that were written out."""
+    suite: str  # the name of the suite; `ad hoc` for cases that were written out
     cases: Sequence[Case]
     implementations: Sequence[str]
-    baseline: str
-    """The implementation that the others are compared with."""
+    baseline: str  # the implementation that the others are compared with
 
 
 def select_all(request: Request, platform: Platform) -> Selection:

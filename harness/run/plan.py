@@ -28,18 +28,13 @@ MakeRounds = Callable[[Mapping[str, Sample], Policy], Rounds]
 class RunPlan:
     """What a run measures, and how."""
 
-    record: Run
-    """The record of the run, as run.json holds it."""
-    budget_s: float
-    """Seconds of measuring for all cases together."""
-    per_case_s: float
-    """The least seconds of it that are worth beginning a case for."""
+    record: Run  # the record of the run, as run.json holds it
+    budget_s: float  # seconds of measuring for all cases together
+    per_case_s: float  # the least seconds of it that are worth beginning a case for
     disturbed: Disturbed = "prefer"
-    retry: bool = False
-    """Whether cases with cells that broke are measured again."""
+    retry: bool = False  # whether cases with cells that broke are measured again
     deadlines: Deadlines = field(default_factory=Deadlines)
-    configs_of: ConfigsOf = own_choice
-    """Which configurations of an implementation enter a case."""
+    configs_of: ConfigsOf = own_choice  # which configurations of an implementation enter a case
     make_rounds: MakeRounds = measure
     """How entries are timed: `measure`, or `halving` in a race of many."""
 

@@ -4,7 +4,6 @@ measured in that process, by the same Bench that workers run."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,12 +34,9 @@ class KernelBenchmarks:
     """Makes benchmarks on one device."""
 
     platform: Platform
-    cache: str
-    """The cache mode of a benchmark that names none."""
-    launch: str | None
-    """The launch mode of a benchmark that names none; None: the device's default."""
-    scratch: Path
-    """A folder for logs."""
+    cache: str  # the cache mode of a benchmark that names none
+    launch: str | None  # the launch mode of a benchmark that names none; None: the device's default
+    scratch: Path  # a folder for logs
 
     def benchmark(
         self,
@@ -194,7 +190,6 @@ class _Local:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.pid = os.getpid()
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any:
         try:

@@ -32,8 +32,7 @@ class Interval:
     mean: float
     low: float
     high: float
-    groups: int
-    """How many independent groups it is computed from."""
+    groups: int  # how many independent groups it is computed from
 
 
 def interval(values: Iterable[tuple[int, float]], confidence: float = CONFIDENCE) -> Interval:
@@ -68,10 +67,8 @@ class Centre:
     """The location of some values."""
 
     value: float
-    error: float
-    """Its standard error."""
-    n: int
-    """The number of values."""
+    error: float  # its standard error
+    n: int  # the number of values
 
 
 @functools.lru_cache(maxsize=1 << 14)
@@ -111,7 +108,7 @@ def _pool(centres: Sequence[Centre]) -> tuple[float, float, float]:
     unit = statistics.median([c.n * c.error**2 for c in centres for _ in range(c.n) if c.n > 1])
     weights = [1.0] * k
     if unit > 0:
-        # A block that is more disturbed than the others has the weight of its own scatter.
+        # a block that is more disturbed than the others has the weight of its own scatter.
         plain = [1 / max(unit / c.n, c.error**2) for c in centres]
         effective = sum(plain) - sum(w * w for w in plain) / sum(plain)
         between = max(0.0, _spread(centres, plain) - (k - 1)) / effective

@@ -26,12 +26,10 @@ class JointVerdict:
 
     a: str
     b: str
-    about: About
-    """What it is for."""
+    about: About  # what it is for
     noise: float
     confidence: float
-    comparison: Comparison
-    """The result of compare(a, b, floor=noise, confidence=confidence)."""
+    comparison: Comparison  # the result of compare(a, b, floor=noise, confidence=confidence)
 
     @property
     def half_width(self) -> float:

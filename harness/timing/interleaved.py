@@ -23,8 +23,7 @@ class Order:
     block: int
     round: int
     names: Sequence[str]
-    keep: bool
-    """Whether the round counts if something disturbs it."""
+    keep: bool  # whether the round counts if something disturbs it
 
 
 def measure(entries: Mapping[str, Sample], policy: Policy | None = None) -> Rounds:
@@ -91,7 +90,7 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
             return
         is_opening = block < policy.opening
         remaining_s = policy.budget_s - rounds.spent_s
-        # A later block is worth its preparation if there is time for as many rounds as a first block had,
+        # a later block is worth its preparation if there is time for as many rounds as a first block had,
         # and for as long as the preparation takes.
         worth_s = 0.0 if is_opening else max(policy.first_rounds * round_s, preparing_s)
         if rounds.made and remaining_s < max(rounds.longest_s, worth_s):
@@ -119,7 +118,7 @@ def orders(names: Sequence[str], policy: Policy, rounds: Rounds) -> Iterator[Ord
             if last is None or not last.seconds:
                 break
             counted = keep or not last.disturbed
-            # A slow entry has had its sample if the round counts, or may count in the end.
+            # a slow entry has had its sample if the round counts, or may count in the end.
             had_sample = counted or (index > 0 and policy.disturbed == "prefer")
             lasting = _contending(last, policy) if had_sample else list(last.seconds)
             round_s = sum(last.took[name] for name in lasting)

@@ -11,8 +11,7 @@ from typing import Literal
 from harness.statistics.intervals import CONFIDENCE, MIN_BLOCKS
 from harness.statistics.paired import MARGIN
 
-Sample = Callable[[], float]
-"""Takes one timed sample of an entry and returns seconds per call."""
+Sample = Callable[[], float]  # takes one timed sample of an entry and returns seconds per call
 
 Disturbed = Literal["prefer", "keep", "refuse"]
 """How rounds count that other work on the machine disturbed. prefer: quiet rounds alone count where enough
@@ -50,19 +49,15 @@ class Policy:
     no more blocks than these there is nothing to decide."""
     first_rounds: int = 5
     """Rounds in each of the first MIN_BLOCKS blocks: enough to see large differences."""
-    max_rounds: int = 20
-    """The most rounds in each later block."""
+    max_rounds: int = 20  # the most rounds in each later block
     half_width: float = 0.005
     """An interval of a ratio is tight enough at this half width; 0: measuring goes on until blocks or
     budget are spent."""
-    baseline: str | None = None
-    """The entry that all others are compared with; None: the first one."""
+    baseline: str | None = None  # the entry that all others are compared with; None: the first one
     rerun: str | None = None
     """The baseline prepared a second time: its ratio to the baseline gives the noise."""
-    confidence: float = CONFIDENCE
-    """The confidence with which all wanted verdicts hold together."""
-    margin: float = MARGIN
-    """A smaller difference than this counts as none (`same`)."""
+    confidence: float = CONFIDENCE  # the confidence with which all wanted verdicts hold together
+    margin: float = MARGIN  # a smaller difference than this counts as none (`same`)
     slow: float = math.inf
     """An entry that takes more than this many times as long as the fastest is sampled in a block's first
     round
@@ -71,15 +66,12 @@ class Policy:
     """Seconds of samples for all blocks together. A round that would not fit is not begun."""
     begin_block: Callable[[int, Collection[str]], None] = _prepare_nothing
     """Called before each block with its number and its entries, to prepare them anew; outside the budget."""
-    begin_round: Callable[[], None] = _begin_nothing
-    """Called before each round."""
+    begin_round: Callable[[], None] = _begin_nothing  # called before each round
     end_round: Callable[[], str] = _undisturbed
     """Called after each round. Returns what disturbed the machine meanwhile, in a short phrase, or an empty
     string. It must not depend on the times: leaving out rounds by their outcome biases the rest."""
-    disturbed: Disturbed = "prefer"
-    """Whether disturbed rounds count."""
-    seed: int = 0
-    """The seed of the random orders."""
+    disturbed: Disturbed = "prefer"  # whether disturbed rounds count
+    seed: int = 0  # the seed of the random orders
     clock: Callable[[], float] = time.perf_counter
 
     @property
@@ -98,12 +90,9 @@ class Round:
     """One sample of each entry."""
 
     block: int
-    index: int
-    """The number of the round in its block."""
-    seconds: Mapping[str, float]
-    """Seconds per call of each entry that gave a time."""
-    disturbed: str = ""
-    """What disturbed the round; empty if nothing did."""
+    index: int  # the number of the round in its block
+    seconds: Mapping[str, float]  # seconds per call of each entry that gave a time
+    disturbed: str = ""  # what disturbed the round; empty if nothing did
     took: Mapping[str, float] = field(default_factory=dict, compare=False, repr=False)
     """The seconds that each of these samples took."""
 
@@ -112,8 +101,7 @@ class Round:
 class Rounds:
     """All that was measured."""
 
-    rounds: list[Round] = field(default_factory=list)
-    """The rounds that count."""
+    rounds: list[Round] = field(default_factory=list)  # the rounds that count
     disturbed: list[Round] = field(default_factory=list)
     """The rounds that do not count because they were disturbed. Their time was spent all the same."""
     eliminations: list[Round] = field(default_factory=list)
@@ -127,8 +115,7 @@ class Rounds:
     """Why measuring ended: `tight` (the wanted ratios' intervals are), `clear` (those intervals are tight
     or their verdicts clear), `budget`, `complete` (all blocks and rounds were made), `disturbed` (most
     rounds were, and are refused), or `no entries`."""
-    spent_s: float = 0.0
-    """Seconds spent in samples."""
+    spent_s: float = 0.0  # seconds spent in samples
     last: Round | None = field(default=None, compare=False, repr=False)
     """The round that was made last."""
 

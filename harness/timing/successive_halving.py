@@ -18,14 +18,9 @@ from harness.statistics.paired import Comparison, compare
 from harness.timing.interleaved import measure
 from harness.timing.rounds import Policy, Rounds, Sample
 
-SELECTING = 0.6
-"""The largest share of the budget that eliminations take."""
-
-BLOCKS = 3
-"""Blocks of one elimination: fewer leave Student's t too wide to drop any entry."""
-
-FIRST_ROUNDS = 2
-"""Rounds in each block of the first elimination; each later one has twice as many."""
+SELECTING = 0.6  # the largest share of the budget that eliminations take
+BLOCKS = 3  # blocks of one elimination: fewer leave Student's t too wide to drop any entry
+FIRST_ROUNDS = 2  # rounds in each block of the first elimination; each later one has twice as many
 
 
 def halving(samples: Mapping[str, Sample], policy: Policy) -> Rounds:

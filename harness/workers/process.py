@@ -21,8 +21,7 @@ from harness.workers.child.blob import receive, send
 from harness.workers.environment import worker_environment
 from kernels.platform import Platform
 
-_living: set[int] = set()
-"""Process ids of the workers that this process has started and not ended."""
+_living: set[int] = set()  # process ids of the workers that this process has started and not ended
 
 
 def worker_pids() -> list[int]:

@@ -32,9 +32,6 @@ class Answers(Protocol):
     """What answers a worker's requests: a `WorkerProcess`, or its substitute in this process."""
 
     @property
-    def pid(self) -> int: ...
-
-    @property
     def alive(self) -> bool: ...
 
     def ask(self, request: str, deadline: float, **arguments: Any) -> Any: ...

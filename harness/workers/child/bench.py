@@ -36,11 +36,8 @@ CHANGES = 45
 """How many of them follow a call on another activation: a kernel that keeps something of the call before,
 once in 10 calls, is found in 99 % of runs."""
 
-LEAST_S = 3.0
-"""LEAST_CALLS are made however little time there is, but for no longer than this."""
-
-FAR_BYTES = 9 << 30
-"""Bytes of operands whose offsets need more than 32 bits, as values of bf16."""
+LEAST_S = 3.0  # LEAST_CALLS are made however little time there is, but for no longer than this
+FAR_BYTES = 9 << 30  # bytes of operands whose offsets need more than 32 bits, as values of bf16
 
 AS_LONG = 1.1
 """Where the first calls after preparing anew take, on average, at most this many times as long as timed
@@ -52,15 +49,13 @@ class _Ready:
     """An entry that is prepared once on each set of operands, with the program that its samples run."""
 
     prepared: list[Prepared]
-    reads: list[dict[str, torch.Tensor]]
-    """For each set, where the calls read live operands."""
+    reads: list[dict[str, torch.Tensor]]  # for each set, where the calls read live operands
     outs: list[OwnedOutput | None]
     """For each set, the output that the harness gave; None for a library that allocates its output."""
     timer: Timer
     program: Program
     implementation: Implementation
-    plugin: bool
-    """Whether the implementation is a user's own and not the suite's."""
+    plugin: bool  # whether the implementation is a user's own and not the suite's
     returns: bool
     """Whether a call returned a tensor, which nothing reads, although there is an output to write to."""
     filled_at: int | None = None
@@ -271,7 +266,7 @@ class Bench:
                     self.returns.add(entry)
         self.first_s[entry] = spent_s / len(self.sets) if again else math.inf
         timer.synchronize()
-        # A library that was just imported may have changed it.
+        # a library that was just imported may have changed it.
         torch.set_num_threads(self.threads)
         calls = [p.call for p in prepared]
         program = timer.program(calls) if call else Program(calls)

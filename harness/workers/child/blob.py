@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-LARGE = 1 << 24
-"""An output of this many bytes or more travels as a file of its own."""
+LARGE = 1 << 24  # an output of this many bytes or more travels as a file of its own
 
 
 class Blob:

@@ -16,35 +16,22 @@ if TYPE_CHECKING:
 
     from kernels.op import Reference, RowGroups, Tolerance
 
-LONGEST = 220
-"""The most characters of a sentence."""
-
-MOST_ROWS = 256
-"""How many wrong rows are looked at, spread evenly."""
+LONGEST = 220  # the most characters of a sentence
+MOST_ROWS = 256  # how many wrong rows are looked at, spread evenly
 
 MATCHED_ROWS, MATCHED_COLUMNS = 32, 512
 """For this many of them each right row is tried, in this many columns."""
 
-FEWEST = 16
-"""Elements of a row that suffice to tell it from other rows."""
+FEWEST = 16  # elements of a row that suffice to tell it from other rows
 
 EXPLAINED = 0.02
 """A factor that leaves this share of the squared error is called `about` that factor."""
 
-TILES = (256, 128, 64, 32, 16)
-"""Sizes of tiles that kernels have."""
-
-MOST_RANGES = 4
-"""More ranges than this are told by their number."""
-
-FEW_GROUPS = 3
-"""The most experts that are named."""
-
-BLOCK = 16
-"""Columns are first judged in blocks of this many."""
-
-FULL = 0.95
-"""A box of which this share is wrong is called wrong as a whole."""
+TILES = (256, 128, 64, 32, 16)  # sizes of tiles that kernels have
+MOST_RANGES = 4  # more ranges than this are told by their number
+FEW_GROUPS = 3  # the most experts that are named
+BLOCK = 16  # columns are first judged in blocks of this many
+FULL = 0.95  # a box of which this share is wrong is called wrong as a whole
 
 Range = tuple[int, int]
 
@@ -53,14 +40,12 @@ Range = tuple[int, int]
 class Layout:
     """How the output of a case is laid out."""
 
-    shape: tuple[int, ...]
-    """The shape of the whole output."""
+    shape: tuple[int, ...]  # the shape of the whole output
     axes: tuple[str, ...]
     """What an index along each dimension counts; the last dimension is the columns."""
     rows: Sequence[int] | None = None
     """The indices along the first dimension that were compared; None: all."""
-    groups: RowGroups | None = None
-    """What these rows belong to, by their index in the whole output."""
+    groups: RowGroups | None = None  # what these rows belong to, by their index in the whole output
 
     @staticmethod
     def of(

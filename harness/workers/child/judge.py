@@ -31,11 +31,8 @@ COMPARING = 96
 """Bytes for comparing one element: three numbers of the reference and six that `judge` computes, in fp64,
 and some room for more."""
 
-HOST_SHARE = 0.5
-"""The share of the host's free memory that the references of a GPU's case may take."""
-
-FEW_ROWS = 8
-"""Fewer rows than this do not tell how much the bias of a row scatters."""
+HOST_SHARE = 0.5  # the share of the host's free memory that the references of a GPU's case may take
+FEW_ROWS = 8  # fewer rows than this do not tell how much the bias of a row scatters
 
 ROWS_AT_ONCE = 1024
 """How many rows of the output's first dimension are worked on at once, so that large outputs need little
@@ -55,8 +52,7 @@ OPERANDS = {
 class Judged:
     """A judged output."""
 
-    name: str
-    """The name of its reference."""
+    name: str  # the name of its reference
     output: torch.Tensor
     sigma: torch.Tensor
     report: dict[str, Any]

@@ -29,8 +29,7 @@ virtual machine takes 4 s to fault in a GiB."""
 LEAST_BUFFER = {"cpu": 256 * MIB, "cuda": 2048 * MIB, "rocm": 2048 * MIB}
 """The least bytes that are read."""
 
-MEMORY_SHARE = 8
-"""At most one part in so many of the free memory is used."""
+MEMORY_SHARE = 8  # at most one part in so many of the free memory is used
 
 SHAPES = (
     (768, 768, 768),
@@ -53,11 +52,8 @@ PRODUCTS = {"cpu": ("bf16", "fp32"), "cuda": ("fp8", "bf16"), "rocm": ("fp8", "b
 """Dtypes that products are measured in. FP8 products of CPUs are bf16 products after a conversion; fp32
 counts where a CPU has no bf16 instructions."""
 
-TRY_S = 0.02
-"""Seconds of one timed try."""
-
-LONGEST_CALL_S = 0.2
-"""A candidate whose call would take longer than this is left out."""
+TRY_S = 0.02  # seconds of one timed try
+LONGEST_CALL_S = 0.2  # a candidate whose call would take longer than this is left out
 
 READ_S, COPY_S, PRODUCT_S = 0.6, 0.4, 0.8
 """Seconds that are spent on looking for the best rate of each kind."""

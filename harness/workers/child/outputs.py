@@ -16,8 +16,7 @@ call that is wrong once in 10 is found among them in 88 % of runs."""
 GUARD = 1 << 16
 """Guard bytes before and behind an output; a multiple of any alignment that a kernel requires."""
 
-CANARY = 0xA5
-"""The value of each guard byte."""
+CANARY = 0xA5  # the value of each guard byte
 
 SPOILT = -1536.0
 """What outputs are filled with before calls that are compared with each other: a finite number, which a later
@@ -71,18 +70,13 @@ class Repeats:
     first: dict[int, torch.Tensor] = field(default_factory=dict)
     """The first output that was seen of each set of operands. Where the sets are copies of each other, the
     output of set 0 stands for all."""
-    calls: int = 0
-    """How many outputs were compared with a first one."""
-    changed: int = 0
-    """How many of these came right after a call on another activation."""
-    differed: int = 0
-    """How many of `calls` had other bits."""
-    distance: float = 0.0
-    """The largest distance of such an output (see `distance`)."""
+    calls: int = 0  # how many outputs were compared with a first one
+    changed: int = 0  # how many of these came right after a call on another activation
+    differed: int = 0  # how many of `calls` had other bits
+    distance: float = 0.0  # the largest distance of such an output (see `distance`)
     farthest: tuple[int, torch.Tensor] | None = None
     """The set and the output that this largest distance is of."""
-    kept: bool = False
-    """Whether a call on another activation gave the old answer."""
+    kept: bool = False  # whether a call on another activation gave the old answer
 
     def see(self, which: int, output: torch.Tensor, copies: bool) -> None:
         """Compares an output of set `which` with the first one. copies: whether the sets hold equal values"""

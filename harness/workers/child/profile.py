@@ -27,14 +27,9 @@ EVENTS."""
 
 PROFILE_S = 0.2
 
-EVENTS = 5000
-"""Events of one profile, of which torch reads 10,000 per second."""
-
-SHARE = 0.01
-"""A kernel with less than this share of the total time is not listed."""
-
-CODE = ("cubin", "hsaco")
-"""The names under which Triton keeps machine code."""
+EVENTS = 5000  # events of one profile, of which torch reads 10,000 per second
+SHARE = 0.01  # a kernel with less than this share of the total time is not listed
+CODE = ("cubin", "hsaco")  # the names under which Triton keeps machine code
 
 
 def start(kind: str) -> None:

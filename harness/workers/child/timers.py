@@ -43,8 +43,7 @@ about 2 us, is a thousandth of this many steps of 5 us. A device queues about 10
 MARGIN, MARGIN_S = 1.5, 3e-4
 """The sleep lasts MARGIN times what the host is expected to take, and MARGIN_S seconds more."""
 
-SLEEPING = 2.0
-"""The sleeps of a sample, together, last no longer than this many times its length."""
+SLEEPING = 2.0  # the sleeps of a sample, together, last no longer than this many times its length
 
 LEFT_S, LEFT_SHARE = 1e-3, 0.02
 """After the last event the whole device must be at rest within LEFT_S and this share of the timed seconds.
@@ -54,25 +53,21 @@ LEFT_TRIES = 3
 """How many readings in a row must leave work behind before that is believed. The host's clock measures it,
 and a pause of the host looks the same; a call that uses its own stream does it in every reading."""
 
-TRIES = 8
-"""How many readings in a row may be thrown away."""
+TRIES = 8  # how many readings in a row may be thrown away
 
 GRAPH_S = 1e-3
 """A graph holds calls for this many seconds, which makes the gap of a few us between two replays
 negligible."""
 
-MOST_CALLS = 256
-"""The most calls that a graph holds."""
+MOST_CALLS = 256  # the most calls that a graph holds
 
 
 @dataclass(frozen=True)
 class Sample:
     """The result of one timed sample."""
 
-    seconds: float
-    """Seconds per call."""
-    calls: int
-    """How many timed calls the sample made."""
+    seconds: float  # seconds per call
+    calls: int  # how many timed calls the sample made
     host_seconds: float | None = None
     """The median time that the host took to launch one call; None where the host itself computes."""
 
@@ -84,19 +79,14 @@ class Program:
 
     steps: Sequence[Call]
     """Eager: one call for each set of operands. Graph: one replay."""
-    calls: int = 1
-    """How many calls one step makes."""
-    synchronises: bool = False
-    """Whether a call waits for the device before it returns."""
-    host_s: float = 0.0
-    """Seconds that the host took to launch one step, as last seen."""
-    device_s: float = math.inf
-    """Seconds that one step takes on the device, as last seen."""
+    calls: int = 1  # how many calls one step makes
+    synchronises: bool = False  # whether a call waits for the device before it returns
+    host_s: float = 0.0  # seconds that the host took to launch one step, as last seen
+    device_s: float = math.inf  # seconds that one step takes on the device, as last seen
     most: float = math.inf
     """How many steps can be launched ahead of the device, as far as is known. A reading that was not hidden
     lowers it; readings that were hidden raise it again."""
-    taken: int = 0
-    """How many steps of the rotation were taken so far."""
+    taken: int = 0  # how many steps of the rotation were taken so far
 
     def step(self) -> None:
         """Takes the next step of the rotation."""
@@ -172,16 +162,12 @@ def _page_faults() -> int:
 class Reading:
     """One timed series of steps."""
 
-    device_s: float
-    """Seconds between the first and the last event."""
+    device_s: float  # seconds between the first and the last event
     left_s: float
     """Seconds from the last event until the whole device was at rest, by the host's clock."""
-    host_s: Sequence[float]
-    """Seconds that the host took to launch each step."""
-    hidden: bool = True
-    """Whether the device slept until the last step was launched."""
-    in_time: int = 0
-    """How many steps were launched before the device was to wake."""
+    host_s: Sequence[float]  # seconds that the host took to launch each step
+    hidden: bool = True  # whether the device slept until the last step was launched
+    in_time: int = 0  # how many steps were launched before the device was to wake
 
 
 class EventTimer(Timer):
@@ -277,7 +263,7 @@ class EventTimer(Timer):
                 most = program.most
                 reading, sleep_s = self._hidden_reading(program, max(1, int(min(steps, affordable))))
                 slept += sleep_s
-                # A busy host, and not the queue, may have lowered it: it is raised until a reading does not
+                # a busy host, and not the queue, may have lowered it: it is raised until a reading does not
                 # fit.
                 growing = growing and program.most >= most
                 if growing:
@@ -346,7 +332,7 @@ class EventTimer(Timer):
         self.cuda.synchronize()
         left_s = self.clock() - ended
         if cycles:
-            # A clock that runs faster than at its calibration makes sleeps shorter than intended.
+            # a clock that runs faster than at its calibration makes sleeps shorter than intended.
             self.cycles_per_s = max(self.cycles_per_s, 1e3 * cycles / asleep.elapsed_time(start))
         return Reading(
             device_s=start.elapsed_time(end) / 1e3,

@@ -25,8 +25,8 @@ FAILS = {
     "raises_in_prepare": ("error", "RuntimeError: no such luck"),
     "unsupported": ("unsupported", "this build has no such kernel"),
     "raises_in_a_call": ("error", "RuntimeError: out of luck"),
-    "crashes": ("crashed", "the worker died of SIGSEGV while in turn"),
-    "hangs": ("timeout", "no answer within 20 s while in turn"),
+    "crashes": ("crashed", "the worker died of SIGSEGV while in sample"),
+    "hangs": ("timeout", "no answer within 20 s while in sample"),
 }
 RIGHT = {"failing.beside": "plain torch", "torch.sdpa": ""}
 

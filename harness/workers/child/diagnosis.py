@@ -352,7 +352,7 @@ def region_of(
         size = len(columns) if axis == axes[-1] else rows.shape[axis]
         numbers, name = layout.numbers(axis), layout.axes[axis]
         if len(indices) < size:
-            grouped = _grouped(indices, layout) if axis == 0 and layout.groups else ""
+            grouped = _grouped(indices, layout.groups, layout) if axis == 0 and layout.groups else ""
             words.append(grouped or in_words(name, indices, numbers))
             ranges = [[numbers[first], numbers[last]] for first, last in runs(indices)]
             facts.append({"axis": name, "ranges": ranges[:64], "count": len(indices), "of": size})
@@ -406,84 +406,58 @@ def _tile(ends: Range, size: int) -> str:
 
 
 def _every(name: str, found: Sequence[Range], size: int) -> str:
-    """Ranges of one length at one distance from each other over the whole axis. Of single numbers a quarter
-    may be missing: those that are right by chance."""
+    """Ranges of one length at one distance from each other over the whole axis; empty where they are not."""
     if len(found) < 3:
         return ""
-    begins = [first for first, _ in found]
-    length = max(last - first + 1 for first, last in found[:-1])
+    begins, lengths = [first for first, _ in found], [last - first + 1 for first, last in found]
     step = math.gcd(*(after - before for before, after in itertools.pairwise(begins)))
-    begin = begins[0] % step
-    wanted = len(range(begin, size, step))
-    least = 0.75 * wanted if length == 1 and wanted > 8 else wanted
-    if step <= length or len(found) < least:
+    begin, length = begins[0] % step, lengths[0]
+    wanted: float = len(range(begin, size, step))
+    if length == 1 and wanted > 8:  # some single numbers may be missing, which are right by chance
+        wanted *= 0.75
+    if step <= length or len(found) < wanted or {*lengths[:-1]} != {length}:
         return ""
-    if length == 1:
-        ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
-        return f"every {ordinal} {name} from {begin}"
-    if any(last - first + 1 != length for first, last in found[:-1]):
-        return ""
-    return f"{name}s {begin}..{begin + length - 1} of every {step}"
+    if length > 1:
+        return f"{name}s {begin}..{begin + length - 1} of every {step}"
+    ordinal = {2: "2nd", 3: "3rd"}.get(step, f"{step}th")
+    return f"every {ordinal} {name} from {begin}"
 
 
-def _grouped(indices: Sequence[int], layout: Layout) -> str:
+def _grouped(indices: Sequence[int], groups: RowGroups, layout: Layout) -> str:
     """Wrong rows in terms of the sequences or experts that they belong to; empty where that says no more than
     their numbers do."""
-    assert layout.groups is not None
-    of = layout.groups.of[layout.numbers(0)]
-    if of.shape[1] == 1:
-        return _of_sequences(indices, of[:, 0].tolist(), layout)
-    return _of_experts(indices, of.tolist(), layout)
-
-
-def _of_sequences(indices: Sequence[int], of: list[int], layout: Layout) -> str:
-    """Rows that each belong to one group: which groups, and which of their rows."""
-    assert layout.groups is not None
-    name, axis = layout.groups.name, layout.axes[0]
-    every = layout.groups.of[:, 0].tolist()
-    begins: dict[int, int] = {}
-    for row, group in enumerate(every):
-        begins.setdefault(group, row)
-    lengths = {group: every.count(group) for group in begins}
-    numbers = layout.numbers(0)
-    wrong: dict[int, list[int]] = {}
-    for index in indices:
-        wrong.setdefault(of[index], []).append(numbers[index] - begins[of[index]])
-    groups = sorted(wrong)
-    all_of_them = len(groups) == len(lengths)
-    which = f"all {name}s" if all_of_them else in_words(name, groups, range(len(lengths)))
-    if all(len(wrong[group]) == of.count(group) for group in groups):
-        return which
-    if layout.rows is not None:
+    numbers, axis, name = layout.numbers(0), layout.axes[0], groups.name
+    members: dict[int, list[int]] = {}
+    for row, of in enumerate(groups.of.tolist()):
+        for group in of:
+            members.setdefault(group, []).append(row)
+    compared, wrong = set(numbers), {numbers[index] for index in indices}
+    touched = sorted(group for group, rows in members.items() if group >= 0 and wrong & {*rows})
+    whole = [group for group in touched if compared & {*members[group]} <= wrong]
+    if groups.of.shape[1] == 1:
+        which = (
+            f"all {name}s" if len(touched) == len(members) else in_words(name, touched, range(len(members)))
+        )
+        if whole == touched:
+            return which
+        inside = {group: [i for i, row in enumerate(members[group]) if row in wrong] for group in touched}
+        if layout.rows is None and len({tuple(rows) for rows in inside.values()}) == 1:
+            longest = max(len(members[group]) for group in touched)
+            of = f"each {name}" if len(touched) == len(members) else which
+            return f"{in_words(axis, inside[touched[0]], range(longest))} of {of}"
+        if layout.rows is None and all(rows == [len(members[group]) - 1] for group, rows in inside.items()):
+            return f"the last {axis} of {which}"
         return f"{len(indices)} {axis}s of {which}"
-    where = f"of each {name}" if all_of_them else f"of {which}"
-    if len({tuple(wrong[group]) for group in groups}) == 1:
-        return f"{in_words(axis, wrong[groups[0]], range(max(lengths[g] for g in groups)))} {where}"
-    if all(wrong[group] == [lengths[group] - 1] for group in groups):
-        return f"the last {axis} {where}"
-    return f"{len(indices)} {axis}s of {which}"
-
-
-def _of_experts(indices: Sequence[int], of: list[list[int]], layout: Layout) -> str:
-    """Rows that each belong to several groups: the few groups that are wrong in all their rows, if no other
-    row is wrong. A group of one row says no more than the row."""
-    assert layout.groups is not None
-    rows_of: dict[int, set[int]] = {}
-    for row, groups in enumerate(of):
-        for group in groups:
-            if group >= 0:
-                rows_of.setdefault(group, set()).add(row)
-    wrong = set(indices)
-    candidates = {group: rows for group, rows in rows_of.items() if rows <= wrong and len(rows) > 1}
-    left, chosen = set(wrong), list[int]()
-    while left and candidates and len(chosen) < FEW_GROUPS:
-        group = max(candidates, key=lambda g: (len(candidates[g] & left), len(candidates[g])))
-        chosen.append(group)
-        left -= candidates.pop(group)
-    if left or not chosen:
+    # A group of one row says no more than the row, and one whose rows are among another's says nothing more.
+    several = [
+        group
+        for group in whole
+        if len(compared & {*members[group]}) > 1
+        and not any({*members[group]} < {*members[other]} for other in whole)
+    ]
+    if len(several) > FEW_GROUPS or wrong != compared & {row for group in several for row in members[group]}:
         return ""
-    which = in_words(layout.groups.name, sorted(chosen), range(max(rows_of) + 1))
-    return f"the {len(wrong)} {layout.axes[0]}s of {which}"
+    return f"the {len(wrong)} {axis}s of {in_words(name, several, range(max(members) + 1))}"
 
 
 def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
@@ -510,30 +484,20 @@ def wrong_columns(z: torch.Tensor, tolerance: Tolerance) -> torch.Tensor:
             if bool((z[:, first : first + width].square().mean(1).sqrt() > tolerance.row).any()):
                 off[first : first + width] = True
         return off if bool(off.any()) else beyond
+    clear = column > 1.2 + 2.8 / count**0.5  # beyond what right values reach, which vary less over more rows
     for first, last in runs((block > 1.7).nonzero().flatten().tolist()):
-        if bool((block[first : last + 1] > 3.0).any()):
-            start, stop = first * BLOCK, min(size, (last + 1) * BLOCK)
-            off[start:stop] = _edged(column[start:stop], count)
+        start, stop = first * BLOCK, min(size, (last + 1) * BLOCK)
+        found = clear[start:stop].nonzero().flatten().tolist()
+        if not bool((block[first : last + 1] > 3.0).any()):
+            continue
+        begin, end = (start + found[0], start + found[-1] + 1) if found else (start, stop)
+        if found and len(found) < 0.3 * (end - begin):  # single columns
+            off[start:stop] = clear[start:stop]
+            continue
+        # Columns that are near the right value by chance are counted with those around them.
+        if end - begin >= 12:
+            begin = start if begin - start <= 2 else begin
+            end = stop if stop - end <= 2 else end
+        off[begin:end] = True
     # In few rows that err everywhere, a few blocks are near the right value by chance.
     return torch.ones_like(off) if float(off.double().mean()) > 0.9 and count < 8 else off | beyond
-
-
-def _edged(column: torch.Tensor, count: int) -> torch.Tensor:
-    """Which columns of a run of blocks are off, bool, by their root mean squares over `count` rows."""
-    import torch
-
-    cut = 1.2 + 2.8 / count**0.5  # beyond what right values reach, which vary less the more rows there are
-    clear = column > cut
-    found = clear.nonzero().flatten().tolist()
-    if not found:
-        return torch.ones_like(clear)
-    first, stop = found[0], found[-1] + 1
-    if len(found) < 0.3 * (stop - first):  # single columns
-        return clear
-    # Columns that are near the right value by chance are counted with those around them.
-    if stop - first >= 12:
-        first = 0 if first <= 2 else first
-        stop = len(column) if len(column) - stop <= 2 else stop
-    off = torch.zeros_like(clear)
-    off[first:stop] = True
-    return off

@@ -2,25 +2,25 @@ PYTHON ?= python3
 VENV ?= .venv
 OP ?= mla_decode
 ARGS ?= --op $(OP) --suite r1-tp8 --budget 30s --per-case 15s
-# Which tests `make test-all` runs, as pytest's -m takes it; empty: all. CI gives `slow` after `make test`.
+# The tests that `make test-all` runs, as pytest's -m takes them; empty: all. CI gives `slow` after `make test`.
 MARK ?=
-# How many processes tests run in; on 2 cores a third fills their pauses.
+# The number of test processes; on 2 cores a third one uses the time in which the others wait.
 WORKERS ?= 3
 
-# A folder of wheels that set-up takes instead of an index; `make wheels` makes it, for the Python that FOR names.
+# A folder of wheels that set-up uses instead of an index; `make wheels` makes it for the Python in FOR.
 WHEELS ?=
-# Of PyTorch's builds, where pip's own index has none for this machine.
+# The address of an index of PyTorch's builds, if pip's own index has none for this machine.
 TORCH_INDEX ?=
 
 SET_UP = @$(PYTHON) tools/set_up.py --venv $(VENV) $(if $(WHEELS),--wheels "$(WHEELS)") \
 	$(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX))
 IN_VENV = @$(VENV)/bin/python -m
-# Files in the order of their names: with those of most tests first, few long ones would end the suite alone.
-# A process that dies ends the suite: with another in its place, xdist waits for ever.
+# Files run in the order of their names. If those with most tests came first, a few long files would run last, alone.
+# A test process that dies ends the suite, as xdist would wait for ever for one that replaces it.
 PYTEST = $(IN_VENV) pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 SOURCES = $(wildcard kernels harness shapes tools tests)
 
-# What Python compiles is kept: tests start hundreds of processes, and each would compile all that it imports.
+# Compiled Python is kept: tests start hundreds of processes, and each would compile all that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help

@@ -1,6 +1,6 @@
 """`python -m harness`: the command line, or one line that says which Python has what it needs.
 
-Every Python 3 can read this file.
+Every Python 3 can parse this file.
 """
 
 import shlex
@@ -11,12 +11,12 @@ from pathlib import Path
 OLDEST = (3, 10)
 OURS = ("harness", "kernels", "shapes")
 ROOT = Path(__file__).resolve().parent.parent
-DRAWING = ("altair", "vl_convert", "jinja2")  # what `report` draws with; set-up does without where it must
-USAGE = 2  # harness.errors.USAGE, which an older Python might not be able to import
+DRAWING = ("altair", "vl_convert", "jinja2")  # `report` draws with them; set-up may leave them out
+USAGE = 2  # as harness.errors.USAGE, which an older Python might not be able to import
 
 
 def start() -> int:
-    """Gives the exit code."""
+    """Runs the command line. Returns the exit code."""
     if sys.version_info < OLDEST:
         version = "{}.{}".format(*sys.version_info)
         return refuse(f"is Python {version}; 3.10 or later is needed", "harness.cli")
@@ -32,7 +32,8 @@ def start() -> int:
 
 
 def refuse(why: str, needed: str) -> int:
-    """Says why this Python will not do, and what will: that of .venv, if it can import what is needed."""
+    """Says why this Python cannot run the command, and what can: the Python of .venv, if it can import what
+    is needed. Returns the exit code."""
     folder = Path() if Path.cwd() == ROOT else ROOT
     python = folder / ".venv" / "bin" / "python"
     then = "run " + " ".join(map(shlex.quote, [str(python), "-m", "harness", *sys.argv[1:]]))

@@ -1,8 +1,9 @@
-"""Archive of a run's raw files: written as plain files, packed into one `raw.zip` when the run is over.
+"""The archive of a run's raw files: they are written as plain files, and packed into one `raw.zip` when the
+run is over.
 
-Whoever reads a recorded file names it by the path at which it was written. Where no file is there, the member
-of that name is read from the archive of a folder above; where both are, the file counts. Any other zip file
-made here, of a whole folder, is read as the folder it was: `h200.zip/smoke/run.json`.
+A recorded file is always named by the path at which it was written. Where there is no such file, the member
+of that name is read from the archive of a folder above; where both are there, the file counts. A zip file of
+a whole folder is read as the folder that it was: `h200.zip/smoke/run.json`.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from harness.files import replace
 
 NAME = "raw.zip"
 SUMS = "SHA256SUMS"
-"""A member with the others' hashes, as sha256sum writes and checks them."""
+"""A member with the hashes of the others, as sha256sum writes and checks them."""
 NEVER_PACKED = ("ab.json", "journal.jsonl", "experiment.json", "ledger.jsonl", "live.jsonl", "NOTES.md")
-"""What people read, and what a resumed run adds to."""
+"""Files that people read, and files that a resumed run appends to."""
 COMPRESSED = (".gz", ".npz")
 
 
 class BrokenArchive(UsageError):
-    """An archive that is no archive any more, or a member of it that is not what was packed."""
+    """An archive, or a member of it, that cannot be read or was altered after packing."""
 
 
 def open_binary(path: Path) -> io.BufferedReader:
@@ -37,7 +38,8 @@ def open_binary(path: Path) -> io.BufferedReader:
     try:
         return path.open("rb")
     except (FileNotFoundError, NotADirectoryError):
-        if (place := _place(path)) is None:
+        place = _place(path)
+        if place is None:
             raise
         return io.BufferedReader(io.BytesIO(_member(*place)))
 
@@ -56,24 +58,23 @@ def is_folder(path: Path) -> bool:
 
 
 def below(folder: Path, pattern: str) -> list[Path]:
-    """Files at any depth whose name matches, in the order of their paths."""
+    """Files at any depth whose name matches, sorted by path."""
     packed = {file for file in _packed_files(folder) if fnmatchcase(file.name, pattern)}
     return sorted({file for file in folder.rglob(pattern) if file.is_file()} | packed)
 
 
 def glob(pattern: str) -> list[str]:
-    """Files and folders whose path matches, as glob.glob with `**`, in order."""
+    """Files and folders whose path matches, as glob.glob with `**` finds them, sorted."""
     paths = set(plain_glob.glob(pattern, recursive=True))  # noqa: PTH207
     parts = Path(pattern).parts
     plain = next((i for i, part in enumerate(parts) if plain_glob.has_magic(part)), len(parts))
-    top = Path(*parts[:plain])
-    for file in _packed_files(top):
+    for file in _packed_files(Path(*parts[:plain])):
         paths |= {str(path) for path in (file, *file.parents) if _matches(path.parts, parts)}
     return sorted(paths)
 
 
 def verify(folder: Path) -> None:
-    """Raises BrokenArchive where a member of the folder's archive is not what was packed."""
+    """Reads every member of the folder's archive. Raises BrokenArchive where one is not what was packed."""
     archive = folder / NAME
     if archive.is_file():
         for member in _names(archive):
@@ -81,15 +82,18 @@ def verify(folder: Path) -> None:
 
 
 def pack(folder: Path) -> int:
-    """Packs a folder's raw files; gives how many. Files packed before stay, unless there is a newer one.
+    """Packs a folder's raw files, and returns how many. Members that were packed before stay, unless there is
+    a newer file.
 
-    A kill loses nothing: the archive is whole on the disk before the first file is removed, and to pack again
-    goes on. Raises UsageError where a folder inside is packed by itself, OSError, or BrokenArchive.
+    A kill loses nothing: the archive is complete on the disk before the first file is removed, and packing
+    again continues. Raises UsageError where a folder inside has an archive of its own, OSError, or
+    BrokenArchive.
     """
     archive = folder / NAME
     for half_written in folder.glob(f".{NAME}.*"):
         half_written.unlink()
-    files = {file.relative_to(folder).as_posix(): file for file in _raw_files(folder)}
+    raw = [path for path in _plain_files(folder) if path.name not in NEVER_PACKED and path != archive]
+    files = {file.relative_to(folder).as_posix(): file for file in sorted(raw)}
     if inner := next((name for name in files if Path(name).name == NAME), ""):
         raise UsageError(f"{folder / inner} packs a part of {folder} by itself: unpack it first")
     if files:
@@ -110,35 +114,35 @@ def pack(folder: Path) -> int:
 
 
 def packed(folder: Path, takes: Callable[[str], bool]) -> bytes:
-    """A zip file of the files of a folder whose names in it are taken. Raises OSError."""
-    files = (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
-    names = [file.relative_to(folder).as_posix() for file in files]
+    """A zip file of those files of a folder for whose path in it `takes` returns True. Raises OSError."""
+    names = [file.relative_to(folder).as_posix() for file in _plain_files(folder)]
     return _zipped(filter(takes, names), lambda name: (folder / name).read_bytes())
 
 
+def _plain_files(folder: Path) -> Iterator[Path]:
+    return (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
+
+
 def _zipped(names: Iterable[str], read: Callable[[str], bytes]) -> bytes:
-    """In the order of their names, then their hashes."""
-    archive = io.BytesIO()
+    """A zip file that has the same bytes whenever and by whomever it is packed."""
+    archive, sums = io.BytesIO(), ""
     with zipfile.ZipFile(archive, "w") as target:
-        sums = ""
-        for name in sorted(names):
-            data = read(name)
-            _add(target, name, data)
+        for name in [*sorted(names), SUMS]:
+            data = sums.encode() if name == SUMS else read(name)
             sums += _sum(name, data)
-        _add(target, SUMS, sums.encode())
+            about = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
+            about.create_system, about.external_attr = 3, 0o100644 << 16  # as on Unix
+            about.compress_type = zipfile.ZIP_STORED if name.endswith(COMPRESSED) else zipfile.ZIP_DEFLATED
+            target.writestr(about, data, compresslevel=9)
     return archive.getvalue()
-
-
-def _raw_files(folder: Path) -> list[Path]:
-    files = (file for file in folder.rglob("*") if file.is_file() and not file.is_symlink())
-    return sorted(file for file in files if file.name not in NEVER_PACKED and file != folder / NAME)
 
 
 def _place(path: Path) -> tuple[Path, str] | None:
     """The archive and the member that stand for a file that is not there."""
     for folder in path.parents:
         for archive in (folder, folder / NAME):
-            if _is_archive(archive) and (name := path.relative_to(folder).as_posix()) in _names(archive):
+            name = path.relative_to(folder).as_posix()
+            if _is_archive(archive) and name in _names(archive):
                 return archive, name
     return None
 
@@ -148,8 +152,8 @@ def _is_archive(path: Path) -> bool:
 
 
 def _packed_files(top: Path) -> Iterator[Path]:
-    """Where the members of all archives were that are in the folder, in one below, or in one above it; or
-    that are it."""
+    """The paths below `top` of the members of all archives in that folder, below it or above it; `top` may
+    itself be an archive."""
     whole = (folder for folder in (top, *top.parents) if folder.name != NAME)
     above = (folder / NAME for folder in top.parents)
     for archive in (*whole, *above, *sorted(top.rglob(NAME))):
@@ -175,23 +179,15 @@ def _member(archive: Path, name: str) -> bytes:
     return data
 
 
+def _sum(name: str, data: bytes) -> str:
+    return f"{hashlib.sha256(data).hexdigest()}  {name}\n"
+
+
 def _opened(archive: Path) -> zipfile.ZipFile:
     try:
         return zipfile.ZipFile(archive)
     except (OSError, zipfile.BadZipFile) as error:
         raise BrokenArchive(f"cannot read {archive}: {one_line(error)}") from None
-
-
-def _add(target: zipfile.ZipFile, name: str, data: bytes) -> None:
-    """With the same bytes whenever and by whomever it is packed."""
-    about = zipfile.ZipInfo(name, (1980, 1, 1, 0, 0, 0))
-    about.create_system, about.external_attr = 3, 0o100644 << 16  # as Unix has it
-    about.compress_type = zipfile.ZIP_STORED if name.endswith(COMPRESSED) else zipfile.ZIP_DEFLATED
-    target.writestr(about, data, compresslevel=9)
-
-
-def _sum(name: str, data: bytes) -> str:
-    return f"{hashlib.sha256(data).hexdigest()}  {name}\n"
 
 
 def _sync(folder: Path) -> None:
@@ -203,7 +199,7 @@ def _sync(folder: Path) -> None:
 
 
 def _matches(path: Sequence[str], pattern: Sequence[str]) -> bool:
-    """`**` stands for any number of folders, none too."""
+    """Whether the parts of a path match; `**` stands for any number of folders, also for none."""
     if not pattern:
         return not path
     if pattern[0] == "**":

@@ -1,9 +1,10 @@
-"""Errors and exit codes: a user's mistakes and a machine's limits as one clear line, never a traceback."""
+"""Errors and exit codes. A user's mistake or a machine's limit ends a command with one line, not a
+traceback."""
 
 from __future__ import annotations
 
 OK, FAILED, USAGE, NOTHING_RAN = 0, 1, 2, 3
-STOPPED = 130  # by control-C, as shells have it
+STOPPED = 130  # by control-C, as in shells
 
 
 class HarnessError(Exception):
@@ -25,14 +26,14 @@ class NothingRan(HarnessError):
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one line, its type first."""
+    """An exception as one line that begins with its type."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:300] if text else type(error).__name__
 
 
 def mistake(error: Exception) -> str:
-    """What is wrong with an input, in a line. Of pydantic: `load.pairs: Input should be ...`, where the first
-    mistake is and what it is, and how many more there are; else the exception."""
+    """One line about an invalid input. For an error of pydantic: the place and text of its first mistake, and
+    how many more there are (`load.pairs: Input should be ...`). For any other error: `one_line`."""
     from pydantic import ValidationError
 
     if not isinstance(error, ValidationError):

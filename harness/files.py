@@ -1,4 +1,4 @@
-"""Files: appended to and replaced so that a kill loses nothing; where a command's output goes."""
+"""Files: appended to and replaced so that a kill loses nothing; the output of commands."""
 
 from __future__ import annotations
 
@@ -16,28 +16,25 @@ from harness.errors import HarnessError, UsageError, mistake
 
 Kind = TypeVar("Kind")
 
-JsonObject = dict[str, Any]  # as json.loads gives it: what is in it only its reader knows
+JsonObject = dict[str, Any]
+"""As json.loads returns it."""
 
 
 def whole_lines(data: bytes) -> int:
-    """How many bytes end with the last whole line."""
+    """The number of bytes up to the end of the last whole line."""
     return data.rfind(b"\n") + 1
 
 
-def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines, known: int = -1) -> int:
-    """Adds text in one write and waits until it is on the disk; gives the file's length. Raises OSError, the
-    file then as it was.
+def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines) -> None:
+    """Appends text in one write, and waits until it is on the disk. Raises OSError and leaves the file as it
+    was.
 
-    finished: how many of the file's bytes stand; what an earlier kill left behind them is cut off first
-    known:    the file's length after this process last wrote it: if it is that still, all of it stands
+    finished: how many of the file's bytes are complete; what an earlier kill left after them is cut off first
     """
     rest = memoryview(text.encode())
     path.touch()
     with path.open("r+b", buffering=0) as file:
-        end = file.seek(0, os.SEEK_END)
-        if end != known:
-            file.seek(0)
-            end = finished(file.read())
+        end = finished(file.read())
         file.truncate(end)
         file.seek(end)
         try:
@@ -47,12 +44,12 @@ def append(path: Path, text: str, finished: Callable[[bytes], int] = whole_lines
         except OSError:
             file.truncate(end)
             raise
-        return file.tell()
 
 
 def take_lock(descriptor: int, *, wait: bool = False) -> str:
-    """Locks an open file for this process, whose id it then holds; empty once that is done. Where another has
-    it and this one is not to wait, the id of that process, `?` where the file does not hold it."""
+    """Locks an open file for this process, writes the process's id into it, and returns an empty text. If
+    another process has the lock and `wait` is False, returns the id of that process, or `?` if the file has
+    none."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except OSError:
@@ -68,30 +65,24 @@ class JournalFull(HarnessError):
 
 @dataclass
 class JsonLines(Generic[Kind]):
-    """A file of JSON records, one a line, to which each is added whole; what a kill cut off is none.
-
-    parse:    a line as a record; raises ValueError, KeyError or TypeError for what is none
-    read:     the file's bytes
-    finished: how many of them stand (see `append`)
-    length:   of the file, in bytes, after the last record was added
-    """
+    """A file of JSON records, one in each line. A last line that a kill cut off is no record."""
 
     path: Path
     parse: Callable[[bytes], Kind]
+    """Makes a record of a line; raises ValueError, KeyError or TypeError where it is none."""
     read: Callable[[Path], bytes] = Path.read_bytes
     finished: Callable[[bytes], int] = whole_lines
-    length: int = -1
+    """See `append`."""
 
     def append(self, *lines: str) -> None:
-        """On the disk when this returns, all of them or none. Raises JournalFull."""
+        """Appends all of the lines or none; they are on the disk when this returns. Raises JournalFull."""
         try:
-            text = "".join(f"{line}\n" for line in lines)
-            self.length = append(self.path, text, self.finished, self.length)
+            append(self.path, "".join(f"{line}\n" for line in lines), self.finished)
         except OSError as error:
             raise JournalFull(f"cannot write to {self.path}: {error.strerror}") from None
 
     def records(self) -> Iterator[Kind]:
-        """In their order. Raises UsageError, which names the line, for what cannot be read."""
+        """The records in their order. Raises UsageError, which names the line, where one cannot be read."""
         try:
             data = self.read(self.path)
         except OSError as error:
@@ -104,7 +95,7 @@ class JsonLines(Generic[Kind]):
 
 
 def read_toml(path: Path) -> JsonObject:
-    """What a TOML file says. Raises UsageError."""
+    """The content of a TOML file. Raises UsageError."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -113,13 +104,13 @@ def read_toml(path: Path) -> JsonObject:
         return tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError as error:  # a mistake in the TOML, or bytes that are no UTF-8
+    except ValueError as error:  # invalid TOML, or bytes that are no UTF-8
         raise UsageError(f"cannot read {path}: {error}") from None
 
 
 def replace(path: Path, content: str | bytes) -> None:
-    """Writes a file, and its folder where there is none, so that whoever reads it has all of the old or of
-    the new. Raises OSError, the file then as it was."""
+    """Writes a file, and makes its folder if there is none. A reader gets either the old or the new content
+    as a whole. Raises OSError and leaves the file as it was."""
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +126,7 @@ def replace(path: Path, content: str | bytes) -> None:
 
 
 def require_writable(json_to: str | None, csv_to: str | None) -> None:
-    """Raises UsageError before anything is measured if either could not be written after."""
+    """Raises UsageError, before anything is measured, if one of the two cannot be written."""
     if json_to == csv_to == "-":
         raise UsageError("give --json - or --csv -, not both: stdout holds one of them")
     for target in filter(None, (json_to, csv_to)):
@@ -152,8 +143,8 @@ def require_writable(json_to: str | None, csv_to: str | None) -> None:
 
 
 def require_writable_folder(folder: Path, note: str = "") -> None:
-    """Makes it where there is none. Raises UsageError where nothing can be written in it; note: ends its
-    line."""
+    """Makes the folder if there is none. Raises UsageError, whose message ends with the note, if nothing can
+    be written in it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -162,7 +153,8 @@ def require_writable_folder(folder: Path, note: str = "") -> None:
 
 
 def write(target: str, text: str, note: str = "") -> None:
-    """To a file, or to stdout for `-`. Raises UsageError where that cannot be done; note: ends its line."""
+    """Writes text to a file, or to stdout for `-`. Raises UsageError, whose message ends with the note, if it
+    cannot."""
     if target == "-":
         sys.stdout.write(text)
         return

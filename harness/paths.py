@@ -11,14 +11,15 @@ ROOT = Path(__file__).resolve().parent.parent
 DATA = ROOT / "harness" / "catalogue"
 RESULTS = ROOT / "results"
 PUBLISHED = RESULTS / "published"
-# The folders of an absolute path, as it stands in a word; not of one that systems have in the same place.
 _ALIKE = r"(?:usr|opt|lib\w*|etc|dev|proc|sys)\b"
+"""Folders that all machines have in the same place."""
 _FOLDERS = re.compile(rf"(?<![\w./~-])/(?!{_ALIKE})(?:[^/\s:,;=]+/)*(?=[^/\s:,;=])")
+"""The folders of an absolute path in a text, without the last name."""
 
 
 def cache() -> Path:
-    """What is kept between runs and may be deleted at any time: in XDG_CACHE_HOME, or in ~/.cache, or, where
-    neither can be written, in the folder of temporary files."""
+    """The folder of files that are kept between runs and may be deleted at any time. It lies in
+    XDG_CACHE_HOME, in ~/.cache, or, if neither can be written, in the folder for temporary files."""
     name = "deepseek-kernel-bench"
     for place in (os.environ.get("XDG_CACHE_HOME"), user_home() / ".cache"):
         if place and writable(Path(place)):
@@ -27,7 +28,8 @@ def cache() -> Path:
 
 
 def user_home() -> Path:
-    """Relative, `~`, where HOME is not set and the system does not know the user."""
+    """The user's home folder; `~`, a relative path, if HOME is not set and the system does not know the
+    user."""
     try:
         return Path.home()
     except RuntimeError:
@@ -35,12 +37,12 @@ def user_home() -> Path:
 
 
 def writable(folder: Path) -> bool:
-    """Whether it can be written, or be made where it is not there yet."""
+    """Whether a folder can be written, or be made if it does not exist."""
     there = next((place for place in (folder, *folder.parents) if place.exists()), folder)
     return folder.is_absolute() and there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def portable(text: str) -> str:
-    """A text to be recorded, without folders of this machine: a file of the checkout is named by its place
-    there, another by its own name."""
+    """A text for a record, without the folders of this machine: files of the checkout keep their path within
+    it, other files only their name."""
     return _FOLDERS.sub("", text.replace(f"{ROOT}{os.sep}", ""))

@@ -1,17 +1,17 @@
 """Ops, and implementations of them: what is measured.
 
-An op is a folder here whose package has `OP`; an implementation is a subclass of `Implementation`
-in any module of that folder, of its `providers/` (one file for each library) or of its `triton/` (the
-suite's own kernels); those named `*_jit` hold Triton or TileLang sources and are imported only to run.
-A module `cases` of the folder brings its cases for the suites, as the modules of shapes/cases do. Nothing is
-registered anywhere else.
+An op is a folder here with a package that has `OP`. An implementation is a function that
+`kernels.op.implementation` declares, or a subclass of `Implementation`, in any module of that folder, of its
+`providers/` (one file for each library) or of its `triton/` (the suite's own kernels). Modules named `*_jit`
+hold Triton or TileLang sources and are imported only to run. A module `cases` of the folder brings its cases
+for the suites, as the modules of shapes/cases do. Nothing is registered anywhere else.
 
-Kernels and ops of your own join without touching this folder: name them in the environment variable
-KERNEL_BENCH_PLUGINS (several are separated by `:`).
+Kernels and ops of your own are named in the environment variable KERNEL_BENCH_PLUGINS (several are separated
+by `:`).
 
-- A file's implementations join the op that their class's `op` names. They have workers of their own, and
-  only those import them (see `import_plugins`).
-- A folder is an op like those here, imported as `kernels.<folder>`: so its modules import each other.
+- A file's implementations join the op that their `op` names. They have workers of their own, and only those
+  import them (see `import_plugins`).
+- A folder is an op like those here, imported as `kernels.<folder>`, so that its modules import each other.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def implementations(op: str) -> list[Implementation]:
 
 
 def own_implementations(op: str) -> Iterator[Implementation]:
-    """Those of the op's folder."""
+    """The implementations in the op's folder."""
     package = importlib.import_module(f"kernels.{op}")
     for name in _module_names(package.__name__, package.__path__):
         for implementation in _defined(importlib.import_module(name)):
@@ -101,9 +101,13 @@ def _plugin_implementations(path: Path, importing: bool) -> list[Implementation]
 
 
 def implementations_of(path: Path) -> list[Implementation]:
-    """Of a plug-in's file, imported here. They share no worker with anybody else's."""
+    """The implementations of a plug-in's file, which is imported here. They share no worker with others.
+    Raises PluginError where one names no op."""
     found = list(_defined(_plugin(path)))
     for implementation in found:
+        if implementation.op not in OPS:
+            ops = ", ".join(OPS)
+            raise PluginError(f"{path}: {implementation.name} has op {implementation.op!r}; ops are {ops}")
         implementation.plugin = str(path)
         implementation.runtime = f"{path.stem}.{implementation.runtime}"  # type: ignore[misc]
     return found

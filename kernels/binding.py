@@ -1,7 +1,7 @@
-"""Binding to libraries whose interfaces change from version to version: what is installed decides.
+"""Binds rows to libraries whose interfaces change from version to version. The installed version decides.
 
-A row states as data what it takes of its library, as symbols: so that it can be checked against a version's
-source without a device. Whatever is not there is one line that names the library's version.
+A row declares the names and arguments that it uses as symbols. So these can be checked against the source of
+any version, without a device. An error is one line that names the library's version.
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from kernels.interfaces.library_source import LibrarySource, NotThere, Signature
 from kernels.op import Unsupported
 from kernels.platform import version
 
-VendorFunction = Callable[..., Any]  # a library's own, whose types are not known here
+VendorFunction = Callable[..., Any]
+"""A function of a library. Its types are not known here."""
 
 
 class BindingError(Exception):
-    """The installed library does not take what a row gives it: its interface has changed. An error of the
-    row, not a lack of the machine."""
+    """The installed library does not take what a row gives it, because its interface has changed. This is an
+    error
+    of the row: nothing is missing on the machine."""
 
 
 @dataclass(frozen=True, init=False)
 class Symbol:
-    """A name in a library: a class, a constant, a function whose arguments are no matter.
-
-    places: dotted, the first that exists is taken, as libraries move their names
-    when:   the cases or devices that need it (`kv=fp8`, `sm_100`); empty: all
-    """
+    """A name in a library: a class, a constant, or a function whose arguments need no check."""
 
     places: tuple[str, ...]
+    """Dotted names. The first that exists is used, as libraries move their names."""
+
     when: str
+    """The cases or devices that need it, such as `kv=fp8` or `sm_100`; empty for all."""
 
     def __init__(self, *places: str, when: str = "") -> None:
         object.__setattr__(self, "places", places)
@@ -47,9 +48,13 @@ class Symbol:
     def package(self) -> str:
         return self.places[0].partition(".")[0]
 
-    def find(self) -> Any:  # whatever a library has there
-        """Raises Unsupported where the library, or the part of it, cannot be imported, and BindingError where
-        it has no such name."""
+    @property
+    def release(self) -> str:
+        """The library and its installed version, for messages."""
+        return _named(self.package)
+
+    def find(self) -> Any:
+        """The object. Raises Unsupported without the module, and BindingError without the name."""
         return self.at()[1]
 
     def exists(self) -> bool:
@@ -61,7 +66,7 @@ class Symbol:
         return True
 
     def at(self) -> tuple[str, Any]:
-        """The place that exists, and what is there."""
+        """The place that exists, and the object there. Raises as `find` does."""
         absent: Unsupported | None = None
         for place in self.places:
             names = place.split(".")
@@ -78,7 +83,8 @@ class Symbol:
         raise BindingError(f"{_named(self.package)} has no {lacking}")
 
     def signature_in(self, source: SignatureSource) -> tuple[str, inspect.Signature | None]:
-        """The place that exists in a library's source, and what stands there. Raises NotThere."""
+        """The place that exists in a library's source, and the signature there, None where the source does
+        not tell. Raises NotThere."""
         missing = NotThere("no place")
         for place in self.places:
             try:
@@ -88,30 +94,30 @@ class Symbol:
         raise missing
 
     def complaint(self, signature: inspect.Signature | None) -> str:
-        """Why what stands there cannot be called as a row calls it; empty if it can."""
+        """Why a function with this signature cannot be called as the row calls it; empty if it can."""
         return ""
 
     def is_told(self, signature: inspect.Signature | None) -> bool:
-        """Whether that is enough to tell."""
+        """Whether the signature is enough to tell that."""
         return True
 
     def lacks(self, signature: inspect.Signature | None) -> set[str]:
-        """Wished arguments that it does not take."""
+        """The wished arguments that it does not take."""
         return set()
 
 
 @dataclass(frozen=True, init=False)
 class Function(Symbol):
-    """A function, class or method of a library as a row calls it.
-
-    needs:     arguments that every call gives by name
-    wishes:    that are given where the version is known to take them
-    positions: how many are given by position before them (of a method, without its object)
-    """
+    """A function, class or method of a library, and how a row calls it."""
 
     needs: tuple[str, ...]
+    """Arguments that every call passes by name."""
+
     wishes: tuple[str, ...]
+    """Arguments that are passed by name where the installed version takes them."""
+
     positions: int
+    """How many arguments are passed by position. The object of a method does not count."""
 
     def __init__(
         self, *places: str, needs: str = "", wishes: str = "", positions: int = 0, when: str = ""
@@ -122,7 +128,7 @@ class Function(Symbol):
         object.__setattr__(self, "positions", positions)
 
     def needing(self, more: str, when: str) -> Function:
-        """The same where some cases need more, which may be wishes of others."""
+        """The function for cases that need more arguments. Some may be wishes of the other cases."""
         needs = [*self.needs, *more.split()]
         wishes = [name for name in self.wishes if name not in needs]
         return Function(
@@ -130,11 +136,10 @@ class Function(Symbol):
         )
 
     def bind(self, *by_position: object, of: object = None, **given: object) -> Callable[[], Any]:
-        """The call: the function with these arguments, of which it gets those wishes that it knows.
+        """The function with these arguments, without the wishes that it does not take. Raises Unsupported and
+        BindingError.
 
-        of: the object whose method it is; by default the function that the places name
-
-        Raises Unsupported and BindingError.
+        of: the object of which it is a method
         """
         undeclared = [name for name in given if name not in self.needs and name not in self.wishes]
         missing = [name for name in self.needs if name not in given]
@@ -159,12 +164,12 @@ class Function(Symbol):
         return {name for name in self.wishes if signature and not self.knows(name, signature)}
 
     def takes(self, wish: str) -> bool:
-        """Whether the installed version knows that argument."""
+        """Whether the installed version takes that argument."""
         place, function = self.at()
         return self.knows(wish, _signature(place, function))
 
     def knows(self, name: str, signature: inspect.Signature | None) -> bool:
-        if signature is None:  # it tells nothing: what is wished for may be an argument that it lacks
+        if signature is None:  # it may not take a wish
             return False
         kinds = {p.name: p.kind for p in signature.parameters.values()}
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -183,13 +188,11 @@ class Function(Symbol):
 
 @dataclass(frozen=True, init=False)
 class Operator(Function):
-    """An operator of torch that a compiled part of a library registers, as a row calls it by position:
-    `library._C.name` is `torch.ops._C.name`.
-
-    loader: the module that registers it as it is imported
-    """
+    """An operator of torch that a compiled module of a library registers. A row calls it by position. Its
+    place is `library._C.name` for `torch.ops._C.name`."""
 
     loader: str
+    """The module that registers it when it is imported."""
 
     def __init__(self, place: str, positions: int, loader: str) -> None:
         super().__init__(place, positions=positions)
@@ -206,7 +209,7 @@ class Operator(Function):
             raise BindingError(f"{_named(self.package)} has no operator {name}") from None
 
     def signature_in(self, source: SignatureSource) -> tuple[str, inspect.Signature | None]:
-        """Schemas stand in compiled files: a source without them does not tell."""
+        """Schemas are in compiled files. A source without these does not tell."""
         try:
             return super().signature_in(source)
         except NotThere:
@@ -214,11 +217,11 @@ class Operator(Function):
 
 
 Taken = Symbol | tuple[Symbol, ...]
-"""What a row takes of its library: a symbol, or the first of several that exists."""
+"""What a row uses of its library: a symbol, or the first of several that exists."""
 
 
 def first_of(*alternatives: Symbol) -> Any:
-    """The first that exists. Raises as `find` does, of the first."""
+    """The first symbol that exists. Raises as `find` of the first one does where none exists."""
     for symbol in alternatives:
         if symbol.exists():
             return symbol
@@ -227,7 +230,7 @@ def first_of(*alternatives: Symbol) -> Any:
 
 
 def _innermost(names: list[str]) -> tuple[ModuleType, int]:
-    """The innermost module of a dotted name that is there, and how many of the names are its own; the rest
+    """Imports the innermost module of a dotted name. Returns it and how many of the names it takes; the rest
     are classes. Raises Unsupported for a module that cannot be imported."""
     for own in range(len(names), 1, -1):
         name = ".".join(names[:own])
@@ -243,17 +246,17 @@ def _innermost(names: list[str]) -> tuple[ModuleType, int]:
 
 
 def _signature(place: str, function: VendorFunction) -> inspect.Signature | None:
-    """Of an installed function: what it tells, or else its source: some libraries wrap theirs so that they
-    take anything to look at."""
-    # An engine under test binds at every step: what a function tells is read once.
-    return (_read_once if isinstance(function, Hashable) else _read_once.__wrapped__)(place, function)
+    """The signature of an installed function: its own, or that in its source, as some libraries wrap their
+    functions so that they seem to take anything."""
+    if isinstance(function, Hashable):
+        return _read_once(place, function)  # an engine under test binds at every step
+    return _read(place, function)
 
 
-@functools.lru_cache(maxsize=256)
-def _read_once(place: str, function: VendorFunction) -> inspect.Signature | None:
+def _read(place: str, function: VendorFunction) -> inspect.Signature | None:
     if signature := signatures.of(function):
         return signature
-    if inspect.isbuiltin(function):  # of C++: no Python source tells
+    if inspect.isbuiltin(function):  # it is C++ and has no Python source
         return None
     try:
         return LibrarySource.installed(place.partition(".")[0]).signature(place)
@@ -261,9 +264,12 @@ def _read_once(place: str, function: VendorFunction) -> inspect.Signature | None
         return None
 
 
+_read_once = functools.lru_cache(maxsize=256)(_read)
+
+
 def load(module: str) -> ModuleType:
-    """The imported module. Raises Unsupported where it cannot be imported: a GPU library asks for its device,
-    its driver or a compiler as it is imported."""
+    """Imports a module. Raises Unsupported where it cannot be imported: a GPU library may need its device,
+    driver or compiler for that."""
     try:
         return importlib.import_module(module)
     except Exception as error:
@@ -271,8 +277,8 @@ def load(module: str) -> ModuleType:
 
 
 def _with_causes(error: BaseException | None) -> str:
-    """An error and what caused it, in one line: torch says `Could not load this library`, and only the cause
-    names the undefined symbol."""
+    """An error and its causes in one line. torch says `Could not load this library`, and only the cause names
+    the undefined symbol."""
     reasons = []
     while error is not None:
         reasons.append(" ".join(str(error).split()) or type(error).__name__)

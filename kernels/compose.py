@@ -1,10 +1,10 @@
-"""Composition: a kernel of a narrower boundary in a wider one, after the suite's own producer kernels."""
+"""Runs an implementation of a narrow boundary in a wider one, behind the suite's own producer kernels."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.op import Implementation, Op, Prepared
+from kernels.op import Implementation, Op, Prepared, as_prepared
 from kernels.operands import Operands
 
 if TYPE_CHECKING:
@@ -18,18 +18,24 @@ def bind(
     out: torch.Tensor | None,
     first: Prepared | None = None,
 ) -> Prepared:
-    """Prepares an implementation on operands of any boundary that it supports; `first` is what it gave
-    for the first of the sets that calls rotate over."""
+    """Prepares an implementation on operands of any boundary that it supports.
+
+    first: what this returned for the first of the sets of operands that calls rotate over
+    """
     if operands.boundary in implementation.boundaries:
+        implementation.require()
         if first is None:
-            return implementation.prepare(operands, out)
-        return implementation.prepare_turn(first, operands, out)
+            given = implementation.prepare(operands, out)
+        else:
+            given = implementation.prepare_turn(first, operands, out)
+        return as_prepared(given, f"{type(implementation).__name__}.prepare()", operands, out)
     return _Composed(op, implementation, operands, out, first)
 
 
 class _Composed(Prepared):
-    """The step from the operands' boundary to the next narrower one, then what is bound there. The step
-    writes straight into the layout that the inner call reads, as an engine's fused producer does."""
+    """A call of two parts: the step from the operands' boundary to the next narrower one, then the call of
+    that boundary. The step writes directly into the tensors that the inner call reads, as an engine's fused
+    producer does."""
 
     def __init__(
         self,
@@ -41,7 +47,7 @@ class _Composed(Prepared):
     ) -> None:
         super().__init__(operands, out)
         inner = operands.narrowed()
-        # Whoever looks at live values when preparing shall find some.
+        # An implementation may read activations when it prepares, so they must have values.
         op.step(operands, inner.live_tensors())()
         inner_first = first.inner if isinstance(first, _Composed) else None
         self.inner: Prepared = bind(op, implementation, inner, out, inner_first)

@@ -1,7 +1,8 @@
-"""Known defects of other people's libraries, so that a wrong answer or a fault of theirs has a name.
+"""Known defects of libraries, so that a report can name the reason for a wrong output or a fault.
 
-Each entry names the issue or pull request on GitHub that tells it. Where that names no version in which the
-defect is gone, all later ones count as affected. This suite saw none of them itself: untested on hardware.
+Each entry names the issue or pull request on GitHub that describes it. Where that names no version in which
+the defect is fixed, all later versions count as affected. None was seen by this suite: they are untested on
+hardware.
 """
 
 from __future__ import annotations
@@ -17,26 +18,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Defect:
-    """What goes wrong where.
-
-    issue:    where it is told: owner/repository#number
-    symptom:  what one sees, in a phrase
-    op, rows: which implementations have it; `rows` are shell patterns of their names
-    archs:    on which architectures
-    versions: in which versions of the row's library, as PEP 440 specifiers; empty: in all, also where the
-              version is not known
-    when:     whether it may show at these sizes of the op
-    refuse:   whether the case is not run, because it harms more than the row (a GPU fault)
-    """
+    """A defect of a library."""
 
     issue: str
+    """Where it is described: owner/repository#number."""
     symptom: str
     op: str
     rows: tuple[str, ...]
+    """Shell patterns of the names of the implementations that have it."""
     archs: tuple[str, ...]
     versions: str = ""
+    """The affected versions of the row's library, as PEP 440 specifiers. Empty for all versions, and for one
+    that is not known."""
     when: Callable[[Any], bool] = lambda sizes: True
+    """Whether it may occur at these sizes of the op."""
     refuse: bool = False
+    """Whether the case must not run, because it harms more than the row, such as by a GPU fault."""
 
     def concerns(self, row: Implementation, sizes: object, arch: str, version: str) -> bool:
         return (
@@ -52,17 +49,17 @@ class Defect:
 
 
 def known_defects(row: Implementation, sizes: object, arch: str, version: str | None = None) -> list[Defect]:
-    """The defects that may show where an implementation runs at these sizes. Its library is not imported.
+    """The defects that may occur when an implementation runs at these sizes. Its library is not imported.
 
-    version: the version of its library; None: the installed one
+    version: the version of its library; None for the installed one
     """
     version = row.version if version is None else version
     return [defect for defect in DEFECTS if defect.concerns(row, sizes, arch, version)]
 
 
 def _within(version: str, specifiers: str) -> bool:
-    """Whether a version is one of these. One that says nothing (`unknown`, or empty where the library is not
-    here) is none of any."""
+    """Whether a version is among these. False for a version that is `unknown`, or empty because the library
+    is not installed, unless there are no specifiers."""
     if not specifiers:
         return True
     from packaging.specifiers import SpecifierSet
@@ -74,16 +71,16 @@ def _within(version: str, specifiers: str) -> bool:
         return False
 
 
-# (n, k) -> the largest m at which CK's product was seen to be right under ROCm 7.0. Nothing is known of other
-# n and k, for which the least of these m counts (srt/layers/quantization/fp8_utils.py of SGLang 0.5.23).
+# (n, k) -> the largest m at which CK's product was seen to be right with ROCm 7.0. For other n and k, the
+# smallest of these m counts, as nothing is known (srt/layers/quantization/fp8_utils.py of SGLang 0.5.23).
 _CK_RIGHT_UP_TO = {(2560, 4096): 2048, (4096, 1024): 4096, (4096, 2048): 2048, (4608, 4096): 512}
 
 _GFX94_95 = ("gfx942", "gfx950")
 
 DEFECTS = (
     Defect(
-        # Also ROCm/aiter#4363: with pages of one token, which is how the row calls it. AITER has the kernel
-        # from 0.1.18 on (hsa/gfx942/mla/ of its tags).
+        # Also ROCm/aiter#4363, with pages of one token, as the row calls it. AITER has the kernel since
+        # 0.1.18 (hsa/gfx942/mla/ of its tags).
         issue="ROCm/aiter#4957",
         symptom="GPU fault in mla_a8w8_qh64_qseqlen1_gqaratio64_v3_ps",
         op="mla_decode",
@@ -117,9 +114,9 @@ DEFECTS = (
         archs=("gfx950",),
     ),
     Defect(
-        # Also ROCm/aiter#3261 and sgl-project/sglang#23671; mended by ROCm/rocm-libraries#8639.
+        # Also ROCm/aiter#3261 and sgl-project/sglang#23671; fixed by ROCm/rocm-libraries#8639.
         issue="sgl-project/sglang#28685",
-        symptom="wrong rows, the more the larger m, as ROCm 7.0 to 7.2 compile CK's preshuffled product",
+        symptom="wrong rows, more of them at larger m, if ROCm 7.0 to 7.2 compiled CK's preshuffled product",
         op="block_scale_gemm",
         rows=("aiter.dispatch_preshuffled", "aiter.ck*_preshuffled"),
         archs=("gfx950",),
@@ -142,7 +139,7 @@ DEFECTS = (
     ),
     Defect(
         issue="sgl-project/sglang#32843",
-        symptom="from 32 tokens on it runs another kernel, which is less exact",
+        symptom="for 32 tokens and more it runs another, less exact kernel",
         op="block_scale_gemm",
         rows=("flashinfer.sm90",),
         archs=("sm_90",),
@@ -151,7 +148,7 @@ DEFECTS = (
     Defect(
         # Also flashinfer-ai/flashinfer#3944 and #4409. The kernel for few tokens came with 0.6.2.
         issue="flashinfer-ai/flashinfer#4396",
-        symptom="its kernel for up to 32 tokens reads a scale too early, now and then",
+        symptom="its kernel for up to 32 tokens sometimes reads a scale too early",
         op="block_scale_gemm",
         rows=("flashinfer.groupwise",),
         archs=("sm_100", "sm_103"),

@@ -1,9 +1,9 @@
-"""Rows of engines' Triton kernels: which configurations their engines' own tuners try, and what an engine
-reads of its tables at present.
+"""Configurations of engines' Triton kernels: those that the engines' own tuners try, and those that an engine
+uses now.
 
 The spaces are those of vLLM's benchmarks/kernels/benchmark_moe.py and benchmark_w8a8_block_fp8.py, and of
-SGLang's tuning_fused_moe_triton.py and tuning_block_wise_kernel.py, without what cannot be right or cannot
-differ with block scales: tiles whose K is more than a block of scales.
+SGLang's tuning_fused_moe_triton.py and tuning_block_wise_kernel.py. Tiles whose K exceeds a block of scales
+are left out: with block scales they are wrong, or the same as smaller ones.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
     from kernels.operands import Operands
 
-Entry = Mapping[str, int | bool]
-"""A configuration in an engine's words, as its tables and its kernels' launches have it."""
+EngineEntry = Mapping[str, int | bool]
+"""A configuration with an engine's names, as in its tables and in launches of its kernels."""
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
-"""The M of the engines' tables."""
+"""The M for which the engines' tables have entries."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """A configuration in the engines' words. The last three are options of ROCm; None is left out."""
+    """A configuration with the engines' names. The last three are options of ROCm; None leaves one out."""
 
     BLOCK_SIZE_M: int
     BLOCK_SIZE_N: int
@@ -58,46 +58,52 @@ class EngineConfig:
 
     @property
     def shared(self) -> int:
-        """Bytes of shared memory that the FP8 tiles of all stages take."""
+        """Bytes of shared memory for the FP8 tiles of all stages."""
         rows, columns, depth = self.tile
         return (rows + columns) * depth * max(1, self.num_stages)
 
     def registers(self, lanes: int) -> int:
-        """About how many registers a thread needs: for two tiles of fp32, which are the sums and the products
-        of one block of scales, and for addresses. lanes: threads of a warp or wavefront"""
+        """An estimate of the registers of a thread: for two tiles of fp32, which hold the sums and the
+        products of a block of scales, and for addresses. lanes: threads of a warp or wavefront."""
         return 2 * self.BLOCK_SIZE_M * self.BLOCK_SIZE_N // (lanes * self.num_warps) + 32
 
 
 @dataclass(frozen=True)
 class EngineTable:
-    """What an engine reads for a shape on the device that is here.
+    """What an engine uses for a shape on this machine's device."""
 
-    now:    the configuration that it takes at the M of the case
-    origin: where it takes that from
-    files:  the files that it looks for, as it names them below its folder, the main one first. Each has what
-            the engine takes at present, from its table or by default, at LADDER and at the table's own M
-    """
-
-    now: Entry
+    now: EngineEntry
+    """The configuration at the M of the case."""
     origin: str
-    files: Mapping[str, Mapping[int, Entry]]
+    """Where that configuration comes from."""
+    files: Mapping[str, Mapping[int, EngineEntry]]
+    """The files that the engine looks for, by the names below its folder, the main one first. Each has the
+    configurations that the engine uses now, of its table or by default, at the M of LADDER and of the
+    table."""
 
 
-def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, Callable[[int], Entry]]) -> EngineTable:
-    """own: the M of the engine's table; None where it has none. files: what it takes at an M, by file"""
+def table_of(
+    m: int, own: Iterable[int] | None, files: Mapping[str, Callable[[int], EngineEntry]]
+) -> EngineTable:
+    """Asks an engine for what it uses.
+
+    m:     the M of the case
+    own:   the M of the engine's table; None where it has no table
+    files: for each file, a function that returns the engine's configuration at an M
+    """
     ms = sorted({*LADDER, *(own or ())})
     taken = {name: {each: _stored(take(each)) for each in ms} for name, take in files.items()}
     now = next(iter(files.values()))(m)
     return EngineTable(_stored(now), origin_of(own, m), taken)
 
 
-def _stored(entry: Entry) -> Entry:
-    """As tables have it: SGLang's launches add a SPLIT_K of 1, which no table says."""
+def _stored(entry: EngineEntry) -> EngineEntry:
+    """The entry as tables have it. SGLang's launches add a SPLIT_K of 1, which no table has."""
     return {name: value for name, value in entry.items() if (name, value) != ("SPLIT_K", 1)}
 
 
 def nearest_of(own: Iterable[int], m: int) -> int:
-    """The M whose entry the engines take: of two that are as near, the first in the file."""
+    """The M whose entry the engines use for m rows: the nearest, and of two equally near ones the first."""
     return min(own, key=lambda each: abs(each - m))
 
 
@@ -106,45 +112,45 @@ def origin_of(own: Iterable[int] | None, m: int) -> str:
 
 
 class EngineLookUp(ABC):
-    """How an engine looks up the configuration of its Triton kernel for an op, by its own functions."""
+    """Asks an engine, by its own functions, which configuration its Triton kernel of an op uses."""
 
     @abstractmethod
     def rows(self, sizes: Any) -> int:
-        """M, by which the engine looks an entry up."""
+        """The M by which the engine looks up an entry."""
 
     @abstractmethod
-    def table(self, sizes: Any) -> Mapping[int, Entry] | None:
-        """The engine's entries by M; None where it has no table of the shape."""
+    def table(self, sizes: Any) -> Mapping[int, EngineEntry] | None:
+        """The engine's entries by M; None where it has no table for the shape."""
 
     @abstractmethod
-    def taken(self, sizes: Any, m: int) -> Entry:
-        """The configuration of a call: of the engine's table, else its default."""
+    def taken(self, sizes: Any, m: int) -> EngineEntry:
+        """The configuration of a call with m rows: that of the engine's table, or its default."""
 
     @abstractmethod
     def file(self, sizes: Any) -> str:
         """The name of the table's file, below the folder that the engine looks into."""
 
-    def further(self, sizes: Any) -> Mapping[str, Callable[[int], Entry]]:
-        """Other files that the engine reads beside, each with what it takes of it at an M."""
+    def further(self, sizes: Any) -> Mapping[str, Callable[[int], EngineEntry]]:
+        """Other files that the engine reads, each with a function that returns its configuration at an M."""
         return {}
 
     @abstractmethod
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
-        """Makes the context, a new one for each call, in which the engine takes this configuration; None: its
-        own. Raises BindingError or Unsupported."""
+        """Returns a function that makes a context for one call, in which the engine uses this configuration,
+        or its own where it is None. Raises BindingError or Unsupported."""
 
     @abstractmethod
     def demands(self, config: EngineConfig, sizes: Any) -> list[Demand]:
-        """As `Tunable.demands`."""
+        """What each kernel of a call needs, as `Tunable.demands`."""
 
     def engine_table(self, sizes: Any) -> EngineTable:
-        """What the engine reads for a shape. Raises Unsupported or BindingError."""
-        main: Callable[[int], Entry] = functools.partial(self.taken, sizes)
+        """What the engine uses for a shape. Raises Unsupported or BindingError."""
+        main: Callable[[int], EngineEntry] = functools.partial(self.taken, sizes)
         files = {self.file(sizes): main, **self.further(sizes)}
         return table_of(self.rows(sizes), self.table(sizes), files)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
-        """The configuration of a call, and where it is from; empty where the engine does not tell."""
+        """The configuration of a call and where it comes from, as text; empty if unknown."""
         if forced is not None:
             return f"{text_of(forced.entry)} (as told)"
         m = self.rows(sizes)
@@ -155,22 +161,19 @@ class EngineLookUp(ABC):
 
 
 class EngineTuned(Tunable):
-    """A row of an engine's Triton kernel. Where it is told no configuration the engine takes its own, and the
-    suite's stored choices are not asked. Winners are written as the engine's tables.
-
-    tables: how its engine looks a configuration up
-    depths: BLOCK_SIZE_K of its space
-    reads:  what to do so that the engine reads a file that was written, for people
-    """
+    """A row of an engine's Triton kernel. The engine chooses the configuration unless one is forced; the
+    suite's stored choices are not used. What wins is written as tables of the engine."""
 
     Config = EngineConfig
     forced: EngineConfig | None = None
     tables: EngineLookUp
     depths: tuple[int, ...] = (128,)
+    """The values of BLOCK_SIZE_K that are tried."""
     reads: str
+    """Tells the user how to make the engine read a file that was written."""
 
     def engine_table(self, sizes: DataclassInstance) -> EngineTable:
-        """Asks the installed engine, which must see the device. Raises Unsupported or BindingError."""
+        """What the installed engine uses on this machine's device. Raises Unsupported or BindingError."""
         return self.tables.engine_table(sizes)
 
     def demands(self, config: EngineConfig, target: Target, sizes: DataclassInstance) -> list[Demand]:
@@ -180,13 +183,12 @@ class EngineTuned(Tunable):
         raise TypeError(f"{self.name} runs what its engine chooses")
 
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterator[EngineConfig]:
-        """Those that shared memory and registers have room for. Of GROUP_SIZE_M those come first that are
-        nearest to the engines' defaults."""
+        """The configurations that fit into shared memory and registers. Values of GROUP_SIZE_M near the
+        engines' defaults come first."""
         rocm, few = target.kind == "rocm", self.tables.rows(sizes) <= 16
         tiles = itertools.product((16, 32, 64, 128, 256), (32, 64, 128, 256), self.depths)
-        groups = sorted(
-            (1, 4, 8, 16, 32) if rocm else (1, 16, 32, 64), key=lambda g: abs(g - (1 if few else 32))
-        )
+        usual = 1 if few else 32
+        groups = sorted((1, 4, 8, 16, 32) if rocm else (1, 16, 32, 64), key=lambda g: abs(g - usual))
         options: Iterable[tuple[int, ...]] = itertools.product((4, 8), (2,) if rocm else (3, 4, 2, 5))
         if rocm:
             options = [(*each, waves, 16, 2) for each in options for waves in (0, 1, 2, 4)]
@@ -198,7 +200,7 @@ class EngineTuned(Tunable):
 
 
 class EngineCall(Prepared):
-    """A call of an engine's Triton kernel, with the configuration that it is told, or else the engine's."""
+    """A call of an engine's Triton kernel, with a given configuration or the engine's own."""
 
     def __init__(self, operands: Operands, tables: EngineLookUp, config: EngineConfig | None) -> None:
         super().__init__(operands)
@@ -212,11 +214,11 @@ class EngineCall(Prepared):
 def product(
     config: EngineConfig, kernel: str, tiles: int, read_rows: float, n: int, k: int, moved: float
 ) -> Demand:
-    """What a launch of [rows, k] x [n, k]^T in tiles asks for.
+    """What a launch of [rows, k] x [n, k]^T in tiles needs.
 
     tiles:     how many tiles of rows have work
     read_rows: how many rows of a tile exist
-    moved:     bytes of all operands and the output, each once
+    moved:     bytes of all operands and the output, each counted once
     """
     rows, columns, depth = config.tile
     steps = math.ceil(k / depth)

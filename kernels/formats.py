@@ -1,13 +1,14 @@
-"""DeepSeek's block-scale FP8: activations scaled by 1x128 blocks, weights by 128x128.
+"""DeepSeek's FP8 with block scales: activations have a scale for each 1x128 block, weights for each 128x128
+block.
 
-A block's scale is its largest magnitude over the format's largest value, so that q * scale restores
-the block. Sources: DeepSeek-V3 technical report (arXiv:2412.19437), section 3.3.2, fine-grained
-quantisation; act_quant in DeepSeek-V3's inference/kernel.py; for e4m3fn the OCP 8-bit floating point
-specification; for power-of-two scales ceil_to_ue8m0 in DeepGEMM's deep_gemm/utils/math.py.
+A block's scale is its largest magnitude divided by the format's largest value, so that q * scale restores the
+block. Sources: DeepSeek-V3 technical report (arXiv:2412.19437), section 3.3.2, fine-grained quantisation;
+act_quant in DeepSeek-V3's inference/kernel.py; for e4m3fn the OCP 8-bit floating point specification; for
+scales of powers of two ceil_to_ue8m0 in DeepGEMM's deep_gemm/utils/math.py.
 
-Libraries differ in two points that change bits, not accuracy. Small blocks: DeepGEMM takes no amax below
-1e-4, vLLM none below 1e-10; here the scale itself is at least 2^-126. e4m3fnuz: vLLM quantises to 224
-(quantization/input_quant_fp8.py), here as in AITER to the format's 240.
+Libraries differ in two points, which change bits but not accuracy. Small blocks: DeepGEMM uses an amax of at
+least 1e-4, vLLM one of at least 1e-10; here the scale itself is at least 2^-126. e4m3fnuz: vLLM quantises to
+224 (quantization/input_quant_fp8.py); here, as in AITER, to the format's largest value, 240.
 """
 
 from __future__ import annotations
@@ -23,23 +24,21 @@ BLOCK = 128
 Scales = Literal["fp32", "ue8m0"]
 SCALES: tuple[Scales, ...] = ("fp32", "ue8m0")
 
-# The smallest normal fp32. An all-zero block gets it, and no block a scale that a GPU might flush to 0.
 SMALLEST_SCALE = 2.0**-126
+"""The smallest normal fp32, and the scale of a block of zeros: a GPU might flush a smaller one to 0."""
 
 
 @dataclass(frozen=True)
 class Fp8Format:
-    """An FP8 format of 4 exponent and 3 mantissa bits, without infinities.
-
-    max:                largest finite value
-    smallest_normal:    smallest positive value with all mantissa bits
-    smallest_subnormal: the step between values below that
-    """
+    """An FP8 format with 4 exponent bits, 3 mantissa bits and no infinities."""
 
     name: str
     max: float
+    """The largest finite value."""
     smallest_normal: float
+    """The smallest positive value with all mantissa bits."""
     smallest_subnormal: float
+    """The step between values below the smallest normal value."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -52,40 +51,43 @@ FORMATS = {
     f.name: f
     for f in (
         Fp8Format("e4m3fn", 448.0, 2.0**-6, 2.0**-9),
-        # One exponent lower, its only NaN in the place of -0.
+        # Its exponents are lower by one, and its only NaN is where -0 would be.
         Fp8Format("e4m3fnuz", 240.0, 2.0**-7, 2.0**-10),
     )
 }
 
 
 def fp8_format(name: str) -> Fp8Format:
-    """The format of that name; raises ValueError with the names there are."""
+    """The format of that name. Raises ValueError, which lists the names."""
     if name not in FORMATS:
         raise ValueError(f"unknown FP8 format {name!r}; formats: {', '.join(FORMATS)}")
     return FORMATS[name]
 
 
 def native(arch: str) -> str:
-    """The format that an architecture's matrix instructions take: e4m3fnuz on CDNA 3, else e4m3fn."""
+    """The name of the format of an architecture's matrix instructions: e4m3fnuz on CDNA 3, else e4m3fn."""
     return "e4m3fnuz" if arch in ("gfx940", "gfx941", "gfx942") else "e4m3fn"
 
 
 def native_scales(arch: str) -> str:
-    """Of block scales: what an architecture's own kernels take, powers of two on Blackwell (DeepGEMM 2.6.1,
-    csrc/utils/layout.hpp; for sm_120 DeepGemmQuantScaleFMT in vLLM 0.33's utils/deep_gemm.py)."""
+    """The kind of block scales that kernels of an architecture take: powers of two (ue8m0) on Blackwell, else
+    fp32 (DeepGEMM 2.6.1, csrc/utils/layout.hpp; for sm_120 DeepGemmQuantScaleFMT in vLLM 0.33's
+    utils/deep_gemm.py)."""
     return "ue8m0" if arch in ("sm_100", "sm_103", "sm_120") else "fp32"
 
 
 def quantise_activations(
     x: torch.Tensor, fmt: Fp8Format, scales: Scales = "fp32"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantises with one scale per row and 128 of K; K may end in a partial block.
+    """Quantises with one scale for each row and 128 of K. K may end in a partial block.
 
     x:      [..., K], bf16, fp16 or fp32, finite
-    scales: "fp32" for amax / max, rounded to fp32; "ue8m0" for that rounded up to a power of two. Both at
-            least 2^-126, which is what an all-zero block gets.
-    Returns q [..., K] in fmt, the fp32 quotient x / scale rounded to nearest, ties to even; and scale
-    [..., ceil(K/128)] fp32. Raises ValueError for unknown scales.
+    scales: "fp32" for amax / max, rounded to fp32; "ue8m0" for that rounded up to a power of two. A scale is
+    at
+            least 2^-126.
+
+    Returns q [..., K] in fmt, which is the fp32 quotient x / scale rounded to nearest, ties to even, and the
+    scales [..., ceil(K/128)] in fp32. Raises ValueError for unknown scales.
     """
     scale = block_scale(_amax(x), fmt, scales)
     return _divide(x, scale).to(fmt.dtype), scale
@@ -94,9 +96,9 @@ def quantise_activations(
 def dequantise_activations(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """q * scale, the product rounded to fp32 and then to dtype (default fp32; exact in fp64).
+    """Returns q * scale [..., K], rounded to fp32 and then to dtype, by default fp32. In fp64 it is exact.
 
-    q: [..., K] FP8; scale: [..., ceil(K/128)] fp32. Returns [..., K] in dtype.
+    q: [..., K] FP8; scale: [..., ceil(K/128)] fp32
     """
     import torch
 
@@ -108,18 +110,18 @@ def dequantise_activations(
 def dequantise_weights(
     q: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """As dequantise_activations, of q [..., N, K] FP8 and scale [..., ceil(N/128), ceil(K/128)] fp32."""
+    """As dequantise_activations, for q [..., N, K] FP8 and scale [..., ceil(N/128), ceil(K/128)] fp32."""
     return dequantise_activations(q, _every_row(scale, q.shape[-2]), dtype)
 
 
 def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0") -> torch.Tensor:
-    """An upper estimate of the error that quantising x by 1x128 makes, element by element.
+    """An upper estimate of the error that quantising x in 1x128 blocks makes, for each element.
 
-    Rounding to nearest errs by up to half a unit in the last place; errors spread evenly over that range
-    have a root mean square of half a unit / sqrt(3). With 3 mantissa bits half a unit is at most 2^-4 of
-    the value, reached where the mantissa is 1.0. Below the smallest normal value it is half of the
-    smallest subnormal times the block's scale, whatever the value. That scale is taken as amax / max for
-    "fp32", and as twice that for "ue8m0", a bound for every scheme in use.
+    Rounding to nearest errs by at most half a unit in the last place. Errors that are spread evenly over that
+    range have a root mean square of half a unit / sqrt(3). With 3 mantissa bits, half a unit is at most 2^-4
+    of the value, where the mantissa is 1.0. For values below the smallest normal one, it is half of the
+    smallest subnormal value times the block's scale. That scale is assumed to be amax / max for "fp32", and
+    twice that for "ue8m0", which is a bound for all schemes in use.
 
     x: [..., K] as in quantise_activations. Returns [..., K] fp32, in the unit of x.
     """
@@ -132,39 +134,39 @@ def rounding_deviation(x: torch.Tensor, fmt: Fp8Format, scales: Scales = "ue8m0"
 
 
 def block_scale(amax: torch.Tensor, fmt: Fp8Format, scales: Scales) -> torch.Tensor:
-    """The scale of blocks whose largest magnitudes are amax (any shape): fp32, of the same shape."""
+    """The fp32 scales of blocks with these largest magnitudes, in the shape of amax."""
     import torch
 
-    # A tensor on amax's device, because CUDA divides by a number by multiplying with its inverse.
+    # It must be a tensor on amax's device: to divide by a number, CUDA multiplies with its inverse.
     largest = torch.full((), fmt.max, dtype=torch.float32, device=amax.device)
     scale = (amax.float() / largest).clamp_(min=SMALLEST_SCALE)
     if known_scales(scales) == "fp32":
         return scale
-    # Any mantissa bit carries into the exponent; then the mantissa goes.
+    # Any mantissa bit carries into the exponent. Then the mantissa is cleared.
     return ((scale.view(torch.int32) + 0x7FFFFF) & 0x7F800000).view(torch.float32)
 
 
 def known_scales(scales: str) -> Scales:
-    """The scales of that name; raises ValueError with the names there are."""
+    """The kind of scales of that name. Raises ValueError, which lists the names."""
     if scales not in SCALES:
         raise ValueError(f"unknown scales {scales!r}; scales: {', '.join(SCALES)}")
     return scales
 
 
 def _amax(x: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of every 128 of the last dimension: [..., ceil(K/128)]."""
+    """The largest magnitude of each 128 of the last dimension, [..., ceil(K/128)]."""
     import torch
 
-    # Two passes over x, but no copy of it as with abs().
+    # Two passes over x, but no copy of it, which abs() would make.
     blocks = _blocks(x)
     return torch.maximum(blocks.amax(-1), blocks.amin(-1).neg_())
 
 
 def _divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """x [..., K] / scale [..., ceil(K/128)] in fp32.
+    """Returns x [..., K] / scale [..., ceil(K/128)] in fp32.
 
-    No quotient needs clamping: amax / scale exceeds max by two roundings of fp32 at most, and what lies
-    less than half a step above max rounds to max.
+    No quotient needs clamping: amax / scale exceeds max by at most two roundings of fp32, and a value less
+    than half a step above max rounds to max.
     """
     import torch
 
@@ -173,12 +175,13 @@ def _divide(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def _every_row(scale: torch.Tensor, n: int) -> torch.Tensor:
-    """Scales of 128x128 blocks as scales of 1x128 blocks: [..., N, ceil(K/128)]."""
+    """Repeats scales of 128x128 blocks for each row: [..., N, ceil(K/128)]."""
     return scale.repeat_interleave(BLOCK, dim=-2)[..., :n, :]
 
 
 def _blocks(x: torch.Tensor) -> torch.Tensor:
-    """The last dimension in blocks, filled up with zeros: [..., ceil(K/128), 128]; a view if K is even."""
+    """Splits the last dimension into blocks, padded with zeros: [..., ceil(K/128), 128]. It is a view of x
+    where K is a multiple of 128."""
     import torch
 
     missing = -x.shape[-1] % BLOCK

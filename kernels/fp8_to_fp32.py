@@ -1,4 +1,4 @@
-"""FP8 weights as fp32 and bf16, some eight times faster than torch's own conversion on a CPU."""
+"""Converts FP8 weights to fp32 and bf16, about eight times as fast as torch does on a CPU."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ if TYPE_CHECKING:
 
 
 def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """q * scale, rounded to fp32; q must hold no NaN.
+    """Returns q * scale [N, K], rounded to fp32.
 
-    q: e4m3fn or e4m3fnuz [N, K], contiguous, K a multiple of 128; scale: fp32 [ceil(N/128), K/128]. Returns
-    fp32 [N, K].
+    q:     e4m3fn or e4m3fnuz [N, K], contiguous, without NaN; K is a multiple of 128
+    scale: fp32 [ceil(N/128), K/128]
 
-    An FP8 code's exponent and mantissa, put at the top of those of fp16, mean the value times a power of two:
-    2^(7 - 15) for e4m3fn, whose exponent bias is 7 to fp16's 15, 2^(8 - 15) for e4m3fnuz. Subnormals too.
+    The exponent and mantissa of an FP8 value, shifted to the top of those of fp16, are the value times a
+    power of two, also for subnormal values. It is 2^(7 - 15) for e4m3fn, whose exponent bias is 7 where fp16
+    has 15, and 2^(8 - 15) for e4m3fnuz.
     """
     import torch
 
     n, k = q.shape
-    # The sign comes along twice, in the places of sign and highest exponent bit.
+    # The shift copies the sign into the highest exponent bit, too. That copy is cleared.
     bits = q.view(torch.int8).to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
     wide = bits.view(torch.float16).float()
     scale = scale * (2.0**8 if q.dtype == torch.float8_e4m3fn else 2.0**7)
@@ -32,7 +33,7 @@ def fp8_to_fp32(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def fp8_to_bf16(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """q * scale, rounded to fp32, then to bf16; as fp8_to_fp32, of any K, some blocks of rows at a time."""
+    """Returns q * scale, rounded to fp32, then to bf16. As fp8_to_fp32, but for any K."""
     import torch
 
     wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)

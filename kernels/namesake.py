@@ -1,10 +1,9 @@
-"""Shares the name `kernels` with Hugging Face's public package of that name.
+"""Shares the name `kernels` with Hugging Face's package of that name.
 
-transformers (and so vLLM) imports from that package where it is installed, and finds ours, which
-comes first on the path. What is not ours is therefore looked up there, under the one name that both
-share: its submodules through our package's path, its top-level names through its own `__init__`.
-Where it is not installed nothing changes: transformers sees a `kernels` without a version that it
-wants, and does without.
+transformers, and so vLLM, imports that package where it is installed, but finds ours, which comes first on
+the path. So names that ours does not have are looked up in the other one: its submodules through our
+package's path, its top-level names through its own `__init__`. Where it is not installed nothing changes:
+transformers finds a `kernels` of no version that it accepts, and works without it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import ModuleType
 
 
 def share(ours: ModuleType) -> None:
-    """Lets `ours` answer for the installed namesake too, if there is one."""
+    """Makes our package answer for the other one as well, if that is installed."""
     own_folder = Path(ours.__file__ or "").resolve().parent
     folder = _find()
     if folder is None:
@@ -27,17 +26,17 @@ def share(ours: ModuleType) -> None:
     def lookup(name: str) -> object:
         if name.startswith("__"):
             raise AttributeError(name)
-        # `from kernels import vendor` asks for the attribute before it looks for a module of ours. Our
-        # packages are attributes already, as `kernels` imports them.
+        # `from kernels import vendor` asks for the attribute before it looks for the module. Our packages are
+        # attributes already, as `kernels` imports them.
         if (own_folder / f"{name}.py").exists():
             return importlib.import_module(f"{ours.__name__}.{name}")
         return getattr(_load(f"{ours.__name__}._namesake", folder), name)
 
-    ours.__getattr__ = lookup  # type: ignore[method-assign]  # a module has its own (PEP 562)
+    ours.__getattr__ = lookup  # type: ignore[method-assign]  # of a module (PEP 562)
 
 
 def _find() -> Path | None:
-    """The folder of the installed one: it has a package `layer`, which ours has not."""
+    """The folder of the other package. It has a package `layer`, which ours does not have."""
     for entry in sys.path:
         folder = Path(entry or ".").resolve() / "kernels"
         if (folder / "layer").is_dir() and (folder / "__init__.py").exists():

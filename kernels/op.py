@@ -1,11 +1,12 @@
 """Contracts between what is measured (kernels) and how (harness): Op, Implementation, Prepared.
 
-Importing this module, or any op's provider files, imports no library: torch and the rest are
-imported inside functions, so that `list` works on a machine that has none of them.
+Importing this module, or a provider file of an op, imports no library: torch and the rest are imported inside
+functions, so that `list` works on a machine that has none of them.
 """
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.operands import Operands, Seeds
 from kernels.sizes import read_sizes
-from kernels.support import Support, need
+from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
@@ -23,113 +24,117 @@ if TYPE_CHECKING:
     from kernels.platform import Platform
 
 BOUNDARIES = ("core", "with_quant", "with_routing")
-"""What a timed call covers, each with all of those before it."""
+"""What a timed call covers, from the narrowest: each includes those before it."""
 
 PRODUCERS = {"with_quant": "quantise", "with_routing": "routing"}
-"""The suite's own kernel that stands between a boundary and the one before it."""
+"""The suite's own kernel between a boundary and the next narrower one."""
 
 INTERPRETED_S = 1.0
-"""Seconds that one interpreted call may take: no time comes of it, and whoever runs a case waits for one."""
-
-
-class Unsupported(Exception):
-    """Raised by `prepare` where a library turns out to lack what was needed; the text is the reason."""
-
+"""Seconds that one interpreted call may take: it is checked and never timed."""
 
 DTYPES = ("fp8", "bf16", "fp32")
 """Of operands of products, from the narrowest: each holds all values of those before it."""
 
 
+class Unsupported(Exception):
+    """Raised by `prepare` where a library lacks what is needed; the text is the reason."""
+
+
 @dataclass(frozen=True)
 class Work:
-    """What a call must do at least: floating-point operations, and bytes moved, each byte once.
-
-    dtype: the narrowest that right products may take their operands in; a ceiling is that of this dtype
-    """
+    """The least that a call must do."""
 
     flops: float
+
     bytes: float
+    """Bytes moved, each byte once."""
+
     dtype: str = "bf16"
+    """The narrowest that right products may take their operands in: the ceiling is that of this dtype."""
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a right output may lie from the reference, in units of `Reference.sigma`.
+    """How far a right output may be from the reference, in units of `Reference.sigma`.
 
-    `sigma` is the error that rounding alone explains, element by element (see each reference.py for
-    its derivation), so the limits are the same for flat and peaked, small and large inputs.
-
-    row:     root mean square over one row of the output's last dimension, or over each segment of it
-    element: largest single element
-    segment: elements of a row that are judged together; None: all. The smallest unit that one thread
-             block writes, so that an error in one block is not diluted by those beside it
-    bias:    how much larger or smaller than the reference the whole output may be, relative, for calls that
-             round to FP8 or truncate: sigma is so wide that a factor on all of it hides in there
-    bias_bf16: likewise for all other calls. Rounding to nearest makes an output no larger or smaller;
-             each truncation to bf16, of the weights or of the output, makes it 0.28 percent smaller
-    noise:   root mean square over the whole output, for calls that round to FP8: sigma is the most that a row
-             may err by, and a format of one bit less errs by as much in every row. None: not judged
+    `sigma` is the error that rounding alone explains, element by element (each reference.py derives it), so
+    the limits are the same for flat and peaked, small and large inputs.
     """
 
     row: float
+    """Root mean square over one row of the output's last dimension, or over each segment of it."""
+
     element: float
+    """The largest single element."""
+
     segment: int | None = None
+    """Elements of a row that are judged together; None: all. It is the smallest unit that one thread block
+    writes, so that an error in one block is not diluted by its neighbours."""
+
     bias: float = 0.015
+    """How much larger or smaller than the reference the whole output may be, relative, for calls that round
+    to FP8 or truncate. Their sigma is so wide that a common factor would be within it."""
+
     bias_bf16: float = 0.006
+    """The same for all other calls. Rounding to nearest makes an output no larger or smaller; each truncation
+    to bf16, of the weights or of the output, makes it 0.28 percent smaller."""
+
     noise: float | None = None
+    """Root mean square over the whole output, for calls that round to FP8; None: not judged. sigma is the
+    most that a row may err by, and a format with one bit less errs by as much in every row."""
 
 
 @dataclass
 class Reference:
-    """The right answer for the rows that were computed, and the error rounding explains there.
-
-    value, sigma: [rows, ...], rows indexing the output's first dimension; sigma for activations that
-                  enter products in bf16
-    rows:         None if all rows were computed, else the sampled row numbers
-    sigma_fp8:    for calls that round activations to FP8 themselves; None where none can
-    even:         of all dimensions but the last, bool: rows whose sigma_fp8 is of many errors of one size
-                  that know nothing of each other, so that what they have in common tells more than each
-                  (see `Tolerance.bias` and `.noise`); None: all
-    """
+    """The right answer for the rows that were computed, and the error that rounding explains there."""
 
     value: torch.Tensor
+    """[rows, ...]: the first dimension is that of the output."""
+
     sigma: torch.Tensor
+    """Like `value`, for activations that enter products in bf16."""
+
     rows: list[int] | None = None
+    """The sampled row numbers; None: all rows were computed."""
+
     sigma_fp8: torch.Tensor | None = None
+    """For calls that round activations to FP8 themselves; None where no call can."""
+
     even: torch.Tensor | None = None
+    """Bool, of all dimensions but the last: rows in which sigma_fp8 is made of many independent errors of one
+    size, so that their mean tells more than each (see `Tolerance.bias` and `.noise`); None: all."""
 
 
 LEAST_SIGMA = 2.0**-63
-"""Of attention, in units of the largest value: its square is fp32's smallest normal number. Where a value of
-0 has all the weight, nothing but weights that underflow is left, and those differ: some exponentials end at
-2^-126 where others give 0."""
+"""The least sigma of attention, in units of the largest value: its square is fp32's smallest normal number.
+Where a value of 0 has all the weight, only weights that underflow remain, and those differ: some exponentials
+end at 2^-126 where others give 0."""
 
 GOLDEN = 0.5 * (5**0.5 - 1)
 
 
 def spread(count: int, offset: float = 0.0) -> list[int]:
-    """All of 0 .. count - 1 in steps of the golden section: any beginning of it is spread evenly. offset: the
-    share of the count at which it begins."""
+    """All of 0 .. count - 1 in steps of the golden section, of which any beginning is spread evenly. offset:
+    where it begins, as a share of the count."""
     steps = (int((offset + i * GOLDEN) % 1 * count) for i in range(2 * count))
     return list(dict.fromkeys([*steps, *range(count)]))
 
 
 MOST_ELEMENTS = 1 << 27
-"""Of a reference, so that several with their sigmas, 1 to 3 GiB each, stay in the host's memory: all of 16384
-rows of 7168."""
+"""Elements of a reference, so that several with their sigmas, 1 to 3 GiB each, stay in the host's memory: all
+of 16384 rows of 7168."""
 
 
 def rows_kept(rows: int, width: int) -> int:
-    """Of an output of rows of so many elements those of which a reference has room."""
+    """How many of an output's rows, of `width` elements each, a reference has room for."""
     return max(1, min(rows, MOST_ELEMENTS // width))
 
 
 def affordable(
     order: Iterable[int], flops: Callable[[int], float], max_flops: float, width: int = 1
 ) -> list[int]:
-    """The first rows of an order that together take no more than `max_flops` and hold no more than
-    MOST_ELEMENTS, one at least; ascending. flops: of a row, asked for once, in this order; width: elements of
-    a row"""
+    """The first rows of an order, ascending, that together take at most `max_flops` and MOST_ELEMENTS; at
+    least one. flops: of a row, called once for each in this order; width: elements of a row."""
     rows: list[int] = []
     spent = 0.0
     for row in dict.fromkeys(order):
@@ -142,89 +147,157 @@ def affordable(
 
 @dataclass(frozen=True)
 class RowGroups:
-    """What the rows of an output belong to, for words about them: tokens to sequences, or to experts.
-
-    name: of a group; of: int64 [rows, groups of a row], -1 where a row has fewer
-    """
+    """What the rows of an output belong to, for messages: tokens to sequences, or to experts."""
 
     name: str
+    """Of one group."""
+
     of: torch.Tensor
+    """int64 [rows, groups of a row], -1 where a row has fewer."""
 
 
-class Prepared(ABC):
-    """An implementation bound to operands and an output, ready to be called again and again."""
+Call = Callable[[], object]
+"""Timed: computes the op once, from whatever the operands hold now."""
 
-    def __init__(self, operands: Operands, out: torch.Tensor | None = None) -> None:
+
+class Prepared:
+    """A call that is bound to operands and an output, and can be made again and again.
+
+    It is constructed with the call and with whatever differs from the defaults below:
+
+    call:   writes `out`; where the library allocates its own output (`out` is None), returns it
+    inputs: where the call reads each live operand, as views of its canonical shape with any strides.
+            Default: the canonical tensors themselves
+    after_load: completes what `load` does after it copied new live operands into `inputs`
+    result: the output in the op's canonical layout, as a tensor or as a function of what the call returned.
+            Default: `out`, or what the call returned
+    picked: says which kernel the library chose, for the record
+
+    A subclass may define `call` and these methods instead.
+    """
+
+    def __init__(
+        self,
+        operands: Operands,
+        out: torch.Tensor | None = None,
+        call: Call | None = None,
+        *,
+        inputs: Mapping[str, torch.Tensor] | None = None,
+        after_load: Callable[[], object] | None = None,
+        result: torch.Tensor | Callable[[Any], torch.Tensor] | None = None,
+        picked: Callable[[], str] | None = None,
+    ) -> None:
+        if call is None and type(self).call is Prepared.call:
+            raise TypeError(f"{type(self).__name__} has no call: give it one, or define the method `call`")
         self.operands = operands
-        # None only for a library that allocates its own output, whose `call` writes none.
+        # None only for a library that allocates its own output. Other rows need no check for None.
         self.out = cast("torch.Tensor", out)
+        self.stationary: Any = None
+        """What the declaration's `stationary` made of the operands, which further sets of them share."""
+        self._call, self._inputs, self._after_load = call, inputs, after_load
+        self._result, self._picked = result, picked
+        self._returned: Any = None
+        self._called = False
 
-    @abstractmethod
     def call(self) -> None:
         """Timed: compute the op once, from whatever the operands hold now."""
+        assert self._call is not None
+        returned = self._call()
+        if self.out is None:
+            self._returned = returned
+        elif not self._called:
+            self._called = True
+            self._check_written(returned)
+
+    def _check_written(self, returned: Any) -> None:
+        """Raises TypeError where a first call returned its output and left `out` as it was poisoned."""
+        import torch
+
+        out = self.out
+        if not isinstance(returned, torch.Tensor) or returned.shape != out.shape:
+            return
+        if returned.untyped_storage().data_ptr() != out.untyped_storage().data_ptr() and out.isnan().all():
+            raise TypeError("the call returned its output and did not write `out`: see `allocates`")
 
     def load(self, live: Mapping[str, torch.Tensor]) -> None:
         """Untimed: put new live operands where `call` reads them."""
         for name, target in self.inputs().items():
             target.copy_(live[name])
+        if self._after_load is not None:
+            self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """Where `call` reads each live operand, as views of its canonical shape with any strides: `load`
-        and the suite's own producer kernels write there. The default, the canonical tensors themselves,
-        is right for whatever reads them in place; whoever wants another layout gives that."""
-        return self.operands.live_tensors()
+        """Where `call` reads each live operand: `load` and the suite's own producer kernels write there."""
+        return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """As `inputs`, but asking changes nothing: for who looks and produces nothing. What `load` alone can
-        write is not in it."""
+        """The same for a reader that writes nothing. It differs where calling `inputs` changes what `call`
+        reads; what only `load` can write is left out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
         """The output of the last call in the op's canonical layout."""
-        assert self.out is not None, f"{type(self).__name__} got no output tensor and kept none"
-        return self.out
+        result = self._result
+        if callable(result):
+            result = result(self._returned)
+        elif result is None:
+            result = self._returned if self.out is None else self.out
+        if result is None:
+            raise TypeError("there is no output: the row gets none to write, and its call returned none")
+        return result
 
     def picked(self) -> str:
         """What the library chose to run, where it tells; for the record."""
-        return ""
+        return "" if self._picked is None else self._picked()
 
 
-class Implementation(ABC):
-    """One way to compute an op.
+def as_prepared(given: object, source: str, operands: Operands, out: torch.Tensor | None) -> Prepared:
+    """What a function that prepares returned: a Prepared, or the call alone. Raises TypeError for anything
+    else; source: the function, for that message."""
+    if isinstance(given, Prepared):
+        return given
+    if callable(given):
+        return Prepared(operands, out, given)
+    raise TypeError(
+        f"{source} returned {type(given).__name__}: it must return the call to be timed, which is a function "
+        "without arguments, or a Prepared"
+    )
 
-    name:           `provider.variant`
-    op:             filled in by the op that finds it
-    plugin:         the file that brought it, if it is not the suite's own
-    library:        the module whose version is this row's; the provider where it is not said
-    requires:       what it needs, for people
-    runtime:        implementations of one runtime share a worker process, others never do
-    boundaries:     those its call covers by itself; wider ones it joins by composition
-    activations:    what its own call rounds bf16 activations to before products: bf16, or fp8
-    truncates:      True if its call rounds to bf16 toward zero, as its library is built to (see its
-                    docstring): its limits are those of an error twice as large
-    allocates:      True if the library allocates its own output (`out` is then None, never poisoned)
-    captures:       False if the call cannot be recorded into a CUDA/HIP graph
-    shared_layout:  implementations of a runtime that name the same one have a single layout of the same
-                    stationary operands among them, for the memory plan
-    rebinds:        True if prepare_turn takes over all that was made of the same stationary operands, so that
-                    binding it to other live ones costs next to nothing: a serving engine can call it
-    per_size:       True if a compiler writes another program for each size, so that what it is at another
-                    size says nothing of the one that is timed
-    """
 
+class Implementation:
+    """One way to compute an op. `implementation` below declares one by a function; a subclass in a module of
+    the op does as well."""
+
+    # `provider.variant`
     name: ClassVar[str]
+    # What it needs, for people.
     requires: ClassVar[str]
+    # Filled in by the op that finds it.
     op: str = ""
+    # The file that brought it, if it is not the suite's own.
     plugin: str = ""
+    # The module that has this row's version; empty: the provider.
     library: ClassVar[str] = ""
+    # Implementations of one runtime share a worker process, others never do.
     runtime: ClassVar[str] = "torch"
+    # The boundaries that its call covers by itself; composition makes wider ones of them.
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
+    # What its own call rounds bf16 activations to before products: bf16, or fp8.
     activations: ClassVar[str] = "bf16"
+    # Its call rounds to bf16 toward zero, as its library is built to (see its docstring): its limits are
+    # those of an error twice as large.
     truncates: ClassVar[bool] = False
+    # The library allocates its own output: `out` is then None, and never poisoned.
     allocates: ClassVar[bool] = False
+    # False: the call cannot be recorded into a CUDA or HIP graph.
     captures: ClassVar[bool] = True
+    # Implementations of a runtime that name the same one share a single layout of the same stationary
+    # operands, for the memory plan.
     shared_layout: ClassVar[str] = ""
+    # Sets with the same stationary operands share all that was made of those, so that preparing a call on
+    # other live operands costs next to nothing: a serving engine can call it.
     rebinds: ClassVar[bool] = False
+    # A compiler writes another program for each size, so that one at another size says nothing of it.
     per_size: ClassVar[bool] = False
 
     @property
@@ -238,9 +311,9 @@ class Implementation(ABC):
 
         return version(self.library or self.provider) or ""
 
-    @abstractmethod
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all; imports nothing."""
+        """Whether this platform and its libraries can run it at all; imports nothing. Default: with torch."""
+        return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
         """Whether it takes these sizes (heads, page, dtype ...)."""
@@ -251,7 +324,7 @@ class Implementation(ABC):
         return False
 
     def environment(self, platform: Platform) -> dict[str, str]:
-        """Variables its worker process needs from the start; equal for all of one runtime."""
+        """Variables that its worker process needs from the start; equal for all of one runtime."""
         return {}
 
     def native(self, boundary: str) -> str | None:
@@ -260,13 +333,14 @@ class Implementation(ABC):
         return next((b for b in reversed(within) if b in self.boundaries), None)
 
     def composition(self, boundary: str) -> str:
-        """What stands before its call in this boundary, for people; empty if nothing."""
+        """What precedes its call in this boundary, for people; empty if nothing does."""
         native = self.native(boundary) or boundary
         between = BOUNDARIES[BOUNDARIES.index(native) + 1 : BOUNDARIES.index(boundary) + 1]
         names = " and ".join(PRODUCERS[b] for b in reversed(between))
         return f"{native} call after the suite's own {names}" if names else ""
 
     def supports(self, case: Case, platform: Platform) -> Support:
+        """Whether it runs this case on this platform."""
         sizes = OPS[self.op].sizes(case.sizes)
         interpreted_s = self.interpreted_s(sizes) if self.interpreted(platform) else 0.0
         return Support.all_of(
@@ -287,11 +361,11 @@ class Implementation(ABC):
         return 0.0
 
     def layout(self, sizes: DataclassInstance) -> int:
-        """Bytes of stationary operands that prepare brings into another layout, for the memory plan."""
+        """Bytes of stationary operands that `prepare` brings into another layout, for the memory plan."""
         return 0
 
     def workspace(self, sizes: DataclassInstance) -> int:
-        """Bytes that prepare allocates for each set of operands beyond those, layout and output, for the
+        """Bytes that `prepare` allocates for each set of operands beside those, layout and output, for the
         memory plan."""
         return 0
 
@@ -300,42 +374,139 @@ class Implementation(ABC):
         plan."""
         return 0
 
-    @abstractmethod
-    def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Untimed: bring stationary operands into the library's layout. Raises Unsupported.
+    def require(self) -> None:
+        """Before anything is prepared: raises Unsupported where this process cannot call the library."""
 
-        out: None for who allocates, whose own `prepare` says so
-        """
+    def prepare(self, operands: Operands, out: torch.Tensor | None) -> Prepared:
+        """Untimed: bring stationary operands into the library's layout. Raises Unsupported. A row's own
+        `prepare` names the operands of its op, and None for `out` where its library allocates the output."""
+        raise NotImplementedError(f"{type(self).__name__} defines no prepare")
 
     def prepare_turn(self, first: Prepared | None, operands: Operands, out: torch.Tensor | None) -> Prepared:
-        """Prepares a further set of those that calls rotate over; `first` was prepared on the first. Where
-        the sets share stationary operands, whoever brought them into a layout of its own takes that."""
+        """Prepares a further one of the sets that calls rotate over; `first` was prepared on the first set,
+        and its layouts of the same stationary operands may be shared."""
         return self.prepare(operands, out)
 
 
-class Op(ABC):
-    """What is computed: its sizes, operands, reference, work and tolerance.
+REQUIREMENTS = ("available", "fits", "supports")
+"""Methods that a declaration adds to: what the base class requires is required as well."""
 
-    boundaries: that it has, from the narrowest
-    baseline:   platform kind -> the best torch implementation there: the default baseline
-    engine_like: the implementation that stands for a serving engine's own on a GPU, where a whole rank is
-                replayed; empty: the baseline
-    lengths:    True if its operands have lengths of sequences (see Seeds)
-    turns:      True if the sets that calls rotate over hold other live values, not copies
-    axes:       what an index along each dimension of its output counts, the columns last
-    sums:       True if an element of its output is a sum of independent terms
-    unsaid:     sizes that cases and records leave out at their default, as they did before there were such
+ANSWERS = ("interpreted", "interpreted_s", "environment", "layout", "workspace", "scratch")
+"""Methods that a declaration replaces."""
+
+
+def implementation(
+    name: str,
+    base: type[Implementation] = Implementation,
+    *,
+    stationary: Callable[[Any], object] | None = None,
+    **said: Any,  # whatever the attributes and methods of the base class hold
+) -> Callable[[Callable[..., Call | Prepared]], type[Implementation]]:
+    """Declares an implementation by the function that prepares its call; the function becomes the class.
+
+        @implementation("lib.fast", Lib, since="1.2", fits=lambda sizes: need(sizes.heads == 128, "..."))
+        def fast(operands, out):
+            return functools.partial(lib.fast, operands.q, operands.kv, out)
+
+    base:       says what all rows of a library share
+    stationary: brings the stationary operands into the library's layout. The function gets the result as its
+                third argument; all sets of operands with the same stationary tensors share it
+    said:       attributes of the class (`requires`, `since`, `archs` ...), and functions in the place of its
+                methods, without `self`: see REQUIREMENTS and ANSWERS
+
+    Raises TypeError, in one line, for a declaration that cannot be right.
     """
+    _check_declaration(name, base, said)
+
+    def declare(function: Callable[..., Call | Prepared]) -> type[Implementation]:
+        source = f"{name}: {function.__name__}()"
+        taken = ("operands", "out") if stationary is None else ("operands", "out", "stationary")
+        try:
+            inspect.signature(function).bind(*taken)
+        except TypeError:
+            raise TypeError(f"{source} has to take ({', '.join(taken)})") from None
+
+        def prepared(operands: Operands, out: torch.Tensor | None, made: object) -> Prepared:
+            given = function(operands, out) if stationary is None else function(operands, out, made)
+            bound = as_prepared(given, source, operands, out)
+            bound.stationary = made
+            return bound
+
+        def prepare(self: Implementation, operands: Operands, out: torch.Tensor | None) -> Prepared:
+            return prepared(operands, out, None if stationary is None else stationary(operands))
+
+        def prepare_turn(
+            self: Implementation, first: Prepared | None, operands: Operands, out: torch.Tensor | None
+        ) -> Prepared:
+            shares = first is not None and operands.same_stationary(first.operands)
+            if first is None or not shares or type(self).prepare is not prepare:  # that of a subclass
+                return self.prepare(operands, out)
+            return prepared(operands, out, first.stationary)
+
+        members = {member: _member(base, member, value) for member, value in said.items()}
+        members |= {"name": name, "prepare": prepare, "prepare_turn": prepare_turn}
+        members |= {"__doc__": function.__doc__, "__module__": function.__module__}
+        return type(function.__name__, (base,), members)
+
+    return declare
+
+
+def _check_declaration(name: object, base: object, said: Mapping[str, Any]) -> None:
+    if not isinstance(name, str):
+        raise TypeError('@implementation takes the name first: @implementation("provider.variant", ...)')
+    mistake = f"implementation {name!r}"
+    if not (isinstance(base, type) and issubclass(base, Implementation)):
+        raise TypeError(f"{mistake}: {base!r} is no subclass of Implementation")
+    known = {*dir(base), *(name for each in base.__mro__ for name in vars(each).get("__annotations__", {}))}
+    known = {member for member in known if not member.startswith("_")}
+    known -= {"name", "prepare", "prepare_turn", "require"}
+    for member, value in said.items():
+        if member not in known:
+            others = ", ".join(sorted(known))
+            raise TypeError(f"{mistake}: {base.__name__} has no {member!r}; it has {others}")
+        if member in (*REQUIREMENTS, *ANSWERS) and not callable(value):
+            raise TypeError(f"{mistake}: {member} is {value!r}, where a function is needed")
+    if not hasattr(base, "requires") and "requires" not in said:
+        raise TypeError(f'{mistake} does not say what it requires: requires="torch", for example')
+
+
+def _member(base: type[Implementation], member: str, value: Any) -> Any:
+    """Of a class that a declaration makes: the attribute, or the method that calls a function."""
+    if member not in (*REQUIREMENTS, *ANSWERS):
+        return value
+
+    def method(self: Implementation, *given: Any) -> Any:
+        answer = value(*given)
+        if member not in REQUIREMENTS:
+            return answer
+        answer = as_support(answer, f"{member} of {self.name}")
+        return Support.all_of(getattr(base, member)(self, *given), answer)
+
+    return method
+
+
+class Op(ABC):
+    """What is computed: its sizes, operands, reference, work and tolerance."""
 
     name: ClassVar[str]
+    # A frozen dataclass; its fields are the sizes on the command line.
     Sizes: ClassVar[type[DataclassInstance]]
+    # Those that it has, from the narrowest.
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
+    # Platform kind -> the best torch implementation there: the default baseline.
     baseline: ClassVar[Mapping[str, str]]
+    # The implementation that stands for a serving engine's own on a GPU, where a whole rank is replayed;
+    # empty: the baseline.
     engine_like: ClassVar[str] = ""
+    # Its operands have lengths of sequences (see Seeds).
     lengths: ClassVar[bool] = False
+    # The sets that calls rotate over hold other live values, not copies.
     turns: ClassVar[bool] = False
+    # What an index along each dimension of its output counts, the columns last.
     axes: ClassVar[tuple[str, ...]] = ()
+    # An element of its output is a sum of independent terms.
     sums: ClassVar[bool] = False
+    # Sizes that cases and records leave out at their default: older records have none of them.
     unsaid: ClassVar[tuple[str, ...]] = ()
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
@@ -356,19 +527,20 @@ class Op(ABC):
         return {}
 
     def make(self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
-        """The canonical operands of a case, of the set that `seeds.turn` says."""
+        """The canonical operands of a case, of the set `seeds.turn`."""
         operands = self.operands(sizes, seeds, device, boundary)
         return operands.turned(seeds.turn) if seeds.turn else operands
 
     @abstractmethod
     def operands(
         self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core"
-    ) -> Operands: ...
+    ) -> Operands:
+        """The operands of the first set, a pure function of these arguments."""
 
     @abstractmethod
     def empty_operands(self, sizes: DataclassInstance, device: str) -> Operands:
-        """Those of the widest boundary without values, for what only looks at shapes and dtypes: on torch's
-        meta device they take no memory."""
+        """Those of the widest boundary without values, for their shapes and dtypes: on torch's meta device
+        they take no memory."""
 
     def step(self, operands: Operands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
         """What the suite's own kernel does between `operands.boundary` and the next narrower one: a call
@@ -379,16 +551,16 @@ class Op(ABC):
     def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor: ...
 
     def row_groups(self, operands: Operands) -> RowGroups | None:
-        """What the rows of its output belong to, where that is not their number."""
+        """What the rows of its output belong to; None where the row's number says it."""
         return None
 
     @abstractmethod
     def reference(
         self, operands: Operands, max_flops: float = float("inf"), offset: float = 0.0
     ) -> Reference:
-        """Computes the op from the same operands in fp64, or fp32 where that errs far below a sigma,
-        streamed; samples rows above `max_flops` and MOST_ELEMENTS. offset: in [0, 1), of the sample (see
-        `spread`): a kernel that does not know it cannot tell which rows are compared."""
+        """Computes the op from the same operands in fp64, or in fp32 where that errs far below a sigma. It
+        samples rows above `max_flops` and MOST_ELEMENTS. offset: in [0, 1), of the sample (see `spread`): a
+        kernel that does not know it cannot tell which rows are compared."""
 
     def reference_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes that `reference` holds at most beside the operands, for the memory plan: by default three
@@ -403,7 +575,7 @@ class Op(ABC):
 
     @abstractmethod
     def operand_bytes(self, sizes: DataclassInstance) -> int:
-        """Bytes of one full set of operands, for the memory plan; of the boundary with the most."""
+        """Bytes of one full set of operands, of the boundary with the most, for the memory plan."""
 
     def narrowed_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes that `Operands.narrowed` allocates for each set where a call is composed, unless they are
@@ -415,8 +587,8 @@ class Op(ABC):
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
-        """Bytes that so many calls read from memory at least, on the sets that calls rotate over, each
-        byte once: for the cache policy. 0 if nothing is streamed."""
+        """Bytes that so many calls, each on the next set, read from memory at least, each byte once: for the
+        cache policy. 0 if nothing is streamed."""
 
     def turn_bytes(self, sizes: DataclassInstance) -> int:
         """Bytes of memory that a further set takes."""
@@ -424,4 +596,4 @@ class Op(ABC):
 
 
 OPS: dict[str, Op] = {}
-"""By name: those whose folders `kernels` finds."""
+"""By name: those in folders that `kernels` finds."""

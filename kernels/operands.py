@@ -1,4 +1,4 @@
-"""Operands of a case: the canonical tensors that a call reads, live ones and stationary ones."""
+"""The operands of a case: the tensors that a call reads, in the op's canonical layout."""
 
 from __future__ import annotations
 
@@ -14,43 +14,39 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Seeds:
-    """Operands are a pure function of (case, seeds, device): every process makes the same ones.
-
-    turn:        which of the sets that calls rotate over (see `Operands.turned`)
-    lengths:     of the lengths of sequences, where an op has them; None: `stationary`
-    adversarial: values on which mistakes show that a serving step's would not reveal (scores that overflow,
-                 ties, edges of groups): for checks, never timed
-    """
+    """Seeds of operands. Every process makes the same operands of the same case, seeds and device."""
 
     stationary: int = 0
+    """Seed of the weights and other operands that are prepared once."""
     live: int = 0
+    """Seed of the activations and other operands that are new at every step."""
     turn: int = 0
+    """Which of the sets that calls rotate over (see `Operands.turned`)."""
     lengths: int | None = None
+    """Seed of the lengths of sequences, where an op has them; None for `stationary`."""
     adversarial: bool = False
+    """Whether values are such that they reveal mistakes which those of a serving step hide: scores that
+    overflow, ties, edges of groups. Calls on them are checked, never timed."""
 
 
 Own = TypeVar("Own", bound="Operands")
 
-ABSENT: Any = None  # stands where a tensor does
-"""Default of a tensor that not every case or boundary has. Its type is that of where it is: the boundary, or
-the dtype of the case, says which are."""
+ABSENT: Any = None
+"""Default of a tensor that not every case or boundary has. It is typed as a tensor: code that knows the
+boundary and the dtype of the case knows which tensors are there."""
 
 
 class Operands(ABC):
-    """The canonical operands of one case on one device; a dataclass of tensors and plain values.
+    """The operands of one case on one device. A subclass is a dataclass of tensors and plain values."""
 
-    boundary: what the timed call covers; tensors that a call of this boundary has to produce itself,
-              or that it does not need, are None
-    sizes:    those of the case
-    live:     names of the tensors produced anew every step; the others are stationary
-    streamed: names of those that a serving step reads from memory, not from a warm cache
-    """
-
-    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]  # as a dataclass has it: of any types
+    __dataclass_fields__: ClassVar[dict[str, Field[Any]]]
     boundary: str
+    """What the timed call covers. Tensors that such a call produces itself or does not need are None."""
     sizes: DataclassInstance
     live: ClassVar[tuple[str, ...]]
+    """Names of the tensors that are new at every step. The others are stationary."""
     streamed: ClassVar[tuple[str, ...]]
+    """Names of the tensors that a serving step reads from memory, not from a warm cache."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
         import torch
@@ -62,52 +58,60 @@ class Operands(ABC):
     def live_tensors(self) -> dict[str, torch.Tensor]:
         return {name: tensor for name, tensor in self.tensors().items() if name in self.live}
 
+    def same_stationary(self, other: Operands) -> bool:
+        """Whether both hold the same stationary tensors: not equal ones, but the same memory."""
+        mine, others = self.tensors(), other.tensors()
+        return all(others.get(name) is mine[name] for name in mine.keys() - set(self.live))
+
     @property
     def without_effect(self) -> frozenset[str]:
-        """Live tensors of which other values need not change the output at these sizes."""
+        """Live tensors whose values may have no effect on the output at these sizes."""
         return frozenset()
 
     def replaced(self: Own, **values: object) -> Own:
         return replace(self, **values)
 
     def copy(self: Own, names: Iterable[str] | None = None) -> Own:
-        """The same operands with the named tensors (default: all) in fresh buffers, the rest shared."""
+        """A copy with the named tensors, by default all, in new buffers. The others are shared."""
         tensors = self.tensors()
         copied = tensors if names is None else [name for name in names if name in tensors]
         return self.replaced(**{name: tensors[name].clone() for name in copied})
 
     def turned(self: Own, turn: int, cold: bool = False) -> Own:
-        """The operands of a further set that calls rotate over: copies of what a step streams (`cold`: of
-        everything), of the same values. An op whose calls touch only some of their stationary operands
-        gives other live ones instead, which make a call touch others (then `Op.turns` is true)."""
+        """A further set that calls rotate over: copies of the tensors that a step streams, or of all where
+        `cold`. Where a call reads only some of the stationary operands, an op returns other live operands
+        instead, which make the call read others. `Op.turns` is then true."""
         return self.copy(None if cold else self.streamed)
 
     def far(self: Own) -> Own | None:
-        """The same values where they stand so far apart that places, counted in values, need more than 32
-        bits, with NaN where 32 bits of them lead; None where they cannot stand so at these sizes. Memory that
-        is not touched costs a CPU nothing: allocate it, and do not fill it."""
+        """The same values, so far apart in memory that their offsets, counted in values, need more than 32
+        bits. NaN is where an offset of 32 bits would lead. None where the sizes do not allow it. The gaps
+        need not be
+        filled: on a CPU, memory that is never touched costs nothing."""
         return None
 
     def narrowed(self: Own) -> Own:
         """The operands of the next narrower boundary: the same stationary ones, and empty buffers for the
-        live ones that `Op.step` produces."""
+        live ones, which `Op.step` fills."""
         raise NotImplementedError(f"{type(self).__name__} has no boundary narrower than {self.boundary}")
 
     def digest(self) -> int:
-        """Of all bits and their places: equal operands have equal digests, across processes too."""
+        """A digest of all bits and their places. Equal operands have equal digests in all processes."""
         return sum((i + 1) * _digest(tensor) for i, tensor in enumerate(self.guarded_tensors()))
 
     def guarded_tensors(self) -> Iterable[torch.Tensor]:
-        """The tensors with what guards them, so that a store beside them is seen."""
+        """The tensors with the guard bands around them, so that a store beside a tensor is noticed."""
         return self.tensors().values()
 
 
-DRAWN_AT_ONCE = 1 << 24  # numbers: 64 MiB
+DRAWN_AT_ONCE = 1 << 24
+"""Random numbers that are drawn at once, 64 MiB in fp32."""
 
 
 def draw_normal(target: torch.Tensor, generator: torch.Generator) -> None:
-    """Fills a tensor of any dtype with normal values, some rows at a time. They are drawn in fp32, of which
-    versions of torch draw the same: in bf16 2.11 draws others than 2.13, among them exact zeros."""
+    """Fills a tensor of any dtype with normal values, some rows at a time. They are drawn in fp32, because
+    that is the
+    same in all versions of torch: in bf16, 2.11 draws other values than 2.13, among them zeros."""
     import torch
 
     rows = max(1, DRAWN_AT_ONCE * len(target) // target.numel())
@@ -116,7 +120,7 @@ def draw_normal(target: torch.Tensor, generator: torch.Generator) -> None:
 
 
 def _digest(tensor: torch.Tensor) -> int:
-    """Sums of 64-bit words by rows of a table and by its columns, each weighted by its place."""
+    """Sums a table of 64-bit words by row and by column, each sum weighted by its place."""
     import torch
 
     def weighted(words: torch.Tensor) -> int:
@@ -126,6 +130,6 @@ def _digest(tensor: torch.Tensor) -> int:
     columns = 512
     table = flat[: flat.numel() // (8 * columns) * 8 * columns].view(torch.int64).view(-1, columns)
     rest = flat[table.numel() * 8 :].long()
-    # On a GPU the sums over rows of a large table would take as many bytes as the table has.
+    # In parts: on a GPU, the sum over all rows of a large table would need as many bytes as the table.
     by_column = torch.stack([part.sum(0) for part in table.split(1 << 14)]).sum(0)
     return weighted(by_column) + 3 * weighted(table.sum(1)) + 5 * weighted(rest)

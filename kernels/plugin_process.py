@@ -1,25 +1,27 @@
-"""Implementations of a plug-in, as the process that measures sees them: what they say of themselves is asked
-of a process of the plug-in's own, so that nothing of it runs here. Requests and answers are lines of JSON."""
+"""The implementations of a plug-in's file, as the process that measures sees them.
+
+What they say of themselves is asked of a process that imports the plug-in. So a plug-in that crashes, or that
+imports a GPU library, does not disturb the measuring process. Requests and answers are pickled.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-import json
 import os
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.op import OPS, Implementation, Prepared, Unsupported
+from kernels.op import REQUIREMENTS, Implementation, Prepared, Unsupported
 from kernels.operands import Operands
 from kernels.platform import Platform
-from kernels.support import Support
+from kernels.support import Support, as_support
 
 if TYPE_CHECKING:
     import torch
@@ -29,13 +31,14 @@ FACTS = (
     "name", "requires", "op", "library", "runtime", "boundaries", "activations", "truncates", "allocates",
     "captures", "shared_layout", "rebinds", "version",
 )  # fmt: skip
+"""The attributes of an implementation that are read when the plug-in is imported."""
 
 
 class PluginProcess:
-    """Answers of one plug-in's file. Raises what `failure` makes of one line where it cannot be imported or
-    does not answer."""
+    """A process that imports one plug-in's file and answers for its implementations."""
 
     def __init__(self, path: Path, failure: type[Exception]) -> None:
+        """failure: the exception, with one line of text, for a plug-in that cannot be imported or crashes."""
         self.path, self.failure = path, failure
         self.asking = threading.Lock()
         ours, theirs = socket.socketpair()
@@ -51,29 +54,28 @@ class PluginProcess:
                 env={**os.environ, "PYTHONPATH": search},
                 start_new_session=True,
             )
-        self.stream = ours.makefile("rw", encoding="utf-8")
+        self.connection = Connection(ours.detach())
 
-    def ask(self, request: str, **arguments: Any) -> Any:
-        with self.asking:  # stations ask side by side
+    def ask(self, method: str, op: str = "", name: str = "", *arguments: object) -> Any:
+        """What a method of an implementation returns; the facts of all implementations for `list`."""
+        with self.asking:  # several threads ask
             try:
-                self.stream.write(json.dumps([request, arguments]) + "\n")
-                self.stream.flush()
-                line = self.stream.readline()
-            except OSError:
-                line = ""
-        if not line:
-            raise self.failure(f"the process of {self.path} ended while it was asked for {request}")
-        answer = json.loads(line)
-        if "error" in answer:
-            raise self.failure(answer["error"])
-        return answer["value"]
+                self.connection.send((method, op, name, arguments))
+                value, error = self.connection.recv()
+            except (OSError, EOFError):
+                raise self.failure(
+                    f"the process of {self.path} ended while it was asked for {method}"
+                ) from None
+        if error:
+            raise self.failure(error)
+        return value
 
     def implementations(self) -> list[PluginImplementation]:
         return [PluginImplementation(self, facts) for facts in self.ask("list")]
 
 
 class PluginImplementation(Implementation):
-    """What a plug-in's implementation says of itself; only a worker prepares it."""
+    """What a plug-in's implementation says of itself. Only a worker can prepare it."""
 
     name = "plugin"
     requires = ""
@@ -84,15 +86,14 @@ class PluginImplementation(Implementation):
         self.facts = facts
         for fact in FACTS:
             if fact != "version":
-                value = facts[fact]
-                setattr(self, fact, tuple(value) if isinstance(value, list) else value)
+                setattr(self, fact, facts[fact])
 
     @property
     def version(self) -> str:
         return str(self.facts["version"])
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        return self.process.ask(method, name=self.name, op=self.op, arguments=[_plain(a) for a in arguments])
+    def _ask(self, method: str, argument: object) -> Any:
+        return self.process.ask(method, self.op, self.name, argument)
 
     def available(self, platform: Platform) -> Support:
         return Support(*self._ask("available", platform))
@@ -123,45 +124,31 @@ class PluginImplementation(Implementation):
         raise Unsupported(f"{self.name} is a plug-in's: only its own worker prepares it")
 
 
-def _plain(value: Platform | DataclassInstance) -> dict[str, Any]:
-    facts = {field.name: getattr(value, field.name) for field in fields(value)}
-    if isinstance(value, Platform):
-        facts["features"] = sorted(value.features)
-        return {"platform": facts}
-    return {"sizes": asdict(value)}
-
-
-def _read(value: Mapping[str, Any], op: str) -> Any:
-    if "platform" in value:
-        facts = dict(value["platform"])
-        return Platform(**{**facts, "features": frozenset(facts["features"])})
-    return OPS[op].sizes(value["sizes"])
-
-
 def main() -> None:
-    """The plug-in's process: imports it, then answers."""
-    path, descriptor = Path(sys.argv[1]), int(sys.argv[2])
+    """Runs in the plug-in's process: imports the plug-in, then answers until the socket closes."""
+    path, connection = Path(sys.argv[1]), Connection(int(sys.argv[2]))
     kernels = importlib.import_module("kernels")
-    stream = socket.socket(fileno=descriptor).makefile("rw", encoding="utf-8")
     known: dict[tuple[str, str], Implementation] = {}
-    for line in stream:
-        request, arguments = json.loads(line)
+    while True:
         try:
-            if request == "list":
-                found = kernels.implementations_of(path)
-                known = {(i.op, i.name): i for i in found}
-                value: Any = [{fact: getattr(i, fact) for fact in FACTS} for i in found]
+            method, op, name, arguments = connection.recv()
+        except EOFError:
+            return
+        value: Any = None
+        error = ""
+        try:
+            if method == "list":
+                known = {(i.op, i.name): i for i in kernels.implementations_of(path)}
+                value = [{fact: getattr(i, fact) for fact in FACTS} for i in known.values()]
             else:
-                implementation = known[arguments["op"], arguments["name"]]
-                read = [_read(a, arguments["op"]) for a in arguments["arguments"]]
-                value = getattr(implementation, request)(*read)
-                if isinstance(value, Support):
-                    value = [value.ok, value.reason]
-            answer = {"value": value}
-        except Exception as error:
-            answer = {"error": " ".join(str(error).split()) or type(error).__name__}
-        stream.write(json.dumps(answer) + "\n")
-        stream.flush()
+                implementation = known[op, name]
+                value = getattr(implementation, method)(*arguments)
+                if method in REQUIREMENTS:
+                    support = as_support(value, f"{type(implementation).__name__}.{method}()")
+                    value = support.ok, support.reason
+        except Exception as caught:
+            error = " ".join(str(caught).split()) or type(caught).__name__
+        connection.send((value, error))
 
 
 if __name__ == "__main__":

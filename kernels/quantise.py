@@ -1,5 +1,5 @@
-"""The suite's own kernel that quantises activations: what a boundary `with_quant` adds to a kernel that
-takes quantised operands."""
+"""The suite's own kernel that quantises activations. With it, a kernel of quantised operands runs in the
+boundary `with_quant`."""
 
 from __future__ import annotations
 
@@ -12,24 +12,28 @@ from kernels.formats import BLOCK, SCALES, SMALLEST_SCALE, Fp8Format, Scales, bl
 if TYPE_CHECKING:
     import torch
 
-ROWS = 16  # of a program: 2048 values, 16 for each thread of four warps
-INTERPRETED_ROWS = 1024  # the interpreter's time is per program
+ROWS = 16
+"""Rows of a Triton program: 2048 values, 16 for each thread of four warps."""
+INTERPRETED_ROWS = 1024
+"""Rows of a program in the interpreter, whose time depends on the number of programs."""
 
-# Of torch's scratch: 128 rows of 7168 values are 3.7 MB, which stay in cache from step to step.
 CPU_ROWS = 128
+"""Rows that torch quantises at once: with 7168 columns they take 3.7 MB, which stay in cache."""
 
 
 def quantiser(
     x: torch.Tensor, q: torch.Tensor, scale: torch.Tensor, scales: Scales = "fp32"
 ) -> Callable[[], None]:
-    """A callable that quantises what x holds into q and scale, bit by bit as quantise_activations does.
+    """Returns a function that quantises x into q and scale. The result has the bits of quantise_activations.
 
     x:     bf16 [M, K], finite
-    q:     [M, K] in one of kernels.formats.FORMATS; on a GPU one that it converts to (kernels.formats.native)
+    q:     [M, K] in one of kernels.formats.FORMATS; on a GPU, one that it can convert to
+    (kernels.formats.native)
     scale: fp32 [M, ceil(K/128)]
-    All of any strides, on one device. A Triton kernel, on a CPU too where TRITON_INTERPRET=1; otherwise
-    torch's operators there, some rows at a time. Raises ValueError for shapes that do not fit, a q that is
-    not in one of these formats, or unknown scales.
+
+    All may have any strides, and are on one device. On a GPU, and on a CPU with TRITON_INTERPRET=1, it is a
+    Triton kernel; else it is torch's operators. Raises ValueError for shapes that do not fit, for a q in
+    another format, and for unknown scales.
     """
     fmt = fp8_format(str(q.dtype).removeprefix("torch.float8_"))
     blocks = -(-x.shape[1] // BLOCK)
@@ -52,8 +56,8 @@ def _triton(
 
     interpreted = x.device.type == "cpu"
     rows = INTERPRETED_ROWS if interpreted else ROWS
-    # The interpreter reads subnormal bf16 wrongly, and truncates to FP8 where it should round: there torch
-    # converts both.
+    # The interpreter reads subnormal bf16 wrongly, and truncates to FP8 where it should round. So torch
+    # converts both for it.
     read, written = (torch.empty(x.shape), torch.empty(x.shape)) if interpreted else (x, q)
     launch = quantise_kernel[(-(-x.shape[0] // rows), scale.shape[1])]
     arguments = (read, written, scale, *x.shape, *read.stride(), *written.stride(), *scale.stride())
@@ -82,7 +86,7 @@ def _torch(
 
     columns = x.shape[1]
     rows = min(CPU_ROWS, x.shape[0])
-    # Zeros past K's end stay: they change no amax, and divided they are zeros.
+    # The zeros behind the end of K stay: they change no amax, and stay zeros when they are divided.
     wide = torch.zeros(rows, scale.shape[1], BLOCK)
     largest, smallest = torch.empty(rows, scale.shape[1]), torch.empty(rows, scale.shape[1])
     parts = [

@@ -1,4 +1,4 @@
-"""Triton source of quantising activations by 1x128 blocks."""
+"""Triton source of the kernel that quantises activations in 1x128 blocks."""
 
 import triton
 import triton.language as tl
@@ -6,8 +6,8 @@ import triton.language as tl
 
 @triton.jit
 def quantise_kernel(
-    x,  # bf16 [rows, columns]; fp32 in the interpreter, as q: its conversions are not exact
-    q,  # FP8 [rows, columns]
+    x,  # bf16 [rows, columns]; fp32 in the interpreter, whose conversions are not exact
+    q,  # FP8 [rows, columns]; fp32 in the interpreter
     scale,  # fp32 [rows, ceil(columns / BLOCK)]
     rows,
     columns,
@@ -17,15 +17,15 @@ def quantise_kernel(
     q_column,
     scale_row,
     scale_column,
-    LARGEST: tl.constexpr,  # finite value of the format
+    LARGEST: tl.constexpr,  # the largest finite value of the format
     SMALLEST_SCALE: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,  # whether scales are rounded up to one
+    POWER_OF_TWO: tl.constexpr,  # whether scales are rounded up to powers of two
     BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """One program: one block of columns of BLOCK_M rows. Grid (row blocks, column blocks).
+    """A program quantises one block of columns of BLOCK_M rows. Grid: (row blocks, column blocks).
 
-    The arithmetic of kernels.formats bit by bit, so both divisions round correctly: `/` need not.
+    The result has the bits of kernels.formats. So both divisions must round correctly, which `/` need not do.
     """
     row = (tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)).to(tl.int64)
     block = tl.program_id(1)

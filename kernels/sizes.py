@@ -1,4 +1,4 @@
-"""Sizes of a case, as text or numbers, read into an op's own class."""
+"""Reads the sizes of a case, given as text or numbers, into an op's own class."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _kinds(cls: type) -> dict[str, Callable[[Size], Size]]:
 
 
 def read_sizes(op: str, cls: type[SizesType], given: Mapping[str, Size]) -> SizesType:
-    """Builds a Sizes dataclass from text or numbers; names the op's sizes where one is unknown."""
+    """Makes an op's Sizes. Raises ValueError, which names the op's sizes, where one is unknown or missing."""
     kinds = _kinds(cls)
     names = ", ".join(kinds)
     values: dict[str, Size] = {}

@@ -19,23 +19,22 @@ if TYPE_CHECKING:
     import torch
     from _typeshed import DataclassInstance
 
-# One thread for numpy, with which Triton interprets: on products this small more of them wait for each
-# other, three times as long where other processes run.
 INTERPRETER = {"TRITON_INTERPRET": "1", "OPENBLAS_NUM_THREADS": "1"}
-
+"""Triton interprets with numpy, which gets one thread: on small products several threads wait for each other,
+and take three times as long where other processes run."""
 
 CPU = Target("cpu", "cpu", 64)
-"""The interpreter. Compute units are of no meaning to it: enough that it sees several splits."""
+"""The interpreter. It has no compute units; 64 make kernels that split their work do so."""
 
 
 def options(warps: int, stages: int, instruction: int = 0) -> dict[str, int]:
-    """Triton's options; instruction: rows of AMD's matrix instruction, 0 elsewhere."""
+    """Triton's options. instruction: rows of AMD's matrix instruction, 0 for other vendors."""
     common = {"num_warps": warps, "num_stages": stages}
     return common | {"matrix_instr_nonkdim": instruction} if instruction else common
 
 
 def target_of(device: torch.device) -> Target:
-    """The device that a tensor is on."""
+    """The target that a tensor's device is."""
     if device.type == "cpu":
         return CPU
     import torch
@@ -45,14 +44,16 @@ def target_of(device: torch.device) -> Target:
 
 
 def kind_of(device: torch.device) -> str:
-    """The platform that a device belongs to: cpu, cuda or rocm."""
+    """The kind of a tensor's device: cpu, cuda or rocm."""
     import torch
 
-    return "cpu" if device.type == "cpu" else "rocm" if torch.version.hip else "cuda"
+    if device.type == "cpu":
+        return "cpu"
+    return "rocm" if torch.version.hip else "cuda"
 
 
 def require_interpreter(device: torch.device) -> None:
-    """Raises Unsupported on a CPU where Triton would not or cannot interpret."""
+    """Raises Unsupported on a CPU where Triton does not or cannot interpret."""
     if device.type != "cpu":
         return
     if os.environ.get("TRITON_INTERPRET") != "1":
@@ -64,8 +65,8 @@ def require_interpreter(device: torch.device) -> None:
 
 
 def interpreter_fits() -> Support:
-    """Whether the interpreter works with the installed NumPy. Before Triton 3.7 it takes an array of one
-    value for a number (`__index__` in triton/runtime/interpreter.py), which NumPy refuses from 2.4 on."""
+    """Whether the interpreter works with the installed NumPy. Before Triton 3.7 it uses an array of one value
+    as a number (`__index__` in triton/runtime/interpreter.py), which NumPy refuses since 2.4."""
     triton, numpy = version("triton") or "", version("numpy") or ""
     return need(
         not is_older(triton, "3.7") or is_older(numpy, "2.4"),
@@ -75,7 +76,7 @@ def interpreter_fits() -> Support:
 
 
 class TritonImplementation(Implementation):
-    """A Triton kernel, which a CPU checks through the interpreter and never times."""
+    """A Triton kernel. On a CPU it is interpreted: checked, but never timed."""
 
     requires = "Triton (on cpu through its interpreter: checked, never timed)"
     runtime = "triton"
@@ -91,7 +92,7 @@ class TritonImplementation(Implementation):
 
 
 class ConfiguredPrepared(Prepared):
-    """Prepared under a configuration, which the record says."""
+    """A call with a configuration, which the record names."""
 
     choice: Choice
 
@@ -100,12 +101,10 @@ class ConfiguredPrepared(Prepared):
 
 
 class SuiteTriton(TritonImplementation, Tunable):
-    """One of the suite's own, which can be asked what it would launch on any target.
-
-    older_instructions: kernel -> why its tiles of too few rows for wgmma and tcgen05 make do with mma.sync
-    """
+    """A Triton kernel of the suite. It can tell what it would launch on any target."""
 
     older_instructions: ClassVar[Mapping[str, str]] = {}
+    """Kernels whose tiles have too few rows for wgmma and tcgen05, and why mma.sync is good enough."""
 
     def prepare(self, operands: Operands, out: torch.Tensor) -> Prepared:
         assert out is not None
@@ -113,8 +112,8 @@ class SuiteTriton(TritonImplementation, Tunable):
         return self.prepare_for(target_of(out.device), operands, out)
 
     def prepare_for(self, target: Target, operands: Operands, out: torch.Tensor) -> ConfiguredPrepared:
-        """As prepare, for a target that tensors on torch's meta device may stand in for: what its calls
-        would launch there can then be compiled anywhere. Raises Unsupported."""
+        """As prepare, for any target. The tensors may be on torch's meta device: what the call would launch
+        can then be compiled on any machine. Raises Unsupported."""
         choice = self.choose(target, operands.sizes)
         prepared = self.prepare_with(choice.config, target, operands, out)
         prepared.choice = choice
@@ -124,5 +123,5 @@ class SuiteTriton(TritonImplementation, Tunable):
     def prepare_with(
         self, config: DataclassInstance, target: Target, operands: Operands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        """As prepare_for, under this configuration. On a CPU, interpreted, under any: the interpreter takes
-        the constants that change what is computed, and lets Triton's options be."""
+        """As prepare_for, with this configuration. The interpreter takes any configuration: it uses the
+        constants that change what is computed, and ignores Triton's options."""

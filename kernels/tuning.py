@@ -1,8 +1,8 @@
-"""Configurations of a kernel: which there are, what each asks of a device, and which was chosen for what.
+"""Configurations of a kernel: which there are, what each needs of a device, and which one is used for a case.
 
-Choices are data: `python -m harness tune` writes `tuned/<device>/<implementation>.json` beside this file,
-from offline compiling (the device is then an architecture) or from measuring, and `choose` reads them when a
-call is prepared. KERNEL_BENCH_TUNED names a further folder of the same layout, which goes before.
+Choices are data. `python -m harness tune` writes them to `tuned/<device>/<implementation>.json` beside this
+file, after compiling (the device is then an architecture) or measuring. `choose` reads them when a call is
+prepared. KERNEL_BENCH_TUNED names another folder of the same layout, which comes first.
 """
 
 from __future__ import annotations
@@ -28,103 +28,99 @@ TUNED = Path(__file__).parent / "tuned"
 OWN = "KERNEL_BENCH_TUNED"
 
 Own = TypeVar("Own", bound="Tunable")
-Of = TypeVar("Of")
+T = TypeVar("T")
 
 
 class StoredError(Exception):
-    """Stored choices cannot be read; the text says which and what to do."""
+    """Stored choices cannot be read. The text says which, and what to do."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """What kernels are chosen for; it need not be here.
-
-    kind:   cpu, cuda or rocm
-    arch:   sm_90, gfx942 ...
-    units:  compute units (streaming multiprocessors)
-    device: the vendor's name; empty for any of the architecture
-    shared: bytes that the threads of a program share at most; of a device that is here its driver knows
-    """
+    """A device for which a configuration is chosen. This machine need not have it."""
 
     kind: str
+    """cpu, cuda or rocm."""
     arch: str
+    """sm_90, gfx942 ..."""
     units: int
+    """Compute units (CUs, SMs)."""
     device: str = ""
+    """The vendor's name; empty for any device of the architecture."""
     shared: float = math.inf
+    """The most bytes of shared memory of a program, if the driver of a device here reports it."""
 
-    def pick(self, choices: Mapping[str, Of]) -> Of:
-        """Of choices by architecture or kind: the architecture's own, if there is one."""
+    def pick(self, choices: Mapping[str, T]) -> T:
+        """Picks from choices by architecture or kind. The architecture comes first."""
         return choices.get(self.arch, choices[self.kind])
 
 
 @dataclass(frozen=True)
 class Demand:
-    """What one kernel of a call asks of a device: all that is needed to judge a configuration before it runs.
-
-    kernel:    name of the function that is compiled
-    programs:  of its grid that have work to do
-    flops:     of a program's matrix products, with what pads its tile
-    dtype:     of the operands of those products
-    read:      bytes that a program loads, from a cache or from memory
-    in_flight: bytes of those that are on the way at once, by the stages of its loop
-    moved:     bytes that all programs read and write, each once
-    overlaps:  whether a program's loads go on while it multiplies; not so in a loop of one stage
-    """
+    """What one kernel of a call needs of a device. A configuration is ranked by this before it runs."""
 
     kernel: str
+    """The name of the function that is compiled."""
     programs: int
+    """Programs of the grid that have work."""
     flops: float
+    """Flops of the matrix products of a program, including the padding of its tile."""
     dtype: str
+    """The dtype of the operands of these products."""
     read: float
+    """Bytes that a program loads, from a cache or from memory."""
     in_flight: float
+    """Bytes of loads that are in flight at once, by the stages of the loop."""
     moved: float
+    """Bytes that all programs together read and write, each counted once."""
     overlaps: bool = True
+    """Whether loads overlap with products. In a loop of one stage they do not."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration, and where it comes from, for the record."""
+    """A configuration and where it comes from."""
 
     config: DataclassInstance
     origin: str
+    """A phrase for the record."""
 
 
 class Tunable(Implementation):
-    """An implementation that has configurations to choose from.
-
-    Config: a frozen dataclass of whole numbers, words and truths: the constants that its kernels are
-            specialised by and Triton's options, whatever the sizes are
-    forced: the configuration that is used instead of the one chosen
-    """
+    """An implementation that has several configurations."""
 
     Config: ClassVar[type[DataclassInstance]]
+    """A frozen dataclass of integers, strings and booleans: the constants for which its kernels are
+    specialised, and Triton's options. It does not depend on the sizes."""
     forced: DataclassInstance | None = None
+    """The configuration to use in place of a stored one."""
 
     @abstractmethod
     def configurations(self, target: Target, sizes: DataclassInstance) -> Iterable[DataclassInstance]:
-        """All that are right for these sizes and may be best for some; whether one fits is the compiler's to
-        say. Those that differ only in what cannot matter here are given once."""
+        """All configurations that are right at these sizes and may be the fastest. Whether one fits the
+        device is found by compiling it. Of configurations that differ only in what has no effect at these
+        sizes, one is returned."""
 
     @abstractmethod
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
-        """What is taken where nothing is stored for any target of the kind."""
+        """The configuration to use where none is stored for any target of the kind."""
 
     def demands(self, config: DataclassInstance, target: Target, sizes: DataclassInstance) -> list[Demand]:
-        """Of each kernel of a call that a configuration changes."""
+        """What each kernel of a call needs that depends on the configuration."""
         return []
 
     def features(self, sizes: DataclassInstance) -> dict[str, float | str]:
-        """By which cases are near each other or far: see `distance`."""
+        """The properties by which `distance` compares cases."""
         return asdict(sizes)
 
     def configured(self: Own, config: Mapping[str, object]) -> Own:
-        """The same, made to use this configuration."""
+        """A copy that uses this configuration."""
         other = copy.copy(self)
         other.forced = self.Config(**config)
         return other
 
     def choose(self, target: Target, sizes: DataclassInstance) -> Choice:
-        """The configuration for these sizes: the forced one, else the nearest stored one, else by rule."""
+        """The configuration for these sizes: the forced one, the nearest stored one, or the heuristic one."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
         by_rule = f"by rule: none of the stored fits {target.arch} here"
@@ -132,20 +128,20 @@ class Tunable(Implementation):
 
 
 def words(config: DataclassInstance) -> str:
-    """`rows=64 warps=4`, for people."""
+    """Text such as `rows=64 warps=4`."""
     return text_of(asdict(config))
 
 
 OTHER_DEVICE, NOT_MEASURED, OTHER_ARCH = 1.0, 2.0, 1000.0
-"""What distance a choice is thought farther by that was measured on another device of the architecture, or
-only compiled, or made for another architecture of the kind. One that was measured here goes before one that
-was compiled for exactly these sizes if all sizes together are within a factor of four; another architecture's
-goes before none of its own."""
+"""What is added to the distance of a choice that was measured on another device of the architecture, was only
+compiled, or was made for another architecture. So a choice that was measured on this device comes before one
+that was compiled for exactly these sizes, if its sizes together are within a factor of four. A choice for
+another architecture comes after all of the device's own."""
 
 
 def nearest(implementation: Tunable, target: Target, sizes: DataclassInstance) -> Choice | None:
-    """The stored choice that is right for these sizes and was made for the nearest; None if there is none.
-    Raises StoredError where what is stored cannot be read."""
+    """The stored choice for the nearest case, of those that are right at these sizes. None if there is none.
+    Raises StoredError where stored choices cannot be read."""
     entries = [entry for entry in stored(implementation.name) if entry.kind == target.kind]
     if not entries:
         return None
@@ -159,24 +155,22 @@ def nearest(implementation: Tunable, target: Target, sizes: DataclassInstance) -
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A stored choice.
-
-    kind, arch, device: what it was made for; device is empty where it was only compiled
-    case:     its text, for people; features: see Tunable.features
-    config:   in words
-    """
+class StoredChoice:
+    """A stored choice."""
 
     kind: str
     arch: str
     device: str
+    """The device on which it was measured; empty if it was only compiled."""
     measured: bool
     case: str
     features: Mapping[str, float | str]
+    """Properties of the case (see Tunable.features)."""
     config: str
+    """The configuration as `words` writes it."""
 
     def away(self, features: Mapping[str, float | str], target: Target) -> float:
-        """How far its case is from another, and what it was made for from the target."""
+        """The distance of its case from another one, and of its device from the target."""
         away = distance(features, self.features)
         if self.arch != target.arch:
             away += OTHER_ARCH
@@ -187,7 +181,7 @@ class Entry:
         return away
 
     def origin(self, features: Mapping[str, float | str], target: Target) -> str:
-        """For the record."""
+        """Says where it comes from, for the record."""
         where = self.device or self.arch
         how = f"measured on {where}" if self.measured else f"compiled for {where}, not measured"
         other = "" if self.arch == target.arch else f", for want of any for {target.arch}"
@@ -196,7 +190,7 @@ class Entry:
 
 
 def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> float:
-    """Between sizes: binary orders of magnitude, summed over all of them; four for each word that differs."""
+    """The sum of the factors between the numbers of two cases, as log2, and of 4 for each other string."""
     total = 0.0
     for name in a.keys() | b.keys():
         first, second = a.get(name), b.get(name)
@@ -210,31 +204,33 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
 
 
 def folders() -> list[Path]:
-    """Where choices are stored, the first goes before. Raises StoredError."""
+    """The folders of stored choices. The first comes first. Raises StoredError."""
     own = os.environ.get(OWN)
     return [*([own_folder(own)] if own else []), TUNED]
 
 
 def own_folder(named: str) -> Path:
-    """The folder that OWN names. Raises StoredError where it is none."""
+    """The folder that KERNEL_BENCH_TUNED names. Raises StoredError where it does not exist."""
     if not Path(named).is_dir():
         raise StoredError(f"{OWN} names {named}, which is not a folder")
     return Path(named)
 
 
 @functools.cache
-def stored(implementation: str) -> list[Entry]:
-    """All choices for an implementation. Raises StoredError."""
+def stored(implementation: str) -> list[StoredChoice]:
+    """All stored choices for an implementation. Raises StoredError."""
     return [entry for folder in folders() for entry in _read(folder, implementation)]
 
 
-def _read(folder: Path, implementation: str) -> Iterator[Entry]:
+def _read(folder: Path, implementation: str) -> Iterator[StoredChoice]:
     for path in sorted(folder.glob(f"*/{implementation}.json")):
         try:
             file = json.loads(path.read_text())
             place = (file["kind"], file["arch"], file["device"], file["measured"])
             for choice in file["choices"]:
-                yield Entry(*place, choice["case"], dict(choice["features"]), text_of(choice["config"]))
+                yield StoredChoice(
+                    *place, choice["case"], dict(choice["features"]), text_of(choice["config"])
+                )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = f"lacks {error}" if isinstance(error, KeyError) else error
             raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None

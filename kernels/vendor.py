@@ -1,6 +1,5 @@
-"""What the rows of other people's libraries need: said once, in the same words for all.
-
-A row states data: the base class of its library below, and whatever it needs beyond that.
+"""What the rows of libraries need, once for each library: a row takes the base class of its library below and
+says what it needs beyond that.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from kernels.support import Support, need
 from shapes.case import Case
 
 BLACKWELL = ("sm_100", "sm_103")
-"""Of data centres: B200 and B300."""
+"""The data centre's: B200 and B300."""
 
 SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
 
 TRITON: Mapping[str, str] = {"triton": ""}
-"""For `also`; torch brings it."""
+"""For `also`: torch brings it."""
 
 READ_TO: Mapping[str, tuple[str, ...]] = {
     "aiter": ("0.1.20.post1",),
@@ -42,32 +41,30 @@ READ_TO: Mapping[str, tuple[str, ...]] = {
     "tokenspeed_mla": ("2.0.4",),
     "vllm": ("0.33.0",),
 }
-"""Of each library the newest release whose sources the rows were read against; of several lines of versions,
-of each. The headers of providers/ say what was read."""
+"""The newest release of each library that the rows were written against, for each of its lines of versions.
+The headers of providers/ say what was read."""
 
 
 class Vendor(Implementation):
-    """A kernel of a library. Besides what any implementation says:
+    """A kernel of a library."""
 
-    kinds:    platforms that it runs on
-    archs:    architectures that it has been built for; empty: all of those platforms
-    instructions: sets of them that a CPU must have
-    install:  how to get the library
-    also:     modules that it needs beside torch and the library, each with how to get it
-    any_fp8:  it takes FP8 in either format; others take that of the architecture's matrix instructions
-    symbols:  what it takes of its library, in tuples of alternatives: what `doctor --bind` checks
-    since:    the library's first version that has them; empty: any
-    others_since: the same of other libraries that it takes something of
-    """
-
+    # Platforms that it runs on.
     kinds: ClassVar[tuple[str, ...]]
+    # Architectures that it is built for; empty: all of those platforms.
     archs: ClassVar[tuple[str, ...]] = ()
+    # Sets of instructions that a CPU must have.
     instructions: ClassVar[tuple[str, ...]] = ()
+    # How to get the library.
     install: ClassVar[str] = ""
+    # Modules that it needs beside torch and the library, each with how to get it.
     also: ClassVar[Mapping[str, str]] = {}
+    # It takes FP8 in either format; others take that of the architecture's matrix instructions.
     any_fp8: ClassVar[bool] = False
+    # What it takes of its library, in tuples of alternatives: `doctor --bind` checks these.
     symbols: ClassVar[Sequence[Taken]] = ()
+    # The library's first version that has them; empty: any.
     since: ClassVar[str] = ""
+    # The same of other libraries that it takes something of.
     others_since: ClassVar[Mapping[str, str]] = {}
 
     def available(self, platform: Platform) -> Support:
@@ -83,20 +80,19 @@ class Vendor(Implementation):
         )
 
     def recent(self, platform: Platform) -> Support:
-        """Whether its libraries, where they tell their version, have what this row takes."""
+        """Whether the installed versions of its libraries, where they are known, have what this row takes."""
         if not platform.here:
             return Support(True)
         own = at_least(self.library or self.provider, self.since, self.version)
         return Support.all_of(own, *(at_least(n, v, version(n) or "") for n, v in self.others_since.items()))
 
     def first_version(self, library: str) -> str:
-        """Of a library that has what this row takes; empty: any."""
+        """The first version of a library that has what this row takes; empty: any."""
         return (
             self.since if library == (self.library or self.provider) else self.others_since.get(library, "")
         )
 
     def installed(self, platform: Platform) -> Support:
-        """Whether its library is installed."""
         return platform.library(self.library or self.provider, install=self.install)
 
     def supports(self, case: Case, platform: Platform) -> Support:
@@ -114,12 +110,12 @@ class Vendor(Implementation):
 
 
 def at_least(library: str, first: str, installed: str) -> Support:
-    """Whether the installed version is that or later; one that does not tell its version may be."""
+    """Whether the installed version is that or later; a version that cannot be read counts as later."""
     return need(not is_older(installed, first), f"needs {library} {first} or later; this is {installed}")
 
 
 def is_older(version: str, first: str) -> bool:
-    """Not where one of them is no version."""
+    """False where one of them cannot be read."""
     try:
         return Version(version) < Version(first)
     except InvalidVersion:
@@ -127,7 +123,7 @@ def is_older(version: str, first: str) -> bool:
 
 
 def last_read(library: str, version: str) -> str:
-    """The newest release that was read, where this version of the library is newer; else `""`."""
+    """The newest release that the rows were written against, where this version is newer; else `""`."""
     try:
         given = Version(version)
     except InvalidVersion:
@@ -163,12 +159,12 @@ class Cudnn(Vendor):
 
 
 class DeepGemm(Vendor):
-    """On Blackwell its products take scales that are powers of two alone. It compiles for sm_103 as for
-    sm_100 (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch).
+    """On Blackwell its products take only scales that are powers of two. It compiles for sm_103 as for sm_100
+    (csrc/jit/device_runtime.hpp of DeepGEMM 2.6.1, get_arch).
 
     Each sgl-deep-gemm is built for one torch, which its metadata does not name. Under torch 2.11.0+cu130
-    0.1.4.post1 was seen to load, and 0.2.3.post2 and 0.2.5 not to, for a symbol of a later torch; SGLang
-    0.5.23 requires 0.2.3.post2 with torch 2.14.1."""
+    0.1.4.post1 loads; 0.2.3.post2 and 0.2.5 do not, for a symbol of a later torch. SGLang 0.5.23 requires
+    0.2.3.post2 with torch 2.14.1."""
 
     runtime = "deep_gemm"
     library = "deep_gemm"
@@ -191,7 +187,7 @@ class DeepGemm(Vendor):
 
 
 class FlashAttention(Vendor):
-    """Generations are packages of their own; the calls of all allocate their output."""
+    """Each generation is a package of its own; the calls of all allocate their output."""
 
     runtime = "flash_attn"
     allocates = True
@@ -217,10 +213,7 @@ class FlashInfer(Vendor):
 
 
 class Sglang(Vendor):
-    """Its Triton kernels.
-
-    ATTENTION: where those of attention lie, and before that lay
-    """
+    """Its Triton kernels."""
 
     runtime = "sglang"
     library = "sglang"
@@ -228,10 +221,11 @@ class Sglang(Vendor):
     kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
     also = TRITON
 
+    # Where those of attention are, and where they were before.
     ATTENTION = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
     def environment(self, platform: Platform) -> dict[str, str]:
-        """Not DeepGEMM in their place, which is a row of its own: by its newer and its older name."""
+        """Switches off DeepGEMM, which is a row of its own, by the newer and the older name of the switch."""
         return {"SGLANG_ENABLE_JIT_DEEPGEMM": "0", "SGL_ENABLE_JIT_DEEPGEMM": "0"}
 
 
@@ -239,11 +233,8 @@ class TileLang(Vendor):
     """The suite's own kernels in TileLang's language, which it compiles for the device when they are first
     prepared.
 
-    Both engines require 0.1.12, whose compiler lowers all of them (tests/kernels/test_tilelang.py). It ends
-    the process as it is imported beside apache-tvm-ffi 0.1.12 or later, which its metadata excludes.
-
-    COMPILE: gives the kernel of a program
-    CALL:    where a kernel's call stands; how many positions it has, each kernel says itself
+    Both engines require 0.1.12, and its compiler lowers all of them (tests/kernels/test_tilelang.py).
+    Importing it beside apache-tvm-ffi 0.1.12 or later, which its metadata excludes, ends the process.
     """
 
     runtime = "tilelang"
@@ -256,7 +247,9 @@ class TileLang(Vendor):
     archs: ClassVar[tuple[str, ...]] = ("sm_90", "sm_100", "gfx942", "gfx950")
     since = "0.1.12"
 
+    # Compiles a program into a kernel.
     COMPILE = Function("tilelang.compile", "tilelang.jit.compile", needs="func")
+    # The call of a kernel; each kernel says how many positional arguments it has.
     CALL = ("tilelang.jit.kernel.JITKernel.__call__", "tilelang.JITKernel.__call__")
 
     symbols: ClassVar[Sequence[Taken]] = (
@@ -315,13 +308,13 @@ ONEDNN_ISAS = (
     "AVX512_CORE_VNNI",
     "AVX512_CORE_BF16",
 )
-"""What ONEDNN_MAX_CPU_ISA may hold oneDNN to, up to what its bf16 brgemm needs (oneDNN's guide, CPU
+"""Values of ONEDNN_MAX_CPU_ISA, which limits oneDNN, up to what its bf16 brgemm needs (oneDNN's guide, CPU
 dispatcher control)."""
 
 
 def onednn_may_use(isa: str) -> Support:
     """Whether this process's environment lets oneDNN use the instruction set; `""`: none. oneDNN takes values
-    in any case, its older name where the newer is not set, and ignores those it does not know."""
+    in upper or lower case, reads the older name where the newer is not set, and ignores unknown values."""
     name = next((n for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)), "")
     most = os.environ.get(name, "").upper()
     below = isa and most in ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]
@@ -329,16 +322,12 @@ def onednn_may_use(isa: str) -> Support:
 
 
 def vllm_operator(name: str, positions: int) -> Operator:
-    """Of vLLM's compiled part."""
+    """An operator of vLLM's compiled part."""
     return Operator(f"vllm._C.{name}", positions, loader="vllm._custom_ops")
 
 
 class VllmCpu(Vllm):
-    """A kernel that vLLM serves DeepSeek with on x86-64 servers.
-
-    onednn_isa: what oneDNN must be allowed to use, or it throws out of this kernel's threads, which ends
-                the process; empty: the kernel does not call it
-    """
+    """A kernel that vLLM serves DeepSeek with on x86-64 servers."""
 
     requires = "vLLM's CPU build, AVX-512 with bf16 (AMX tiles where the CPU has them)"
     kinds: ClassVar[tuple[str, ...]] = ("cpu",)
@@ -346,18 +335,19 @@ class VllmCpu(Vllm):
     # the others (csrc/cpu/cpu_types_x86.hpp), and serves no FP8 model.
     instructions = ("avx512_bf16",)
     also: ClassVar = {}
+    # What oneDNN must be allowed to use: else it throws in this kernel's threads, which ends the process.
+    # Empty: the kernel does not call it.
     onednn_isa: ClassVar[str] = ""
 
+    # Each of vLLM's builds for CPUs has at least one of these operators.
     OF_CPUS = ("init_cpu_memory_env", "init_cpu_threads_env", "cpu_attention_with_kv_cache", "onednn_mm")
-    """Operators of which any of vLLM's builds for CPUs has one."""
 
     def available(self, platform: Platform) -> Support:
         support = super().available(platform)
         return Support.all_of(support, onednn_may_use(self.onednn_isa)) if platform.here else support
 
     def require(self) -> None:
-        """Raises Unsupported where this process cannot call its kernels."""
-        # Asked here too: a flag that is evaluated is set in this process alone.
+        # `available` asks too, in another process: a flag under test is set in this one alone.
         if not (allowed := onednn_may_use(self.onednn_isa)).ok:
             raise Unsupported(allowed.reason)
         load("vllm._custom_ops")

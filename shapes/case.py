@@ -1,4 +1,4 @@
-"""A case: an op at concrete sizes, with the place it has in a model and a boundary."""
+"""A case: an op at concrete sizes, with a boundary and its place in a model."""
 
 from __future__ import annotations
 
@@ -16,19 +16,17 @@ def text_of(sizes: Mapping[str, Size]) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """One op at concrete sizes.
-
-    sizes:    what the op's `Sizes` reads; plain integers and words, no units
-    boundary: what the timed call covers (`core`, `with_quant`, `with_routing`)
-    place:    where in a model it occurs, for people (`deepseek-r1 tp8 decode`)
-    weight:   how often the step that contains it occurs in the suite's workload, 0..1
-    """
+    """One op at concrete sizes."""
 
     op: str
     sizes: Mapping[str, Size]
+    """The sizes that the op's `Sizes` reads: plain integers and words without units."""
     boundary: str = "core"
+    """What the timed call covers: `core`, `with_quant` or `with_routing`."""
     place: str = "ad hoc"
+    """Where it occurs in a model, as a text for people: `deepseek-r1 tp8 decode`."""
     weight: float = 1.0
+    """How often the step that contains it occurs in the suite's workload, 0..1."""
 
     @property
     def text(self) -> str:
@@ -36,7 +34,7 @@ class Case:
 
     @property
     def key(self) -> str:
-        """Names the case within a run; cases of equal key are the same measurement."""
+        """The name of the case within a run. Cases with equal keys are the same measurement."""
         return f"{self.op} {self.text} {self.boundary}"
 
     def with_sizes(self, sizes: Mapping[str, Size]) -> Case:
@@ -44,7 +42,7 @@ class Case:
 
 
 def merge(cases: Iterable[Case]) -> list[Case]:
-    """Cases of equal key become one that carries the sum of their weights, order kept."""
+    """Replaces cases with equal keys by one that has the sum of their weights, and keeps the order."""
     merged: dict[str, Case] = {}
     for case in cases:
         known = merged.get(case.key)
@@ -53,10 +51,8 @@ def merge(cases: Iterable[Case]) -> list[Case]:
 
 
 def parse(text: str) -> list[dict[str, str]]:
-    """`batch=1,16 ctx=4096` -> one dict of sizes for each combination of the listed values.
-
-    Raises ValueError with one line that says what is wrong.
-    """
+    """Returns the sizes of each combination of the listed values: two for `batch=1,16 ctx=4096`. Raises
+    ValueError with one line."""
     axes: dict[str, list[str]] = {}
     for word in text.split():
         name, equals, values = word.partition("=")

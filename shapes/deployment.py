@@ -1,10 +1,9 @@
-"""Every call of the four ops that one rank of a served model makes, step by step."""
+"""The calls of the four ops that one rank of a served model makes, step by step."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from shapes.attention import Parallel, mha_prefill_sizes, mla_decode_sizes
 from shapes.case import Size
@@ -12,100 +11,90 @@ from shapes.cases import BATCHES, DP_BATCHES, DP_PROMPTS, ISL, PROMPTS
 from shapes.cases.mla_decode import SEEN
 from shapes.experts import fused_moe_sizes, rows
 from shapes.linears import FP8, block_scale_gemm_sizes, linears
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
-    from shapes.scheduler import Workload
+from shapes.models import ModelConfig
+from shapes.scheduler import Workload, simulate
 
 PARTS = {
-    "dense gate_up": "dense",
-    "dense down": "dense",
-    "shared gate_up": "shared",
-    "shared down": "shared",
+    **dict.fromkeys(("dense gate_up", "dense down"), "dense"),
+    **dict.fromkeys(("shared gate_up", "shared down"), "shared"),
 }
-"""The part of the model that a linear belongs to, by its name; the others are attention's. Each part may be
-split over other ranks."""
+"""Name of a linear -> the part of the model that it belongs to; linears that are not here belong to
+attention. Each part may be split over other ranks."""
 
 
 @dataclass(frozen=True)
 class Deployment:
-    """How a model is split over the ranks of a server.
-
-    tp:         how many ranks share the heads of an attention: a group
-    dp:         how many groups there are, each with requests of its own (DP attention)
-    ep:         how many ranks share the experts; 1: each expert's columns are split over all ranks
-    dense_tp:   how many ranks share the MLP of a dense layer
-    shared_tp:  how many ranks share the shared expert
-    shared:     1 where the shared expert is computed as one more of the routed ones, else 0
-    dispatched: whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all
-    kv:         format of the KV cache
-    """
+    """How a model is split over the ranks of a server."""
 
     model: ModelConfig
     tp: int
+    """The number of ranks that share the heads of an attention: a group."""
     dp: int = 1
+    """The number of groups; each has requests of its own (DP attention)."""
     ep: int = 1
+    """The number of ranks that share the experts; 1 means that the columns of each expert are split over all
+    ranks."""
     dense_tp: int = 1
+    """The number of ranks that share the MLP of a dense layer."""
     shared_tp: int = 1
+    """The number of ranks that share the shared expert."""
     shared: int = 0
+    """1 if the shared expert is computed as one more of the routed experts, else 0."""
     dispatched: bool = False
+    """Whether an all-to-all brings a rank only the tokens that chose its experts; else it gets all tokens."""
     kv: str = "bf16"
+    """The format of the KV cache."""
 
     @property
     def attention(self) -> Parallel:
         return Parallel(tp=self.tp, dp=self.dp, ep=self.ep)
 
     def together(self, tokens: int, ranks: int) -> int:
-        """Tokens of a call that `ranks` share, where each DP group has `tokens`. Where fewer ranks than a
-        group share it, each of them takes its part of the group's tokens."""
+        """The tokens of a call that `ranks` share, if each DP group has `tokens`. If fewer ranks than a group
+        share it, the rest of the group computes other tokens."""
         return -(-tokens * ranks // self.tp)
 
 
 @dataclass(frozen=True)
 class Call:
-    """Calls of an op that are alike.
-
-    step:  the step that they are in; empty where the steps of a workload are mixed
-    times: how often a step makes the call, or a workload's mean step
-    place: the part of the model that makes it: `o_proj`
-    rows:  how many tokens picked an expert of the rank, in a call of the experts; else 0
-    """
+    """Equal calls of an op."""
 
     op: str
     sizes: dict[str, Size]
     step: str
+    """The step that makes them; empty for the mean step of a workload."""
     times: float
+    """The number of calls in the step."""
     place: str
+    """The part of the model that makes them: `o_proj`."""
     rows: int = 0
+    """In a call of the experts the number of tokens that picked an expert of the rank, else 0."""
 
 
 def sweep(deployment: Deployment) -> list[Call]:
-    """The calls of each step in AMD's and dstack's runs, which have 3200 tokens in and 800 out; with DP
-    attention those of a rank, and of DeepSeek's own steps (see shapes.cases)."""
+    """The calls of each step of AMD's and dstack's runs, which have 3200 tokens in and 800 out. With DP
+    attention they are those of a rank, together with DeepSeek's own steps (see shapes.cases)."""
     spread = deployment.dp > 1
-    prompts = DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]
+    model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     calls: list[Call] = []
     for batch in DP_BATCHES if spread else BATCHES:
         step = f"decode, {batch} requests"
-        sizes = mla_decode_sizes(deployment.model, deployment.attention, batch, SEEN, kv=deployment.kv)
+        sizes = mla_decode_sizes(model, parallel, batch, SEEN, kv=deployment.kv)
         calls += _of_tokens(deployment, step, batch)
-        calls.append(Call("mla_decode", sizes, step, deployment.model.num_hidden_layers, "MLA decode"))
-    for count, tokens in prompts:
+        calls.append(Call("mla_decode", sizes, step, layers, "MLA decode"))
+    for count, tokens in DP_PROMPTS if spread else [(count, ISL) for count in PROMPTS]:
         step = f"prefill, {count} x {tokens} tokens"
-        sizes = mha_prefill_sizes(deployment.model, deployment.attention, count, str(tokens))
+        sizes = mha_prefill_sizes(model, parallel, count, str(tokens))
         calls += _of_tokens(deployment, step, count * tokens, count * tokens)
-        calls.append(Call("mha_prefill", sizes, step, deployment.model.num_hidden_layers, "MHA prefill"))
+        calls.append(Call("mha_prefill", sizes, step, layers, "MHA prefill"))
     return calls
 
 
 def served(deployment: Deployment, workload: Workload) -> list[Call]:
-    """The calls of a mean step of a whole server's workload, which is simulated (see shapes.scheduler)."""
-    from shapes.bins.decode import decode_bins
-    from shapes.bins.prefill import prefill_bins
-    from shapes.bins.tokens import token_bins
-    from shapes.scheduler import simulate
+    """The calls of the mean step of a server's workload, which is simulated (see shapes.scheduler)."""
+    from shapes.bins import decode_bins, prefill_bins, token_bins
 
-    layers, model, parallel = deployment.model.num_hidden_layers, deployment.model, deployment.attention
+    model, parallel, layers = deployment.model, deployment.attention, deployment.model.num_hidden_layers
     on_rank = workload.on_rank(deployment.dp)
     phases = list(simulate(on_rank))
     steps = sum(phase.steps for phase in phases)
@@ -126,8 +115,8 @@ def served(deployment: Deployment, workload: Workload) -> list[Call]:
 
 
 def _of_tokens(deployment: Deployment, step: str, tokens: int, prompt: int = 0) -> Iterator[Call]:
-    """The FP8 linears and the experts of a step in which each DP group has `tokens`, of which `prompt` are of
-    prompts."""
+    """The calls of the FP8 linears and the experts in a step in which each DP group has `tokens` tokens,
+    `prompt` of which are prompt tokens."""
     ranks = {"attention": deployment.tp, "dense": deployment.dense_tp}
     if not deployment.shared:
         ranks["shared"] = deployment.shared_tp

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from shapes.attention import Parallel
 from shapes.case import Size
+from shapes.models import ModelConfig
 from shapes.routing import Routing
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
 
 
 def fused_moe_sizes(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, routing: str = "uniform"
 ) -> dict[str, Size]:
-    """Sizes of `fused_moe` on one rank; tokens are the rows that its kernel gets (see `rows`).
-
-    Experts are whole under expert parallelism; else tensor parallelism splits the columns of each.
-    """
-    inter, left = divmod(model.moe_intermediate_size, 1 if parallel.ep > 1 else parallel.tp)
-    if left:
-        raise ValueError(
-            f"tp={parallel.tp} must divide the {model.moe_intermediate_size} expert columns of {model.name}"
-        )
+    """The sizes of `fused_moe` on one rank, whose kernel gets `tokens` rows (see `rows`). With expert
+    parallelism experts are whole; without it tensor parallelism splits the columns of each expert."""
+    inter = model.moe_intermediate_size
+    if parallel.ep == 1:
+        inter = parallel.split(inter, "expert columns", model)
     return {
         "tokens": tokens,
         "experts": model.n_routed_experts,
@@ -40,14 +32,13 @@ def route(
     model: ModelConfig, parallel: Parallel, tokens: int, shared: int = 0, routing: str = "uniform"
 ) -> Routing:
     """The routing of `tokens` rows on one rank."""
-    experts, topk = model.n_routed_experts, model.num_experts_per_tok
-    return Routing(
-        tokens, experts, topk, parallel.ep, shared, routing, groups=model.n_group, group_topk=model.topk_group
-    )
+    experts, topk, groups = model.n_routed_experts, model.num_experts_per_tok, model.n_group
+    return Routing(tokens, experts, topk, parallel.ep, shared, routing, groups, model.topk_group)
 
 
 def rows(model: ModelConfig, parallel: Parallel, tokens: int, routing: str = "uniform") -> int:
-    """Rows that a rank's kernel gets when each attention group of its expert-parallel ranks has `tokens`."""
+    """The rows that a rank's kernel gets if each attention group of its expert-parallel ranks has
+    `tokens`."""
     if parallel.ep == 1:
         return tokens
     everywhere = -(-tokens * parallel.ep // parallel.tp)

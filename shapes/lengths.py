@@ -1,4 +1,4 @@
-"""Sequence lengths of a batch: one value for all, or spread evenly over a span and shuffled."""
+"""The sequence lengths of a batch: one length for all, or lengths that are spread evenly over a span."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import random
 
 
 def parse_span(text: int | str, least: int = 1) -> tuple[int, int]:
-    """`4096` -> (4096, 4096); `3200..3999` -> (3200, 3999), both ends included, neither below `least`.
-
-    Raises ValueError with one line that says what is wrong.
-    """
+    """`4096` -> (4096, 4096); `3200..3999` -> (3200, 3999), both ends included. Raises ValueError with one
+    line, also for a length below `least`."""
     low, dots, high = str(text).partition("..")
     try:
         span = (int(low), int(high) if dots else int(low))
@@ -25,15 +23,15 @@ def span_text(low: int, high: int) -> str:
 
 
 def spread(span: tuple[int, int], count: int, seed: int) -> list[int]:
-    """`count` lengths at even quantiles of the span, both ends hit where count > 1, in seeded order.
+    """Returns `count` lengths at equal distances over the span, both ends included if count > 1.
 
-    Stratified and not drawn: the sum, and with it the work, is the same for every seed. Neighbouring
-    seeds never give the same order, unless all lengths are equal.
+    The seed changes only their order, so the sum of the lengths, and with it the work, is the same for every
+    seed. Neighbouring seeds give different orders, unless all lengths are equal.
     """
     low, high = span
     if count == 1:
         return [(low + high + 1) // 2]
     lengths = [low + round(i * (high - low) / (count - 1)) for i in range(count)]
     random.Random(count).shuffle(lengths)
-    turn = seed % count
-    return lengths[turn:] + lengths[:turn]
+    first = seed % count
+    return lengths[first:] + lengths[:first]

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from shapes.attention import Parallel
 from shapes.case import Size
-
-if TYPE_CHECKING:
-    from shapes.models import ModelConfig
+from shapes.models import ModelConfig
 
 FP8, BF16, BATCHED = "fp8 block-scale", "bf16", "bf16 batched"
 
@@ -18,46 +15,40 @@ FP8, BF16, BATCHED = "fp8 block-scale", "bf16", "bf16 batched"
 class Linear:
     """y [m, n] = x [m, k] W^T, W [n, k], for the m tokens of the rank's step.
 
-    kind:          FP8, BF16, or BATCHED: `batch` such products side by side, one for each head
-    decode_calls:  calls in a step of the whole model that only decodes
-    prefill_calls: calls in a step of the whole model that only prefills
-
-    A step that does both calls each linear once a layer for all tokens, except those with calls in one of
-    the two alone: kv_b sees the new prompt tokens, the absorbed products see the decoding ones.
-    lm_head sees one token of each request.
+    A step that decodes and prefills calls each linear once in each layer, for all tokens. There are three
+    exceptions: kv_b gets the new prompt tokens, the absorbed products (w_uk, w_uv) get the decoding tokens,
+    and lm_head gets one token of each request.
     """
 
     name: str
     n: int
     k: int
     kind: str
+    """FP8, BF16 or BATCHED."""
     decode_calls: int
+    """Calls in a step of the whole model that only decodes."""
     prefill_calls: int
+    """Calls in a step of the whole model that only prefills."""
     batch: int = 1
+    """The number of products side by side, one for each head; more than 1 only if BATCHED."""
 
 
 def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
-    """All linears of a rank in the order of a layer, the experts' (see fused_moe) left out.
+    """All linears of a rank in the order of a layer, without those of the experts (see fused_moe).
 
-    Under tensor parallelism, rows (n) of the first and columns (k) of the second linear of each pair are
-    split; what makes latents or routes is whole. kv_b also projects the cached prefix of a chunked prompt
-    anew, in calls that are not counted here.
+    Tensor parallelism splits the rows (n) of the first and the columns (k) of the second linear of each pair;
+    linears that make latents or route are whole. kv_b also projects the cached prefix of a chunked prompt
+    again, in calls that are not counted here.
     """
     heads = parallel.heads(model)
     nope, rope, value = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
     hidden, latent, layers = model.hidden_size, model.kv_lora_rank, model.num_hidden_layers
     dense_layers = model.first_k_dense_replace
     moe_layers = layers - dense_layers
-
-    def split(width: int, what: str) -> int:
-        part, left = divmod(width, parallel.tp)
-        if left:
-            raise ValueError(f"tp={parallel.tp} must divide the {width} {what} of {model.name}")
-        return part
-
-    dense = split(model.intermediate_size, "dense MLP columns")
-    shared = split(model.moe_intermediate_size * model.n_shared_experts, "shared expert columns")
-    vocabulary = split(model.vocab_size, "vocabulary rows")
+    dense = parallel.split(model.intermediate_size, "dense MLP columns", model)
+    shared_width = model.moe_intermediate_size * model.n_shared_experts
+    shared = parallel.split(shared_width, "shared expert columns", model)
+    vocabulary = parallel.split(model.vocab_size, "vocabulary rows", model)
 
     def fp8(name: str, n: int, k: int, calls: int) -> Linear:
         return Linear(name, n, k, FP8, calls, calls)
@@ -79,7 +70,7 @@ def linears(model: ModelConfig, parallel: Parallel) -> list[Linear]:
 
 
 def block_scale_gemm_sizes(linear: Linear, m: int) -> dict[str, Size]:
-    """Sizes of `block_scale_gemm` for m tokens of a rank."""
+    """The sizes of `block_scale_gemm` for m tokens of a rank. Raises ValueError unless the linear is FP8."""
     if linear.kind != FP8:
         raise ValueError(f"linear {linear.name!r} is {linear.kind}, not {FP8}")
     return {"m": m, "n": linear.n, "k": linear.k}

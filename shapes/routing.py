@@ -1,15 +1,15 @@
-"""Which experts the tokens of a MoE layer go to, as one rank sees it.
+"""The experts that the tokens of a MoE layer go to, as one rank sees them.
 
-DeepSeek's router is group-limited: the experts stand in groups of consecutive ones, and the picks of a
-token lie in `group_topk` of them (DeepSeek-V3 technical report, section 2.1.2). Patterns:
+DeepSeek's router is group-limited: consecutive experts form groups, and the picks of a token lie in at most
+`group_topk` groups (DeepSeek-V3 technical report, section 2.1.2). There are four patterns:
 
-balanced  dealt in turn: loads of experts differ by at most one (DeepSeek's profile-data simulates this)
+balanced  experts are dealt in order: their loads differ by at most one (as in DeepSeek's profile-data)
 uniform   every token draws at random
-zipf:S    like uniform, experts drawn in proportion to rank^-S of their popularity, whose order is shuffled
+zipf:S    every token draws experts in proportion to rank^-S, where the ranks are shuffled over the experts
 one       every token picks the same experts
 
-One base routing is drawn for each pattern. A seed moves experts only within slices that lie on one rank and
-in one group, and tokens: counts and loads, and with them the work, are the same for every seed.
+One base routing is drawn for each pattern. A seed exchanges experts that lie on one rank and in one group,
+and moves tokens. So the counts and loads, and with them the work, are the same for every seed.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from itertools import accumulate, islice, pairwise
 PATTERNS = ("balanced", "uniform", "zipf:S", "one")
 MOST_ZIPF = 2.0
 MISSES = 64
-"""Draws in a row of experts that a token cannot pick, after which it draws among those that it can."""
+"""After so many draws in a row of experts that a token cannot pick, it draws among those that it can pick."""
 SAMPLE = 4096
-"""Tokens whose ranks are counted for the share that reaches one."""
+"""The number of tokens that are drawn to estimate the share of the tokens that reach a rank."""
 
 Picks = tuple[tuple[int, ...], ...]
+"""The experts of each row."""
 
 
 @dataclass(frozen=True)
 class Routing:
-    """The routing of one MoE layer on one rank, which holds the first experts / ep routed experts.
-
-    tokens:       rows of the rank's kernel; each has at least one pick on the rank
-    experts:      routed experts of the layer
-    topk:         routed experts that a token picks, all distinct
-    ep:           ranks that share the routed experts
-    shared:       1: the shared expert is fused as one more expert of the rank, which every row picks last
-    pattern:      one of PATTERNS
-    groups:       of experts / groups consecutive experts; where they do not divide, routing is not limited
-    group_topk:   groups that the picks of a token lie in, at most
-    """
+    """The routing of one MoE layer on one rank, which holds the first experts / ep routed experts."""
 
     tokens: int
+    """The rows of the rank's kernel; each has at least one pick on the rank."""
     experts: int
+    """The routed experts of the layer."""
     topk: int
+    """The routed experts that a token picks, all distinct."""
     ep: int = 1
+    """The ranks that share the routed experts."""
     shared: int = 0
+    """1 if the shared expert is fused as one more expert of the rank, which every row picks last; else 0."""
     pattern: str = "balanced"
+    """One of PATTERNS."""
     groups: int = 8
+    """The number of groups of consecutive experts. If it does not divide the experts, routing is not
+    limited."""
     group_topk: int = 4
+    """The most groups that the picks of a token lie in."""
 
     def __post_init__(self) -> None:
         for name in ("tokens", "experts", "topk", "ep", "groups", "group_topk"):
@@ -70,10 +70,11 @@ class Routing:
         self._exponent  # noqa: B018 - raises for an unknown pattern
 
     def picks(self, seed: int = 0, turn: int = 0) -> Picks:
-        """The picks of each row in the rank's own numbering, -1 where the expert is on another rank.
+        """The picks of each row in the rank's own numbering: routed experts are 0 .. local - 1, the fused
+        shared expert is `local`, and experts of other ranks are -1.
 
-        Routed experts are 0 .. local - 1, the fused shared expert is `local`. Neighbouring seeds give other
-        experts to every row; turns of one seed touch other experts for as long as there are some.
+        Neighbouring seeds give every row other experts. Neighbouring turns of one seed hit other experts as
+        long as there are any.
         """
         last = (self.local,) * self.shared
         return tuple(
@@ -87,53 +88,53 @@ class Routing:
         to = list(range(self.experts))
         for slice_, hit in base.slices:
             size = len(slice_)
-            # The hit experts stand first: each turn moves them on to as many others.
+            # The hit experts come first in a slice; each turn replaces them by as many others.
             shift = seed + turn * (hit % size or 1)
             for i, expert in enumerate(slice_):
                 to[expert] = slice_[(i + shift) % size]
-        # Tokens move once the experts have come round, so that neither undoes the other.
+        # Tokens move only once the experts have gone round, as the two moves could cancel out.
         first = seed // min(len(slice_) for slice_, _ in base.slices) % self.tokens
         rows = base.rows[first:] + base.rows[:first]
         return tuple(tuple(map(to.__getitem__, row)) for row in rows)
 
     def loads(self, seed: int = 0, turn: int = 0) -> list[int]:
-        """Rows of each of the rank's experts, the shared one last."""
+        """The rows of each of the rank's experts; the shared expert comes last."""
         counts = Counter(expert for row in self.picks(seed, turn) for expert in row)
         return [counts[expert] for expert in range(self.local + self.shared)]
 
     @property
     def local(self) -> int:
-        """Routed experts on the rank."""
+        """The routed experts on the rank."""
         return self.experts // self.ep
 
     @property
     def reach(self) -> float:
-        """Share of the tokens of all ranks that become rows of one rank, in the mean over the ranks."""
+        """The share of the tokens of all ranks that become rows of one rank, the mean over the ranks."""
         return _reach(replace(self, tokens=1, shared=0))
 
     @property
     def hit(self) -> int:
-        """The rank's experts with at least one row, the shared one included; the same for every seed."""
+        """The number of the rank's experts that have rows, with the shared one; the same for every seed."""
         return sum(load > 0 for load in _loads(self))
 
     @property
     def pairs(self) -> int:
-        """(row, expert) pairs on the rank, those of the shared expert included."""
+        """The number of (row, expert) pairs on the rank, with those of the shared expert."""
         return sum(_loads(self))
 
     @property
     def busiest(self) -> int:
-        """Rows of the rank's expert that has most, the shared one included."""
+        """The rows of the rank's expert that has most, the shared one included."""
         return max(_loads(self))
 
     @property
     def skew(self) -> float:
-        """Rows of the busiest routed expert of the rank over their mean."""
+        """The rows of the rank's busiest routed expert, divided by the mean of its routed experts."""
         routed = _loads(self)[: self.local]
         return max(routed) * self.local / sum(routed)
 
     def touched(self, turns: int) -> int:
-        """The rank's experts hit in at least one of the turns 0 .. turns - 1, the shared one included."""
+        """The number of the rank's experts, with the shared one, that the turns 0 .. turns - 1 hit."""
         if turns < 1:
             return 0
         on_rank = [(len(slice_), hit) for slice_, hit in _base(self).slices if slice_[0] < self.local]
@@ -141,17 +142,17 @@ class Routing:
 
     @property
     def _group(self) -> int:
-        """Experts of a group."""
+        """The experts of a group."""
         return self.experts // self.groups if self.experts % self.groups == 0 else self.experts
 
     @property
     def _limit(self) -> int:
-        """Groups that the picks of a token lie in, at most."""
+        """The most groups that the picks of a token lie in."""
         return min(self.group_topk, self.experts // self._group)
 
     @property
     def _exponent(self) -> float | None:
-        """S of zipf:S, 0 for uniform draws, None where nothing is drawn."""
+        """S of zipf:S, 0 for uniform draws, None for patterns that draw nothing."""
         if self.pattern in ("balanced", "one"):
             return None
         if self.pattern == "uniform":
@@ -167,11 +168,12 @@ class Routing:
 
 @dataclass(frozen=True)
 class _Base:
-    """rows: experts of each in the layer's numbering; slices: experts of each, the hit ones first, and how
-    many those are."""
+    """The routing that all seeds start from."""
 
     rows: Picks
+    """In the layer's numbering."""
     slices: tuple[tuple[tuple[int, ...], int], ...]
+    """The experts of each slice, those that are hit first, and the number of those."""
 
 
 @functools.lru_cache(maxsize=32)
@@ -203,14 +205,14 @@ def _reach(routing: Routing) -> float:
 
 
 def _slices(routing: Routing) -> list[range]:
-    """Experts that lie on one rank and in one group."""
+    """The experts that lie on one rank and in one group, for each rank and group."""
     ends = {*range(0, routing.experts + 1, routing.local), *range(0, routing.experts + 1, routing._group)}
     edges = sorted(ends)
     return [range(low, high) for low, high in pairwise(edges)]
 
 
 def _tokens(routing: Routing) -> Iterator[tuple[int, ...]]:
-    """The picks of all tokens of the expert-parallel group, in the layer's numbering, without end."""
+    """The picks of the tokens of all ranks, in the layer's numbering; an endless iterator."""
     if routing._exponent is not None:
         yield from _drawn(routing, routing._exponent)
     hands = _hands(routing)
@@ -219,10 +221,10 @@ def _tokens(routing: Routing) -> Iterator[tuple[int, ...]]:
 
 
 def _hands(routing: Routing) -> list[tuple[int, ...]]:
-    """Hands of `topk` experts dealt from one deck over and over, until they repeat.
+    """Deals hands of `topk` experts from one deck, over and over, until they repeat.
 
-    The deck goes round `width` groups at a time: as wide as the group limit allows every hand. Where hands
-    end with such a block of groups, blocks take turns.
+    The deck interleaves the experts of `width` groups at a time, with the largest width for which every hand
+    keeps the group limit. If hands end where such a block of groups ends, the hands of the blocks alternate.
     """
     group, topk = routing._group, routing.topk
     for width in range(routing._limit, 0, -1):
@@ -244,7 +246,8 @@ def _hands(routing: Routing) -> list[tuple[int, ...]]:
 
 
 def _drawn(routing: Routing, exponent: float) -> Iterator[tuple[int, ...]]:
-    """Draws experts by popularity; those of further groups do not count once the limit is reached."""
+    """Draws experts by their weights. Once a token has reached the group limit, draws of experts of other
+    groups do not count."""
     chance = random.Random("picks")
     experts, group, limit = range(routing.experts), routing._group, routing._limit
     weights = [(rank + 1) ** -exponent for rank in experts]

@@ -1,13 +1,13 @@
-"""Scheduler of a serving workload, simulated: what its steps see.
+"""A simulation of the scheduler of a serving workload: the batches and chunks of its steps.
 
-Time is counted in steps, not seconds. A client keeps `concurrency` requests open and sends the next
-one the moment an answer ends; the engine lets them in first come, first served. KV memory has no
-limit here: where it runs out, an engine decodes smaller batches than these.
+Time is counted in steps, not seconds. A client keeps `concurrency` requests open and sends the next one as
+soon as an answer ends; the engine admits them in the order of arrival. KV memory is unlimited: an engine that
+runs out of it decodes smaller batches than these.
 
-The convention throughout: the first token of an answer comes from the prefill of its prompt, so a
-request decodes osl - 1 times, and the attention of its j-th decode sees isl + j cached tokens (the
-token being decoded included): 3200 in and 800 out see 3201 to 3999. A chunk of a prompt is (new, prefix):
-its tokens, and those of the same prompt that earlier steps cached.
+The prefill of a prompt makes the first token of its answer. So a request decodes osl - 1 times, and the
+attention of its j-th decode reads isl + j cached tokens, with the token that is being decoded: with 3200 in
+and 800 out it reads 3201 to 3999. A chunk of a prompt is (new, prefix): its tokens, and the tokens of the
+same prompt that earlier steps cached.
 """
 
 from __future__ import annotations
@@ -24,37 +24,35 @@ POLICIES = ("prefill_first", "mixed", "disaggregated")
 
 @dataclass(frozen=True)
 class Workload:
-    """A load and the scheduler that serves it.
-
-    isl, osl:      tokens in and out of a request, at most (see range_ratio)
-    concurrency:   requests open at a time; num_prompts for an offline batch
-    policy:        prefill_first  a step prefills waiting prompts if there are any, else it decodes
-                                  (SGLang's default; vLLM V0 without chunked prefill)
-                   mixed          every step decodes, and prompt chunks fill its budget (vLLM V1)
-                   disaggregated  prompts are prefilled elsewhere; all steps decode
-    token_budget:  tokens of one step: of prompts under prefill_first (SGLang's
-                   --chunked-prefill-size), of all under mixed (vLLM's --max-num-batched-tokens)
-    max_running:   requests the engine lets in at a time (vLLM's --max-num-seqs); None: no limit
-    range_ratio:   lengths are uniform between range_ratio * length and length, as SGLang's
-                   bench_serving draws them for --random-range-ratio; 1: all alike
-    arrival_steps: steps between the sending of one request and the next, at least
-    whole_prompts: no prompt is split over steps unless it alone exceeds the budget (vLLM V0 without
-                   chunked prefill); else the last one of a step fills the budget
-    steady:        leave out the ramp before all places are taken first, and the drain after the last
-                   request was let in
-    """
+    """A load and the scheduler that serves it."""
 
     isl: int
+    """The most tokens of a prompt (see range_ratio)."""
     osl: int
+    """The most tokens of an answer."""
     concurrency: int
+    """Requests that are open at a time; num_prompts for an offline batch."""
     num_prompts: int
     policy: str = "prefill_first"
+    """prefill_first: a step prefills waiting prompts if there are any, else it decodes (SGLang's default;
+    vLLM V0 without chunked prefill). mixed: every step decodes, and prompt chunks fill its budget (vLLM V1).
+    disaggregated: prompts are prefilled elsewhere, and all steps decode."""
     token_budget: int = 8192
+    """The most tokens of one step: of prompts with prefill_first (SGLang's --chunked-prefill-size), of all
+    with mixed (vLLM's --max-num-batched-tokens)."""
     max_running: int | None = None
+    """The most requests in the engine at a time (vLLM's --max-num-seqs); None means no limit."""
     range_ratio: float = 1.0
+    """Lengths are uniform between range_ratio * length and length, as SGLang's bench_serving draws them for
+    --random-range-ratio; 1 makes all equal."""
     arrival_steps: float = 0.0
+    """The least number of steps between the sending of two requests."""
     whole_prompts: bool = False
+    """Whether a prompt is split over steps only if it alone exceeds the budget (vLLM V0 without chunked
+    prefill); else the last prompt of a step fills the budget."""
     steady: bool = False
+    """Whether the ramp, before all places are taken, and the drain, after the last request was admitted, are
+    left out."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -76,11 +74,11 @@ class Workload:
 
     @property
     def places(self) -> int:
-        """Requests in the engine at a time, at most."""
+        """The most requests in the engine at a time."""
         return min(self.concurrency, self.num_prompts, self.max_running or self.num_prompts)
 
     def on_rank(self, dp: int) -> Workload:
-        """The share of one of `dp` data-parallel ranks, each with a scheduler of its own."""
+        """The share of one of `dp` data-parallel ranks, each of which has its own scheduler."""
         return replace(
             self,
             concurrency=-(-self.concurrency // dp),
@@ -89,7 +87,7 @@ class Workload:
         )
 
     def requests(self) -> list[tuple[int, int]]:
-        """(tokens in, tokens out) of each request; a function of the workload alone."""
+        """(tokens in, tokens out) of each request; equal workloads give equal requests."""
         draw = random.Random(self.seed)
 
         def length(most: int) -> int:
@@ -99,20 +97,18 @@ class Workload:
 
 
 class Phase(NamedTuple):
-    """Consecutive steps between which nobody comes or goes.
-
-    steps:   how many
-    lengths: cached tokens of each decoding request in the first of the steps; each grows by one a
-             step; empty where the steps only prefill
-    prefill: prompt tokens in each of the steps
-    chunks:  the prompt chunks of the first of the steps as (new, prefix); of more steps than one, there is
-             a single chunk, whose prefix grows by its new tokens a step
-    """
+    """Consecutive steps between which no request begins or ends."""
 
     steps: int
+    """The number of steps."""
     lengths: tuple[int, ...]
+    """Cached tokens of each decoding request in the first step; each grows by one a step. It is empty if the
+    steps only prefill."""
     prefill: int
+    """Prompt tokens in each step."""
     chunks: tuple[tuple[int, int], ...] = ()
+    """The prompt chunks of the first step, (new, prefix). If there is more than one step, there is only one
+    chunk, and its prefix grows by its new tokens each step."""
 
 
 @dataclass
@@ -123,14 +119,15 @@ class _Prompt:
 
 
 class _Answer(NamedTuple):
-    """A decoding request by the decode count: it sees offset + count tokens, and ends at `end`."""
+    """A decoding request. After `count` decode steps of the engine it reads offset + count tokens."""
 
     offset: int
     end: int
+    """The count after which it ends."""
 
 
 def simulate(workload: Workload) -> Iterator[Phase]:
-    """Runs the workload from the first request to the last, advancing over like steps at once."""
+    """Runs the workload from the first request to the last; steps that are alike become one phase."""
     queue = deque(workload.requests())
     prompts: deque[_Prompt] = deque()
     answers: list[_Answer] = []
@@ -183,10 +180,8 @@ def simulate(workload: Workload) -> Iterator[Phase]:
 
 
 def _take(prompts: deque[_Prompt], budget: int, whole: bool) -> list[tuple[_Prompt, int, int]]:
-    """Takes prompt tokens in order until the budget is spent; finished prompts leave the queue.
-
-    Gives each prompt with the tokens taken from it, and those taken before.
-    """
+    """Takes prompt tokens in order until the budget is spent; finished prompts leave the queue. Returns each
+    prompt with the tokens that were taken now, and those that were taken before."""
     taken: list[tuple[_Prompt, int, int]] = []
     while prompts and budget:
         prompt = prompts[0]

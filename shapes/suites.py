@@ -1,8 +1,7 @@
-"""Named suites: which cases of an op a workload asks for, and how often.
+"""Named suites: the cases of each op that a workload consists of, with their weights.
 
-Each module of shapes.cases is an op's: its functions `smoke`, `sweep`, `production` and `served` make the
-cases of the suites here, and `ragged` those of `ragged`; an op from elsewhere adds its own. Listing suites
-calls none of them, and what only they need (model data, the simulation) they import themselves.
+Each module of shapes.cases makes the cases of one op; an op of a plug-in adds its own module. Listing suites
+makes no case: it reads no model data and simulates nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from shapes.cases import R1
 from shapes.workloads import documented
 
 CASE_S = 20.0
-"""With less, a case of R1's sizes gets too few rounds on a CPU for an interval worth printing."""
+"""Seconds of measuring for a case. With less, a case of R1's sizes gets too few rounds on a CPU for an
+interval."""
 
 OPS: dict[str, ModuleType] = {
     module.name: importlib.import_module(f"{_cases.__name__}.{module.name}")
@@ -30,29 +30,30 @@ OPS: dict[str, ModuleType] = {
 
 
 def add(op: str, cases: ModuleType) -> None:
-    """Adds the cases of an op that shapes.cases does not know: a module with any of the five functions."""
+    """Adds the cases of an op of a plug-in: a module with any of the five functions that shapes.cases
+    names."""
     OPS[op] = cases
     suites.cache_clear()
 
 
 def _makers(name: str, *arguments: object) -> dict[str, Callable[[], list[Case]]]:
-    """Op -> what makes its cases, of the ops whose module has a function of that name."""
+    """Op -> the function of that name which makes its cases, for the ops that have one."""
     functions = {op: getattr(cases, name, None) for op, cases in OPS.items()}
     return {op: functools.partial(function, *arguments) for op, function in functions.items() if function}
 
 
 @dataclass(frozen=True)
 class Suite:
-    """name, one line on what it holds and whence, op -> function that makes the op's cases, and the least
-    seconds of measuring that are worth one of them."""
-
     name: str
     description: str
+    """One line: what it holds, and the source."""
     by_op: Mapping[str, Callable[[], list[Case]]]
+    """Op -> the function that makes its cases."""
     per_case_s: float = CASE_S
+    """The least seconds of measuring for each case."""
 
     def cases(self, op: str) -> list[Case]:
-        """The weights of an op's cases sum to 1; empty if the op has none."""
+        """The cases of an op, whose weights sum to 1; empty if it has none."""
         cases = self.by_op.get(op, list)()
         total = sum(case.weight for case in cases)
         return [replace(case, weight=case.weight / total) for case in merge(cases)]
@@ -60,49 +61,32 @@ class Suite:
 
 @functools.cache
 def suites() -> dict[str, Suite]:
-    """All suites by name; the general ones first, then one for each documented workload."""
-    general = [
-        Suite(
-            "smoke",
-            "seconds on any machine: small and ragged, with every kind of remainder",
-            _makers("smoke"),
-            per_case_s=3.0,
-        ),
-        *(
-            Suite(
-                f"r1-tp{tp}",
-                f"{R1} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)",
-                _makers("sweep", Parallel(tp=tp)),
-            )
-            for tp in (8, 4)
-        ),
-        Suite(
-            "r1-dp-ep8",
-            f"{R1} dp8 ep8: DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
-            "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024",
-            _makers("production"),
-        ),
-    ]
-    served = [
-        Suite(
-            name,
-            f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}",
-            _makers("served", run),
-        )
-        for name, run in documented().items()
-    ]
-    return {suite.name: suite for suite in general + served}
+    """Name -> suite: the general suites, then one for each documented workload."""
+    text = "seconds on any machine: small and ragged, with every kind of remainder"
+    found = [Suite("smoke", text, _makers("smoke"), per_case_s=3.0)]
+    for tp in (8, 4):
+        text = f"{R1} tp{tp}: 3200 in, 800 out at concurrency 1 to 128, one case each (AMD's sweep)"
+        found.append(Suite(f"r1-tp{tp}", text, _makers("sweep", Parallel(tp=tp))))
+    text = (
+        f"{R1} dp8 ep8: DeepSeek's production (deepseek-ai/open-infra-index day 6, and profile-data), "
+        "and 3200 in, 800 out at concurrency 128 (dstack, H200) to 1024"
+    )
+    found.append(Suite("r1-dp-ep8", text, _makers("production")))
+    for name, run in documented().items():
+        text = f"{R1} {run.parallel.text}: {run.workload.isl} in, {run.workload.osl} out; {run.source}"
+        found.append(Suite(name, text, _makers("served", run)))
+    return {suite.name: suite for suite in found}
 
 
 def suite(name: str) -> Suite:
-    """The suite of this name; raises ValueError with one line that lists the suites."""
+    """Raises ValueError, which lists the suites, for an unknown name."""
     if name not in suites():
         raise ValueError(f"unknown suite {name!r}; suites: {', '.join(suites())}")
     return suites()[name]
 
 
 def ragged(op: str) -> list[Case]:
-    """Small cases of uneven sizes, at which what is timed is checked as well: an op's own, or else its smoke
-    cases. They leave open what says how it computes: heads, pages, dtypes."""
+    """Small cases of uneven sizes, at which each implementation that is timed is checked too; an op that has
+    none gives its smoke cases. They leave out the sizes that say how an op computes: heads, pages, dtypes."""
     made = _makers("ragged").get(op)
     return made() if made else suites()["smoke"].cases(op)

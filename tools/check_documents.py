@@ -1,4 +1,4 @@
-"""Holds results/published/serving against the documents' own texts, for who has them: the tree does not.
+"""Checks results/published/serving against the texts of the documents, which are not in this tree.
 
 PYTHONPATH=. python tools/check_documents.py FOLDER_WITH_THE_TEXTS
 """
@@ -17,7 +17,7 @@ NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 
 def wrong(document: PublishedDocument, text: str) -> Iterator[str]:
-    """What of a document's data does not stand in its text: quotes, commands, the numbers of runs."""
+    """A line for each quote, command or number of a run that the document's text does not contain."""
     flat = _flat(text)
     for claim in document.claims:
         if _flat(claim["quote"]) not in flat:
@@ -35,7 +35,8 @@ def wrong(document: PublishedDocument, text: str) -> Iterator[str]:
 
 
 def _verbatim(one: Configuration) -> Iterator[str]:
-    """The lines that must stand in the document; a heading of ours starts with `# ` and a run's lengths."""
+    """The lines that the document must contain. Our own headings, `# ` and the lengths of a run, are left
+    out."""
     client = "" if one.client_source else one.client
     for text in (one.docker, one.server, client, one.task_file, *one.manifests.values()):
         for line in filter(None, map(str.strip, text.splitlines())):

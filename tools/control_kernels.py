@@ -1,5 +1,5 @@
-"""Rows whose verdicts are known, for KERNEL_BENCH_PLUGINS on a GPU: the baseline under another name, and the
-baseline with a sleep of the device after each call that makes it slower by a known share."""
+"""Implementations whose verdicts are known, for KERNEL_BENCH_PLUGINS on a GPU: the baseline under another
+name, and the baseline with a sleep of the device after each call, which makes it slower by a known share."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from typing import Any
 
 import torch
 
-from kernels.block_scale_gemm.providers.torch_eager import Bf16Gemm
+from kernels.block_scale_gemm.providers.torch_eager import bf16
 from kernels.op import Prepared, Unsupported
 
-CYCLES: dict[Any, int] = {}  # of a sleep: measured once for all sets and blocks, in half a second
+CYCLES: dict[Any, int] = {}
+"""Share and sizes -> cycles of the sleep. Measuring takes half a second and is done once for all blocks."""
 
 
-class Again(Bf16Gemm):
+class Again(bf16):
     """torch.bf16 itself."""
 
     name = "control.again"
     op = "block_scale_gemm"
 
 
-class Handicapped(Bf16Gemm):
-    """torch.bf16, and then 2 % of its time once more."""
+class Handicapped(bf16):
+    """torch.bf16, then a sleep of 2 % of its time."""
 
     name = "control.handicapped"
     op = "block_scale_gemm"
@@ -35,7 +36,9 @@ class Handicapped(Bf16Gemm):
         prepared = super().prepare(operands, out)
         call = prepared.call
         key = (self.share, operands.sizes, operands.boundary)
-        cycles = CYCLES[key] = CYCLES.get(key) or sleep_cycles(call, self.share)
+        if key not in CYCLES:
+            CYCLES[key] = sleep_cycles(call, self.share)
+        cycles = CYCLES[key]
 
         def slower() -> None:
             call()
@@ -46,7 +49,7 @@ class Handicapped(Bf16Gemm):
 
 
 def sleep_cycles(call: Callable[[], object], share: float) -> int:
-    """Of a sleep that lasts a share of what a call takes; raises Unsupported where that is too short."""
+    """The cycles of a sleep that lasts the given share of a call. Raises Unsupported if that is too short."""
 
     def seconds(work: Callable[[], object]) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -60,7 +63,7 @@ def sleep_cycles(call: Callable[[], object], share: float) -> int:
         return start.elapsed_time(end) / 1e3 / 20
 
     seconds(call)
-    # A sleep has a cost of its own: two lengths give its slope and its start.
+    # A sleep has a fixed cost, so two sleeps give the slope and the intercept of its time.
     sleeps = [functools.partial(torch.cuda._sleep, cycles) for cycles in (10_000, 1_000_000)]
     short, long, called = (min(seconds(work) for _ in range(5)) for work in (*sleeps, call))
     slope = (long - short) / 990_000

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# First contact with a GPU: in under nine minutes what only hardware can tell.
+# First contact with a GPU: measures in under nine minutes what only hardware can show.
 #
 #     tools/first_contact.sh OUT [STEP ...]          WITHIN=540 seconds, PYTHON=python3
 #
-# Runs all steps, or those that are named, each with a limit in seconds; none stops the next. OUT gets log.txt,
-# machine.txt and runs.tgz, every run's records. results/OWED.md says what to carry. Exit code 1: a step failed;
-# 2: no such step; 3: no GPU.
+# It runs all steps, or the named ones, each with a limit in seconds; a step that fails does not stop the next.
+# OUT gets log.txt, machine.txt and runs.tgz with the records of all runs. results/OWED.md says what to carry.
+# Exit code 1: a step failed; 2: there is no such step; 3: there is no GPU.
 set -u
 [ $# -ge 1 ] || { sed -n '2,8s/^# \?//p' "$0"; exit 2; }
 out=$(realpath -m "$1") wanted=" ${*:2} " root=$(realpath "$(dirname "$0")/..") failed=0
@@ -37,8 +37,8 @@ step() {
   echo "[$SECONDS s] $name: $((SECONDS - began)) s, $([ $code = 124 ] && echo stopped || echo "exit code $code")" | tee -a "$out/log.txt"
 }
 
-# `table`: cases that results/published/kernel-tables has too; `pairs`: equal rows, and rows slower by a known share;
-# `large`: the GEMM of suite r1-tp8 with the most memory.
+# `table` has cases that results/published/kernel-tables has too, `pairs` has equal rows and rows that are slower by
+# a known share, and `large` is the GEMM of suite r1-tp8 that takes most memory.
 step mla-small 60 run --op mla_decode --impl 'torch.sdpa,torch.naive,triton.*' --launch both --case 'batch=1 ctx=130 heads=16 page=64 kv=bf16' --budget 8s --per-case 4s --out "$runs/mla-small"
 step pairs 100 run --op block_scale_gemm --impl 'torch.bf16,control.*' --boundary core --case 'm=8192 n=2112 k=7168' --budget 12s --out "$runs/pairs"
 step gemm 90 run --op block_scale_gemm --impl 'torch.bf16,cublaslt,triton.*,deepgemm,flashinfer.*' --case 'm=64,4096 n=4608 k=7168' --budget 10s --per-case 4s --out "$runs/gemm"

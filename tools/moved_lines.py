@@ -4,8 +4,8 @@
 
 NEW and OLD are a wheel, a checkout or a site-packages. OLD is the release in which the lines were read for
 kernels/engines/ENGINE.toml or harness/catalogue/flags.json. Without it the tool only says which lines of the
-toml lie outside their function. --write puts the new lines into the toml's entries whose function did not
-change; run tools.write_tables then. The exit code is 1 where a line is not in its place.
+toml lie outside their function. --write updates the entries of the toml whose function did not change; run
+tools.write_tables afterwards. The exit code is 1 if a line is not in its place.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kernels.tables.files import Files, TableError
 ENTRY = re.compile(r'^file = "(.+)"\nline = (\d+)\nfunction = "(.+)"$', re.MULTILINE)
 SOURCE = re.compile(r"([\w/]+\.py)(?: \([^)]*\))?:(\d+(?:-\d+)?(?:, \d+(?:-\d+)?)*)")
 FOLDERS = ("", "srt/", "model_executor/", "model_executor/layers/", "v1/attention/backends/")
-"""Folders of the package in which the files lie that flags name."""
+"""The folders of the package that hold the files which flags name."""
 
 MOVED = "moved to line "
 parsed = functools.cache(ast.parse)
@@ -33,16 +33,14 @@ parsed = functools.cache(ast.parse)
 
 @dataclass(frozen=True)
 class Recorded:
-    """A line of an engine's source that is recorded here.
-
-    where:    the file and line that record it
-    function: the name that the line stands in; empty for a flag's source
-    """
+    """A line of an engine's source that is recorded here."""
 
     where: str
+    """The file and line that record it."""
     file: str
     line: int
     function: str = ""
+    """The function or constant that contains the line; empty for the source of a flag."""
 
 
 def entries(text: str, where: str) -> Iterator[Recorded]:
@@ -62,15 +60,15 @@ def sources(text: str, where: str, release: Files) -> Iterator[Recorded]:
 
 
 def source_of(release: Files, file: str) -> str:
-    """The text of a file; empty where the release lacks it. Raises TableError."""
+    """The text of a file; empty if the release lacks it. Raises TableError."""
     package = f"{release.package}/"
     places = (f"{package}{folder}{file.removeprefix(package)}" for folder in FOLDERS)
     return next((release.text(place) for place in places if release.has(place)), "")
 
 
 def part_of(text: str, function: str) -> tuple[int, tuple[str, ...]]:
-    """Where a function begins, and its lines; without a name the whole file's. There are no lines where it is
-    gone. Raises SyntaxError."""
+    """The line at which a function begins, and its lines; without a name, of the whole file. A function that
+    is gone has no lines. Raises SyntaxError."""
     lines = text.splitlines()
     if not function:
         return 1, tuple(lines)
@@ -91,9 +89,9 @@ def _names(node: ast.AST) -> list[str]:
 
 
 def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
-    """What became of a recorded line: `moved to line 12`; empty where it is in its place. Raises TableError.
+    """What became of a recorded line: `moved to line 12`; empty if it is in its place. Raises TableError.
 
-    old: the release in which it was read; None: not given
+    old: the release in which it was read; None if it is not given
     """
     text = source_of(new, recorded.file)
     try:
@@ -116,7 +114,7 @@ def verdict(recorded: Recorded, old: Files | None, new: Files) -> str:
 
 @functools.cache
 def _kept(were: tuple[str, ...], lines: tuple[str, ...]) -> dict[int, int]:
-    """Index of each line that did not change -> its index now."""
+    """Old index -> new index of each line that did not change."""
     blocks = difflib.SequenceMatcher(None, were, lines, autojunk=False).get_matching_blocks()
     return {block.a + at: block.b + at for block in blocks for at in range(block.size)}
 

@@ -1,9 +1,9 @@
-"""Packs the raw files of recorded serving runs and experiments, an archive each (harness/archive.py).
+"""Packs the raw files of each recorded serving run into one archive (harness/archive.py).
 
     python -m tools.pack_results results/MACHINE/serving/RUN...
 
-For a run that is over, before it is committed. Commands read packed files by the paths at which they were.
-For the files themselves: `unzip raw.zip` in the run's folder.
+Pack a run that is over before you commit it. Commands read packed files by the paths that the files had;
+`unzip raw.zip` in the run's folder restores the files.
 """
 
 import sys

@@ -1,10 +1,10 @@
-"""Records what releases of a library have at the places that rows take: facts for the tests.
+"""Records the signatures that releases of a library have at the places which implementations (rows) use.
 
     python -m tools.record_signatures FOLDER [LIBRARY ...]
 
-A new release is one line in tests/kernels/signatures/releases.toml and this command. It brings into FOLDER
-what is not recorded yet, a wheel by pip or a source by git, and neither imports nor runs anything of it. Then
-`python -m harness doctor --bind tests/kernels/signatures/LIBRARY.json` tells what broke.
+For a new release, add one line to tests/kernels/signatures/releases.toml and run this command. It downloads
+what is not recorded yet into FOLDER, a wheel by pip or a source by git, and neither imports nor runs anything
+of it. Then `python -m harness doctor --bind tests/kernels/signatures/LIBRARY.json` says what broke.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from packaging.version import Version
 
@@ -36,7 +35,7 @@ GITHUB = "https://github.com/"
 
 @dataclass(frozen=True)
 class Source:
-    """A distribution at a version on pypi, or a repository at a tag or commit on github."""
+    """A distribution with a version on pypi, or a repository with a tag or commit on github."""
 
     origin: str
     name: str
@@ -44,7 +43,7 @@ class Source:
 
     @staticmethod
     def parse(text: str) -> Source:
-        """Of `pypi: flashinfer-python 0.7.2` or `github: ROCm/aiter@v0.1.20`."""
+        """Reads `pypi: flashinfer-python 0.7.2` or `github: ROCm/aiter@v0.1.20`."""
         origin, _, place = text.partition(": ")
         name, _, at = place.partition("@" if origin == "github" else " ")
         if origin not in ("pypi", "github") or not name or not at:
@@ -52,7 +51,7 @@ class Source:
         return Source(origin, name, at)
 
     def within(self, folder: Path) -> Path | None:
-        """Where it lies there; None where it does not."""
+        """The wheel or checkout in the folder; None if it is not there."""
         if self.origin == "github":
             checkout = self._checkout(folder)
             return checkout if checkout.is_dir() else None
@@ -78,12 +77,13 @@ def _call(*command: str) -> None:
 
 
 def taken(library: str) -> list[str]:
-    """Places that rows take of a library."""
+    """The places of a library that rows use."""
     return sorted({place for row in rows() for place in places(row, library)})
 
 
 def read(library: str, path: Path) -> dict[str, str | None]:
-    """What stands at each place: None where nothing does, `""` where it does not tell."""
+    """Place -> its signature; None if the release has no such place, `""` if its sources have no
+    signature."""
     source = LibrarySource.of(path)
     if not source.has(library):
         raise SystemExit(f"{path} has no {library}")
@@ -98,36 +98,26 @@ def read(library: str, path: Path) -> dict[str, str | None]:
 
 
 def record(library: str, releases: list[dict[str, str]], folder: Path, data: Path = DATA) -> Path:
-    """Gives the file that was written. A release that is not in the folder is kept as it was recorded, if all
-    places were; else it is brought there."""
+    """Writes the file of a library and returns its path. A release that is not in the folder is kept as it
+    was recorded if all places were recorded; else it is downloaded."""
     file = data / f"{library}.json"
     before = json.loads(file.read_text())["releases"] if file.exists() else []
+    whole = [old for old in before if sorted(old["signatures"]) == taken(library)]
+    known: dict[str, dict[str, str | None]] = {old.get("source"): old["signatures"] for old in whole}
     recorded = []
     for release in sorted(releases, key=lambda release: Version(release["version"])):
-        kept = _kept(release, before, folder, library)
-        recorded.append({**release, "signatures": kept or _read(release, folder, library)})
+        source = Source.parse(release["source"])
+        path = source.within(folder)
+        if path is None and release["source"] not in known:
+            source.bring(folder)
+            path = source.within(folder)
+            if path is None:
+                raise SystemExit(f"{folder} has no {release['source']}")
+        signatures = read(library, path) if path else known[release["source"]]
+        recorded.append({**release, "signatures": signatures})
     data.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps({"library": library, "releases": recorded}, indent=1) + "\n")
     return file
-
-
-def _kept(
-    release: dict[str, str], before: list[dict[str, Any]], folder: Path, library: str
-) -> dict[str, str | None]:
-    for old in before:
-        is_same = old.get("source") == release["source"] and sorted(old["signatures"]) == taken(library)
-        if is_same and not Source.parse(release["source"]).within(folder):
-            return dict(old["signatures"])
-    return {}
-
-
-def _read(release: dict[str, str], folder: Path, library: str) -> dict[str, str | None]:
-    source = Source.parse(release["source"])
-    if not source.within(folder):
-        source.bring(folder)
-    if path := source.within(folder):
-        return read(library, path)
-    raise SystemExit(f"{folder} has no {release['source']}")
 
 
 def main() -> None:

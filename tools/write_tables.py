@@ -1,9 +1,10 @@
-"""Writes what documents and lists say from the data; run it after runs, configurations or engines changed.
+"""Writes the tables of documents, and evidence.json, from the data. Run it after runs, configurations or
+engines changed.
 
     python -m tools.write_tables
 
-harness/catalogue/evidence.json is what is known of each of the suite's own kernels, from recorded runs and
-stored configurations. Its table is in docs/compiling-and-tuning.md, kernels/engines' in docs/engines.md.
+harness/catalogue/evidence.json says what is known of each of the suite's own kernels, from recorded runs and
+stored configurations. kernels/tuned/README.md has its table, kernels/engines/README.md that of the engines.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from typing import Any
 
 import kernels
 from harness import results
-from harness.catalogue.evidence import KINDS
+from harness.catalogue.architectures import KINDS
 from harness.compile.launches import implementations
 from harness.paths import DATA, ROOT
 from kernels import engines
 from kernels.tuning import TUNED
 
 FILE = DATA / "evidence.json"
-TUNING, ENGINES = ROOT / "docs" / "compiling-and-tuning.md", ROOT / "docs" / "engines.md"
+TUNING, ENGINES = (ROOT / "kernels" / name / "README.md" for name in ("tuned", "engines"))
 STATUS = {"checked": "interpreted", "ok": "measured"}
 
 
 def evidence() -> dict[str, dict[str, dict[str, int]]]:
-    """By implementation, architecture and kind: see harness/catalogue/evidence.py."""
+    """Implementation -> its evidence (see harness/catalogue/architectures.py)."""
     own = {i.name: i.op for op in kernels.OPS for i in implementations(op)}
     known: dict[str, dict[str, dict[str, int]]] = {name: {} for name in own}
     frame = results.load(ROOT / "results" / "*" / "*")
@@ -56,7 +57,7 @@ def read() -> dict[str, Any]:
 
 
 def with_evidence(text: str) -> str:
-    """The document with the table of the stored file."""
+    """Replaces the table of the document by that of the stored file."""
     kernels_of = read()["kernels"]
     archs = sorted({arch for at in kernels_of.values() for arch in at})
     lines = [row(("kernel", *archs)), row(["---"] * (1 + len(archs)))]
@@ -67,7 +68,7 @@ def with_evidence(text: str) -> str:
 
 
 def with_engines(text: str) -> str:
-    """The document with the tables of kernels/engines after what stands above the first one's heading."""
+    """Replaces everything from the heading of the first table on by the tables of kernels/engines."""
     return text.partition("\n## `")[0].rstrip() + "\n" + "".join(of_engines())
 
 

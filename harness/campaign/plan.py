@@ -1,89 +1,230 @@
-"""Plan of a campaign: when each step would begin and end, and what does not fit, by the driver's rules."""
+"""What a campaign does: its steps, the most valuable first, from a TOML file or by default; and the plan of
+when each would begin and end."""
 
 from __future__ import annotations
 
-import copy
 import heapq
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
-from harness.campaign.jobs import Commands, share_s
-from harness.campaign.spec import Step
-from harness.cluster.dispatch import Dispatcher, Task
-from harness.cluster.jobs import tasks
-from harness.errors import HarnessError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+import kernels
+from harness.cluster.driver import Dispatcher, Job, Task
+from harness.cluster.execute import case_tasks
+from harness.errors import HarnessError, UsageError, mistake
+from harness.files import read_toml
+from harness.plan.budget import parse_seconds
+from harness.plan.select import choose_op
 from harness.run.folder import select_all, worth_s
-from harness.tune.race import implementations_here, race_selection
+from harness.run.request import Request
+from harness.tune.race import TuneRequest, implementations_here, race_selection
 from kernels.platform import Platform
+
+DEFAULTS = Path(__file__).parent / "defaults"
+CASEWISE = ("run", "toggle", "tune")
+"""Commands whose cases are measured one by one, each on whichever device is free. Others run whole."""
+REFUSED = (
+    "out", "resume", "retry", "json", "csv", "cluster", "op", "threads", "journal", "quiet",
+    "budget", "device", "target", "shard", "check", "published",
+)  # fmt: skip
+"""Options of CASEWISE commands that the campaign itself sets."""
+LEAST_SHARE_S = 30.0
+BUDGET_OF_SHARE = 0.8
+"""The part of a whole command's time that is measuring; the rest is set-up."""
+
+Option = str | int | float | bool | list[str]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class StepTable(_Table):
+    """A `[[step]]` of the file."""
+
+    command: Literal["run", "toggle", "tune", "doctor", "serving replay"]
+    name: str = Field("", pattern=r"^[\w.-]*$")
+    ops: list[str] = []  # for a CASEWISE command; each op is a run of its own. Default: all ops
+    options: dict[str, Option] = {}
+    """Options of the command by their long names. {out} is the step's folder, {budget} 0.8 of its share."""
+    devices: list[str] = []  # types of devices; default: all that there are
+    repeats: int = Field(1, ge=1, le=100)  # how many times the step is made, each time anew
+    share: float | None = Field(None, gt=0, le=1)
+    """For a command that runs whole: its part of the campaign's time."""
+    expected: str = "60s"  # the time of a command that runs whole and has no share
+
+
+class CampaignSpec(_Table):
+    step: list[StepTable] = Field(min_length=1)  # the most valuable first
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command for one op, or for none."""
+
+    name: str
+    command: str
+    rank: int  # the place of its table in the file; steps of one rank take turns
+    op: str
+    arguments: Sequence[str]  # as in a command line, after the command's name
+    devices: Sequence[str] = ()  # types of devices; empty: all
+    share: float | None = None
+    expected_s: float = 60.0
+    kind: str = ""  # kind of platform; empty: all
+
+    def is_for(self, type: str, kind: str) -> bool:
+        """Whether it is measured on devices of a type, which are of a kind of platform."""
+        return type in (self.devices or [type]) and self.kind in ("", kind)
+
+    @property
+    def casewise(self) -> bool:
+        return self.command in CASEWISE
+
+    def wall_s(self, budget_s: float) -> float:
+        """The seconds that a command which runs whole has in a campaign of that budget."""
+        return self.expected_s if self.share is None else max(LEAST_SHARE_S, self.share * budget_s)
+
+    def whole_command(self, budget_s: float) -> list[str]:
+        """Python's arguments for a command that runs whole, in a campaign of that budget."""
+        words = ["-m", "harness", *self.command.split(), *self.arguments]
+        measuring_s = BUDGET_OF_SHARE * self.wall_s(budget_s)
+        return [word.replace("{budget}", f"{measuring_s:.0f}s") for word in words]
+
+
+def steps_of(file: str | None, kinds: Iterable[str]) -> list[Step]:
+    """The steps in a file; without a file the default steps of each kind of platform, for that kind alone.
+    Raises UsageError."""
+    if file:
+        return _steps(Path(file))
+    return [
+        replace(step, kind=kind)
+        for kind in dict.fromkeys(kinds)
+        for step in _steps(DEFAULTS / f"{kind}.toml")
+    ]
+
+
+def _steps(file: Path) -> list[Step]:
+    """A step for each op and repeat. Raises UsageError, which names the key, for a mistake in the file, an
+    option that the campaign sets, and a name that two steps have."""
+    try:
+        spec = CampaignSpec.model_validate(read_toml(file))
+    except ValidationError as error:
+        raise UsageError(f"cannot read {file}: {mistake(error)}") from None
+    made = [step for rank, table in enumerate(spec.step) for step in _steps_of_table(table, rank)]
+    names = [step.name for step in made]
+    if double := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"two steps are called {double!r}: give one a name")
+    return made
+
+
+def _steps_of_table(table: StepTable, rank: int) -> Iterator[Step]:
+    casewise = table.command in CASEWISE
+    if casewise and table.share is not None:
+        raise UsageError(f"step {rank + 1}: leave out share: {table.command} takes what its cases take")
+    if not casewise and table.ops:
+        raise UsageError(f"step {rank + 1}: {table.command} takes no ops")
+    if casewise and (own := next((name for name in table.options if name in REFUSED), "")):
+        raise UsageError(f"step {rank + 1}: leave out the option {own}: it is the campaign's own")
+    for op in [choose_op(op).name for op in table.ops or kernels.OPS] if casewise else [""]:
+        for repeat in range(table.repeats):
+            again = f"-{repeat + 1}" if table.repeats > 1 else ""
+            name = f"{table.name or _default_name(table)}{again}"
+            yield Step(
+                name=f"{op}-{name}" if op else name,
+                command=table.command,
+                rank=rank,
+                op=op,
+                arguments=[*(["--op", op] if op else []), *arguments(table.options)],
+                devices=table.devices,
+                share=table.share,
+                expected_s=parse_seconds(table.expected, "expected"),
+            )
+
+
+def _default_name(table: StepTable) -> str:
+    """The command, unless it is `run`, and the suite."""
+    suite = table.options.get("suite", "smoke" if table.command == "run" else "")
+    command = "" if table.command == "run" else table.command.replace(" ", "-")
+    return "-".join(filter(None, [command, str(suite)]))
+
+
+def arguments(options: dict[str, Option]) -> list[str]:
+    """Options as words of a command line."""
+    words: list[str] = []
+    for name, value in options.items():
+        if value is False:
+            continue
+        for each in value if isinstance(value, list) else [value]:
+            words += [f"--{name}"] if each is True else [f"--{name}", str(each)]
+    return words
+
+
+ReadStep = Callable[[Step], Callable[[Platform], Request] | TuneRequest | None]
+"""Reads a step's arguments as its command does. Returns the request of `run` or `toggle` on a platform, the
+request of `tune`, or None for a command that runs whole. Raises UsageError, which names the step."""
 
 
 @dataclass
-class PlannedLane:
-    """Seconds from the beginning; None where nothing of it fits."""
+class PlannedJob:
+    """When a job would begin and end, in seconds from the campaign's beginning."""
 
     name: str
-    type: str
     cases: int
-    fit: int = 0
+    fit: int = 0  # cases that fit the time
     begins_s: float | None = None
     ends_s: float | None = None
 
 
-@dataclass(frozen=True)
-class Devices:
-    """Of one type."""
-
-    platform: Platform
-    count: int
-
-
-def plan_tasks(
-    steps: Sequence[Step], devices: Mapping[str, Devices], budget_s: float, commands: Commands
-) -> tuple[Dispatcher, dict[str, str]]:
-    """Of all steps, and of those that have nothing to do the reasons."""
-    dispatcher, reasons = Dispatcher(), dict[str, str]()
-    for type, of_type in devices.items():
+def planned_jobs(
+    steps: Sequence[Step], platforms: Mapping[str, Platform], budget_s: float, read: ReadStep
+) -> tuple[list[Job], dict[str, str]]:
+    """The jobs of all steps on platforms, by type of devices, for a plan; and the reasons of steps that have
+    nothing to do."""
+    jobs: list[Job] = []
+    reasons: dict[str, str] = {}
+    for type, platform in platforms.items():
         for step in steps:
-            if not step.is_for(type, of_type.platform.kind):
-                continue
-            name = step.name if len(devices) == 1 else f"{step.name} on {type}"
-            try:
-                dispatcher.add(
-                    name, type, step.rank, _tasks(step, name, of_type.platform, budget_s, commands)
-                )
-            except HarnessError as error:
-                reasons[name] = str(error)
-    return dispatcher, reasons
+            if step.is_for(type, platform.kind):
+                name = step.name if len(platforms) == 1 else f"{step.name} on {type}"
+                try:
+                    waiting = deque(_tasks(step, name, platform, budget_s, read))
+                    jobs.append(Job(name, type, step.rank, waiting=waiting))
+                except HarnessError as error:
+                    reasons[name] = str(error)
+    return jobs, reasons
 
 
-def _tasks(step: Step, lane: str, platform: Platform, budget_s: float, commands: Commands) -> Sequence[Task]:
-    if not step.casewise:
-        return [Task(lane, step.name, 0.0, share_s(step, budget_s))]
-    if step.command == "tune":
-        tuned, asked = commands.race(step, Path())
-        made: list[Task] = []
-        for implementation in implementations_here(tuned, platform):
-            request = asked.of(implementation)
-            cases = race_selection(implementation, tuned, platform).cases
+def _tasks(step: Step, job: str, platform: Platform, budget_s: float, read: ReadStep) -> list[Task]:
+    request = read(step)
+    if request is None:
+        return [Task(job, step.name, 0.0, step.wall_s(budget_s))]
+    if isinstance(request, TuneRequest):
+        tasks: list[Task] = []
+        request = replace(request, dry_run=True)
+        for implementation in implementations_here(request, platform):
+            worth = worth_s(request.run_request(implementation), "")
+            cases = race_selection(implementation, request, platform).cases
             keys = [f"{implementation.name} {case.key}" for case in cases]
-            made += tasks(lane, keys, worth_s(request, ""), "", platform.kind)
-        return made
-    request = commands.request(step)(platform)
-    selection = select_all(request, platform)
+            tasks += case_tasks(job, keys, worth, "", platform.kind)
+        return tasks
+    asked = request(platform)
+    selection = select_all(asked, platform)
     keys = [case.key for case in selection.cases]
-    return tasks(lane, keys, worth_s(request, selection.suite), selection.suite, platform.kind)
+    return case_tasks(job, keys, worth_s(asked, selection.suite), selection.suite, platform.kind)
 
 
-def simulated(dispatcher: Dispatcher, counts: Mapping[str, int], left_s: float) -> list[PlannedLane]:
-    """What becomes of a dispatcher on so many devices of each type, if all takes what is expected."""
-    dispatcher = copy.deepcopy(dispatcher)
-    for each in dispatcher.lanes.values():  # the devices here have other names
-        each.waiting = deque(replace(task, device="") for task in each.waiting)
-    lanes = {
-        lane.name: PlannedLane(lane.name, lane.type, len(lane.waiting)) for lane in dispatcher.lanes.values()
-    }
+def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> list[PlannedJob]:
+    """What becomes of jobs on so many devices of each type, by the driver's own rules, if each task takes
+    what is expected of it."""
+    dispatcher = Dispatcher()
+    for job in jobs:  # the devices have other names here
+        waiting = deque(replace(task, device="") for task in job.waiting)
+        dispatcher.add(Job(job.name, job.type, job.rank, waiting=waiting, aside_s=job.aside_s))
+    planned = {job.name: PlannedJob(job.name, len(job.waiting)) for job in jobs}
     free = [(0.0, f"{type} {index}", type) for type, count in counts.items() for index in range(count)]
     heapq.heapify(free)
     while free:
@@ -91,11 +232,11 @@ def simulated(dispatcher: Dispatcher, counts: Mapping[str, int], left_s: float) 
         task = dispatcher.next(device, type, left_s - now)
         if task is None:
             continue
-        lane = lanes[task.lane]
-        end = now + dispatcher.lanes[task.lane].expected_s(task)
-        lane.fit += 1
-        if lane.begins_s is None:
-            lane.begins_s = now
-        lane.ends_s = end  # tasks of a lane take equally long: the last to begin is the last to end
+        end = now + dispatcher.jobs[task.job].expected_s(task)
+        of = planned[task.job]
+        of.fit += 1
+        if of.begins_s is None:
+            of.begins_s = now
+        of.ends_s = end  # tasks of a job take equally long, so the last to begin is the last to end
         heapq.heappush(free, (end, device, type))
-    return list(lanes.values())
+    return list(planned.values())

@@ -1,4 +1,4 @@
-"""GPU architectures that kernels are compiled for, here or not: their limits, and what a unit holds."""
+"""GPU architectures: their limits, what a compute unit holds, and what is known of kernels on them."""
 
 from __future__ import annotations
 
@@ -14,10 +14,19 @@ from kernels.tuning import Target
 
 LIMITS = DATA / "architectures.json"
 
+KINDS = ("interpreted", "compiled", "emulated", "measured")
+"""The kinds of evidence for a kernel of the suite, from the weakest to the strongest: it was right in
+Triton's interpreter on a CPU; it was compiled within the architecture's limits; an emulator executed its
+machine code; it was timed on the hardware."""
+
+Evidence = dict[str, dict[str, int]]
+"""Architecture -> kind -> the number of cases (interpreted, emulated, measured) or configurations
+(compiled)."""
+
 
 @dataclass(frozen=True)
 class Architecture:
-    """See catalogue/architectures.json for what each figure means and where it comes from."""
+    """catalogue/architectures.json says what each figure means and gives its source."""
 
     arch: str
     kind: str
@@ -54,13 +63,14 @@ class Architecture:
 
     @property
     def target(self) -> Target:
-        """What implementations choose their tiles by."""
+        """The facts by which implementations choose their tiles."""
         return Target(self.kind, self.arch, self.units, shared=self.shared_per_program)
 
     def resident(self, registers: int, shared: int, columns: int, waves: int) -> tuple[int, str]:
-        """Programs that a compute unit holds at once, and what keeps it from more.
+        """Returns how many programs a compute unit holds at once, and which resource limits that.
 
-        registers: of a thread; shared: bytes of a program; columns of tensor memory; waves: of a program
+        registers: of one thread; shared: bytes of one program; columns: of tensor memory; waves: of one
+        program
         """
         step = self.register_step
         per_wave = max(step, math.ceil(registers / step) * step) * self.threads_per_wave
@@ -78,16 +88,24 @@ class Architecture:
 
 @functools.cache
 def architectures() -> dict[str, Architecture]:
-    """By name."""
+    """Name -> architecture."""
     read = json.loads(LIMITS.read_text())["architectures"]
     return {entry["arch"]: Architecture(**entry | {"triton": tuple(entry["triton"])}) for entry in read}
 
 
 def select_architectures(targets: str | None) -> list[Architecture]:
-    """Those that a list with commas names, all by default. Raises UsageError for one that is unknown."""
+    """The architectures in a list with commas; None means all. Raises UsageError for an unknown name."""
     known = architectures()
     names = [name.strip() for name in targets.split(",")] if targets is not None else list(known)
     for name in names:
         if name not in known:
             raise UsageError(f"unknown target {name!r}; targets: {', '.join(known)}")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+@functools.cache
+def evidence() -> dict[str, Evidence]:
+    """Implementation -> its evidence. `python -m tools.write_tables` makes the file from recorded runs, from
+    compiled configurations, and from one run on an emulator that the file describes."""
+    kernels: dict[str, Evidence] = json.loads((DATA / "evidence.json").read_text())["kernels"]
+    return kernels

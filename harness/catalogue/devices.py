@@ -16,64 +16,64 @@ from kernels.platform import Platform
 DATASHEETS = DATA / "devices.json"
 
 CARD = re.compile(r"\b(?:pcie|nvl)\b")
-"""Cards with less power, memory or links than the chip's usual one, in small letters."""
+"""Words, in small letters, for cards that have less power, memory or links than the chip's usual card."""
 PART = re.compile(r" (MIG\b.*|(?:DPX|TPX|QPX|CPX)\b.*|\d of \d XCC.*)$")
-"""How the name of a part of a GPU ends: a MIG slice of NVIDIA's, a compute and memory partition of AMD's."""
+"""The end of the name of a part of a GPU: a MIG slice (NVIDIA), a compute and memory partition (AMD)."""
 
 MIG_MEMORY = {1: 1, 2: 2, 3: 4, 4: 4, 7: 8}
-"""Eighths of the memory by sevenths of the SMs, of the usual slices (NVIDIA's MIG User Guide)."""
+"""Sevenths of the SMs -> eighths of the memory that the usual slice has (NVIDIA's MIG User Guide)."""
 
 MIG_SMS = {3: 1 / 2}
-"""The most of the SMs that a slice has, where that is more than sevenths: `3g` has 60 of an H100's 132."""
+"""Sevenths -> the share of the SMs, where a slice may have more than sevenths: `3g` has 60 of an H100's
+132."""
 
 PARTITIONS = {"DPX": 2, "TPX": 3, "QPX": 4, "CPX": 8}
+"""Mode of an AMD GPU -> the number of parts."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The best that was seen, each per second.
-
-    rates:    floating-point operations of matrix products, by the dtype of their operands
-    read:     bytes read
-    copy:     bytes read plus bytes written; 0 if unknown
-    measured: when
-    reach:    bytes from which on a CPU reads again as slowly as from memory (see meter.py); 0: not measured
-    disturbed: what disturbed the machine whenever they were measured; empty: once nothing did
-    """
+    """The best rates of a device, per second."""
 
     rates: Mapping[str, float]
+    """Dtype of the operands -> floating-point operations of matrix products."""
     read: float
+    """Bytes read."""
     copy: float = 0.0
+    """Bytes read plus bytes written; 0 if unknown."""
     measured: str = ""
+    """When they were measured."""
     reach: int = 0
+    """The size in bytes from which a CPU reads as slowly as from memory (see meter.py); 0: not measured."""
     disturbed: str = ""
+    """What disturbed the machine in every measurement so far; empty once a measurement was quiet."""
 
     @staticmethod
     def recorded(facts: JsonObject) -> Ceilings | None:
-        """As a run recorded them, if it did. Older runs have one rate, of bf16 products, and what was
-        read: going on with such a run keeps the yardstick of its first rows."""
+        """The ceilings that a run recorded, or None. Older runs recorded one rate of bf16 products and the
+        bytes read; a run that is resumed keeps the ceilings of its first rows."""
         if "flops" in facts:
             return Ceilings({"bf16": facts["flops"]}, facts["bytes"], measured=facts["measured"])
         return Ceilings(**facts) if facts else None
 
     def rate(self, dtype: str) -> float:
-        """Of products whose operands are `dtype` by the op's definition: the best of that and of any wider
-        dtype, which holds the same values. Where none of these was measured, the best of all."""
+        """The rate of products of operands of `dtype`: the best of this dtype and the wider ones, which hold
+        the same values. If none of these was measured it is the best of all."""
         wide = DTYPES[DTYPES.index(dtype) :]
         return max([self.rates[d] for d in wide if d in self.rates] or self.rates.values())
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second. Ops read far more than they write, so reading is what bounds them; where a copy
-        moves more, some mix of reads and writes is faster than reads alone, and an op may be that mix."""
+        """Bytes per second. Ops mostly read, so the rate of reading bounds them. If a copy moves more bytes,
+        a mix of reads and writes is faster than reads alone, and an op may be such a mix."""
         return max(self.read, self.copy)
 
     def min_time(self, work: Work) -> float:
-        """Seconds below which the work cannot be done, all its bytes coming from memory."""
+        """The least seconds that the work takes if all its bytes come from memory."""
         return max(work.flops / self.rate(work.dtype), work.bytes / self.bandwidth)
 
     def or_better(self, other: Ceilings | None) -> Ceilings:
-        """Whatever is higher of either; of the time of this one."""
+        """The higher of the two for each rate, with the time of this one."""
         if other is None:
             return self
         rates = {
@@ -88,21 +88,21 @@ class Ceilings:
 
 
 def known_devices() -> list[JsonObject]:
-    """All that there is a data sheet of."""
+    """The data sheets of all devices."""
     devices: list[JsonObject] = json.loads(DATASHEETS.read_text())["devices"]
     return devices
 
 
 def part_of(name: str) -> str:
-    """`MIG 1g.10gb`, `CPX/NPS4`: which part of a GPU a device of this name is; empty of a whole one."""
+    """The part of a GPU that a device of this name is (`MIG 1g.10gb`, `CPX/NPS4`); empty for a whole GPU."""
     found = PART.search(name)
     return found[1] if found else ""
 
 
 def known_type(text: str) -> str:
-    """The device of a data sheet that a longer name means (`AMD-Instinct-MI300X-OAM`), or that name; of a
-    part of a device with that part, as its times are no whole device's. A part of a word is no name: H2000 is
-    no H200. Neither is another card of the same chip: H100 PCIe is no H100."""
+    """The name of the data sheet that a longer name means (MI300X for `AMD-Instinct-MI300X-OAM`), or else the
+    name itself. A part of a device keeps the name of the part, as a whole device has other times. Only whole
+    words count (H2000 is not H200), and another card of a chip is another device (H100 PCIe is not H100)."""
 
     def stands_in(name: str) -> bool:
         word = rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])"
@@ -114,16 +114,17 @@ def known_type(text: str) -> str:
 
 
 def _entries(platform: Platform) -> list[JsonObject]:
-    """Those that this device may be, or be a part of: those of its architecture with a word of its name, or
-    all of its architecture, as ROCm's kernel driver names no product."""
+    """The data sheets that this device, or the whole GPU that it is a part of, may have: those of its
+    architecture whose name is in its name, or else all of its architecture, as ROCm's kernel driver names no
+    product."""
     entries = [device for device in known_devices() if device["arch"] == platform.arch]
     named = [d for d in entries if re.search(rf"\b{d['name']}\b", platform.name)]
     return named or entries
 
 
 def datasheets(platform: Platform) -> list[JsonObject]:
-    """The entries that this device may be. Of a part of a device what it can have at most of the whole one's
-    rates, which the source says; none where that is not known."""
+    """The data sheets that this device may have. For a part of a GPU they give the most that it can have of
+    the whole GPU's rates, with the shares in `source`; a part of unknown size has no data sheet."""
     part = part_of(platform.name)
     if not part:
         return _entries(platform)
@@ -131,11 +132,12 @@ def datasheets(platform: Platform) -> list[JsonObject]:
 
 
 def _scaled(entry: JsonObject, part: str) -> JsonObject | None:
-    """By its share of SMs or accelerator dies, which no other part uses, and of the memory that it reads."""
+    """The data sheet of a part, by its share of the SMs or accelerator dies, which no other part uses, and
+    its share of the memory; None where the shares are unknown."""
     if row := re.search(r"(\d)g\.(\d+)gb", part):
         sevenths, gigabytes = int(row[1]), int(row[2])
         compute = max(sevenths / 7, MIG_SMS.get(sevenths, 0))
-        # A slice may have twice the memory that is usual (`1g.20gb`); gigabytes are rounded up.
+        # A slice may have twice the usual memory (`1g.20gb`); the gigabytes in its name are rounded up.
         eighths = max(MIG_MEMORY.get(sevenths, 8), math.ceil(8 * gigabytes / entry["memory_gib"] - 0.1))
         memory, units = min(1.0, eighths / 8), "SMs"
     elif part[:3] in PARTITIONS:
@@ -154,9 +156,9 @@ def _scaled(entry: JsonObject, part: str) -> JsonObject | None:
 
 
 def peaks(platform: Platform) -> Ceilings | None:
-    """The highest of the datasheets' peaks, that of FP8 for products of any dtype: nothing right is ever
-    beyond them. None for CPUs: how many memory channels a machine has is not known from within, nor
-    how high it may clock."""
+    """The highest peaks of the data sheets, with the rate of FP8 for products of any dtype: a right
+    measurement never exceeds them. None for CPUs, as software cannot find the number of memory channels or
+    the highest clock."""
     entries = datasheets(platform)
     if not entries:
         return None
@@ -165,9 +167,9 @@ def peaks(platform: Platform) -> Ceilings | None:
 
 
 def last_level(platform: Platform, ceilings: Ceilings | None = None) -> int:
-    """Bytes of the last-level cache by the system or the datasheet, 0 if neither knows; no more than the
-    reach that was measured, as a virtual machine may claim the cache of its whole host. Not what torch
-    reports: on AMD that is the L2, before the last level."""
+    """Bytes of the last-level cache by the system or the data sheet; 0 if unknown. It is at most the measured
+    reach, as a virtual machine may report the cache of its whole host. torch is not asked: on AMD it reports
+    the L2, which is not the last level."""
     claimed = max(
         [platform.last_level, *(entry.get("last_level_mb", 0) << 20 for entry in _entries(platform))]
     )

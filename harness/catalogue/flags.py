@@ -1,8 +1,8 @@
-"""Environment flags, a catalogue: what each acts on, when it is read, what its values mean.
+"""The catalogue of environment flags: what each acts on, when it is read, what its values mean.
 
-The data, with a source for each entry, is `catalogue/flags.json`. A flag acts in one of three ways:
-it changes what rows of this suite run (`touches`), a serving engine chooses between implementations by it
-(`chooses`), or nothing here can show it (`without` says why).
+The data, with a source for each entry, is in `catalogue/flags.json`. A flag acts in one of three ways: it
+changes what implementations of this suite run (`touches`), a serving engine chooses
+between implementations by it (`chooses`), or no measurement here can show it (`without` says why).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ READ = {
     "server": "by a serving engine, as it starts or builds its model",
     "never": "by nothing that was looked at",
 }
-"""When a flag is read."""
+"""When a flag is read -> the same in words."""
 
 UNSET = "unset"
 WORDS = {"true": "1", "false": "0"}
@@ -39,56 +39,55 @@ WORDS = {"true": "1", "false": "0"}
 
 @dataclass(frozen=True)
 class Flag:
-    """One environment variable.
-
-    library:     that reads it
-    platforms:   kinds of platform that it can matter on; archs: of those, empty for all
-    default:     what holds where it is not set; `unset` where that is a state of its own
-    read:        one of READ
-    effect:      what it does, in words
-    values:      value -> meaning; takes: what else it takes, empty where `values` are all
-    touches:     op -> patterns of the implementations that it can change
-    chooses:     value -> op -> the implementations that it stands for in an engine, its first choice first
-    launch:      the launch mode that alone shows it, empty for both
-    without:     why no kernel on one device can show it, empty where one can
-    versions:    in which it is read, where that is known and not all
-    source:      file and version that it was confirmed in
-    unconfirmed: what of this was not
-    """
+    """One environment variable."""
 
     name: str
     library: str
+    """The library that reads it."""
     platforms: tuple[str, ...]
+    """The kinds of platform on which it can matter."""
     default: str
+    """The value that holds if it is not set; `unset` if no value does the same."""
     read: str
+    """When it is read; a key of READ."""
     effect: str
     source: str
+    """The file and version in which it was confirmed."""
     values: Mapping[str, str] = field(default_factory=dict)
+    """Value -> meaning."""
     takes: str = ""
+    """What else it takes, in words; empty where `values` are all."""
     touches: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Op -> patterns of the implementations that it can change."""
     chooses: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)
+    """Value -> op -> the implementations that an engine then runs, its first choice first."""
     archs: tuple[str, ...] = ()
+    """The architectures on which it can matter; empty means all."""
     launch: str = ""
+    """The only launch mode that shows it; empty means both."""
     without: str = ""
+    """Why no kernel on one device can show it; empty where one can."""
     versions: str = ""
+    """The versions that read it, where not all do."""
     unconfirmed: str = ""
+    """What could not be confirmed."""
 
     @property
     def ops(self) -> list[str]:
-        """Those that it can matter to."""
+        """The ops that it can affect."""
         return list(dict.fromkeys([*self.touches, *(op for rows in self.chooses.values() for op in rows)]))
 
     def canonical(self, value: str | None) -> str:
-        """A value as the catalogue writes it: `True` is `1` where that is known; None and `unset` are the
-        default."""
+        """A value as the catalogue writes it: `True` becomes `1` if that is a known value; None and `unset`
+        become the default."""
         if value is None or value == UNSET:
             return self.default
         word = WORDS.get(value.lower(), value)
         return word if value not in self.values and word in self.values else value
 
     def meaning(self, value: str | None) -> Support:
-        """What a value does, or why it is not one that the flag is known to take. That is worth a warning and
-        no more: versions differ, and a library may pass over in silence what it does not know."""
+        """Says what a value does. A value that the flag is not known to take is not ok, which is only a
+        warning: versions differ, and a library may ignore a value that it does not know."""
         known = self.canonical(value)
         if known in self.values:
             return Support(True, self.values[known])
@@ -97,11 +96,11 @@ class Flag:
         return Support(False, f"{self.name} takes {either(list(self.values))}; not {value!r}")
 
     def stands_for(self, value: str | None, op: str) -> tuple[str, ...]:
-        """The implementations that an engine runs for an op under a value, as far as they are rows here."""
+        """The implementations of this suite that an engine runs for an op under a value."""
         return tuple(self.chooses.get(self.canonical(value), {}).get(op, ()))
 
     def can_touch(self, op: str, platform: Platform, launch: str) -> Support:
-        """Whether toggling it can show anything for an op there, and if not why."""
+        """Whether toggling the flag can show an effect on an op there, and if not why."""
         reason = next(self._obstacles(op, platform, launch), "")
         return Support(not reason, reason)
 
@@ -135,12 +134,12 @@ def _flag(entry: JsonObject) -> Flag:
 
 
 def suggestions(name: str) -> list[str]:
-    """Flags that a misspelt name may have meant, nearest first."""
+    """Flags whose names are like a misspelt name, the nearest first."""
     return difflib.get_close_matches(name.upper(), list(catalogue()), n=3, cutoff=0.75)
 
 
 def find(name: str) -> Flag:
-    """Raises UsageError for a name that the catalogue lacks."""
+    """Raises UsageError for an unknown flag."""
     if name in catalogue():
         return catalogue()[name]
     meant = suggestions(name)

@@ -1,4 +1,4 @@
-"""Published figures: cited data of `results/published`, shown beside measured rows and never ranked."""
+"""Published figures: cited data of `results/published`, which stands beside measured rows, without a rank."""
 
 from __future__ import annotations
 
@@ -17,29 +17,28 @@ CLAIMS = "claims.json"
 
 @dataclass(frozen=True)
 class PublishedFigure:
-    """What somebody published of one implementation.
-
-    sizes:  those that the source states; a case has them all, and maybe others
-    method: how it was timed, in the source's words or as its program shows
-    """
+    """A figure that a source published for one implementation."""
 
     op: str
     sizes: Mapping[str, Size]
+    """The sizes that the source states; a case may have others besides."""
     implementation: str
     device: str
     source: str
     where: str
+    """The place in the source."""
     method: str
+    """How it was timed, in the source's words or as its program shows."""
     time_us: float | None = None
     tflops: float | None = None
 
     def of(self, op: str, sizes: Mapping[str, Size]) -> bool:
-        """Whether it is of a case of these sizes."""
+        """Whether the figure is about a case of these sizes."""
         return op == self.op and all(str(sizes.get(name)) == str(v) for name, v in self.sizes.items())
 
 
 def figures(folder: Path = PUBLISHED) -> list[PublishedFigure]:
-    """All of them, in the order of their files. Raises UsageError where one cannot be read."""
+    """All figures, in the order of their files. Raises UsageError for a file that cannot be read."""
     published = []
     for path in sorted(folder.glob("*.json")):
         if path.name != CLAIMS:
@@ -53,6 +52,7 @@ def figures(folder: Path = PUBLISHED) -> list[PublishedFigure]:
 
 
 def read(path: Path) -> JsonObject:
+    """Raises UsageError."""
     try:
         document: JsonObject = json.loads(path.read_text())
     except (OSError, ValueError) as error:

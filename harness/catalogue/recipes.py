@@ -1,7 +1,6 @@
-"""Recipes: the environments that the documents set, as named sets of flags.
+"""Recipes: the environments that documents set, as named sets of flags.
 
-The data is `catalogue/recipes.json`, each with its document and the lines it stands on. What of a recipe is
-no environment variable, the options of its server, is listed beside it and not applied.
+The data is `catalogue/recipes.json`, with the document and the lines of each recipe.
 """
 
 from __future__ import annotations
@@ -17,32 +16,33 @@ from harness.paths import DATA
 
 @dataclass(frozen=True)
 class Variable:
-    """One setting of a recipe.
-
-    value: as the document writes it; None where it is filled in at run time
-    line:  of the document
-    note:  what is known of it in the engine that the recipe runs
-    """
+    """One setting of a recipe."""
 
     name: str
     value: str | None
+    """As the document writes it; None where it is filled in at run time."""
     line: int
+    """The line of the document."""
     note: str = ""
+    """What is known of it in the engine that the recipe runs."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """document, where: its title, and the place in it; engine: what it starts, with version and image;
-    options: of that server, which are no environment variables; note: what a reader should know."""
+    """The environment that a document sets for an engine."""
 
     name: str
     document: str
+    """The title of the document."""
     where: str
+    """The place in the document."""
     platform: str
     arch: str
     engine: str
+    """The engine that it starts, with version and image."""
     variables: tuple[Variable, ...]
     options: tuple[str, ...] = ()
+    """Options of the server. They are listed but not applied, as they are no environment variables."""
     note: str = ""
 
     @property
@@ -53,7 +53,7 @@ class Recipe:
 
 @functools.cache
 def recipes() -> dict[str, Recipe]:
-    """By name."""
+    """Name -> recipe."""
     entries = json.loads((DATA / "recipes.json").read_text())["recipes"]
     return {entry["name"]: _recipe(entry) for entry in entries}
 
@@ -64,7 +64,7 @@ def _recipe(entry: JsonObject) -> Recipe:
 
 
 def find(name: str) -> Recipe:
-    """Raises UsageError for an unknown one."""
+    """Raises UsageError for an unknown recipe."""
     if name not in recipes():
         raise UsageError(f"unknown recipe {name!r}; recipes: {', '.join(recipes())}")
     return recipes()[name]

@@ -1,5 +1,5 @@
-"""The command line: one module a command, imported when it is called. Imports nothing heavy: `--help` and
-`list` start at once."""
+"""The command line. Each command has a module that is imported when it is called; nothing heavy is imported
+here, so that `--help` and `list` start at once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def cli() -> None:
 
 
 def main() -> int:
-    """Runs the command; a user's mistake is one line on stderr and an exit code."""
+    """Runs the command and returns the exit code. A user's mistake is one line on stderr."""
     try:
         cli(standalone_mode=False)
     except HarnessError as error:

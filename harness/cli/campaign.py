@@ -11,15 +11,23 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from harness.cli.interrupt import interruptible
-from harness.cli.options import cluster_option, target_device
+from harness.cli.options import cluster_option, gathered, target_device
 
 if TYPE_CHECKING:
-    from harness.campaign.spec import Step
+    from harness.campaign.execute import CampaignRequest
+    from harness.campaign.plan import Step
+    from harness.cluster.driver import Pool
     from harness.run.request import Request
-    from harness.tune.race import RaceRequest, TuneRequest
+    from harness.tune.race import TuneRequest
     from kernels.platform import Platform
 
 PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
+
+
+def _campaign_request() -> type[CampaignRequest]:
+    from harness.campaign.execute import CampaignRequest
+
+    return CampaignRequest
 
 
 @click.command()
@@ -41,105 +49,78 @@ PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, as of `run`.")
 @click.option("--quiet", is_flag=True, help="No tables and no progress.")
-def campaign(
-    file: str | None,
-    budget: str,
-    cluster: str | None,
-    device: str | None,
-    out: str | None,
-    resume: str | None,
-    plan: str | None,
-    devices: tuple[str, ...],
-    threads: int | None,
-    quiet: bool,
-) -> None:
+@gathered(_campaign_request)
+def campaign(request: CampaignRequest) -> None:
     """Measure what this machine can tell, the most valuable first, within a budget of wall-clock.
 
     Without a file: the machine and its ceilings, the engine itself, each op at `smoke`, then at `r1-tp8`,
-    races of the Triton kernels, flags, the replay of a step. Ends with a folder and one zip file to carry
+    races of the Triton kernels, flags, the replay of a step. The result is a folder and one zip file to carry
     home, which `report` and `harness.results.load` read as it is.
     """
-    from harness.campaign.execute import CampaignRequest, run_campaign
-    from harness.campaign.spec import steps_of
+    from harness.campaign.execute import run_campaign
+    from harness.campaign.plan import steps_of
     from harness.cli.campaign_display import CampaignTables
-    from harness.cluster.local import LocalPool
     from harness.errors import UsageError
     from harness.machine.device import choose_device
     from harness.paths import RESULTS
-    from harness.plan.budget import parse_seconds
     from harness.run.device import device_type, machine_name
 
     began = time.monotonic()
-    if plan and cluster and not devices:
+    cluster, device = request.cluster, request.device
+    if request.plan and cluster and not request.devices:
         raise UsageError("--plan joins no cluster: say what it has, as --devices H200=8")
-    if resume and (out or file):
+    if request.resume and (request.out or request.file):
         raise UsageError("--resume goes on with the campaign's own steps; leave out FILE and --out")
-    if resume and plan:
+    if request.resume and request.plan:
         raise UsageError("--plan is of a campaign from its start; --resume prints what is left and measures")
-    budget_s = parse_seconds(budget, "--budget")
+    budget_s = request.budget_s
     here = choose_device(None if cluster else device)
-    commands = StepCommands()
-    for step in steps_of(file, ()):  # what is wrong with a file is said before a cluster is joined
-        commands.check(step)
-    if plan:
+    for step in steps_of(request.file, ()):  # a mistake in a file is said before a cluster is joined
+        read_step(step)
+    if request.plan:
         from harness.cli.campaign_plan import print_plan
 
-        print_plan(plan, file, devices, here, budget_s, commands)
+        print_plan(request, here, read_step)
         return
-    folder = Path(resume or out or RESULTS / ("cluster" if cluster else machine_name(here)))
-    request = CampaignRequest(file, budget_s, folder, bool(resume), began, threads)
-    display = CampaignTables(quiet, budget_s)
+    default = RESULTS / ("cluster" if cluster else machine_name(here))
+    folder = Path(request.resume or request.out or default)
+    display = CampaignTables(request.quiet, budget_s)
     with interruptible(f"finished cases are recorded, campaign --resume {folder} measures the rest"), display:
         if cluster:
-            from harness.cluster.ray_pool import RayPool
+            from harness.cluster.ray_cluster import RayPool
 
-            pool: Any = RayPool(cluster, [device] if device else [])
+            pool: Pool = RayPool(cluster, [device] if device else [])
         else:
-            pool = LocalPool(device_type(here), here.device)
-        sys.exit(run_campaign(pool, request, commands, display))
+            from harness.cluster.agent import ThisMachine
+
+            pool = ThisMachine(device_type(here), here.device)
+        sys.exit(run_campaign(pool, request, folder, began, read_step, display))
 
 
-class StepCommands:
-    """A `harness.campaign.jobs.Commands`: steps read by the commands that they name."""
+def read_step(step: Step) -> Callable[[Platform], Request] | TuneRequest | None:
+    """Reads a step's arguments by the command that it names: a `harness.campaign.plan.ReadStep`."""
+    from harness.cli.run import run
+    from harness.cli.toggle import toggle, toggle_request
+    from harness.cli.tune import tune
+    from harness.errors import UsageError
+    from harness.run.request import Request
+    from harness.tune.race import TuneRequest
 
-    def check(self, step: Step) -> None:
-        """Raises UsageError, which names the step, for options that its command does not take."""
-        if step.command in ("run", "toggle", "tune"):
-            self._options(step)
-
-    def request(self, step: Step) -> Callable[[Platform], Request]:
-        from harness.cli.toggle import toggle_request
-        from harness.run.request import Request
-
-        options = self._options(step)
-        request = _gathered(Request, options)
-        if step.command == "run":
-            return lambda platform: request
-        return toggle_request(request, **options)
-
-    def race(self, step: Step, folder: Path) -> tuple[TuneRequest, RaceRequest]:
-        from harness.tune.race import RaceRequest, TuneRequest
-
-        options = self._options(step)
-        race = _gathered(RaceRequest, options)
-        tuned = TuneRequest(options["op"], options["impl"], options["suite"], options["case"], (1, 1), folder)
-        return tuned, race
-
-    def _options(self, step: Step) -> dict[str, Any]:
-        from harness.cli.run import run
-        from harness.cli.toggle import toggle
-        from harness.cli.tune import tune
-        from harness.errors import UsageError
-
-        command = {"run": run, "toggle": toggle, "tune": tune}[step.command]
-        try:
-            return command.make_context(step.command, list(step.arguments)).params
-        except click.ClickException as error:
-            raise UsageError(f"step {step.name}: {error.format_message()}") from None
+    if not step.casewise:
+        return None
+    command = {"run": run, "toggle": toggle, "tune": tune}[step.command]
+    try:
+        options = command.make_context(step.command, list(step.arguments)).params
+    except click.ClickException as error:
+        raise UsageError(f"step {step.name}: {error.format_message()}") from None
+    if step.command == "tune":
+        return _gathered(TuneRequest, options)
+    request = _gathered(Request, options)
+    return (lambda platform: request) if step.command == "run" else toggle_request(request, **options)
 
 
 def _gathered(kind: type[Any], options: dict[str, Any]) -> Any:
-    """An object of a dataclass from those options that are its fields; the others stay."""
+    """An object of a dataclass from the options that are its fields."""
     from dataclasses import fields
 
     names = {field.name for field in fields(kind)} & options.keys()

@@ -1,4 +1,4 @@
-"""What a campaign prints: its plan, a line for each case, and what came of it."""
+"""What a campaign prints: its plan, a line for each case, and the results in the end."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 
 from harness.cli.run_display import TerminalDisplay
 from harness.report import case_table
-from harness.report.spread_text import spread_lines
+from harness.report.notes import spread_lines
+from harness.report.rows import CaseResult
 from harness.report.terminal import plain
-from harness.results.schema import Cell, Record, Run, Verdict
-from harness.results.spread import spreads
+from harness.results.comparison import spreads
+from harness.results.schema import Record, Run
 from shapes.case import Case
 
 if TYPE_CHECKING:
     from harness.campaign.execute import CampaignOutcome
-    from harness.campaign.plan import PlannedLane
-    from harness.cluster.dispatch import Task
-    from harness.cluster.driver import Driver
+    from harness.campaign.plan import PlannedJob
+    from harness.cluster.driver import Driver, Task
 
 
 class CampaignTables(TerminalDisplay):
@@ -32,24 +32,22 @@ class CampaignTables(TerminalDisplay):
         self.budget_s = budget_s
 
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
-        """What comes when, as far as can be told, and what will not fit."""
+        """Prints when each job is expected to begin and end, and what will not fit."""
         from harness.campaign.plan import simulated
 
         left_s = driver.ends - driver.clock()
-        self.log(plan_text(simulated(driver.dispatcher, counts, left_s), left_s))
+        self.log(plan_text(simulated(list(driver.dispatcher.jobs.values()), counts, left_s), left_s))
 
     def task(self, task: Task, device: str, driver: Driver) -> None:
-        expected = minutes(driver.dispatcher.lanes[task.lane].expected_s(task))
-        what = task.lane if task.key == task.lane else f"{task.lane}: {task.key}"
+        expected = minutes(driver.dispatcher.jobs[task.job].expected_s(task))
+        what = task.job if task.key == task.job else f"{task.job}: {task.key}"
         where = f" on {device}" if len(driver.members) > 1 else ""
         self.log(f"{self._clock()}  {what}{where}, about {expected} ...")
 
     def case(self, step: str, run: Run, case: Case, records: Sequence[Record]) -> None:
-        cells = [r for r in records if isinstance(r, Cell)]
-        verdicts = [r for r in records if isinstance(r, Verdict)]
-        timed = sorted((c for c in cells if c.status == "ok" and c.time_us), key=lambda c: c.time_us or 0.0)
-        headline = plain(case_table.headline(timed, verdicts, cells), 1000)
-        bad = Counter(c.status for c in cells if c.status not in ("ok", "checked", "unsupported"))
+        result = CaseResult.of(records)
+        headline = plain(case_table.headline(result), 1000)
+        bad = Counter(c.status for c in result.cells if c.status not in ("ok", "checked", "unsupported"))
         failed = "".join(f"; {n} {status}" for status, n in bad.items())
         self.print(f"{self._clock()}  {step}: {case.text}: {headline}{failed}")
 
@@ -62,12 +60,8 @@ class CampaignTables(TerminalDisplay):
         from tabulate import tabulate
 
         rows = [
-            [
-                step.name,
-                f"{step.done} of {step.cases}",
-                ", ".join(f"{n} {s}" for s, n in step.statuses.items()),
-            ]
-            for step in outcome.steps
+            [job.name, f"{job.done} of {job.cases}", ", ".join(f"{n} {s}" for s, n in job.statuses.items())]
+            for job in outcome.jobs
         ]
         self.print("")
         self.print(tabulate(rows, ["step", "done", "rows"], tablefmt="simple"))
@@ -77,8 +71,8 @@ class CampaignTables(TerminalDisplay):
         archive = outcome.archive
         self.print(f"to carry home: {archive.file}, {archive.size / 1e6:.1f} MB")
         if archive.left_out:
-            self.print(f"left out of it, as it were too large: {', '.join(archive.left_out)}")
-        if any(step.done < step.cases for step in outcome.steps):
+            self.print(f"left out of it, as it would be too large: {', '.join(archive.left_out)}")
+        if any(job.done < job.cases for job in outcome.jobs):
             self.print(f"the rest: python -m harness campaign --resume {outcome.folder}")
         self.print(f"as pictures: python -m harness report {outcome.folder} --open")
 
@@ -86,22 +80,22 @@ class CampaignTables(TerminalDisplay):
         return f"[{minutes(time.monotonic() - self.began)}]"
 
 
-def plan_text(lanes: Sequence[PlannedLane], left_s: float) -> str:
-    """What would begin and end when, and what does not fit."""
+def plan_text(jobs: Sequence[PlannedJob], left_s: float) -> str:
+    """The table of when each job would begin and end, and of what does not fit the time."""
     from tabulate import tabulate
 
     rows = [
         [
-            lane.name,
-            f"{lane.fit} of {lane.cases}",
-            "" if lane.begins_s is None else minutes(lane.begins_s),
-            "does not fit" if lane.ends_s is None else minutes(lane.ends_s),
+            job.name,
+            f"{job.fit} of {job.cases}",
+            "" if job.begins_s is None else minutes(job.begins_s),
+            "does not fit" if job.ends_s is None else minutes(job.ends_s),
         ]
-        for lane in sorted(lanes, key=lambda lane: (lane.begins_s is None, lane.begins_s))
-        if lane.cases
+        for job in sorted(jobs, key=lambda job: (job.begins_s is None, job.begins_s))
+        if job.cases
     ]
     table = tabulate(rows, ["step", "fits", "begins", "ends"], tablefmt="simple", disable_numparse=True)
-    last = max((lane.ends_s or 0.0 for lane in lanes), default=0.0)
+    last = max((job.ends_s or 0.0 for job in jobs), default=0.0)
     return f"{table}\nabout {minutes(last)} of {minutes(left_s)}\n"
 
 

@@ -7,12 +7,10 @@ import re
 import shlex
 import string
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
-from harness.campaign.jobs import Commands
-from harness.campaign.plan import Devices, plan_tasks, simulated
-from harness.campaign.spec import DEFAULTS, steps_of
+from harness.campaign.execute import CampaignRequest
+from harness.campaign.plan import DEFAULTS, ReadStep, planned_jobs, simulated, steps_of
 from harness.catalogue.architectures import architectures
 from harness.catalogue.devices import known_devices
 from harness.cli.campaign_display import plan_text
@@ -24,28 +22,21 @@ from kernels.platform import Platform, named
 FILES = ROOT / "docs" / "clusters"
 NAMES = {"node": "node.sh", "slurm": "slurm.sbatch", "kuberay": "kuberay.yaml", "dstack": "dstack.yml"}
 IMAGES = {"cuda": 'python: "3.12"', "rocm": "image: rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210"}
-"""What dstack starts, as a line of its file: its own image, or one that brings ROCm's torch."""
+"""The line of dstack's file that says what it starts: its own image, or one that brings ROCm's torch."""
 
 
-def print_plan(
-    kind: str,
-    file: str | None,
-    devices: Sequence[str],
-    here: Platform,
-    budget_s: float,
-    commands: Commands,
-) -> None:
-    """kind: `steps`, or what NAMES has. Raises UsageError."""
-    counts = dict(_count(text) for text in devices)
+def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None:
+    """Prints the plan of a campaign's steps, or the file that starts it. Raises UsageError."""
+    kind, budget_s = request.plan or "steps", request.budget_s
+    counts = dict(_count(text) for text in request.devices)
     if kind != "steps":
-        print(cluster_file(kind, counts, budget_s, file), end="")
+        print(cluster_file(kind, counts, budget_s, request.file), end="")
         return
     platforms = {type: _platform(type) for type in counts} or {device_type(here): here}
     counts = counts or dict.fromkeys(platforms, 1)
-    of_types = {type: Devices(platform, counts[type]) for type, platform in platforms.items()}
-    steps = steps_of(file, [platform.kind for platform in platforms.values()])
-    dispatcher, reasons = plan_tasks(steps, of_types, budget_s, commands)
-    print(plan_text(simulated(dispatcher, counts, budget_s), budget_s))
+    steps = steps_of(request.file, [platform.kind for platform in platforms.values()])
+    jobs, reasons = planned_jobs(steps, platforms, budget_s, read)
+    print(plan_text(simulated(jobs, counts, budget_s), budget_s))
     for name, reason in reasons.items():
         print(f"left out: {name}: {reason}", file=sys.stderr)
 
@@ -58,7 +49,7 @@ def _count(text: str) -> tuple[str, int]:
 
 
 def _platform(type: str) -> Platform:
-    """Of a device that need not be here, by its name in the catalogue."""
+    """The platform of a device that need not be here, by its name in the catalogue."""
     for entry in known_devices():
         if entry["name"].lower() == type.lower():
             return named(architectures()[entry["arch"]].kind, entry["arch"])
@@ -69,7 +60,7 @@ def _platform(type: str) -> Platform:
 
 
 def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str | None) -> str:
-    """With the names filled in; of one type of GPUs, 8 H200 where none is named. Raises UsageError."""
+    """The text of the file for one type of GPUs, for 8 H200 where none is named. Raises UsageError."""
     if len(counts) > 1:
         raise UsageError("--plan prints a file for one type of devices: give one --devices TYPE=N")
     type, count = next(iter(counts.items()), ("H200", 8))
@@ -95,6 +86,6 @@ def cluster_file(kind: str, counts: dict[str, int], budget_s: float, file: str |
 
 
 def _in_checkout(file: str | Path) -> str:
-    """As it is called in the checkout, where the commands run; by its whole path if it is elsewhere."""
+    """The path as commands in the checkout call it; the whole path if the file is elsewhere."""
     path = Path(file).resolve()
     return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)

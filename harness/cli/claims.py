@@ -1,4 +1,4 @@
-"""`python -m harness claims`: headline claims held against recorded runs."""
+"""`python -m harness claims`: headline claims compared with recorded runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from harness.cli.options import json_option
 @click.argument("runs", nargs=-1)
 @json_option("Write JSON there instead of a table.")
 def claims(runs: tuple[str, ...], json_to: str | None) -> None:
-    """What AITER's headline claims (2x GEMM, 3x MoE, 17x MLA decode, 14x MHA prefill) come to in recorded
-    RUNS (default: all under results/)."""
+    """Compare AITER's headline claims (2x GEMM, 3x MoE, 17x MLA decode, 14x MHA prefill) with recorded RUNS
+    (default: all under results/)."""
     import json
     from dataclasses import asdict
 
     from harness.files import write
     from harness.paths import RESULTS
-    from harness.report.claims_table import claims_table
+    from harness.report.comparison_table import claims_table
     from harness.results.claims import examine, read, recorded_cells
     from kernels.platform import detect
 

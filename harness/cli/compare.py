@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("runs", nargs=-1, metavar="[RUN_A RUN_B]")
 @click.option("--revisions", nargs=2, metavar="A B", help="Measure two commits' kernels now, interleaved.")
-@click.option("--force", is_flag=True, help="Compare what differs in machine or terms too, and mark it.")
-@click.option("--markdown", metavar="FILE|-", help="Write the report there too, for a pull request.")
+@click.option("--force", is_flag=True, help="Compare runs of different machines or terms too, and mark it.")
+@click.option("--markdown", metavar="FILE|-", help="Also write the report there, for a pull request.")
 @measuring
 def compare(
     request: Request,
@@ -27,8 +27,8 @@ def compare(
     force: bool,
     markdown: str | None,
 ) -> None:
-    """What became faster or slower between two recorded runs, or between two revisions of this repository
-    (to which the options from --op on apply). Exit code 1 where something regressed."""
+    """Show what became faster or slower between two recorded runs, or between two revisions of this
+    repository (the options from --op on are for revisions). The exit code is 1 if something regressed."""
     if revisions and not runs:
         with interruptible(RECORDED):
             sys.exit(measure_revisions(request, revisions))
@@ -38,8 +38,8 @@ def compare(
 
 
 def measure_revisions(request: Request, revisions: tuple[str, str]) -> int:
-    """Each revision's kernels are a setting of a run. Gives the exit code; raises UsageError for a revision
-    that git does not know."""
+    """A run in which the kernels of each revision are a setting. Returns the exit code. Raises UsageError for
+    a revision that git does not know."""
     from dataclasses import replace
 
     from harness.cli.run_display import RunDisplay
@@ -52,26 +52,23 @@ def measure_revisions(request: Request, revisions: tuple[str, str]) -> int:
 
 
 def compare_runs(run_a: str, run_b: str, force: bool, markdown: str | None) -> int:
-    """Prints the table; gives the exit code, FAILED on a regression. Raises UsageError for runs that are not
-    comparable, NothingRan where no cell has a time in both."""
+    """Prints the table; returns the exit code, FAILED on a regression. Raises UsageError for runs that cannot
+    be compared, NothingRan where no cell has a time in both."""
     from harness.errors import FAILED, OK, NothingRan, UsageError
     from harness.files import write
     from harness.report.comparison_table import comparison_markdown, comparison_table
     from harness.report.terminal import show
     from harness.results.comparison import compared
-    from harness.results.recorded import incompatibilities, read
+    from harness.results.read import read
 
     a, b = read(run_a), read(run_b)
-    reasons = incompatibilities(a, b)
-    if reasons and not force:
-        raise UsageError(
-            f"{run_a} and {run_b} cannot be compared: {'; '.join(reasons)} (--force marks it only)"
-        )
     comparison = compared(a, b)
+    if comparison.incompatible and not force:
+        reasons = "; ".join(comparison.incompatible)
+        raise UsageError(f"{run_a} and {run_b} cannot be compared: {reasons} (--force marks it only)")
     if not comparison.rows:
         missing = "; ".join(comparison.missing[:3]) or "both are empty"
         raise NothingRan(f"no cell has a time in both runs: {missing}")
-    comparison.notes[:0] = [f"NOT COMPARABLE, {reason}" for reason in reasons]
     show(comparison_table(a, b, comparison), sys.stdout)
     if markdown:
         write(markdown, comparison_markdown(a, b, comparison) + "\n")

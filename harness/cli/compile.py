@@ -6,17 +6,23 @@ import sys
 
 import click
 
-from harness.cli.options import cluster_compile, compiling_on, json_option, only_op
+from harness.cli.options import json_option, only_op
 
 
 @click.command("compile")
 @click.option("--target", metavar="ARCH,...", help="gfx942, gfx950, sm_90, sm_100 (default: all).")
 @only_op
-@cluster_compile
+@click.option(
+    "--cluster",
+    metavar="[ADDRESS]",
+    is_flag=False,
+    flag_value="auto",
+    help="Compile on the CPUs of a Ray cluster: HOST:PORT of its head.",
+)
 @json_option("Write JSON there instead of a table.")
 def compile_command(target: str | None, op: str | None, cluster: str | None, json_to: str | None) -> None:
-    """Compile the suite's Triton kernels as they are shipped, for GPUs that need not be here; exit code 1
-    where one exceeds a limit, spills, or does without the matrix instructions it could have."""
+    """Compile the suite's Triton kernels as they are shipped, for GPUs that need not be here. The exit code
+    is 1 where one exceeds a limit, spills, or lacks the matrix instructions that it could have."""
     import json
 
     import kernels
@@ -28,10 +34,15 @@ def compile_command(target: str | None, op: str | None, cluster: str | None, jso
     from harness.report.compile_table import compile_table
     from harness.report.terminal import show
 
-    kernels.import_plugins()  # whoever compiles sources has to read them
+    kernels.import_plugins()  # their sources are compiled, too
     ops = [choose_op(op).name] if op else list(kernels.OPS)
     targets = able(select_architectures(target))
-    rows = compiles(ops, targets, compiling_on(cluster))
+    compile_each = None
+    if cluster:
+        from harness.cluster.ray_cluster import compile_on
+
+        compile_each = compile_on(cluster)
+    rows = compiles(ops, targets, compile_each)
     if not rows:
         raise NothingRan(f"no case of {', '.join(ops)} is one that a Triton kernel takes")
     import triton

@@ -19,9 +19,9 @@ from harness.cli.options import json_option, target_device
 def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, paths: tuple[Path, ...]) -> None:
     """Platform, device, libraries, ceilings, noise, clocks, and what would improve them.
 
-    With --bind: whether each row's calls fit a version of its library, which is read and not imported; what
-    breaks comes first, and then the exit status is 1. PATH is a wheel, a folder of packages (a site-packages,
-    a checkout), or a file of recorded signatures.
+    With --bind: whether each row's calls fit a version of its library, whose files are read and not imported.
+    Rows that break come first, and then the exit status is 1. PATH is a wheel, a folder of packages (a
+    site-packages, a checkout), or a file of recorded signatures.
     """
     if bind:
         sys.exit(show_bindings(paths, json_to))
@@ -45,10 +45,12 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
         if not quick:
             try:
                 lock.enter_context(device_lock(platform))
-            except NothingRan as busy:  # a device that a run is measuring is left alone
+            except NothingRan as busy:  # a run is measuring the device, and measuring would disturb it
                 quick, complaints = True, [str(busy)]
         monitor = monitor_for(platform, worker_pids)
-        complaints += [*filter(None, [monitor.blocked()]), *monitor.before()]
+        if blocked := monitor.blocked():
+            complaints.append(blocked)
+        complaints += monitor.before()
         facts = examine(platform, monitor.readable(), complaints, quick, monitor)
     if json_to:
         write(json_to, json.dumps(facts, indent=1, allow_nan=False) + "\n")
@@ -57,14 +59,14 @@ def doctor(json_to: str | None, device: str | None, quick: bool, bind: bool, pat
 
 
 def show_bindings(paths: tuple[Path, ...], json_to: str | None) -> int:
-    """Gives the exit code: FAILED where a row's calls do not fit."""
+    """Prints which rows bind. Returns the exit code, FAILED where a row's calls do not fit."""
     import json
     from dataclasses import asdict
 
     from harness.doctor.bindings import BREAKS, bindings, installed, releases_in, wanted_libraries
     from harness.errors import FAILED, OK, NothingRan
     from harness.files import write
-    from harness.report.binding_table import binding_table
+    from harness.report.doctor_text import binding_table
     from harness.report.terminal import show
 
     releases = [release for path in paths for release in releases_in(path)] if paths else installed()

@@ -10,31 +10,22 @@ import click
 from harness.cli.options import json_option
 
 if TYPE_CHECKING:
-    from harness.engine.view import EngineView
+    from harness.engine import EngineView
+    from shapes.models import ModelConfig
     from shapes.scheduler import Workload
 
 OWN_OPTIONS = {
-    "tp": "--tp N",
-    "tp-size": "--tp N",
-    "tensor-parallel-size": "--tp N",
-    "ep": "--ep N",
-    "ep-size": "--ep N",
-    "expert-parallel-size": "--ep N",
-    "enable-expert-parallel": "--ep N",
-    "enable-dp-attention": "--dp-attention",
-    "dp": "--dp-attention",
-    "dp-size": "--dp-attention",
-    "data-parallel-size": "--dp-attention",
+    **dict.fromkeys(("tp", "tp-size", "tensor-parallel-size"), "--tp N"),
+    **dict.fromkeys(("ep", "ep-size", "expert-parallel-size", "enable-expert-parallel"), "--ep N"),
+    **dict.fromkeys(("enable-dp-attention", "dp", "dp-size", "data-parallel-size"), "--dp-attention"),
     "kv-cache-dtype": "--kv bf16 or --kv fp8",
-    "model": "--model NAME|DIR",
-    "model-path": "--model NAME|DIR",
-    "chunked-prefill-size": "--workload ...,chunk=TOKENS",
-    "max-num-batched-tokens": "--workload ...,chunk=TOKENS",
+    **dict.fromkeys(("model", "model-path"), "--model NAME|DIR"),
+    **dict.fromkeys(("chunked-prefill-size", "max-num-batched-tokens"), "--workload ...,chunk=TOKENS"),
 }
 """A flag of SGLang or vLLM that says how a model is served -> the option of this command."""
 
 OF_A_WORKLOAD = ("isl", "osl", "concurrency", "prompts", "chunk")
-"""What --workload takes; the first three are needed."""
+"""What --workload takes; the first three are required."""
 
 
 @click.command()
@@ -101,14 +92,15 @@ def engine(
     python -m harness engine vllm --arch gfx942 --with VLLM_ROCM_USE_AITER=1 --aiter ~/aiter --write untuned
     """
     import json
+    import sys
 
-    from harness.engine.view import EngineRequest, engine_view
+    from harness.engine import EngineRequest, changes, engine_view
     from harness.errors import UsageError
     from harness.files import require_writable, require_writable_folder, write
     from harness.plan.select import choose_op
+    from harness.report.engine_table import changes_text, engine_csv, engine_text
+    from harness.report.terminal import show
     from kernels.platform import detect
-    from shapes.models import model as known_model
-    from shapes.models import models, read_model
 
     require_writable(json_to, csv_to)
     if page:
@@ -119,36 +111,28 @@ def engine(
         raise UsageError("--diff prints text or --json alone: leave --entries, --write, --page and --csv")
     if triton and not triton[0].isdecimal():
         raise UsageError(f"--triton takes a version like 3.6.0, not {triton!r}")
-    given_paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
-    paths = {name: Path(path) for name, path in given_paths.items() if path}
     machine = detect()
     if not arch and machine.kind == "cpu":
         click.echo("note: this is about the CPU of this machine; --arch names a GPU", err=True)
+    paths = {"aiter": aiter, "vllm": vllm, "sglang": sglang}
     try:
-        if not Path(model).exists() and model not in models():
-            raise ValueError(
-                f"unknown model {model!r}; models: {', '.join(models())}, or a folder with a config.json"
-            )
         request = EngineRequest(
             engine,
             arch or machine.arch,
-            read_model(Path(model)) if Path(model).exists() else known_model(model),
+            _model(model),
             tp,
             ep,
             dp_attention,
             kv,
             _workload(workload) if workload else None,
             _settings(given),
-            paths,
+            {name: Path(path) for name, path in paths.items() if path},
             triton,
             [choose_op(name).name for name in op],
         )
     except ValueError as error:
         raise UsageError(str(error)) from None
     if diff:
-        from harness.engine.changes import changes
-        from harness.report.engine_table import changes_text
-
         found = changes(request, Path(diff[0]), Path(diff[1]))
         if json_to:
             write(json_to, json.dumps(found.facts(), indent=1) + "\n")
@@ -159,8 +143,6 @@ def engine(
     if json_to:
         write(json_to, json.dumps(view.facts(), indent=1) + "\n")
     if csv_to:
-        from harness.report.engine_table import engine_csv
-
         write(csv_to, engine_csv(view))
     if page:
         from harness.page.engine import write_page
@@ -169,18 +151,13 @@ def engine(
     if folder:
         _write_untuned(view, Path(folder))
     if "-" not in (json_to, csv_to, page):
-        import sys
-
-        from harness.report.engine_table import engine_text
-        from harness.report.terminal import show
-
         show(engine_text(view, entries), sys.stdout)
 
 
 def _write_untuned(view: EngineView, folder: Path) -> None:
     """Writes AITER's CSV files of untuned shapes, and lists of the JSON files that an engine looks for and
-    does not have; no file that would be empty. Raises UsageError, before it writes, where that would replace
-    another file."""
+    does not have. A file that would be empty is not written. Raises UsageError, before it writes anything, if
+    that would replace a file with other contents."""
     from harness.errors import UsageError
     from harness.files import replace
 
@@ -201,6 +178,18 @@ def _write_untuned(view: EngineView, folder: Path) -> None:
         click.echo("nothing written: no file lacks a shape", err=True)
 
 
+def _model(name: str) -> ModelConfig:
+    """Raises ValueError."""
+    from shapes.models import model, models, read_model
+
+    if Path(name).exists():
+        return read_model(Path(name))
+    if name not in models():
+        known = ", ".join(models())
+        raise ValueError(f"unknown model {name!r}; models: {known}, or a folder with a config.json")
+    return model(name)
+
+
 def _settings(given: tuple[str, ...]) -> dict[str, str]:
     """Raises ValueError, also for a flag of the engine for which this command has an option of its own."""
     from kernels.engines.deploy import settings
@@ -213,7 +202,8 @@ def _settings(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def _workload(text: str) -> Workload:
-    """By default each place serves one prompt: more of them repeat the same steps. Raises ValueError."""
+    """By default there are as many prompts as the concurrency: more prompts repeat the same steps. Raises
+    ValueError."""
     from shapes.scheduler import Workload
 
     values: dict[str, int] = {}

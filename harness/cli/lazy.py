@@ -10,13 +10,15 @@ import click
 
 
 class LazyGroup(click.Group):
-    """The group's own `--help` imports the modules of all commands: what a command needs is imported in its
-    body.
+    """The group's own `--help` imports the modules of all commands, so each command imports what it needs in
+    its body.
 
-    modules: a command's name -> `module:attribute`
+    modules: `module:attribute` by the name of a command
     """
 
-    def __init__(self, *args: Any, modules: Mapping[str, str], **kwargs: Any) -> None:  # as click has them
+    def __init__(
+        self, *args: Any, modules: Mapping[str, str], **kwargs: Any
+    ) -> None:  # the parameters of click.Group
         super().__init__(*args, **kwargs)
         self.modules = modules
 
@@ -34,7 +36,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Raises click.UsageError with the names there are, where the first argument is none of them."""
+        """Raises click.UsageError, which lists the commands, if the first argument is none of them."""
         if args[0][:1] != "-" and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"No such command {args[0]!r}; there are: {', '.join(self.list_commands(ctx))}.")
         return super().resolve_command(ctx, args)

@@ -1,4 +1,4 @@
-"""`python -m harness list`: what there is, as a table or JSON."""
+"""`python -m harness list`: ops, implementations, cases and so on, as a table or JSON."""
 
 from __future__ import annotations
 
@@ -15,10 +15,18 @@ LISTS = ["ops", "impls", "cases", "suites", "linears", "published", "flags", "re
 @click.command("list")
 @click.argument("what", default="impls", type=click.Choice(LISTS))
 @only_op
-@click.option("--case", metavar='"NAME=V ..."', help="For impls of --op: which take this case, and why not.")
-@click.option("--suite", default=None, help="For cases: of this suite, or all (default: smoke).")
-@click.option("--platform", type=click.Choice(KINDS), help="Ask about another platform than this machine.")
-@click.option("--arch", default="", help="Of this architecture or GPU: sm_90, gfx942, x86-amx, MI300X ...")
+@click.option(
+    "--case",
+    metavar='"NAME=V ..."',
+    help="For impls of --op: which take this case, and why the others do not.",
+)
+@click.option(
+    "--suite",
+    default=None,
+    help="For cases: those of this suite, or of all suites with `all` (default: smoke).",
+)
+@click.option("--platform", type=click.Choice(KINDS), help="Another platform than that of this machine.")
+@click.option("--arch", default="", help="Another architecture or GPU: sm_90, gfx942, x86-amx, MI300X ...")
 @json_option("Write JSON there instead of a table.")
 def list_command(
     what: str,
@@ -29,7 +37,7 @@ def list_command(
     arch: str,
     json_to: str | None,
 ) -> None:
-    """What there is, and what can run here, with reasons."""
+    """List what the suite has, and what can run here, with reasons."""
     import json
 
     import kernels

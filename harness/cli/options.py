@@ -1,4 +1,4 @@
-"""Options that several commands share, and options gathered into the object that they describe."""
+"""Options that several commands share; and how the options of a command become one object."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ import click
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from harness.compile.compiler import CompileEach
-
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
 def json_option(help: str) -> Callable[[Function], Function]:
-    """`--json FILE|-`, as the parameter `json_to`; help: what is written there."""
+    """The option `--json FILE|-`, whose parameter is `json_to`.
+
+    help: what is written there
+    """
     return click.option("--json", "json_to", metavar="FILE|-", help=help)
 
 
 def seconds_option(name: str, default: str, help: str, show_default: bool) -> Callable[[Function], Function]:
-    """A time such as `900s`, as a parameter in seconds."""
+    """An option for a time such as `900s`, whose parameter is in seconds."""
     return click.option(name, default=default, callback=_seconds, show_default=show_default, help=help)
 
 
@@ -44,27 +45,9 @@ cluster_option = click.option(
     metavar="[ADDRESS]",
     is_flag=False,
     flag_value="auto",
-    help="Measure cases side by side on a Ray cluster: HOST:PORT of its head, or all devices of this node. "
-    "--device is then a type of its devices.",
+    help="Measure cases in parallel on a Ray cluster: HOST:PORT of its head, or without ADDRESS on all "
+    "devices of this node. --device is then a type of device.",
 )
-
-cluster_compile = click.option(
-    "--cluster",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
-    help="Compile on the CPUs of a Ray cluster: HOST:PORT of its head.",
-)
-
-
-def compiling_on(cluster: str | None) -> CompileEach | None:
-    """What compiles on that cluster; None: where none is named."""
-    if not cluster:
-        return None
-    from harness.cluster.ray_compile import compile_on
-
-    return compile_on(cluster)
-
 
 MEASURING = [
     click.option("--op", help="The op to measure."),
@@ -79,19 +62,22 @@ MEASURING = [
     click.option(
         "--cache",
         type=click.Choice(["serving", "cold", "warm"]),
-        help="Streamed operands from memory (default); all operands; or nothing moved out of the cache.",
+        help="What calls read from memory: streamed operands (serving, default), all operands (cold), or "
+        "nothing (warm).",
     ),
     click.option("--launch", type=click.Choice(["graph", "eager", "both"]), help="On GPUs (default: graph)."),
-    click.option("--budget", metavar="60s", help="Time for measuring, set-up apart.  [default: 60s]"),
+    click.option("--budget", metavar="60s", help="Time for measuring, without set-up.  [default: 60s]"),
     click.option(
-        "--per-case", metavar="20s", help="Least of it that is worth a case.  [default: 20s; smoke 3s]"
+        "--per-case", metavar="20s", help="The least of the budget for a case.  [default: 20s; smoke 3s]"
     ),
-    click.option("--set", multiple=True, metavar="NAME=VALUE", help="Environment of the workers."),
-    click.option("--resume", metavar="RUN", help="Measure what this run did not finish."),
+    click.option(
+        "--set", multiple=True, metavar="NAME=VALUE", help="An environment variable of the workers."
+    ),
+    click.option("--resume", metavar="RUN", help="Measure the cases that this run did not finish."),
     click.option(
         "--retry",
         is_flag=True,
-        help="With --resume: measure cases with cells that failed (crashed, timeout, error) again.",
+        help="With --resume: also measure cases again in which a cell failed (crashed, timeout, error).",
     ),
     click.option("--out", metavar="DIR", help="The run's folder (default: a new one under results/local/)."),
     click.option("--json", metavar="FILE|-", help="Write run, cells and verdicts there; - is stdout."),
@@ -100,23 +86,25 @@ MEASURING = [
         "--disturbed",
         type=click.Choice(["prefer", "keep", "refuse"]),
         envvar="KERNEL_BENCH_DISTURBED",
-        help="Rounds that other work or throttling disturbed: count where quiet ones cannot be had (prefer, "
-        "default); always; or never, and where most are disturbed there is no number.",
+        help="Rounds that other work or throttling disturbed count if there are too few quiet ones (prefer, "
+        "default), always (keep), or never (refuse: no time if most rounds are disturbed).",
     ),
     click.option("--quiet", is_flag=True, help="No tables and no progress."),
-    click.option("--seed", type=int, help="Of operands and orders (default: 0)."),
+    click.option("--seed", type=int, help="The seed of operands and of the order of entries (default: 0)."),
     click.option(
         "--threads",
         type=click.IntRange(1),
         help="CPU threads (default: OMP_NUM_THREADS, else the cores of a NUMA node).",
     ),
-    seconds_option("--prepare-timeout", "900s", "To prepare one.", show_default=True),
-    seconds_option("--call-timeout", "120s", "For one request.", show_default=True),
+    seconds_option(
+        "--prepare-timeout", "900s", "The most time to prepare an implementation.", show_default=True
+    ),
+    seconds_option("--call-timeout", "120s", "The most time for one request to a worker.", show_default=True),
 ]
 
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of every command that measures, gathered into a Request."""
+    """Adds the options of every command that measures; they become a Request."""
 
     def request() -> type[DataclassInstance]:
         from harness.run.request import Request
@@ -132,14 +120,15 @@ def measuring(command: Callable[..., None]) -> Callable[..., None]:
 def gathered(
     load: Callable[[], type[DataclassInstance]],
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The command's options that are fields of a dataclass become one object of it, the first argument.
+    """Makes one object of those options of a command that are fields of a dataclass; it is the command's
+    first argument.
 
-    load: imports the dataclass, when the command is called
+    load: imports the dataclass when the command is called
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
-        def call(*others: object, **options: Any) -> None:  # click passes what it parsed, untyped
+        def call(*others: object, **options: Any) -> None:  # click passes untyped values
             dataclass = load()
             names = {field.name for field in fields(dataclass)} & options.keys()
             command(dataclass(**{name: options.pop(name) for name in names}), *others, **options)

@@ -1,4 +1,4 @@
-"""`python -m harness report`: recorded results as a page of pictures and tables."""
+"""`python -m harness report`: recorded results as a page of charts and tables."""
 
 from __future__ import annotations
 
@@ -7,12 +7,24 @@ import click
 
 @click.command()
 @click.argument("runs", nargs=-1, required=True)
-@click.option("-o", "--output", default="report.html", show_default=True, metavar="FILE", help="The page.")
-@click.option("--title", default="", help="Of the page (default: what it shows).")
-@click.option("--open", "show", is_flag=True, help="Open it in the browser.")
+@click.option(
+    "-o",
+    "--output",
+    default="report.html",
+    show_default=True,
+    metavar="FILE",
+    help="Where to write the page.",
+)
+@click.option("--title", default="", help="The title of the page (default: what it shows).")
+@click.option("--open", "show", is_flag=True, help="Open the page in the browser.")
 @click.option("--svg", metavar="DIR", help="Write the charts there as SVG files, and no page.")
 @click.option("--png", metavar="DIR", help="Write the charts there as PNG files, and no page.")
-@click.option("--chart", multiple=True, metavar="PATTERN", help="Only charts whose file is called so.")
+@click.option(
+    "--chart",
+    multiple=True,
+    metavar="PATTERN",
+    help="With --svg or --png: only charts with such a file name.",
+)
 def report(
     runs: tuple[str, ...],
     output: str,
@@ -22,17 +34,17 @@ def report(
     png: str | None,
     chart: tuple[str, ...],
 ) -> None:
-    """Recorded RUNS as a page that one opens from disk: rankings, sizes, roofline, rounds, flags, what moved
-    between two runs, serving. RUNS are folders of runs or experiments, ledgers, and files of
-    `serving predict --json`; a folder stands for all that is recorded below it."""
+    """Write recorded RUNS as a page that a browser opens from disk: rankings, sizes, roofline, rounds, flags,
+    what moved between two runs, serving. RUNS are folders of runs or A/B tests, ledgers, and files that
+    `serving predict`, `serving replay` or `compile` wrote with --json; a folder stands for all records below
+    it."""
     from datetime import datetime, timezone
     from pathlib import Path
 
     if chart and not (svg or png):
         raise click.UsageError("--chart is for --svg and --png; a page has all")
     from harness.files import require_writable, require_writable_folder, write
-    from harness.page.assemble import assemble
-    from harness.page.inputs import inputs
+    from harness.page.assemble import assemble, inputs
 
     known = inputs(runs)
     folders = [(Path(folder), is_png) for folder, is_png in ((svg, False), (png, True)) if folder]
@@ -42,7 +54,7 @@ def report(
         require_writable(output, None)
     page = assemble(known, title)
     if folders:
-        from harness.page.pictures import pictures
+        from harness.page.html import pictures
 
         for folder, is_png in folders:
             click.echo(f"{len(pictures(page, folder, is_png, chart))} charts in {folder}")

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from harness.catalogue.published import figures
 from harness.progress import Progress
-from harness.report import case_notes, case_table, setting_table
-from harness.report.disturbance import disturbance
-from harness.report.spread_text import spread_lines
+from harness.report import case_table, notes, setting_table
 from harness.report.terminal import show
 from harness.report.tune_table import race_table, stored_text
+from harness.results.comparison import spreads
 from harness.results.schema import CaseDone, Cell, Record, Run
-from harness.results.spread import spreads
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -108,16 +106,16 @@ def end_text(outcome: Outcome) -> str:
     for case in done:
         phases.update(case.phases or {"set-up and checks": case.setup_s})
     measured_s, setup_s = sum(case.measured_s for case in done), sum(case.setup_s for case in done)
-    spent = case_notes.time_spent(measured_s, setup_s + outcome.before_s, phases)
+    spent = notes.time_spent(measured_s, setup_s + outcome.before_s, phases)
     lines = [
-        f"{case_notes.counted(outcome.cases)}: {spent}",
+        f"{notes.counted(outcome.cases)}: {spent}",
         f"recorded in {outcome.folder}",
         f"as pictures: python -m harness report {outcome.folder} --open",
     ]
-    if left_out := case_notes.left_out(outcome.left_out, cells, outcome.budget_s):
+    if left_out := notes.left_out(outcome.left_out, cells, outcome.budget_s):
         lines.append(f"{left_out}; more with --resume {outcome.folder} --budget 5m")
-    lines += spread_lines(spreads(outcome.calibrations))
-    return "\n".join(filter(None, [*lines, disturbance(done)]))
+    lines += notes.spread_lines(spreads(outcome.calibrations))
+    return "\n".join(filter(None, [*lines, notes.disturbance(done)]))
 
 
 def print_note(line: str) -> None:

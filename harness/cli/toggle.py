@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "flag_texts",
     multiple=True,
     metavar="NAME=A[,B...]",
-    help="A variable and its values; NAME= is empty, `unset` takes it away.",
+    help="A variable and its values; `NAME=` is an empty value, `unset` removes the variable.",
 )
 @click.option(
     "--design",
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     "--recipe", metavar="NAME", help="All variables of a documented environment; see `list recipes`."
 )
 @click.option("--leave-one-out", is_flag=True, help="The recipe without each of its variables in turn.")
-@click.option("--force", is_flag=True, help="Set what cannot show anything here, or nobody knows, too.")
+@click.option("--force", is_flag=True, help="Also set flags that are unknown, or can have no effect here.")
 @measuring
 def toggle(
     request: Request,
@@ -45,8 +45,8 @@ def toggle(
     leave_one_out: bool,
     force: bool,
 ) -> None:
-    """What environment flags do to each implementation, and whether they changed what ran; `list flags` says
-    what each flag acts on."""
+    """Show what environment flags do to each implementation, and whether they changed which kernels ran.
+    `list flags` says what each flag acts on."""
     from harness.cli.run_display import RunDisplay
     from harness.machine.device import choose_device
     from harness.run.execute import run
@@ -72,7 +72,7 @@ def toggle_request(
     force: bool,
     **_: object,
 ) -> Callable[[Platform], Request]:
-    """What is to be run on a platform; as the command's options say it."""
+    """Returns a function that makes the request for a platform from the options of the command."""
     from dataclasses import replace
 
     from harness.cli.run_display import print_note

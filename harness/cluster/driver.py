@@ -1,15 +1,16 @@
-"""Driver of devices: gives them tasks, takes what they answer, and lives with those that fail, hang or go."""
+"""The driver of devices: it gives tasks to agents and takes their answers. A device that fails, hangs or goes
+costs no case: another device measures it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from harness.cluster.dispatch import Dispatcher, Task
-from harness.cluster.orders import Answer, CommandDone, Opened, Opening, Order
-from harness.cluster.pool import Offer, Pool
+from harness.cluster.agent import Answer, CommandDone, Device, Opened, Opening, Order, ThisMachine
+from harness.cluster.ray_cluster import RayPool
 from harness.errors import NothingRan
 from harness.results.schema import Record
 from harness.run.device import DeviceFacts
@@ -17,85 +18,179 @@ from harness.run.device import DeviceFacts
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LOOK_S = 5.0
-"""So often it looks whether devices joined or left."""
-STARTING_S = 600.0
-"""For an agent to start and to measure its device's ceilings."""
+LOOK_S = 5.0  # seconds between two looks for devices that have joined or left
+STARTING_S = 600.0  # seconds for an agent to start and to measure its device's ceilings
 LONGEST_S = 7200.0
-"""Of a task, beside ten times what is expected of it: a library may build for long."""
-NO_DEVICE_S = 30.0
-"""Without any device that could do what waits, before the driver ends."""
+"""The most seconds that a task may take, above ten times what is expected: a library may compile for long."""
+NO_DEVICE_S = 30.0  # the driver ends after so many seconds without a device that can do what waits
+MOST_FAILURES = 2
+"""After so many failures in a row a device is left out; after so many in all a task is given up."""
+EARLIER = 0.7  # the weight of the earlier estimate of what a task takes; a new task has the rest
 
 
-class Job(Protocol):
-    """Task of one kind for devices of one type, and its record: a run, or a command."""
+Pool = ThisMachine | RayPool
 
-    @property
-    def name(self) -> str: ...
 
-    @property
-    def type(self) -> str: ...
+@dataclass(frozen=True)
+class Task:
+    """A piece of work for one device: a case of a run, or a command."""
 
-    @property
-    def rank(self) -> int: ...
+    job: str
+    key: str
+    measure_s: float  # seconds of measuring
+    aside_s: float  # seconds for set-up and checks, until a task of the job is done
+    device: str = ""  # the only device that may do it; empty: any of the job's type
 
-    def tasks(self) -> Sequence[Task]:
-        """What is not done yet, the most valuable first."""
+
+@dataclass
+class Job:
+    """Tasks for devices of one type. Its subclasses give the orders and record the results; a plan needs
+    neither."""
+
+    name: str
+    type: str
+    rank: int  # jobs of a lower rank come first; those of one rank take turns
+    waiting: deque[Task] = field(default_factory=deque, kw_only=True)
+    """Tasks that no device has, the most valuable first."""
+    given: int = field(default=0, kw_only=True)  # how many tasks were given to devices
+    aside_s: float | None = field(default=None, kw_only=True)
+    """Seconds that a task takes beside measuring, as seen in those that are done."""
+
+    def expected_s(self, task: Task) -> float:
+        return task.measure_s + (task.aside_s if self.aside_s is None else self.aside_s)
 
     def order(self, task: Task, left_s: float) -> Order | None:
-        """None: its own budget is spent."""
+        """The order for a task; None where the job's own budget is spent."""
+        raise NotImplementedError
 
     def take(self, task: Task, result: list[Record] | CommandDone, by: Opened, wall_s: float) -> float:
-        """Records what a device made of it; gives the seconds of it that were measuring."""
+        """Records a result. Returns the seconds of it that were measuring."""
+        raise NotImplementedError
 
     def take_back(self, task: Task) -> None:
-        """What was ordered was not finished."""
+        """Notes that an order was not finished."""
 
-    def joined(self, device: Opened) -> Sequence[Task]:
-        """What comes with a device that joined late."""
+    def joined(self, device: Opened) -> None:
+        """Adds the tasks that come with a device that joined late."""
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """Notes that nothing more comes."""
+
+
+@dataclass
+class Dispatcher:
+    """Decides which task a device is given, and what becomes of a task that failed. It knows neither
+    processes nor clocks, so that a plan can be simulated."""
+
+    jobs: dict[str, Job] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)  # how often each device failed in a row
+    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
+    given_up: list[Task] = field(default_factory=list)
+
+    def add(self, job: Job) -> None:
+        self.jobs[job.name] = job
+
+    def wanting(self, types: Set[str], left_s: float) -> int:
+        """How many tasks that would fit the time wait for a device that is not there.
+
+        types: of the devices that are there
+        """
+        return sum(
+            not task.device
+            and (job.type not in types or task in self.tried)
+            and job.expected_s(task) <= left_s
+            for job in self.jobs.values()
+            for task in job.waiting
+        )
+
+    def next(self, device: str, type: str, left_s: float, alone: bool = False) -> Task | None:
+        """Takes the task that comes next for a device; None where none fits the time.
+
+        It is taken from the job of the lowest rank; among jobs of one rank, from the job of which the fewest
+        tasks were given. Time is kept for tasks that only this device may do.
+
+        alone: there is no other device of its type, which could try what this one failed at
+        """
+        jobs = [job for job in self.jobs.values() if job.type == type and job.waiting]
+        owed_s = sum(job.expected_s(task) for job in jobs for task in job.waiting if task.device == device)
+        for job in sorted(jobs, key=lambda job: (job.rank, job.given)):
+            for index, task in enumerate(job.waiting):
+                mine = task.device in ("", device) and (alone or device not in self.tried.get(task, ()))
+                others_s = 0.0 if task.device else owed_s
+                if mine and job.expected_s(task) + others_s <= left_s:
+                    del job.waiting[index]
+                    job.given += 1
+                    return task
+        return None
+
+    def done(self, task: Task, device: str, wall_s: float, measured_s: float) -> None:
+        """Notes how long a task took: the job's others will take about as long."""
+        self.failures.pop(device, None)
+        job, aside_s = self.jobs[task.job], max(0.0, wall_s - measured_s)
+        job.aside_s = aside_s if job.aside_s is None else EARLIER * job.aside_s + (1 - EARLIER) * aside_s
+
+    def fail(self, task: Task, device: str, alone: bool = False) -> str:
+        """Notes that a device failed at a task. Another device gets the task next; the same one gets it after
+        the job's others if it is alone. Returns what becomes of task and device, in words."""
+        self.failures[device] = self.failures.get(device, 0) + 1
+        tried = self.tried.setdefault(task, [])
+        tried.append(device)
+        job = self.jobs[task.job]
+        job.given -= 1
+        if task.device:
+            what = "given up"
+        elif len(tried) >= MOST_FAILURES:
+            self.given_up.append(task)
+            what = f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
+        elif alone:
+            job.waiting.append(task)
+            what = "tried again later"
+        else:
+            job.waiting.appendleft(task)
+            what = "given to another device"
+        if self.is_out(device):
+            what += f"; {device} is left out, as it failed {self.failures[device]} times in a row"
+        return what
+
+    def is_out(self, device: str) -> bool:
+        return self.failures.get(device, 0) >= MOST_FAILURES
 
 
 @dataclass
 class Member:
-    """A device of the pool. opened: None until its agent has answered; began: its task, by the clock"""
+    """A device that has an agent."""
 
-    offer: Offer
-    opened: Opened | None = None
+    device: Device
+    opened: Opened | None = None  # what the agent said of the device; None while it starts
     task: Task | None = None
-    began: float = 0.0
+    began: float = 0.0  # when it began its task or its start, by the clock
 
     @property
     def name(self) -> str:
-        return self.opened.used.name if self.opened else self.offer.id
+        return self.opened.used.name if self.opened else self.device.id
 
 
 @dataclass
 class Driver:
-    """Of a pool, which it closes in the end: `with driver: driver.open(); driver.add(jobs); driver.run()`.
-
-    on_begin: is told what begins on which device
-    ends:     when the last task must be over, by the clock
-    threads:  of each worker, on a CPU
-    """
+    """`with driver: driver.open(); driver.add(jobs); driver.run()`. It closes its pool in the end."""
 
     pool: Pool
     log: Callable[[str], None]
-    on_begin: Callable[[Task, str], None] = lambda *_: None
-    ends: float = float("inf")
-    threads: int | None = None
+    on_begin: Callable[[Task, str], None] = lambda *_: None  # is told which task begins on which device
+    ends: float = float("inf")  # when the last task must be over, by the clock
+    threads: int | None = None  # of each worker, on a CPU
     clock: Callable[[], float] = time.monotonic
     dispatcher: Dispatcher = field(default_factory=Dispatcher)
     members: dict[str, Member] = field(default_factory=dict)
-    jobs: dict[str, Job] = field(default_factory=dict)
     references: dict[str, Opened] = field(default_factory=dict)
+    """By type, the device that the others must be like; empty until all have started."""
     refused: dict[str, str] = field(default_factory=dict)
-    names: set[str] = field(default_factory=set)
+    """Devices that are left out for good, with the reasons."""
+    names: set[str] = field(default_factory=set)  # names of all devices that were there
     lost: set[str] = field(default_factory=set)
-    offered: set[str] = field(default_factory=set)
-    deserted: bool = False
+    """Devices whose agent was lost before it had started; a second time leaves one out."""
+    there: set[str] = field(default_factory=set)
+    deserted: bool = False  # whether work was left for which no device was there
     looked: float = float("-inf")
     idle_since: float | None = None
 
@@ -104,17 +199,22 @@ class Driver:
 
     def __exit__(self, *_: object) -> None:
         self.pool.close()
-        for job in self.jobs.values():
+        for job in self.dispatcher.jobs.values():
             job.end()
 
+    @property
+    def failed(self) -> bool:
+        """Whether there is work that no device did, though there was time."""
+        return self.deserted or bool(self.dispatcher.given_up)
+
     def open(self) -> dict[str, list[Opened]]:
-        """Starts an agent on each device, and waits until each has told what it is: what does not fit is said
-        before anything is measured. Gives the devices of each type. Raises NothingRan where there is none."""
+        """Starts an agent on each device and waits until each has told what it is, so that what does not fit
+        is said before anything is measured. Returns the devices of each type. Raises NothingRan."""
         until = min(self.ends, self.clock() + STARTING_S)
         while self.clock() < until:
             self._look()
             starting = any(member.opened is None for member in self.members.values())
-            again = (self.lost & self.offered) - self.members.keys() - self.refused.keys()
+            again = (self.lost & self.there) - self.members.keys() - self.refused.keys()
             if not starting and not again:
                 break
             for answer in self.pool.wait(1.0):
@@ -123,7 +223,7 @@ class Driver:
         self.references = {type: most_alike(devices) for type, devices in types.items()}
         for member in list(self.members.values()):
             if member.opened:
-                self._opened(member, member.opened)
+                self._welcome(member, member.opened)
         if not types:
             reasons = "; ".join(self.refused.values())
             raise NothingRan(f"no device can be measured: {reasons or 'there is none'}")
@@ -133,16 +233,16 @@ class Driver:
         types: dict[str, list[Opened]] = {}
         for member in self.members.values():
             if member.opened:
-                types.setdefault(member.offer.type, []).append(member.opened)
+                types.setdefault(member.device.type, []).append(member.opened)
         return types
 
     def add(self, jobs: Iterable[Job]) -> None:
         for job in jobs:
-            self.jobs[job.name] = job
-            self.dispatcher.add(job.name, job.type, job.rank, job.tasks())
+            self.dispatcher.add(job)
 
     def run(self) -> None:
-        """Until all is done that can be. Raises PoolGone, and what a job raises that cannot record."""
+        """Works until all is done that can be. Raises PoolGone where the pool is gone, and what a job raises
+        that cannot record."""
         while True:
             self._look()
             for member in list(self.members.values()):
@@ -155,78 +255,71 @@ class Driver:
             for member in list(self.members.values()):
                 if self.clock() > member.began + self._limit_s(member):
                     reason = "it takes far longer than anything should"
-                    self._take(Answer(member.offer.id, None, reason, lost=True))
+                    self._take(Answer(member.device.id, None, reason, lost=True))
             if self.clock() >= self.ends:
                 self._cut_off()
                 return
 
     def _limit_s(self, member: Member) -> float:
-        """Of what it does now, in which each request has a deadline of its own."""
+        """The most that a device's task or start may take; requests to workers have deadlines of their
+        own."""
         if member.opened is None:
             return STARTING_S
         if member.task is None:
             return float("inf")
-        return LONGEST_S + 10 * self.dispatcher.lanes[member.task.lane].expected_s(member.task)
+        return LONGEST_S + 10 * self.dispatcher.jobs[member.task.job].expected_s(member.task)
 
     def _look(self) -> None:
         """Starts agents on devices that are new, or whose agent was lost."""
         if self.clock() < self.looked + LOOK_S:
             return
         self.looked = self.clock()
-        offers = self.pool.offers()
-        self.offered = {offer.id for offer in offers}
-        for offer in offers:
-            if offer.id in self.members or offer.id in self.refused:
+        devices = self.pool.devices()
+        self.there = {device.id for device in devices}
+        for device in devices:
+            if device.id in self.members or device.id in self.refused:
                 continue
-            self.members[offer.id] = Member(offer, began=self.clock())
-            self.pool.start(offer)
-            share = 1 / offer.beside
-            opening = Opening(offer.type, self.threads, share, offer.device, offer.is_gpu)
-            self.pool.send(offer.id, opening)
+            self.members[device.id] = Member(device, began=self.clock())
+            self.pool.start(Opening(device, self.threads))
 
     def _is_over(self) -> bool:
-        """Nobody works, and nothing that waits is for a device that is there; for others a while has been
-        waited."""
-        if any(member.task for member in self.members.values()):
+        """Whether no device works, and nothing waits for a device that is there or may still come."""
+        members = self.members.values()
+        if any(member.task for member in members):
             self.idle_since = None
             return False
-        types = {member.offer.type for member in self.members.values()}
-        wanting = self.dispatcher.wanting(types, self.ends - self.clock())
-        if any(not member.opened for member in self.members.values()) and self.dispatcher.waiting:
+        waiting = any(job.waiting for job in self.dispatcher.jobs.values())
+        if waiting and any(not member.opened for member in members):
             return False
+        types = {member.device.type for member in members}
+        wanting = self.dispatcher.wanting(types, self.ends - self.clock())
         if not wanting:
             return True
-        self.idle_since = self.clock() if self.idle_since is None else self.idle_since
+        if self.idle_since is None:
+            self.idle_since = self.clock()
         if self.pool.grows and self.clock() < self.idle_since + NO_DEVICE_S:
             return False
         self.deserted = True
         self.log(f"no device is left for {wanting} of what waits")
         return True
 
-    @property
-    def failed(self) -> bool:
-        """Whether there is work that no device did, though there was time."""
-        return self.deserted or bool(self.dispatcher.given_up)
-
-    def _asked_types(self) -> set[str]:
-        return {job.type for job in self.jobs.values()}
-
     def _alone(self, member: Member) -> bool:
-        return sum(other.offer.type == member.offer.type for other in self.members.values()) == 1
+        return sum(other.device.type == member.device.type for other in self.members.values()) == 1
 
     def _give(self, member: Member) -> None:
         while True:
             left_s = self.ends - self.clock()
-            task = self.dispatcher.next(member.name, member.offer.type, left_s, self._alone(member))
+            task = self.dispatcher.next(member.name, member.device.type, left_s, self._alone(member))
             if task is None:
                 return
-            order = self.jobs[task.lane].order(task, left_s)
+            job = self.dispatcher.jobs[task.job]
+            order = job.order(task, left_s)
             if order is not None:
                 member.task, member.began = task, self.clock()
-                self.pool.send(member.offer.id, order)
                 self.on_begin(task, member.name)
+                self.pool.send(member.device.id, order)
                 return
-            self.dispatcher.close(task.lane)
+            job.waiting.clear()  # its budget is spent
 
     def _take(self, answer: Answer) -> None:
         member = self.members.get(answer.device)
@@ -235,81 +328,83 @@ class Driver:
         task, member.task = member.task, None
         if isinstance(answer.result, Opened):
             member.opened = answer.result
-            if self.references:  # before, it waits for the others
-                self._opened(member, answer.result)
+            if self.references:
+                self._welcome(member, answer.result)
         elif task is None:
             self._not_opened(member, answer)
         elif answer.result is not None:
             assert member.opened is not None
             wall_s = self.clock() - member.began
-            measured_s = self.jobs[task.lane].take(task, answer.result, member.opened, wall_s)
+            job = self.dispatcher.jobs[task.job]
+            measured_s = job.take(task, answer.result, member.opened, wall_s)
             self.dispatcher.done(task, member.name, wall_s, measured_s)
         else:
-            self.jobs[task.lane].take_back(task)
-            then = self.dispatcher.fail(task, member.name, answer.error, self._alone(member))
+            self.dispatcher.jobs[task.job].take_back(task)
+            then = self.dispatcher.fail(task, member.name, self._alone(member))
             self.log(f"{member.name}: {answer.error}, in {task.key}: {then}")
             if self.dispatcher.is_out(member.name):
                 self._refuse(member, "")
         if answer.lost and answer.device in self.members:
             self.pool.stop(answer.device)
             del self.members[answer.device]
-            self.looked = self.clock()  # a node that has gone is seen to be gone by the next look
+            self.looked = self.clock()  # until the next look the pool knows whether its node has gone
 
-    def _opened(self, member: Member, opened: Opened) -> None:
-        reference = self.references.get(member.offer.type, opened)
+    def _welcome(self, member: Member, opened: Opened) -> None:
+        """Keeps a device that has started, or leaves it out."""
+        type, jobs = member.device.type, self.dispatcher.jobs.values()
+        reference = self.references.get(type, opened)
         if different := differences(reference.facts, opened.facts):
             of = reference.used.name
             self._refuse(member, f"{opened.used.name} differs from {of}: {'; '.join(different)}")
-        elif self.jobs and member.offer.type not in self._asked_types():
-            self._refuse(member, f"nothing is measured on devices of type {member.offer.type}")
+        elif jobs and type not in {job.type for job in jobs}:
+            self._refuse(member, f"nothing is measured on devices of type {type}")
         else:
-            if self.jobs:
+            if jobs:
                 known = opened.used.name in self.names
                 self.log(f"{opened.used.name} {'is back' if known else 'has joined'}")
-                for job in () if known else self.jobs.values():
-                    if job.type == member.offer.type:
-                        self.dispatcher.add(job.name, job.type, job.rank, job.joined(opened))
+                for job in jobs:
+                    if job.type == type and not known:
+                        job.joined(opened)
             self.names.add(opened.used.name)
             for line in opened.facts.busy:
                 self.log(f"note: {opened.used.name}: {line}")
 
     def _not_opened(self, member: Member, answer: Answer) -> None:
-        """What it says of itself counts; an agent that was lost is started again, once."""
-        id = member.offer.id
+        """Leaves out a device that cannot be opened. An agent that was lost is started again, once."""
+        id = member.device.id
         if answer.lost and id not in self.lost:
             self.lost.add(id)
         else:
             self._refuse(member, f"{member.name}: {answer.error}")
 
     def _refuse(self, member: Member, reason: str) -> None:
-        """It is left out for good."""
-        self.refused[member.offer.id] = reason
+        self.refused[member.device.id] = reason
         if reason:
             self.log(f"left out: {reason}")
-        self.pool.stop(member.offer.id)
-        self.members.pop(member.offer.id, None)
+        self.pool.stop(member.device.id)
+        self.members.pop(member.device.id, None)
 
     def _cut_off(self) -> None:
         for member in self.members.values():
             if member.task:
                 self.log(f"the time is up: {member.task.key} was not finished on {member.name}")
-                self.jobs[member.task.lane].take_back(member.task)
+                self.dispatcher.jobs[member.task.job].take_back(member.task)
                 member.task = None
 
 
-# What all devices of a type must have in common to measure one run, the last on CPUs only; of the others all
-# names count.
+# What all devices of a type must have in common to measure one run, the last on CPUs only. All libraries and
+# all facts of the commit count.
 MACHINE = ("device", "arch", "driver", "threads")
 
 
 def most_alike(devices: Sequence[Opened]) -> Opened:
-    """The first of those that most others are like."""
+    """The first of the devices that most others are like."""
     alike = [sum(not differences(a.facts, b.facts) for b in devices) for a in devices]
     return devices[alike.index(max(alike))]
 
 
 def differences(a: DeviceFacts, b: DeviceFacts) -> list[str]:
-    """What `b` has for what `a` has: another device, other libraries, another commit of the suite."""
+    """What `b` has where `a` has something else: device, libraries, commit of the suite."""
     different = []
     for group in ("machine", "versions", "git"):
         of_a, of_b = a.provenance[group], b.provenance[group]

@@ -1,1 +1,1 @@
-"""Triton kernels compiled for GPUs that need not be there, and what each takes of its architecture."""
+"""Triton kernels compiled for GPUs that need not be here, and what each takes of its architecture."""

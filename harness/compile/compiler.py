@@ -1,4 +1,5 @@
-"""Compiler of many Triton launches: in parallel, each once, cached until something that matters changes."""
+"""Compiles many Triton launches in parallel, and reads what each takes: registers, spills, shared memory,
+code and matrix instructions. Results are cached until something that matters changes."""
 
 from __future__ import annotations
 
@@ -10,33 +11,132 @@ import io
 import json
 import multiprocessing
 import os
+import re
+import struct
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import kernels
 from harness import files
 from harness.catalogue.architectures import architectures
-from harness.compile import resources
-from harness.compile.launches import KernelLaunch
-from harness.compile.pretend_driver import pretended
-from harness.compile.resources import Resources, resources_of
+from harness.compile.launches import KernelLaunch, pretended
 from harness.errors import one_line
+from harness.files import JsonObject
 from harness.paths import cache
 
 if TYPE_CHECKING:
     from triton import JITFunction
+    from triton.compiler import CompiledKernel
 
 NICE = 10
+MATRIX = re.compile(r"\b(?:v_s?mfmac?_\w+|wgmma\.mma_async[\w.:]*|tcgen05\.mma\.[\w.:]*|mma\.sync[\w.:]*)")
+PRODUCT = re.compile(r"\btt\.dot\b.*: tensor<(\d+)x(\d+)x(\w+)> \* tensor<\d+x(\d+)x(\w+)>")
+DTYPES = {"f8E4M3FN": "fp8", "f8E4M3FNUZ": "fp8", "bf16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product of tiles, [m, k] x [k, n]."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str  # fp8 or bf16; Triton's name for any other
+
+
+@dataclass
+class Resources:
+    """What a compiled kernel takes of a GPU."""
+
+    registers: int = 0  # of a thread. On CDNA these are vector registers: VGPRs and AGPRs together
+    spills: int = 0
+    """Registers of a thread that did not fit. On NVIDIA this is the number of bytes stored for them, over 4;
+    on CDNA some may have gone to AGPRs."""
+    scratch_bytes: int = 0  # memory of a thread for spilled registers and local arrays
+    shared_bytes: int = 0  # of a program
+    columns: int = 0  # of tensor memory, of a program
+    threads: int = 0  # of a program
+    code_bytes: int = 0
+    instructions: list[str] = field(default_factory=list)  # matrix instructions in the assembly, each once
+    products: list[Product] = field(default_factory=list)  # products in the source, each once
+    remarks: list[str] = field(default_factory=list)  # remarks of the assembler about what costs speed
+    error: str = ""  # why compiling failed, in one line; then all others are empty
+
+    @staticmethod
+    def read(entry: JsonObject) -> Resources:
+        return Resources(**entry | {"products": [Product(**product) for product in entry["products"]]})
+
+
+def resources_of(compiled: CompiledKernel, log: str) -> Resources:
+    """Reads the assembly of a compiled kernel. log: what ptxas printed with -v, on NVIDIA."""
+    amd = "amdgcn" in compiled.asm
+    text = compiled.asm["amdgcn" if amd else "ptx"]
+    counts = _amd(text) if amd else _nvidia(text, log, compiled.asm["cubin"])
+    products = [
+        Product(int(m), int(n), int(k), DTYPES.get(a, a))
+        for m, k, a, n, _ in PRODUCT.findall(compiled.asm["ttir"])
+    ]
+    return Resources(
+        **counts,
+        shared_bytes=compiled.metadata.shared,
+        columns=getattr(compiled.metadata, "tmem_size", None) or 0,
+        instructions=sorted(set(MATRIX.findall(text))),
+        products=list(dict.fromkeys(products)),
+    )
+
+
+def _amd(text: str) -> JsonObject:
+    """The counts in the metadata and the comments of LLVM's assembly."""
+
+    def value(name: str) -> int:
+        return int(_match(rf"^\s*(?:- )?{re.escape(name)}[:=]?\s+(?:= )?(\d+)", text)[1])
+
+    return {
+        "registers": value("; TotalNumVgprs"),
+        "spills": value(".vgpr_spill_count"),
+        "scratch_bytes": value(".private_segment_fixed_size"),
+        "threads": value(".max_flat_workgroup_size"),
+        "code_bytes": value("; codeLenInByte"),
+    }
+
+
+def _nvidia(text: str, log: str, cubin: bytes) -> JsonObject:
+    frame, stores = _match(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log).groups()
+    threads = [int(n) for n in _match(r"\.(?:max|req)ntid\s+([\d, ]+)", text)[1].split(",")]
+    remarks = re.findall(r"Potential Performance Loss: ([^\n]*?)(?: in the function| in function|\n|$)", log)
+    return {
+        "registers": int(_match(r"Used (\d+) registers", log)[1]),
+        "spills": int(stores) // 4,
+        "scratch_bytes": int(frame),
+        "threads": threads[0],
+        "code_bytes": _text_bytes(cubin),
+        "remarks": list(dict.fromkeys(remarks)),
+    }
+
+
+def _match(pattern: str, text: str) -> re.Match[str]:
+    if match := re.search(pattern, text, re.MULTILINE):
+        return match
+    raise ValueError(f"nothing in the compiler's output matches {pattern}")
+
+
+def _text_bytes(elf: bytes) -> int:
+    """The bytes of all code sections of an ELF file (64 bits, little-endian)."""
+    first, (size, count) = struct.unpack_from("<Q", elf, 40)[0], struct.unpack_from("<HH", elf, 58)
+    sections = [struct.unpack_from("<IIQQQQ", elf, first + i * size) for i in range(count)]
+    executable = 4
+    return sum(length for _, _, flags, _, _, length in sections if flags & executable)
 
 
 def compile_launch(kernel: str, arch: str, data: str) -> Resources:
-    """Compiles what `KernelLaunch` describes, in this process."""
+    """Compiles what a KernelLaunch describes, in this process."""
     from triton import knobs
 
     log = io.StringIO()
@@ -58,34 +158,51 @@ def compile_launch(kernel: str, arch: str, data: str) -> Resources:
 
 
 CompileEach = Callable[[Mapping[str, KernelLaunch]], Iterable[tuple[str, Resources]]]
-"""Compiles launches; gives each key with what came of it, as they are finished."""
+"""Compiles launches, given by key, and yields each key with its result as soon as it is there."""
+
+
+class CompileProgress:
+    """Prints a line on stderr every ten seconds."""
+
+    EVERY_S = 10.0
+
+    def __init__(self, where: str = "") -> None:
+        self.where, self.shown = where, time.monotonic()
+
+    def __call__(self, done: int, of: int) -> None:
+        if time.monotonic() - self.shown > self.EVERY_S:
+            self.shown = time.monotonic()
+            print(f"{self.where}{done} of {of} configurations compiled", file=sys.stderr, flush=True)
 
 
 def compile_all(
     launches: Sequence[KernelLaunch],
-    done: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
     compile_each: CompileEach | None = None,
 ) -> list[Resources]:
-    """Resources of each launch, in order.
+    """The resources of each launch, in order.
 
-    done:         called with how many compilations of how many are over
-    compile_each: on other machines, say; default: on the CPUs that this process may use
+    progress:     is told how many compilations of how many are over
+    compile_each: compiles what the cache does not know; default: on the CPUs that this process may use
     """
     keys = [key_of(launch) for launch in launches]
     wanted = dict(zip(keys, launches, strict=True))
-    results = {key: known for key in wanted if (known := recall(key)) is not None}
+    results = {key: known for key in wanted if (known := _recall(key)) is not None}
     todo = {key: launch for key, launch in wanted.items() if key not in results}
-    for i, (key, result) in enumerate((compile_each or _compiled)(todo), 1):
+    for i, (key, result) in enumerate((compile_each or _compile_here)(todo), 1):
         results[key] = result
         if not result.error:
-            _remember(key, result)
-        if done:
-            done(i, len(todo))
+            # A cache that cannot be written is no error.
+            with contextlib.suppress(OSError):
+                files.replace(_file(key), json.dumps(asdict(result)))
+        if progress:
+            progress(i, len(todo))
     return [results[key] for key in keys]
 
 
-def _compiled(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
-    """As they are finished. A compiler that dies takes its pool along: who was left is compiled alone."""
+def _compile_here(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
+    """A compiler that dies breaks the whole pool of processes; then each launch that is left is compiled in a
+    pool of its own."""
     if not todo:
         return
     left = dict(todo)
@@ -106,7 +223,8 @@ def _compiled(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[ProcessPoolExecutor]:
-    """Stopped early, it ends with what is being compiled. Not forked: torch's threads would be missing."""
+    """A pool that, stopped early, only ends what is being compiled. Its processes are spawned: in a forked
+    one torch's threads would be missing."""
     pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), os.nice, (NICE,))
     try:
         yield pool
@@ -127,35 +245,29 @@ def _function(kernel: str) -> JITFunction:
     return function
 
 
-def _folder() -> Path:
-    return cache() / "compile"
-
-
 @functools.cache
 def _compiler() -> str:
-    """What of the compiler and of what is read from it decides a result."""
+    """What decides a result beside the launch: the compiler, its variables, and this file, which reads its
+    output."""
     import triton
     from triton._C.libtriton import get_cache_invalidating_env_vars
 
-    reader = Path(resources.__file__).read_text()
+    reader = Path(__file__).read_text()
     return json.dumps([triton.__version__, sorted(get_cache_invalidating_env_vars().items()), reader])
 
 
 def key_of(launch: KernelLaunch) -> str:
-    """Of the cache: changes with everything that decides what compiling gives."""
-    source = _function(launch.kernel).cache_key  # of its source and of all that it calls
+    """The launch's key in the cache, which changes with everything that decides the result."""
+    source = _function(launch.kernel).cache_key  # covers the kernel's source and all that it calls
     return hashlib.sha256(json.dumps([_compiler(), source, launch.arch, launch.data]).encode()).hexdigest()
 
 
-def recall(key: str) -> Resources | None:
-    """What the cache knows."""
+def _file(key: str) -> Path:
+    return cache() / "compile" / f"{key}.json"
+
+
+def _recall(key: str) -> Resources | None:
     try:
-        return Resources.read(json.loads((_folder() / f"{key}.json").read_text()))
+        return Resources.read(json.loads(_file(key).read_text()))
     except (OSError, ValueError, TypeError, KeyError):
         return None
-
-
-def _remember(key: str, result: Resources) -> None:
-    """A cache that cannot be written is no cache, and no error."""
-    with contextlib.suppress(OSError):
-        files.replace(_folder() / f"{key}.json", json.dumps(asdict(result)))

@@ -1,8 +1,8 @@
-"""Launches: what the suite's Triton implementations launch for given cases on a GPU that need not be here.
+"""What the suite's Triton implementations launch for given cases on a GPU that need not be here.
 
-Their calls are made with operands on torch's meta device, and Triton tells its own hook before a compilation
+Their calls are made with operands on torch's meta device. Before a compilation Triton tells its own hook
 which kernel it would compile, and for which types, alignments, constants and options. The hook answers that
-there is nothing to do: nothing is compiled or launched, and what the hook sees is what a call launches.
+there is nothing to do, so nothing is compiled or launched; what the hook sees is what a call launches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.catalogue.architectures import Architecture
-from harness.compile.pretend_driver import pretended
 from harness.files import JsonObject
 from kernels.op import Op, Unsupported
 from kernels.operands import Operands
@@ -27,24 +26,23 @@ if TYPE_CHECKING:
     import torch
     from _typeshed import DataclassInstance
 
+OPTIONS = ("num_warps", "num_stages", "matrix_instr_nonkdim")
+"""Options of Triton's that are part of a configuration."""
+MARKS = {"tt.divisibility": ":16", "tt.pointer_range": ":2G"}
+
 
 @dataclass
 class KernelLaunch:
-    """A kernel with all that it is compiled for.
-
-    kernel: `module:name`
-    data:   JSON for JITFunction.preload: types, constants, alignments, options
-    cases:  texts of the cases whose calls launch it
-    excuse: why it may do without the architecture's matrix instructions of 64 rows and more; empty if not
-    """
+    """A kernel with all that it is compiled for."""
 
     op: str
     implementation: str
-    kernel: str
+    kernel: str  # `module:name`
     arch: str
-    data: str
+    data: str  # JSON for JITFunction.preload: types, constants, alignments, options
     excuse: str = ""
-    cases: list[str] = field(default_factory=list)
+    """Why the kernel may do without the architecture's matrix instructions, which need 64 rows or more."""
+    cases: list[str] = field(default_factory=list)  # texts of the cases whose calls launch it
 
     @property
     def name(self) -> str:
@@ -52,24 +50,23 @@ class KernelLaunch:
 
     @property
     def config(self) -> str:
-        """Constants and Triton's options, for people."""
+        """Constants and options, as `BLOCK_M=64 num_warps=4`."""
         read = json.loads(self.data)
         names = list(read["signature"])
         places = [names[at[0]] for at in read["constant_keys"]]
-        options = {n: read["options"].get(n) for n in ("num_warps", "num_stages", "matrix_instr_nonkdim")}
-        words = {n: value for n, value in options.items() if value}
-        words = dict(zip(places, read["constant_vals"], strict=True)) | words
+        options = {name: read["options"].get(name) for name in OPTIONS}
+        words = dict(zip(places, read["constant_vals"], strict=True))
+        words |= {name: value for name, value in options.items() if value}
         return " ".join(f"{name}={value}" for name, value in words.items())
 
     @property
     def arguments(self) -> str:
-        """Types of the arguments that are no constants, as Triton writes them; a star marks a pointer, `:16`
+        """Types of the arguments that are no constants, as Triton writes them. A star marks a pointer, `:16`
         an address or size that 16 divides, `:2G` a tensor within 2 GB."""
         read = json.loads(self.data)
         known = dict(zip((at[0] for at in read["attrs_keys"]), read["attrs_vals"], strict=True))
-        marks = {"tt.divisibility": ":16", "tt.pointer_range": ":2G"}
         return " ".join(
-            f"{name}={kind}" + "".join(marks.get(mark, "") for mark, _ in known.get(i, []))
+            f"{name}={kind}" + "".join(MARKS.get(mark, "") for mark, _ in known.get(i, []))
             for i, (name, kind) in enumerate(read["signature"].items())
             if kind != "constexpr"
         )
@@ -81,24 +78,14 @@ def shipped(op: str) -> list[Case]:
     return list({case.text: case for case in cases}.values())
 
 
-TUNED = ("smoke", "r1-tp8", "r1-tp4", "r1-dp-ep8", "serving-1000-1000-c10800")
-"""Suites whose cases configurations are chosen for: those of the others lie between them, and have no other
-heads, dtypes, pages or experts."""
-
-
-def tuned(op: str) -> list[Case]:
-    """The cases that configurations are chosen for, each once."""
-    named = suites()
-    return list({case.text: case for name in TUNED for case in named[name].cases(op)}.values())
-
-
 def implementations(op: str) -> list[SuiteTriton]:
     return [i for i in kernels.implementations(op) if isinstance(i, SuiteTriton)]
 
 
 def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list[KernelLaunch]:
-    """What all Triton implementations of an op launch for the cases, each once, with the suite's own kernels
-    that stand before them in wider boundaries. Sizes that a case leaves open are the architecture's."""
+    """What all Triton implementations of an op launch for the cases, each launch once. In wider boundaries
+    the suite's own kernels that come before are included. The architecture gives sizes that a case leaves
+    open."""
     it = kernels.OPS[op]
     seen: dict[tuple[str, str], KernelLaunch] = {}
     for case in cases:
@@ -115,7 +102,7 @@ def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list
 
 
 def narrowed(op: Op, implementation: SuiteTriton, sizes: DataclassInstance) -> Operands:
-    """Operands of the boundary that an implementation computes, without values."""
+    """Operands without values, of the boundary that an implementation computes."""
     operands: Operands = op.empty_operands(sizes, "meta")
     while operands.boundary not in implementation.boundaries:
         operands = operands.narrowed()
@@ -129,8 +116,8 @@ def launches_of(
     operands: Operands,
     sizes: DataclassInstance,
 ) -> list[KernelLaunch]:
-    """What one call launches on operands of the implementation's own boundary, in order; a kernel that it
-    launches twice stands there twice. Raises Unsupported."""
+    """What one call launches, in order, on operands of the implementation's own boundary. Raises
+    Unsupported."""
     with recorded_launches(architecture) as calls:
         implementation.prepare_for(architecture.target, operands, op.empty_output(sizes, "meta")).call()
     return [_launch(op.name, implementation, architecture, kernel, data) for kernel, data in calls]
@@ -144,7 +131,8 @@ def _launch(op: str, implementation: SuiteTriton, on: Architecture, kernel: str,
 def _call(
     op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: DataclassInstance
 ) -> Mapping[str, torch.Tensor] | None:
-    """Calls it on operands of a boundary, after the steps that lead to its own; gives where it reads them."""
+    """Calls an implementation on operands of a boundary, after the steps that lead to its own boundary.
+    Returns the tensors that the call reads, by name; None where the call is not supported."""
     if operands.boundary in implementation.boundaries:
         try:
             prepared = implementation.prepare_for(on.target, operands, op.empty_output(sizes, "meta"))
@@ -161,13 +149,13 @@ def _call(
 
 @contextmanager
 def recorded_launches(architecture: Architecture) -> Iterator[list[tuple[str, str]]]:
-    """(kernel, data) of each launch within, as on this architecture; launches do nothing."""
+    """Yields the (kernel, data) of each launch within, as for this architecture; launches do nothing."""
     from triton import knobs
 
     calls: list[tuple[str, str]] = []
 
-    def hook(*, fn: Any, compile: JsonObject, **_: object) -> bool:  # fn: Triton's, which has no types
-        # The key only names an entry of a cache, and holds what the rest does.
+    def hook(*, fn: Any, compile: JsonObject, **_: object) -> bool:  # fn is Triton's, which has no types
+        # The key only names an entry of a cache, and repeats the rest.
         data = json.loads(compile["specialization_data"]) | {"key": ""}
         calls.append((f"{fn.module}:{fn.jit_function.fn.__qualname__}", json.dumps(data)))
         return True
@@ -178,3 +166,34 @@ def recorded_launches(architecture: Architecture) -> Iterator[list[tuple[str, st
             yield calls
     finally:
         knobs.runtime.jit_cache_hook = before
+
+
+@contextmanager
+def pretended(architecture: Architecture) -> Iterator[None]:
+    """Within, Triton takes the architecture for the GPU that is here."""
+    from triton.runtime import driver
+
+    before = driver._active
+    driver.set_active(_AbsentDriver(architecture))
+    try:
+        yield
+    finally:
+        driver._active = before
+
+
+class _AbsentDriver:
+    """As much of a Triton driver as compiling asks for. A device is named by its architecture."""
+
+    def __init__(self, architecture: Architecture) -> None:
+        self.architecture = architecture
+
+    def get_current_target(self) -> object:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget(*self.architecture.triton)
+
+    def get_current_device(self) -> str:
+        return self.architecture.arch
+
+    def get_current_stream(self, device: str) -> int:
+        return 0

@@ -1,30 +1,34 @@
-"""Survey of compiled kernels: all configurations that runs launch, for each target."""
+"""The survey of compiled kernels: all configurations that runs launch, for each target, with the limits that
+keep one from being shipped."""
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import json
 import os
+import re
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from harness.catalogue.architectures import Architecture, architectures
 from harness.errors import NothingRan, UsageError
 from harness.files import JsonObject
+from harness.paths import DATA
 
 if TYPE_CHECKING:
-    from harness.compile.compiler import CompileEach
+    from harness.compile.compiler import CompileEach, Resources
     from harness.compile.launches import KernelLaunch
-    from harness.compile.resources import Resources
 
-TUNED = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")  # and Triton's options
+REFUSED = DATA / "refused.json"
+TILE = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")
+"""The constants that are sizes of a tile."""
 BACK_ENDS = {"cuda": "nvidia", "rocm": "amd"}
-INTERVAL_S = 10.0
 
 
 def able(targets: list[Architecture]) -> list[Architecture]:
-    """Those that the Triton here compiles for. Raises NothingRan where there is none."""
+    """The targets that the Triton here can compile for. Raises NothingRan where there is none."""
     for module in ("torch", "triton"):
         if importlib.util.find_spec(module) is None:
             raise NothingRan(f"{module} is not installed; `make set-up` installs it on x86-64 Linux")
@@ -45,25 +49,22 @@ def able(targets: list[Architecture]) -> list[Architecture]:
 def compiles(
     ops: Sequence[str], targets: Sequence[Architecture], compile_each: CompileEach | None = None
 ) -> list[JsonObject]:
-    """A row for each kernel, configuration and target, as `--json` has it. compile_each: as of
-    `compile_all`"""
-    from harness.compile.compiler import compile_all
+    """A row for each kernel, configuration and target, as in `compile --json`."""
+    from harness.compile.compiler import CompileProgress, compile_all
     from harness.compile.launches import launches, shipped
 
-    of_all: list[KernelLaunch] = []
+    wanted: list[KernelLaunch] = []
     for op in ops:
         cases = shipped(op)
         for target in targets:
-            if not (of_op := launches(op, target, cases)):
+            if not (found := launches(op, target, cases)):
                 print(f"left out: no Triton kernel takes cases of {op} on {target.arch}", file=sys.stderr)
-            of_all += of_op
-    done = compile_all(of_all, SurveyProgress(), compile_each)
-    return [row(launch, resources) for launch, resources in zip(of_all, done, strict=True)]
+            wanted += found
+    results = compile_all(wanted, CompileProgress(), compile_each)
+    return [row(launch, resources) for launch, resources in zip(wanted, results, strict=True)]
 
 
 def row(launch: KernelLaunch, resources: Resources) -> JsonObject:
-    from harness.compile.limits import excused, violations
-
     architecture = architectures()[launch.arch]
     reasons = violations(launch, resources, architecture)
     waves = max(1, resources.threads // architecture.threads_per_wave)
@@ -89,24 +90,90 @@ def row(launch: KernelLaunch, resources: Resources) -> JsonObject:
         "bound_by": bound,
         "cases": launch.cases,
         "ok": not reasons,
-        "reason": "; ".join(reasons) or (excused(launch) if resources.scratch_bytes else ""),
+        "reason": "; ".join(reasons),
     }
 
 
 def tile(config: str) -> str:
+    """The tile and options of a configuration in words: `64x128, 4 warps, 2 stages`."""
     words = dict(word.split("=", 1) for word in config.split())
-    sizes = "x".join(words[name] for name in TUNED if name in words)
-    options = [f"{words[name]} {name.removeprefix('num_')}" for name in ("num_warps", "num_stages")]
-    return ", ".join([*([sizes] if sizes else []), *options])
+    parts = ["x".join(words[name] for name in TILE if name in words)]
+    parts += [f"{words[name]} {name.removeprefix('num_')}" for name in ("num_warps", "num_stages")]
+    return ", ".join(filter(None, parts))
 
 
-class SurveyProgress:
-    """A line on stderr now and then."""
+def violations(launch: KernelLaunch, resources: Resources, architecture: Architecture) -> list[str]:
+    """Why a compiled configuration must not be shipped, in words; empty if it may be."""
+    if resources.error:
+        return [resources.error]
+    return [
+        *_limits(resources, architecture),
+        *_spills(resources),
+        *_products(launch, resources, architecture),
+        *resources.remarks,
+        *_refusals(launch),
+    ]
 
-    def __init__(self) -> None:
-        self.shown = time.monotonic()
 
-    def __call__(self, done: int, of: int) -> None:
-        if time.monotonic() - self.shown > INTERVAL_S:
-            self.shown = time.monotonic()
-            print(f"{done} of {of} configurations compiled", file=sys.stderr, flush=True)
+def _limits(resources: Resources, architecture: Architecture) -> Iterator[str]:
+    for what, taken, limit in (
+        ("registers of a thread", resources.registers, architecture.registers_per_thread),
+        ("threads", resources.threads, architecture.threads_per_program),
+        ("bytes of shared memory", resources.shared_bytes, architecture.shared_per_program),
+        ("columns of tensor memory", resources.columns, architecture.tensor_columns),
+    ):
+        if taken > limit:
+            yield f"takes {taken} {what}; {architecture.arch} has {limit}"
+    waves = resources.threads // architecture.threads_per_wave
+    if not architecture.resident(resources.registers, 0, 0, max(1, waves))[0]:
+        what = f"{resources.threads} threads of {resources.registers} registers"
+        yield f"{what} are more than a compute unit has"
+
+
+def _spills(resources: Resources) -> Iterator[str]:
+    if resources.scratch_bytes:
+        what = f"spills {resources.spills} registers: " if resources.spills else ""
+        yield f"{what}{resources.scratch_bytes} bytes of scratch a thread"
+
+
+def _refusals(launch: KernelLaunch) -> Iterator[str]:
+    """What another supported version of Triton makes of the kernel, where that must not be shipped."""
+    place = (launch.name, launch.arch, launch.config, launch.arguments)
+    for triton, reason in _refused().get(place, {}).items():
+        yield f"under Triton {triton}: {reason}"
+
+
+@functools.cache
+def _refused() -> dict[tuple[str, ...], dict[str, str]]:
+    reasons: dict[tuple[str, ...], dict[str, str]] = {}
+    for entry in json.loads(REFUSED.read_text())["refused"]:
+        place = tuple(entry[name] for name in ("kernel", "target", "config", "arguments"))
+        reasons.setdefault(place, {})[entry["triton"]] = entry["reason"]
+    return reasons
+
+
+def _products(launch: KernelLaunch, resources: Resources, architecture: Architecture) -> Iterator[str]:
+    """Each product needs an instruction of its dtype and of full rate. A tile with too few rows for one needs
+    the older instruction that its implementation declares."""
+    for product in resources.products:
+        tile = f"{product.m}x{product.n}x{product.k} in {product.dtype}"
+        wanted = architecture.instructions.get(product.dtype)
+        wide = product.m >= architecture.rows
+        if wanted is None:
+            yield f"multiplies {tile}, for which {architecture.arch} has no fast instruction"
+        elif _any(wanted, resources):
+            continue
+        elif wide or product.dtype not in architecture.older:
+            yield f"multiplies {tile} without {architecture.arch}'s instruction for it"
+        elif not launch.excuse:
+            yield f"multiplies {tile}, fewer rows than {architecture.arch}'s instruction has, undeclared"
+        elif not _any(architecture.older[product.dtype], resources):
+            yield f"multiplies {tile} without the older instruction that it declares"
+    if resources.products and all(product.m >= architecture.rows for product in resources.products):
+        for older in set(architecture.older.values()):
+            if _any(older, resources):
+                yield f"has {older} where all tiles have the rows of {architecture.arch}'s instructions"
+
+
+def _any(pattern: str, resources: Resources) -> bool:
+    return any(re.fullmatch(pattern, instruction) for instruction in resources.instructions)

@@ -1,4 +1,4 @@
-"""Facts about a machine: what it is, what it can tell apart, and what would improve that."""
+"""Facts about a machine: what it is, which differences can be told there, and what would improve that."""
 
 from __future__ import annotations
 
@@ -9,20 +9,27 @@ from typing import TYPE_CHECKING
 
 import kernels
 from harness.catalogue.devices import datasheets, last_level
-from harness.doctor import noise
 from harness.doctor.advice import advice
 from harness.files import JsonObject
 from harness.machine.device import torch_advice
 from harness.machine.monitor.base import Blind, Monitor
 from harness.machine.provenance import LIBRARIES
 from harness.run.ceilings import measured, meters, stored
-from harness.statistics.paired import noise_of
+from harness.statistics.intervals import MIN_BLOCKS
+from harness.statistics.paired import Comparison, compare, noise_of
+from harness.timing.interleaved import measure
+from harness.timing.rounds import Policy
 from harness.workers.environment import provenance, worker_threads
-from harness.workers.process import WorkerFailure
+from harness.workers.process import WorkerFailure, WorkerProcess
 from kernels.platform import Platform, devices, lookalike, version
 
 if TYPE_CHECKING:
-    from harness.results.facts import Facts
+    from harness.results.schema import Facts
+
+WORKLOADS = ("read", "product")
+SAMPLE_S = 0.05
+SECONDS = 2.5
+"""The seconds of samples for each workload."""
 
 
 def examine(
@@ -32,16 +39,19 @@ def examine(
     quick: bool = False,
     monitor: Monitor | None = None,
 ) -> Facts:
-    """What there is to say of a machine, which `monitor` watches meanwhile.
+    """Returns the facts about this machine.
 
     conditions: clocks and the like, as the driver gives them now
     complaints: what is wrong with them
-    quick:      measures nothing; ceilings are those of an earlier time, if there are any
+    quick:      measure nothing, and give the ceilings of an earlier time if there are any
+    monitor:    watches the machine while it is measured
     """
     threads = worker_threads()
     machine = provenance(here, threads)["machine"] | {"last_level_cache": last_level(here)}
-    # Before our own work disturbs what they look at.
-    improve = [*filter(None, [torch_advice(here)]), *complaints, *advice(here, threads)]
+    # The advice comes first, as measuring would disturb what it looks at.
+    improve = [*complaints, *advice(here, threads)]
+    if wrong_build := torch_advice(here):
+        improve.insert(0, wrong_build)
     runs = [i for op in kernels.OPS for i in kernels.implementations(op) if i.available(here).ok]
     return {
         "machine": {name: value for name, value in machine.items() if value not in ("", 0)},
@@ -57,7 +67,7 @@ def examine(
 
 
 def _ceilings(here: Platform, threads: int, quick: bool, monitor: Monitor) -> JsonObject:
-    """Those of `harness.run.ceilings`, measured again: the best so far."""
+    """The ceilings of `harness.run.ceilings`, the best so far; measured again unless `quick`."""
     try:
         ceilings = stored(here, threads) if quick else measured(here, threads, monitor)
     except WorkerFailure as failure:
@@ -66,22 +76,34 @@ def _ceilings(here: Platform, threads: int, quick: bool, monitor: Monitor) -> Js
 
 
 def _instruments(here: Platform, threads: int) -> JsonObject:
-    """The clock's steps, and how far equal things differ; null for what is infinite: a noise where the pair
-    says only that the machine was disturbed."""
+    """The steps of the clock, and how far two preparations of one workload differ. Infinite numbers become
+    null; the noise is infinite where the machine was too disturbed to tell it."""
     try:
         with meters(here, threads, 2) as pair:
-            clock, pairs = noise.clock(pair[0]), noise.clock_differences(pair)
+            clock, pairs = pair[0].ask("clock", 60), clock_differences(pair)
     except WorkerFailure as failure:
         return {"problem": failure.reason}
-    return {"clock": clock} | {
-        workload: {
-            name: value if math.isfinite(value) else None
-            for name, value in (
-                ("ratio", seen.ratio),
-                ("low", seen.low),
-                ("high", seen.high),
-                ("floor", noise_of(seen)),
-            )
-        }
-        for workload, seen in pairs.items()
-    }
+    found: JsonObject = {"clock": clock}
+    for workload, seen in pairs.items():
+        numbers = {"ratio": seen.ratio, "low": seen.low, "high": seen.high, "floor": noise_of(seen)}
+        found[workload] = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+    return found
+
+
+def clock_differences(pair: list[WorkerProcess], seconds: float = SECONDS) -> dict[str, Comparison]:
+    """Compares each workload with itself. Each of the two workers prepares it anew in every block, so the
+    ratio is what two equal implementations differ by on this machine. Raises WorkerFailure."""
+    return {workload: _difference(pair, workload, seconds) for workload in WORKLOADS}
+
+
+def _difference(pair: list[WorkerProcess], workload: str, seconds: float) -> Comparison:
+    def prepare(*_: object) -> None:
+        for worker in pair:
+            worker.ask("prepare", 120, workload=workload)
+
+    policy = Policy(blocks=MIN_BLOCKS, budget_s=seconds, begin_block=prepare)
+    samples = {str(i): lambda w=w: w.ask("sample", 60, at_least=SAMPLE_S) for i, w in enumerate(pair)}
+    rounds = measure(samples, policy)
+    for reason in rounds.dropped.values():
+        raise WorkerFailure("error", reason)
+    return compare(rounds.series("0"), rounds.series("1"), blocks=rounds.blocks)

@@ -1,1 +1,1 @@
-"""This computer: what it is, its control groups, its CPU threads, and what disturbs a measurement."""
+"""This computer: what it is, its control groups and CPU threads, and what disturbs a measurement."""

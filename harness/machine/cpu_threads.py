@@ -1,4 +1,4 @@
-"""OpenMP threads on a CPU: how many, and each on a physical core of its own, NUMA node by node."""
+"""OpenMP threads on a CPU: how many there are by default, and the CPUs that they are bound to (Linux)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 
 from harness.machine.cgroups import SYSTEM, quota
 
-# Whoever sets one of these binds threads himself.
 BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""A user who sets one of these variables binds threads without us."""
 
 
 def _allowed() -> set[int]:
@@ -20,23 +20,20 @@ def _allowed() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-# What this process was given; the main thread has less once OpenMP has bound it.
 ALLOWED = _allowed()
+"""The CPUs that this process was given. Once OpenMP has bound the main thread, that thread has fewer."""
 
 
 def nodes(root: Path = SYSTEM) -> list[set[int]]:
-    """The CPUs of each NUMA node; one node of all where the system does not tell."""
-    files = sorted(
-        root.glob("sys/devices/system/node/node[0-9]*/cpulist"), key=lambda f: int(f.parent.name[4:])
-    )
-    return [cpus for file in files if (cpus := cpus_in(file.read_text()))] or [
-        set(range(os.cpu_count() or 1))
-    ]
+    """The CPUs of each NUMA node; one node with all CPUs where the system does not list nodes."""
+    folders = sorted(root.glob("sys/devices/system/node/node[0-9]*"), key=lambda folder: int(folder.name[4:]))
+    lists = [cpus_in(file.read_text()) for folder in folders if (file := folder / "cpulist").exists()]
+    return [cpus for cpus in lists if cpus] or [set(range(os.cpu_count() or 1))]
 
 
 def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
-    """One hardware thread of each physical core that may be used, by NUMA node, the one with the most cores
-    first."""
+    """For each NUMA node one hardware thread of each physical core that may be used. The node with the most
+    cores comes first."""
     by_node = []
     for node in nodes(root):
         firsts: dict[frozenset[int], int] = {}
@@ -51,27 +48,24 @@ def cores(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> list[list[int]]:
 
 def cpus_in(text: str) -> set[int]:
     """`0-2,8` -> {0, 1, 2, 8}"""
-    return {
-        cpu
-        for low, high in re.findall(r"(\d+)(?:-(\d+))?", text)
-        for cpu in range(int(low), int(high or low) + 1)
-    }
+    ranges = re.findall(r"(\d+)(?:-(\d+))?", text)
+    return {cpu for low, high in ranges for cpu in range(int(low), int(high or low) + 1)}
 
 
 def default_threads(root: Path = SYSTEM, allowed: set[int] = ALLOWED) -> int:
-    """The physical cores of one NUMA node, to which engines bind a rank, or the CPUs' worth of time that the
-    control group is given, if that is less."""
+    """The number of physical cores of one NUMA node, as engines bind a rank to a node; fewer where the
+    control group grants less CPU time than that."""
     return max(1, int(min(len(cores(root, allowed)[0]), quota(root))))
 
 
 def pinned(threads: int) -> list[int] | str:
-    """The CPU that each of this process's OpenMP threads is bound to, as the system sees it, in their order;
-    or `no: why`."""
+    """The CPU that each OpenMP thread of this process is bound to, in the order of the threads, as the
+    system reports it; or `no: REASON` where they are not bound."""
     import torch
 
-    # A parallel region of torch's with enough to do for each starts the threads and binds them.
+    # A parallel region that has enough work for each thread starts the threads and binds them.
     torch.empty(threads << 17).fill_(0.0)
-    # A pool of torch's own, which no kernel here uses, shares the main thread's CPU.
+    # Threads of torch's own pool, which no kernel here uses, share the main thread's CPU.
     bound = dict.fromkeys(cpus.pop() for cpus in map(cpus_in, _affinities()) if len(cpus) == 1)
     if len(bound) == threads:
         return list(bound)
@@ -80,7 +74,7 @@ def pinned(threads: int) -> list[int] | str:
 
 
 def _affinities() -> Iterator[str]:
-    """The list of CPUs that each thread of this process may run on, in the order that they were started."""
+    """For each thread of this process the list of CPUs that it may run on, in the order of their start."""
     for task in sorted(Path("/proc/self/task").glob("[0-9]*"), key=lambda path: int(path.name)):
         with contextlib.suppress(OSError):
             match = re.search(r"^Cpus_allowed_list:\s*(\S+)", (task / "status").read_text(), re.MULTILINE)
@@ -88,15 +82,19 @@ def _affinities() -> Iterator[str]:
 
 
 class MainThread:
-    """Where this process's main thread may run. OpenMP binds it as it does the others, in every worker to the
-    same CPU: while several workers prepare side by side they would take samples there, and the compilers that
-    they start inherit where they may run. So it is bound while calls are timed, and otherwise not."""
+    """Binds this process's main thread while calls are timed, and only then.
+
+    OpenMP binds the main thread as it binds the others, and to the same CPU in every worker. While several
+    workers prepare side by side they would all wait for that one CPU, and the compilers that they start
+    would inherit it. So the main thread may run on its whole NUMA node until calls are timed.
+    """
 
     def __init__(self) -> None:
         self.bound: set[int] | None = None
 
     def release(self) -> None:
-        """Notes where it is bound now, if it is, and lets it run on all of its NUMA node."""
+        """Remembers the CPUs that the thread is bound to, if it is bound, and lets it run on all of its
+        NUMA node."""
         if hasattr(os, "sched_setaffinity"):
             now = os.sched_getaffinity(0)
             around = {cpu for node in nodes() if node & now for cpu in node & ALLOWED}
@@ -106,7 +104,7 @@ class MainThread:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Binds it meanwhile to where it was."""
+        """Binds the thread, within the context, to the CPUs that `release` remembered."""
         if self.bound is None:
             yield
             return

@@ -20,16 +20,15 @@ LIBRARIES = [
     *("sglang", "sgl_kernel", "triton_kernels", "numpy", "scipy", "pandas", "pydantic"),
 ]
 
-# Variables by which the kernels, their libraries and their threads are steered, those of the catalogue
-# beside them.
 STEERING = re.compile(
     r"^(AITER|AMD|AMDGCN|CUDA|CK|DG|DNNL|FLASHINFER|GOMP|GPU|HIP|HSA|KERNEL_BENCH|KMP|MALLOC|MIOPEN|MKL|NCCL|NVIDIA|OMP|ONEDNN|"
     r"PYTORCH|ROCM|ROCR|SGL|SGLANG|TORCH|TORCHINDUCTOR|TRITON|TRTLLM|VLLM)_|^(LD_PRELOAD|ENABLE_CK|GLIBC_TUNABLES)$"
 )
+"""Variables, besides those of the catalogue, that change kernels, their libraries or their threads."""
 
 
 def surroundings(platform: Platform | None = None) -> JsonObject:
-    """The machine, versions, this checkout's commit and the variables that steer kernels."""
+    """The machine, the versions, the commit of this checkout and the variables that change kernels."""
     platform = platform or detect()
     return {
         "machine": {
@@ -53,23 +52,24 @@ def surroundings(platform: Platform | None = None) -> JsonObject:
 
 
 def steers(variable: str) -> bool:
+    """Whether a variable may change a kernel, so that a record names it."""
     return bool(STEERING.match(variable)) or variable in catalogue()
 
 
 def driver(platform: Platform) -> str:
-    """Its version, as the kernel module says, or else nvidia-smi."""
+    """The version of the GPU's driver, as the kernel module or else nvidia-smi tells it; empty if unknown."""
     name = {"cuda": "nvidia", "rocm": "amdgpu"}.get(platform.kind, "")
     module = Path("/sys/module", name, "version")
     if name and module.exists():
         return module.read_text().strip()
     if platform.kind != "cuda":
         return ""
-    said = smi("--query-gpu=driver_version", "--format=csv,noheader")[0].split("\n")[0]
-    return said if re.fullmatch(r"[\d.]+", said) else ""  # it prints why it fails, too
+    answer = smi("--query-gpu=driver_version", "--format=csv,noheader")[0].split("\n")[0]
+    return answer if re.fullmatch(r"[\d.]+", answer) else ""  # where nvidia-smi fails it prints the reason
 
 
 def git_state() -> JsonObject:
-    """The commit of the code, and whether anything but results differs from it."""
+    """The commit of the code, and whether any file outside results/ differs from it."""
     commit = run("git", "-C", str(ROOT), "rev-parse", "HEAD")
     changed = run("git", "-C", str(ROOT), "status", "--porcelain", "--", ".", ":!results")
     return {"commit": commit, "dirty": bool(changed)}

@@ -1,11 +1,11 @@
-"""What a page shows: sections of charts, each with the table of its numbers. Says nothing of HTML."""
+"""What a page shows: sections of charts, each with the table of its numbers; independent of HTML."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import altair
@@ -13,60 +13,55 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableValue:
-    """A cell of a table.
-
-    text:  as people read it
-    order: what the column is sorted by, and what a download holds; None: the text
-    """
+    """A cell of a table."""
 
     text: str
+    """As people read it."""
     order: float | str | None = None
+    """What the column is sorted by, and what a download has; None: the text."""
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """anchor: by which a link finds it, unique on the page; empty: it has none"""
-
     cells: Sequence[str | TableValue]
     anchor: str = ""
+    """Where a link finds the row, unique on the page; empty: it has none."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """columns: their headings, with units; numeric ones stand to the right"""
-
     columns: Sequence[str]
+    """Headings, with units."""
     rows: Sequence[TableRow]
     numeric: frozenset[str] = frozenset()
+    """Columns that are aligned to the right."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture and its numbers.
-
-    anchor:  unique on the page; the name of its file as SVG
-    reading: a sentence that says how to read it
-    picture: None where there is only the table
-    marks:   how many of its marks have a tooltip
-    """
+    """A picture and its numbers."""
 
     anchor: str
+    """Unique on the page; the name of its file as SVG."""
     title: str
     reading: str
+    """A sentence that says how to read it."""
     picture: altair.TopLevelMixin | None = None
+    """None where there is only the table."""
     table: Table | None = None
     marks: int = 0
+    """How many of its marks have a tooltip."""
 
 
 @dataclass(frozen=True)
 class PageSection:
-    """headline: what it comes to, in a sentence; notes: what there is to know of it, label and text"""
-
     anchor: str
     title: str
     headline: str = ""
+    """The result, in a sentence."""
     charts: Sequence[Chart] = ()
     notes: Sequence[tuple[str, str]] = ()
+    """Labels and texts."""
     sections: Sequence[PageSection] = ()
 
 
@@ -77,7 +72,7 @@ class Page:
     sections: Sequence[PageSection] = field(default_factory=list)
 
     def charts(self) -> Iterator[Chart]:
-        """All, in the order of the page."""
+        """All charts, in the order of the page."""
         waiting = list(reversed(self.sections))
         while waiting:
             section = waiting.pop()
@@ -85,13 +80,36 @@ class Page:
             waiting += reversed(section.sections)
 
 
+Number = tuple[str, "str | Callable[[Any], str]"]
+"""The key of a number, and the key of its text or the function that makes it."""
+Columns = Mapping[str, "str | Number"]
+"""By heading the key of a text, or of a number, whose column is aligned to the right."""
+
+
+def table(rows: Sequence[Mapping[str, Any]], columns: Columns) -> Table:
+    """A table of the same rows of data that a chart draws. A row may have an `anchor`."""
+
+    def cell(row: Mapping[str, Any], column: str | Number) -> str | TableValue:
+        if isinstance(column, str):
+            return str(row[column])
+        key, text = column
+        return TableValue(row[text] if isinstance(text, str) else text(row[key]), row[key])
+
+    numeric = frozenset(heading for heading, column in columns.items() if not isinstance(column, str))
+    return Table(
+        tuple(columns),
+        [TableRow([cell(row, column) for column in columns.values()], row.get("anchor", "")) for row in rows],
+        numeric,
+    )
+
+
 def anchor(*parts: str) -> str:
-    """Letters, digits and dashes, of what people call it: `mla-decode-batch-64-vllm-amx`."""
+    """A name in letters, digits and dashes: `mla-decode-batch-64-vllm-amx`."""
     return "-".join(filter(None, (re.sub(r"[^a-z0-9]+", "-", part.lower()).strip("-") for part in parts)))
 
 
 def distinct(sections: Sequence[PageSection], taken: set[str] | None = None) -> list[PageSection]:
-    """With anchors that are each on the page once: numbered where two would be alike."""
+    """The sections with anchors that are unique on the page: equal ones are numbered."""
     taken = set() if taken is None else taken
 
     def own(name: str) -> str:

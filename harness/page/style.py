@@ -1,16 +1,21 @@
-"""How charts look: colours by provider and by verdict, the theme. Text takes the page's own colour, so that
-charts are read on light and on dark."""
+"""How charts look: colours by provider and by verdict, the theme, parts that several charts have, and a chart
+as Vega-Lite's JSON. Text takes the page's own colour, so that charts can be read on light and on dark."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from harness.page.document import Chart
 
 if TYPE_CHECKING:
     import altair
 
-# Okabe and Ito's eight, told apart by colour-blind readers (jfly.uni-koeln.de/color), black left out, and
-# four of Paul Tol's (personal.sron.nl/~pault); a name or a shape says the same everywhere. Grey is no one's.
+# The colours of Okabe and Ito without black, which colour-blind readers tell apart (jfly.uni-koeln.de/color),
+# and four of Paul Tol's (personal.sron.nl/~pault). A name or a shape says the same everywhere. No provider is
+# grey.
 PROVIDERS = {
     "torch": "#999933",
     "triton": "#E69F00",
@@ -25,62 +30,23 @@ PROVIDERS = {
     "hipblaslt": "#F0E442",
 }
 OTHER = "#44AA99"
-"""Of a provider that a plug-in brings."""
+"""The colour of a provider that a plug-in brings."""
 
-LINE = 15  # pixels of a line of text
+LINE = 15
+"""Pixels of a line of text."""
 
 VERDICTS = {"faster": "#0072B2", "slower": "#D55E00", "same": "#666666", "unclear": "#a9a9a9"}
 
-CONFIG: dict[str, Any] = {
-    "background": None,
-    "font": "system-ui, sans-serif",
-    "axis": {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "domainColor": "#8888",
-        "tickColor": "#8888",
-        "gridColor": "#8883",
-        "labelFontSize": 12,
-        "labelLimit": 560,
-        "titleFontSize": 12,
-        "titleFontWeight": "normal",
-    },
-    "legend": {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "labelFontSize": 12,
-        "labelLimit": 320,
-        "symbolOpacity": 1,
-        "symbolBaseFillColor": "currentColor",
-        "symbolBaseStrokeColor": "currentColor",
-    },
-    "header": {
-        "labelColor": "currentColor",
-        "titleColor": "currentColor",
-        "labelFontSize": 12,
-        "labelFontWeight": "bold",
-        "labelOrient": "top",
-        "labelAngle": 0,
-        "labelAlign": "left",
-        "labelAnchor": "start",
-        "labelLimit": 640,
-        "labelPadding": 2,
-    },
-    "title": {"color": "currentColor", "anchor": "start"},
-    "view": {"stroke": None},
-    "text": {"color": "currentColor"},
-    "rule": {"color": "currentColor"},
-}
-"""Of every chart, Vega-Lite's config."""
+TEMPLATES = Path(__file__).parent / "templates"
 
 
 def provider(name: str) -> str:
-    """Of an implementation: `vllm` of `vllm.amx`."""
+    """The provider of an implementation: `vllm` of `vllm.amx`."""
     return name.partition(".")[0]
 
 
 def provider_scale(providers: Iterable[str]) -> altair.Scale:
-    """Of colours, by provider."""
+    """The colours of providers."""
     import altair as alt
 
     domain = sorted(set(providers))
@@ -88,20 +54,112 @@ def provider_scale(providers: Iterable[str]) -> altair.Scale:
 
 
 def names(order: Sequence[str]) -> altair.Y:
-    """An axis of rows in this order; a setting of several variables has a line for each."""
+    """An axis of rows in this order; a setting has a line for each of its variables."""
     import altair as alt
 
     return alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelExpr="split(datum.label, ', ')"))
 
 
 def name_step(order: Iterable[str], least: int) -> int:
-    """Pixels of a row, in which the longest name has room."""
+    """The height of a row in pixels, in which the name with the most lines has room; at least `least`."""
     return max([least, *(LINE * len(name.split(", ")) + 4 for name in order)])
 
 
 def verdict_colour(opacity: float = 1.0) -> altair.Color:
-    """opacity: of the marks, which the legend takes too"""
+    """The colours of verdicts, with a legend of the same opacity as the marks."""
     import altair as alt
 
-    scale = alt.Scale(domain=list(VERDICTS), range=list(VERDICTS.values()))
-    return alt.Color("verdict:N", scale=scale, title=None, legend=alt.Legend(symbolOpacity=opacity))
+    legend = alt.Legend(symbolOpacity=opacity)
+    return alt.Color("verdict:N", scale=coded(VERDICTS), title=None, legend=legend)
+
+
+def coded(codes: Mapping[str, str]) -> altair.Scale:
+    """A scale that gives each value its colour or shape."""
+    import altair as alt
+
+    return alt.Scale(domain=list(codes), range=list(codes.values()))
+
+
+def tips(**titles: str) -> list[altair.Tooltip]:
+    """Tooltips by the names of fields, with their titles; an empty title stands for the name."""
+    import altair as alt
+
+    return [
+        alt.Tooltip(f"{name}:N", title=title) if title else alt.Tooltip(f"{name}:N")
+        for name, title in titles.items()
+    ]
+
+
+def forest(
+    rows: Sequence[Mapping[str, Any]],
+    title: str,
+    behind: altair.Chart,
+    tooltip: Sequence[altair.Tooltip],
+    **dot: Any,
+) -> altair.TopLevelMixin:
+    """Ratios below each other, each a dot with its interval on a log axis, coloured by verdict.
+
+    rows:   each with name, ratio, low, high and verdict
+    title:  of the axis
+    behind: drawn below the dots
+    dot:    more encodings of the dots
+    """
+    import altair as alt
+
+    order = [row["name"] for row in rows]
+    base = alt.Chart({"values": list(rows)}).encode(y=names(order), color=verdict_colour())
+    scale = alt.Scale(type="log", nice=False, padding=24)
+    ratio = alt.X("ratio:Q", scale=scale, title=f"{title} (log scale)")
+    return alt.layer(
+        behind,
+        base.mark_rule(strokeWidth=6, opacity=0.35, aria=False).encode(x="low:Q", x2="high:Q"),
+        base.mark_point(filled=True, size=80, opacity=1).encode(x=ratio, tooltip=tooltip, **dot),
+    ).properties(width=520, height=alt.Step(name_step(order, 24)))
+
+
+def noise_band(noise: float) -> altair.Chart:
+    """A grey band of ratios around 1."""
+    import altair as alt
+
+    values = [{"from": 1 / (1 + noise), "to": 1 + noise}]
+    return alt.Chart({"values": values}).mark_rect(color="#8883").encode(x="from:Q", x2="to:Q")
+
+
+def grid(
+    values: Sequence[Mapping[str, Any]], x: altair.X, y: altair.Y, tooltip: Sequence[altair.Tooltip]
+) -> altair.TopLevelMixin:
+    """A field for each value, coloured by its verdict, with its text in it."""
+    import altair as alt
+
+    base = alt.Chart({"values": list(values)}).encode(x=x, y=y)
+    return alt.layer(
+        base.mark_rect(opacity=0.45, stroke="#8886").encode(color=verdict_colour(0.45), tooltip=tooltip),
+        base.mark_text(aria=False).encode(text="text:N"),
+    ).properties(width=alt.Step(100), height=alt.Step(24))
+
+
+def specification(chart: Chart) -> dict[str, Any]:
+    """A chart's picture as Vega-Lite's JSON, with all of its data, the common config, and a description for
+    people who cannot see it. Empty where it has no picture."""
+    import altair
+
+    if chart.picture is None:
+        return {}
+    with altair.data_transformers.enable("default", max_rows=None):
+        picture = chart.picture.to_dict()
+    words = {"description": f"{chart.title}. {chart.reading}"}
+    theme = json.loads((TEMPLATES / "theme.json").read_text("utf-8"))
+    return words | picture | {"config": merged(theme, picture.get("config", {}))}
+
+
+def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Both configs, level by level; where both have a value, that of `own`."""
+    return {
+        **base,
+        **{
+            name: merged(base[name], value)
+            if isinstance(value, Mapping) and isinstance(base.get(name), Mapping)
+            else value
+            for name, value in own.items()
+        },
+    }

@@ -1,5 +1,5 @@
-"""The table of a measured case: who is fastest, all that have a time, fastest first, and notes; what others
-published of it."""
+"""The table of a measured case: the fastest row, all rows with a time, fastest first, and notes; and what
+others published of the case."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from harness.catalogue.published import PublishedFigure
-from harness.report.case_notes import UNTIMED, conclusions, measuring, noted, remarks, untimed
-from harness.report.reproduce import reproductions
+from harness.report.notes import UNTIMED, case_notes, noted
+from harness.report.rows import CaseResult, Row
 from harness.report.text import (
     Interval,
     aligned,
@@ -22,7 +22,7 @@ from harness.report.text import (
     time_with_unit,
     uncertain_ratio,
 )
-from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
+from harness.results.schema import Cell, Record, Run, Verdict
 from harness.statistics.paired import MAX_NOISE
 from shapes.case import Case
 
@@ -32,33 +32,22 @@ if TYPE_CHECKING:
 
     from harness.report.fitting_table import FittingTable
 
-VERDICTS = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
-"""With their styles."""
+STYLES = {"faster": "green", "slower": "yellow", "same": "", "unclear": "dim"}
+"""Styles of verdicts."""
 
 
 def case_table(records: Sequence[Record], run: Run | None = None) -> RenderableType:
-    """The table of one finished case: headline, ranking, notes; of a known run with commands that check its
-    wrong rows alone."""
+    """The heading, the fastest row, the ranking and the notes of one finished case. With the run, notes hold
+    commands that check its wrong rows alone."""
     from rich.console import Group
 
-    cells = [r for r in records if isinstance(r, Cell)]
-    verdicts = [r for r in records if isinstance(r, Verdict)]
-    done = next(r for r in records if isinstance(r, CaseDone))
-    order = sorted(cells, key=lambda cell: (cell.time_us or math.inf, cell.name))
-    timed = [cell for cell in order if cell.time_us is not None]
-    ranking: list[RenderableType] = [_ranking(timed, verdicts), ""] if timed else []
-    notes = [
-        *untimed(cells),
-        *(reproductions(cells, run) if run else ()),
-        *remarks(timed),
-        *conclusions(cells, verdicts, done),
-        *measuring(done, verdicts),
-    ]
-    return Group(heading(cells[0]), headline(timed, verdicts, cells), "", *ranking, noted(notes))
+    case = CaseResult.of(records)
+    ranking: list[RenderableType] = [_ranking(case), ""] if case.timed else []
+    return Group(heading(case.cells[0]), headline(case), "", *ranking, noted(case_notes(case, run)))
 
 
 def heading(cell: Cell) -> RenderableType:
-    """The cell's case; below it its place in the suite, and what all rows have alike."""
+    """The cell's case; below it the case's place in the suite, and what all rows have in common."""
     from rich.text import Text
 
     place = f"{cell.place}, {100 * cell.weight:.1f} % of the suite" if cell.place != "ad hoc" else cell.place
@@ -66,36 +55,29 @@ def heading(cell: Cell) -> RenderableType:
     return Text.assemble((cell.case, "bold"), "\n", (facts, "dim"))
 
 
-def headline(timed: Sequence[Cell], verdicts: Iterable[Verdict], cells: Iterable[Cell]) -> Text:
-    """Who is fastest, and how surely."""
+def headline(case: CaseResult) -> Text:
+    """Which row is fastest, and how sure that is."""
     from rich.text import Text
 
-    if not timed:
-        counts = Counter[str](cell.status for cell in cells)
+    if not case.timed:
+        counts = Counter[str](cell.status for cell in case.cells)
         worst_first = [f"{counts[status]} {status}" for status in UNTIMED if counts[status]]
         return Text(f"nothing has a time: {', '.join(worst_first)}")
-    first = timed[0]
-    time = time_with_unit(interval(first))
-    if (verdict := runner_up(timed, verdicts)) is not None:
-        against = _against(verdict)
+    first = case.timed[0]
+    if case.runner_up is not None:
+        against = _against(case.runner_up)
+    elif len(case.timed) == 1:
+        against = "nothing to compare it with"
     else:
-        against = "nothing to compare it with" if len(timed) == 1 else "not compared with the second"
+        against = "not compared with the second"
     limit = first.percent_of_ceiling
     share = f", {limit:.0f} % of this machine's limit" if limit is not None else ""
+    time = time_with_unit(interval(first))
     return Text.assemble("fastest: ", (first.name, "bold green"), f" {time}, {against}{share}")
 
 
-def runner_up(timed: Sequence[Cell], verdicts: Iterable[Verdict]) -> Verdict | None:
-    """Entries that memory splits into groups have one in each; the one that counts is that of whoever is
-    fastest of all.
-
-    timed: fastest first
-    """
-    return next((v for v in verdicts if v.about == "runner-up" and v.a == timed[0].name), None)
-
-
 def _against(verdict: Verdict) -> str:
-    """What a verdict says of its first, in words."""
+    """What a verdict says of its first row, in words."""
     value, ends = uncertain_ratio(verdict.ratio, verdict.low, verdict.high)
     if verdict.verdict == "faster":
         return f"{value} {verdict.b} {ends}"
@@ -106,71 +88,59 @@ def _against(verdict: Verdict) -> str:
     return f"{word[verdict.verdict]} {verdict.b} {ends}".rstrip() + noisy
 
 
-def _ranking(timed: Sequence[Cell], verdicts: Iterable[Verdict]) -> FittingTable:
+def _ranking(case: CaseResult) -> FittingTable:
     from harness.report.fitting_table import Column, FittingTable
 
-    verdicts = list(verdicts)
-    against = {v.a: v for v in verdicts if v.about == "baseline"}
-    baseline = next((v.b for v in verdicts if v.about == "A/A"), "")
-    time, times = time_column([interval(cell) for cell in timed])
-    columns = [
-        Column("implementation", wraps=True),
-        Column(time),
-        Column("host", right=True, spare=3),
-        Column(f"vs {baseline}" if baseline else "vs baseline"),
-        Column("verdict"),
-        Column("TFLOPS", spare=4),
-        Column("GB/s", spare=5),
-        Column("% of limit", right=True, spare=2),
-    ]
-    cells = zip(
-        [cell.name for cell in timed],
-        times,
-        [microseconds(cell.host_us) for cell in timed],
-        ratios([against.get(c.name) for c in timed], [c.name == baseline for c in timed]),
-        [verdict_word(against.get(cell.name)) for cell in timed],
-        _rates(timed, [cell.tflops for cell in timed]),
-        _rates(timed, [cell.gbps for cell in timed]),
-        [f"{c.percent_of_ceiling:.0f}" if c.percent_of_ceiling is not None else "" for c in timed],
-        strict=True,
-    )
-    return FittingTable(columns, list(cells))
+    rows = [row for row in case.rows if row.cell.time_us is not None]
+    time, times = time_column([interval(row.cell) for row in rows])
+    baseline = case.baselines[0] if case.baselines else "baseline"
+    limits = [row.cell.percent_of_ceiling for row in rows]
+    columns: dict[Column, Sequence[str | Text]] = {
+        Column("implementation", wraps=True): [row.cell.name for row in rows],
+        Column(time): times,
+        Column("host", right=True, spare=3): [microseconds(row.cell.host_us) for row in rows],
+        Column(f"vs {baseline}"): ratios(rows),
+        Column("verdict"): [styled(row.word) for row in rows],
+        Column("TFLOPS", spare=4): _rates(rows, [row.cell.tflops for row in rows]),
+        Column("GB/s", spare=5): _rates(rows, [row.cell.gbps for row in rows]),
+        Column("% of limit", right=True, spare=2): ["" if x is None else f"{x:.0f}" for x in limits],
+    }
+    return FittingTable(list(columns), list(zip(*columns.values(), strict=True)))
 
 
 def interval(timed: Cell) -> Interval:
     return timed.time_us or math.nan, timed.low_us, timed.high_us
 
 
-def ratios(verdicts: Sequence[Verdict | None], baselines: Sequence[bool]) -> list[str]:
-    """A column of them; whoever is compared with says so."""
-    known = [(v.ratio, v.low, v.high) if v else None for v in verdicts]
-    return [
-        "baseline" if baseline else cell
-        for cell, baseline in zip(ratio_column(known), baselines, strict=True)
-    ]
+def ratios(rows: Sequence[Row]) -> list[str]:
+    """A column of ratios; a row that others are compared with has `baseline` in it."""
+    verdicts = [row.verdict for row in rows]
+    column = ratio_column([(v.ratio, v.low, v.high) if v else None for v in verdicts])
+    return ["baseline" if row.is_baseline else cell for row, cell in zip(rows, column, strict=True)]
 
 
-def verdict_word(verdict: Verdict | None) -> Text:
-    """Coloured."""
+def styled(verdict: str) -> Text:
+    """The verdict's word in its colour."""
     from rich.text import Text
 
-    return Text(verdict.verdict, VERDICTS[verdict.verdict]) if verdict else Text()
+    return Text(verdict, STYLES.get(verdict, ""))
 
 
-def _rates(timed: Sequence[Cell], rates: Sequence[float | None]) -> list[str]:
-    """As sure as the time they were divided by."""
+def _rates(rows: Sequence[Row], rates: Sequence[float | None]) -> list[str]:
+    """In the digits that the times support from which the rates were computed."""
     numbers = []
-    for cell, rate in zip(timed, rates, strict=True):
-        if rate is None or not cell.time_us or not cell.low_us or not cell.high_us:
+    for row, rate in zip(rows, rates, strict=True):
+        value, low, high = row.cell.time_us, row.cell.low_us, row.cell.high_us
+        if rate is None or not value or not low or not high:
             numbers.append(significant(rate))
         else:
-            sure = decimals(rate * (cell.high_us - cell.low_us) / 2 / cell.time_us)
-            numbers.append(f"{rate:.{sure}f}")
+            digits = decimals(rate * (high - low) / 2 / value)
+            numbers.append(f"{rate:.{digits}f}")
     return aligned(numbers)
 
 
 def published(figures: Iterable[PublishedFigure], case: Case) -> RenderableType | None:
-    """What others published of a case, a table of its own; None if nothing."""
+    """What others published of a case, as a table of its own; None if there is nothing."""
     from rich.console import Group
 
     from harness.report.fitting_table import Column, FittingTable

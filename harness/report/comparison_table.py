@@ -1,18 +1,25 @@
-"""The table of two compared runs, as text or markdown: cell by cell, the noise, what regressed."""
+"""Tables of two compared runs, as text or markdown, and of headline claims held against recorded runs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from harness.report.text import microseconds, table, uncertain_ratio
+from harness.report.text import interval, microseconds, ratio_text, table
+from harness.results.claims import Claims, Ratio, Test, matches
 from harness.results.comparison import Compared, Row, means
-from harness.results.recorded import RecordedRun
+from harness.results.read import RecordedRun
+from kernels.platform import Platform
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 HEADERS = ["implementation", "A", "B", "B vs A", "verdict", "note"]
+CLAIMS_NOTE = """
+Each ratio is the largest of all recorded cases, with an interval that is wide enough for the largest of so
+many. The last column is no evidence for a claim: it has other kernels on other hardware, and shows how large
+such factors get, and where. What measures the claims, on their hardware, and which of its rows this machine
+can time:"""
 
 
 def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> RenderableType:
@@ -20,10 +27,8 @@ def comparison_table(a: RecordedRun, b: RecordedRun, comparison: Compared) -> Re
 
     from harness.report.fitting_table import Column, FittingTable
 
-    columns = [
-        Column(header, right=header in "AB", wraps=header == "note", spare=header == "note")
-        for header in HEADERS
-    ]
+    columns = [Column(header, right=header in "AB") for header in HEADERS[:-1]]
+    columns.append(Column(HEADERS[-1], wraps=True, spare=1))
     parts: list[RenderableType] = [*_head(a, b, comparison), ""]
     for case, rows in _by_case(comparison.rows).items():
         parts += [_title(case, rows), "", FittingTable(columns, [_cells(row) for row in rows]), ""]
@@ -38,7 +43,8 @@ def comparison_markdown(a: RecordedRun, b: RecordedRun, comparison: Compared) ->
 
 
 def _head(a: RecordedRun, b: RecordedRun, comparison: Compared) -> list[str]:
-    return [f"A: {_origin(a)}", f"B: {_origin(b)}", *comparison.notes]
+    forced = [f"NOT COMPARABLE, {reason}" for reason in comparison.incompatible]
+    return [f"A: {_origin(a)}", f"B: {_origin(b)}", *forced, *comparison.notes]
 
 
 def _title(case: str, rows: Sequence[Row]) -> str:
@@ -67,7 +73,6 @@ def _origin(recorded: RecordedRun) -> str:
 
 
 def _cells(row: Row) -> list[str]:
-    speedup = " ".join(uncertain_ratio(row.comparison.ratio, row.comparison.low, row.comparison.high))
     notes = []
     if not row.baseline:
         notes.append("absolute times: the baseline itself, or no baseline that did not change")
@@ -78,7 +83,8 @@ def _cells(row: Row) -> list[str]:
     if row.spread:
         notes.append(f"another device: noise {row.spread:.1%} higher")
     verdict = row.comparison.verdict if row.baseline else ""
-    return [row.name, microseconds(row.a_us), microseconds(row.b_us), speedup, verdict, ", ".join(notes)]
+    times = [microseconds(row.a_us), microseconds(row.b_us)]
+    return [row.name, *times, ratio_text(row.comparison), verdict, ", ".join(notes)]
 
 
 def _conclusion(comparison: Compared) -> str:
@@ -89,4 +95,30 @@ def _conclusion(comparison: Compared) -> str:
     if not judged:
         return "nothing can be judged: no implementation that did not change shares a case with another"
     unclear = sum(row.comparison.verdict == "unclear" for row in judged)
-    return f"nothing regressed{f'; {unclear} of {len(judged)} unclear' if unclear else ''}"
+    return f"nothing regressed; {unclear} of {len(judged)} unclear" if unclear else "nothing regressed"
+
+
+def claims_table(claims: Claims, tests: Sequence[Test], platform: Platform) -> str:
+    """platform: this machine."""
+    headers = ["claim", "against", f"on {claims['device']}", "verdict", f"any kernel on {platform.arch}"]
+    rows = [[f"{t.op} {t.factor:g}x", t.against, _ratio(t.claimed), t.verdict, _ratio(t.here)] for t in tests]
+    head = f"{claims['source']}\nunknown: {claims['unknown']}\n"
+    return "\n".join([head, table(rows, headers), CLAIMS_NOTE, *_commands(tests, claims["kernels"])])
+
+
+def _commands(tests: Sequence[Test], kernels: Sequence[str]) -> Iterator[str]:
+    """For each op the command that measures it, and which of the rows this machine can time."""
+    for op in dict.fromkeys(t.op for t in tests):
+        names = dict.fromkeys(name for t in tests if t.op == op for name in t.runs)
+        ours = [name for name in names if matches(name, kernels)]
+        rivals = [name for name in names if name not in ours]
+        yield f"  python -m harness run --op {op} --suite r1-tp8 --budget 5m"
+        yield f"    here: {', '.join(ours) or 'none of the claim'}, against {', '.join(rivals) or 'nothing'}"
+
+
+def _ratio(largest: Ratio | None) -> str:
+    if largest is None:
+        return "not measured"
+    sizes = largest.case.partition(" ")[2]
+    text = interval(largest.ratio, largest.low, largest.high, ".2f", "x")
+    return f"{text} {largest.a} over {largest.b}, {sizes}"

@@ -12,15 +12,20 @@ from harness.report.text import extent
 if TYPE_CHECKING:
     from harness.report.fitting_table import FittingTable
 
-
 HEADERS = (
     "target", "op", "kernel", "tile", "configs", "registers", "spills", "scratch B", "shared KB", "code KB",
     "resident", "matrix instructions", "verdict",
 )  # fmt: skip
+SPARE = {
+    "matrix instructions": 7, "code KB": 6, "scratch B": 5, "shared KB": 4, "configs": 3, "op": 2,
+    "resident": 1,
+}  # fmt: skip
+"""Columns that a narrow terminal does without: that of the highest number goes first."""
 
 
 def compile_lines(rows: Sequence[JsonObject]) -> list[list[str]]:
-    """A line for each kernel, tile and target, over the configurations that differ in sizes only."""
+    """A line for each target, op, kernel and tile. It has the range over the configurations of that tile,
+    which differ in sizes only."""
     groups: dict[tuple[str, ...], list[JsonObject]] = {}
     for row in rows:
         groups.setdefault((row["target"], row["op"], row["kernel"], tile(row["config"])), []).append(row)
@@ -44,17 +49,8 @@ def compile_lines(rows: Sequence[JsonObject]) -> list[list[str]]:
 def compile_table(rows: Sequence[JsonObject]) -> FittingTable:
     from harness.report.fitting_table import Column, FittingTable
 
-    spares = {
-        "op": 2,
-        "configs": 3,
-        "scratch B": 5,
-        "shared KB": 4,
-        "code KB": 6,
-        "resident": 1,
-        "matrix instructions": 7,
-    }
     columns = [
-        Column(name, right=name in HEADERS[4:11], wraps=name == "tile", spare=spares.get(name, 0))
+        Column(name, right=name in HEADERS[4:11], wraps=name == "tile", spare=SPARE.get(name, 0))
         for name in HEADERS
     ]
     return FittingTable(columns, compile_lines(rows))

@@ -1,26 +1,32 @@
-"""The doctor's facts as text: machine, libraries, ceilings, noise, what would improve them."""
+"""What `doctor` and `doctor --bind` print."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from harness.report.terminal import WIDTH
-from harness.report.text import duration, three_digits
+from harness.report.text import duration, in_digits
 
 if TYPE_CHECKING:
-    from harness.files import JsonObject
-    from harness.results.facts import Facts
+    from rich.console import Group
 
-LABEL = 20  # at least
+    from harness.files import JsonObject
+    from harness.results.schema import Facts
+
+LABEL = 20
+"""The least width of the column of labels."""
+STYLES = {"breaks": "bold red", "too old": "dim", "not told": "yellow"}
 
 Lines = list[tuple[str, str]]
+"""(label, text) of each line; an empty label makes an item of a list."""
 
 
 def doctor_text(facts: Facts) -> str:
-    """The facts of `doctor.examine`; what there is nothing to say about is left out."""
+    """The facts of `harness.doctor.examine` as text. Empty parts are left out."""
     groups = (
         ("machine", _machine(facts["machine"], facts["devices"], facts["ceilings"].get("reach", 0))),
         ("libraries", _libraries(facts["libraries"])),
@@ -35,38 +41,32 @@ def doctor_text(facts: Facts) -> str:
 
 
 def _aligned(lines: Lines) -> str:
-    """Labels in one column, their texts in the next, broken into lines there."""
+    """Labels in one column and their texts, broken into lines, in the next."""
     parts = []
     width = max(LABEL, *(len(label) + 2 for label, _ in lines))
     for label, text in lines:
         start = f"  {label:<{width}}" if label else "  - "
-        parts.append(
-            textwrap.fill(
-                text,
-                WIDTH,
-                initial_indent=start,
-                subsequent_indent=" " * len(start),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        )
+        wrapper = textwrap.TextWrapper(WIDTH, start, " " * len(start))
+        wrapper.break_long_words = wrapper.break_on_hyphens = False
+        parts.append(wrapper.fill(text))
     return "\n".join(parts)
-
-
-def _reach(claimed: int, reach: int) -> str:
-    return (
-        f"; reading from {reach / (1 << 20):.0f} MiB is no faster than memory" if 0 < reach < claimed else ""
-    )
 
 
 def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lines:
     lines = [("device", f"{machine['device']} ({machine['platform']}, {machine['arch']})")]
-    if len(devices) > 1:
-        lines.append(("all devices", _alike(devices)))
+    if len(devices) > 1:  # `cuda:0 to cuda:7: cuda sm_90 NVIDIA H200; cpu: ...`
+        said = []
+        for what, group in groupby(devices, devices.__getitem__):
+            first, *others = group
+            said.append(f"{first}{f' to {others[-1]}' if others else ''}: {what}")
+        lines.append(("all devices", "; ".join(said)))
     if "device_memory" in machine:
         lines.append(("memory", f"{machine['device_memory'] / (1 << 30):.1f} GiB"))
-    cache = machine.get("last_level_cache")
-    known = f"{cache / (1 << 20):.0f} MiB{_reach(cache, reach)}" if cache else "unknown"
+    cache, known = machine.get("last_level_cache"), "unknown"
+    if cache:
+        known = f"{cache / (1 << 20):.0f} MiB"
+        if 0 < reach < cache:
+            known += f"; reading from {reach / (1 << 20):.0f} MiB is no faster than memory"
     lines.append(("last-level cache", known))
     lines.append(("threads", f"{machine['threads']} on {machine['cpus']} CPUs"))
     if "driver" in machine:
@@ -74,25 +74,17 @@ def _machine(machine: JsonObject, devices: Mapping[str, str], reach: int) -> Lin
     return [*lines, ("system", machine["os"])]
 
 
-def _alike(devices: Mapping[str, str]) -> str:
-    """`cuda:0 to cuda:7: cuda sm_90 NVIDIA H200; cpu: ...`"""
-    said = []
-    for what, group in groupby(devices, devices.__getitem__):
-        first, *others = group
-        said.append(f"{first}{f' to {others[-1]}' if others else ''}: {what}")
-    return "; ".join(said)
-
-
 def _libraries(libraries: Mapping[str, str]) -> Lines:
-    missing = [name for name, version in libraries.items() if version == "not installed"]
-    others = {name: package for name, package in libraries.items() if package.startswith("PyPI's ")}
-    known = libraries.keys() - {*missing, *others}
-    installed = [f"{name} {version}" for name, version in libraries.items() if name in known]
+    installed, missing, others = [], [], []
+    for name, version in libraries.items():
+        if version == "not installed":
+            missing.append(name)
+        elif version.startswith("PyPI's "):  # another package of the same name
+            others.append((f"not {name}", version))
+        else:
+            installed.append(f"{name} {version}")
     groups = [("installed", installed), ("missing", missing)]
-    return [
-        *((label, ", ".join(names)) for label, names in groups if names),
-        *((f"not {name}", package) for name, package in others.items()),
-    ]
+    return [*((label, ", ".join(names)) for label, names in groups if names), *others]
 
 
 def _ceilings(ceilings: JsonObject) -> Lines:
@@ -100,39 +92,37 @@ def _ceilings(ceilings: JsonObject) -> Lines:
         return [("not measured", ceilings["problem"])]
     if not ceilings:
         return [("nothing yet", "doctor without --quick measures it, as the first run does")]
+    products = [
+        (f"{dtype} product", f"{in_digits(rate / 1e12)} TFLOPS") for dtype, rate in ceilings["rates"].items()
+    ]
+    copied = f"{_bandwidth(ceilings['copy'])}, read plus written"
     return [
         ("read", _bandwidth(ceilings["read"])),
-        ("copy", f"{_bandwidth(ceilings['copy'])}, read plus written"),
-        *(
-            (f"{dtype} product", f"{three_digits(rate / 1e12)} TFLOPS")
-            for dtype, rate in ceilings["rates"].items()
-        ),
+        ("copy", copied),
+        *products,
         ("measured last", ceilings["measured"]),
     ]
 
 
 def _bandwidth(rate: float) -> str:
-    return f"{three_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{three_digits(rate / 1e9)} GB/s"
+    return f"{in_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{in_digits(rate / 1e9)} GB/s"
 
 
 def _datasheet(entries: list[JsonObject]) -> Lines:
     if not entries:
         return [("none for this", "no row can be called impossible")]
-    return [
-        (
-            entry["name"],
-            ", ".join(f"{dtype} {rate:g} TFLOPS" for dtype, rate in entry["tflops"].items())
-            + f", {entry['tbps']:g} TB/s ({entry['source']})",
-        )
-        for entry in entries
-    ]
-
-
-def _noise(noise: JsonObject) -> Lines:
-    if "problem" in noise:
-        return [("not measured", noise["problem"])]
     lines = []
-    for name, measured in noise.items():
+    for entry in entries:
+        rates = ", ".join(f"{dtype} {rate:g} TFLOPS" for dtype, rate in entry["tflops"].items())
+        lines.append((entry["name"], f"{rates}, {entry['tbps']:g} TB/s ({entry['source']})"))
+    return lines
+
+
+def _noise(instruments: JsonObject) -> Lines:
+    if "problem" in instruments:
+        return [("not measured", instruments["problem"])]
+    lines = []
+    for name, measured in instruments.items():
         if name == "clock":
             steps, reading = duration(measured["step_s"]), duration(measured["reading_s"])
             lines.append((name, f"steps of {steps}; {reading} a reading"))
@@ -145,15 +135,13 @@ def _difference(workload: str, pair: Mapping[str, float | None]) -> str:
     ratio, low, high = (pair[name] for name in ("ratio", "low", "high"))
     if ratio is None or low is None or high is None:
         return f"too few rounds of the {workload} to tell"
-    text = (
-        f"two preparations of the same {workload} differ by {abs(ratio - 1):.1%} "
-        f"({low - 1:+.1%} .. {high - 1:+.1%})"
-    )
+    interval = f"({low - 1:+.1%} .. {high - 1:+.1%})"
+    text = f"two preparations of the same {workload} differ by {abs(ratio - 1):.1%} {interval}"
     return text if pair["floor"] is not None else f"{text}: disturbed, nothing can be told apart"
 
 
 def _runs(runs: Mapping[str, str]) -> Lines:
-    """Per op, timed ones first."""
+    """A line for each op; implementations that are timed come first."""
     by_op: dict[str, dict[str, list[str]]] = {}
     for name, how in runs.items():
         op, implementation = name.split(" ", 1)
@@ -162,3 +150,52 @@ def _runs(runs: Mapping[str, str]) -> Lines:
         (op, "; ".join(f"{how}: {', '.join(ways[how])}" for how in sorted(ways, reverse=True)))
         for op, ways in by_op.items()
     ]
+
+
+def binding_table(rows: Sequence[Mapping[str, str]]) -> Group:
+    """Which rows bind: a line for each that breaks, then a table for each release.
+
+    rows: the fields of `harness.doctor.bindings.RowBinding`
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    from harness.report.fitting_table import Column, FittingTable
+
+    broken = [row for row in rows if row["status"] == "breaks"]
+    parts: list[Text | FittingTable] = []
+    for row in broken:
+        name = f"{row['library']} {row['version']}: {row['op']} {row['implementation']} "
+        line = Text.assemble(name, ("breaks", STYLES["breaks"]), f": {row['reason']}")
+        line.no_wrap, line.overflow = True, "ignore"
+        parts.append(line)
+    for library, version in dict.fromkeys((row["library"], row["version"]) for row in rows):
+        mine = [row for row in rows if (row["library"], row["version"]) == (library, version)]
+        counts = Counter(row["status"] for row in mine)
+        summary = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        read = mine[0]["last_read"]
+        newer = f"; newer than {read}, the last that was read" if read else ""
+        if parts:
+            parts.append(Text())
+        parts.append(Text(f"{library} {version}: {summary}{newer}", "bold"))
+        columns = [
+            Column("op"),
+            Column("implementation"),
+            Column("calls"),
+            Column("reason", wraps=True),
+            Column("without", wraps=True, spare=1),
+        ]
+        cells = [
+            (
+                row["op"],
+                row["implementation"],
+                Text(row["status"], STYLES.get(row["status"], "")),
+                row["reason"],
+                row["without"],
+            )
+            for row in mine
+            if row not in broken
+        ]
+        if cells:
+            parts.append(FittingTable(columns, cells))
+    return Group(*parts)

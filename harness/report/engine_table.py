@@ -8,8 +8,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.engine.changes import Changes
-from harness.engine.view import EngineView, Shape, as_given
+from harness.engine import Changes, EngineView, Shape, as_given
 from kernels.tables.lookup import decides_without
 from shapes.case import text_of
 
@@ -21,18 +20,18 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 
 SIZES_OF_A_STEP = ("m", "tokens", "batch", "ctx", "new", "prefix")
-"""They differ from step to step; the others tell a layer."""
+"""The sizes that differ between steps; the others identify a layer."""
 
 SIZES_NOT_SHOWN = ("fp8", "scales", "routing", "topk", "hidden", "dtype", "page", "model_len")
-"""No table is asked by these, or they are the same in all deployments."""
+"""These sizes select no entry of a table, or they are the same in all deployments."""
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
 class Section:
-    """A rich renderable: a heading, and notes that break between words alone, so that names of kernels and
-    files stay whole. Those of SGLang's files have a blank between brackets."""
+    """A rich renderable: a heading and notes. Lines break between words only, so that names of kernels and
+    files stay whole; names of SGLang's files have a blank between brackets."""
 
     heading: str
     notes: Sequence[str]
@@ -43,30 +42,29 @@ class Section:
         yield Text(self.heading, "bold")
         for line in "\n".join(self.notes).splitlines():
             whole = re.sub(r"\[[^]]*\]", lambda found: found[0].replace(" ", NO_BREAK), line)
-            broken = textwrap.fill(
-                whole,
-                options.max_width,
-                initial_indent="  ",
-                subsequent_indent="    " + " " * (len(line) - len(line.lstrip())),
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-            yield Text(broken.replace(NO_BREAK, " "), no_wrap=True, overflow="ignore")
+            indent = "    " + " " * (len(line) - len(line.lstrip()))
+            wrapper = textwrap.TextWrapper(options.max_width, "  ", indent)
+            wrapper.break_long_words = wrapper.break_on_hyphens = False
+            yield Text(wrapper.fill(whole).replace(NO_BREAK, " "), no_wrap=True, overflow="ignore")
 
 
 def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
-    """entries: the table has a row for each shape, with its entry, and not one for each layer"""
+    """entries: the table has a row for each shape, with its entry, instead of a row for each layer."""
     from rich.console import Group
     from rich.text import Text
 
+    files = _files(view)
     parts: list[RenderableType] = [
         *(Text(line) for line in [*heading(view), "", *summary(view), ""]),
-        _entries(view) if entries else _layers(view),
+        _entries(view, files) if entries else _layers(view),
     ]
-    said = notes(view)
-    if entries and (files := _files(view)):
-        said = {"files of the entries": [f"{number}: {file}" for file, number in files.items()], **said}
-    for label, lines in said.items():
+    labelled = notes(view)
+    if entries and files:
+        labelled = {
+            "files of the entries": [f"{number}: {file}" for file, number in files.items()],
+            **labelled,
+        }
+    for label, lines in labelled.items():
         parts += ["", Section(label, lines)]
     hints = [] if entries or not view.libraries else ["--entries shows the entry of each shape"]
     if any(shape.state == "fallback" for shape in view.shapes):
@@ -78,8 +76,8 @@ def engine_text(view: EngineView, entries: bool = False) -> RenderableType:
 
 
 def notes(view: EngineView) -> dict[str, list[str]]:
-    """What there is to know beside the table, by a heading; the largest shares of the time first. A note may
-    have several lines."""
+    """Heading -> notes beside the table; the largest shares of the time come first. A note may have several
+    lines."""
     labelled = {
         "known defects": _defects(view.shapes),
         "falls back": _fallbacks(view.shapes),
@@ -108,21 +106,21 @@ def heading(view: EngineView) -> list[str]:
 
 
 def summary(view: EngineView) -> list[str]:
-    """For each op how many of the shapes that look into a table are tuned, and how much of the time."""
+    """For each op: how many of the shapes that look into a table are tuned, and what part of their time."""
     lines = []
     for op, shapes in _grouped((shape.call.op, shape) for shape in view.shapes):
-        asked = [shape for shape in shapes if shape.found]
-        said = "no tuned table decides"
+        asked = [shape for shape in shapes if shape.asks_table]
+        text = "no tuned table decides"
         if asked:
-            tuned = [shape for shape in asked if shape.entry]
+            tuned = [shape for shape in asked if shape.found.entry]
             part = _share(tuned) / _share(asked)
-            said = f"{len(tuned)} of {len(asked)} shapes tuned, {part:.0%} of its time"
-        lines.append(f"{op}: {_share(shapes):.0%} of the time; {said}")
+            text = f"{len(tuned)} of {len(asked)} shapes tuned, {part:.0%} of its time"
+        lines.append(f"{op}: {_share(shapes):.0%} of the time; {text}")
     return lines
 
 
 def _layers(view: EngineView) -> FittingTable:
-    """A row for each layer that one implementation serves, the largest shares of the time first."""
+    """A row for each layer that one implementation serves; the largest shares of the time come first."""
     from harness.report.fitting_table import Column, FittingTable
 
     columns = (
@@ -132,26 +130,20 @@ def _layers(view: EngineView) -> FittingTable:
     groups = _grouped(((s.call.op, s.call.place, layer_text(s), s.row, s.decided_in), s) for s in view.shapes)
     rows = []
     for (op, place, sizes, row, decided), shapes in groups:
-        asked = [shape for shape in shapes if shape.found]
-        misses = [shape for shape in asked if not shape.entry]
-        rows.append(
-            (
-                f"{_share(shapes):.1%}",
-                op,
-                place,
-                sizes,
-                _span([shape.tokens for shape in shapes]),
-                row or "no row",
-                decided.rpartition("/")[2],
-                f"{len(asked) - len(misses)} of {len(asked)}" if asked else "",
-                _listed(shape.tokens for shape in misses) if len(misses) < len(asked) else "",
-            )
-        )
+        asked = [shape for shape in shapes if shape.asks_table]
+        misses = [shape for shape in asked if not shape.found.entry]
+        tokens = [shape.tokens for shape in shapes]
+        span = f"{min(tokens)}..{max(tokens)}" if min(tokens) < max(tokens) else str(tokens[0])
+        tuned = f"{len(asked) - len(misses)} of {len(asked)}" if asked else ""
+        not_at = _listed(shape.tokens for shape in misses) if len(misses) < len(asked) else ""
+        file = decided.rpartition("/")[2]
+        share = f"{_share(shapes):.1%}"
+        rows.append((share, op, place, sizes, span, row or "no row", file, tuned, not_at))
     return FittingTable(columns, rows)
 
 
-def _entries(view: EngineView) -> FittingTable:
-    """A row for each shape, the largest shares of the time first."""
+def _entries(view: EngineView, files: dict[str, int]) -> FittingTable:
+    """A row for each shape; the largest shares of the time come first."""
     from harness.report.fitting_table import Column, FittingTable
 
     columns = (
@@ -159,49 +151,41 @@ def _entries(view: EngineView) -> FittingTable:
         Column("as", right=True), Column("us", right=True), Column("entry"),
         Column("kernel", spare=1, wraps=True),
     )  # fmt: skip
-    rows, files = [], _files(view)
+    rows = []
     for shape in by_share(view.shapes):
-        entry = shape.entry
-        rows.append(
-            (
-                f"{shape.share:.2%}",
-                shape.call.op,
-                shape.call.place,
-                text_of({k: v for k, v in shape.sizes.items() if k not in SIZES_NOT_SHOWN}),
-                shape.row or "no row",
-                str(entry.m) if entry else "",
-                f"{entry.us:.4g}" if entry and entry.us else "",
-                f"{files[entry.file]}:{entry.line}" if entry else shape.state,
-                entry.kernel if entry else "",
-            )
-        )
+        entry, at = shape.found.entry, ("", "", shape.state, "")
+        if entry:
+            us = f"{entry.us:.4g}" if entry.us else ""
+            at = (str(entry.m), us, f"{files[entry.file]}:{entry.line}", entry.kernel)
+        sizes = text_of({k: v for k, v in shape.sizes.items() if k not in SIZES_NOT_SHOWN})
+        row = shape.row or "no row"
+        rows.append((f"{shape.share:.2%}", shape.call.op, shape.call.place, sizes, row, *at))
     return FittingTable(columns, rows)
 
 
 def _files(view: EngineView) -> dict[str, int]:
-    """The files of the entries, numbered, as their names are too long for a table."""
-    files = dict.fromkeys(shape.entry.file for shape in by_share(view.shapes) if shape.entry)
+    """File of an entry -> its number, which stands for it in a table, as the names are too long."""
+    files = dict.fromkeys(shape.found.entry.file for shape in by_share(view.shapes) if shape.found.entry)
     return {file: number for number, file in enumerate(files, 1)}
 
 
 def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
-    """What runs for the shapes that a table holds nothing for. Files whose misses all run the same are told
-    together."""
+    """What runs for the shapes without an entry. Tables whose misses all run the same share one note."""
     misses = [shape for shape in shapes if shape.state == "fallback"]
     runs: dict[str, set[str]] = {}
     for shape in misses:
-        runs.setdefault(shape.table, set()).add(shape.fallback)
+        runs.setdefault(shape.found.table, set()).add(shape.found.fallback)
 
     def alike(shape: Shape) -> tuple[str, str, str]:
-        told = shape.fallback if len(runs[shape.table]) == 1 else shape.table
-        return shape.call.op, shape.row, told
+        found = shape.found
+        return shape.call.op, shape.row, found.fallback if len(runs[found.table]) == 1 else found.table
 
     lines = []
     for (op, row, _), group in _grouped((alike(shape), shape) for shape in misses):
-        first, *others = dict.fromkeys(shape.table for shape in group)
+        first, *others = dict.fromkeys(shape.found.table for shape in group)
         table = f"{first} and {len(others)} more like it" if others else first
         what = f"{op} {row}, {_share(group):.1%} of the time, {_count(group)}: no entry in {table}"
-        fallbacks = _grouped((shape.fallback, shape) for shape in group)
+        fallbacks = _grouped((shape.found.fallback, shape) for shape in group)
         if len(fallbacks) == 1:
             lines.append(f"{what}; runs {fallbacks[0][0]}")
         else:
@@ -211,7 +195,7 @@ def _fallbacks(shapes: Sequence[Shape]) -> list[str]:
 
 
 def _no_rows(shapes: Sequence[Shape]) -> list[str]:
-    """Why the engine runs what no row of the suite does."""
+    """Why the engine runs something that no implementation of the suite does."""
     groups = _grouped(((s.call.op, s.why, s.decided_in), s) for s in shapes if not s.row)
     return [
         f"{op}, {_share(group):.1%} of the time: {why}{f' ({decided})' if decided else ''}"
@@ -234,11 +218,12 @@ def _defects(shapes: Sequence[Shape]) -> list[str]:
 
 
 def _odd(shapes: Sequence[Shape]) -> list[str]:
-    """What look-ups noted, and for how many shapes. Notes that differ in nothing but the numbers of tokens at
-    their end become one line."""
+    """The notes of look-ups, and the number of shapes that each is about. Notes that differ only in the
+    numbers of tokens at their end become one line."""
     lines = []
-    for (op, start), group in _grouped(((s.call.op, _start(note)), s) for s in shapes for note in s.notes):
-        ends = {note.removeprefix(start) for s in group for note in s.notes if _start(note) == start}
+    pairs = (((s.call.op, _start(note)), s) for s in shapes for note in s.found.notes)
+    for (op, start), group in _grouped(pairs):
+        ends = {n.removeprefix(start) for s in group for n in s.found.notes if _start(n) == start}
         tokens = _listed(int(number) for end in ends for number in re.findall(r"\d+", end))
         lines.append(f"{op}: {start}{tokens}{f' ({_count(group)})' if len(group) > 1 else ''}")
     return lines
@@ -250,17 +235,17 @@ def _start(note: str) -> str:
 
 
 def by_share(shapes: Iterable[Shape]) -> list[Shape]:
-    """The largest shares of the time first."""
+    """The largest shares of the time come first."""
     return sorted(shapes, key=lambda shape: -shape.share)
 
 
 def _share(shapes: Iterable[Shape]) -> float:
-    """Of the time, all together."""
+    """The sum of their shares of the time."""
     return sum(shape.share for shape in shapes)
 
 
 def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]]:
-    """Shapes by their key, the groups with the largest share of the time first."""
+    """Shapes by their key; the groups with the largest share of the time come first."""
     groups: dict[Key, list[Shape]] = {}
     for key, shape in pairs:
         groups.setdefault(key, []).append(shape)
@@ -268,7 +253,7 @@ def _grouped(pairs: Iterable[tuple[Key, Shape]]) -> list[tuple[Key, list[Shape]]
 
 
 def layer_text(shape: Shape) -> str:
-    """The sizes of the layer that a shape is of."""
+    """The sizes of the layer that calls a shape."""
     of_layer = {k: v for k, v in shape.sizes.items() if k not in (*SIZES_OF_A_STEP, *SIZES_NOT_SHOWN)}
     return text_of(of_layer)
 
@@ -282,10 +267,6 @@ def _tokens(shapes: Iterable[Shape]) -> str:
     return f"{tokens} token" if tokens == "1" else f"{tokens} tokens"
 
 
-def _span(tokens: Sequence[int]) -> str:
-    return f"{min(tokens)}..{max(tokens)}" if min(tokens) < max(tokens) else str(tokens[0])
-
-
 def _listed(numbers: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(set(numbers))))
 
@@ -294,6 +275,7 @@ FACTS = (
     "op", "sizes", "share", "row", "decided_in", "table", "entry_file", "entry_line", "entry_key", "entry_m",
     "entry_kernel", "entry_us", "fallback", "defects", "step", "place", "why", "notes",
 )  # fmt: skip
+"""The columns of CSV."""
 
 
 def flat(shape: Shape) -> dict[str, Any]:
@@ -315,7 +297,7 @@ def engine_csv(view: EngineView) -> str:
 
 def changes_text(found: Changes) -> str:
     """The changed shapes, the largest shares of the time first, and below each what runs before and after.
-    Shapes of one layer that change alike are told together."""
+    Shapes of one layer that change alike share one entry."""
     a, b = (view.libraries[found.library] for view in (found.before, found.after))
     lines = [
         heading(found.after)[0],
@@ -324,8 +306,8 @@ def changes_text(found: Changes) -> str:
         "Entries of tables and what a miss runs are compared, not which kernels are called, nor their code.",
     ]
     pairs = [
-        ((f"{c.after.call.op} {c.after.call.place} {layer_text(c.after)}", *c.runs), c.after)
-        for c in found.changes
+        ((f"{now.call.op} {now.call.place} {layer_text(now)}", was.runs, now.runs), now)
+        for was, now in found.changes
     ]
     for (layer, before, after), shapes in _grouped(pairs):
         lines.append(f"{_share(shapes):6.1%}  {layer} at {_tokens(shapes)}")

@@ -1,5 +1,5 @@
-"""Table that fits a terminal: the least important columns are left out where there is no room. Where it is no
-terminal nothing is, and the table may be wider than the text around it."""
+"""A table that fits a terminal: the least important columns are left out where there is no room. In a file no
+column is left out, and the table may be wider than the text around it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,26 @@ from rich.text import Text
 
 GAP = 2
 LEAST = 24
-"""Characters that a wrapped column is given, if it has as many; and its longest word at any rate."""
+"""The least width of a wrapped column in characters, unless its text is shorter; its longest word always
+fits."""
 RULED = Box("    \n    \n -  \n    \n    \n    \n    \n    \n", ascii=True)
 """A rule under the headers, with a gap between columns."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """spare: what is left out first, where there is no room, has the largest; 0: never left out
-    wraps: long cells are broken into lines"""
-
     header: str
     right: bool = False
+    """Whether cells are aligned at the right."""
     spare: int = 0
+    """Where there is no room, the column with the highest number is left out first; 0 is never left out."""
     wraps: bool = False
+    """Whether long cells are broken into lines."""
 
 
 @dataclass(frozen=True)
 class FittingTable:
-    """A rich renderable. Cells stand as they are given, one for each column; columns of empty ones are left
+    """A rich renderable. A row has one cell for each column. Columns whose cells are all empty are left
     out."""
 
     columns: Sequence[Column]
@@ -49,6 +50,7 @@ class FittingTable:
             yield Text(f"not shown for lack of width: {', '.join(missing)}", style="dim")
 
     def _fitting(self, filled: Sequence[int], width: int) -> list[int]:
+        """The places of the columns that fit a width."""
         shown = list(filled)
         spare = sorted((i for i in filled if self.columns[i].spare), key=lambda i: -self.columns[i].spare)
         while spare and self._width(shown) > width:

@@ -1,22 +1,24 @@
 """Lists of what there is: ops, implementations, cases, suites, linears, published figures, flags, recipes.
 
-Found without importing torch.
+They are made without importing torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 import kernels
-from harness.catalogue import flags, recipes
-from harness.catalogue.evidence import evidence
+from harness.catalogue.architectures import evidence
+from harness.catalogue.flags import READ, Flag, catalogue
 from harness.catalogue.published import figures
+from harness.catalogue.recipes import Recipe, recipes
 from harness.errors import UsageError
 from harness.plan.select import choose_cases
-from harness.report.catalogue_text import flags_text, recipes_text
+from harness.report.terminal import WIDTH
 from kernels.platform import Platform
 from shapes.attention import Parallel
 from shapes.case import text_of
@@ -32,26 +34,32 @@ if TYPE_CHECKING:
     from harness.report.fitting_table import FittingTable
 
 ALL = "all"
-LONG = 24  # characters of a cell that may be broken into lines
+LONG = 24
+"""A column breaks into lines if one of its cells has more characters."""
+
+FLAG_COLUMNS = {"name": 46, "default": 10, "read": 10, "platforms": 14, "ops": 20}
+"""Column of the list of flags -> its width."""
+INDENT = "    "
 
 Row = Mapping[str, object]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """rows: objects of JSON; shown: makes the same for people."""
-
     rows: Sequence[Row]
+    """The objects of JSON."""
     shown: Callable[[], RenderableType]
+    """Makes the same for people."""
 
 
 def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str | None) -> Listing:
-    """what: a key of LISTS or `flags`, `recipes`; of a platform that is not this machine, only its flags and
-    recipes. Raises UsageError for an unknown suite."""
+    """what: a key of LISTS, `flags` or `recipes`. If the platform is not this machine, only its own flags and
+    recipes are listed. Raises UsageError for an unknown suite."""
     if what == "flags":
         return _flags(ops, platform)
     if what == "recipes":
-        return _recipes(platform)
+        listed = [r for r in recipes().values() if platform.here or r.platform == platform.kind]
+        return Listing([asdict(recipe) for recipe in listed], lambda: _unbroken(recipes_text(listed)))
     rows = LISTS[what](ops, platform, suite_name)
     if what == "impls":
         return Listing(rows, lambda: _by_reason(rows))
@@ -59,8 +67,8 @@ def listing(what: str, ops: Sequence[str], platform: Platform, suite_name: str |
 
 
 def of_case(op: str, text: str, platform: Platform) -> Listing:
-    """The implementations of an op. Those that take the case in any boundary stand first; for each of the
-    others the reason is that of `run` in the widest boundary. Raises UsageError for what is not one case."""
+    """The implementations of an op, with whether they take a case in any boundary. The reason of the others
+    is the one that `run` gives for the widest boundary. Raises UsageError unless the text is one case."""
     cases = choose_cases(kernels.OPS[op], None, [text], None, platform.arch)
     if len(cases) != len(kernels.OPS[op].boundaries):
         raise UsageError(f"--case of list is one case; {text!r} is several")
@@ -88,51 +96,47 @@ def _table(rows: Sequence[Row]) -> FittingTable:
 
 
 def _by_reason(rows: Sequence[Row], verb: str = "can run") -> RenderableType:
-    """Implementations: first those that do what the verb says, then the others by what keeps them away. Those
-    of one op stand with what each requires."""
+    """Implementations: first a table of those that `verb` is true of, then the others by the reason why it is
+    not. If all are of one op, the others have what they require beside them."""
     from rich.console import Group
     from rich.text import Text
 
     one_op = len({row["op"] for row in rows}) == 1
     boundaries = {str(row["boundary"]) for row in rows}
     named = ["implementation", "boundary"] if len(boundaries) > 1 else ["implementation"]
-    here = [
-        ({} if one_op else {"op": row["op"]})
-        | {name: row[name] for name in named}
-        | {
-            "note": str(row["why not"]).partition(" (")[0],
-            "version": f"{row['provider']} {row['version']}".strip(),
-        }
-        for row in rows
-        if row["runs"]
-    ]
+    here: list[Row] = []
     others: dict[str, list[Row]] = {}
     for row in rows:
-        if not row["runs"]:
-            # Which machine this is stands above already.
-            others.setdefault(str(row["why not"]).partition("; this is ")[0], []).append(row)
+        why_not = str(row["why not"])
+        if row["runs"]:
+            columns = named if one_op else ["op", *named]
+            version = f"{row['provider']} {row['version']}".strip()
+            shown = {name: row[name] for name in columns}
+            here.append(shown | {"note": why_not.partition(" (")[0], "version": version})
+        else:
+            # The command has printed which machine this is.
+            others.setdefault(why_not.partition("; this is ")[0], []).append(row)
     everywhere = "" if len(boundaries) > 1 else f"; all compute {boundaries.pop()}"
     can = Text(f"\n{len(here)} of {len(rows)} {verb}{everywhere}", "bold green")
-    parts: list[RenderableType] = [can, *([_table(here)] if here else [])]
-    # What the case alone keeps away stands before what the machine does.
+    parts: list[RenderableType] = [can]
+    if here:
+        parts.append(_table(here))
+    # Implementations that only the case keeps away come before those that the machine keeps away.
     for reason, group in sorted(others.items(), key=lambda of: (not of[1][0].get("near"), -len(of[1]))):
         parts += ["", Text(f"{len(group)} cannot: {reason}", "bold")]
-        parts += [_table(_requirements(group, named) if one_op else list(_names(group)))]
-    return Group(*parts, *([] if one_op else ["", "with --op OP or --json: what each requires"]))
-
-
-def _requirements(rows: Sequence[Row], named: Sequence[str]) -> list[Row]:
-    return [{name: row[name] for name in (*named, "requires")} for row in rows]
-
-
-def _names(rows: Sequence[Row]) -> Iterator[Row]:
-    """A line for each op."""
-    for op, group in groupby(rows, lambda row: row["op"]):
-        yield {"op": op, "implementations": ", ".join(str(row["implementation"]) for row in group)}
+        if one_op:
+            parts.append(_table([{name: row[name] for name in (*named, "requires")} for row in group]))
+        else:
+            by_op = groupby(group, lambda row: row["op"])
+            names = ((op, ", ".join(str(row["implementation"]) for row in of_op)) for op, of_op in by_op)
+            parts.append(_table([{"op": op, "implementations": listed} for op, listed in names]))
+    if not one_op:
+        parts += ["", "with --op OP or --json: what each requires"]
+    return Group(*parts)
 
 
 def _by_suite(rows: Sequence[Row]) -> RenderableType:
-    """Cases of each suite and op, the sizes that all of them have said once."""
+    """The cases of each suite and op, below a line with the sizes that all of them have."""
     from rich.console import Group
     from rich.text import Text
 
@@ -215,7 +219,7 @@ def _suites(ops: Sequence[str], platform: Platform, suite_name: str | None) -> l
 
 
 def _linears(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
-    """Every linear of DeepSeek-R1 on one rank; those of kind fp8 block-scale are block_scale_gemm's."""
+    """Every linear of DeepSeek-R1 on one rank; block_scale_gemm computes those of kind fp8 block-scale."""
     return [
         {"parallel": parallel.text, **asdict(linear)}
         for parallel in (Parallel(tp=8), Parallel(tp=4), Parallel(dp=8, ep=8))
@@ -224,7 +228,7 @@ def _linears(ops: Sequence[str], platform: Platform, suite_name: str | None) -> 
 
 
 def _published(ops: Sequence[str], platform: Platform, suite_name: str | None) -> list[Row]:
-    """Figures of others, of all devices."""
+    """Figures that others published, for all devices."""
     return [
         {
             "op": f.op,
@@ -250,33 +254,98 @@ LISTS: dict[str, Callable[[Sequence[str], Platform, str | None], list[Row]]] = {
     "linears": _linears,
     "published": _published,
 }
-"""Those that read well as a table of their rows."""
+"""The lists that a table of their rows shows well."""
 
 
 def _flags(ops: Sequence[str], platform: Platform) -> Listing:
-    """All there is of each flag; of an op, only its own."""
-    listed = [
-        flag
-        for flag in flags.catalogue().values()
-        if (platform.here or _acts_on(flag, platform))
-        and (set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops))
-    ]
-    return Listing(
-        [asdict(flag) | {"ops": flag.ops} for flag in listed], lambda: _unbroken(flags_text(listed))
-    )
+    """If `ops` are not all ops, only their flags are listed."""
+    listed = []
+    for flag in catalogue().values():
+        acts = platform.kind in flag.platforms and (not flag.archs or platform.arch in flag.archs)
+        wanted = set(ops) == set(kernels.OPS) or set(ops) & set(flag.ops)
+        if wanted and (platform.here or acts):
+            listed.append(flag)
+    rows = [asdict(flag) | {"ops": flag.ops} for flag in listed]
+    return Listing(rows, lambda: _unbroken(flags_text(listed)))
 
 
 def _unbroken(text: str) -> Text:
-    """Of lines that are as long as they should be."""
+    """A text whose lines are broken already."""
     from rich.text import Text
 
     return Text(text, no_wrap=True, overflow="ignore")
 
 
-def _acts_on(flag: flags.Flag, platform: Platform) -> bool:
-    return platform.kind in flag.platforms and (not flag.archs or platform.arch in flag.archs)
+def flags_text(flags: Sequence[Flag]) -> str:
+    """The flags of each library: a line of facts for each, then its effect and what its values mean."""
+    lines = [_flag_line({name: name for name in FLAG_COLUMNS} | {"name": "flag"})]
+    for library, group in groupby(flags, lambda flag: flag.library):
+        lines += ["", library]
+        for flag in group:
+            cells = {
+                "name": flag.name,
+                "default": _short("default", flag.default),
+                "read": flag.read,
+                "platforms": " ".join(flag.platforms),
+                "ops": _short("ops", _flag_ops(flag)),
+            }
+            lines += [_flag_line(cells), *_wrapped(_flag_paragraphs(flag))]
+    read = [f"read {when}: {text}" for when, text in READ.items() if any(f.read == when for f in flags)]
+    return "\n".join([*lines, "", *read, "--json has what each entry was read in"])
 
 
-def _recipes(platform: Platform) -> Listing:
-    listed = [r for r in recipes.recipes().values() if platform.here or r.platform == platform.kind]
-    return Listing([asdict(recipe) for recipe in listed], lambda: _unbroken(recipes_text(listed)))
+def _flag_line(cells: Mapping[str, str]) -> str:
+    return "".join(f"{cells[name]:<{width}}" for name, width in FLAG_COLUMNS.items()).rstrip()
+
+
+def _flag_ops(flag: Flag) -> str:
+    return "all" if set(flag.ops) == set(kernels.OPS) else ", ".join(flag.ops) or "none"
+
+
+def _short(column: str, text: str) -> str:
+    """The text if it fits into the column; else dots, and a paragraph below has the text."""
+    return text if len(text) < FLAG_COLUMNS[column] else "..."
+
+
+def _flag_paragraphs(flag: Flag) -> Iterator[str]:
+    only = list(flag.archs)
+    if flag.launch:
+        only.append(f"{flag.launch} launches")
+    yield f"{flag.effect} ({', '.join(only)} only)" if only else flag.effect
+    for column, text in (("default", flag.default), ("ops", _flag_ops(flag))):
+        if _short(column, text) != text:
+            yield f"{column}: {text}"
+    values = "; ".join(f"{value}: {meaning}" for value, meaning in flag.values.items())
+    if values or flag.takes:
+        yield f"{values}; or {flag.takes}" if values and flag.takes else values or flag.takes
+    if flag.without:
+        yield f"no effect on a kernel on one device: {flag.without}"
+    for value, by_op in flag.chooses.items():
+        rows = ", ".join(f"{op} by {' or '.join(names) or 'no row here'}" for op, names in by_op.items())
+        yield f"{value} stands for {rows}"
+    if flag.versions:
+        yield f"versions: {flag.versions}"
+    if flag.unconfirmed:
+        yield f"not confirmed: {flag.unconfirmed}"
+
+
+def recipes_text(recipes: Sequence[Recipe]) -> str:
+    return "\n\n".join("\n".join(_recipe_lines(recipe)) for recipe in recipes)
+
+
+def _recipe_lines(recipe: Recipe) -> Iterator[str]:
+    yield f"{recipe.name}  ({recipe.platform} {recipe.arch})"
+    options = f"and, not applied: {' '.join(recipe.options)}" if recipe.options else ""
+    about = [f"{recipe.document}: {recipe.where}", recipe.engine, recipe.note, options]
+    yield from _wrapped(filter(None, about))
+    for variable in recipe.variables:
+        setting = variable.name if variable.value is None else f"{variable.name}={variable.value}"
+        yield f"{INDENT}{setting}{'  # ' + variable.note if variable.note else ''}"
+
+
+def _wrapped(paragraphs: Iterable[str]) -> Iterator[str]:
+    """The lines of each paragraph, indented."""
+    for paragraph in paragraphs:
+        yield from textwrap.wrap(
+            paragraph, WIDTH, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
+        )

@@ -1,4 +1,4 @@
-"""Terminal output: colour and width of a file, and the same as plain text."""
+"""Output with the colours and the width of a terminal, or as plain text."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
 WIDTH = 100
-"""Of what is no terminal: text that is kept reads the same wherever it was made."""
+"""Characters of a line where the output is no terminal, so that stored text is the same everywhere."""
 WIDEST = 120
-"""Of a terminal: longer lines are hard to follow."""
+"""The most characters of a line in a terminal: longer lines are hard to follow."""
 
 
 def show(what: RenderableType, file: TextIO) -> None:
-    """Prints with the colours and in the width of a terminal; to anything else as plain text."""
+    """Prints with the colours and the width of a terminal; plain text where the file is none."""
     if file.isatty():
         _console(file, None, "auto").print(what, crop=False)
     else:
@@ -26,7 +26,10 @@ def show(what: RenderableType, file: TextIO) -> None:
 
 
 def plain(what: RenderableType, columns: int | None = None) -> str:
-    """Without colour, and without blanks at the end of lines; as a terminal of so many columns shows it."""
+    """The text without colours and without blanks at the ends of lines.
+
+    columns: laid out as for a terminal of this width; None: as for a file
+    """
     file = io.StringIO()
     console = _console(file, columns or WIDTH, None, terminal=columns is not None)
     console.print(what, crop=False)

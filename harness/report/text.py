@@ -1,25 +1,31 @@
-"""Numbers as text: times and ratios in the digits that their intervals support; and plain tables of them."""
+"""Numbers as text: times and ratios in the digits that their intervals support; and plain tables."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from tabulate import tabulate
 
-WIDTH = 150  # of a line of text
+if TYPE_CHECKING:
+    from harness.results.schema import Verdict
+    from harness.statistics.paired import Comparison
+
+WIDTH = 150
+"""Characters of a line of text."""
 
 
 def decimals(half_width: float) -> int:
-    """After the point, of a value that is known to plus or minus so much: down to the first digit that is
-    uncertain, and one more where that digit is a 1 or a 2."""
+    """How many digits to print after the point of a value that is known to plus or minus `half_width`: up to
+    the first uncertain digit, and one more where that digit is a 1 or a 2."""
     return max(0, -math.floor(math.log10(half_width / 3))) if half_width > 0 else 3
 
 
 def uncertain(value: float, low: float | None, high: float | None) -> tuple[str, str]:
-    """A value in the digits that its interval supports, and the interval: `± 1.1`, or `(154 to 727)` where it
-    is so wide that its sides differ."""
+    """A value in the digits that its interval supports, and the interval as `± 1.1`, or as `(154 to 727)`
+    where it is wide and its sides differ."""
     if low is None or high is None:
         return f"{value:.4g}", ""
     half = max(value - low, high - value)
@@ -29,8 +35,8 @@ def uncertain(value: float, low: float | None, high: float | None) -> tuple[str,
 
 
 def uncertain_ratio(value: float | None, low: float | None, high: float | None) -> tuple[str, str]:
-    """`1.94x`, `(1.85 to 2.03)`: in the digits that the interval supports; no interval where an end is
-    missing or infinite, `?` without a ratio."""
+    """`1.94x` and `(1.85 to 2.03)`, in the digits that the interval supports. The interval is empty where an
+    end is missing or infinite; without a ratio the value is `?`."""
     if value is None:
         return "?", ""
     if low is None or high is None or math.isinf(high):
@@ -39,39 +45,45 @@ def uncertain_ratio(value: float | None, low: float | None, high: float | None) 
     return f"{value:.{digits}f}x", f"({low:.{digits}f} to {high:.{digits}f})"
 
 
+def ratio_text(of: Verdict | Comparison) -> str:
+    """`1.94x (1.85 to 2.03)`, see `uncertain_ratio`."""
+    return " ".join(uncertain_ratio(of.ratio, of.low, of.high)).rstrip()
+
+
 def ratio_column(ratios: Sequence[tuple[float | None, float | None, float | None] | None]) -> list[str]:
-    """Ratios with the ends of their intervals, their points below each other; empty for None."""
+    """Ratios with the ends of their intervals, aligned at their points; an empty text for None."""
     parts = [uncertain_ratio(*ratio) if ratio else ("", "") for ratio in ratios]
     numbers = aligned([number for number, _ in parts])
     return [f"{number} {ends}".rstrip() for number, (_, ends) in zip(numbers, parts, strict=True)]
 
 
 Interval = tuple[float, float | None, float | None]
-"""A time and the ends of its interval, microseconds."""
+"""A time and the ends of its interval, in microseconds."""
 
 
 def time_column(times: Sequence[Interval | None]) -> tuple[str, list[str]]:
-    """Its header and its cells: all in the unit of the least, unless that made others too long to read."""
+    """The header and the cells of a column: all in the unit of the smallest time, unless that makes other
+    times too long to read, which then have units of their own."""
     known = [time[0] for time in times if time]
-    least = _unit(min(known, default=1.0))
+    least = unit(min(known, default=1.0))
     together = max(known, default=1.0) / least[0] < 1e4
-    units = [least if together or time is None else _unit(time[0]) for time in times]
+    units = [least if together or time is None else unit(time[0]) for time in times]
     parts = [
         ("", "") if time is None else uncertain(*_divided(time, size))
         for time, (size, _) in zip(times, units, strict=True)
     ]
     numbers = aligned([number for number, _ in parts])
     cells = [
-        " ".join(filter(None, [number, "" if together or not number else unit, spread])).rstrip()
-        for number, (_, spread), (_, unit) in zip(numbers, parts, units, strict=True)
+        " ".join(filter(None, [number, "" if together or not number else name, spread])).rstrip()
+        for number, (_, spread), (_, name) in zip(numbers, parts, units, strict=True)
     ]
     return (f"time, {least[1]}" if together else "time"), cells
 
 
 def time_with_unit(time: Interval) -> str:
     """`33.4 ms`: in the digits that the interval supports."""
-    size, unit = _unit(time[0])
-    return f"{uncertain(*_divided(time, size))[0]} {unit}"
+    size, name = unit(time[0])
+    return f"{uncertain(*_divided(time, size))[0]} {name}"
 
 
 def _divided(time: Interval, by: float) -> Interval:
@@ -79,13 +91,15 @@ def _divided(time: Interval, by: float) -> Interval:
     return value / by, low and low / by, high and high / by
 
 
-def _unit(us: float) -> tuple[float, str]:
-    """Microseconds in it, and its name."""
-    return (1e6, "s") if us >= 1e6 else (1e3, "ms") if us >= 1e3 else (1.0, "us")
+def unit(us: float) -> tuple[float, str]:
+    """The unit in which a time in microseconds reads well: how many microseconds it has, and its name."""
+    if us >= 1e6:
+        return 1e6, "s"
+    return (1e3, "ms") if us >= 1e3 else (1.0, "us")
 
 
 def aligned(numbers: Sequence[str]) -> list[str]:
-    """All as wide, their points below each other, or where one would be; what is empty stays so."""
+    """The numbers padded to one width and aligned at their points; an empty text stays empty."""
     parts = [re.fullmatch(r"(\d*)(.*)", number) for number in numbers]
     split = [part.groups() if part else ("", "") for part in parts]
     before, after = (max((len(part[side]) for part in split), default=0) for side in (0, 1))
@@ -93,35 +107,37 @@ def aligned(numbers: Sequence[str]) -> list[str]:
 
 
 def significant(value: float | None, digits: int = 3) -> str:
-    """So many significant digits; empty for None."""
+    """The value in so many significant digits; an empty text for None."""
     return "" if value is None else f"{value:.{digits}g}"
 
 
-def three_digits(value: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{value:.3g}" if value < 999.5 else f"{value:.0f}"
+def in_digits(value: float | None, digits: int = 3) -> str:
+    """The value in so many digits, or in all digits before the point; an empty text for None."""
+    if value is None:
+        return ""
+    return f"{value:.{digits}g}" if value < 10**digits - 0.5 else f"{value:.0f}"
 
 
 def microseconds(value: float | None) -> str:
-    """Microseconds in three or four digits: `48.1 ms`, `312 us`; empty for None."""
+    """A time in up to four digits with its unit: `48.1 ms`, `312 us`; an empty text for None."""
     if value is None:
         return ""
-    size, unit = _unit(value)
-    return f"{value / size:.4g} {unit}"
+    size, name = unit(value)
+    return f"{value / size:.4g} {name}"
 
 
 def duration(seconds: float) -> str:
-    """Of a clock's step or reading: `1.2 us`, `25 ns`."""
+    """A duration of a microsecond or so: `1.2 us`, `25 ns`."""
     return f"{seconds * 1e6:.3g} us" if seconds >= 1e-6 else f"{seconds * 1e9:.3g} ns"
 
 
 def interval(value: float, low: float, high: float, form: str = ".2f", unit: str = "") -> str:
-    """`2.00x (1.90..2.10)`: all in the format, the value with the unit."""
+    """`2.00x (1.90..2.10)`: all three numbers in the format, the value with the unit."""
     return f"{value:{form}}{unit} ({low:{form}}..{high:{form}})"
 
 
 def extent(values: Iterable[float | None], digits: int = 3) -> str:
-    """The least and the largest, `12-48`, or the one value that all have; None is left out."""
+    """The smallest and the largest value, `12-48`, or the one value that all have; None is left out."""
     known = [value for value in values if value is not None]
     if not known:
         return ""
@@ -130,15 +146,12 @@ def extent(values: Iterable[float | None], digits: int = 3) -> str:
 
 
 def table(
-    rows: Sequence[Sequence[object]],
-    headers: Sequence[str],
-    right: Sequence[str] = (),
-    style: str = "simple",
+    rows: Sequence[Sequence[object]], headers: Sequence[str], right: Sequence[str] = (), style: str = "simple"
 ) -> str:
-    """Cells stand as they are given.
+    """A table of cells, which are printed as they are given.
 
-    right: headers of columns that are aligned to the right
-    style: of tabulate; `github` for markdown
+    right: headers of the columns that are aligned to the right
+    style: a format of tabulate; `github` for markdown
     """
     alignment = ["right" if header in right else "left" for header in headers] if rows else None
     return tabulate(rows, headers, style, disable_numparse=True, colalign=alignment)
@@ -147,6 +160,6 @@ def table(
 def filled_columns(
     rows: Sequence[Sequence[object]], headers: Sequence[str]
 ) -> tuple[list[list[object]], list[str]]:
-    """Rows and headers without the columns in which no row has anything."""
+    """The rows and headers without the columns that are empty in every row."""
     filled = [i for i in range(len(headers)) if any(str(row[i]) for row in rows)]
     return [[row[i] for i in filled] for row in rows], [headers[i] for i in filled]

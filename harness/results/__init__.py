@@ -1,4 +1,4 @@
-"""Recorded runs: `load` gives one row per cell."""
+"""Recorded runs; `load` returns a table with a row for each cell."""
 
 from harness.results.read import load
 

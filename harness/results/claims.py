@@ -1,6 +1,7 @@
-"""Headline claims: those for AITER, and what recorded runs say of them.
+"""Headline claims for AITER, held against recorded runs.
 
-A claim names no baseline, so it is held against three: naive torch, the best of torch, and Triton.
+A claim names no baseline, so each is held against three kinds of rival: naive torch, the best of torch, and
+Triton.
 """
 
 from __future__ import annotations
@@ -28,22 +29,23 @@ CONFIDENCE = 0.95
 
 
 class HeadlineClaim(TypedDict):
-    """One headline: up to `factor` times as fast, in the words that say so."""
-
     op: str
     factor: float
+    """Up to so many times as fast."""
     said: str
+    """The words of the claim."""
 
 
 class Claims(TypedDict):
-    """The file of claims. kernels: patterns of the implementations that they are of; unknown: what it leaves
-    open."""
+    """The file of claims."""
 
     source: str
     device: str
     arch: str
     kernels: list[str]
+    """Patterns of the implementations that the claims are about."""
     unknown: str
+    """What the source leaves open."""
     claims: list[HeadlineClaim]
 
 
@@ -67,27 +69,28 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Test:
-    """A claim against one kind of rival.
-
-    claimed: by the claim's kernels on the claim's hardware: the largest ratio of all cases, or None
-    here:    the largest that any kernel of any provider reached over that rival in runs on this machine's
-             architecture: how large such factors get, and no evidence for the claim
-    runs:    implementations of either side that this machine can time
-    """
+    """A claim against one kind of rival."""
 
     op: str
     said: str
     factor: float
     against: str
     runs: tuple[str, ...]
+    """Implementations of either side that this machine can time."""
     cases: int
     claimed: Ratio | None
+    """The largest ratio of all cases that the claim's kernels reached on the claim's hardware."""
     here: Ratio | None
+    """The largest ratio that any kernel of any provider reached over the rival in runs on this machine's
+    architecture. It shows how large such factors get, and is no evidence for the claim."""
     verdict: str
 
 
 def examine(document: Claims, here: Platform, cells: Sequence[tuple[str, Cell]]) -> list[Test]:
-    """cells: (run, cell) of any runs; each is used for the architecture that it was measured on."""
+    """A test for each claim and kind of rival.
+
+    cells: run folders and cells of any runs; each counts for the architecture that it was measured on
+    """
     tests = []
     for claim in document["claims"]:
         op = claim["op"]
@@ -115,7 +118,8 @@ def examine(document: Claims, here: Platform, cells: Sequence[tuple[str, Cell]])
 
 
 def verdict(factor: float, ratios: Iterable[Ratio], device: str) -> str:
-    """`up to` a factor is supported by one case that reaches it, and not supported if none may."""
+    """A claim of "up to" a factor is supported if the interval of one case lies above it, and not supported
+    if the intervals of all cases lie below it."""
     ratios = list(ratios)
     if not ratios:
         return f"not measured on {device}"
@@ -127,9 +131,9 @@ def verdict(factor: float, ratios: Iterable[Ratio], device: str) -> str:
 def ratios(
     op: str, arch: str, cells: Iterable[tuple[str, Cell]], ours: Sequence[str], rivals: Sequence[str]
 ) -> list[Ratio]:
-    """One for each run and case that has both: the fastest of ours over the fastest other of the rivals. The
-    confidence is shared among all of them, as the largest is looked for."""
-    from harness.results.read import paired
+    """One ratio for each run and case that has both sides: the fastest of ours against the fastest rival. The
+    confidence is shared among all of them, because the largest is looked for (Bonferroni)."""
+    from harness.results.comparison import paired
 
     groups: dict[tuple[str, str, str, str], list[Cell]] = {}
     for run, cell in cells:
@@ -161,6 +165,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def recorded_cells(run: str | Path) -> list[tuple[str, Cell]]:
+    """All cells at a path or glob pattern, each with its run folder."""
     from harness.results.journal import Journal
     from harness.results.read import run_folders
     from harness.results.schema import Cell

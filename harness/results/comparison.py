@@ -1,45 +1,71 @@
-"""Comparison of two recorded runs of the same cases, cell by cell: who became faster or slower.
+"""Comparison of two recorded runs of the same cases, cell by cell, and of the devices of one run.
 
-Machines are not the same from one session to the next, so a cell is compared by its ratio to a baseline, an
-implementation that did not change between the runs and shared its rounds in both. What rows that did not
-change either seem to have gained or lost is the noise between sessions. Where another device measured a case
-the spread of the devices is added to it.
+Machines differ from one session to the next, so a cell is compared by its ratio to a baseline: an
+implementation that did not change between the runs and shared its rounds in both. The changes that other
+unchanged rows seem to have are the noise between sessions. Where different devices measured a case, the
+spread of the devices is added to it.
+
+Devices of one type are compared within a pass of calibration, first or last, because the devices of a pass
+measured side by side; then the passes are pooled. Everything that is said of a type holds together at the
+confidence level (Bonferroni), if the noise is normal.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from harness.plan.settings import PLAIN
-from harness.results.read import paired
-from harness.results.recorded import RecordedRun, differences, other_devices
-from harness.results.schema import Cell, DeviceUsed
-from harness.statistics.independent import measured, quotient
-from harness.statistics.intervals import CONFIDENCE, weighted_mean
-from harness.statistics.paired import Comparison, verdict
+from harness.results.read import RecordedRun
+from harness.results.schema import Calibration, Cell, DeviceUsed, Samples
+from harness.statistics.independent import measured, pooled, quotient, widened
+from harness.statistics.intervals import CONFIDENCE, students_t, weighted_mean
+from harness.statistics.paired import MARGIN, Comparison, compare, verdict
 
+MACHINE = ("platform", "arch", "device", "threads", "driver")
+TERMS = ("op", "cache", "seed")
+CLOCKS_APART = 0.03
+"""Clocks that differ by a larger share are different conditions."""
 MIN_FLOOR = 0.03
-"""Between sessions, where too few unchanged rows are there to show what it is."""
-ENOUGH = 3  # of those rows
+"""The noise between sessions, where too few unchanged rows are there to show it."""
+ENOUGH = 3
+"""The number of unchanged rows that shows the noise between sessions."""
 UNKNOWN_SPREAD = 0.08
-"""Of devices that no run calibrated together: what GPUs of one model in one cluster lie apart on average, by
-more than 18,800 hours on five clusters (Sinha and others 2022, arXiv:2208.11035). Not infinite, though single
-devices lie further apart: the baseline cancels what makes all rows of a device slower."""
+"""The spread of devices that no run calibrated together: the average by which GPUs of one model in one
+cluster differ, from more than 18,800 hours on five clusters (Sinha and others 2022, arXiv:2208.11035). Single
+devices differ more, but the ratio to the baseline cancels what makes all rows of a device slower."""
+LAG = 0.02
+"""A device lags, or has drifted, where its interval lies beyond this share."""
+NOISY = 0.05
+"""Devices that were not told apart but may differ by more than this were measured too noisily to tell."""
+
+
+def paired(
+    a: Samples, b: Samples, *, noise: float = 0.0, margin: float = MARGIN, confidence: float = CONFIDENCE
+) -> Comparison:
+    """`compare` over the rounds that both have; they must be of one case of one run."""
+    times_a, times_b = a.by_round, b.by_round
+    shared = sorted(times_a.keys() & times_b.keys())
+    return compare(
+        [times_a[place] for place in shared],
+        [times_b[place] for place in shared],
+        blocks=[block for block, _ in shared],
+        floor=noise,
+        margin=margin,
+        confidence=confidence,
+    )
+
+
+# Two runs
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cell of both runs.
-
-    comparison: time in A over time in B, both relative to the baseline; > 1: B is faster
-    baseline:     whom both are relative to; empty where absolute times had to do
-    changed:    whether its source, its library or what that picked is another; None where runs are too old
-    drift:      it did not change, and its absolute time did
-    spread:     of the devices that measured A and B, which its noise has more; 0 where they are one
-    """
+    """A cell that has a time in both runs."""
 
     case: str
     name: str
@@ -47,24 +73,33 @@ class Row:
     a_us: float
     b_us: float
     baseline: str
+    """The row that both cells are relative to; empty where absolute times were compared."""
     changed: bool | None
+    """Whether its source, its library or what the library picked changed; None where a run is too old to
+    tell."""
     comparison: Comparison
+    """Time in A over time in B, both relative to the baseline; > 1: B is faster."""
     drift: bool = False
+    """It did not change, but its absolute time did."""
     spread: float = 0.0
+    """What is added to the noise because different devices measured A and B; 0 where one device did."""
 
 
 @dataclass
 class Compared:
-    """noise:   between the sessions, and what it rests on
-    notes:   what differs and does not forbid comparing
-    missing: cells with a time in one of the runs only, and why
-    """
+    """Two runs compared."""
 
     rows: list[Row]
     noise: float
+    """Between the sessions."""
     noise_from: str
+    """What the noise is derived from."""
+    incompatible: list[str] = field(default_factory=list)
+    """Differences that forbid the comparison; empty if there is none."""
     notes: list[str] = field(default_factory=list)
+    """Differences that do not forbid it, but may be why a row moved."""
     missing: list[str] = field(default_factory=list)
+    """Cells with a time in one of the runs only, and why."""
 
     @property
     def regressions(self) -> list[Row]:
@@ -78,7 +113,12 @@ def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> 
     baselines = {case: _baseline(case, a, b) for case, _ in shared}
     raw = [_row(a, b, key, baselines[key[0]], share) for key in shared]
     noise, source = _between_sessions(raw)
-    apart = {case: _apart(a, b, *devices) for case, devices in other_devices(a, b).items()}
+    moved = {
+        case: (a.devices[case], b.devices[case])
+        for case in a.devices
+        if case in b.devices and a.devices[case].identity != b.devices[case].identity
+    }
+    apart = {case: _apart(a, b, *devices) for case, devices in moved.items()}
     rows = [
         _judged(
             replace(row, spread=apart[row.case][0] if row.case in apart else 0.0),
@@ -88,43 +128,78 @@ def compared(a: RecordedRun, b: RecordedRun, confidence: float = CONFIDENCE) -> 
     ]
     missing = [
         f"{name} at {case}: {_absence(a, b, (case, name))}"
-        for case, name in _either(a, b)
-        if (case, name) not in shared
+        for case, name in dict.fromkeys([*a.cells, *b.cells])
+        if (case, name) not in shared and any(_timed(run.cells.get((case, name))) for run in (a, b))
     ]
-    return Compared(rows, noise, source, [*differences(a, b), *_added(apart.values())], missing)
+    incompatible, notes = _differences(a, b, moved)
+    return Compared(rows, noise, source, incompatible, [*notes, *_added(apart.values())], missing)
+
+
+def _differences(
+    a: RecordedRun, b: RecordedRun, moved: Mapping[str, tuple[DeviceUsed, DeviceUsed]]
+) -> tuple[list[str], list[str]]:
+    """Whether two runs are alike: differences that forbid comparing them, and others.
+
+    moved: the devices of each case that different devices measured
+    """
+    machines = [run.run.provenance.get("machine", {}) for run in (a, b)]
+    forbid = [_differ(name, *(machine.get(name) for machine in machines)) for name in MACHINE]
+    forbid += [_differ(name, getattr(a.run, name), getattr(b.run, name)) for name in TERMS]
+    if a.run.settings != b.run.settings:
+        forbid.append(f"settings differs: {'; '.join(a.run.settings)} and {'; '.join(b.run.settings)}")
+    for name in a.clocks.keys() & b.clocks.keys():
+        if abs(math.log(a.clocks[name] / b.clocks[name])) > CLOCKS_APART:
+            forbid.append(f"{name} differs: {a.clocks[name]:.0f} and {b.clocks[name]:.0f}")
+    notes = []
+    for group in ("versions", "environment"):
+        of_a, of_b = (run.run.provenance.get(group, {}) for run in (a, b))
+        notes += [_differ(name, of_a.get(name), of_b.get(name)) for name in sorted(of_a.keys() | of_b.keys())]
+    notes.append(_differ("schema of the record", a.run.schema_version, b.run.schema_version))
+    notes.append(_differ("suite", a.run.suite, b.run.suite))
+    if moved:
+        (case, devices), *others = moved.items()
+        more = f" and {len(others)} more of the cases" if others else ""
+        notes.append(f"{_differ('device', *(device.name for device in devices))} at {case}{more}")
+    for run in (a, b):
+        if run.run.provenance.get("git", {}).get("dirty"):
+            notes.append(f"{run.folder} was measured from a checkout with changes that no commit holds")
+    return list(filter(None, forbid)), list(filter(None, notes))
+
+
+def _differ(name: str, a: object, b: object) -> str:
+    """A sentence; empty where the two are equal."""
+    if a == b:
+        return ""
+    of_a, of_b = ("unknown" if value in (None, "") else value for value in (a, b))
+    return f"{name} differs: {of_a} and {of_b}"
 
 
 def _apart(a: RecordedRun, b: RecordedRun, of_a: DeviceUsed, of_b: DeviceUsed) -> tuple[float, str]:
-    """By how much two devices may differ, and how that is known: the most that a run which calibrated both
-    recorded of their type."""
+    """By which share two devices may differ, and how that is known: the most that a run which calibrated both
+    recorded for their type."""
     known = [
         (spread.most, f"what devices of type {spread.type} may differ by, calibrated in {run.folder}")
         for run in (a, b)
-        for spread in run.spreads
+        for spread in spreads(run.calibrations)
         if {of_a.identity, of_b.identity} <= {run.identities.get(name, name) for name in spread.devices}
     ]
     return max(known, default=(UNKNOWN_SPREAD, "assumed, as no run calibrated both devices"))
 
 
 def _added(apart: Iterable[tuple[float, str]]) -> Iterator[str]:
-    for (spread, source), cases in Counter(apart).items():
-        yield f"the noise of {cases} case{'s' * (cases != 1)} has {spread:.1%} more: {source}"
+    for (spread, source), count in Counter(apart).items():
+        cases = f"{count} case" if count == 1 else f"{count} cases"
+        yield f"the noise of {cases} has {spread:.1%} more: {source}"
 
 
-def _timed(cell: Cell) -> bool:
-    return cell.status == "ok" and cell.time_us is not None
-
-
-def _either(a: RecordedRun, b: RecordedRun) -> Iterator[tuple[str, str]]:
-    """Cells that one of the runs gave a time."""
-    for key in dict.fromkeys([*a.cells, *b.cells]):
-        if any(key in s.cells and _timed(s.cells[key]) for s in (a, b)):
-            yield key
+def _timed(cell: Cell | None) -> bool:
+    return cell is not None and cell.status == "ok" and cell.time_us is not None
 
 
 def _absence(a: RecordedRun, b: RecordedRun, key: tuple[str, str]) -> str:
-    where = "A" if key not in a.cells or not _timed(a.cells[key]) else "B"
-    cell = (a if where == "A" else b).cells.get(key)
+    """Why a cell has no time in one of the runs."""
+    where, run = ("B", b) if _timed(a.cells.get(key)) else ("A", a)
+    cell = run.cells.get(key)
     return f"not in {where}" if cell is None else f"{cell.status} in {where}: {cell.reason}".rstrip(": ")
 
 
@@ -135,7 +210,8 @@ def _changed(a: Cell, b: Cell) -> bool | None:
 
 
 def _baseline(case: str, a: RecordedRun, b: RecordedRun) -> str:
-    """The baseline, if it did not change as far as is known, else the first who did not; or nobody."""
+    """The baseline of run A, or the first other row if the baseline changed: of rows that are not known to
+    have changed. Empty where there is none."""
     names = [name for of, name in a.cells if of == case and (case, name) in b.cells]
     names.sort(key=lambda name: (name != a.run.baseline, name))
     for name in names:
@@ -150,24 +226,22 @@ def _row(a: RecordedRun, b: RecordedRun, key: tuple[str, str], baseline: str, co
     before, after = a.cells[key], b.cells[key]
     assert before.time_us and after.time_us
     changed = _changed(before, after)
+    moved = quotient(_time(before), _time(after))
+    comparison = moved
     if baseline and name != baseline:
         then = paired(before.samples, a.cells[case, baseline].samples, confidence=confidence)
         now = paired(after.samples, b.cells[case, baseline].samples, confidence=confidence)
         comparison = quotient(now, then)
-    else:
-        comparison = quotient(_time(before), _time(after))
-    moved = quotient(_time(before), _time(after))
-    drift = changed is False and (moved.low > 1 + MIN_FLOOR or moved.high < 1 - MIN_FLOOR)
     return Row(
-        case,
-        name,
-        before.weight,
-        before.time_us,
-        after.time_us,
-        "" if name == baseline else baseline,
-        changed,
-        comparison,
-        drift,
+        case=case,
+        name=name,
+        weight=before.weight,
+        a_us=before.time_us,
+        b_us=after.time_us,
+        baseline="" if name == baseline else baseline,
+        changed=changed,
+        comparison=comparison,
+        drift=changed is False and (moved.low > 1 + MIN_FLOOR or moved.high < 1 - MIN_FLOOR),
     )
 
 
@@ -177,13 +251,12 @@ def _time(cell: Cell) -> Comparison:
 
 
 def _between_sessions(rows: Sequence[Row]) -> tuple[float, str]:
-    """What unchanged rows moved by, against a baseline that did not change either: the most of them."""
+    """The most that an unchanged row moved, against a baseline that did not change either."""
     moves = [abs(math.log(row.comparison.ratio)) for row in rows if row.changed is False and row.baseline]
     if len(moves) < ENOUGH:
         return MIN_FLOOR, f"assumed, as {len(moves)} unchanged rows are too few to show it"
-    return max(
-        MIN_FLOOR, math.expm1(max(moves))
-    ), f"the most that {len(moves)} unchanged rows moved by, at least 3 %"
+    noise = max(MIN_FLOOR, math.expm1(max(moves)))
+    return noise, f"the most that {len(moves)} unchanged rows moved by, at least 3 %"
 
 
 def _judged(row: Row, noise: float) -> Row:
@@ -194,7 +267,7 @@ def _judged(row: Row, noise: float) -> Row:
 
 
 def means(compared: Iterable[Row]) -> dict[str, float]:
-    """By implementation, the geometric mean of its rows' ratios, weighted by their cases' weights."""
+    """For each implementation the geometric mean of its ratios, weighted by the cases' weights."""
     by_name: dict[str, list[Row]] = {}
     for row in compared:
         if row.baseline:
@@ -205,3 +278,119 @@ def means(compared: Iterable[Row]) -> dict[str, float]:
         )
         for name, rows in by_name.items()
     }
+
+
+# Devices of one run
+
+
+@dataclass(frozen=True)
+class DeviceRatio:
+    """A ratio of a device's times of a calibrated case; > 1: slower."""
+
+    device: str
+    case: str
+    comparison: Comparison
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How far the devices of a type differ."""
+
+    type: str
+    devices: Sequence[str]
+    to_median: Sequence[DeviceRatio]
+    """For each device and case its time over that of the median device, whose own ratio is 1."""
+    drifts: Sequence[DeviceRatio]
+    """For each device and case its last time over its first."""
+    widest: Comparison
+    """The largest ratio of the times that two devices took for one case."""
+
+    @property
+    def verdict(self) -> Literal["apart", "alike", "noisy"]:
+        if self.widest.low > 1:
+            return "apart"
+        return "alike" if self.widest.high <= 1 + NOISY else "noisy"
+
+    @property
+    def most(self) -> float:
+        """By which share two devices may differ: the upper end of the interval, so that noise hides
+        nothing."""
+        return self.widest.high - 1
+
+    @property
+    def lagging(self) -> list[DeviceRatio]:
+        return [ratio for ratio in self.to_median if ratio.comparison.low > 1 + LAG]
+
+    @property
+    def drifted(self) -> list[DeviceRatio]:
+        beyond = 1 + LAG
+        return [r for r in self.drifts if r.comparison.low > beyond or r.comparison.high < 1 / beyond]
+
+
+def spreads(calibrations: Iterable[Calibration]) -> list[Spread]:
+    """The spread of each type of which two or more devices measured the same case."""
+    types: dict[str, list[Calibration]] = {}
+    for calibration in calibrations:
+        types.setdefault(calibration.type, []).append(calibration)
+    return [found for type, made in types.items() if (found := _spread(type, made))]
+
+
+Times = Mapping[str, Comparison]
+"""The times of devices, by their names."""
+
+
+def _spread(type: str, calibrations: Sequence[Calibration]) -> Spread | None:
+    passes = _passes(calibrations)
+    devices = list(dict.fromkeys(calibration.device for calibration in calibrations))
+    pairs = {
+        (case, a, b): ratio
+        for case, of_case in passes.items()
+        for a, b in itertools.permutations(devices, 2)
+        if (ratio := _ratio(list(of_case.values()), a, b))
+    }
+    if not pairs:
+        return None
+    each = 1 - (1 - CONFIDENCE) / (len(pairs) / 2)
+    wider = students_t(math.inf, each) / students_t(math.inf, CONFIDENCE)
+    pairs = {key: widened(ratio, wider) for key, ratio in pairs.items()}
+    to_median = []
+    for case, of_case in passes.items():
+        median = _median_device(list(of_case.values()))
+        ratios = {median: Comparison(1.0, 1.0, 1.0, "same")}
+        ratios |= {a: ratio for (of, a, b), ratio in pairs.items() if (of, b) == (case, median)}
+        to_median += [DeviceRatio(name, case, ratios[name]) for name in devices if name in ratios]
+    drifts = [
+        DeviceRatio(name, case, widened(quotient(of_case["last"][name], of_case["first"][name]), wider))
+        for case, of_case in passes.items()
+        for name in devices
+        if all(name in of_case.get(when, {}) for when in ("first", "last"))
+    ]
+    # Each ratio is among the pairs in both directions, so the largest one is at least 1.
+    ratio, low, high = (max(getattr(of, end) for of in pairs.values()) for end in ("ratio", "low", "high"))
+    widest = Comparison(ratio, max(1.0, low), high, "unclear")
+    return Spread(type, devices, to_median, drifts, widest)
+
+
+def _passes(calibrations: Iterable[Calibration]) -> dict[str, dict[str, Times]]:
+    """Times by case and pass. A resumed run has several first times of a device, which are pooled."""
+    made: dict[str, dict[str, dict[str, list[Comparison]]]] = {}
+    for c in calibrations:
+        times = made.setdefault(c.case, {}).setdefault(c.when, {}).setdefault(c.device, [])
+        times.append(measured(c.time_us, c.low_us, c.high_us))
+    return {
+        case: {when: {name: pooled(of) for name, of in times.items()} for when, times in of_case.items()}
+        for case, of_case in made.items()
+    }
+
+
+def _ratio(passes: Sequence[Times], a: str, b: str) -> Comparison | None:
+    """The time of a over that of b; None where no pass has both."""
+    ratios = [quotient(times[a], times[b]) for times in passes if a in times and b in times]
+    return pooled(ratios) if ratios else None
+
+
+def _median_device(passes: Sequence[Times]) -> str:
+    """The name of the device with the median time; the faster of the two in the middle of an even number."""
+    names = dict.fromkeys(name for times in passes for name in times)
+    by_time = sorted(names, key=lambda name: pooled([t[name] for t in passes if name in t]).ratio)
+    return by_time[(len(by_time) - 1) // 2]

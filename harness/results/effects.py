@@ -1,5 +1,5 @@
-"""Effects of flags on an implementation in a case: setting by setting, flag by flag, and two flags
-together."""
+"""Effects of flags on an implementation in a case: of each flag, and of two flags together; and which kernels
+a setting changed."""
 
 from __future__ import annotations
 
@@ -14,45 +14,41 @@ from harness.statistics.intervals import interval
 from harness.statistics.paired import MARGIN, Comparison, verdict
 
 MAIN_SHARE = 0.1
-"""Of a call's time: a kernel that takes less is not what makes a setting another."""
+"""A kernel with a smaller share of a call's time does not tell two settings apart."""
 
 Setting = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
 class Effect:
-    """What a change of flags does to the time: of one (`main`), or what that of one does to the other's
-    (`interaction`): 1 where the two do not touch each other.
-
-    what:       in words
-    comparison: ratio > 1: the change makes calls faster
-    """
+    """What a change of one flag does to the time (`main`), or by which factor it does more where another flag
+    is changed too (`interaction`: 1 where the two are independent)."""
 
     kind: str
     what: str
+    """The change in words."""
     comparison: Comparison
+    """ratio > 1: the change makes calls faster."""
 
 
 def same_kernels(a: Cell, b: Cell) -> bool:
-    """Whether the same ran in both, as far as is known: names, what a library says it picked, oneDNN's
-    implementations, the machine code of Triton kernels."""
+    """Whether the same kernels ran in both, as far as is known from names, from what a library says that it
+    picked, from oneDNN's implementations and from hashes of Triton's machine code."""
     return not any(_only(a, b) + _only(b, a))
 
 
 def _only(a: Cell, b: Cell) -> list[str]:
-    """What ran in a and not in b. A kernel that takes hardly any time may be missing from either list."""
+    """What ran in a but not in b, without kernels that take hardly any time."""
     total = sum(a.kernel_us) or 1.0
     pairs = zip(a.kernels, a.kernel_us, strict=True)
     names = [name for name, us in pairs if us >= MAIN_SHARE * total and name not in b.kernels]
-    return [
-        *names,
-        *[a.picked] * (a.picked not in ("", b.picked)),
-        *(word for word in a.ran if word not in b.ran),
-    ]
+    if a.picked not in ("", b.picked):
+        names.append(a.picked)
+    return names + [word for word in a.ran if word not in b.ran]
 
 
 def changes(a: Cell, b: Cell) -> str:
-    """What of b ran instead of what of a; empty if the same."""
+    """`what ran in a only -> what ran in b only`; empty if there is no difference."""
     gone, new = _only(a, b), _only(b, a)
     return f"{', '.join(gone) or 'nothing'} -> {', '.join(new) or 'nothing'}" if gone or new else ""
 
@@ -64,12 +60,13 @@ def effects(
     confidence: float,
     margin: float = MARGIN,
 ) -> list[Effect]:
-    """Main effects of each flag, from its first value to each other, averaged over all settings of the
-    others, and interactions of each two: from the rounds that all settings of a factorial have, and none
-    where the factorial is not whole.
+    """The main effect of each flag, from its first value to each other value, averaged over all settings of
+    the other flags, and the interaction of each two flags. They come from the rounds that all settings have.
+    Empty where the settings are not a whole factorial design.
 
-    cells, settings: by setting, of one implementation and case; settings without the plain setting
-    confidence:      of all of them together (Bonferroni)
+    cells:      of one implementation and case, by setting
+    settings:   the values of the flags, by setting
+    confidence: of all effects together (Bonferroni)
     """
     values = _values(settings)
     complete = math.prod(map(len, values.values()))
@@ -107,11 +104,8 @@ def _values(settings: Mapping[str, Setting]) -> dict[str, list[str | None]]:
 
 
 def _logs(samples: Mapping[str, Samples]) -> list[tuple[int, dict[str, float]]]:
-    """(block, log seconds by setting) of the rounds that all settings have."""
-    times = {
-        setting: dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True))
-        for setting, s in samples.items()
-    }
+    """The block and the log of the seconds by setting, for each round that all settings have."""
+    times = {setting: s.by_round for setting, s in samples.items()}
     shared = set.intersection(*(set(seconds) for seconds in times.values()))
     return [
         (place[0], {setting: math.log(seconds[place]) for setting, seconds in times.items()})
@@ -120,11 +114,13 @@ def _logs(samples: Mapping[str, Samples]) -> list[tuple[int, dict[str, float]]]:
 
 
 Question = tuple[str, str, dict[str, float]]
+"""The kind of an effect, the change in words, and the weight of each setting's log."""
 Values = tuple[str | None, ...]
+"""The values of the flags in a setting."""
 
 
 def _mains(values: Mapping[str, list[str | None]], settings: Mapping[Values, str]) -> Iterator[Question]:
-    """Contrasts of logs, first value minus the other: positive where the other is faster."""
+    """Contrasts of logs, the first value minus the other: positive where the other is faster."""
     for place, (name, own) in enumerate(values.items()):
         others = len(settings) / len(own)
         for value in own[1:]:
@@ -139,7 +135,7 @@ def _mains(values: Mapping[str, list[str | None]], settings: Mapping[Values, str
 def _interactions(
     values: Mapping[str, list[str | None]], settings: Mapping[Values, str]
 ) -> Iterator[Question]:
-    """How much more the change of one brings where the other is changed too."""
+    """By how much more the change of one flag brings where the other flag is changed too."""
     names = list(values)
     for (i, one), (j, other) in itertools.combinations(enumerate(names), 2):
         rest = len(settings) / len(values[one]) / len(values[other])
@@ -161,5 +157,5 @@ def _comparison(
 
 
 def regressions(records: Iterable[Record]) -> list[Verdict]:
-    """Of the other settings against the first."""
+    """The verdicts in which another setting is slower than the first."""
     return [r for r in records if isinstance(r, Verdict) and r.about == "baseline" and r.verdict == "slower"]

@@ -1,15 +1,15 @@
-"""Journal of a run: its run.json, written once, and cells.jsonl, to which each finished case is added."""
+"""Journal of a run: run.json, which is written once, and cells.jsonl, to which each finished case is
+added."""
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 
 from harness import archive, files
-from harness.errors import HarnessError, UsageError, mistake
+from harness.errors import UsageError, mistake
 from harness.results.schema import SCHEMA, Calibration, CaseDone, Cell, DeviceUsed, Record, Run, Verdict
 
 KINDS: dict[str, type[Record]] = {
@@ -20,20 +20,15 @@ KINDS: dict[str, type[Record]] = {
     "calibration": Calibration,
 }
 WHOLE = ("case", "device", "calibration")
-"""Kinds that end what a kill must not leave in pieces."""
-
-
-class JournalChanged(HarnessError):
-    """Its finished cases are not what was written."""
+"""Kinds of the last line of what a kill must not leave in pieces."""
 
 
 class Journal:
-    """Appends to, and reads, one run folder."""
+    """Reads one run folder, and appends to it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.cells = folder / "cells.jsonl"
-        self.written, self.length, self.seen = hashlib.sha256(), 0, (0, 0, 0)
         self.lines = files.JsonLines(self.cells, _record, archive.read_bytes, _finished_cases)
 
     @staticmethod
@@ -51,38 +46,19 @@ class Journal:
         return journal
 
     def append(self, records: Iterable[Record]) -> None:
-        """Adds a finished case, on the disk when this returns. What an earlier kill left of an unfinished
-        one, whole lines of it too, is cut off first. Raises JournalFull, and JournalChanged where what this
-        process wrote was rewritten: a kernel that is measured may have reached it."""
-        if self.length and self._status() != self.seen:
-            data = self.cells.read_bytes()
-            if (
-                len(data) < self.length
-                or hashlib.sha256(data[: self.length]).digest() != self.written.digest()
-            ):
-                raise JournalChanged(
-                    f"{self.cells} was changed by another process while it was being written"
-                )
+        """Adds a finished case; it is on the disk when this returns. Cuts off first what an earlier kill left
+        of an unfinished case, whole lines of it too. Raises JournalFull."""
         self.lines.append(*(record.model_dump_json() for record in records))
-        with self.cells.open("rb") as file:
-            file.seek(self.length)
-            self.written.update(file.read())
-            self.length = file.tell()
-        self.seen = self._status()
-
-    def _status(self) -> tuple[int, int, int]:
-        """Another after each write to the file: its contents need not be read to know them untouched."""
-        status = self.cells.stat()
-        return status.st_ino, status.st_size, status.st_ctime_ns
 
     def remove(self) -> None:
-        """Of a run that nothing was measured of: its folder too, if nothing else is in it."""
+        """Removes a run of which nothing was measured, with its folder if nothing else is in it."""
         for name in (self.cells, self.folder / "run.json"):
             name.unlink()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
     def run(self) -> Run:
+        """Raises UsageError where run.json cannot be read, or its schema is newer."""
         path = self.folder / "run.json"
         try:
             text = archive.read_bytes(path)
@@ -101,8 +77,8 @@ class Journal:
             raise UsageError(f"cannot read {path}: {mistake(error)}") from None
 
     def finished(self) -> dict[str, list[Record]]:
-        """Finished cases by key, in order: the records of each. A cut-off last line is ignored; anything
-        else that cannot be read is an error that names the line."""
+        """The records of each finished case by its key, in recorded order. A last line that was cut off is
+        ignored. Raises UsageError, which names the line, for any other line that cannot be read."""
         cases: dict[str, list[Record]] = {}
         pending: list[Record] = []
         for record in self.lines.records():
@@ -115,11 +91,10 @@ class Journal:
         return cases
 
     def devices(self) -> list[DeviceUsed]:
-        """Those of a cluster that measured it; empty where one machine did."""
+        """The devices of a cluster that measured it; empty where one machine did."""
         return [record for record in self.lines.records() if isinstance(record, DeviceUsed)]
 
     def calibrations(self) -> list[Calibration]:
-        """What its devices measured alike."""
         return [record for record in self.lines.records() if isinstance(record, Calibration)]
 
 

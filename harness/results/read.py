@@ -1,37 +1,43 @@
-"""Loading recorded runs: their folders, and all cells as one table."""
+"""Recorded runs read again: run folders, all cells as one table, one run with its records; and written as
+JSON and CSV for other programs."""
 
 from __future__ import annotations
 
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness import archive
 from harness.errors import UsageError
+from harness.files import write
 from harness.results.journal import Journal
-from harness.results.schema import KEYS, CaseDone, Cell, Samples
-from harness.statistics.intervals import CONFIDENCE
-from harness.statistics.paired import MARGIN, Comparison, compare
+from harness.results.schema import KEYS, Calibration, CaseDone, Cell, DeviceUsed, Record, Run, Verdict
+from harness.statistics.paired import noise_of
 
 if TYPE_CHECKING:
     import pandas
 
 
 WHERE = ("run", "suite", "machine", "device", "host")
-"""Columns before those of the cell."""
+"""The first columns of `load`; those of the cell follow."""
+CLOCKS = ("sm_clock_mhz", "gfx_clock_mhz", "frequency_mhz")
 
 
 def run_folders(path_or_glob: str | Path) -> list[Path]:
-    """Run folders at a path (a run, its cells.jsonl, or any folder above runs) or matching a glob."""
+    """The run folders at a path (a run, one of its files, or a folder above runs), or those that match a glob
+    pattern. Raises UsageError where there is none."""
     text = str(path_or_glob)
     path = Path(text)
     matches = [text] if archive.is_folder(path) or archive.is_file(path) else archive.glob(text)
     folders: dict[Path, None] = {}
     for match in map(Path, matches):
         folder = match if archive.is_folder(match) else match.parent
-        is_run = archive.is_file(folder / "run.json")
-        if is_run:
+        if archive.is_file(folder / "run.json"):
             folders[folder] = None
-        elif folder == match:  # what lies beside a file that is no run is not asked for
+        elif folder == match:  # a file that belongs to no run does not stand for its folder
             folders |= dict.fromkeys(file.parent for file in archive.below(folder, "run.json"))
     if not folders:
         raise UsageError(f"no run at {text!r}; a run is a folder with run.json and cells.jsonl")
@@ -39,10 +45,10 @@ def run_folders(path_or_glob: str | Path) -> list[Path]:
 
 
 def load(path_or_glob: str | Path) -> pandas.DataFrame:
-    """One row per cell of every finished case, with the run it belongs to and the machine it ran on; device:
-    empty where the run's own measured it.
+    """One row for each cell of every finished case, with the run and the machine that it was measured on.
 
-    Raises UsageError where there is no run, one cannot be read, or its schema is newer.
+    The column `device` is empty where one machine measured the whole run. Raises UsageError where there is no
+    run, one cannot be read, or its schema is newer than this version of the suite.
     """
     import pandas
 
@@ -60,24 +66,95 @@ def load(path_or_glob: str | Path) -> pandas.DataFrame:
                 for cell in records
                 if isinstance(cell, Cell)
             ]
-    columns = [
-        *WHERE,
-        *(KEYS.get(name, name) for name in Cell.model_fields if name != "kind"),
-    ]
+    columns = [*WHERE, *(KEYS.get(name, name) for name in Cell.model_fields if name != "kind")]
     return pandas.DataFrame(rows, columns=columns)
 
 
-def paired(
-    a: Samples, b: Samples, *, noise: float = 0.0, margin: float = MARGIN, confidence: float = CONFIDENCE
-) -> Comparison:
-    """`compare` over the rounds that both have; they must be of one case of one run."""
-    times_a, times_b = (dict(zip(zip(s.block, s.round, strict=True), s.seconds, strict=True)) for s in (a, b))
-    shared = sorted(times_a.keys() & times_b.keys())
-    return compare(
-        [times_a[place] for place in shared],
-        [times_b[place] for place in shared],
-        blocks=[block for block, _ in shared],
-        floor=noise,
-        margin=margin,
-        confidence=confidence,
+@dataclass(frozen=True)
+class RecordedRun:
+    """A run with its records."""
+
+    folder: Path
+    run: Run
+    cells: dict[tuple[str, str], Cell]
+    """By case and name."""
+    noises: dict[str, float]
+    """The largest noise of each case, see `noise_of`."""
+    clocks: dict[str, float]
+    """The medians over all cases of the clocks that were read, in MHz."""
+    devices: dict[str, DeviceUsed]
+    """The device that measured each case, where it is known: one of several, or the only one if its driver
+    gives it a unique id."""
+    identities: dict[str, str]
+    """By the names of the devices in the records: see DeviceUsed.identity."""
+    calibrations: list[Calibration]
+
+    @property
+    def commit(self) -> str:
+        """The first digits of the commit, with `+` where the checkout had changes."""
+        git = self.run.provenance.get("git", {})
+        return (git.get("commit", "")[:9] or "unknown") + ("+" if git.get("dirty") else "")
+
+
+def read(path: str) -> RecordedRun:
+    """Raises UsageError where there is no run, or more than one."""
+    folders = run_folders(path)
+    if len(folders) > 1:
+        raise UsageError(f"{path!r} holds {len(folders)} runs; name one: {folders[0]}, {folders[1]} ...")
+    journal = Journal(folders[0])
+    records = [record for case in journal.finished().values() for record in case]
+    run, used = journal.run(), journal.devices()
+    return RecordedRun(
+        folder=folders[0],
+        run=run,
+        cells={(c.case, c.name): c for c in records if isinstance(c, Cell)},
+        noises=_noises(records),
+        clocks=_clocks(records),
+        devices=_devices(records, run, used),
+        identities={device.name: device.identity for device in used},
+        calibrations=journal.calibrations(),
     )
+
+
+def _noises(records: Iterable[Record]) -> dict[str, float]:
+    noises: dict[str, float] = {}
+    for v in records:
+        if isinstance(v, Verdict) and v.about == "A/A":
+            noises[v.case] = max(noises.get(v.case, 0.0), noise_of(v.comparison))
+    return noises
+
+
+def _devices(records: Iterable[Record], run: Run, used: Iterable[DeviceUsed]) -> dict[str, DeviceUsed]:
+    by_name = {device.name: device for device in used}
+    machine = run.provenance.get("machine", {})
+    if not by_name and (uuid := machine.get("uuid")):
+        host = str(machine.get("host", ""))
+        by_name[""] = DeviceUsed(name=f"{host}/{uuid}", type="", host=host, uuid=uuid)
+    done = [record for record in records if isinstance(record, CaseDone)]
+    return {record.case: by_name[record.device] for record in done if record.device in by_name}
+
+
+def _clocks(records: Iterable[Record]) -> dict[str, float]:
+    readings: dict[str, list[float]] = {}
+    for record in records:
+        for conditions in getattr(record, "conditions", []):
+            for name in CLOCKS:
+                if reading := conditions.get(name):
+                    readings.setdefault(name, []).append(reading["median"])
+    return {name: statistics.median(values) for name, values in readings.items()}
+
+
+def write_outputs(json_to: str | None, csv_to: str | None, run: Run, records: Sequence[Record]) -> None:
+    """Writes `--json` and `--csv` of a run: files, or stdout for `-`. Raises UsageError where one cannot be
+    written."""
+    recorded = "; the run itself is recorded"
+    cells = [r.model_dump(exclude={"kind"}) for r in records if isinstance(r, Cell)]
+    if json_to:
+        verdicts = [r.model_dump(exclude={"kind"}) for r in records if isinstance(r, Verdict)]
+        whole = {"run": run.model_dump(), "cells": cells, "verdicts": verdicts}
+        write(json_to, json.dumps(whole, indent=1, allow_nan=False) + "\n", recorded)
+    if csv_to:
+        import pandas
+
+        columns = [KEYS.get(name, name) for name in Cell.model_fields if name not in ("kind", "samples")]
+        write(csv_to, pandas.DataFrame(cells, columns=columns).to_csv(index=False), recorded)

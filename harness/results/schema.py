@@ -1,26 +1,26 @@
-"""Record format: what a run folder holds. Versioned; readers refuse what is newer than they are."""
+"""The record format of a run folder, and of `doctor --json`. It has a version; readers refuse newer ones."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
+from harness.files import JsonObject
 from harness.plan.entry import ConfigSearch, Status, entry_name
 from harness.statistics.multiple import About
 from harness.statistics.paired import MARGIN, Comparison, VerdictName
 from harness.timing.rounds import Disturbed
 
-# 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races, one setting; 4 no
-# phases,
-# and no disturbed rounds that count as there are no quiet ones; 5 no devices of a cluster.
 SCHEMA = 6
-
+"""Version 1 had no samples in verdicts; 2 no disturbed rounds and no launch times; 3 no races and only one
+setting; 4 no phases, and no disturbed rounds that count because there are no quiet ones; 5 no devices of a
+cluster."""
 
 KEYS = {"setting": "arm", "settings": "arms", "noise": "floor", "eliminations": "heats"}
-"""Attributes that have another name in files and in `--json`: the one that their first readers know."""
+"""Attributes that have an older name in files and in `--json`, which programs rely on."""
 
 
 class Record(BaseModel):
@@ -33,11 +33,16 @@ class Record(BaseModel):
 
 
 class Samples(Record):
-    """Seconds per call of each round that gave a time, with its block and its number in it."""
+    """The samples of an entry: of each round that gave a time its block, its number, and seconds per call."""
 
     block: list[int] = []
     round: list[int] = []
     seconds: list[float] = []
+
+    @property
+    def by_round(self) -> dict[tuple[int, int], float]:
+        """Seconds per call by block and round."""
+        return dict(zip(zip(self.block, self.round, strict=True), self.seconds, strict=True))
 
     def add(self, others: Samples) -> None:
         self.block += others.block
@@ -46,27 +51,7 @@ class Samples(Record):
 
 
 class Cell(Record):
-    """Case x implementation x setting x launch x cache on one device.
-
-    time_us with low_us..high_us: over blocks and its interval, microseconds per call
-    tflops, gbps: from the op's own count of work, each byte once
-    percent_of_ceiling: of what this machine was measured to reach; null where nothing was
-    config: of a tunable implementation, that it was told to use; null: it chose
-    check: the judge's report of every stage, the last entry the one that decided
-    setup_s: preparing, JIT and the first call
-    kernels, kernel_us: what ran in a call, and its own time by torch's profiler, microseconds per call; of a
-        graph, in eager calls
-    picked: what its library says that it chose to run, a tuned configuration say; empty where it does not
-    ran: what is known of that beside the names: oneDNN's implementations, hashes of what Triton generated
-    host_us: the host's time to launch a call, microseconds, the median over samples; null on a CPU
-    synchronises: its calls wait for the device before they return, so that time_us holds host time
-    version, source: of its library, and a hash of the suite's code around it (see source_hash.py)
-    pinned: the CPU that each of its threads is bound to, or why none is
-    samples: of the baseline, where memory splits a case into groups, those of every group; its time is that
-        of the first
-    eliminations: of the rounds of a race that chose who went on: no verdict rests on them, and a time only
-    of who was beaten in them
-    """
+    """Case x implementation x setting x launch x cache on one device."""
 
     kind: Literal["cell"] = "cell"
     op: str
@@ -81,28 +66,49 @@ class Cell(Record):
     status: Status
     reason: str = ""
     time_us: float | None = None
+    """Microseconds per call, over blocks; its interval is low_us to high_us."""
     low_us: float | None = None
     high_us: float | None = None
     tflops: float | None = None
+    """This and gbps are from the op's own count of work, which counts each byte once."""
     gbps: float | None = None
     percent_of_ceiling: float | None = None
+    """The share of the limit that was measured on this machine; null where none was."""
     check: dict[str, Any] = {}
+    """The reports of all stages of checking; the last entry is the one that decided."""
     kernels: list[str] = []
+    """The names of the kernels that ran in a call; for a graph those of an eager call."""
     kernel_us: list[float] = []
+    """The time of each kernel by torch's profiler, in microseconds per call."""
     picked: str = ""
+    """What the library says that it chose to run, such as a tuned configuration; empty where it says
+    nothing."""
     ran: list[str] = []
+    """More about what ran: oneDNN's implementations, hashes of the code that Triton generated."""
     host_us: float | None = None
+    """The time that the host needs to launch a call, in microseconds, the median over samples; null on a
+    CPU."""
     synchronises: bool = False
+    """Calls wait for the device before they return, so that time_us includes time of the host."""
     config: dict[str, Any] | None = None
+    """The configuration that a tunable implementation was told to use; null: it chose."""
     setup_s: float | None = None
+    """Seconds for preparing, JIT and the first call."""
     pinned: list[int] | str = ""
+    """The CPU that each thread is bound to, or why none is."""
     place: str = ""
     weight: float = 0.0
     version: str = ""
+    """The version of the library."""
     source: str = ""
+    """A hash of the suite's code around the library (see source_hash.py)."""
     rotation: dict[str, Any] = {}
     samples: Samples = Field(default_factory=Samples)
+    """Where memory splits a case into groups, the baseline has those of every group, and the time of the
+    first."""
     eliminations: Samples = Field(default_factory=Samples)
+    """Samples of the rounds in which a race of configurations eliminated slow ones. No verdict rests on them;
+    only the time of an eliminated configuration does."""
 
     @property
     def name(self) -> str:
@@ -110,12 +116,9 @@ class Cell(Record):
 
 
 class Verdict(Record):
-    """ratio = time(b) / time(a), so > 1 means that a is faster, and the verdict is a's.
+    """ratio = time(b) / time(a): a value > 1 means that a is faster, and the verdict is a's.
 
-    about: against the baseline, the winner against the runner-up, or the A/A pair
-    confidence, noise, margin: with which `harness.statistics.compare` gives this verdict from the samples;
-        the confidence is adjusted so that the verdicts of a case hold together; no noise: infinite
-    samples: of the baseline's rerun, in an A/A pair; all others are in the cells
+    With the confidence, noise and margin `harness.statistics.compare` gives this verdict from the samples.
     """
 
     kind: Literal["verdict"] = "verdict"
@@ -126,67 +129,68 @@ class Verdict(Record):
     low: float | None
     high: float | None
     noise: float | None
+    """null: infinite"""
     margin: float = MARGIN
     verdict: VerdictName
     confidence: float
+    """Adjusted so that the verdicts of a case hold together."""
     about: About
+    """The comparison with the baseline, that of the winner with the runner-up, or the A/A pair."""
     samples: Samples = Field(default_factory=Samples)
+    """Those of the baseline's rerun, in an A/A pair. All other samples are in the cells."""
 
     @property
     def comparison(self) -> Comparison:
-        """Where nothing stands for what is not finite."""
+        """With infinite ends where the record has null because JSON has no infinity."""
         if self.ratio is None or self.low is None or self.high is None:
             return Comparison(math.nan, 0.0, math.inf, self.verdict)
         return Comparison(self.ratio, self.low, self.high, self.verdict)
 
 
 class DisturbedRound(Record):
-    """counted: whether its times are in the cells' samples; otherwise `seconds` holds them, by entry, and
-    no statistic does."""
-
     block: int
     round: int
     reason: str
     counted: bool
+    """Whether its times are in the samples of the cells and count."""
     seconds: dict[str, float] = {}
+    """The times by entry where they do not count."""
 
 
 class CaseDone(Record):
-    """Ends a case in the journal: without it the case counts as unfinished.
-
-    eliminations:      rounds of a race's eliminations, which are not among `rounds`
-    stopped:    why measuring ended, in the words of `harness.timing.rounds.Rounds`
-    disturbed:  rounds during which something else used the machine, or slowed it
-    conditions: clocks, temperature, power, other processes' share ... as the rounds saw them, or why not; one
-                entry for each group of entries that memory holds at once
-    phases:     seconds of `setup_s` by what they were spent on
-    entries:    of a race, how its configurations were found
-    device:     that measured it, by its name in a DeviceUsed; empty where the run's own did
-    """
+    """Ends a case in the journal: a case without it is unfinished."""
 
     kind: Literal["case"] = "case"
     case: str
     device: str = ""
+    """The name of the device that measured it, see DeviceUsed; empty where the run's own machine did."""
     measured_s: float
     setup_s: float
     rounds: int
     blocks: int
     eliminations: int = 0
+    """Rounds in which a race eliminated configurations; they are not among `rounds`."""
     stopped: str
+    """Why measuring ended, in the words of `harness.timing.rounds.Rounds`."""
     disturbed: list[DisturbedRound] = []
+    """Rounds during which something else used the machine, or slowed it."""
     conditions: list[dict[str, Any]] = []
+    """Clocks, temperature, power, other processes' share of the CPU and so on during the rounds, or why they
+    are not known; one for each group of entries that memory holds at once."""
     phases: dict[str, float] = {}
+    """The parts of `setup_s`, in seconds."""
     entries: ConfigSearch | None = None
+    """How the configurations of a race were found."""
 
     @property
     def nameless(self) -> CaseDone:
-        """To be shown where one device measured all: its name would say nothing."""
+        """The same without the device, for a run of which one device measured every case."""
         return self.model_copy(update={"device": ""})
 
     @field_validator("entries", mode="before")
     @classmethod
     def _no_search(cls, value: object) -> object:
-        """Written as {} where there was none."""
+        """{} stands for no search; the baseline has its older name."""
         if not isinstance(value, dict) or not value:
             return value or None
         return {"baseline" if key == "anchor" else key: found for key, found in value.items()}
@@ -198,36 +202,32 @@ class CaseDone(Record):
 
 
 class DeviceUsed(Record):
-    """One of several devices that a run was measured on, written before its first case of the run.
-
-    name: of the host and the device on it; of a CPU, of those cores that it was given
-    type: of device, as its cluster calls it
-    """
+    """One of several devices that measured a run, written before its first case of the run."""
 
     kind: Literal["device"] = "device"
     name: str
+    """The host and the device on it; for a CPU the cores that it was given."""
     type: str
+    """As the cluster calls it."""
     host: str
     uuid: str = ""
     cpus: list[int] = []
 
     @property
     def identity(self) -> str:
-        """What stays where its host is called otherwise."""
+        """Stays the same when the host gets another name."""
         return self.uuid or self.name
 
 
 class Calibration(Record):
-    """What each device of a type measured of the same case with the same implementation.
-
-    when: before all other cases (`first`), or after them
-    time_us with low_us..high_us: as in Cell
-    """
+    """What a device measured of a case that all devices of its type measure with the same implementation.
+    Times are as in Cell."""
 
     kind: Literal["calibration"] = "calibration"
     device: str
     type: str
     when: Literal["first", "last"]
+    """Before all other cases, or after them."""
     case: str
     impl: str
     time_us: float
@@ -245,21 +245,14 @@ class PlannedCase(Record):
 
 
 class RaceSettings(Record):
-    """keep: configurations that the estimate leaves in a race; folder: of the winners"""
-
     keep: int
+    """How many configurations the estimate leaves in a race."""
     folder: str
+    """Where the winners are stored."""
 
 
 class Run(Record):
-    """What a command set out to do, and on what; written once, before anything is measured.
-
-    settings, flags: the settings by name, the first being what others are compared with; the flags that they
-    differ in, by their values (null: not set)
-    trees: of settings that are revisions, their commits
-    busy: what else used the device then
-    race: of a race of configurations only
-    """
+    """What a command is going to measure, and on which machine; written once, before anything is measured."""
 
     schema_version: int = SCHEMA
     id: str
@@ -271,8 +264,11 @@ class Run(Record):
     implementations: list[str]
     baseline: str
     settings: dict[str, dict[str, str | None]]
+    """The variables of each setting (null: not set); the others are compared with the first."""
     flags: dict[str, list[str | None]] = {}
+    """The variables in which the settings differ, with their values."""
     trees: dict[str, str] = {}
+    """The commits of settings that are revisions."""
     launches: list[str]
     cache: str
     budget_s: float
@@ -282,22 +278,44 @@ class Run(Record):
     margin: float = MARGIN
     disturbed: Disturbed = "refuse"
     race: RaceSettings | None = None
+    """Only where configurations raced."""
     busy: list[str] = []
+    """What else used the device then."""
     ceilings: dict[str, Any]
     provenance: dict[str, Any]
 
     @field_validator("disturbed", mode="before")
     @classmethod
     def _drop(cls, value: object) -> object:
-        """As schema 4 called it."""
+        """Schema 4 had another name for it."""
         return "refuse" if value == "drop" else value
 
     @property
     def threads(self) -> int:
-        """Of each worker, on a CPU."""
+        """Threads of each worker, on a CPU."""
         return int(self.provenance["machine"]["threads"])
 
     @property
     def contrast(self) -> Literal["implementations", "settings"]:
-        """What is compared with each other: implementations, or the settings of each implementation."""
+        """Whether implementations are compared with each other, or the settings of each implementation."""
         return "settings" if self.flags or self.trees else "implementations"
+
+
+Facts = TypedDict(
+    "Facts",
+    {
+        "machine": JsonObject,
+        "devices": dict[str, str],
+        "libraries": dict[str, str],
+        "ceilings": JsonObject,
+        "datasheet": list[JsonObject],
+        "instruments": JsonObject,
+        "conditions": dict[str, str],
+        "runs here": dict[str, str],
+        "what would improve it": list[str],
+    },
+)
+"""The facts about a machine that `doctor --json` writes, in SI units. `machine` is without what is not known;
+`devices` has a description of each; `libraries` has versions; `ceilings` and `instruments` have `problem`
+alone where they could not be measured; `runs here` has `timed` or `checked only`, by op and
+implementation."""

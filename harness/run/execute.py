@@ -30,8 +30,8 @@ from harness.machine.provenance import surroundings
 from harness.plan import budget
 from harness.progress import Progress
 from harness.results.effects import regressions
-from harness.results.export import write_outputs
 from harness.results.journal import Journal
+from harness.results.read import write_outputs
 from harness.results.schema import Calibration, CaseDone, Cell, Record, Run
 from harness.run.case import CaseMeasurer
 from harness.run.device import OwnDevice, device_facts, own_device

@@ -1,1 +1,1 @@
-"""The choice of configurations: by compiling offline, by races on a device; and where choices are stored."""
+"""Tuning: which configurations of a kernel are raced on a device, and where the winners are stored."""

@@ -1,5 +1,5 @@
-"""The store of tuned configurations: choices as files, which `kernels/tuning.py` reads at run time: `harness
-tune` stores here what it found, compiled or measured."""
+"""The store of tuned configurations. `tune` writes the winners of races here: those of the suite's kernels as
+files that `kernels/tuning.py` reads, those of an engine's kernel as the engine's own tables."""
 
 from __future__ import annotations
 
@@ -18,31 +18,25 @@ from harness.errors import UsageError
 from harness.workers.child.source_hash import bare
 from kernels.op import Implementation
 
-ABOUT = {
-    False: "What `python -m harness tune` compiled, and ranked by harness/tune/cost_model.py; "
-    "none of it was run.",
-    True: "What `python -m harness tune` measured.",
-}
+ABOUT = "What `python -m harness tune` measured."
 NEEDED = ("case", "features", "config")
 
 
 @dataclass(frozen=True)
 class Place:
-    """What choices were made for.
-
-    kind, arch: as of kernels.tuning.Target
-    device:     the vendor's name; empty where they were only compiled
-    measured:   whether they were timed there
-    """
+    """What choices were made for."""
 
     kind: str
+    """cpu, cuda or rocm."""
     arch: str
     device: str = ""
+    """The vendor's name; empty for a CPU, and for choices that were only compiled."""
     measured: bool = False
+    """False for the choices in the repository that were only compiled for an architecture."""
 
     @property
     def folder(self) -> str:
-        """`gfx942`, or `NVIDIA_H200` of a device."""
+        """The name of the folder: `NVIDIA_H200` for a device, else `gfx942`."""
         return re.sub(r"[^\w.-]+", "_", self.device or self.arch).strip("_")
 
 
@@ -57,33 +51,38 @@ def store(
     choices: Sequence[Mapping[str, Any]],
     provenance: Mapping[str, Any],
 ) -> Path:
-    """Writes choices to `<folder>/<arch or device>/<implementation>.json`, all at once or not at all. Those
-    of other cases that are there stay; of the same case they are replaced. Gives the file.
+    """Writes choices to `<folder>/<arch or device>/<implementation>.json` and returns that path.
 
-    choices:    each with `case` (its text), `features` (Tunable.features), `config` (the dataclass as a
-                dictionary) and whatever says why: estimate_us, bound_by; time_us, runner_up ...
-    provenance: of these choices: triton, commit, date, `source` (see below) ...; each choice keeps the
-                `source` it was made from, and the file the rest of the last who wrote
-    Raises UsageError where the folder cannot be written, or what is there cannot be read.
+    The file is replaced at once or not at all. A choice replaces the one of the same case; choices of other
+    cases stay. Raises UsageError where the folder cannot be written or the present file cannot be read.
+
+    choices:    each has `case` (its text), `features` (Tunable.features), `config` (the dataclass as a
+                dictionary) and the measurement behind it
+    provenance: of these choices, `source` among it (see below). Each choice keeps the `source` that it was
+                made from; the file has the rest as of the last write
     """
     lacking = {name for choice in choices for name in NEEDED if name not in choice}
     if lacking:
         raise ValueError(f"a choice of {implementation} lacks {', '.join(sorted(lacking))}")
-    to = path(folder, implementation, place)
+    file = path(folder, implementation, place)
     marked = [{**choice, "source": provenance["source"]} for choice in choices]
-    merged = {choice["case"]: choice for choice in [*read(to)["choices"], *marked]}
-    file = {
+    merged = {choice["case"]: choice for choice in [*read(file)["choices"], *marked]}
+    content = {
         **asdict(place),
-        "about": ABOUT[place.measured],
+        "about": ABOUT,
         "provenance": dict(provenance),
         "choices": [merged[case] for case in sorted(merged)],
     }
-    write(to, file)
-    return to
+    try:
+        files.replace(file, _text(content))
+    except OSError as error:
+        raise UsageError(f"cannot write {file}: {error.strerror}; give another folder by --out") from None
+    return file
 
 
 def read(file: Path) -> dict[str, Any]:
-    """A file of choices; without any where there is none. Raises UsageError where it is broken."""
+    """The content of a file of choices; no choices where there is no file. Raises UsageError where the file
+    cannot be read."""
     try:
         return {"choices": []} | json.loads(file.read_text())
     except FileNotFoundError:
@@ -92,27 +91,47 @@ def read(file: Path) -> dict[str, Any]:
         raise UsageError(f"{file} cannot be read ({error}): remove it, or give another --out") from None
 
 
-def write(to: Path, file: Mapping[str, Any]) -> None:
-    """JSON with a line for each entry of its lists, atomically."""
-    try:
-        files.replace(to, _lines(file))
-    except OSError as error:
-        raise UsageError(f"cannot write {to}: {error.strerror}; give another folder by --out") from None
+def _text(content: Mapping[str, Any]) -> str:
+    """JSON with one line for each entry of a list, so that diffs are readable."""
 
-
-def _lines(file: Mapping[str, Any]) -> str:
     def value(of: Any) -> str:
         if not isinstance(of, list) or not of:
             return json.dumps(of)
         return "[\n" + ",\n".join(f"  {json.dumps(each)}" for each in of) + "\n ]"
 
-    return "{\n" + ",\n".join(f" {json.dumps(name)}: {value(of)}" for name, of in file.items()) + "\n}\n"
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {value(of)}" for name, of in content.items()) + "\n}\n"
+
+
+def store_winner(
+    folder: Path, tables: Mapping[str, Mapping[str, Mapping[str, Any]]], m: int, config: Mapping[str, Any]
+) -> Path:
+    """Writes a winner into the engine's table files, under the names that the engine looks for, and returns
+    the path of the first. Raises UsageError where a file cannot be read or written.
+
+    The engines take the entry of the nearest M, so a file with this M alone would serve all other M too.
+    Therefore each file also gets what the engine takes at the other M at present, unless the file has them. A
+    winner serves the calls up to half-way to its neighbours in M.
+
+    tables: the files, each with what the engine takes at present by M (EngineTable.files)
+    """
+    for name, present in tables.items():
+        file = folder / name
+        try:
+            there = json.loads(file.read_text()) if file.exists() else {}
+            merged = {**present, **there, str(m): dict(config)}
+            ordered = sorted(merged.items(), key=lambda entry: int(entry[0]) if entry[0].isdigit() else -1)
+            files.replace(file, json.dumps(dict(ordered), indent=4) + "\n")
+        except (OSError, ValueError, TypeError) as error:
+            raise UsageError(f"cannot merge a winner into {file}: {error}; give another --out") from None
+    return folder / next(iter(tables))
 
 
 def source(implementation: Implementation) -> str:
-    """Twelve digits that change with the kernels that an implementation compiles: of the code of the `*_jit`
-    modules that it imports, directly or by way of others of its op or of other `*_jit` modules. Comments,
-    docstrings and the names of modules do not count."""
+    """A hash of twelve digits that changes with the kernels that an implementation compiles.
+
+    It covers the code of all `*_jit` modules that the implementation's module imports, directly or through
+    other modules of its op or other `*_jit` modules. Comments, docstrings and module names do not count.
+    """
     module = type(implementation).__module__
     op = ".".join(module.split(".")[:2])
     trees = _trees(module, op, {})
@@ -121,7 +140,7 @@ def source(implementation: Implementation) -> str:
 
 
 def _trees(module: str, op: str, trees: dict[str, ast.Module]) -> dict[str, ast.Module]:
-    """Module -> syntax tree, of this one and of those that it leads to."""
+    """Adds the syntax trees of a module and of those that it imports to `trees`, by module name."""
     spec = find_spec(module)
     if spec is not None and spec.origin is not None:
         trees[module] = ast.parse(Path(spec.origin).read_text())
@@ -133,7 +152,7 @@ def _trees(module: str, op: str, trees: dict[str, ast.Module]) -> dict[str, ast.
 
 
 def _is_module(name: str) -> bool:
-    """Not a name in one."""
+    """Whether a dotted name is a module, and not a name in one."""
     try:
         return find_spec(name) is not None
     except ModuleNotFoundError:

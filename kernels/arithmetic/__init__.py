@@ -1,1 +1,1 @@
-"""How kernels compute, in plain torch: their roundings, and softmax block by block."""
+"""The arithmetic of kernels in plain torch: their roundings, and the order in which they compute."""

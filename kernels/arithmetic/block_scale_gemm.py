@@ -1,4 +1,4 @@
-"""Block-scale GEMM as kernels compute it, right and wrong: block of K by block, for a tile of the output."""
+"""Block-scale GEMM as kernels compute it, right and wrong, for a tile of the output. Tensors are fp32."""
 
 from __future__ import annotations
 
@@ -14,38 +14,35 @@ from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
 from kernels.formats import BLOCK, Fp8Format, block_scale, fp8_format
 
 Quantised = tuple[torch.Tensor, torch.Tensor]
-"""Codes as fp32 [M, K], and their scales [M, blocks of K]."""
+"""FP8 values of a before scaling [M, K], and their scales [M, blocks of K]."""
 Quantiser = Callable[[Operands], Quantised]
 
 
 @dataclass(frozen=True)
 class Way:
-    """How a kernel multiplies.
-
-    step:    products of a block that are summed before `inner` rounds their sum
-    parts:   of K, of whole blocks, each summed by itself and rounded by `partial`
-    summed:  how the sum of parts is rounded after each
-    wide:    operands are dequantised first; how a and b are rounded then
-    """
+    """How a kernel multiplies."""
 
     step: int = BLOCK
+    """So many products are summed before `inner` rounds their sum."""
     inner: Round = exact
     parts: int = 1
+    """K is split into so many parts of whole blocks. `partial` rounds the sum of each part."""
     partial: Round = exact
     summed: Round = exact
+    """Rounds the sum after each part is added."""
     wide: tuple[Round, Round] | None = None
+    """Where given, operands are dequantised first, and these round a and b."""
 
 
 @dataclass(frozen=True)
 class OutputTile:
-    """Some rows of the output over some columns. What lies past the end of a table is read from its start.
-
-    all_a, all_a_scale: what products read, of all rows
-    """
+    """Some rows of the output over some columns. An index past a tensor's end starts again at 0."""
 
     operands: Operands
     all_a: torch.Tensor
+    """a before scaling, [M, K]."""
     all_a_scale: torch.Tensor
+    """Its scales, [M, blocks of K]."""
     rows: torch.Tensor
     columns: torch.Tensor
 
@@ -56,19 +53,19 @@ class OutputTile:
 
     @property
     def middle(self) -> int:
-        """Of K the block that is wrong where one is."""
+        """The block of K that is wrong where only one is."""
         return len(self.k) // 2
 
     @property
     def n(self) -> torch.Tensor:
-        """Of each column its block of N."""
+        """The block of N of each column."""
         return self.columns // BLOCK
 
     def of_a(self, rows: torch.Tensor) -> torch.Tensor:
         return self.all_a[rows % len(self.all_a)]
 
     def of_b(self, columns: torch.Tensor) -> torch.Tensor:
-        """Codes as fp32 [columns, K]."""
+        """b before scaling, [columns, K]."""
         q = self.operands.b_q
         return q.view(torch.uint8)[columns % len(q)].view(q.dtype).float()
 
@@ -76,11 +73,11 @@ class OutputTile:
         return self.all_a_scale[(rows % len(self.all_a))[:, None], (k % len(self.k))[None]]
 
     def b_scales(self, n: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        """[columns, blocks of K], of these blocks of N."""
+        """Scales of these blocks of N, [columns, blocks of K]."""
         table = self.operands.b_scale
         return table[(n % len(table))[:, None], (k % len(self.k))[None]]
 
-    # Of this tile, each time a copy:
+    # What belongs to this tile. Each is a new copy.
 
     @property
     def a(self) -> torch.Tensor:
@@ -102,7 +99,7 @@ class OutputTile:
         return summed(self.terms(way, **changed), way)
 
     def terms(self, way: Way = Way(), **changed: torch.Tensor) -> list[torch.Tensor]:
-        """What each block of K gives. changed: `a`, `b`, `a_scale` or `b_scale`"""
+        """The products of each block of K [rows, columns]. changed: replaces a, b, a_scale or b_scale."""
         a, b, a_scale, b_scale = (
             changed.get(name, getattr(self, name)) for name in ("a", "b", "a_scale", "b_scale")
         )
@@ -130,7 +127,7 @@ def summed(terms: list[torch.Tensor], way: Way = Way()) -> torch.Tensor:
     return result
 
 
-# How a is read
+# Reading and quantising a
 
 
 def format_of(o: Operands) -> Fp8Format:
@@ -150,11 +147,12 @@ def quantised(
     rounding: Round | None = None,
     stored: Round = exact,
 ) -> Quantised:
-    """As the suite quantises, but for:
+    """Quantises a as the suite does, unless it is told otherwise.
 
-    amax:     what becomes `top`, or the format's largest value: of [M, blocks, block], filled up with zeros
-    rounding: to codes
-    stored:   what the product gets for a scale
+    amax:     (a [M, blocks, block], padded with zeros) -> the magnitude that becomes `top`, [M, blocks]
+    top:      the largest FP8 value; 0 stands for that of the format
+    rounding: rounds to FP8
+    stored:   changes the scale that the product gets
     """
     fmt = format_of(o)
     top = top or fmt.max
@@ -165,6 +163,7 @@ def quantised(
 
 
 def read(o: Operands, quantiser: Quantiser | None) -> Quantised:
+    """a as a call reads it: given as FP8, quantised by the call, or kept in bf16 with scales of 1."""
     if o.a is None:
         return o.a_q.float(), o.a_scale
     if quantiser:

@@ -1,4 +1,4 @@
-"""A fused MoE layer as kernels compute it, right and wrong: expert by expert."""
+"""A fused MoE layer as kernels compute it, right and wrong, one expert after another. Tensors are fp32."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kernels.fused_moe.operands import FusedMoeOperands as Operands
 from kernels.fused_moe.reference import routing
 
 Picks = tuple[torch.Tensor, torch.Tensor]
-"""Ids [tokens, picks], -1 on another rank; and their weights."""
+"""Ids of experts [tokens, picks], -1 for one of another rank, and their weights [tokens, picks]."""
 Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""x [m, K], w [N, K] -> x @ w^T."""
+"""(x [m, K], w [N, K]) -> x @ w^T."""
 Weights = tuple[torch.Tensor, torch.Tensor]
-"""Of an expert, dequantised: w13 and w2."""
+"""w13 and w2 of an expert, dequantised."""
 
 
 def whole(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
@@ -26,7 +26,7 @@ def whole(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def by_blocks(x: torch.Tensor, w: torch.Tensor, sums: Round = exact, total: Round = exact) -> torch.Tensor:
-    """128 of K after the other. sums: how that of a block is rounded; total: the sum so far"""
+    """Multiplies 128 of K at a time. sums: rounds the sum of a block; total: rounds the sum so far."""
     out = x.new_zeros(len(x), len(w))
     for a, b in zip(x.split(BLOCK, 1), w.split(BLOCK, 1), strict=True):
         out = total(out + sums(a @ b.T))
@@ -43,29 +43,30 @@ def dequantised(o: Operands, expert: int) -> Weights:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a kernel computes.
-
-    x, weight, both, h: how activations, weights, gate and up, and h are rounded
-    given, weighted: how what an expert gives is rounded before and after its weight
-    total:   how the sum over experts is rounded after each
-    requant: h, and x unless it is given in FP8, are quantised
-    product: of x and w13; down: of h and w2
-    act:     (gate, up) -> h
-    weights: (operands, expert) -> an expert's
-    """
+    """How a kernel computes."""
 
     x: Round = exact
+    """Rounds the activations."""
     weight: Round = exact
     both: Round = exact
+    """Rounds gate and up."""
     h: Round = exact
     given: Round = exact
+    """Rounds or changes the output of an expert before its weight is applied."""
     weighted: Round = exact
+    """Rounds the output of an expert after its weight is applied."""
     total: Round = exact
+    """Rounds the sum over experts after each expert."""
     requant: bool = False
+    """Whether h is quantised, and x as well unless it is given in FP8."""
     product: Product = whole
+    """Multiplies x and w13."""
     down: Product = whole
+    """Multiplies h and w2."""
     act: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = silu
+    """(gate, up) -> h."""
     weights: Callable[[Operands, int], Weights] = dequantised
+    """(operands, expert) -> its weights."""
 
 
 def requantised(o: Operands, x: torch.Tensor) -> torch.Tensor:
@@ -80,7 +81,7 @@ def activations(o: Operands, plan: Plan) -> torch.Tensor:
 
 
 def given_by(o: Operands, expert: int, x: torch.Tensor, plan: Plan) -> torch.Tensor:
-    """What an expert gives for some rows, before it is weighted."""
+    """The output of an expert for some rows of x, before its weight is applied."""
     w13, w2 = (plan.weight(w) for w in plan.weights(o, expert))
     gate, up = plan.both(plan.product(x, w13)).chunk(2, -1)
     h = plan.h(plan.act(gate, up))
@@ -92,14 +93,14 @@ def given_by(o: Operands, expert: int, x: torch.Tensor, plan: Plan) -> torch.Ten
 def layer(
     o: Operands, plan: Plan, picks: Picks | None = None, others: Mapping[int, Plan] = {}
 ) -> torch.Tensor:
-    """fp32 [tokens, hidden]. others: plans of experts that do not compute as the rest"""
+    """Returns the output [tokens, hidden]. others: the plans of experts that compute in another way."""
     ids, weights = picks or routing(o)
     x = activations(o, plan)
     total = x.new_zeros(len(x), o.sizes.hidden)
     for expert in ids[ids >= 0].unique().tolist():
         row, place = torch.nonzero(ids == expert, as_tuple=True)
         given = given_by(o, expert, x[row], others.get(expert, plan))
-        # A wrong choice may give a token the same expert twice.
+        # A wrong choice may give a token the same expert twice, so rows can repeat.
         added = torch.zeros_like(total).index_add_(
             0, row, plan.weighted(given * weights[row, place, None].float())
         )

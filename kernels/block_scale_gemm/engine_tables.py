@@ -11,7 +11,7 @@ from typing import Any
 
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.engine_tuning import EngineConfig, EngineLookUp, Entry, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of, product
 from kernels.formats import BLOCK
 from kernels.tables.engine_json import RULES, file_name
 from kernels.tuning import Demand
@@ -58,13 +58,13 @@ class GemmTables(EngineLookUp):
     def rows(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.m
 
-    def table(self, sizes: BlockScaleGemmSizes) -> Mapping[int, Entry] | None:
-        found: Mapping[int, Entry] | None = self.own.bind(
+    def table(self, sizes: BlockScaleGemmSizes) -> Mapping[int, EngineEntry] | None:
+        found: Mapping[int, EngineEntry] | None = self.own.bind(
             N=sizes.n, K=sizes.k, block_n=BLOCK, block_k=BLOCK
         )()
         return found or None  # engines take an empty table for none
 
-    def taken(self, sizes: BlockScaleGemmSizes, m: int) -> Entry:
+    def taken(self, sizes: BlockScaleGemmSizes, m: int) -> EngineEntry:
         own = self.table(sizes)
         return RULES[self.engine].gemm_default if own is None else own[nearest_of(own, m)]
 

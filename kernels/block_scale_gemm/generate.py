@@ -1,7 +1,7 @@
-"""Operands of block-scale GEMM on which the usual mistakes show, whatever the sizes.
+"""Operands of block-scale GEMM on which the usual mistakes show at any size.
 
-Neighbouring block scales differ by a factor of 2 or more, along M, N and K alike, so that a scale taken
-from the wrong block is seen; codes look like quantised normal data, whose values decide a GPU's power.
+Neighbouring block scales differ by a factor of 2 or more along M, N and K, so that a scale of the wrong block
+changes the output. Codes look like quantised normal data, because a GPU's power depends on the values.
 """
 
 from __future__ import annotations
@@ -24,33 +24,39 @@ from kernels.operands import Seeds
 if TYPE_CHECKING:
     import torch
 
-# Normal values are drawn once and laid end to end. Both numbers are prime, so that rows start at other
-# places of them as long as there are fewer rows.
+# Normal values are drawn once and repeated. Both counts are prime, so that no two rows begin at the same
+# place of the draw unless there are more rows than that.
 WEIGHT_VALUES = 4_194_301
 ACTIVATION_BLOCKS = 16_381
-ROWS = 1024  # handled at a time
+ROWS = 1024  # rows of activations that are handled at a time
 
-DEVIATIONS = 4.3  # of normal weights that make the format's largest value: about what 128x128 of them reach
+DEVIATIONS = 4.3  # standard deviations of the weights at the format's maximum: what 128x128 values reach
 TYPICAL_SCALE = 2.0**-12
 OUTLIER_CHANNELS = 4
-ZERO_ROW = 61  # one row in so many
+ZERO_ROW = 61  # one row in so many is zero
 
 
 def generate(
     sizes: BlockScaleGemmSizes, seeds: Seeds, device: str, boundary: str = "core"
 ) -> BlockScaleGemmOperands:
-    """A pure function of its arguments. Adversarial operands: see `_spoil_weights`, `_spoil_activations`."""
+    """The operands of a case; equal arguments give equal operands. For adversarial seeds see
+    `_spoil_weights` and `_spoil_activations`."""
     fmt, scales = fp8_format(sizes.fp8), known_scales(sizes.scales)
+    live_seed = 1_000_003 * seeds.stationary + seeds.live
     b_q, b_scale = weights(sizes.n, sizes.k, fmt, scales, seeds.stationary, device)
-    a = activations(sizes.m, sizes.k, 1_000_003 * seeds.stationary + seeds.live, device)
+    a = activations(sizes.m, sizes.k, live_seed, device)
     if seeds.adversarial:
         _spoil_weights(b_q, b_scale, fmt, scales, seeds.stationary)
-        _spoil_activations(a, fmt, 1_000_003 * seeds.stationary + seeds.live)
+        _spoil_activations(a, fmt, live_seed)
     wide = BlockScaleGemmOperands(b_q, b_scale, scales, sizes, a=a, boundary="with_quant")
     if boundary == "with_quant":
         return wide
     core = wide.narrowed()
-    quantise(a, core.a_q, core.a_scale, fmt, scales)
+    parts = zip(a.split(ROWS), core.a_q.split(ROWS), core.a_scale.split(ROWS), strict=True)
+    for some, some_q, some_scale in parts:
+        values, scale = quantise_activations(some, fmt, scales)
+        some_q.copy_(values)
+        some_scale.copy_(scale)
     return core
 
 
@@ -59,9 +65,9 @@ def weights(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """b_q FP8 [N, K] and b_scale fp32 [ceil(N/128), ceil(K/128)].
 
-    Scales lie on three levels 1.1 octaves apart, by (block of N - block of K) modulo 3, each off by up to
-    0.05 octaves. So neighbours differ by 1 octave at least, a transposed table is another one, and no block
-    is so small that the others hide it.
+    A scale lies on one of three levels 1.1 octaves apart, chosen by (block of N - block of K) modulo 3, and
+    is moved by up to 0.05 octaves. So neighbours differ by at least 1 octave, the transposed table is a
+    different one, and no block is so small that the others hide it.
     """
     import torch
 
@@ -79,13 +85,12 @@ def weights(
 
 
 def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
-    """bf16 [M, K], of normal blocks of 128 brought to the magnitudes of `_octaves`, and outliers.
+    """bf16 [M, K]: normal values in blocks of 128 with the magnitudes of `_magnitudes`, and outliers.
 
-    Every second row is flat but for neighbouring blocks, which differ by an octave: in it a mistake in any
-    block of K is visible. The first is, which is all that a decode step of one token has. The others in
-    turn are hot in a few blocks, have outlier channels (the same ones) of 2^10 to 2^13 times the rest,
-    range over 18 octaves, or have blocks of zeros; one row in 61 is zero altogether. Neighbouring rows lie
-    14 or 21 octaves apart.
+    The even rows, and so the only row of a decode step of one token, are flat except that neighbouring blocks
+    differ by an octave: in them a mistake in any block of K shows. By row modulo 8 the odd rows are large in
+    a few blocks (1), have outlier channels of 2^10 to 2^13 times the rest (3), range over 18 octaves (5), or
+    have blocks of zeros (7). One row in 61 is zero. Neighbouring rows lie 14 or 21 octaves apart.
     """
     import torch
 
@@ -135,13 +140,13 @@ def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor
 def _spoil_weights(
     b_q: torch.Tensor, b_scale: torch.Tensor, fmt: Fp8Format, scales: Scales, seed: int
 ) -> None:
-    """In place:
+    """Changes the weights in place:
 
-    - Scales lie on five levels, so that a table read three blocks further is another one.
-    - One column in 16 has codes of the largest magnitude alone. None has zeros or subnormal codes alone: what
-      vLLM 0.33's CPU kernels make of these is 2^-7 at most, whatever they stand for (csrc/cpu/sgl-kernels/
-      vec.h), which no column of other codes shows.
-    - The fourth block of N has a block of zeros, of the least scale, where K has four blocks.
+    - Scales lie on five levels, so that a table that is read three blocks too far is a different one.
+    - One column in 16 has only codes of the largest magnitude. No column has only zeros or only subnormal
+      codes: vLLM 0.33's CPU kernels read those as values of up to 2^-7 (csrc/cpu/sgl-kernels/vec.h), which
+      shows in no column that has other codes.
+    - Where K and N have four blocks, block (3, 3) is zero and has the smallest scale.
     """
     import torch
 
@@ -163,25 +168,27 @@ def _spoil_weights(
 
 
 def _landmarks(blocks: int) -> list[int]:
-    """Blocks of K at the edges of the whole and of halves, where splits begin and end."""
+    """The blocks of K at the edges of the whole, of halves and of a quarter, where splits begin and end."""
     edges = (0, blocks - 1, blocks // 2 - 1, blocks // 2, blocks // 4)
     return sorted({block for block in edges if block >= 0})
 
 
 def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
-    """In place, by row modulo 8, each row of the magnitude that it has:
+    """Changes the activations in place, by row modulo 8:
 
-    0, 4: the landmarks are 2^5 times the rest, so that one lost shows behind rounding to FP8; the first and
-          the last value are twice the largest, so that a mask is seen. 0 is 2^24 times larger, 4 2^12
-          times smaller: fp16 holds scales of neither; a floor of 1 loses 4, DeepGEMM's of 1e-4 does not.
+    0, 4: the landmark blocks are 2^5 times larger, so that the loss of one shows behind rounding to FP8. The
+          first and the last value are twice the row's maximum, so that a wrong mask shows. Row 0 is 2^24
+          times larger and row 4 2^12 times smaller: fp16 holds the scales of neither. A least magnitude of 1
+          loses row 4, and DeepGEMM's of 1e-4 does not.
     1:    2^17 times larger: sums overflow fp16.
-    2:    a block's largest value stands first and last in turn, is the format's largest times a power of
-          two, and eight times the next; a quarter of the others lie halfway between two codes.
-    3:    values of each block span 20 octaves: most are subnormal once quantised.
-    5:    every third block is zero, with -0 among the zeros; the next one is 2^6 times larger.
-    6:    signs of a block are those of the block before, turned: neighbouring sums nearly cancel where
-          weights do not differ.
-    7:    zero altogether.
+    2:    the largest value of a block stands first in even blocks and last in odd ones, is the format's
+          largest value times a power of two, and eight times the next. A quarter of the others lie halfway
+          between two codes.
+    3:    the values of each block span 20 octaves, so that most are subnormal once they are quantised.
+    5:    every third block is zero, with -0 among the zeros; the block after it is 2^6 times larger.
+    6:    each second block is the negative of the block before it, so that neighbouring sums nearly cancel
+          where the weights do not differ.
+    7:    zero.
     """
     import torch
 
@@ -190,10 +197,10 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
     blocks = -(-k // BLOCK)
     channel = torch.arange(k, device=a.device)
     block, place = channel // BLOCK, channel % BLOCK
-    heard = torch.isin(block, torch.tensor(_landmarks(blocks), device=a.device))
-    a[0::4] = torch.where(heard, a[0::4] * 2.0**5, a[0::4])
-    loud = 2 * a[0::4].abs().amax(1)
-    a[0::4, 0], a[0::4, -1] = loud, -loud
+    is_landmark = torch.isin(block, torch.tensor(_landmarks(blocks), device=a.device))
+    a[0::4] = torch.where(is_landmark, a[0::4] * 2.0**5, a[0::4])
+    edge_value = 2 * a[0::4].abs().amax(1)
+    a[0::4, 0], a[0::4, -1] = edge_value, -edge_value
     a[0::8] *= 2.0**24
     a[4::8] *= 2.0**-12
     a[1::8] *= 2.0**17
@@ -217,13 +224,3 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
         paired = rows[:, : 2 * BLOCK * pairs].unflatten(1, (pairs, 2, BLOCK))
         paired[:, :, 1] = -paired[:, :, 0]
     a[7::8] = 0.0
-
-
-def quantise(
-    a: torch.Tensor, a_q: torch.Tensor, a_scale: torch.Tensor, fmt: Fp8Format, scales: Scales
-) -> None:
-    """a [M, K] into a_q and a_scale, some rows at a time."""
-    for x, q, scale in zip(a.split(ROWS), a_q.split(ROWS), a_scale.split(ROWS), strict=True):
-        new_q, new_scale = quantise_activations(x, fmt, scales)
-        q.copy_(new_q)
-        scale.copy_(new_scale)

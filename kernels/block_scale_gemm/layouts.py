@@ -1,23 +1,30 @@
-"""Layouts of activations and their scales that several libraries share."""
+"""What rows of several libraries share: layouts of activations and scales, sizes, and a bound product."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
+
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.op import Call, Prepared
+from kernels.support import Support, need
 
 if TYPE_CHECKING:
     import torch
 
 
 def column_major(a_scale: torch.Tensor, multiple: int = 1) -> torch.Tensor:
-    """A copy of [M, blocks] with strides (1, M rounded up to a multiple): the scales of all rows lie
-    together, block by block. With 4 of fp32 a block starts at a multiple of 16 bytes, as TMA wants it."""
+    """A copy of [M, blocks] with strides (1, M rounded up to the multiple), so that the scales of all rows
+    lie side by side, block after block. With a multiple of 4 each block of fp32 scales starts at a multiple
+    of 16 bytes, as TMA requires."""
     m, blocks = a_scale.shape
     columns = a_scale.new_zeros(blocks, rounded_up(m, multiple)).t()[:m]
     return columns.copy_(a_scale)
 
 
 def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
-    """[M rounded up to a multiple, columns]: a copy with zeros below, or the tensor itself if M is one."""
+    """A copy [M rounded up to the multiple, columns] whose further rows are zeros, or the tensor itself where
+    M is a multiple already."""
     m, columns = tensor.shape
     if m % multiple == 0:
         return tensor
@@ -28,3 +35,35 @@ def padded_rows(tensor: torch.Tensor, multiple: int) -> torch.Tensor:
 
 def rounded_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple
+
+
+def padding_bytes(sizes: BlockScaleGemmSizes, multiple: int) -> int:
+    """The bytes of padded activations with their scales, and of the further rows of a bf16 output."""
+    m = rounded_up(sizes.m, multiple)
+    return m * (sizes.k + 4 * sizes.k_blocks) + 2 * (m - sizes.m) * sizes.n
+
+
+def multiples(sizes: BlockScaleGemmSizes, n: int, k: int) -> Support:
+    """Whether N and K of the case are multiples of these."""
+    return Support.all_of(
+        need(sizes.n % n == 0, f"needs n to be a multiple of {n}"),
+        need(sizes.k % k == 0, f"needs k to be a multiple of {k}"),
+    )
+
+
+def product(
+    operands: BlockScaleGemmOperands,
+    out: torch.Tensor | None,
+    multiply: Call,
+    a_q: torch.Tensor | None = None,
+    a_scale: torch.Tensor | None = None,
+) -> Prepared:
+    """A call that reads quantised activations elsewhere than in the operands, or returns more than M rows.
+
+    a_q, a_scale: what the call reads, with padding beyond row M; None: the operands' own
+    """
+    m = operands.m
+    read = {"a_q": a_q, "a_scale": a_scale}
+    inputs = {name: operands.live_tensors()[name] if it is None else it[:m] for name, it in read.items()}
+    result = None if out is not None else lambda returned: returned[:m]
+    return Prepared(operands, out, multiply, inputs=inputs, result=result)

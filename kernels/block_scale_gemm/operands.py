@@ -15,21 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class BlockScaleGemmOperands(Operands):
-    """b_q     FP8 [N, K]
-    b_scale fp32 [ceil(N/128), ceil(K/128)]
-    scales  how a is to be scaled where a call quantises: fp32 or ue8m0
-    a_q     FP8 [M, K], core only
-    a_scale fp32 [M, ceil(K/128)], core only
-    a       bf16 [M, K], with_quant only
-    """
-
-    b_q: torch.Tensor
-    b_scale: torch.Tensor
-    scales: Scales
+    b_q: torch.Tensor  # FP8 [N, K]
+    b_scale: torch.Tensor  # fp32 [ceil(N/128), ceil(K/128)]
+    scales: Scales  # the kind of scales that a call gives a where it quantises a
     sizes: BlockScaleGemmSizes
-    a_q: torch.Tensor = ABSENT
-    a_scale: torch.Tensor = ABSENT
-    a: torch.Tensor = ABSENT
+    a_q: torch.Tensor = ABSENT  # FP8 [M, K]; core only
+    a_scale: torch.Tensor = ABSENT  # fp32 [M, ceil(K/128)]; core only
+    a: torch.Tensor = ABSENT  # bf16 [M, K]; with_quant only
     boundary: str = "core"
 
     live: ClassVar = ("a_q", "a_scale", "a")
@@ -44,7 +36,6 @@ class BlockScaleGemmOperands(Operands):
 
         if self.a is None:
             return super().narrowed()
-        blocks = self.b_scale.shape[1]
         a_q = torch.empty_like(self.a, dtype=self.b_q.dtype)
-        a_scale = torch.empty(self.m, blocks, dtype=torch.float32, device=self.a.device)
+        a_scale = torch.empty(self.m, self.sizes.k_blocks, dtype=torch.float32, device=self.a.device)
         return self.replaced(a=None, a_q=a_q, a_scale=a_scale, boundary="core")

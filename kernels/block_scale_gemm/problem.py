@@ -1,10 +1,10 @@
-"""Block-scale GEMM: the linear layers of DeepSeek-V3 and R1, FP8 with block scales.
+"""Block-scale GEMM: the linear layers of DeepSeek-V3 and R1 in FP8 with block scales.
 
     out[M, N] = dequantised a [M, K] @ dequantised b [N, K]^T
 
-a is scaled by 1x128 blocks, b by 128x128 blocks (DeepSeek-V3 technical report, arXiv:2412.19437, section
-3.3.2; kernels/formats.py); N and K may end in a partial block. Boundaries: `core` takes a quantised,
-`with_quant` takes bf16 activations, which a call may quantise (W8A8) or not (W8A16).
+a has a scale for each 1x128 block, b for each 128x128 block (DeepSeek-V3 technical report, arXiv:2412.19437,
+section 3.3.2; kernels/formats.py). N and K may end in a partial block. In the boundary `core` a call gets a
+quantised; in `with_quant` it gets bf16 activations, which it may quantise (W8A8) or not (W8A16).
 """
 
 from __future__ import annotations
@@ -17,13 +17,7 @@ from kernels.block_scale_gemm.generate import generate
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.reference import REFERENCE_COLUMNS, REFERENCE_ROWS, reference
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.formats import (
-    BLOCK,
-    fp8_format,
-    known_scales,
-    native,
-    native_scales,
-)
+from kernels.formats import BLOCK, fp8_format, known_scales, native, native_scales
 from kernels.op import Op, Reference, Tolerance, Work, rows_kept
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
@@ -38,7 +32,7 @@ class BlockScaleGemm(Op):
     Sizes = BlockScaleGemmSizes
     boundaries = ("core", "with_quant")
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
-    engine_like = "triton.split_k"  # dequantised weights of a whole rank fit no device
+    engine_like = "triton.split_k"  # the dequantised weights of a whole rank fit on no device
     axes = ("row", "column")
     sums = True
 
@@ -46,8 +40,8 @@ class BlockScaleGemm(Op):
         return {"fp8": native(arch), "scales": native_scales(arch)}
 
     def work(self, sizes: BlockScaleGemmSizes, boundary: str = "core") -> Work:
-        """2 * m * n * k flops; activations, weights with their scales, and the output moved once. Products
-        take FP8 operands by definition, with_quant too: the call may quantise its activations itself."""
+        """2 * m * n * k flops. The activations, the weights with their scales, and the output are moved once.
+        The dtype is FP8 in with_quant too, because the call may quantise the activations itself."""
         activations = sizes.quantised_bytes if boundary == "core" else 2 * sizes.m * sizes.k
         return Work(
             2.0 * sizes.m * sizes.n * sizes.k,
@@ -68,8 +62,8 @@ class BlockScaleGemm(Op):
         return turns * (sizes.n * sizes.k + 4 * sizes.n_blocks * sizes.k_blocks)
 
     def reference_bytes(self, sizes: BlockScaleGemmSizes) -> int:
-        """In fp32 three results; of some rows the activations, their squares and deviations, and of some
-        columns of theirs what is computed."""
+        """In fp32: three results; the activations of REFERENCE_ROWS rows with their squares and deviations;
+        the weights of REFERENCE_COLUMNS columns, and the intermediate results for these rows and columns."""
         rows = rows_kept(sizes.m, sizes.n)
         some, columns = min(rows, REFERENCE_ROWS), min(sizes.n, REFERENCE_COLUMNS)
         return 4 * (rows * 3 * sizes.n + some * (3 * sizes.k + 6 * columns) + 3 * columns * sizes.k)
@@ -107,19 +101,19 @@ class BlockScaleGemm(Op):
         return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: BlockScaleGemmSizes) -> Tolerance:
-        """By segments of 128 columns, which is what one block of weights can spoil, or a little fewer so that
-        the last is no sliver of less than 32.
+        """A segment has 128 columns, because that is what one block of weights can spoil. It has a few less
+        where the last one would otherwise be narrower than 32.
 
-        A kernel with exactly the roundings of `reference` has a row error of 1 sigma or less. The worst
-        segments of 60 random cases: 0.9 for exact operands, 1.2 for both rounded to bf16, 1.7 where one
-        product makes a whole row, whose rounding all its columns share; the fewer columns, the more varies
-        their root mean square, hence 8/sqrt(columns) below 16 (its right_arithmetic.py). 2
-        passes those and little more: one lost of 56 blocks of K reaches 3 times the limit at least, one of
-        144 (k = 18432) 1.9 times, sums in bf16 over 2048 products 6 times.
+        A kernel with exactly the roundings of `reference` has a row error of at most 1 sigma. The worst
+        segments of 60 random cases (its right_arithmetic.py) were: 0.9 with exact operands; 1.2 with both
+        rounded to bf16; 1.7 where one product makes a whole row, because then all columns share its rounding.
+        The root mean square of fewer columns varies more, hence 8/sqrt(columns) below 16. The limit 2 passes
+        those and little more: one lost block of K reaches 3 times the limit of 56 blocks, and 1.9 times of
+        144 (k = 18432); sums in bf16 over 2048 products reach 6 times.
 
-        Where activations may be rounded to FP8, sigma is about 10 times as large: wrong scales of a tile
-        reach 6 times the limit, those of one block of 56 do not reach it. `core` judges them. Over the whole
-        output right calls err by 0.55 to 0.73 sigma, calls in e5m2 by 1.12 to 1.58 (mistakes.py).
+        Where activations may be rounded to FP8, sigma is about 10 times as large. Wrong scales of a tile then
+        reach 6 times the limit, and those of one block of 56 do not reach it: `core` finds them. Over the
+        whole output right calls err by 0.55 to 0.73 sigma, and calls in e5m2 by 1.12 to 1.58 (mistakes.py).
         """
         columns = BLOCK
         if sizes.n < BLOCK or 0 < sizes.n % BLOCK < 32:

@@ -5,53 +5,45 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
-from kernels.formats import (
-    BLOCK,
-    Fp8Format,
-    dequantise_activations,
-    dequantise_weights,
-    fp8_format,
-    rounding_deviation,
-)
+from kernels.formats import BLOCK, dequantise_activations, dequantise_weights, fp8_format, rounding_deviation
 from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
 
 if TYPE_CHECKING:
     import torch
 
-
 UNIT = 2.0**-9
-"""Root mean square of rounding to bf16, relative: 2^-8 at most, spread over the mantissas."""
-
+"""The relative root mean square error of rounding to bf16: at most 2^-8, spread over the mantissas."""
 
 REFERENCE_COLUMNS = 8 * BLOCK
-"""Of the output at a time: dequantised weights of 30 to 75 MB."""
+"""Columns of the output that are computed at a time: their dequantised weights take 30 to 75 MB."""
 
 REFERENCE_ROWS = 16384
-"""Of the activations at a time: in fp32 470 MB at K = 7168, of which there are three."""
+"""Rows of the activations that are read at a time: 470 MB in fp32 at K = 7168, three times."""
 
 
 def reference(
     operands: BlockScaleGemmOperands, max_flops: float = float("inf"), offset: float = 0.0
 ) -> Reference:
-    """fp32 products of the operands as they are, `with_quant` of the bf16 activations; rows and columns
-    brought near 1 by powers of two first, so that no square overflows. Sums of fp32 err by about
-    sqrt(K) 2^-24 of the products' size: a hundredth of a sigma at K = 18432.
+    """fp32 products of the operands, in `with_quant` of the bf16 activations. Powers of two first bring rows
+    and columns near 1, so that no square overflows. A sum in fp32 errs by about sqrt(K) 2^-24 of the size of
+    its products, which is a hundredth of a sigma at K = 18432.
 
-    Above `max_flops` and MOST_ELEMENTS it takes the first row, the last, and others spread evenly, as many as
-    fit.
+    Above `max_flops` and MOST_ELEMENTS it computes the first row, the last row, and as many others as fit,
+    spread evenly.
 
-    sigma: a right kernel sums exact products in fp32 and rounds the output to bf16, which adds
-    2^-9 |out| per element. It may also have rounded the dequantised weights to bf16 before, and those
-    of the activations that it did not get in bf16: 2^-9 sqrt(sum_k (a b)^2) each. Tensor cores that
-    keep 14 bits in the sums of 128 products and fp32 between them stay far below that.
+    sigma: a right kernel sums exact products in fp32 and rounds the output to bf16, which adds 2^-9 |out| per
+    element. It may also round the dequantised weights to bf16 before the product, and the activations
+    if it did not get them in bf16: each adds 2^-9 sqrt(sum_k (a b)^2). Tensor cores that keep 14 bits in
+    sums of 128 products, and fp32 between these, stay far below that.
 
-    sigma_fp8: where activations are quantised, their rounding (formats.rounding_deviation d) adds
-    sqrt(sum_k (d b)^2). d takes power-of-two scales, a bound for every scheme in use.
+    sigma_fp8: where a call quantises the activations, their rounding (d of formats.rounding_deviation) adds
+    sqrt(sum_k (d b)^2). d assumes power-of-two scales, which bounds every scheme in use.
     """
     import torch
 
     rows = _sampled_rows(operands, max_flops, offset)
     core = operands.a is None
+    fmt = fp8_format(str(operands.b_q.dtype).removeprefix("torch.float8_"))
 
     n, blocks = operands.b_q.shape[0], REFERENCE_COLUMNS // BLOCK
     chosen = torch.arange(operands.m) if rows is None else torch.tensor(rows)
@@ -63,7 +55,7 @@ def reference(
         at, into = chosen[part].to(device), slice(int(part[0]), int(part[-1]) + 1)
         a = dequantise_activations(operands.a_q[at], operands.a_scale[at]) if core else operands.a[at]
         a, a_exponent = _near_one(a.float())
-        deviation = None if core else rounding_deviation(a, _format_of(operands.b_q)).square_()
+        deviation = None if core else rounding_deviation(a, fmt).square_()
         squares = a.square()
         for first in range(0, n, REFERENCE_COLUMNS):
             columns = slice(first, first + REFERENCE_COLUMNS)
@@ -77,31 +69,28 @@ def reference(
             value[into, columns] = torch.ldexp(out, exponent)
             sigma[into, columns] = torch.ldexp(variance.sqrt(), exponent)
             if sigma_fp8 is not None and deviation is not None:
-                # The activations rounded to FP8 may be dequantised to bf16 as well.
+                # A kernel may also dequantise the activations to bf16 after it rounded them to FP8.
                 variance += UNIT**2 * products + deviation @ b.T
                 sigma_fp8[into, columns] = torch.ldexp(variance.sqrt(), exponent)
     return Reference(value, sigma, rows, sigma_fp8)
 
 
-def _format_of(q: torch.Tensor) -> Fp8Format:
-    return fp8_format(str(q.dtype).removeprefix("torch.float8_"))
-
-
 def _near_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, K] fp32 in place over 2^exponent, so that the largest of each row lies in [0.5, 1); and the
-    exponents [rows, 1]."""
+    """Divides each row of x fp32 [rows, K], in place, by the power of two that brings its largest magnitude
+    into [0.5, 1). Returns x and the exponents [rows, 1]."""
     import torch
 
     largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_())
     exponent = torch.frexp(largest).exponent
-    # In two steps: 2^127 is the largest power that fp32 holds.
+    # In two steps, because 2^127 is the largest power that fp32 holds.
     half = exponent // 2
-    return x.mul_(torch.ldexp(torch.ones_like(largest), -half)).mul_(
-        torch.ldexp(torch.ones_like(largest), half - exponent)
-    ), exponent
+    for step in (half, exponent - half):
+        x.mul_(torch.ldexp(torch.ones_like(largest), -step))
+    return x, exponent
 
 
 def _sampled_rows(operands: BlockScaleGemmOperands, max_flops: float, offset: float) -> list[int] | None:
+    """The rows that are computed; None for all."""
     n, k = operands.b_q.shape
     products = 2 if operands.a is None else 3
     count, row_flops = operands.m, 2 * products * n * k

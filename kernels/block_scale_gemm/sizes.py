@@ -9,14 +9,11 @@ from kernels.formats import BLOCK, SCALES, fp8_format
 
 @dataclass(frozen=True)
 class BlockScaleGemmSizes:
-    """m: tokens; n: output features; k: input features; fp8: format of a and b; scales: fp32, or ue8m0
-    (powers of two, held as fp32)."""
-
-    m: int
-    n: int
-    k: int
-    fp8: str = "e4m3fn"
-    scales: str = "fp32"
+    m: int  # tokens
+    n: int  # output features
+    k: int  # input features
+    fp8: str = "e4m3fn"  # the format of a and b
+    scales: str = "fp32"  # or ue8m0: powers of two, held as fp32
 
     def __post_init__(self) -> None:
         for name in ("m", "n", "k"):
@@ -36,5 +33,5 @@ class BlockScaleGemmSizes:
 
     @property
     def quantised_bytes(self) -> int:
-        """Of a_q and a_scale: what composing `with_quant` out of a core call allocates."""
+        """The bytes of a_q and a_scale together."""
         return self.m * (self.k + 4 * self.k_blocks)

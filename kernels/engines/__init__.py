@@ -1,8 +1,8 @@
-"""What serving engines run for DeepSeek-R1: a row of this suite by op, architecture, case and what is set.
+"""Which row of this suite a serving engine runs for DeepSeek-R1, by op, architecture, case and settings.
 
-Each engine has a file of data here, such as `vllm.toml`. It was read in the sources of the release that it
-names, and is untested on hardware. The entries of an op stand in the engine's own order: the first that
-applies holds.
+Each engine has a file of data here, such as `vllm.toml`. The data were read in the sources of the release
+that the file names, and are untested on hardware. The entries of an op are in the engine's own order: the
+first one that applies is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ else:
 DATA = Path(__file__).parent
 
 KINDS = {"sm_": "cuda", "gfx": "rocm", "x86": "cpu"}
-"""How the name of an architecture begins -> its kind of platform."""
+"""The kind of platform, by how the name of an architecture begins."""
 
 RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
     "=": operator.eq,
@@ -41,18 +41,18 @@ RELATIONS: Mapping[str, Callable[[Size, Size], bool]] = {
 
 @dataclass(frozen=True)
 class SizeCondition:
-    """A size of the case against a number or a word: `m < 32`, `kv = fp8`, `page multiple-of 64`.
-
-    `heads/tp` is the number of the model's heads over the number of the server's ranks. With DP attention a
-    rank has more `heads` than that; a case that does not give it is taken to be without.
-    """
+    """A condition on one size of a case: `m < 32`, `kv = fp8`, `page multiple-of 64`."""
 
     size: str
+    """A size of the op, or `heads/tp`: the model's heads divided by the server's ranks. With DP attention a
+    rank has more `heads` than that. A case that does not give `heads/tp` is assumed to be without DP
+    attention."""
     relation: str
+    """One of RELATIONS."""
     value: Size
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
-        """Raises ValueError where one of the two is a word and they cannot be ordered."""
+        """Whether the condition holds. Raises ValueError where a word is to be ordered against a number."""
         given = _number(sizes.get(self.size, sizes[self.size.partition("/")[0]]))
         if self.relation not in ("=", "!=") and isinstance(given, str) is not isinstance(self.value, str):
             raise ValueError(f"size {self.size}={given} cannot be ordered against {self.value}")
@@ -61,38 +61,35 @@ class SizeCondition:
 
 @dataclass(frozen=True)
 class EngineDefault:
-    """One choice of an engine.
-
-    engine, version: vllm or sglang, and the release that was read
-    op, archs:       what for, and where
-    when:            conditions on the case's sizes, any of which suffices; empty: all cases
-    row:             the implementation of this suite; empty: it has none that does the same, or the engine
-                     never has such a case; `why` says which
-    file, line, function: that decide it, within the engine's Python package
-    why:             what that code says, in a phrase
-    flags:           what must be set for it; empty: nothing
-    """
+    """One choice of an engine."""
 
     engine: str
     version: str
+    """The release that was read."""
     op: str
     archs: tuple[str, ...]
     row: str
+    """The implementation of this suite. Empty where no row does the same, or where the engine never has such
+    a case; `why` says which."""
     file: str
+    """The file that decides, in the engine's Python package."""
     line: int
     function: str
     why: str
+    """What that code says, in a phrase."""
     when: tuple[str, ...] = ()
+    """Conditions on the sizes of the case, of which one must hold; empty for all cases."""
     flags: str = ""
+    """Flags and variables that must be set; empty where none must."""
 
     @functools.cached_property
     def terms(self) -> tuple[tuple[SizeCondition, ...], ...]:
-        """The terms of each condition. Raises ValueError for one that cannot be read."""
+        """The parts of each condition, which must all hold. Raises ValueError for one that is not valid."""
         return tuple(tuple(_term(text) for text in one.split(" and ")) for one in self.when)
 
     @functools.cached_property
     def settings(self) -> dict[str, str]:
-        """`flags` by name, which is without the dashes; the value of a flag that takes none is empty."""
+        """`flags` by name, without dashes. The value of a flag that takes none is empty."""
         found: dict[str, str] = {}
         name = ""
         for word in self.flags.split():
@@ -106,13 +103,13 @@ class EngineDefault:
         return found
 
     def holds(self, sizes: Mapping[str, Size]) -> bool:
-        """sizes: all sizes of the op, also those that the case leaves at their default"""
+        """Whether it applies to a case. sizes: all sizes of the op, including defaults."""
         return not self.when or any(all(term.holds(sizes) for term in terms) for terms in self.terms)
 
 
 @functools.cache
 def engines() -> tuple[str, ...]:
-    """Names of the engines whose defaults are known."""
+    """Names of the engines that have a file here."""
     return tuple(sorted(path.stem for path in DATA.glob("*.toml")))
 
 
@@ -123,7 +120,7 @@ def _read(engine: str) -> dict[str, Any]:
 
 @functools.cache
 def defaults(engine: str) -> tuple[EngineDefault, ...]:
-    """All entries of one of `engines()`, in the file's order."""
+    """All entries of an engine, in the file's order."""
     read = _read(engine)
     return tuple(
         EngineDefault(
@@ -136,7 +133,7 @@ def defaults(engine: str) -> tuple[EngineDefault, ...]:
 
 
 def triton(engine: str) -> str:
-    """The version of Triton that comes with an engine's release on PyPI, by the torch that it pins."""
+    """The version of Triton that an engine's release on PyPI installs, through the torch that it requires."""
     return str(_read(engine)["triton"])
 
 
@@ -146,7 +143,7 @@ def archs(engine: str) -> list[str]:
 
 
 def kind(arch: str) -> str:
-    """`cuda`, `rocm` or `cpu`; empty where that is not known."""
+    """The kind of an architecture: `cuda`, `rocm` or `cpu`; empty if unknown."""
     return next((kind for start, kind in KINDS.items() if arch.startswith(start)), "")
 
 
@@ -158,8 +155,8 @@ def entries(engine: str, op: str, arch: str) -> list[EngineDefault]:
 def default(
     engine: str, op: str, arch: str, sizes: Mapping[str, Size], given: Mapping[str, str] = {}
 ) -> EngineDefault | None:
-    """What an engine runs for a case: of the entries that hold for its sizes and whose flags are all set, the
-    first of those with the most flags. None where there is no such entry.
+    """What an engine runs for a case. Of the entries that apply and whose flags are all set, it is the one
+    with the most flags, and of several the first. None where there is no such entry.
 
     given: the variables and flags that are set, as in `EngineDefault.settings`
     """
@@ -179,5 +176,5 @@ def _term(text: str) -> SizeCondition:
 
 
 def _number(value: Size) -> Size:
-    """A whole number as such, whatever else as a word."""
+    """The value as an int where it is a whole number, else as a str."""
     return int(value) if str(value).isdecimal() else str(value)

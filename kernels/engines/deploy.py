@@ -1,6 +1,6 @@
-"""What an engine makes of a deployment: how it splits the model, and which variables and flags it reads.
+"""How an engine splits a model over ranks, and which variables and flags it reads.
 
-Read in models/deepseek_v2.py, layers/moe/ and arg_groups/ of SGLang 0.5.23 and in
+Sources: models/deepseek_v2.py, layers/moe/ and arg_groups/ of SGLang 0.5.23;
 model_executor/models/deepseek_v2.py, config/parallel.py and _aiter_ops.py of vLLM 0.33.0.
 """
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from shapes.models import ModelConfig
 
 Settings = Mapping[str, str]
-"""Variables and flags by name, which has no dashes before it: `moe-a2a-backend` -> `deepep`. The value of a
-flag that takes none is empty."""
+"""Variables and flags by name, without leading dashes: `moe-a2a-backend` -> `deepep`. The value of a flag
+that takes none is empty."""
 
 FUSED = "VLLM_ROCM_USE_AITER_FUSION_SHARED_EXPERTS"
 
@@ -28,7 +28,7 @@ SPLITS = {
     "vllm": (FUSED,),
     "sglang": ("disable-shared-experts-fusion", "moe-a2a-backend", "moe-dense-tp-size"),
 }
-"""Settings that change how an engine splits the model, beside --tp, --dp-attention and --ep."""
+"""Settings that change how an engine splits the model, besides --tp, --dp-attention and --ep."""
 
 AITER_TABLES = (
     "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE", "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE",
@@ -39,7 +39,7 @@ TABLES = {
     "vllm": ("VLLM_TUNED_CONFIG_FOLDER", "VLLM_BATCH_INVARIANT", *AITER_TABLES),
     "sglang": ("SGLANG_MOE_CONFIG_DIR", *AITER_TABLES),
 }
-"""Settings that change where an engine and its libraries look for tuned tables, or whether they do."""
+"""Settings that change whether and where an engine and its libraries look for tuned tables."""
 
 
 def settings(texts: Iterable[str]) -> dict[str, str]:
@@ -53,14 +53,14 @@ def settings(texts: Iterable[str]) -> dict[str, str]:
         value = value.strip()
         if name.islower():
             name = name.replace("_", "-")
-        else:  # to the engines these are the same
+        else:  # the engines treat these alike
             value = {"true": "1", "false": "0"}.get(value.lower(), value)
         found[name] = value
     return found
 
 
 def known_settings(engine: str, ops: Sequence[str], arch: str) -> list[str]:
-    """Names of the settings that change something of what is recorded of an engine on an architecture."""
+    """Names of the settings that have an effect on what is recorded about an engine and architecture."""
     read = (name for op in ops for entry in entries(engine, op, arch) for name in entry.settings)
     return list(dict.fromkeys([*read, *SPLITS[engine], *TABLES[engine]]))
 
@@ -77,9 +77,10 @@ def deployed(
 ) -> Deployment:
     """How an engine splits a model over `tp` ranks. Raises ValueError where it cannot.
 
-    dp_attention: whether each rank has requests of its own. With vLLM's --data-parallel-size each rank then
-                  holds all linears whole; with SGLang's --enable-dp-attention all ranks still share the dense
-                  MLPs, which see the tokens of all
+    dp_attention: whether each rank has its own requests. Each rank then holds all linear layers whole with
+    vLLM's
+                  --data-parallel-size. With SGLang's --enable-dp-attention the dense MLPs are still split
+                  over all ranks, and get the tokens of all
     """
     if ep not in (1, tp):
         raise ValueError(f"--ep {ep}: experts are spread over all ranks here, so give --ep {tp} or none")
@@ -99,7 +100,7 @@ def deployed(
 
 
 def _fuses(arch: str, split: Deployment) -> bool:
-    """Whether the row that SGLang runs for the experts takes the shared one as one of them."""
+    """Whether the row that SGLang runs for the experts computes the shared expert as one of them."""
     import kernels
 
     op = kernels.OPS["fused_moe"]
@@ -109,9 +110,9 @@ def _fuses(arch: str, split: Deployment) -> bool:
 
 
 def columns(engine: str, deployment: Deployment) -> tuple[int, bool]:
-    """How many columns the `topk_ids` have that an engine hands to AITER's fused_moe, and whether an expert
-    mask goes with them. vLLM (expert_map_manager.py, experts/rocm_aiter_moe.py) adds a column for the fused
-    expert of other ranks, SGLang (token_dispatcher/standard.py) does not."""
+    """How many columns `topk_ids` has when an engine calls AITER's fused_moe, and whether it passes an expert
+    mask. vLLM (expert_map_manager.py, experts/rocm_aiter_moe.py) adds a column for the fused expert of other
+    ranks, SGLang (token_dispatcher/standard.py) does not."""
     picks = deployment.model.num_experts_per_tok + deployment.shared
     masked = deployment.ep > 1
     return picks + int(engine == "vllm" and masked and deployment.shared > 0), masked

@@ -1,4 +1,4 @@
-"""How vLLM and SGLang, whose Triton MoE began as one, look a configuration up and let one be given."""
+"""How vLLM and SGLang look up the configuration of their Triton MoE, and how one is forced."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineLookUp, Entry, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of, product
 from kernels.formats import BLOCK
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.tuning import Demand
@@ -19,20 +19,18 @@ DTYPE = "fp8_w8a8"
 
 @dataclass(frozen=True)
 class MoeTables(EngineLookUp):
-    """The functions of an engine.
-
-    take:     gives the configuration of a call: of its table, else by default
-    own:      gives its table by M, or None
-    name:     gives the name of the table's file
-    override: makes a context in which it takes a given configuration
-    folder:   gives the folder of its files, below the one that it is told
-    """
+    """The functions of an engine."""
 
     take: Function
+    """Returns the configuration of a call: that of its table, or its default."""
     own: Function
+    """Returns its table by M, or None."""
     name: Function
+    """Returns the name of the table's file."""
     override: Function
+    """Makes a context in which the engine uses a given configuration."""
     folder: Callable[[], str] = str
+    """Returns the folder of the files, below the one that the engine is told."""
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
         return contextlib.nullcontext if config is None else self.override.bind(config.entry)
@@ -40,8 +38,8 @@ class MoeTables(EngineLookUp):
     def rows(self, sizes: FusedMoeSizes) -> int:
         return sizes.tokens
 
-    def taken(self, sizes: FusedMoeSizes, m: int) -> Entry:
-        found: Entry = self.take.bind(
+    def taken(self, sizes: FusedMoeSizes, m: int) -> EngineEntry:
+        found: EngineEntry = self.take.bind(
             w1_shape=(sizes.local_experts, 2 * sizes.inter, sizes.hidden),
             w2_shape=(sizes.local_experts, sizes.hidden, sizes.inter),
             top_k=sizes.picks,
@@ -51,11 +49,11 @@ class MoeTables(EngineLookUp):
         )()
         return found
 
-    def table(self, sizes: FusedMoeSizes, **more: object) -> Mapping[int, Entry] | None:
-        found: Mapping[int, Entry] | None = self.own.bind(
+    def table(self, sizes: FusedMoeSizes, **more: object) -> Mapping[int, EngineEntry] | None:
+        found: Mapping[int, EngineEntry] | None = self.own.bind(
             E=sizes.local_experts, N=sizes.inter, dtype=DTYPE, block_n=BLOCK, block_k=BLOCK, **more
         )()
-        return found or None  # engines take an empty table for none
+        return found or None  # engines treat an empty table as none
 
     def file(self, sizes: FusedMoeSizes, **more: object) -> str:
         named = self.name.bind(
@@ -63,9 +61,9 @@ class MoeTables(EngineLookUp):
         )
         return self.folder() + str(named())
 
-    def further(self, sizes: FusedMoeSizes) -> Mapping[str, Callable[[int], Entry]]:
-        """The second product's table, if the engine has one. Where a written folder has none the first
-        product's serves both."""
+    def further(self, sizes: FusedMoeSizes) -> Mapping[str, Callable[[int], EngineEntry]]:
+        """The table of the second product, if the engine has one that differs. Otherwise that of the first
+        product serves both."""
         if "down_moe" not in self.own.wishes:
             return {}
         down = self.table(sizes, down_moe=True)
@@ -74,7 +72,7 @@ class MoeTables(EngineLookUp):
         return {self.file(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
 
     def demands(self, config: EngineConfig, sizes: FusedMoeSizes) -> list[Demand]:
-        """What both launches ask for. The rows of each expert begin a new tile."""
+        """What both launches need. The rows of each expert begin a new tile."""
         pairs, hidden, inter = sizes.routed.pairs, sizes.hidden, sizes.inter
         tiles = sum(-(-load // config.BLOCK_SIZE_M) for load in sizes.routed.loads())
         rows = pairs / max(1, tiles)

@@ -1,7 +1,7 @@
-"""Operands of the fused MoE on which the usual mistakes show, at any size.
+"""Operands of the fused MoE on which the usual mistakes show at any size.
 
-Weights take one pool of normal values, quantised, from which every expert reads at another place: no
-two rows are alike, and R1's 1.4 GB take about a second. Only scales are drawn for each block.
+All experts take their weights from one pool of quantised normal values, each from a different place: no two
+rows are equal, and R1's 1.4 GB take about a second. Only scales are drawn for each block.
 """
 
 from __future__ import annotations
@@ -17,20 +17,19 @@ from kernels.operands import Seeds, draw_normal
 if TYPE_CHECKING:
     import torch
 
-    from kernels.fused_moe.sizes import FusedMoeSizes
-
 STRIDE = 4099
-"""Values between the places where experts begin in the pool: a prime, so that no two rows are aligned."""
+"""Values between the places where two experts begin in the pool: a prime, so that no two rows are aligned."""
 
 GATE = 3.0
-"""Root mean square of gate and up for a token of deviation 1: SiLU is neither linear nor saturated."""
+"""Root mean square of gate and up for a token of deviation 1: there SiLU is neither linear nor saturated."""
 
 HOT = 8
-"""One of so many K blocks is hot in every other token."""
+"""In every second token one of so many blocks of K is hot."""
 
 
 def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core") -> FusedMoeOperands:
-    """A pure function of its arguments; of the first of the sets that calls rotate over."""
+    """The operands of a case, of the first of the sets that calls rotate over; equal arguments give equal
+    operands."""
     first = Seeds(seeds.stationary, seeds.live, adversarial=seeds.adversarial)
     return FusedMoeOperands(
         **weights(sizes, first, device),
@@ -44,9 +43,8 @@ def generate(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "c
 
 def weights(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> dict[str, torch.Tensor]:
     """w13, w13_scale, w2 and w2_scale. Codes are those of normal values whose largest in a block of 128x128
-    is about four deviations. Neighbouring blocks, along K, along N and of the next expert, have scales that
-    differ by a factor of 2 to 8, and no two scales of an expert are alike (powers of two where those are
-    asked for)."""
+    is about four deviations. The scales of neighbouring blocks along K, along N and of the next expert differ
+    by a factor of 2 to 8. No two scales of an expert are equal, unless they have to be powers of two."""
     import torch
 
     generator = generator_of(device, 1, seeds.stationary)
@@ -77,8 +75,8 @@ def _scales(
     generator: torch.Generator,
     device: str,
 ) -> torch.Tensor:
-    """fp32 [local, rows/128, columns/128] of root mean square about `size`: a chessboard of low and high
-    ones, 1..2 and 4..8 times the lowest."""
+    """fp32 [local, rows/128, columns/128] with a root mean square of about `size`: low and high scales as the
+    fields of a chessboard, 1 to 2 and 4 to 8 times the lowest."""
     import torch
 
     shape = (local_experts, rows // BLOCK, columns // BLOCK)
@@ -93,8 +91,9 @@ def _scales(
 
 
 def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
-    """x, or x_q and x_scale. Tokens in turn are dense; zero in all but one of eight K blocks; small there;
-    and dense with four large values. Their sizes differ by a factor of up to 8."""
+    """x, or in `core` x_q and x_scale. By token modulo 4, a token is dense (0); zero in all but one of eight
+    blocks of K (1); small in these (2); dense with four large values (3). Magnitudes of tokens differ by a
+    factor of up to 8."""
     import torch
 
     generator = generator_of(device, 2, seeds.stationary, seeds.live)
@@ -115,7 +114,8 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
     loud = torch.randint(sizes.hidden, (len(x[3::4]), 4), generator=generator, device=device)
     x[3::4] = x[3::4].scatter(1, loud, x[3::4].gather(1, loud) * 24)
     if seeds.adversarial:
-        # SiLU saturated, and h beyond what fp16 and FP8 hold; and nearly linear, and h below.
+        # With large tokens SiLU saturates and h exceeds what fp16 and FP8 hold. With small ones SiLU is
+        # nearly linear and h is below what they hold.
         x[1::3] *= 2.0**7
         x[2::3] *= 2.0**-7
     if boundary != "core":

@@ -16,42 +16,39 @@ if TYPE_CHECKING:
 
 @dataclass
 class FusedMoeOperands(Operands):
-    """local = sizes.local_experts experts, picks = sizes.picks; FP8 in sizes.fp8.
+    """local is sizes.local_experts, picks is sizes.picks, and FP8 is the format of sizes.fp8."""
 
-    x             bf16 [tokens, hidden]; None in `core`
-    x_q, x_scale  FP8 [tokens, hidden], fp32 [tokens, hidden/128]; `core` only
-    logits        fp32 [tokens, experts] of all ranks' experts, before the sigmoid; `with_routing` only
-    bias          fp32 [experts], added to the scores for the choice only; `with_routing` only
-    topk_ids      int32 [tokens, picks] in the rank's numbering, -1 where the expert is on another rank;
-                  None in `with_routing`
-    topk_weights  fp32 [tokens, picks], true also where the id is -1; None in `with_routing`
-    w13           FP8 [local, 2 * inter, hidden], gate rows before up rows
-    w13_scale     fp32 [local, 2 * inter/128, hidden/128]
-    w2, w2_scale  FP8 [local, hidden, inter], fp32 [local, hidden/128, inter/128]
-    """
-
-    w13: torch.Tensor
-    w13_scale: torch.Tensor
-    w2: torch.Tensor
-    w2_scale: torch.Tensor
+    w13: torch.Tensor  # FP8 [local, 2 * inter, hidden], gate rows before up rows
+    w13_scale: torch.Tensor  # fp32 [local, 2 * inter/128, hidden/128]
+    w2: torch.Tensor  # FP8 [local, hidden, inter]
+    w2_scale: torch.Tensor  # fp32 [local, hidden/128, inter/128]
     sizes: FusedMoeSizes
     seeds: Seeds
     boundary: str = "core"
-    x: torch.Tensor = ABSENT
-    x_q: torch.Tensor = ABSENT
-    x_scale: torch.Tensor = ABSENT
-    logits: torch.Tensor = ABSENT
-    bias: torch.Tensor = ABSENT
-    topk_ids: torch.Tensor = ABSENT
-    topk_weights: torch.Tensor = ABSENT
+    x: torch.Tensor = ABSENT  # bf16 [tokens, hidden]; not in core
+    x_q: torch.Tensor = ABSENT  # FP8 [tokens, hidden]; core only
+    x_scale: torch.Tensor = ABSENT  # fp32 [tokens, hidden/128]; core only
 
-    @property
-    def without_effect(self) -> frozenset[str]:
-        """Of a single pick the weight is 1 whatever its score, and other scores may choose the same."""
-        return frozenset({"logits"} if self.sizes.topk == 1 else ())
+    logits: torch.Tensor = ABSENT
+    """fp32 [tokens, experts] of the experts of all ranks, before the sigmoid; with_routing only."""
+
+    bias: torch.Tensor = ABSENT
+    """fp32 [experts], added to the scores only for the choice; with_routing only."""
+
+    topk_ids: torch.Tensor = ABSENT
+    """int32 [tokens, picks] in the rank's numbering, -1 for experts on other ranks; not in with_routing."""
+
+    topk_weights: torch.Tensor = ABSENT
+    """fp32 [tokens, picks], with the true weight also where the id is -1; not in with_routing."""
 
     live: ClassVar = ("x", "x_q", "x_scale", "logits", "topk_ids", "topk_weights")
     streamed: ClassVar = ("w13", "w13_scale", "w2", "w2_scale")
+
+    @property
+    def without_effect(self) -> frozenset[str]:
+        """The weight of a single pick is 1 whatever its score, and other scores may choose the same
+        expert."""
+        return frozenset({"logits"} if self.sizes.topk == 1 else ())
 
     def turned(self, turn: int, cold: bool = False) -> FusedMoeOperands:
         """The same x and weights (`cold`: copies of them), and picks of other experts."""

@@ -10,13 +10,11 @@ from kernels.operands import Seeds
 if TYPE_CHECKING:
     import torch
 
-
-# Biased scores: of experts that are not picked, and of picked ones at least. One pick and one other expert
-# of its group outweigh any two experts of another group, by GAP.
+# Biased scores: LOW to HIGH for experts that are not picked, at least PICKED for those that are. One picked
+# expert and one other of its group outweigh any two experts of another group by GAP.
 LOW, HIGH, PICKED, GAP = 0.22, 0.26, 0.34, 0.04
 
-
-MOST = 0.97  # of any score: a logit of 3.5
+MOST = 0.97  # the largest score: a logit of 3.5
 
 
 def generator_of(device: str, *seeds: int) -> torch.Generator:
@@ -29,8 +27,8 @@ def generator_of(device: str, *seeds: int) -> torch.Generator:
 
 
 def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dict[str, torch.Tensor]:
-    """topk_ids and topk_weights, or logits and bias from which they follow with clear margins: biased scores
-    and sums of groups are nowhere within GAP of another choice."""
+    """topk_ids and topk_weights, or in `with_routing` the logits and the bias from which these follow with
+    clear margins: no biased score and no sum of a group is within GAP of a different choice."""
     import torch
 
     routing = sizes.routed
@@ -47,7 +45,8 @@ def picks(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) -> dic
 
 
 def _bias(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> torch.Tensor:
-    """fp32 [experts]: a quarter of the experts are held back by up to 0.3, the others pushed by up to 0.2."""
+    """fp32 [experts]: lowers the scores of a quarter of the experts by up to 0.3 and raises the others by up
+    to 0.2."""
     import torch
 
     generator = generator_of(device, 3, seeds.stationary)
@@ -57,9 +56,9 @@ def _bias(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> torch.Tensor:
 
 
 def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Biased scores, fp32 [tokens, experts]. In every other token one pick has nearly all of the weight.
-    Where the limit of groups allows it, an expert of another group stands above some picks, and only that
-    limit keeps it out."""
+    """Biased scores, fp32 [tokens, experts]. In every second token one pick has nearly all of the weight.
+    Where it is possible, an expert of a group that is not chosen has a higher score than some picks, so that
+    only the limit on groups keeps it out."""
     import torch
 
     device = experts.device
@@ -72,7 +71,7 @@ def _biased(sizes: FusedMoeSizes, seeds: Seeds, experts: torch.Tensor, bias: tor
     biased = LOW + (HIGH - LOW) * uniform(tokens, sizes.experts)
     most = bias[experts] + MOST
     even = PICKED + (most - PICKED) * uniform(tokens, topk)
-    # The heavy one is any of those that the rank holds.
+    # The heavy pick is one that the rank holds.
     heavy = (uniform(tokens, topk) + (experts < sizes.routed.local)).argmax(-1, keepdim=True)
     uneven = (PICKED + GAP * uniform(tokens, topk)).scatter(1, heavy, most.gather(1, heavy))
     every_other = torch.arange(tokens, device=device)[:, None] % 2 == 0

@@ -1,10 +1,11 @@
-"""Fused MoE: the routed experts of one rank, and the shared one where it is fused, as one layer.
+"""Fused MoE: the routed experts of one rank, and the shared expert where it is fused, as one layer.
 
     out[t] = sum_p weight[t, p] * (silu(x[t] @ gate[e]^T) * (x[t] @ up[e]^T)) @ w2[e]^T     e = id[t, p]
 
-Weights are FP8 with 128x128 block scales, activations FP8 with 1x128 (DeepSeek-V3 technical report,
-sections 2.1.2 and 3.3). Boundary `core` takes quantised activations and the picks, `with_quant` bf16
-activations, `with_routing` the router's logits as well; the router's GEMM is not part of any.
+Weights are FP8 with a scale for each 128x128 block, activations FP8 with a scale for each 1x128 block
+(DeepSeek-V3 technical report, sections 2.1.2 and 3.3). In the boundary `core` a call gets quantised
+activations and the picks, in `with_quant` bf16 activations and the picks, in `with_routing` bf16 activations
+and the router's logits. The router's GEMM is not part of any boundary.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class FusedMoe(Op):
     Sizes = FusedMoeSizes
     boundaries = BOUNDARIES
     baseline: ClassVar = dict.fromkeys(("cpu", "cuda", "rocm"), "torch.bf16")
-    engine_like = "triton.grouped"  # dequantised weights of a whole rank fit no device
+    engine_like = "triton.grouped"  # the dequantised weights of a whole rank fit on no device
     turns = True
     axes = ("token", "column")
     sums = True
@@ -41,9 +42,9 @@ class FusedMoe(Op):
         return {"fp8": native(arch), "scales": native_scales(arch)}
 
     def work(self, sizes: FusedMoeSizes, boundary: str = "core") -> Work:
-        """6 * pairs * hidden * inter flops of the pairs on this rank. Bytes of the experts that are hit, of
-        x as this boundary takes it, of ids and weights (or of logits and bias), and of out. Products are of
-        FP8 operands: weights by definition, activations as the call may quantise them."""
+        """6 * pairs * hidden * inter flops, of the pairs on this rank. The bytes are those of the experts
+        that are hit, of x as this boundary takes it, of ids and weights (or logits and bias), and of the
+        output. The dtype is FP8 in every boundary, because the call may quantise the activations itself."""
         routing = sizes.routed
         x = sizes.tokens * sizes.hidden
         activations = x + x // BLOCK * 4 if boundary == "core" else 2 * x
@@ -55,7 +56,7 @@ class FusedMoe(Op):
         return Work(6.0 * routing.pairs * sizes.hidden * sizes.inter, float(moved), "fp8")
 
     def operand_bytes(self, sizes: FusedMoeSizes) -> int:
-        """The weights; x in bf16, and quantised where a step does that; picks and logits."""
+        """The weights; x in bf16 and in FP8, which a step may write; picks and logits."""
         x = sizes.tokens * sizes.hidden
         choice = sizes.tokens * (sizes.picks * 8 + sizes.experts * 4)
         return sizes.local_experts * sizes.expert_bytes + 3 * x + x // BLOCK * 4 + choice
@@ -64,17 +65,17 @@ class FusedMoe(Op):
         return sizes.tokens * sizes.hidden * 2
 
     def streamed_bytes(self, sizes: FusedMoeSizes, turns: int = 1) -> int:
-        """Of the experts that so many calls touch."""
+        """The bytes of the experts that so many calls touch."""
         return sizes.routed.touched(turns) * sizes.expert_bytes
 
     def turn_bytes(self, sizes: FusedMoeSizes) -> int:
-        """Picks or logits of its own, and what a step writes into when a call is composed."""
+        """Its own picks or logits, and what a step writes where a call is composed."""
         x = sizes.tokens * sizes.hidden
         return sizes.tokens * (sizes.picks * 8 + sizes.experts * 4) + x + x // BLOCK * 4
 
     def reference_bytes(self, sizes: FusedMoeSizes) -> int:
-        """x and two errors of it in fp32, a result and two variances in fp64, and their sums; of the rows
-        that one expert gets about as much again; an expert in fp32, with its squares."""
+        """x and two errors of it in fp32; a result and two variances in fp64, and their sums; about as much
+        again for the rows of one expert; an expert in fp32 with its squares."""
         rows = rows_kept(sizes.tokens, sizes.hidden)
         rows += min(rows, sizes.routed.busiest)
         return sizes.hidden * (80 * rows + 3 * 4 * 2 * sizes.inter)
@@ -90,17 +91,17 @@ class FusedMoe(Op):
         return generate(sizes, seeds, device, boundary)
 
     def empty_operands(self, sizes: FusedMoeSizes, device: str) -> FusedMoeOperands:
-        from functools import partial
-
         import torch
 
-        empty = partial(torch.empty, device=device)
-        fp8 = partial(empty, dtype=fp8_format(sizes.fp8).dtype)
+        def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(shape, dtype=dtype, device=device)
+
+        fp8 = fp8_format(sizes.fp8).dtype
         local_experts, hidden, inter = sizes.local_experts, sizes.hidden, sizes.inter
         return FusedMoeOperands(
-            w13=fp8(local_experts, 2 * inter, hidden),
+            w13=empty(local_experts, 2 * inter, hidden, dtype=fp8),
             w13_scale=empty(local_experts, 2 * inter // BLOCK, hidden // BLOCK),
-            w2=fp8(local_experts, hidden, inter),
+            w2=empty(local_experts, hidden, inter, dtype=fp8),
             w2_scale=empty(local_experts, hidden // BLOCK, inter // BLOCK),
             sizes=sizes,
             seeds=Seeds(),
@@ -111,7 +112,7 @@ class FusedMoe(Op):
         )
 
     def step(self, operands: FusedMoeOperands, into: Mapping[str, torch.Tensor]) -> Callable[[], None]:
-        """Routing, or quantising. What both boundaries have is copied where the inner call keeps it apart."""
+        """Routes or quantises. Operands of both boundaries are copied where the inner call has its own."""
         sizes: FusedMoeSizes = operands.sizes
         if operands.boundary == "with_routing":
             rule = Router(*sizes.group_limit, sizes.topk, SCALING, sizes.routed.local, sizes.shared)
@@ -133,7 +134,7 @@ class FusedMoe(Op):
         return step
 
     def row_groups(self, operands: FusedMoeOperands) -> RowGroups:
-        """The experts of each token on this rank. The shared one, which has every token, tells nothing."""
+        """The routed experts of each token on this rank; every token has the shared one."""
         import torch
 
         ids = routing(operands)[0].cpu()
@@ -145,9 +146,9 @@ class FusedMoe(Op):
         return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: FusedMoeSizes) -> Tolerance:
-        """A segment is as wide as a weight block, so that one block is not diluted by the others. The
-        worst of 60 random cases, with outliers, zero blocks and extreme scales: 1.1 sigma in bf16, 1.7 of
-        sigma_fp8 (its right_arithmetic.py); 1.2 and 0.7 at R1's sizes, where maxima are of more.
-        Over the whole output right calls in FP8 err by 0.54 to 0.81 sigma, weights in e5m2 by 1.1 or more
-        (mistakes.py)."""
+        """A segment is as wide as a block of weights, so that the error of one block is not diluted by
+        others. The worst segments of 60 random cases (its right_arithmetic.py), with outliers, zero blocks
+        and extreme scales, err by 1.1 sigma in bf16 and by 1.7 sigma_fp8; at R1's sizes, which have more
+        segments, by 1.2 and 0.7. Over the whole output right calls in FP8 err by 0.54 to 0.81 sigma, and
+        calls with weights in e5m2 by at least 1.1 (mistakes.py)."""
         return Tolerance(row=2.0, element=10.0, segment=BLOCK, noise=1.0)

@@ -15,17 +15,18 @@ if TYPE_CHECKING:
     from kernels.fused_moe.sizes import FusedMoeSizes
 
 UNIT = 2.0**-9
-"""Relative error of rounding to bf16, root mean square."""
+"""The relative root mean square error of rounding to bf16."""
 
 EXPERT_PAIRS = 100
-"""Converting an expert to fp32 takes as long as about so many (row, expert) pairs."""
+"""To convert an expert to fp32 takes about as long as to compute so many (row, expert) pairs."""
 
 
 def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
-    """The picks, int64 [tokens, picks] in the rank's numbering, and their weights fp64: those given, or
-    those of the logits by DeepSeek-V3's rule (technical report, 2.1.2; Gate in inference/model.py):
-    sigmoid scores; the sum of the two highest biased scores of each group chooses the groups, the biased
-    scores in them the experts; the unbiased ones of those, normalised, times 2.5, are the weights."""
+    """The picks, int64 [tokens, picks] in the rank's numbering, and their weights fp64: the given ones, or
+    those that follow from the logits by DeepSeek-V3's rule (technical report, 2.1.2; Gate in
+    inference/model.py). The scores are sigmoids. The sum of the two highest biased scores of a group chooses
+    the groups, and the biased scores choose the experts in them. The weights are the unbiased scores of
+    these, normalised and multiplied by 2.5."""
     import torch
 
     from kernels.fused_moe.sizes import SCALING
@@ -50,22 +51,21 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0) -> Reference:
-    """The products are fp32's, of exact operands: they err by some 2^-24 sqrt(K) of the root of the summed
-    squares of their terms, 5e-6 at K = 7168, where a sigma has at least 2^-9 of it. Sums over experts are
-    fp64's.
+    """fp32 products of exact operands, and fp64 sums over experts. A product errs by about 2^-24 sqrt(K) of
+    the root of the summed squares of its terms, which is 5e-6 at K = 7168; a sigma is at least 2^-9 of it.
 
-    Above MOST_ELEMENTS and `max_flops`, to which the conversion of each expert counts too, it takes the first
-    row, the last one and others at even distance.
+    Above MOST_ELEMENTS and `max_flops`, which includes the conversion of each expert, it computes the first
+    row, the last row and others, spread evenly.
 
-    sigma: a right call rounds to bf16 (relative 2^-9 each, in root mean square) the activations that it
-    dequantises and the weights, where they enter products, gate and up, h = silu(gate) * up, what each
-    expert gives before and after it is weighted, and the output. Errors of weights and of results are
-    independent of each other: they add in squares through the products, and through h by its derivatives.
-    An error of x is common to gate and up, and where one element of x dominates to all rows of both: there
-    the two add as they are. The slope of SiLU is the steepest within two deviations of gate.
+    sigma: a right call may round to bf16, each time with a relative error of 2^-9 in root mean square: the
+    dequantised activations and the weights where they enter products, gate and up, h = silu(gate) * up, the
+    output of each expert before and after it is weighted, and the output. Errors of weights and of results
+    are independent: their squares add through the products, and through h by its derivatives. An error of x
+    is common to gate and up, and to all rows of both where one element of x dominates: there the two errors
+    add as they are. The slope of SiLU is the steepest within two deviations of gate.
 
-    sigma_fp8: the call also rounds h to FP8 by 1x128, and x unless the boundary is `core`, as far as
-    kernels.formats.rounding_deviation says.
+    sigma_fp8: the call also rounds h to FP8 by 1x128, and x too unless the boundary is `core`: see
+    kernels.formats.rounding_deviation.
     """
     import torch
 
@@ -97,8 +97,11 @@ def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0)
 def _expert(
     operands: FusedMoeOperands, expert: int, x: torch.Tensor, errors: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an expert gives for rows x fp32 [m, hidden]: [m, hidden]; and the deviations of that, of shape
-    [2, m, hidden], for activations in bf16 and in FP8. errors: of x, in bf16 and, if others, in FP8."""
+    """The output of an expert for rows x fp32 [m, hidden]: [m, hidden]; and its deviations, [2, m, hidden],
+    for activations in bf16 and in FP8.
+
+    errors: of x, in bf16, and in FP8 where these differ
+    """
     import torch
 
     sizes: FusedMoeSizes = operands.sizes
@@ -117,7 +120,7 @@ def _expert(
         slope = _steepest(gate, 2 * all_gate)
         from_x = slope * up.abs() * x_gate + silu.abs() * x_up
         own = torch.hypot(slope * up * own_gate, silu * own_up)
-        # h is rounded, and so are the weights that it is multiplied by.
+        # Both h and the weights that it is multiplied by are rounded.
         rounded = torch.hypot(slope * all_gate * all_up, 2**0.5 * UNIT * h)
         if kind == "fp8":
             rounded = torch.hypot(rounded, rounding_deviation(h, fp8_format(sizes.fp8)))
@@ -140,10 +143,10 @@ def _steepest(gate: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
 def _products(
     q: torch.Tensor, scale: torch.Tensor, x: torch.Tensor, deviations: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x @ w^T of w = q * scale, and the deviations that independent ones of x give it, sqrt(d^2 @ (w^2)^T).
+    """x @ w^T with w = q * scale, and its deviations sqrt(d^2 @ (w^2)^T) for independent deviations d of x.
+    Values are brought near 1 before they are squared, because squares of small scales would underflow.
 
-    q: FP8 [N, K]; x: fp32 [m, K]; deviations: [c, m, K]. Squares are taken of values near 1: those of small
-    scales would underflow.
+    q: FP8 [N, K]; x: fp32 [m, K]; deviations: [c, m, K]
     """
     w = fp8_to_fp32(q, scale)
     product = x @ w.T

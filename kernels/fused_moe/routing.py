@@ -1,4 +1,5 @@
-"""The suite's own routing kernel: what boundary `with_routing` adds to a kernel that takes picks."""
+"""The suite's own routing kernel, which stands before a kernel that takes picks in the boundary
+`with_routing`."""
 
 from __future__ import annotations
 
@@ -9,40 +10,31 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-ROWS = 1  # tokens of a program: decode has few
-WARPS = 1  # whose lanes hold a token's scores: choosing is a chain of reductions, and across warps they wait
-INTERPRETED_ROWS = 64  # the interpreter's time is per program
+ROWS = 1  # tokens of a program, because decode has few
+WARPS = 1  # one warp holds a token's scores: the choice is a chain of reductions, for which warps would wait
+INTERPRETED_ROWS = 64  # the interpreter's time depends on the number of programs
 
 
 class Router(NamedTuple):
-    """DeepSeek-V3's choice of experts (technical report, 2.1.2; Gate in inference/model.py).
+    """DeepSeek-V3's choice of experts (technical report, 2.1.2; Gate in inference/model.py)."""
 
-    groups:  of experts / groups consecutive experts; `limit` of them are chosen by the sum of their two
-             highest biased scores
-    topk:    experts chosen in those by biased scores; their unbiased ones, normalised, times `scaling`,
-             are the weights
-    local:   the rank holds experts 0 .. local - 1; others get the id -1 and keep their weight
-    shared:  1: the shared expert follows as pick `topk`, with the id `local` and weight 1
-    """
-
-    groups: int
-    limit: int
-    topk: int
-    scaling: float
-    local: int
-    shared: int
+    groups: int  # each of experts / groups consecutive experts
+    limit: int  # groups that are chosen by the sum of their two highest biased scores
+    topk: int  # experts that are chosen in these groups by their biased scores
+    scaling: float  # weights are the unbiased scores of the chosen, normalised, times this
+    local: int  # the rank holds experts 0 .. local - 1; others get the id -1 and keep their weight
+    shared: int  # 1: the shared expert follows as the last pick, with the id `local` and the weight 1
 
 
 def router(
     logits: torch.Tensor, bias: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, rule: Router
 ) -> Callable[[], None]:
-    """A callable that routes what logits and bias hold into ids and weights.
+    """A call that routes by what logits and bias hold, and writes ids and weights. It is a Triton kernel; on
+    a CPU without TRITON_INTERPRET=1 it is torch's operators. Raises ValueError where the shapes do not fit.
 
-    logits: fp32 [tokens, experts]; bias: fp32 [experts]
-    ids, weights: int32 and fp32 [tokens, topk + shared], of any strides; the order of a token's routed
-        picks is free
-    A Triton kernel, on a CPU too where TRITON_INTERPRET=1; otherwise torch's operators there. Raises
-    ValueError where the shapes do not fit.
+    logits:       fp32 [tokens, experts]
+    bias:         fp32 [experts]
+    ids, weights: int32 and fp32 [tokens, topk + shared] with any strides; routed picks are in any order
     """
     wanted = (logits.shape[0], rule.topk + rule.shared)
     if tuple(ids.shape) != wanted or tuple(weights.shape) != wanted or bias.shape != logits.shape[1:]:

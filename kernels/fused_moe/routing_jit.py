@@ -1,4 +1,4 @@
-"""Triton source of DeepSeek-V3's routing: sigmoid scores, groups limited, top-k by biased scores."""
+"""Triton source of DeepSeek-V3's routing: sigmoid scores, a limit on groups, top-k by biased scores."""
 
 import triton
 import triton.language as tl
@@ -11,7 +11,7 @@ def route_kernel(
     ids,  # int32 [tokens, TOPK + SHARED]
     weights,  # fp32 [tokens, TOPK + SHARED]
     tokens,
-    logits_row,  # strides in elements, here and below
+    logits_row,  # this and the next five: strides in elements
     logits_column,
     ids_row,
     ids_column,
@@ -24,13 +24,13 @@ def route_kernel(
     LIMIT: tl.constexpr,
     TOPK: tl.constexpr,
     SHARED: tl.constexpr,
-    GROUPS_PADDED: tl.constexpr,  # to powers of two
+    GROUPS_PADDED: tl.constexpr,  # this and the next two: rounded up to powers of two
     GROUP_PADDED: tl.constexpr,
     PICKS_PADDED: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """One program: BLOCK_M tokens. Grid (token blocks,). Of equal scores the first expert's goes before, and
-    every sum has its order: the same inputs give the same bits."""
+    """Each program routes BLOCK_M tokens. Grid: (blocks of tokens,). Equal inputs give equal bits: of equal
+    scores the first expert's wins, and every sum has a fixed order."""
     row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     row_ok = row < tokens
     group, member = tl.arange(0, GROUPS_PADDED), tl.arange(0, GROUP_PADDED)
@@ -45,7 +45,7 @@ def route_kernel(
 
     if LIMIT < GROUPS:
         best = tl.max(biased, 2)
-        # The second best of a group: without the first of those that are best.
+        # The second best of a group: the best without the first expert that has the best score.
         first = tl.min(tl.where(biased == best[:, :, None], member[None, None, :], GROUP_PADDED), 2)
         others = tl.where(member[None, None, :] == first[:, :, None], float("-inf"), biased)
         second = tl.max(others, 2)
@@ -67,7 +67,8 @@ def route_kernel(
         chosen = tl.where(pick[None, :] == i, best[:, None], chosen)
         flat = tl.where(place[None, :] == best[:, None], float("-inf"), flat)
 
-    # Scores of the chosen from their logits again: one load for all, where each would be a reduction.
+    # The scores of the chosen come from their logits again: that is one load, where each would be a
+    # reduction.
     routed = (pick < TOPK)[None, :]
     number = chosen // GROUP_PADDED * GROUP + chosen % GROUP_PADDED
     at = row[:, None] * logits_row + number * logits_column

@@ -1,1 +1,1 @@
-"""GPUs of this machine: which there are, and which of them a process is shown."""
+"""The GPUs of this machine, and which of them a process may use."""

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of this machine: as NVML tells them, or else nvidia-smi, with their MIG slices."""
+"""The NVIDIA GPUs of this machine and their MIG slices, as NVML or else nvidia-smi reports them."""
 
 from __future__ import annotations
 
@@ -18,35 +18,33 @@ from types import ModuleType
 from kernels.gpus.visibility import visible
 
 SMI_FOLDERS = ("/usr/local/nvidia/bin", "/usr/bin")
-"""Where containers get nvidia-smi, beside PATH."""
+"""Where containers have nvidia-smi, besides PATH."""
 
 MIG_MODES = {"Enabled": True, "Disabled": False, "[N/A]": False}
 SMI_ROW = r"\s*(\d+)\.(\d+)\s*,\s*(GPU-[^,\s]+)\s*,([^,]*),(?:\s*(Enabled|Disabled|\[N/A\])\s*,)?(.*)"
 
 ANSWER_S = 30.0
-"""For nvidia-smi: without persistence mode it wakes every GPU first, which takes some seconds."""
+"""The seconds that nvidia-smi may take. Without persistence mode it has to start every GPU."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a slice of one.
-
-    arch:     sm_90
-    name:     the vendor's; of a slice it ends in `MIG 1g.10gb`
-    memory:   bytes; 0 if unknown
-    uuid:     GPU-..., of a slice MIG-...
-    old_name: of a slice, as drivers before 470 call it: MIG-GPU-.../<GPU instance>/<compute instance>
-    divided:  whether it is in MIG mode; None where that is not told
-    slices:   of a GPU in MIG mode, those that this process may use
-    """
+    """A GPU, or a MIG slice of one."""
 
     arch: str
+    """Such as sm_90."""
     name: str
+    """The vendor's name. That of a slice ends in `MIG 1g.10gb`."""
     memory: int
+    """Bytes; 0 if unknown."""
     uuid: str
+    """GPU-..., or MIG-... for a slice."""
     old_name: str = ""
+    """The name of a slice for drivers before 470: MIG-GPU-.../<GPU instance>/<compute instance>."""
     divided: bool | None = None
+    """Whether the GPU is in MIG mode; None if unknown."""
     slices: tuple[Gpu, ...] = ()
+    """The slices of a GPU in MIG mode that this process may use."""
 
     @property
     def usable(self) -> bool:
@@ -54,12 +52,12 @@ class Gpu:
 
 
 LOST = Gpu("", "", 0, "")
-"""Keeps the number of a GPU that the driver counts and that does not answer."""
+"""Stands for a GPU that the driver counts but that does not answer, so that the others keep their numbers."""
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
-    """What a command prints to stdout, and why that is not all, or empty: it is missing, it failed, or it
-    gave no answer in time."""
+    """What a command prints to stdout, and what went wrong: it is missing, it failed, or it took too long.
+    The latter is empty where nothing did."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=timeout_s, check=False
@@ -76,7 +74,7 @@ def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
 
 
 def smi(*arguments: str) -> tuple[str, str]:
-    """As `answer`, of nvidia-smi, wherever it is."""
+    """Runs nvidia-smi, wherever it is. Returns what `answer` does."""
     program = smi_program()
     return answer(program, *arguments) if program else ("", "not installed")
 
@@ -87,8 +85,9 @@ def smi_program() -> str | None:
 
 
 def gpus() -> tuple[list[Gpu], str]:
-    """All that the driver counts, in its order, usable or not, and what it or its tools say is wrong; that is
-    empty where nothing hints at a GPU. nvidia-smi is asked where NVML does not answer."""
+    """All GPUs that the driver counts, in its order, including those that cannot be used, and what is wrong
+    according to the driver or its tools. The latter is empty where there is no sign of a GPU. nvidia-smi is
+    used where NVML does not answer."""
     known, wrong = _by_nvml()
     if known:
         return known, wrong
@@ -97,10 +96,10 @@ def gpus() -> tuple[list[Gpu], str]:
 
 
 def free_bytes(uuid: str) -> int | None:
-    """Of a GPU's or a slice's memory what no process holds; None where neither NVML nor nvidia-smi says."""
+    """Bytes of a GPU's or slice's memory that no process holds. None if unknown."""
     with contextlib.suppress(ImportError):
         nvml = importlib.import_module("pynvml")
-        with contextlib.suppress(nvml.NVMLError):  # no driver, or one that does not tell this
+        with contextlib.suppress(nvml.NVMLError):  # no driver, or one that does not report it
             nvml.nvmlInit()
             return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).free)
     said = smi("-i", uuid, "--query-gpu=memory.free", "--format=csv,noheader,nounits")[0]
@@ -108,7 +107,7 @@ def free_bytes(uuid: str) -> int | None:
 
 
 def driver_trace(root: Path = Path("/")) -> str:
-    """What shows that NVIDIA's driver is here, in a container too; empty where nothing does."""
+    """A file or library that shows that NVIDIA's driver is here, even in a container; else empty."""
     for place in ("dev/nvidia[0-9]*", "dev/nvidiactl", "dev/dxg", "proc/driver/nvidia"):
         if found := next(root.glob(place), None):
             return str(found)
@@ -134,14 +133,14 @@ def _by_nvml() -> tuple[list[Gpu], str]:
     for index in range(count):
         try:
             known.append(_read(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
-        except AttributeError as error:  # pynvml is too old for these questions
+        except AttributeError as error:  # pynvml is too old
             return [], f"NVML: {error}"
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # the driver is too old for them
+            if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # the driver is too old
                 return [], f"NVML: {error}"
-            # One that fell off the bus; the others work.
+            # A GPU that fell off the bus. The others work.
             wrong.append(f"NVML: GPU {index}: {error}")
-            if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another job's, which CUDA does not count
+            if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another job's: CUDA does not count it
                 known.append(LOST)
     return known, "; ".join([*wrong, *_without_slices(known)]) or ("" if count else "NVML shows no GPU")
 
@@ -163,16 +162,16 @@ def _read(nvml: ModuleType, handle: object) -> Gpu:
         most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0
     except nvml.NVMLError as error:
         return replace(gpu, divided=False) if error.value == nvml.NVML_ERROR_NOT_SUPPORTED else gpu
-    except AttributeError:  # a library of before MIG
+    except AttributeError:  # the library is older than MIG
         return gpu
     slices = []
     for index in range(most):
         try:
             slices.append(_slice(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), gpu))
         except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # the driver is too old to describe it
+            if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # the driver is too old to describe slices
                 raise
-            # No slice of this number, or none that this container was given.
+            # Otherwise there is no slice of this number, or this container may not use it.
     return replace(gpu, divided=divided, slices=tuple(slices))
 
 
@@ -186,11 +185,11 @@ def _slice(nvml: ModuleType, handle: object, gpu: Gpu) -> Gpu:
 
 
 def _profile(attributes: object, memory: int) -> str:
-    """`1g.10gb`, or `1c.3g.40gb` of a compute instance that has not all of its GPU instance (NVIDIA's MIG
-    User Guide, MIG Device Names). Its size is counted in eighths of the GPU's GiB, both rounded up, as
-    getMigMemorySizeGB of NVIDIA's go-nvlib does (pkg/nvlib/device/mig_profile.go).
+    """The profile of a slice: `1g.10gb`, or `1c.3g.40gb` for a compute instance that is only a part of its
+    GPU instance (NVIDIA's MIG User Guide, MIG Device Names). The size is counted in eighths of the GPU's GiB,
+    both rounded up, as getMigMemorySizeGB of NVIDIA's go-nvlib does (pkg/nvlib/device/mig_profile.go).
 
-    memory: of the GPU, in bytes; 0 if unknown
+    memory: bytes of the GPU; 0 if unknown
     """
     compute, whole, mebibytes = (
         getattr(attributes, field)
@@ -206,12 +205,12 @@ def _profile(attributes: object, memory: int) -> str:
 def _memory(nvml: ModuleType, handle: object) -> int:
     try:
         return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:  # memory that is the CPU's too, as of GB10
+    except nvml.NVMLError:  # the GPU shares the CPU's memory, as GB10 does
         return 0
 
 
 def _text(value: str | bytes) -> str:
-    """Older releases of the library give bytes."""
+    """Older releases of the library return bytes."""
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -240,7 +239,7 @@ def _asked_smi(fields: str) -> tuple[str, str]:
 
 
 def _with_slices(known: Sequence[Gpu]) -> list[Gpu]:
-    """As `nvidia-smi -L` lists them: under each GPU its slices with their profile and UUID."""
+    """The GPUs with the slices, profiles and UUIDs that `nvidia-smi -L` lists under each."""
     slices: dict[str, list[Gpu]] = {gpu.uuid: [] for gpu in known}
     parent: Gpu | None = None
     for line in smi("-L")[0].splitlines():
@@ -248,15 +247,15 @@ def _with_slices(known: Sequence[Gpu]) -> list[Gpu]:
             parent = next((gpu for gpu in known if gpu.uuid == row[1]), None)
         elif parent and (row := re.match(r"\s*MIG (\S+)\s+Device\s+\d+: \(UUID: (MIG-[^)]+)\)", line)):
             size = re.search(r"(\d+)gb", row[1])
-            memory = int(size[1]) * 10**9 if size else 0  # of what the profile rounds up to
+            memory = int(size[1]) * 10**9 if size else 0  # the profile rounds it up
             slices[parent.uuid].append(Gpu(parent.arch, f"{parent.name} MIG {row[1]}", memory, row[2]))
     return [replace(gpu, slices=tuple(slices[gpu.uuid])) for gpu in known]
 
 
 def shown(known: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> list[Gpu]:
-    """Those that CUDA shows this process, in the order in which torch numbers them. Of slices it shows one,
-    the first of those that are visible, and beside it no whole GPU (NVIDIA's MIG User Guide, CUDA Device
-    Enumeration). A slice that the driver's tools do not tell has its own name and no known memory."""
+    """The GPUs that CUDA shows this process, in the order in which torch numbers them. If any slices are
+    visible, CUDA shows only the first one, and no whole GPU (NVIDIA's MIG User Guide, CUDA Device
+    Enumeration). A slice that the driver's tools do not list has its own name and unknown memory."""
     setting = environment.get("CUDA_VISIBLE_DEVICES")
     entry = (setting or "").split(",")[0].strip()
     if entry.startswith("MIG-"):
@@ -267,7 +266,7 @@ def shown(known: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> 
 
 
 def _named_slice(known: Sequence[Gpu], entry: str) -> list[Gpu]:
-    """By its UUID or a beginning of it that fits no other, or by its old name."""
+    """The slice of this UUID, of a beginning of it that fits no other slice, or of this old name."""
     slices = [part for gpu in known for part in gpu.slices]
     wanted = entry.lower()
     fits = [p for p in slices if p.uuid.lower().startswith(wanted) or p.old_name.lower() == wanted]
@@ -281,5 +280,5 @@ def _named_slice(known: Sequence[Gpu], entry: str) -> list[Gpu]:
     if len(parents) == 1 and len(parents[0].slices) == 1:
         return list(parents[0].slices)
     if len({(gpu.arch, gpu.name) for gpu in parents}) != 1:
-        return []  # of which of them is not told
+        return []  # it may belong to different kinds of GPUs
     return [Gpu(parents[0].arch, f"{parents[0].name} {entry}", 0, entry)]

@@ -1,4 +1,4 @@
-"""Which devices a process is shown: CUDA_VISIBLE_DEVICES and its like, which renumber them."""
+"""Which devices a process may use: CUDA_VISIBLE_DEVICES and similar variables select and renumber them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-# One group after the other applies; in a group the first that is set.
 VARIABLES = {
     "cuda": (("CUDA_VISIBLE_DEVICES",),),
     "rocm": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
 }
+"""Groups of variables, which apply one after the other. In a group only the first that is set applies."""
 
 
 def visible(
@@ -21,10 +21,10 @@ def visible(
     name: Callable[[T], str],
     environment: Mapping[str, str] = os.environ,
 ) -> list[T]:
-    """The devices that are left, in the order in which torch numbers them.
+    """The selected devices, in the order in which torch numbers them.
 
-    devices: in the driver's order
-    name:    of a device, as the driver tells it (a UUID)
+    devices: all devices, in the driver's order
+    name:    returns the driver's identifier of a device
     """
     for variables in VARIABLES[kind]:
         variable = next((v for v in variables if v in environment), None)
@@ -36,9 +36,9 @@ def visible(
 
 
 def _chosen(names: Sequence[str], setting: str, is_rocr: bool) -> list[int]:
-    """By numbers, or beginnings of names. The first that fits none, or several, ends the list. Of one that
-    stands there twice torch makes an empty list (torch.cuda._parse_visible_devices), and ROCr ends it there
-    (RvdFilter::BuildUsrDeviceList)."""
+    """The numbers of the devices that a setting selects, by numbers or by beginnings of names. An entry that
+    fits no device, or several, ends the list. If a device is listed twice, torch takes none at all
+    (torch.cuda._parse_visible_devices), and ROCr ends the list there (RvdFilter::BuildUsrDeviceList)."""
     chosen: list[int] = []
     for entry in (part.strip().lower() for part in setting.split(",")):
         if entry.isdigit():

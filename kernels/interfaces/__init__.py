@@ -1,1 +1,1 @@
-"""What libraries take, as their sources and their functions tell it."""
+"""The interfaces of libraries, read from their sources or their functions."""

@@ -1,31 +1,27 @@
-"""Signatures of functions: of live ones, of those written down as text, of torch's operators, of C++.
+"""Reads signatures of functions: live ones, Python source, schemas of torch's operators, and C++ bindings.
 
-A default is kept as the text that stands in the source.
+A default is kept as the text that the source has for it.
 """
 
 from __future__ import annotations
 
 import ast
 import contextlib
-import functools
 import inspect
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 Kind = inspect.Parameter
 
 LONGEST = 8000
-"""Bytes that a schema may have."""
-
-FIELD = ("field", "Field")
-"""What tells of a field of a dataclass or model."""
+"""The most bytes that a schema may have."""
 
 
 @dataclass(frozen=True)
 class Default:
-    """A default by its text."""
+    """A default, known by its text."""
 
     text: str
 
@@ -34,8 +30,9 @@ class Default:
 
 
 def of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """None for one that does not tell: of C++ (pybind11), or wrapped so that it takes anything."""
-    if schema := getattr(getattr(function, "default", function), "_schema", None):  # an operator of torch
+    """The signature of a live function. None where it does not tell: where it is C++ (pybind11), or wrapped
+    by a function that takes anything."""
+    if schema := getattr(getattr(function, "default", function), "_schema", None):
         return inspect.Signature(
             [
                 Kind(
@@ -59,14 +56,14 @@ def takes_anything(signature: inspect.Signature) -> bool:
 
 
 def parse(text: str) -> inspect.Signature:
-    """Of `(q, kv, *, scale=1.0, **rest)`, with or without annotations."""
+    """Reads `(q, kv, *, scale=1.0, **rest)`, with or without annotations."""
     definition = ast.parse(f"def f{text}: ...").body[0]
     assert isinstance(definition, ast.FunctionDef)
     return of_arguments(definition.args)
 
 
 def of_arguments(arguments: ast.arguments) -> inspect.Signature:
-    """Of a definition in Python source."""
+    """The signature of a definition in Python source."""
     by_position = [*arguments.posonlyargs, *arguments.args]
     kinds: list[Any] = [Kind.POSITIONAL_ONLY] * len(arguments.posonlyargs)
     kinds += [Kind.POSITIONAL_OR_KEYWORD] * len(arguments.args)
@@ -86,59 +83,31 @@ def _parameter(argument: ast.arg, kind: Any, default: ast.expr | None) -> inspec
     return Kind(argument.arg, kind, default=Kind.empty if default is None else Default(ast.unparse(default)))
 
 
-def of_fields(
-    body: Iterable[ast.stmt], maker: ast.expr, inherited: Sequence[inspect.Signature | None]
-) -> inspect.Signature | None:
-    """Of the class of a dataclass or named tuple, by the annotated names in its body; None where a class that
-    it inherits from is not known.
+def of_fields(body: Iterable[ast.stmt], by_name: bool) -> inspect.Signature | None:
+    """The signature of the class of a dataclass, named tuple or model, by the annotated names in its body.
+    None
+    where a field is declared in a way that is not read here: by `field(...)`, `ClassVar` or `KW_ONLY`.
 
-    maker: the decorator or base that makes it one
+    by_name: whether all fields are keyword-only
     """
-    parameters: dict[str, inspect.Parameter] = {}
-    for parent in inherited:
-        if parent is None:
-            return None
-        parameters |= parent.parameters
-    kind: Any = Kind.KEYWORD_ONLY if _by_name_alone(maker) else Kind.POSITIONAL_OR_KEYWORD
+    kind: Any = Kind.KEYWORD_ONLY if by_name else Kind.POSITIONAL_OR_KEYWORD
+    parameters = []
     for field in body:
-        if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
-            continue
-        annotation = ast.unparse(field.annotation)
-        if annotation.rpartition(".")[2] == "KW_ONLY":
-            kind = Kind.KEYWORD_ONLY
-            continue
-        settings = _settings(field.value)
-        if "ClassVar" in annotation or settings.get("init") == "False":
-            continue
-        is_told = isinstance(field.value, ast.Call) and _maker(field.value) in FIELD
-        has_default = bool({"default", "default_factory"} & settings.keys()) if is_told else bool(field.value)
-        name = field.target.id
-        own: Any = Kind.KEYWORD_ONLY if settings.get("kw_only") == "True" else kind
-        parameters[name] = Kind(name, own, default=Default("...") if has_default else Kind.empty)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            annotation = ast.unparse(field.annotation)
+            if isinstance(field.value, ast.Call) or "ClassVar" in annotation or "KW_ONLY" in annotation:
+                return None
+            parameters.append(
+                Kind(field.target.id, kind, default=Default("...") if field.value else Kind.empty)
+            )
     try:
-        return inspect.Signature(sorted(parameters.values(), key=lambda p: p.kind))
-    except ValueError:
+        return inspect.Signature(parameters)
+    except ValueError:  # a field without a default behind one with a default
         return None
 
 
-def _by_name_alone(maker: ast.expr) -> bool:
-    """Whether it makes all fields keyword-only: `@dataclass(kw_only=True)`, pydantic's models."""
-    return _settings(maker).get("kw_only") == "True" or ast.unparse(maker).endswith("BaseModel")
-
-
-def _settings(value: ast.expr | None) -> dict[str, str]:
-    """Keywords of `field(...)` or `dataclass(...)`."""
-    if not isinstance(value, ast.Call) or _maker(value) not in ("dataclass", *FIELD):
-        return {}
-    return {keyword.arg: ast.unparse(keyword.value) for keyword in value.keywords if keyword.arg}
-
-
-def _maker(call: ast.Call) -> str:
-    return ast.unparse(call.func).rpartition(".")[2]
-
-
 def of_schema(text: str) -> inspect.Signature:
-    """Of what an operator's schema has in brackets: `Tensor a, (Tensor, Tensor) b, *, int c=1`."""
+    """Reads what an operator's schema has in brackets: `Tensor a, (Tensor, Tensor) b, *, int c=1`."""
     parameters: list[inspect.Parameter] = []
     kind: Any = Kind.POSITIONAL_OR_KEYWORD
     for part in _apart(text):
@@ -152,7 +121,7 @@ def of_schema(text: str) -> inspect.Signature:
 
 
 def _apart(text: str) -> list[str]:
-    """Its parts between commas that stand in no brackets."""
+    """Splits a text at the commas that are not inside brackets."""
     flat, before = text, ""
     while flat != before:
         flat, before = re.sub(r"[(\[][^()\[\]]*[)\]]", lambda m: " " * len(m.group()), flat), flat
@@ -162,7 +131,7 @@ def _apart(text: str) -> list[str]:
 
 
 def text(signature: inspect.Signature) -> str:
-    """As `parse` reads it."""
+    """The signature as text that `parse` reads."""
     return str(
         signature.replace(
             parameters=[p.replace(annotation=Kind.empty) for p in signature.parameters.values()],
@@ -172,29 +141,12 @@ def text(signature: inspect.Signature) -> str:
 
 
 def without_first(signature: inspect.Signature) -> inspect.Signature:
-    """Of a method as its object has it."""
+    """The signature of a method as its object has it, without `self`."""
     return signature.replace(parameters=list(signature.parameters.values())[1:])
 
 
-def partial(whole: inspect.Signature, call: ast.Call) -> inspect.Signature | None:
-    """Of `functools.partial(function, ...)` in source, whole being the function's; None where that does not
-    tell."""
-    given = {keyword.arg: Default(ast.unparse(keyword.value)) for keyword in call.keywords}
-    if None in given or any(isinstance(argument, ast.Starred) for argument in call.args):
-        return None
-
-    def function() -> None: ...
-
-    function.__signature__ = whole  # type: ignore[attr-defined]
-    by_position = [Default(ast.unparse(argument)) for argument in call.args[1:]]
-    try:
-        return inspect.signature(functools.partial(function, *by_position, **given))  # type: ignore[arg-type]
-    except ValueError:
-        return None
-
-
 def of_compiled(compiled: bytes) -> dict[str, inspect.Signature]:
-    """Of torch's operators by name, whose schemas stand as text in a compiled file."""
+    """The signatures of torch's operators by name. Their schemas are text in the compiled file."""
     made: dict[str, inspect.Signature] = {}
     for arrow in (b") ->", b")->"):
         end = compiled.find(arrow)
@@ -207,8 +159,8 @@ def of_compiled(compiled: bytes) -> dict[str, inspect.Signature]:
 
 
 def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
-    """Of functions by the name that a C++ source binds them to: torch's operators with a schema, and those of
-    pybind11 whose arguments it names."""
+    """The signatures of functions that a C++ source binds, by name: torch's operators by their schemas, and
+    those of pybind11 where it names the arguments."""
     if b"def(" not in source:
         return {}
     text = source.decode(errors="replace")
@@ -227,7 +179,7 @@ def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
 
 
 def _schema(text: str) -> dict[str, inspect.Signature]:
-    """Of `namespace::name.overload(arguments`, by the name; nothing if it is none."""
+    """Reads `namespace::name.overload(arguments`. Returns the signature by name, or nothing."""
     match = re.fullmatch(r"(?:\w+::)?(\w+)(?:\.\w+)?\((.*)", text, re.DOTALL)
     with contextlib.suppress(ValueError, IndexError):
         return {match[1]: of_schema(match[2])} if match else {}

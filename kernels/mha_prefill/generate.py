@@ -12,29 +12,29 @@ from kernels.operands import Seeds, draw_normal
 if TYPE_CHECKING:
     import torch
 
-DRAWN = 4096  # tokens; those behind take the same numbers with other signs
+DRAWN = 4096  # tokens; further ones take the same numbers with other signs
 # The largest magnitude that FP8 operands hold: eight deviations or more, so that none has to be clipped.
 LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
-FAR = 4.0  # by so much an ordinary key lies below a landmark, along their channel
+FAR = 4.0  # an ordinary key is so far below a landmark, along their channel
 
 
 def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
-    """A pure function of its arguments.
+    """The operands, a pure function of the arguments.
 
     - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
-      a wrong scale or a block that was not rescaled is visible and so is a lost block.
-    - In the even, flat heads every query hears certain keys: the first of its sequence, the last that is
-      cached, the first that is new, its own; and, if they are let in, the one behind its own, the last of
+      a wrong scale, a block that was not rescaled and a lost block show.
+    - In the even, flat heads every query attends to certain keys: the first of its sequence, the last cached
+      one, the first new one, and its own; and, where a mask lets them in, the key behind its own, the last of
       the sequence before and the first of the next. Each has as much weight as a sixteenth of the others,
       and so has a row of zeros that a mask lets in (see `_add_landmarks`).
-    - Three channels are 2^17 large in k and 2^-17 small in q, three more 2^17 large in v: bf16 holds them,
-      fp16 does not. (bf16 only: FP8 with one scale per tensor does not hold them either.)
+    - Three channels are 2^17 times larger in k and 2^17 times smaller in q, three more 2^17 times larger in
+      v: bf16 holds them, fp16 does not. (bf16 only: FP8 with one scale for the tensor does not either.)
     - FP8 operands are those of the same seeds quantised, with three different descales, none a power of two.
-    - Before and behind q, k and v lie tokens of NaN.
+    - There are tokens of NaN before and behind q, k and v.
 
     Adversarial operands differ from those of the same seeds in these points:
-    - Three channels that are the same for all keys add 120 to all scores of every fourth head, and take 120
-      from those of every fourth other (see kernels/mla_decode/generate.py).
+    - Three channels that are the same for all keys add 120 to all scores of every fourth head, and subtract
+      120 from those of another fourth (see kernels/mla_decode/generate.py).
     - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too.
     """
     import torch
@@ -104,8 +104,8 @@ def _quantised(values: torch.Tensor, descale: torch.Tensor, fmt: Fp8Format) -> t
 
 
 def _shift_scores(q: torch.Tensor, k: torch.Tensor, channels: list[int]) -> None:
-    """Adds about 120 to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ... (of all
-    but the first where they are three at most); k holds the largest number that it has in FP8."""
+    """Adds about 120 to all scores of heads 0, 4, 8 ... and subtracts it from those of heads 3, 7, 11 ...
+    (with three heads or fewer, of all but the first); k holds the largest number that it has in FP8."""
     lowered = slice(3, None, 4) if q.shape[1] > 3 else slice(1, None)
     k[..., channels] = LARGEST["k"]
     q[..., channels] = 0.0
@@ -115,21 +115,22 @@ def _shift_scores(q: torch.Tensor, k: torch.Tensor, channels: list[int]) -> None
 
 
 def _edges(length: int) -> list[int]:
-    """Keys on both sides of where the second and the last tiles of 64 and 128 begin, and the second half."""
+    """Keys on both sides of the beginnings of the second and the last tiles of 64 and 128, and of the second
+    half."""
     edges = {start for tile in (64, 128) for start in (tile, (length - 1) // tile * tile)} | {-(-length // 2)}
     return sorted({key for edge in edges for key in (edge - 1, edge) if 0 < key < length - 1})
 
 
 def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], adversarial: bool) -> None:
-    """Gives the rope part of the even heads a meaning; it is in the scores and not in the values.
+    """Sets the rope part of the even heads, which is in the scores and not in the values.
 
-    Along the rope part's first channel an ordinary key lies so far below 0 that it scores L less than a
-    landmark (the first key and the last, of those cached and of those new) or a row of zeros. A query that
-    sees n keys takes L = ln(n / 16), so that each of those weighs as much as a sixteenth of the n. The other
-    63 channels of key j hold two random codes, its own and that of key j - 1; the query in its place scores
-    L more on its own key's code, which lifts j and j + 1 to a landmark's score. Landmarks leave out their
-    own code, so that their own query does not hear them twice; the first key leaves out the other too, which
-    is of another sequence.
+    Along its first channel an ordinary key is so far below 0 that it scores L less than a landmark (the first
+    and the last of the cached keys and of the new ones) or a row of zeros. A query that sees n keys takes
+    L = ln(n / 16), so that each landmark weighs as much as a sixteenth of the n. The other 63 channels of key
+    j hold two random codes, its own and that of key j - 1. The query at j scores L more on the code of key j,
+    which lifts the keys j and j + 1 to a landmark's score. Landmarks leave out their own code, so that their
+    own query does not count them twice; the first key leaves out the other code too, which belongs to another
+    sequence.
     """
     import torch
 

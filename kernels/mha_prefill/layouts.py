@@ -1,56 +1,49 @@
-"""Layouts of q, k and v that several libraries share.
-
-`Extended` holds the cache and the new tokens apart, as an engine does. `VarlenLayout` is one call on all
-sequences with cumulative lengths (FlashAttention's `flash_attn_varlen_func`, and AITER's after it);
-`lengths`, `scale`, `mask` and `padded` give its arguments, each by itself.
+"""What several libraries ask for: one call on all sequences with cumulative lengths (FlashAttention's
+`flash_attn_varlen_func`, and AITER's after it), new tokens apart from cached ones, as an engine holds them,
+and v as wide as q and k.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernels.binding import Function
 from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
-from kernels.op import Prepared
+from kernels.op import Call, Prepared
 
 if TYPE_CHECKING:
     import torch
 
-
-def apart_bytes(sizes: MhaPrefillSizes) -> int:
-    """Of the new tokens' keys and values where they stand apart from cached ones."""
-    apart = sizes.keys > sizes.queries
-    return apart * sizes.queries * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]
+VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
+"""What a call of `varlen` needs by name."""
 
 
-def new_rows(o: MhaPrefillOperands) -> torch.Tensor:
-    """The rows of k and v that belong to new tokens, int64 [T]."""
-    import torch
+def varlen(
+    o: MhaPrefillOperands, out: torch.Tensor | None, function: Function, *, pads: bool = False, **further: Any
+) -> Prepared:
+    """One call by keyword, causal: all of these libraries align the mask to the last key. Without an `out`
+    the library allocates its output.
 
-    rows = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences]
-    return torch.cat(rows).to(o.k.device)
-
-
-class Extended(Prepared):
-    """The cache is the canonical tensors; the new tokens' `k` and `v` are those too where none is cached."""
-
-    operands: MhaPrefillOperands
-
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
-        super().__init__(operands, out)
-        self.rows = new_rows(operands) if any(s.prefix for s in operands.sequences) else None
-        self.k, self.v = (t if self.rows is None else t[self.rows] for t in (operands.k, operands.v))
-
-    def load(self, live: Mapping[str, torch.Tensor]) -> None:
-        super().load(live)
-        if self.rows is not None:
-            self.k.copy_(live["k"][self.rows])
-            self.v.copy_(live["v"][self.rows])
+    further: arguments beside the usual ones
+    pads:    v is as wide as q and k, and the output's columns from the 128th on are dropped
+    """
+    v = padded(o.v) if pads else o.v
+    output = {} if out is None else {"out": out}
+    attend = function.bind(
+        q=o.q, k=o.k, v=v, softmax_scale=o.scale, **lengths(o), causal=True, **output, **further
+    )
+    inputs = {**o.live_tensors(), "v": v[..., :VALUE]}
+    return Prepared(o, out, attend, inputs=inputs, result=of_values if out is None else None)
 
 
-def lengths(o: MhaPrefillOperands) -> dict[str, object]:
+def of_values(returned: Any) -> torch.Tensor:
+    """The output that a library returned, some versions with the sums of exponentials."""
+    output: torch.Tensor = returned[0] if isinstance(returned, tuple | list) else returned
+    return output[..., :VALUE]
+
+
+def lengths(o: MhaPrefillOperands) -> dict[str, Any]:
     """int32 [batch + 1] on the device, and the longest of each for the grid."""
     most_new, longest = o.longest
     return {
@@ -61,16 +54,6 @@ def lengths(o: MhaPrefillOperands) -> dict[str, object]:
     }
 
 
-def scale(o: MhaPrefillOperands) -> float:
-    """Of q . k as they are meant: a library that takes descales multiplies by those itself."""
-    return o.scale
-
-
-def mask() -> dict[str, object]:
-    """Causal; all of these libraries align it to the last key."""
-    return {"causal": True}
-
-
 def padded(v: torch.Tensor) -> torch.Tensor:
     """v as wide as q and k, filled up with zeros, for kernels that take one head size only."""
     tokens, heads, _ = v.shape
@@ -79,38 +62,31 @@ def padded(v: torch.Tensor) -> torch.Tensor:
     return wide
 
 
-VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
-"""What a call of `VarlenLayout` needs by name."""
+class NewTokens:
+    """`k` and `v` of the new tokens, [T, heads, width]: the canonical tensors where no token is cached, else
+    copies, as an engine holds them apart from its cache."""
 
+    def __init__(self, operands: MhaPrefillOperands) -> None:
+        import torch
 
-class VarlenLayout(Prepared):
-    """One call of `function` by keyword; without an `out` its output is its own, and kept.
+        o = self.operands = operands
+        self.k, self.v = o.k, o.v
+        self.rows: torch.Tensor | None = None
+        if any(s.prefix for s in o.sequences):
+            new = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in o.sequences]
+            self.rows = torch.cat(new).to(o.k.device)
+            self.k, self.v = o.k[self.rows], o.v[self.rows]
 
-    further: arguments beside the usual ones
-    pads:    v stands as wide as q and k, and the output's columns behind the 128th are dropped
-    """
+    def copy(self) -> None:
+        if self.rows is not None:
+            self.k.copy_(self.operands.k[self.rows])
+            self.v.copy_(self.operands.v[self.rows])
 
-    def __init__(
-        self,
-        operands: MhaPrefillOperands,
-        out: torch.Tensor | None,
-        function: Function,
-        further: Mapping[str, Any] | None = None,
-        pads: bool = False,
-    ) -> None:
-        super().__init__(operands, out)
-        self.v = padded(operands.v) if pads else operands.v
-        given = {"q": operands.q, "k": operands.k, "v": self.v, "softmax_scale": scale(operands)}
-        output = {} if out is None else {"out": out}
-        self.attend = function.bind(**given, **lengths(operands), **mask(), **output, **(further or {}))
+    def prepared(self, out: torch.Tensor, call: Call) -> Prepared:
+        return Prepared(self.operands, out, call, after_load=self.copy)
 
-    def inputs(self) -> Mapping[str, torch.Tensor]:
-        return {**super().inputs(), "v": self.v[..., :VALUE]}
-
-    def call(self) -> None:
-        returned = self.attend()
-        # Some versions give the sums of exponentials too.
-        self.returned = returned[0] if isinstance(returned, tuple | list) else returned
-
-    def result(self) -> torch.Tensor:
-        return self.returned[..., :VALUE] if self.out is None else self.out
+    @staticmethod
+    def bytes(sizes: MhaPrefillSizes) -> int:
+        if sizes.keys == sizes.queries:
+            return 0
+        return sizes.queries * sizes.heads * (WIDTH + VALUE) * BYTES["bf16"]

@@ -18,11 +18,9 @@ GUARD = 256  # tokens of NaN before and behind q, k and v: at least what a kerne
 
 
 class Sequence(NamedTuple):
-    """Where a sequence lies: its rows of q and out, its rows of k and v, and how many of those are cached."""
-
-    queries: slice
-    keys: slice
-    prefix: int
+    queries: slice  # its rows of q and out
+    keys: slice  # its rows of k and v
+    prefix: int  # how many of those are cached
 
     @property
     def new(self) -> int:
@@ -35,28 +33,22 @@ class Sequence(NamedTuple):
 
 @dataclass
 class MhaPrefillOperands(Operands):
-    """q         bf16 or FP8 [T, heads, 192], T new tokens of all sequences
-    k         likewise [S, heads, 192], S tokens; those of a sequence stand together, cached ones first
-    v         likewise [S, heads, 128]
-    cu_q      int32 [batch + 1]: sequence b has rows cu_q[b] .. cu_q[b + 1] of q; cu_k likewise of k and v
-    sequences the same for the host
-    q_descale fp32 [1], by which a stored q is to be multiplied; None for bf16; k_descale and v_descale
-              likewise. Stationary: calibrated once, as engines hold the scales of an FP8 cache
-
-    Nothing is streamed: q, k and v are activations, all just written by the q_b and kv_b products of the same
-    layer (the cached tokens' too: only their latents are kept), with nothing large read in between. What the
-    last-level cache holds of them here, from the call before, it holds in serving; the rest comes from memory
-    in both.
+    """Nothing is streamed: q, k and v are activations, all just written by the q_b and kv_b products of the
+    same layer (the cached tokens' too: only their latents are kept), with nothing large read in between. The
+    last-level cache holds as much of them in serving as it holds here from the call before; the rest comes
+    from memory in both.
     """
 
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    cu_q: torch.Tensor
-    cu_k: torch.Tensor
-    sequences: list[Sequence]
+    q: torch.Tensor  # bf16 or FP8 [T, heads, 192], for the T new tokens of all sequences
+    k: torch.Tensor  # bf16 or FP8 [S, heads, 192], for all S tokens, by sequence, cached tokens first
+    v: torch.Tensor  # bf16 or FP8 [S, heads, 128]
+    cu_q: torch.Tensor  # int32 [batch + 1]: sequence b has rows cu_q[b] .. cu_q[b + 1] of q
+    cu_k: torch.Tensor  # the same of k and v
+    sequences: list[Sequence]  # the same for the host
     sizes: MhaPrefillSizes
     scale: float = SCALE
+    # fp32 [1], by which a stored value is to be multiplied; None for bf16. Stationary: calibrated once, as
+    # engines hold the scales of an FP8 cache.
     q_descale: torch.Tensor = ABSENT
     k_descale: torch.Tensor = ABSENT
     v_descale: torch.Tensor = ABSENT
@@ -64,6 +56,10 @@ class MhaPrefillOperands(Operands):
 
     live: ClassVar = ("q", "k", "v")
     streamed: ClassVar = ()
+
+    @property
+    def is_fp8(self) -> bool:
+        return self.q.element_size() == 1
 
     @property
     def longest(self) -> tuple[int, int]:
@@ -86,7 +82,7 @@ class MhaPrefillOperands(Operands):
         return _number(self.v_descale)
 
     def copy(self, names: Iterable[str] | None = None) -> MhaPrefillOperands:
-        """As any operands' copy, with guards of its own."""
+        """The copy has guards of its own."""
         copied = super().copy(names)
         for name in self.live:
             if (tensor := getattr(copied, name)) is not getattr(self, name):
@@ -100,14 +96,14 @@ class MhaPrefillOperands(Operands):
 
 
 def is_guarded(tensor: torch.Tensor) -> bool:
-    """Whether there are as many tokens before and behind it as `guarded` makes."""
+    """Whether there are as many tokens before and behind it as `guarded` puts there."""
     stride, held = tensor.stride(0), tensor.untyped_storage().nbytes() // tensor.element_size()
     offset = tensor.storage_offset()
     return offset >= GUARD * stride and offset + (len(tensor) + GUARD) * stride <= held
 
 
 def beyond(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tokens with the guards before and behind them, as a stray pointer sees them."""
+    """The same tokens with the guards before and behind them, which a stray pointer reaches."""
     stride = tensor.stride(0)
     shape = (tensor.shape[0] + 2 * GUARD, *tensor.shape[1:])
     return tensor.as_strided(shape, tensor.stride(), tensor.storage_offset() - GUARD * stride)
@@ -120,8 +116,8 @@ def _number(descale: torch.Tensor | None) -> float:
 def guarded(
     tokens: int, heads: int, width: int, device: torch.device | str, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """Room for [tokens, heads, width] of dtype, by default bf16, between tokens of NaN, so that a read past
-    an end is seen."""
+    """An empty tensor [tokens, heads, width] of dtype, by default bf16, between tokens of NaN, which show a
+    read past an end."""
     import torch
 
     shape = (GUARD + tokens + GUARD, heads, width)
@@ -133,7 +129,7 @@ def guarded(
 
 
 def sequences_of(lengths: list[tuple[int, int]]) -> list[Sequence]:
-    """Where sequences of (prefix, new) tokens lie, one behind the other."""
+    """The places of sequences of (prefix, new) tokens, one after the other."""
     queries = [0, *itertools.accumulate(new for _, new in lengths)]
     keys = [0, *itertools.accumulate(prefix + new for prefix, new in lengths)]
     return [

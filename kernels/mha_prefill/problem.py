@@ -6,8 +6,8 @@ for the i-th new token of a sequence, which may find `prefix` tokens of it cache
 and a value head of its own, as kv_b projects them from the latent: q and k are 192 = 128 + 64 (rope) wide, v
 is 128. scale = 1/sqrt(192) (DeepSeek-V3 technical report, arXiv:2412.19437, section 2.1.1).
 
-With dtype=fp8, q, k and v are FP8, each with one descale for the whole tensor: what is stored times that is
-what is meant. The output is bf16 in both.
+With dtype=fp8, q, k and v are FP8, each with one descale for the whole tensor, by which a stored value is
+multiplied. The output is bf16 in both.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class MhaPrefill(Op):
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
         """2 * heads * (192 + 128) flops for each pair of a query and a key that it attends to; q, k, v and
-        out moved once. An FP8 kernel may round the softmax weights to FP8 too: FP8 products bound it."""
+        out moved once. An FP8 kernel may round the softmax weights to FP8: FP8 products bound it."""
         flops = 2.0 * sizes.heads * (WIDTH + VALUE) * sizes.pairs
         moved = self._bytes(sizes, sizes.queries, sizes.keys) + self.output_bytes(sizes)
         return Work(flops, float(moved), sizes.dtype)
@@ -65,12 +65,12 @@ class MhaPrefill(Op):
         return 0
 
     def turn_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """Of the `cold` mode: in `serving` there is one set."""
+        """For the `cold` mode: in `serving` there is one set."""
         return self.operand_bytes(sizes)
 
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """Two results in fp32, of FP8 operands three; in fp32 too keys, values and their squares of the
-        longest sequence and some heads, twice; scores and what is made of them."""
+        """Two results in fp32, with FP8 operands three; also in fp32, for the longest sequence and some
+        heads, keys, values and their squares, twice; scores and what is computed of them."""
         longest = max(prefix + new for prefix, new in sizes.lengths())
         heads = min(HEADS, sizes.heads)
         keys = 2 * heads * longest * (WIDTH + 2 * VALUE)

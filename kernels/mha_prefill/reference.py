@@ -13,12 +13,12 @@ from kernels.op import LEAST_SIGMA, MOST_ELEMENTS, Reference, affordable, spread
 if TYPE_CHECKING:
     import torch
 
-UNIT = 2.0**-9  # relative error of rounding to bf16, in root mean square about
-UNIT_FP8 = 2.0**-5  # likewise to FP8 with 3 mantissa bits
-UNIT_SUM = 2.0**-13  # of sums in the 14 bits that Hopper's FP8 products keep
-HEADS = 16  # at once
-SCORES = 1 << 22  # at once, of all those heads
-OVERHEAD = 3  # times as long as its products takes the whole of it
+UNIT = 2.0**-9  # relative error of rounding to bf16, about, in root mean square
+UNIT_FP8 = 2.0**-5  # the same for FP8 with 3 mantissa bits
+UNIT_SUM = 2.0**-13  # the same for sums in the 14 bits that Hopper's FP8 products keep
+HEADS = 16  # computed at once
+SCORES = 1 << 22  # computed at once, of all those heads
+OVERHEAD = 3  # the reference takes so many times as long as its products
 EVEN = 0.1  # the largest weight of rows that are judged together
 TILES = (64, 128, 256)  # query rows that kernels take per program
 
@@ -26,24 +26,24 @@ TILES = (64, 128, 256)  # query rows that kernels take per program
 def reference(
     operands: MhaPrefillOperands, max_flops: float = float("inf"), offset: float = 0.0
 ) -> Reference:
-    """fp32: its products err by some 1e-6 of a score, a thousandth of a sigma. Above `max_flops` and
-    MOST_ELEMENTS it takes the first and the last row of every sequence, rows at the edges of tiles, and
-    others at even distance, as many as fit.
+    """The reference in fp32: its products err by about 1e-6 of a score, a thousandth of a sigma. Above
+    `max_flops` and MOST_ELEMENTS it takes the first and the last row of every sequence, rows at the edges of
+    tiles, and others at even distances, as many as fit.
 
-    sigma, as in MLA decode: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16
-    (relative 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product,
-    each by itself, and the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element
-    where the rounded weights are summed, v_j in place of v_j - out where the exact ones are: the larger
-    counts. The second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its
-    weight. FP8 products are exact too; whoever multiplies in bf16 instead rounds v there, 2^-9 * sqrt(sum_j
-    p_j^2 v_j^2) more. Below stands kernels.op.LEAST_SIGMA.
+    sigma, as in MLA decode: a right kernel takes exact products of bf16, sums in fp32, and rounds to bf16
+    twice (relative error 2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second
+    product, each independently, and the output. The first adds 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) for
+    each element where the rounded weights are summed; v_j replaces v_j - out where the exact ones are. The
+    larger counts. The second adds 2^-9 * |out|. The fp32 error of a score of size |s| acts like an error of
+    its weight. FP8 products are exact too; a kernel that multiplies in bf16 instead rounds v, which adds
+    2^-9 * sqrt(sum_j p_j^2 v_j^2). kernels.op.LEAST_SIGMA is the least.
 
-    sigma_fp8: the softmax weights are rounded to FP8, relative 2^-4 at most, about 2^-5 in root mean square,
-    and by the format's smallest step beside the row's largest weight, which is 1 where a kernel does not
-    scale them up. Their sum may be that of the rounded ones, whose errors then count about the mean as above,
-    or not, so that they count in full: the larger of the two, element by element. Below the smallest normal
-    number their errors do not cancel (below half of the smallest step all vanish): the square of what that
-    moves the output by is added. Scores and output may be summed in 14 bits. even: as in MLA decode.
+    sigma_fp8: the softmax weights are rounded to FP8, with a relative error of 2^-4 at most, about 2^-5 in
+    root mean square, and by the format's smallest step, in units of the row's largest weight, which is 1
+    where a kernel does not scale weights up. Where the rounded weights are summed their errors count about
+    the mean as above, else in full: the larger of the two, element by element. Below the smallest normal
+    number their errors do not cancel (below half of the smallest step all vanish): the square of the shift of
+    the output is added. Scores and output may be summed in 14 bits. even: as in MLA decode.
     """
     import torch
 
@@ -89,9 +89,11 @@ def _attend(
     scale: float,
     fmt: Fp8Format | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Value, sigma and, for FP8 operands, sigma_fp8 [heads, n, 128] and even [heads, n] of q [heads, n, 192],
-    at these positions of its sequence, int64 [n], over k [heads, 192, keys] and v beside its squares [heads,
-    keys, 256]."""
+    """Value, sigma and, for FP8 operands, sigma_fp8, [heads, n, 128] each, and even [heads, n].
+
+    q: [heads, n, 192], at `position` in its sequence, int64 [n]; k: [heads, 192, keys]; v: with its squares
+    beside it, [heads, keys, 256]
+    """
     import torch
 
     scores = (q @ k).mul_(scale)
@@ -103,7 +105,7 @@ def _attend(
     rounding = (UNIT * value).square() + (LEAST_SIGMA * v[..., :VALUE].abs().amax()).square()
 
     def of(deviation: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The variance that these deviations of the weights make: about the mean, and in full."""
+        """The variance of the output for these deviations of the weights: about the mean, and in full."""
         weight = deviation.square_()
         first, full = (weight @ v).split(VALUE, -1)
         return (full - 2 * value * first + value.square() * weight.sum(-1, keepdim=True)).clamp_(min=0), full
@@ -129,7 +131,7 @@ def _attend(
 def sampled_rows(
     sequences: list[Sequence], heads: int, max_flops: float, offset: float = 0.0
 ) -> list[int] | None:
-    """Rows of the output to compute, ascending, within the reference's own cost; None for all."""
+    """Rows of the output to compute for at most `max_flops`, ascending; None for all."""
     per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
     keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
     if sum(keys) * per_pair <= max_flops and len(keys) * heads * VALUE <= MOST_ELEMENTS:
@@ -141,6 +143,6 @@ def sampled_rows(
 
 
 def _edges(new: int) -> list[int]:
-    """Rows of a sequence on both sides of where its second and its last tile begin."""
+    """Rows of a sequence on both sides of the beginnings of its second and its last tile."""
     begins = [start for tile in TILES for start in (tile, (new - 1) // tile * tile)]
     return [row for start in begins for row in (start - 1, start) if 0 <= row < new]

@@ -9,35 +9,21 @@ from kernels.support import Support, need
 from shapes.lengths import parse_span, spread
 
 NOPE = 128
-
-
 ROPE = 64
-
-
 WIDTH = NOPE + ROPE
-
-
 VALUE = 128
-
-
 SCALE = WIDTH**-0.5
-
-
 BYTES = {"bf16": 2, "fp8": 1}
 
 
 @dataclass(frozen=True)
 class MhaPrefillSizes:
-    """batch: sequences; new: query tokens per sequence, one number or low..high, spread evenly; prefix:
-    tokens cached before them, likewise, from 0; heads: of the rank; dtype: of q, k and v, bf16 or fp8;
-    fp8: its format, which a bf16 case does not name."""
-
-    batch: int
-    new: str
-    prefix: str = "0"
-    heads: int = 16
-    dtype: str = "bf16"
-    fp8: str = "e4m3fn"
+    batch: int  # sequences
+    new: str  # query tokens of each sequence: one number or low..high, spread evenly
+    prefix: str = "0"  # tokens cached before them, in the same way, from 0
+    heads: int = 16  # of the rank
+    dtype: str = "bf16"  # of q, k and v: bf16 or fp8
+    fp8: str = "e4m3fn"  # the format, which a bf16 case does not name
 
     def __post_init__(self) -> None:
         for name in ("batch", "heads"):
@@ -71,3 +57,15 @@ class MhaPrefillSizes:
 def takes(sizes: MhaPrefillSizes, *dtypes: str) -> Support:
     """Whether a kernel that takes these dtypes takes these sizes."""
     return need(sizes.dtype in dtypes, f"takes dtype={' or '.join(dtypes)}, not {sizes.dtype}")
+
+
+def takes_bf16(sizes: MhaPrefillSizes) -> Support:
+    return takes(sizes, "bf16")
+
+
+def takes_fp8(sizes: MhaPrefillSizes) -> Support:
+    return takes(sizes, "fp8")
+
+
+def takes_both(sizes: MhaPrefillSizes) -> Support:
+    return takes(sizes, "bf16", "fp8")

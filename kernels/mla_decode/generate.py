@@ -16,39 +16,39 @@ if TYPE_CHECKING:
 
 
 CONSTANT = WIDTH - 1
-"""The channel that shifts scores."""
+"""The channel by which adversarial operands shift scores."""
 
 OF_TOKENS, OF_HEADS = 8.0, 208.0
-"""What it holds in kv and in q: their product times the scale is 120."""
+"""Its values in kv and in q: their product times the scale is 120."""
 
 PAGES = (1 << 15) + (1 << 12)
-"""So many that a number of 16 bits with a sign cannot hold an eighth of them."""
+"""So many pages that a signed number of 16 bits cannot hold an eighth of their numbers."""
 
 MOST_BYTES = 200 << 20
-"""That a cache may take for the sake of that many pages."""
+"""Bytes that a cache may take for that many pages."""
 
 
 def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
-    """A pure function of its arguments.
+    """The operands, a pure function of the arguments.
 
-    - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a
-      wrong scale or a combine without rescaling is visible and so is a lost page.
-    - The first and the last token of each sequence are landmarks: every other head gives each at most
-      a sixteenth of the weight of the rest, and as much to a row of zeros that a mask lets in, so that
-      a length off by one shows at any context. The other heads do not, so that a lost page shows in them.
-    - Three latent channels are 2^17 large in kv and 2^-17 small in q: bf16 holds them, fp16 does not
-      (bf16 cache only; e4m3 ends at 448).
-    - Pages are shuffled; every slot that holds no token is NaN, as is the page that pads the table.
+    - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a wrong scale, a
+      combine without rescaling and a lost page show.
+    - The first and the last token of each sequence are landmarks: every other head gives each at most a
+      sixteenth of the weight of the others, and as much to a row of zeros that a mask lets in, so that a
+      length off by one shows at any context. The other heads do not, so that a lost page shows in them.
+    - Three latent channels are 2^17 times larger in kv and 2^17 times smaller in q: bf16 holds them, fp16
+      does not (bf16 cache only; e4m3 ends at 448).
+    - Pages are shuffled; each slot without a token is NaN, and so is the page that pads the table.
 
     Adversarial operands differ from those of the same seeds in these points:
-    - A rope channel that is the same for all tokens adds 120 to all scores of every fourth head, and takes
-    120 from those of every fourth other: softmax without its maximum overflows, one that starts from a
-    maximum of 0 underflows, a masked token of score 0 has all the weight, and fp16 has 4 bits behind the
-    point.
-    - Landmarks stand at the edges of pages and of halves too (see `_landmarks`).
+    - A rope channel that is the same for all tokens adds 120 to all scores of every fourth head, and
+      subtracts 120 from those of another fourth: softmax without its maximum overflows, one that starts from
+      a maximum of 0 underflows, a masked token of score 0 has all the weight, and fp16 has only 4 bits left
+      for fractions.
+    - There are landmarks at the edges of pages and of halves too (see `_landmarks`).
     - No head is peaked on an FP8 cache: a row's largest weight, 1, has no error, and where it is most of the
       sum nothing shows how the others are rounded.
-    - Small pages are spread over so many that their numbers exceed 16 bits.
+    - There are so many small pages that their numbers exceed 16 bits.
     """
     import torch
 
@@ -107,8 +107,8 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
 
 
 def _shift_scores(operands: MlaDecodeOperands) -> None:
-    """Adds SHIFT to all scores of heads 0, 4, 8 ... and takes it from those of heads 3, 7, 11 ... (of all
-    but the first where they are three at most). Both factors are numbers of either FP8 format."""
+    """Adds 120 to all scores of heads 0, 4, 8 ... and subtracts it from those of heads 3, 7, 11 ... (with
+    three heads or fewer, of all but the first). Both FP8 formats hold both factors."""
     lowered = slice(3, None, 4) if operands.q.shape[1] > 3 else slice(1, None)
     operands.kv[..., CONSTANT] = OF_TOKENS
     operands.q[..., CONSTANT] = 0.0
@@ -117,19 +117,19 @@ def _shift_scores(operands: MlaDecodeOperands) -> None:
 
 
 def _landmarks(length: int, page: int, adversarial: bool) -> list[int]:
-    """Tokens that half of the heads hear: the first and the last; of adversarial operands also those on both
-    sides of where the second page, the last page, and the second half of the sequence begin."""
+    """Tokens that half of the heads attend to: the first and the last; with adversarial operands also those
+    on both sides of where the second page, the last page and the second half of the sequence begin."""
     edges = (page, (length - 1) // page * page, -(-length // 2)) if adversarial else ()
     found = {0, length - 1, *(t for edge in edges for t in (edge - 1, edge) if 0 <= t < length)}
     return sorted(found)
 
 
 def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversarial: bool) -> None:
-    """Lets every other head hear the landmarks of each sequence, as the first and the last token.
+    """Makes every other head attend to the landmarks of each sequence.
 
-    direction: [batch, 64], normalised to u, in the rope part: it is in the scores and not in the values.
-    Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row 0, and any other row so far
-    below 0 that it scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
+    direction: [batch, 64], normalised to u, in the rope part, which is in the scores and not in the values.
+    Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row becomes 0, and any other row
+    so far below 0 that it scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
     """
     import torch
 

@@ -1,6 +1,7 @@
-"""Layouts of the paged cache (index pointers, page lists, padded tables, finite caches) and of the query.
+"""What several libraries ask for: layouts of the paged cache (page lists, padded tables, finite copies),
+layouts of the query, and the number of compute units.
 
-Those of the cache are stationary: they depend on the page table and on lengths alone, and are made before
+Layouts of the cache are stationary: they follow from the page table and the lengths, and are made before
 timing.
 """
 
@@ -8,18 +9,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
 
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
-from kernels.op import Prepared
+from kernels.op import Call, Prepared
 
 if TYPE_CHECKING:
     import torch
 
+HOPPER_UNITS = 132  # compute units of an H100 or H200
+MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
+
 SLACK = 256
-"""Entries that stand behind the last one of a list: kernels fetch whole blocks of it."""
+"""Entries behind the last one of a list: kernels fetch whole blocks of it."""
+
+
+def compute_units(device: torch.device) -> int:
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def page_counts(operands: MlaDecodeOperands, page: int) -> list[int]:
@@ -27,26 +37,26 @@ def page_counts(operands: MlaDecodeOperands, page: int) -> list[int]:
 
 
 def starts(counts: Iterable[int], device: torch.device) -> torch.Tensor:
-    """Where each sequence begins in a list of all: int32 [batch + 1], from 0 to their number."""
+    """Where each sequence begins in a list of all: int32 [batch + 1], from 0 to the sum."""
     import torch
 
     return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
 
 
 def query_starts(operands: MlaDecodeOperands) -> torch.Tensor:
-    """One query token for each sequence: int32 [batch + 1]."""
+    """int32 [batch + 1], for one query token of each sequence."""
     return starts([1] * len(operands.host_lengths), operands.q.device)
 
 
 def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
-    """int32 [batch + 1], of pages of that many tokens."""
+    """int32 [batch + 1], in pages of that many tokens."""
     return starts(page_counts(operands, page), operands.q.device)
 
 
 def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.Tensor:
-    """The pages of all sequences one after the other, int32 [pages]: the numbers that they have where the
-    cache is seen as pages of that many tokens. A list of at least so many entries goes on with the first
-    one, which also stands SLACK times behind it in memory."""
+    """The pages of all sequences one after the other, int32 [pages], as numbers in the cache that is seen as
+    pages of that many tokens. The first page fills the list up to `least` entries, and SLACK more in
+    memory."""
     import torch
 
     table = operands.split_pages(page)
@@ -67,9 +77,8 @@ def one_head(kv: torch.Tensor) -> torch.Tensor:
 
 
 def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tokens: int = 0) -> torch.Tensor:
-    """A page table without the page of NaN: int32 [batch, width], width the most pages of a sequence, or
-    those of so many tokens, rounded up to a multiple; places that no token needs repeat the sequence's first
-    page."""
+    """A page table without the page of NaN: int32 [batch, width]. The width is that of the longest sequence,
+    or of so many tokens, rounded up to a multiple. Unused places repeat the sequence's first page."""
     import torch
 
     table, counts = operands.split_pages(page), page_counts(operands, page)
@@ -84,61 +93,79 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return tensor[..., :LATENT], tensor[..., LATENT:]
 
 
+def partial_bytes(rows: int) -> int:
+    """Of partial results in fp32: 512 values and the logarithm of a sum for each row."""
+    return rows * (LATENT + 1) * 4
+
+
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
     """Of a copy of the cache, about: a page more or less."""
     element = 1 if sizes.kv == "fp8" else 2
     return (sizes.used_pages + 4) * sizes.page * WIDTH * element
 
 
-class FiniteCache(Prepared):
-    """Keeps a copy of the cache, `kv`, whose unused slots are zeros, not NaN: for kernels that multiply whole
-    pages by weights that a mask made 0. Engines give them pools whose every page is finite."""
+class FiniteCache:
+    """A copy of the cache, `kv`, with zeros for NaN in unused slots: for kernels that multiply whole pages by
+    weights that a mask made 0. Engines give them pools in which every page is finite."""
 
-    operands: MlaDecodeOperands
-
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> None:
+    def __init__(self, operands: MlaDecodeOperands) -> None:
         import torch
 
-        super().__init__(operands, out)
-        self.kv = torch.empty_like(operands.kv)
+        self.operands = operands
+        self.kv = operands.kv.clone()
         used = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
         unused = torch.ones(self.kv.numel() // WIDTH, dtype=torch.bool, device=self.kv.device)
         unused[torch.cat(used)] = False
         self.unused = unused.nonzero().flatten()
-        self.load(operands.live_tensors())
+        self.clear()
 
-    def inputs(self) -> Mapping[str, torch.Tensor]:
-        return {"q": self.operands.q, "kv": self.kv}
-
-    def load(self, live: Mapping[str, torch.Tensor]) -> None:
+    def clear(self) -> None:
         import torch
 
-        super().load(live)
-        # As bytes, because indexing knows no FP8: zero is all bits 0.
+        # As bytes, because indexing does not take FP8: all bits of a zero are 0.
         slots = self.kv.view(torch.uint8).flatten(0, 1)
         slots.index_fill_(0, self.unused, 0)
 
+    def prepared(
+        self,
+        out: torch.Tensor | None,
+        call: Call,
+        *,
+        q: torch.Tensor | None = None,
+        result: torch.Tensor | Callable[[Any], torch.Tensor] | None = None,
+    ) -> Prepared:
+        """A call that reads this copy, and q in another place than the operands' if one is given."""
+        inputs = {"q": self.operands.q if q is None else q, "kv": self.kv}
+        return Prepared(self.operands, out, call, inputs=inputs, after_load=self.clear, result=result)
+
 
 def one_token(q: torch.Tensor) -> torch.Tensor:
-    """[batch, 1, heads, 576]: one query token per sequence."""
+    """[batch, 1, heads, 576]: one query token of each sequence."""
     return q[:, None]
 
 
+def of_one_token(answer: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, 512] of [batch, 1, heads, 512]."""
+    return answer[:, 0]
+
+
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
-    """What a kernel reads whose q has the cache's dtype: q itself, or on an FP8 cache room for it in the
-    cache's format."""
+    """What a kernel reads that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer of the
+    cache's format, which `after_query` fills."""
     import torch
 
-    if operands.kv.element_size() > 1:
+    if not operands.is_fp8:
         return operands.q
     return torch.empty_like(operands.q, dtype=operands.kv.dtype)
 
 
-class OneToken(Prepared):
-    """Of a library that allocates its answer, [batch, 1, heads, 512]; `call` keeps that."""
+def after_query(operands: MlaDecodeOperands, query: torch.Tensor, decode: Call) -> Call:
+    """The call that first rounds q into that buffer."""
+    if query is operands.q:
+        return decode
 
-    answer: torch.Tensor | None = None
+    def call() -> object:
+        query.copy_(operands.q)
+        return decode()
 
-    def result(self) -> torch.Tensor:
-        assert self.answer is not None, "nothing was called"
-        return self.answer[:, 0]
+    return call

@@ -11,29 +11,21 @@ from kernels.operands import Operands
 if TYPE_CHECKING:
     import torch
 
-
 SPARE_PAGES = 3
 
-
 KV_SCALE = {"e4m3fn": 2.0**-5, "e4m3fnuz": 2.0**-4}
-"""Of an FP8 cache: either format ends near 15 then, three standard deviations above the widest channel."""
+"""Scales of an FP8 cache: with them either format ends near 15, three standard deviations above the widest
+channel."""
 
 
 @dataclass
 class MlaDecodeOperands(Operands):
-    """q          bf16 [batch, heads, 576]
-    kv         bf16, e4m3fn or e4m3fnuz [pages, page, 576]; slots that hold no token are NaN
-    page_table int32 [batch, max_pages + 1], padded with the number of a page full of NaN
-    lengths    int32 [batch] on the device, and `host_lengths` as a list
-    kv_scale   a cached value means kv * kv_scale (1.0 for bf16)
-    """
-
-    q: torch.Tensor
-    kv: torch.Tensor
-    page_table: torch.Tensor
-    lengths: torch.Tensor
-    host_lengths: list[int]
-    kv_scale: float
+    q: torch.Tensor  # bf16 [batch, heads, 576]
+    kv: torch.Tensor  # bf16, e4m3fn or e4m3fnuz [pages, page, 576]; slots without a token are NaN
+    page_table: torch.Tensor  # int32 [batch, max_pages + 1], padded with the number of a page of NaN
+    lengths: torch.Tensor  # int32 [batch] on the device
+    host_lengths: list[int]  # the same on the host
+    kv_scale: float  # a cached value means kv * kv_scale; 1.0 for bf16
     sizes: MlaDecodeSizes
     scale: float = SCALE
     boundary: str = "core"
@@ -50,13 +42,12 @@ class MlaDecodeOperands(Operands):
     def page(self) -> int:
         return self.kv.shape[1]
 
-    def same_pages(self, other: MlaDecodeOperands) -> bool:
-        """Whether both find their tokens by the same table, whatever cache it leads into: so do the layers
-        of a step."""
-        return self.page_table is other.page_table and self.lengths is other.lengths
+    @property
+    def is_fp8(self) -> bool:
+        return self.kv.element_size() == 1
 
     def far(self) -> MlaDecodeOperands:
-        """On pages of numbers so large."""
+        """On pages with numbers so large that places need more than 32 bits."""
         import torch
 
         pages, page, width = self.kv.shape
@@ -75,8 +66,8 @@ class MlaDecodeOperands(Operands):
         return (pages[:, None] * page + torch.arange(page, device=pages.device)).flatten()[:length]
 
     def split_pages(self, page: int) -> torch.Tensor:
-        """The page table of the same cache seen as smaller pages, int32 [batch, max_pages * parts]:
-        a kernel whose page divides the case's takes `kv.view(-1, page, 576)` with this table."""
+        """The page table of the same cache seen as smaller pages, int32 [batch, max_pages * parts]: a kernel
+        with a page that divides the case's takes `kv.view(-1, page, 576)` with this table."""
         import torch
 
         parts = self.page // page

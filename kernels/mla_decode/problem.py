@@ -46,7 +46,7 @@ class MlaDecode(Op):
 
     def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
         """2 * tokens * heads * (576 + 512) flops; each cached row, q and out moved once. On an FP8 cache a
-        kernel may round q and the softmax weights to FP8 too and multiply in that: FP8 products bound it."""
+        kernel may round q and the softmax weights to FP8 and multiply those: FP8 products bound it."""
         flops = 2.0 * sizes.tokens * sizes.heads * (WIDTH + LATENT)
         rows = sizes.batch * sizes.heads
         moved = sizes.tokens * WIDTH * KV_BYTES[sizes.kv] + rows * (WIDTH + LATENT) * 2.0
@@ -63,7 +63,7 @@ class MlaDecode(Op):
         return turns * sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
 
     def reference_bytes(self, sizes: MlaDecodeSizes) -> int:
-        """Three results in fp64; of the longest sequence the cache in fp64 and its squares, and weights."""
+        """Three results in fp64; for the longest sequence the cache and its squares in fp64, and weights."""
         longest = max(sizes.lengths())
         return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (WIDTH + LATENT + 8 * sizes.heads)
 

@@ -14,24 +14,24 @@ if TYPE_CHECKING:
 
 
 EVEN = 0.1
-"""The largest weight of rows that are judged together: that of a heavier one, 1 before it is normalised, has
+"""The largest weight of rows that are judged together: a heavier weight is 1 before it is normalised, and has
 no error."""
 
 
 def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
-    """fp64, one sequence at a time. Above `max_flops` and MOST_ELEMENTS it takes the shortest, the longest,
-    the first and the last sequence and then others at even distance, as many as fit.
+    """The reference in fp64, one sequence at a time. Above `max_flops` and MOST_ELEMENTS it takes the
+    shortest, the longest, the first and the last sequence and then others at even distances, as many as fit.
 
-    sigma: a right kernel reads exact bf16 products, sums in fp32, and rounds twice to bf16 (relative 2^-8 at
-    most, about 2^-9 in root mean square): the softmax weights before the second product, each by itself, and
-    the output. The first adds up to 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) per element where the rounded
-    weights are summed, v_j in place of v_j - out where the exact ones are (which differs where one token has
-    most of the weight and its own is not rounded to 1, as with a stale maximum): the larger counts. The
-    second adds up to 2^-9 * |out|; the fp32 error of a score of size |s| acts like one of its weight. Below
-    stands kernels.op.LEAST_SIGMA.
+    sigma: a right kernel takes exact products of bf16, sums in fp32, and rounds to bf16 twice (relative error
+    2^-8 at most, about 2^-9 in root mean square): the softmax weights before the second product, each
+    independently, and the output. The first adds 2^-9 * sqrt(sum_j p_j^2 (v_j - out)^2) for each element
+    where the rounded weights are summed. Where the exact weights are summed, v_j replaces v_j - out; that
+    differs where one token has most of the weight and its own is not rounded to 1, as with a stale maximum.
+    The larger counts. The second adds 2^-9 * |out|. The fp32 error of a score of size |s| acts like an error
+    of its weight. kernels.op.LEAST_SIGMA is the least.
 
-    sigma_fp8, where the cache is FP8: fp8_variance is added. even: rows in which no weight is more than
-    EVEN, and whose rounded weights err together by a tenth of their sigma at most.
+    sigma_fp8, where the cache is FP8: fp8_variance is added. even: rows in which no weight is more than EVEN,
+    and in which the common error of the rounded weights is a tenth of their sigma at most.
     """
     import torch
 
@@ -73,7 +73,7 @@ def _sampled_rows(operands: MlaDecodeOperands, max_flops: float, offset: float) 
     is_fp8 = operands.kv.element_size() == 1
 
     def flops(length: int) -> float:
-        """On an FP8 cache `through_scores` is by far the most."""
+        """On an FP8 cache most of them are those of `through_scores`."""
         squares = min(WIDTH * LATENT, length * (WIDTH + LATENT)) if is_fp8 else 0
         return 2.0 * operands.q.shape[1] * length * (WIDTH + LATENT + squares)
 
@@ -93,21 +93,22 @@ def format_of(tensor: torch.Tensor) -> Fp8Format:
 def fp8_variance(
     q: torch.Tensor, kv: torch.Tensor, p: torch.Tensor, out: torch.Tensor, fmt: Fp8Format
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a call adds to the squared error that rounds q and the softmax weights to FP8 too, [heads, 512]:
-    of errors that know nothing of each other, and of those that weights have in common.
+    """The squared errors, [heads, 512] each, that a call adds which rounds q and the softmax weights to FP8:
+    those of independent errors, and those that weights have in common.
 
     q: fp32 [heads, 576], times the softmax scale; kv: [tokens, 576]; p: [heads, tokens]; out: [heads, 512]
 
     An error d of q (formats.rounding_deviation) moves all of a head's scores together, by d . kv_j, and the
     output by d . C to first order, where C = sum_j p_j kv_j (v_j - out) is the covariance under the weights.
-    It counts twice, because where two tokens share the weight all of a row errs by one normal number, which
-    in millions of rows reaches 5. First order holds for scores that deviate by up to 8, not by 60.
-    The weights before they are normalised lie in [0, 1]; each errs by 2^-4 / sqrt(3) of itself at most in
-    root mean square, or by the format's subnormal step / sqrt(12). That moves the output by the error times
-    v_j where their sum is of unrounded weights, v_j - out where of rounded ones: the larger counts. Below the
-    smallest normal number weights are so many in a row of one size that their errors do not cancel, beside a
-    largest weight of 1 (below half of the smallest subnormal all vanish): what that moves the output by is
-    computed and its square given apart.
+    It counts twice: where two tokens share the weight, a whole row errs by one normal number, which in
+    millions of rows reaches 5. First order holds for scores that deviate by up to 8, not by 60.
+
+    Before they are normalised, weights are in [0, 1]. The root mean square error of each is at most
+    2^-4 / sqrt(3) of itself, or the format's subnormal step / sqrt(12). It moves the output by the error
+    times v_j where unrounded weights are summed, by the error times v_j - out where rounded ones are; the
+    larger counts. Below the smallest normal number, beside a largest weight of 1, there may be so many
+    weights of one size that their errors do not cancel (below half of the smallest subnormal all vanish).
+    This shift of the output is computed, and its square is returned apart.
     """
     import torch
 
@@ -134,8 +135,8 @@ def fp8_variance(
 
 
 def through_scores(deviation: torch.Tensor, kv: torch.Tensor, moved: torch.Tensor) -> torch.Tensor:
-    """sum_i deviation_i (sum_t kv_ti moved_tj)^2 of a head, [512]; the sums over tokens or those over kv's
-    columns first, whichever is less work.
+    """sum_i deviation_i (sum_t kv_ti moved_tj)^2 of a head, [512]. It sums over tokens or over kv's columns
+    first, whichever is less work.
 
     deviation: [576]; kv: [tokens, 576]; moved: [tokens, 512], fp32
     """

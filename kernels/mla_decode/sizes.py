@@ -5,42 +5,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kernels.formats import fp8_format
+from kernels.support import Support, need
 from shapes.lengths import parse_span, spread
 
 LATENT = 512
-
-
 ROPE = 64
-
-
 WIDTH = LATENT + ROPE
-
-
 SCALE = 192**-0.5
-
-
 KV_BYTES = {"bf16": 2, "fp8": 1}
 
-
 MODEL_LEN = 163_840
-"""Context length of a server of DeepSeek-V3 or R1 that is not told another: their max_position_embeddings."""
+"""The default context length of a server of DeepSeek-V3 or R1: their max_position_embeddings."""
 
 
 @dataclass(frozen=True)
 class MlaDecodeSizes:
-    """batch: sequences; ctx: tokens cached per sequence, one length or low..high, spread evenly;
-    heads: query heads of the rank; page: tokens per KV page; kv: bf16, or fp8 with one scale;
-    fp8: its format, which only a case with kv=fp8 says;
-    model_len: the server's context length, for which engines record the call into a graph (vLLM's
-    --max-model-len, SGLang's --context-length): rows that follow an engine split sequences by it. Without
-    graphs vLLM splits by the longest sequence: set model_len to that."""
-
-    batch: int
-    ctx: str
-    heads: int = 16
-    page: int = 64
-    kv: str = "bf16"
-    fp8: str = "e4m3fn"
+    batch: int  # sequences
+    ctx: str  # tokens cached for each sequence: one length or low..high, spread evenly
+    heads: int = 16  # query heads of the rank
+    page: int = 64  # tokens of a page of the cache
+    kv: str = "bf16"  # bf16, or fp8 with one scale
+    fp8: str = "e4m3fn"  # the format, which only a case with kv=fp8 says
+    # The server's context length, for which engines record the call into a graph (vLLM's --max-model-len,
+    # SGLang's --context-length): rows that follow an engine split sequences by it. Without graphs vLLM splits
+    # by the longest sequence: set model_len to that.
     model_len: int = MODEL_LEN
 
     def __post_init__(self) -> None:
@@ -67,3 +55,8 @@ class MlaDecodeSizes:
     @property
     def used_pages(self) -> int:
         return sum(-(-n // self.page) for n in self.lengths())
+
+
+def takes_bf16(sizes: MlaDecodeSizes) -> Support:
+    """For rows that take no FP8 cache."""
+    return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")

@@ -1,6 +1,6 @@
-"""Look-ups in the tuned tables of AITER, vLLM and SGLang, done as these libraries do them.
+"""Look-ups in the tuned tables of AITER, vLLM and SGLang, as these libraries do them.
 
-Only files are read: no library is imported, and none of its files is run or written.
+Files are only read: no library is imported, and none of its files is run or written.
 """
 
 from __future__ import annotations
@@ -10,59 +10,53 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Target:
-    """The GPU for which a table is asked.
-
-    arch:   its architecture: gfx942, sm_90 ...
-    units:  how many compute units (CUs, SMs) it has
-    name:   what its driver calls it: `AMD Instinct MI300X`, `NVIDIA H200`
-    triton: the version of Triton that the engine runs with; empty where it is not known
-    """
+    """The GPU for which an entry is looked up."""
 
     arch: str
+    """gfx942, sm_90 ..."""
     units: int
+    """How many compute units (CUs, SMs) it has."""
     name: str
+    """The driver's name of it: `AMD Instinct MI300X`, `NVIDIA H200`."""
     triton: str = ""
+    """The version of Triton that the engine uses; empty if unknown."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a table holds for a shape.
-
-    file:   its name in the library's package, `aiter/configs/...csv`
-    line:   the entry's line in the file, from 1; 0 where the line is not known
-    key:    what the library looked for when it found this entry
-    m:      the number of rows (tokens) that the entry was tuned for
-    kernel: the kernel's name, or its configuration
-    us:     the microseconds that the tuner recorded; None where the table has no times
-    """
+    """What a table has for a shape."""
 
     file: str
+    """The file's name in the library's package, such as `aiter/configs/...csv`."""
     line: int
+    """The entry's line in the file, from 1; 0 if unknown."""
     key: str
+    """The key with which the library found this entry."""
     m: int
+    """The number of rows (tokens) for which the entry was tuned."""
     kernel: str
+    """The kernel's name, or its configuration."""
     us: float | None = None
+    """The microseconds that the tuner recorded; None where the table has no times."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """The result of one look-up.
-
-    table:    the file that the library reads, or the files in a few words
-    entry:    the entry that it takes; None after a miss
-    fallback: what runs after a miss; empty after a hit
-    notes:    what is odd about a hit (a copied time, a file for another Triton), or why there is no hit
-    """
+    """The result of a look-up."""
 
     table: str
+    """The file that the library reads, or a few words for several files."""
     entry: Entry | None
+    """The entry that the library uses; None after a miss."""
     fallback: str = ""
+    """What runs after a miss; empty after a hit."""
     notes: tuple[str, ...] = ()
+    """What is doubtful about a hit, such as a copied time, or why it is a miss."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is wrong with a table: a file cannot be read, or no look-up can use some of its entries."""
+    """What is wrong with a table, such as a file that cannot be read, or entries that no look-up can find."""
 
     file: str
     line: int
@@ -74,5 +68,7 @@ class Problem:
 
 
 def printable(text: str) -> str:
-    """The text on one line, whatever a file has in it: `?` for what would break or colour the line."""
-    return text if text.isprintable() else "".join(sign if sign.isprintable() else "?" for sign in text)
+    """The text of a file, safe to print on one line: `?` stands for each character that is not printable."""
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,23 +1,40 @@
-"""AITER's tuned CSV files: which families there are, and how pandas reads a file."""
+"""AITER's tuned CSV files: how pandas reads a file, how AITER merges several, and what is wrong with them.
+
+Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files`.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+import os
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from kernels.tables import printable
+from kernels.tables import Problem, printable
+from kernels.tables.files import Files, TableError, read
+
+if TYPE_CHECKING:
+    from kernels.tables.aiter_rules import Rules
 
 CONFIGS = "aiter/configs"
 LINE = "_line"
-"""The column of recorded extracts that holds the line that a row has in AITER's own file."""
+"""A column of the recorded extracts: the line that a row has in AITER's own file."""
 
 UNITS = {
     "gfx942": {20, 38, 40, 76, 80, 114, 152, 228, 304},
     "gfx950": {32, 64, 128, 256},
 }
-"""How many CUs GPUs have, whole and in partitions: MI300X, MI325X, MI300A, MI308X; MI350X, MI355X."""
+"""How many CUs GPUs have, whole or partitioned: MI300X, MI325X, MI300A, MI308X; MI350X, MI355X."""
+
+GFX_OF_UNITS: Mapping[float, str] = {256: "gfx950", 80: "gfx942", 304: "gfx942"}
+"""The gfx that AITER gives a row without one (`aiter/jit/utils/chip_info.py` `_LEGACY_CU_NUM_TO_GFX`)."""
+
+ARCHITECTURE = re.compile(r"gfx(90a|94[0-2]|950|1[0-2]\d\d)")
 
 MISSING = {"", "#N/A", "N/A", "NA", "n/a", "NULL", "null", "None", "nan", "NaN", "-nan", "-NaN", "<NA>"}
 BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "false": 0.0}
@@ -25,21 +42,19 @@ BOOLEANS = {"True": 1.0, "TRUE": 1.0, "true": 1.0, "False": 0.0, "FALSE": 0.0, "
 
 @dataclass(frozen=True)
 class Family:
-    """The files that AITER merges into one table.
-
-    variable: the environment variable that names files in their place
-    numbers:  the columns of the key that pandas must read as numbers
-    texts:    the other columns of the key, without gfx
-    """
+    """The files that AITER merges into one table."""
 
     name: str
     variable: str
+    """The environment variable that names files to use instead of the package's."""
     numbers: tuple[str, ...]
+    """The columns of the key that pandas must read as numbers."""
     texts: tuple[str, ...] = ()
+    """The other columns of the key, without gfx."""
 
     @property
     def untuned(self) -> str:
-        """The file of shapes to tune, whose columns are the key of a row."""
+        """The file of shapes to tune. Its columns are the key of a row."""
         return f"{CONFIGS}/{'untuned'.join(self.name.rsplit('tuned', 1))}.csv"
 
 
@@ -57,8 +72,15 @@ MOE = Family(
 )
 
 
+def packaged(files: Files, family: Family, merges: bool = True) -> list[str]:
+    """The names of a family's files in the package: the default one, then those of model_configs/."""
+    default = f"{CONFIGS}/{family.name}.csv"
+    models = files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv") if merges else []
+    return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
+
+
 def number(cell: str) -> float | None:
-    """A cell as pandas reads it in a column of numbers: NaN where it is empty, None where it is no number."""
+    """A cell as pandas reads it in a column of numbers: NaN if it is empty, None if it is not a number."""
     cell = cell.strip()
     if cell in MISSING:
         return math.nan
@@ -71,7 +93,7 @@ def number(cell: str) -> float | None:
 
 
 class _Numbers(dict[str, float]):
-    """The number of each cell, parsed once; NaN where the cell is no number."""
+    """The number of each cell, parsed once; NaN where the cell is not a number."""
 
     def __missing__(self, cell: str) -> float:
         value = number(cell)
@@ -83,23 +105,20 @@ NUMBERS = _Numbers()
 
 
 class Source:
-    """A CSV file as pandas reads it.
-
-    columns:   the place of each column, by name
-    rows:      (line, cells) of each row
-    truncated: the lines of rows with too few cells
-    ends:      whether the file ends with the end of a line
-    error:     why pandas refuses the file; empty where it reads it
-    """
+    """A CSV file as pandas reads it."""
 
     def __init__(self, file: str, text: str) -> None:
-        self.file, self.error = file, ""
-        self.truncated: set[int] = set()
+        self.file = file
+        self.error = ""
+        """Why pandas refuses the file; empty where it reads it."""
         self.columns: dict[str, int] = {}
+        """The index of each column, by name."""
         self.rows: list[tuple[int, list[str]]] = []
-        self.ends = text.endswith("\n")
+        """The line and the cells of each row."""
+        self.truncated: set[int] = set()
+        """The lines of rows with too few cells."""
         if "\ufffd" in text:
-            self.error = "is no UTF-8; pandas raises UnicodeDecodeError"
+            self.error = "is not UTF-8; pandas raises UnicodeDecodeError"
             return
         reader = csv.reader(io.StringIO(text.removeprefix("\ufeff"), newline=""), strict=True)
         try:
@@ -107,47 +126,49 @@ class Source:
             if header is None:
                 self.error = "is empty; pandas raises EmptyDataError"
                 return
-            for place, name in enumerate(header):
-                self.columns.setdefault(name, place)
-            width = len(header)
+            for index, name in enumerate(header):
+                self.columns.setdefault(name, index)
             for row in reader:
-                if not "".join(row).strip() and len(row) < 2:
-                    continue  # pandas leaves out a line of spaces, too
-                if len(row) > width:
-                    self.error = (
-                        f"line {reader.line_num} has {len(row)} cells under {width} columns; "
-                        "pandas raises ParserError"
-                    )
-                    continue
-                if len(row) < width:
-                    self.truncated.add(reader.line_num)
-                    row += [""] * (width - len(row))
-                self.rows.append((reader.line_num, row))
+                self._add(reader.line_num, row, len(header))
         except csv.Error as error:
-            self.error = f"line {reader.line_num} is no CSV: {error}"
-        if LINE in self.columns:
-            place = self.columns[LINE]
-            self.rows = [
-                (int(row[place][:9]) if row[place].isdecimal() else line, row) for line, row in self.rows
-            ]
+            self.error = f"line {reader.line_num} is not CSV: {error}"
+
+    def _add(self, line: int, row: list[str], width: int) -> None:
+        if not "".join(row).strip() and len(row) < 2:
+            return  # pandas skips a line of spaces, too
+        if len(row) > width:
+            self.error = f"line {line} has {len(row)} cells under {width} columns; pandas raises ParserError"
+            return
+        if LINE in self.columns and len(row) > self.columns[LINE]:
+            told = row[self.columns[LINE]]
+            line = int(told[:9]) if told.isdecimal() else line
+        if len(row) < width:
+            self.truncated.add(line)
+            row += [""] * (width - len(row))
+        self.rows.append((line, row))
 
     def cells(self, column: str, missing: str = "0") -> list[str]:
-        """The cell of each row; `missing` where the file lacks the column, which AITER fills with 0."""
-        place = self.columns.get(column)
-        if place is None:
+        """The cell of each row. missing: what AITER fills a column with that the file does not have."""
+        index = self.columns.get(column)
+        if index is None:
             return [missing] * len(self.rows)
-        return [row[place] for _, row in self.rows]
+        return [row[index] for _, row in self.rows]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Row:
-    """A row of a merged table. numbers, texts: its cells in the columns that Family lists"""
+    """A row of a merged table."""
 
     source: Source
     line: int
     cells: list[str]
     numbers: tuple[float, ...]
+    """The cells of the columns `Family.numbers`."""
     texts: tuple[str, ...]
+    """The cells of the columns `Family.texts`."""
+    gfx: str | None = ""
+    """The gfx that AITER finds or fills in; None where it fills in that of the GPU on which it runs."""
+    tag: str = ""
 
     @property
     def units(self) -> float:
@@ -163,17 +184,16 @@ class Row:
         return self.numbers[2:6]
 
     def is_block_fp8(self, fp8: str) -> bool:
-        """Whether the rest of the key, without act_type, is that of block FP8. In a table of GEMM it always
-        is."""
+        """Whether the rest of the key, without act_type, is that of block FP8, as always for GEMM."""
         return not self.texts or (
             self.texts[1:] == ("torch.bfloat16", fp8, fp8, "QuantType.per_1x128")
             and self.numbers[6:] == (1, 0)
         )
 
     def cell(self, column: str) -> str:
-        """The text of a cell; empty where pandas reads it as missing or the file lacks the column."""
-        place = self.source.columns.get(column)
-        cell = "" if place is None else printable(self.cells[place].strip())
+        """The text of a cell; empty where pandas reads it as missing or the file does not have the column."""
+        index = self.source.columns.get(column)
+        cell = "" if index is None else printable(self.cells[index].strip())
         return "" if cell in MISSING else cell
 
     def number(self, column: str) -> float | None:
@@ -191,5 +211,218 @@ class Row:
 
 
 def rows_here(count: int) -> str:
-    """How many rows a problem is about, whose line is that of the first one."""
+    """Says how many rows a problem is about. Its line is that of the first one."""
     return "1 row" if count == 1 else f"{count} rows, the first here,"
+
+
+class Table:
+    """The merged files of a family."""
+
+    def __init__(self, files: Files, family: Family, rules: Rules, environment: Mapping[str, str]) -> None:
+        self.family, self._files, self._rules = family, files, rules
+        self.problems: list[Problem] = []
+        """What is wrong with the files, on any GPU."""
+        self.dead = ""
+        """Why no look-up finds any row; empty where rows can be found."""
+        self.raises = ""
+        """Why AITER's first look-up raises; empty where it does not."""
+        self._given = environment.get(family.variable, "")
+        in_package = packaged(files, family, rules.merges)
+        names = self._given.split(os.pathsep) if self._given else in_package
+        self._merged = len(names) > 1
+        self.sources = [source for name in names if (source := self._read(name))]
+        count = "1 file" if len(self.sources) == 1 else f"{len(self.sources)} files"
+        self.title = f"{family.name} ({count})"
+        """The name of the table and how many files it has, for people."""
+        if self._given:
+            self._say_what_is_replaced(in_package)
+        self.has_gfx = any("gfx" in source.columns for source in self.sources)
+        for source in self.sources:
+            self._check_columns(source)
+        for column in family.numbers:
+            self._check_numbers(column)
+        rows = [self._rows_of(source) for source in self.sources]
+        lost = self._duplicates(rows)
+        self._rows = [row for of_source in rows for row in of_source if row not in lost]
+
+    def rows(self, arch: str) -> list[Row]:
+        """The rows for an architecture, with any number of CUs, in the order of the merge."""
+        moe = self.family is MOE
+        by_gfx = self._rules.moe_gfx if moe else self.has_gfx
+        return [
+            row
+            for row in self._rows
+            if not by_gfx or row.gfx in (arch, None)
+            if not moe or self._rules.keeps_tag(row.tag)
+        ]
+
+    def _read(self, name: str) -> Source | None:
+        there = Path(name).exists() if self._given else self._files.has(name)
+        if not there and self._merged:
+            self._say(name or self.family.variable, 0, "does not exist: AITER merges the other files")
+            return None
+        try:
+            text = read(Path(name), name) if self._given else self._files.text(name)
+        except TableError as error:
+            text = f"cannot be read ({error.reason}): AITER raises at the first look-up"
+            self._say_that_it_raises(name, 0, text)
+            return None
+        source = Source(name, text)
+        if source.error:
+            self._say_that_it_raises(name, 0, f"{source.error}: AITER raises at the first look-up")
+        elif not source.rows and LINE not in source.columns:
+            self._say(name, 1, "has no rows")
+        return source if source.columns else None
+
+    def _rows_of(self, source: Source) -> list[Row]:
+        numbers = [[NUMBERS[cell] for cell in source.cells(column)] for column in self.family.numbers]
+        texts = [source.cells(column) for column in self.family.texts]
+        has_tag = any("_tag" in each.columns for each in self.sources)
+        tags = source.cells("_tag", "0" if has_tag else "")
+        gfx = self._gfx(source)
+        return [
+            Row(
+                source,
+                line,
+                cells,
+                tuple(column[index] for column in numbers),
+                tuple(column[index] for column in texts),
+                gfx[index],
+                tags[index],
+            )
+            for index, (line, cells) in enumerate(source.rows)
+        ]
+
+    def _gfx(self, source: Source) -> list[str | None]:
+        """The gfx of each row (see `Row.gfx`)."""
+        moe = self.family is MOE
+        if "gfx" in source.columns and not moe:
+            return [*source.cells("gfx")]
+        if "gfx" not in source.columns and not (self._rules.moe_gfx if moe else self._rules.infers_gfx):
+            return ["0"] * len(source.rows)
+        return [
+            GFX_OF_UNITS.get(NUMBERS[units]) if gfx in MISSING or gfx == "0" else gfx
+            for gfx, units in zip(source.cells("gfx", ""), source.cells("cu_num"), strict=True)
+        ]
+
+    # Problems
+
+    def _say(self, file: str, line: int, text: str) -> None:
+        self.problems.append(Problem(file, line, text))
+
+    def _say_that_it_raises(self, file: str, line: int, text: str) -> None:
+        self._say(file, line, text)
+        self.raises = self.raises or f"AITER raises before this look-up: see {file}"
+
+    def _say_what_is_replaced(self, hidden: list[str]) -> None:
+        rows, is_extract = 0, False
+        for name in hidden:
+            try:
+                lines = self._files.text(name).split("\n") if self._files.has(name) else [""]
+            except TableError:
+                continue
+            rows += max(0, len(lines) - 2)
+            is_extract |= LINE in lines[0].split(",")
+        many = "" if is_extract else f", {rows} rows,"  # an extract does not have all rows of a file
+        self._say(
+            self.family.variable,
+            0,
+            f"replaces the {len(hidden)} files of the package{many} by {self._given}: "
+            "to add to them, name them too",
+        )
+
+    def _check_columns(self, source: Source) -> None:
+        if source.error:  # pandas raises before
+            return
+        rules, count = self._rules, len(source.rows)
+        absent = [c for c in (*self.family.numbers, *self.family.texts) if c not in source.columns]
+        if absent:
+            self._say(source.file, 1, f"has no column {', '.join(absent)}: its {count} rows are never found")
+        elif "gfx" in source.columns:
+            self._check_gpus(source)
+        elif self.family is MOE:
+            units = {NUMBERS[cell] for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
+            if units and rules.moe_gfx:
+                numbers = ", ".join(f"{unit:g}" for unit in sorted(units))
+                self._say(source.file, 1, f"has no column gfx, and AITER knows none of cu_num {numbers}")
+        elif count:
+            if not self.has_gfx:
+                text = "a row is found by its number of CUs on any GPU"
+            elif not rules.infers_gfx:
+                text = f"its {count} rows are never found"
+            else:
+                text = "AITER takes it from cu_num, 80 and 304 or 256"
+            self._say(source.file, 1, f"has no column gfx: {text}")
+
+    def _check_gpus(self, source: Source) -> None:
+        pairs = list(zip(source.cells("gfx"), source.cells("cu_num"), strict=True))
+        odd = {
+            (gfx, units)
+            for gfx, units in set(pairs)
+            if gfx not in MISSING and not (self.family is MOE and gfx == "0")
+            if not ARCHITECTURE.fullmatch(gfx) or NUMBERS[units] not in UNITS.get(gfx, {NUMBERS[units]})
+        }
+        if bad := [index for index, pair in enumerate(pairs) if pair in odd]:
+            gfx, units = pairs[bad[0]]
+            text = f"{rows_here(len(bad))} for {gfx[:20]} with {units[:20]} CUs, and there is no such GPU"
+            self._say(source.file, source.rows[bad[0]][0], printable(text))
+
+    def _check_numbers(self, column: str) -> None:
+        """Finds cells by which pandas does not read a column as numbers."""
+        kinds: dict[str, tuple[str, int, str]] = {}
+        for source in self.sources:
+            cells = source.cells(column)
+            for cell in set(cells):
+                if (value := number(cell)) is None or not math.isnan(value):
+                    kind = "text"
+                    if value is not None:
+                        kind = "bool" if cell.strip() in BOOLEANS else "number"
+                    if kind not in kinds:
+                        kinds[kind] = (source.file, source.rows[cells.index(cell)][0], cell)
+        if "text" in kinds or len(kinds) > 1:
+            file, line, cell = kinds.get("text") or kinds["bool"]
+            total = sum(len(source.rows) for source in self.sources)
+            self.dead = f"{file}:{line}: {column} is {cell[:20]!r}, so no row is found"
+            self._say(
+                file,
+                line,
+                f"{column} is {cell[:20]!r}: pandas reads the whole column as text, "
+                f"and none of the {total} rows of {self.family.name} is found",
+            )
+
+    def _duplicates(self, rows: list[list[Row]]) -> set[Row]:
+        """The rows that lose to a faster row with the same key. rows: those of each source."""
+        lost: set[Row] = set()
+        moe = self.family is MOE
+        if moe and not (self._merged and self._files.has(self.family.untuned)):
+            return lost  # AITER warns and keeps the first
+        raises = not self._merged or self._rules.duplicates_raise
+        if not self._merged:
+            then = "pandas raises ValueError at the first look-up"
+        elif raises:
+            then = "AITER keeps the fastest, rewrites its files and raises RuntimeError"
+        else:
+            then = "AITER keeps the fastest"
+        best: dict[tuple[object, ...], tuple[float, int, Row]] = {}
+        for source, of_source in zip(self.sources, rows, strict=True):
+            if source.error:  # pandas raises before
+                continue
+            whole: set[tuple[str, ...]] = set()
+            lines = []
+            times = (NUMBERS[cell] for cell in source.cells("us", ""))
+            for row, us in zip(of_source, times, strict=True):
+                if not self._merged:
+                    if tuple(row.cells) in whole:
+                        continue  # AITER drops equal rows if it merges nothing
+                    whole.add(tuple(row.cells))
+                key = row.numbers, row.texts, row.gfx if self.has_gfx else "", row.tag if moe else ""
+                here = (math.inf if math.isnan(us) else us, len(best) + len(lost), row)
+                before = best.setdefault(key, here)
+                if before is not here:
+                    best[key], worse = sorted((before, here), key=lambda each: each[:2])
+                    lost.add(worse[2])
+                    lines.append(row.line)
+            if lines:
+                say = self._say_that_it_raises if raises else self._say
+                say(source.file, lines[0], f"{rows_here(len(lines))} with a key that another row has: {then}")
+        return lost

@@ -1,4 +1,4 @@
-"""AITER's configurations of its Triton GEMM: in which folder, file and bucket of M a call looks.
+"""AITER's configurations of its Triton GEMM: in which folder, file and bucket of M a call looks them up.
 
 Source: `aiter/ops/triton/utils/gemm_config_utils.py` `get_gemm_config`, called by `_get_config` of
 `aiter/ops/triton/_triton_kernels/gemm/basic/gemm_a8w8_blockscale.py`.
@@ -25,7 +25,10 @@ SHAPED = re.compile(r"-N=(\d+)-K=(\d+)\.json$")
 
 
 def places(arch: str, backend: str, name: str, rules: Rules) -> list[tuple[str, str]]:
-    """(how files of shapes begin, default file) of each folder, in AITER's order. backend: triton or gluon"""
+    """The folders in AITER's order, each as (how the names of its files for shapes begin, its default file).
+
+    backend: triton or gluon
+    """
     found = []
     if rules.nested:
         folder = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
@@ -37,20 +40,18 @@ def places(arch: str, backend: str, name: str, rules: Rules) -> list[tuple[str, 
 
 
 class TritonTables:
-    """Look-ups in the JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not.
-
-    asked: NAME or PRESHUFFLED_NAME -> the endings of the files of shapes that were looked for
-    """
+    """The JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not."""
 
     def __init__(self, files: Files, rules: Rules) -> None:
         self._files, self._rules = files, rules
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
         self.asked: dict[str, set[str]] = {}
+        """By NAME or PRESHUFFLED_NAME, the endings of the files for shapes that were looked for."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
-        """Looks up y [m, n] = x [m, k] w [n, k]^T. A bucket in the shape's own file is a hit, except for
-        `any`, which AITER calls untuned."""
+        """Looks up y [m, n] = x [m, k] w [n, k]^T. A bucket in the shape's own file is a hit, but not the
+        bucket `any`, which AITER calls untuned."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
         stem, default = self._place(target, name)
         self.asked.setdefault(name, set()).add(f"-N={n}-K={k}.json")
@@ -72,7 +73,7 @@ class TritonTables:
         return Found(shaped, Entry(file, line, f"N={n},K={k},{bucket}", bound, kernel))
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
-        """The name of M's bucket; `any` where no bound holds, even if the file has no such bucket."""
+        """The name of the bucket for m rows. It is `any` where no bound holds, even without such a bucket."""
         for bound in self._rules.bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
@@ -82,16 +83,16 @@ class TritonTables:
         return "any"
 
     def _places(self, target: Target, name: str) -> list[tuple[str, str]]:
-        """The places in which AITER looks on this GPU."""
+        """The folders in which AITER looks on this GPU, as `places` returns them."""
         return places(target.arch, "gluon" if target.arch == "gfx1250" else "triton", name, self._rules)
 
     def _place(self, target: Target, name: str) -> tuple[str, str]:
-        """The first one that has a default file, in which AITER then looks for the shape, too."""
+        """The first folder that has a default file. AITER looks for the shape only there."""
         tried = self._places(target, name)
         return next((place for place in tried if self._files.has(place[1])), tried[-1])
 
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
-        """The buckets of a file and its text; None where it cannot be read, which is then a problem."""
+        """The buckets of a file and its text. None where it cannot be read, which becomes a problem."""
         if file not in self._read:
             self._read[file] = None
             try:
@@ -100,21 +101,21 @@ class TritonTables:
                 if isinstance(buckets, dict):
                     self._read[file] = (buckets, text)
                 else:
-                    self._say(file, "is no object of buckets")
+                    self._say(file, "is not an object of buckets")
             except TableError as error:
                 self._say(file, f"cannot be read ({error.reason})")
             except json.JSONDecodeError as error:
-                self._say(file, f"is no JSON: {error.msg}", error.lineno)
+                self._say(file, f"is not JSON: {error.msg}", error.lineno)
             except (ValueError, RecursionError) as error:
-                self._say(file, f"is no JSON: {type(error).__name__}")
+                self._say(file, f"is not JSON: {type(error).__name__}")
         return self._read[file]
 
     def _say(self, file: str, text: str, line: int = 0) -> None:
-        self._problems[file] = Problem(file, line, f"{text}: AITER raises where it looks into it")
+        self._problems[file] = Problem(file, line, f"{text}: AITER raises when it reads this file")
 
     def problems(self, target: Target) -> list[Problem]:
         """Files of this architecture that no look-up reads, that cannot be read, or that have no bucket for
-        large M. Where shapes were looked up before, it is about their files alone."""
+        large M. If shapes were looked up before, only their files."""
         found = []
         for name in (NAME, PRESHUFFLED_NAME):
             asked = self.asked.get(name, set())
@@ -129,10 +130,10 @@ class TritonTables:
                 if stem == used:
                     found += self._short(shaped)
                 elif shaped:
-                    text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ goes before"
+                    text = f"{_files(shaped)} never read: {used.rsplit('/', 1)[0]}/ comes first"
                     found.append(Problem(shaped[0], 0, text))
             if self._files.has(default):
-                self._json(default)  # which says what is wrong with it
+                self._json(default)  # adds what is wrong with it to the problems
             foreign = [
                 file
                 for file in self._files.names(f"{FOLDER}/gemm/*-{name}*.json")
@@ -145,12 +146,12 @@ class TritonTables:
         return [*self._problems.values(), *found]
 
     def _counts(self, file: str, asked: set[str]) -> bool:
-        """Whether a file is that of a shape, and of one of those asked for where any was."""
+        """Whether a file is for a shape that was looked up, or for any shape where none was."""
         said = SHAPED.search(file)
         return bool(said and (not asked or said[0] in asked))
 
     def _short(self, shaped: list[str]) -> list[Problem]:
-        """Files with buckets that no M reaches, without a bucket for large M, or with no other than `any`."""
+        """Files with buckets that no M reaches, without a bucket for large M, or with only `any`."""
         found, only_any = [], []
         for file in shaped:
             if (read := self._json(file)) is None:
@@ -160,13 +161,14 @@ class TritonTables:
                 only_any.append(file)
             known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._rules.bounds} | {"any"}
             if dead := sorted(set(buckets) - known):
-                found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER asks for no such bucket"))
+                found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER never looks for such a bucket"))
             if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
                 most = max((bound for bound in self._rules.bounds if f"M_LEQ_{bound}" in buckets), default=0)
                 text = f"has no bucket for M above {most}: AITER raises KeyError there"
                 found.append(Problem(file, 0, text))
         if only_any:
-            found.append(Problem(only_any[0], 0, f"{_files(only_any)} of the one bucket `any`, never tuned"))
+            text = f"{_files(only_any)} without a bucket other than `any`, which is not tuned"
+            found.append(Problem(only_any[0], 0, text))
         return found
 
     def _named(self, stem: str) -> list[str]:
@@ -179,7 +181,7 @@ def _files(names: list[str]) -> str:
 
 
 def _described(config: dict[str, Any]) -> str:
-    """A configuration as `64x128x128, num_warps 4, ...`."""
+    """A configuration as text: `64x128x128, num_warps 4, ...`."""
     block = [f"BLOCK_SIZE_{side}" for side in "MNK"]
     rest = [f"{name} {value}" for name, value in config.items() if name not in block and value is not None]
     return ", ".join(["x".join(str(config.get(side, "?")) for side in block), *rest])

@@ -1,9 +1,9 @@
-"""JSON tables of vLLM and SGLang for their Triton kernels of block FP8 [128, 128]: GEMM and fused MoE.
+"""JSON tables of vLLM and SGLang for their Triton kernels with block FP8 [128, 128]: GEMM and fused MoE.
 
-One reader serves both engines; RULES holds what differs. It follows vLLM 0.33.0 (`get_moe_configs` of
+One reader serves both engines; RULES has what differs. It follows vLLM 0.33.0 (`get_moe_configs` of
 fused_moe.py, `get_w8a8_block_fp8_configs` of fp8_utils.py) and SGLang 0.5.23 (fused_moe_triton_config.py,
-fp8_kernel.py). An entry belongs to a number of rows M. A call takes the entry of the nearest M; of two that
-are equally near, it takes the one that comes first in the file.
+fp8_kernel.py). An entry is for a number of rows M. A call uses the entry of the nearest M, and of two that
+are equally near, the one that comes first in the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kernels.tables.configurations import Config, Configurations, as_text, parse
 from kernels.tables.files import Files, TableError, read
 
 Place = str | Path
-"""A file or folder. A str is its name in the package; a Path lies in the folder that a variable names."""
+"""A file or folder. A str is its name in the package. A Path is in the folder that a variable names."""
 
 
 def _tile(m: int, n: int, group: int, stages: int) -> Config:
@@ -31,7 +31,8 @@ def _tile(m: int, n: int, group: int, stages: int) -> Config:
 
 def _vllm_moe_default(m: int, is_rocm: bool) -> Config:
     """get_default_config of vLLM's fused_moe.py, for FP8 with blocks of 128."""
-    rows, group = 16 if m <= 64 else 64, 1 if m <= 16 else 32
+    rows = 16 if m <= 64 else 64
+    group = 1 if m <= 16 else 32
     if is_rocm:
         tile = _tile(rows, 128, group, 2)
     elif m <= 8:
@@ -48,25 +49,24 @@ def _sglang_moe_default(m: int, is_rocm: bool) -> Config:
 
 @dataclass(frozen=True)
 class Rules:
-    """What differs between the engines.
-
-    gemm, moe:    the folders of the package; SGLang's for MoE holds a folder for each version of Triton
-    block:        how the names of files spell the block
-    space:        a pattern of what becomes `_` in a device's name
-    variable:     the variable that names another folder for MoE
-    impossible:   a pattern of names of devices that no driver gives
-    gemm_default: what a product without a table runs
-    moe_default:  what a MoE without a table runs, by tokens and whether this is ROCm
-    """
+    """What differs between the engines."""
 
     gemm: str
+    """The folder of the package for GEMM."""
     moe: str
+    """The folder of the package for MoE. SGLang's has a folder for each version of Triton."""
     block: str
+    """How the names of files write the block."""
     space: str
+    """A pattern of what is replaced by `_` in a device's name."""
     variable: str
+    """The environment variable that names another folder for MoE."""
     impossible: str
+    """A pattern of device names that no driver reports."""
     gemm_default: Config
+    """What a GEMM without a table runs."""
     moe_default: Callable[[int, bool], Config]
+    """(tokens, whether this is ROCm) -> what a MoE without a table runs."""
 
 
 RULES: Mapping[str, Rules] = {
@@ -104,12 +104,13 @@ NAME = re.compile(r"[EN]=\d+,[NK]=\d+,device_name=(?P<device>[^,]*?)(?P<rest>,.*
 class EngineTables:
     """The tables of one engine.
 
-    VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT of the environment count. With
-    --enable-deterministic-inference or torch.compile SGLang takes no table; these are not known here.
+    The variables VLLM_TUNED_CONFIG_FOLDER, SGLANG_MOE_CONFIG_DIR and VLLM_BATCH_INVARIANT have their effect.
+    With --enable-deterministic-inference or torch.compile SGLang uses no table; these options are not known
+    here.
     """
 
     def __init__(self, engine: str, files: Files, environment: Mapping[str, str] = {}) -> None:
-        """engine: one of RULES. Raises TableError for a variable's value that the engine does not take."""
+        """engine: one of RULES. Raises TableError for a variable's value that the engine does not accept."""
         self.engine, self._files, self._rules = engine, files, RULES[engine]
         own = environment.get(self._rules.variable)
         self._setting = f"{self._rules.variable}={own}"
@@ -118,12 +119,11 @@ class EngineTables:
             self._own /= "configs"
         self._invariant = engine == "vllm" and _is_invariant(environment)
         self._loaded: dict[Place, Configurations] = {}
-        self._asked: dict[str, None] = {}  # names of the files that were looked for, in order
-        self._hits: set[str] = set()  # names of those that are there
+        self._asked: dict[str, None] = {}  # names of files that were looked up, in order
+        self._hits: set[str] = set()  # names of those that exist
 
     def gemm(self, target: Target, m: int, n: int, k: int) -> Found:
-        """Looks up x [m, k] w [n, k]^T as w8a8_triton_block_scaled_mm (vLLM) and w8a8_block_fp8_matmul_triton
-        (SGLang) do."""
+        """Looks up x [m, k] w [n, k]^T like w8a8_triton_block_scaled_mm or w8a8_block_fp8_matmul_triton."""
         name = self._gemm_name(target, n, k)
         file = f"{self._rules.gemm}/{name}"
         self._asked[name] = None
@@ -147,14 +147,14 @@ class EngineTables:
         return Found(file, _entry(table, key, as_text(config)), notes=notes)
 
     def moe(self, target: Target, tokens: int, inter: int, experts: int) -> Found:
-        """Looks up a fused MoE as try_get_optimal_moe_config of either engine does.
+        """Looks up a fused MoE as try_get_optimal_moe_config of the engine does.
 
-        SGLang has a second file, for the down projection. vLLM cuts a tile's K to that of a block
+        SGLang has a second file, for the down projection. vLLM limits the K of a tile to that of a block
         (invoke_fused_moe_triton_kernel).
 
         tokens:  rows of the call
         inter:   the intermediate size on this rank
-        experts: how many experts this rank has, with the shared expert where it is fused
+        experts: how many experts this rank has, including the shared expert where it is fused
         """
         name = self._moe_name(target, inter, experts)
         shown = str(_join(self._moe_root, name if self.engine == "vllm" else f"triton_*/{name}"))
@@ -199,7 +199,7 @@ class EngineTables:
     def missing(
         self, target: Target, gemms: Iterable[tuple[int, int]], moes: Iterable[tuple[int, int]]
     ) -> list[str]:
-        """The names of the files that are not there, as the engine's tuner writes them.
+        """The names of the files that do not exist, as the engine's tuner writes them.
 
         gemms: (n, k), see `gemm`
         moes:  (inter, experts), see `moe`
@@ -213,13 +213,13 @@ class EngineTables:
         return list(dict.fromkeys(names))
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the files for this GPU: one problem for each kind and folder. Where shapes were
-        looked up before, it is about their files alone. Only of these are shadowed files found."""
+        """What is wrong with the files for this GPU, one problem for each kind and folder. If shapes were
+        looked up before, only what concerns their files. Shadowed files are only found for these."""
         device = self._device(target, is_moe=True)
         asked = {name[0] for name in self._asked} or {"N", "E"}
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
         if "E" not in asked:
-            unread = Problem(self._setting, 0, "no shape here is looked for in it")
+            unread = Problem(self._setting, 0, "no kernel of this deployment looks into it")
             found += [] if self._own is None else [unread]
             return [*_grouped(found), *self._elsewhere(target)]
         try:
@@ -245,17 +245,17 @@ class EngineTables:
         try:
             own = [folder for folder in self._folders if isinstance(folder, Path)]
             names = [name for folder in own for name in self._names(folder)]
-        except TableError:  # a problem of the folder itself says so
+        except TableError:  # this is a problem already
             return
         if not any(name.startswith("E=") and NAME.fullmatch(name) for name in names):
             yield Problem(self._setting, 0, "no file in it is named E=...,N=...,device_name=....json")
         if products := sum(name.startswith("N=") for name in names):
             yield Problem(
-                self._setting, 0, f"{_files(products)} N=...,K=...: these are read in the package alone"
+                self._setting, 0, f"{_files(products)} N=...,K=...: these are read only in the package"
             )
 
     def _of_folder(self, folder: Place, device: str) -> Iterator[Problem]:
-        """Files of a folder that no look-up reads because of their names, and what is wrong in the others."""
+        """Files of a folder that no look-up reads because of their names, and faults inside the others."""
         try:
             names = self._names(folder)
         except TableError as error:
@@ -281,13 +281,13 @@ class EngineTables:
             elif said and _model(said["device"]) == _model(device) != "":
                 other = f"for the device {said['device']}; this one is {device}"
                 if re.fullmatch(self._rules.impossible, said["device"]):
-                    other += ", and no driver gives that name"
+                    other += ", and no driver reports that name"
                 unasked[other] += 1
         for text, count in unasked.items():
             yield Problem(str(folder), 0, f"{_files(count)} {text}")
 
     def _of_table(self, table: Configurations) -> Iterator[Problem]:
-        """What is wrong with the content of a file."""
+        """What is wrong inside a file."""
         if table.broken:
             yield Problem(table.file, table.line, f"{table.broken}; {self.engine} stops where it loads this")
             return
@@ -297,21 +297,21 @@ class EngineTables:
             wrong = [m for m, text in table.bad.items() if text == reason]
             entries = f"M {', '.join(map(str, wrong))}"
             yield Problem(
-                table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; no launch takes it"
+                table.file, table.lines.get(wrong[0], 0), f"{entries}: {reason}; a launch with it fails"
             )
         for text in (*table.odd, table.thin):
             if text:
                 yield Problem(table.file, 0, text)
 
     def _elsewhere(self, target: Target) -> Iterator[Problem]:
-        """Shapes that have no file for this GPU, but one for another GPU of its maker."""
+        """Shapes that have no file for this GPU, but one for another GPU of its vendor."""
         for is_moe, root in ((False, self._rules.gemm), (True, self._moe_root)):
             device = self._device(target, is_moe)
             missed = {name for name in self._asked.keys() - self._hits if name.startswith("E=") == is_moe}
             try:
                 folders = self._folders if is_moe else [root]
                 names = {name for folder in folders for name in self._names(folder)} if missed else set()
-            except TableError:  # a problem of the folder itself says so
+            except TableError:  # this is a problem already
                 continue
             others = {
                 said["device"]
@@ -325,7 +325,7 @@ class EngineTables:
                 yield Problem(str(root), 0, text)
 
     def _shadowed(self, target: Target, device: str) -> Iterator[Problem]:
-        """Files that were asked for and lie in more than one folder."""
+        """Files that were looked up and exist in more than one folder."""
         for name in self._asked:
             if not name.startswith("E=") or f"device_name={device}," not in name:
                 continue
@@ -336,7 +336,7 @@ class EngineTables:
                     yield Problem(str(places[0]), 0, f"shadows the file of this name in {folders}")
 
     def _notes(self, target: Target, table: Configurations, m: int) -> tuple[str, ...]:
-        """What is odd about the entry that m rows take."""
+        """What is doubtful about the entry that m rows use."""
         key, notes = nearest_of(table.by_m, m), [*table.odd, table.thin]
         if m > 2 * key or 2 * m < key:
             notes.append(f"the nearest M is {key}, for {m}")
@@ -348,21 +348,21 @@ class EngineTables:
         elif not table.file.startswith(self._rules.gemm):
             folder = Path(table.file).parent.name
             if folder != _version_folder(target):
-                version = target.triton or "of a version that is not said"
+                version = target.triton or "of unknown version"
                 notes.append(f"of {folder}, as there is none for Triton {version}")
         return tuple(note for note in notes if note)
 
     def _stop(self, table: Configurations, m: int, of_all: str) -> str:
-        """What happens in place of a launch; empty where nothing fails.
+        """What happens instead of a launch; empty where nothing fails.
 
-        of_all: the size that SGLang reads of every entry, whichever it takes; empty for none
+        of_all: the size that SGLang reads from every entry, whichever it uses; empty for none
         """
         if table.broken:
             return f"none, {self.engine} stops: {table.broken}"
         if self.engine == "sglang" and of_all and (entries := table.without(of_all)):
-            return f"none, sglang stops: M {entries[0]} has {table.bad[entries[0]]}"
+            return f"none, sglang stops at M {entries[0]}: {table.bad[entries[0]]}"
         if table.by_m and (wrong := table.bad.get(key := nearest_of(table.by_m, m))):
-            return f"none, the launch fails: M {key} has {wrong}"
+            return f"none, the launch fails at M {key}: {wrong}"
         return ""
 
     @property
@@ -370,8 +370,8 @@ class EngineTables:
         return self._rules.moe if self._own is None else self._own
 
     def _device(self, target: Target, is_moe: bool = False) -> str:
-        """The device's name in names of files: get_device_name_as_file_name of vLLM, get_device_name of
-        SGLang."""
+        """The device's name in the names of files, as get_device_name_as_file_name of vLLM or get_device_name
+        of SGLang returns it."""
         name = re.sub(self._rules.space, "_", target.name)
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name
@@ -383,13 +383,12 @@ class EngineTables:
         return file_name(f"E={experts},N={inter}", self._device(target, is_moe=True), self._rules.block)
 
     def _moe_table(self, target: Target, name: str) -> Configurations | None:
-        """The file that the engine takes; None where there is none. Raises TableError as _folders does."""
+        """The file that the engine uses; None where there is none. Raises TableError as _folders does."""
         place = next(self._places(target, name), None)
         return None if place is None else self._load(place)
 
     def _places(self, target: Target, name: str) -> Iterator[Place]:
-        """The places where a file of MoE lies. The engine takes the first. Raises TableError as _folders
-        does."""
+        """The places where a file for MoE exists. The engine uses the first. Raises TableError."""
         if self.engine == "vllm":
             candidates: list[Place] = [] if self._own is None else [self._own / name]
             yield from filter(self._is_there, [*candidates, f"{self._rules.moe}/{name}"])
@@ -402,7 +401,7 @@ class EngineTables:
                 yield place
 
     def _all_places(self, target: Target, name: str) -> list[Place]:
-        """The places that are found before SGLang stops, if it stops."""
+        """The places that are found, until SGLang stops if it does."""
         places: list[Place] = []
         try:
             for place in self._places(target, name):
@@ -413,12 +412,12 @@ class EngineTables:
 
     @functools.cached_property
     def _folders(self) -> list[Place]:
-        """The folders of MoE, in the engine's order. Raises TableError where SGLang, which reads versions in
-        their names, stops."""
+        """The folders for MoE, in the engine's order. Raises TableError where SGLang stops, because it reads
+        versions of Triton in their names."""
         if self.engine == "vllm":
             return [self._rules.moe] if self._own is None else [self._own, self._rules.moe]
         names = self._names(self._moe_root)
-        if isinstance(self._moe_root, str):  # a zip lists files alone
+        if isinstance(self._moe_root, str):  # a zip lists only files
             names += [name.split("/")[-2] for name in self._files.names(f"{self._moe_root}/*/*")]
             if not names:
                 raise TableError(NOTHING, self._moe_root)
@@ -428,13 +427,13 @@ class EngineTables:
                 try:
                     versions[tuple(int(part) for part in name.removeprefix("triton_").split("_"))] = name
                 except ValueError:
-                    raise TableError(f"the name {name} is no triton_ and version") from None
+                    raise TableError(f"the name {name} is not triton_ and a version") from None
         return [_join(self._moe_root, versions[version]) for version in sorted(versions, reverse=True)]
 
     def _is_there(self, place: Place) -> bool:
         try:
             return place.is_file() if isinstance(place, Path) else self._files.has(place)
-        except OSError:  # to the engines a folder that may not be entered is one without the file
+        except OSError:  # engines treat a folder without permission as one without the file
             return False
 
     def _names(self, folder: Place) -> list[str]:
@@ -462,7 +461,7 @@ class EngineTables:
 
 
 def file_name(shape: str, device: str, block: str) -> str:
-    """A table's name. shape: `N=512,K=7168` or `E=256,N=256`; block: `[128,128]`, as the engine writes it."""
+    """The name of a table's file. shape: `N=512,K=7168` or `E=256,N=256`; block: that of Rules."""
     return f"{shape},device_name={device},dtype=fp8_w8a8,block_shape={block}.json"
 
 
@@ -491,7 +490,7 @@ def _down(name: str) -> str:
 
 
 def _model(device: str) -> str:
-    """`MI325` for AMD_Instinct_MI325X and AMD_Instinct_MI325_OAM; empty where no part is like this."""
+    """The model of a device: `MI325` for AMD_Instinct_MI325X and AMD_Instinct_MI325_OAM; empty if unknown."""
     for part in re.split(r"[\s/_-]", device.upper()):
         if re.fullmatch(r"[A-Z]+\d+X?", part):
             return part.removesuffix("X")
@@ -512,7 +511,7 @@ def _entry(table: Configurations, m: int, kernel: str) -> Entry:
 
 
 def _grouped(problems: list[Problem]) -> list[Problem]:
-    """The problems, where one stands for all files of a folder that have the same problem."""
+    """The problems, with one in place of several equal ones in files of the same folder."""
     same: dict[tuple[str, str], list[Problem]] = {}
     for problem in problems:
         same.setdefault((problem.file.rpartition("/")[0], problem.text), []).append(problem)

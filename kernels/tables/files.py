@@ -1,4 +1,4 @@
-"""The files of a library, wherever it lies: a checkout, site-packages, an unpacked image, a wheel."""
+"""The files of a library in a checkout, in site-packages, in an unpacked image or in a wheel."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 RECORDED = Path(__file__).parent / "recorded"
-"""Holds a zip for each library with its tables for DeepSeek's shapes; tools/record_tables.py makes them."""
+"""Has a zip for each library, with its tables for DeepSeek's shapes. tools/record_tables.py makes them."""
 
 LARGEST = 16 * 2**20
-"""Bytes of the largest file that is read. AITER's largest table has 6 MB; a larger file is no table."""
+"""The most bytes of a file that is read. AITER's largest table has 6 MB, so a larger file is not a table."""
 
 PLACES = (
     "{package}",
@@ -27,43 +27,41 @@ PLACES = (
     "*/{package}/{package}",
     "*/*/{package}",
 )
-"""Where a package may lie below a path: the path is a checkout, an environment or the files of an image."""
+"""Where a package may be below a path, which is a checkout, an environment or the files of an image."""
 
 VERSION = re.compile(r"""^(?:__version__|version)\b[^=\n]*=.*?['"]([^'"]+)['"]""", re.MULTILINE)
 
 UNREADABLE = (OSError, EOFError, KeyError, NotImplementedError, RuntimeError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged zip raises."""
+"""The exceptions that reading a damaged zip raises."""
 
 
 class TableError(ValueError):
-    """A table or library cannot be read; the text is one line that says which, and why.
-
-    reason: the text without the name of what cannot be read
-    """
+    """A table or library cannot be read. The text is one line that says which, and why."""
 
     def __init__(self, reason: str, name: str = "") -> None:
         super().__init__(f"{name}: {reason}" if name else reason)
         self.reason = reason
+        """The text without the name of what cannot be read."""
 
 
 def read(path: Path, name: str) -> str:
-    """The text of a file; bytes that are not UTF-8 become U+FFFD. Raises TableError."""
+    """The text of a file, with U+FFFD for bytes that are not UTF-8. Raises TableError."""
     try:
         status = path.stat()
         if status.st_size > LARGEST:
-            raise TableError(f"{status.st_size} bytes, which no table has; it is not read", name)
+            raise TableError(f"{status.st_size} bytes, more than a table has; it is not read", name)
         if not stat.S_ISREG(status.st_mode) and not stat.S_ISDIR(status.st_mode):
-            raise TableError("is no regular file", name)  # a pipe or a device may never end
+            raise TableError("is not a regular file", name)  # a pipe or a device may never end
         return path.read_bytes().decode(errors="replace")
     except OSError as error:
         raise TableError(error.strerror or str(error), name) from None
 
 
 class Files:
-    """Text files of a package. Names are as in Python's search path: `aiter/configs/tuned_fmoe.csv`."""
+    """The text files of a package. Their names include the package's: `aiter/configs/tuned_fmoe.csv`."""
 
     def __init__(self, package: str, path: Path) -> None:
-        """path: a wheel or another zip, or a folder that holds the package. Raises TableError."""
+        """path: a wheel or another zip, or a folder that contains the package. Raises TableError."""
         self.package, self.path = package, path
         try:
             self._zip = zipfile.ZipFile(path) if path.is_file() else None
@@ -74,12 +72,12 @@ class Files:
         self._root = path
         if self._zip:
             if not any(name.startswith(f"{package}/") for name in self._zip.namelist()):
-                raise TableError(f"{path} holds no package {package}")
+                raise TableError(f"{path} contains no package {package}")
         else:
             self._root = _parent(package, path)
 
     def names(self, pattern: str) -> list[str]:
-        """The sorted names that match a shell pattern, in which `*` matches no `/`. A zip has no folders."""
+        """The names that match a shell pattern, sorted. `*` does not match `/`. A zip lists no folders."""
         if self._zip:
             depth = pattern.count("/")
             found = (name for name in self._zip.namelist() if name.count("/") == depth)
@@ -91,7 +89,7 @@ class Files:
             return name in self._zip.NameToInfo
         try:
             return (self._root / name).is_file()
-        except OSError:  # in a folder that may not be entered
+        except OSError:  # no permission to enter the folder
             return False
 
     def text(self, name: str) -> str:
@@ -101,14 +99,14 @@ class Files:
         try:
             size = self._zip.getinfo(name).file_size
             if size > LARGEST:
-                raise TableError(f"{size} bytes, which no table has; it is not read", name)
+                raise TableError(f"{size} bytes, more than a table has; it is not read", name)
             return self._zip.read(name).decode(errors="replace")
         except UNREADABLE as error:
             raise TableError(str(error), name) from None
 
     @functools.cached_property
     def version(self) -> str:
-        """The version that the metadata or the source says, else the commit; empty where neither is there."""
+        """The version in the metadata or the source, else the commit; empty where there is neither."""
         try:
             return self._said_version() or self._commit()
         except (OSError, TableError):
@@ -127,7 +125,7 @@ class Files:
         return ""
 
     def _commit(self) -> str:
-        """`commit 1234567`, read from the files of a git checkout; empty where there is none."""
+        """`commit 1234567`, read from the files of a git checkout; empty outside of one."""
         for folder in (self._root, *self._root.parents):
             head = folder / ".git" / "HEAD"
             if head.is_file():
@@ -140,7 +138,7 @@ class Files:
 
 
 def _parent(package: str, path: Path) -> Path:
-    """The folder that holds the package. Raises TableError."""
+    """The folder that contains the package. Raises TableError."""
     if not path.is_dir():
         raise TableError(f"{path}: no such file or folder")
     if path.name == package and (path / "__init__.py").is_file():
@@ -149,15 +147,15 @@ def _parent(package: str, path: Path) -> Path:
         for found in sorted(path.glob(place.format(package=package))):
             if (found / "__init__.py").is_file() or (found / "configs").is_dir():
                 return found.parent
-    raise TableError(f"{path} holds no package {package}: give its checkout, wheel or site-packages")
+    raise TableError(f"{path} contains no package {package}: give its checkout, wheel or site-packages")
 
 
 def library(package: str, path: Path | None = None) -> Files:
-    """The files of a library at the path, or the recorded ones where the path is the word `recorded`. Without
-    a path they are those of the installed library, or the recorded ones if none is. Raises TableError."""
+    """The files of a library at a path, or the recorded ones where the path is the word `recorded`. Without a
+    path, those of the installed library, or the recorded ones if it is not installed. Raises TableError."""
     if path and path != Path("recorded"):
         return Files(package, path)
-    spec = None if path else importlib.util.find_spec(package)  # imports nothing of a top-level package
+    spec = None if path else importlib.util.find_spec(package)  # this imports nothing
     for folder in (spec and spec.submodule_search_locations) or ():
         if (Path(folder) / "configs").is_dir() or package != "aiter":  # PyPI has another `aiter`
             return Files(package, Path(folder).parent)

@@ -1,4 +1,4 @@
-"""Which tuned table decides how a row of this suite runs, and what the table holds for a case."""
+"""Which tuned table decides how a row of this suite runs, and what that table has for a case."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.tables.files import Files, library
 from shapes.case import Size
 
 LIBRARIES = ("aiter", "vllm", "sglang")
-"""The libraries whose tuned tables are read here."""
+"""The libraries that have tuned tables."""
 
 WITHOUT_TABLES: Mapping[str, str] = {
     "deepgemm": "rules by m, n, k, groups and SMs (DeepGEMM csrc/jit_kernels/heuristics/common.hpp)",
@@ -29,11 +29,11 @@ WITHOUT_TABLES: Mapping[str, str] = {
     "vllm.cutlass_mla": "splits by length and SMs "
     "(vLLM csrc/attention/mla/cutlass_sm100_mla/device/sm100_mla.hpp)",
 }
-"""How the name of a row begins -> what decides in place of a table. The longest beginning holds."""
+"""What decides instead of a table, by how the name of a row begins. The longest beginning counts."""
 
 
 def decides_without(op: str, row: str) -> str:
-    """What decides how a row runs whose library has no table of shapes; empty where that is not known."""
+    """What decides how a row runs if its library has no table; empty if unknown."""
     starts = [start for start in WITHOUT_TABLES if row.startswith(start)]
     if not starts or (starts == ["flashinfer"] and op not in ("block_scale_gemm", "fused_moe")):
         return ""
@@ -41,13 +41,7 @@ def decides_without(op: str, row: str) -> str:
 
 
 class Lookups:
-    """Look-ups in the tables of the libraries that an engine calls. A library is read when it is first asked.
-
-    paths:   library (aiter, vllm, sglang) -> where it lies; `library` says where the others are looked for
-    given:   the variables that are set for the engine
-    columns: how many columns the `topk_ids` that reach AITER's fused_moe have
-    masked:  whether fused_moe gets an expert mask
-    """
+    """Look-ups in the tables of the libraries that an engine calls. Each is read when it is first needed."""
 
     def __init__(
         self,
@@ -57,6 +51,13 @@ class Lookups:
         columns: int = 0,
         masked: bool = False,
     ) -> None:
+        """Reads nothing yet.
+
+        paths:   where libraries are, by name; `files.library` finds those that are not named
+        given:   the variables that are set for the engine
+        columns: how many columns of `topk_ids` AITER's fused_moe gets
+        masked:  whether fused_moe gets an expert mask
+        """
         self.target, self.given = target, given
         self.columns, self.masked = columns, masked
         self._paths = paths
@@ -84,14 +85,14 @@ class Lookups:
         return self._tables[package]
 
     def library_of(self, row: str) -> str:
-        """The library in whose tables a row's kernel looks; empty where it looks in none."""
+        """The library whose tables a row's kernel uses; empty where it uses none."""
         name, _, variant = row.partition("@")[0].partition(".")
         if name == "aiter" and variant.startswith(("dispatch", "triton")):
             return name
         return name if name in ("vllm", "sglang") and variant == "triton" else ""
 
     def find(self, op: str, row: str, sizes: Mapping[str, Size]) -> Found | None:
-        """What the tables hold for a case; None where no table decides. Raises TableError."""
+        """What the tables have for a case; None where no table decides. Raises TableError."""
         package = self.library_of(row)
         if not package or op not in ("block_scale_gemm", "fused_moe"):
             return None
@@ -113,10 +114,10 @@ class Lookups:
         return [problem for tables in self._tables.values() for problem in tables.problems(self.target)]
 
     def untuned(self, misses: Iterable[tuple[str, str, Mapping[str, Size]]]) -> dict[str, str]:
-        """Files for tuners: a file's name -> its text.
+        """The texts of files for tuners, by the file's name. For AITER it is the CSV of untuned shapes that
+        its tuner reads; for an engine, a list of the JSON files that it lacks.
 
-        misses: op, row and sizes of cases for which the tables hold no entry. For AITER they become the CSV
-        of untuned shapes that its tuner reads; for an engine, a list of the JSON files that it lacks.
+        misses: op, row and sizes of cases for which the tables have no entry
         """
         shapes: dict[tuple[str, str, bool], list[Mapping[str, Size]]] = {}
         for op, row, sizes in misses:
@@ -148,6 +149,6 @@ def _gemm(sizes: Mapping[str, Size]) -> tuple[int, int, int]:
 
 
 def _moe(sizes: Mapping[str, Size]) -> tuple[int, int, int, int]:
-    """Tokens, hidden, inter, and the experts of the rank, with the shared expert where it is fused."""
+    """Tokens, hidden, inter, and the experts of the rank, including the shared expert where it is fused."""
     local = int(sizes["experts"]) // int(sizes["ep"]) + int(sizes["shared"])
     return int(sizes["tokens"]), int(sizes["hidden"]), int(sizes["inter"]), local

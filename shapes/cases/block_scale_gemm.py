@@ -1,4 +1,4 @@
-"""Cases of block_scale_gemm: the FP8 linears of a rank, the fused qkv_a first."""
+"""Cases of block_scale_gemm: the FP8 linears of a rank; the fused qkv_a comes first."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from shapes.workloads import Documented
 
 
 def _step(parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0) -> list[Case]:
-    """The FP8 linears of a step of `tokens`, `prompt` of them of prompts.
-
-    A linear that decoding does not call sees the prompts' tokens alone.
-    """
+    """The FP8 linears of a step of `tokens` tokens, `prompt` of which are prompt tokens. A linear that
+    decoding does not call gets only the prompt tokens."""
     cases = []
     for linear in linears(r1(), parallel):
         calls = linear.prefill_calls if prompt else linear.decode_calls
@@ -25,13 +23,14 @@ def _step(parallel: Parallel, tokens: int, prompt: int = 0, weight: float = 1.0)
 
 
 def smoke() -> list[Case]:
-    """Last blocks of 64 columns as in qkv_a, rows below and beyond a tile, several blocks of k."""
+    """Last blocks of 64 columns as in qkv_a, fewer and more rows than a tile has, several blocks of k."""
     all_sizes = [(16, 320, 384), (1, 576, 256), (33, 192, 512), (7, 256, 640), (32, 384, 128)]
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}, place="smoke") for m, n, k in all_sizes]
 
 
 def ragged() -> list[Case]:
-    """Odd numbers of rows, below and beyond tiles; last blocks of 64 columns; odd numbers of blocks of k."""
+    """Odd numbers of rows, fewer and more than tiles have; last blocks of 64 columns; odd numbers of blocks
+    of k."""
     all_sizes = [(7, 320, 384), (33, 576, 512), (129, 192, 640)]
     return [Case("block_scale_gemm", {"m": m, "n": n, "k": k}) for m, n, k in all_sizes]
 
@@ -48,7 +47,7 @@ def production() -> list[Case]:
 
 
 def served(run: Documented) -> list[Case]:
-    from shapes.bins.tokens import token_bins
+    from shapes.bins import token_bins
 
     return [
         case

@@ -1,4 +1,5 @@
-"""Cases of fused_moe: the routed experts of a rank, routed at random unless the place says otherwise."""
+"""Cases of fused_moe: the routed experts of a rank. Their routing is uniform unless the place names
+another."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from shapes.experts import fused_moe_sizes, route, rows
 from shapes.workloads import Documented
 
 OTHER_ROUTINGS = ("balanced", "zipf:0.4", "zipf:0.8")
+NAMES = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing")
 
 
 def _case(
@@ -19,7 +21,8 @@ def _case(
     shared: int = 0,
     routing: str = "uniform",
 ) -> Case:
-    """The experts in a step of `tokens` on each rank's attention, `prompt` of them of prompts."""
+    """The experts in a step in which the attention of each rank has `tokens` tokens, `prompt` of which are
+    prompt tokens."""
     model = r1()
     here = rows(model, parallel, tokens, routing)
     place = [f"{R1} {parallel.text} {phase(tokens, prompt)}"]
@@ -34,7 +37,7 @@ def _case(
 
 
 def smoke() -> list[Case]:
-    """One and many rows, experts without rows, a rank of two, a fused shared expert, a skewed routing."""
+    """One row, many rows, experts without rows, one rank of two, a fused shared expert, a skewed routing."""
     all_sizes = [
         (16, 16, 4, 256, 128, 1, 0, "uniform"),
         (1, 32, 8, 512, 128, 1, 0, "uniform"),
@@ -42,29 +45,26 @@ def smoke() -> list[Case]:
         (8, 16, 4, 256, 128, 1, 1, "uniform"),
         (33, 32, 4, 256, 128, 1, 0, "zipf:0.8"),
     ]
-    names = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing")
-    return [Case("fused_moe", dict(zip(names, sizes, strict=True)), place="smoke") for sizes in all_sizes]
+    return [Case("fused_moe", dict(zip(NAMES, sizes, strict=True)), place="smoke") for sizes in all_sizes]
 
 
 def ragged() -> list[Case]:
-    """Odd numbers of tokens, experts without rows, experts of other ranks, and the shared one fused."""
+    """Odd numbers of tokens, experts without rows, experts of other ranks, a fused shared expert."""
     all_sizes = [
         (33, 256, 8, 512, 128, 8, 0, "uniform"),
         (9, 16, 4, 256, 256, 1, 1, "zipf:0.8"),
         (17, 64, 8, 512, 128, 4, 1, "uniform"),
         (1, 32, 8, 512, 128, 1, 0, "uniform"),
     ]
-    names = ("tokens", "experts", "topk", "hidden", "inter", "ep", "shared", "routing")
-    return [Case("fused_moe", dict(zip(names, sizes, strict=True))) for sizes in all_sizes]
+    return [Case("fused_moe", dict(zip(NAMES, sizes, strict=True))) for sizes in all_sizes]
 
 
 def sweep(parallel: Parallel) -> list[Case]:
-    """The uniform routing at each step's tokens; other routings, and the shared expert fused, at a few."""
+    """The uniform routing for each step; other routings, and a fused shared expert, for a few."""
     decoding = [_case(parallel, batch) for batch in BATCHES]
     prefills = [_case(parallel, count * ISL, count * ISL) for count in PROMPTS]
-    fused = [_case(parallel, batch, shared=1) for batch in (64, 16, 1)] + [
-        _case(parallel, ISL, ISL, shared=1)
-    ]
+    fused = [_case(parallel, batch, shared=1) for batch in (64, 16, 1)]
+    fused.append(_case(parallel, ISL, ISL, shared=1))
     others = [
         _case(parallel, tokens, prompt, routing=routing)
         for tokens, prompt in ((64, 0), (ISL, ISL))
@@ -74,7 +74,7 @@ def sweep(parallel: Parallel) -> list[Case]:
 
 
 def production() -> list[Case]:
-    """DeepSeek's profiles are of a balanced routing."""
+    """The balanced routing is that of DeepSeek's profiles."""
     decoding = [_case(DP_EP8, batch) for batch in DP_BATCHES]
     prefills = [_case(DP_EP8, count * isl, count * isl) for count, isl in DP_PROMPTS]
     fused = [_case(DP_EP8, DP_BATCHES[0], shared=1)]
@@ -83,6 +83,6 @@ def production() -> list[Case]:
 
 
 def served(run: Documented) -> list[Case]:
-    from shapes.bins.tokens import token_bins
+    from shapes.bins import token_bins
 
     return [_case(run.parallel, bin_.tokens, bin_.prompt, bin_.weight) for bin_ in token_bins(run.on_rank)]

@@ -14,7 +14,7 @@ def _case(parallel: Parallel, batch: int, new: str, prefix: str = "0", weight: f
 
 
 def smoke() -> list[Case]:
-    """Ragged batches with and without a cached prefix, one token, ends of tiles; one of them in FP8 too."""
+    """Uneven batches with and without a cached prefix, one token, ends of tiles; one of them in FP8 too."""
     all_sizes = [
         (3, "1..90", "0", 4),
         (1, "130", "0", 2),
@@ -29,7 +29,8 @@ def smoke() -> list[Case]:
 
 
 def ragged() -> list[Case]:
-    """More sequences than eight, one of them with nothing cached; all without; and all with some."""
+    """Ten sequences, one of them without cached tokens; sequences without any; sequences that all have
+    some."""
     all_sizes = [(10, "1..100", "0..90"), (3, "20..130", "0"), (4, "1..40", "30..100")]
     return [
         Case("mha_prefill", {"batch": batch, "new": new, "prefix": prefix})
@@ -38,7 +39,7 @@ def ragged() -> list[Case]:
 
 
 def sweep(parallel: Parallel) -> list[Case]:
-    """Whole prompts together, and one in two chunks."""
+    """Batches of whole prompts, and one prompt in two chunks."""
     together = [_case(parallel, count, str(ISL)) for count in PROMPTS]
     return [*together, _case(parallel, 1, str(CHUNK)), _case(parallel, 1, str(ISL - CHUNK), str(CHUNK))]
 
@@ -48,8 +49,8 @@ def production() -> list[Case]:
 
 
 def served(run: Documented) -> list[Case]:
-    """None for a rank whose prompts are prefilled elsewhere."""
-    from shapes.bins.prefill import prefill_bins
+    """There is no case for a rank whose prompts are prefilled elsewhere."""
+    from shapes.bins import prefill_bins
 
     return [
         _case(run.parallel, bin_.batch, bin_.new, bin_.prefix, bin_.weight)

@@ -1,4 +1,4 @@
-"""Where the suite keeps what it may lose, with and without a home; what is recorded names no folder."""
+"""The folder of the cache, with and without a home folder; records name no folder of a machine."""
 
 import os
 import re
@@ -16,7 +16,7 @@ FOLDER = re.compile(r"(?<![\w.~])/(root|home|work|tmp|Users|mnt|data|scratch)/")
 
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
-    """A folder called read-only cannot be written, as none of root's own otherwise is."""
+    """A folder named read-only cannot be written. (Root can write to every real folder.)"""
     (tmp_path / "read-only").mkdir()
     may = os.W_OK | os.X_OK
     monkeypatch.setattr(os, "access", lambda path, mode: mode == may and "read-only" not in str(path))
@@ -27,7 +27,7 @@ def temporary(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("xdg", "home", "wanted"), [
     *((xdg, "home", "home/.cache/deepseek-kernel-bench") for xdg in (None, "", "read-only")),
     *(("xdg", home, "xdg/deepseek-kernel-bench") for home in ("read-only", "~")),
-    # `~`: no HOME, and a user that the system does not know
+    # `~`: HOME is not set, and the system does not know the user
     *((xdg, home, "") for xdg, home in (("read-only", "read-only"), (None, "read-only"), (None, "~"))),
 ])  # fmt: skip
 def test_the_cache_is_in_the_first_place_that_can_be_written(
@@ -41,7 +41,7 @@ def test_the_cache_is_in_the_first_place_that_can_be_written(
 
 
 def test_workers_have_a_home_that_can_be_written(tmp_path, temporary, monkeypatch):
-    """Libraries compile into it; what the user installed in the old one is still found."""
+    """Libraries compile into it, and packages in the user's own home are still found."""
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert worker_environment({})["HOME"] == str(tmp_path / "home")
@@ -73,7 +73,7 @@ def test_a_recorded_text_keeps_names_alone(text, recorded):
 
 
 def test_committed_results_name_no_folder_of_a_machine():
-    """Documents of others are quoted as they are."""
+    """Quotations from documents are left as they are."""
     listed = subprocess.run(
         ["git", "ls-files", "results", ":!results/published"],
         cwd=ROOT, capture_output=True, text=True, check=False,

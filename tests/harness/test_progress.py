@@ -1,4 +1,4 @@
-"""Where a run is, as its terminal and as a file have it: as committed in `snapshots/progress.txt`."""
+"""Progress in a terminal and in a file: as committed in `snapshots/progress.txt`."""
 
 import io
 from pathlib import Path
@@ -16,7 +16,7 @@ class Terminal(io.StringIO):
 
 
 def test_what_is_written_is_as_committed(snapshot, monkeypatch):
-    """Of a line of a terminal each that it shows after another; never longer than the terminal."""
+    """The snapshot has each text of the terminal's line, which is never wider than the terminal."""
     monkeypatch.setattr("harness.progress.time.monotonic", lambda: now)
     text = ""
     for kind, columns, file, quiet in (
@@ -30,12 +30,12 @@ def test_what_is_written_is_as_committed(snapshot, monkeypatch):
         progress.case(CASE, 3, 90.0)
         progress.say("measuring")
         progress.rounds(12, 8.2, 20.0)
-        progress.say("checking again")  # no rounds of another stage
+        progress.say("checking again")  # the rounds of the last stage are gone
         progress.clear()
         progress.note("a note")
-        now = 50.0  # which the first case took
+        now = 50.0  # the seconds of the first case
         progress.case(CASE, 2, 90.0)
-        for budget_s in (59.0, 61.0):  # minutes from one and a half on
+        for budget_s in (59.0, 61.0):  # 90 s and more are shown in minutes
             Progress(quiet, file).case(CASE, 1, budget_s)
         shown = file.getvalue().split(LINE_GONE)
         assert all(len(line) < columns for line in shown) or len(shown) == 1

@@ -24,7 +24,7 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """A copy of what starts, without a .venv."""
+    """A copy of the files that start, without a .venv."""
     for name in ("harness", "kernels", "shapes"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     return tmp_path
@@ -37,8 +37,8 @@ def set_up(checkout: Path, python: Path | str) -> None:
     file.chmod(0o755)
 
 
-def test_what_it_says_is_as_committed(bare, checkout, tmp_path_factory, snapshot):
-    """A line on stderr, exit code 2; a traceback where something of our own is missing."""
+def test_the_messages_are_as_committed(bare, checkout, tmp_path_factory, snapshot):
+    """One line on stderr and exit code 2; a traceback only if a module of ours is missing."""
     elsewhere, texts = tmp_path_factory.mktemp("elsewhere"), []
 
     def run(name: str, words: list[str], python: Path | str = bare, folder: Path = checkout) -> None:

@@ -8,7 +8,7 @@ import torch
 
 import kernels
 from kernels.compose import bind
-from kernels.fused_moe.providers.torch_eager import NaiveMoe
+from kernels.fused_moe.providers.torch_eager import naive
 from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.suites import suite
@@ -78,7 +78,7 @@ def test_sets_that_calls_rotate_over(op_name):
         assert (third.digest() != first.digest()) == op.turns
 
 
-class Looks(NaiveMoe):
+class Looks(naive):
     """At what it is prepared on."""
 
     seen: ClassVar[list] = []
@@ -103,9 +103,9 @@ def test_a_composed_call_is_prepared_on_what_it_will_read_and_beside_the_first()
 
 
 CHEAT = """
-from kernels.fused_moe.providers.torch_eager import NaiveMoe
+from kernels.fused_moe.providers.torch_eager import naive
 
-class FirstRouting(NaiveMoe):
+class FirstRouting(naive):
     name = "wrong.first_routing"
     op = "fused_moe"
 
@@ -114,9 +114,9 @@ class FirstRouting(NaiveMoe):
         return super().prepare(operands.replaced(topk_ids=ids), out)
 """
 OFF_BY_ONE = """
-from kernels.block_scale_gemm.providers.torch_eager import NaiveGemm
+from kernels.block_scale_gemm.providers.torch_eager import naive
 
-class OffByOne(NaiveGemm):
+class OffByOne(naive):
     name = "wrong.one_block_of_k"
     op = "block_scale_gemm"
 

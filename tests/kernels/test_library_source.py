@@ -190,15 +190,14 @@ KERNELS, GONE = "(q, k=1)", "NotThere"
          "    from .kernels import f", KERNELS),
         ("if A:\n    def f(a):\n        log()\n        warn()\n        raise B\nelse:\n"
          "    from .kernels import f", None),
-        ("@overload\ndef f(a): ...\n@overload\ndef f(b): ...", None),
-        ("f = lambda a, b=1: a", "(a, b=1)"),
-        ("from functools import partial\nfrom . import kernels\nf = partial(kernels.f, 1, k=2)", "(*, k=2)"),
-        ("from functools import partial\nfrom . import kernels\nf = partial(kernels.f, k=2)", "(q, *, k=2)"),
-        ("from functools import partial\nf = partial(gone, 1)", None),
+        # An assignment tells only where it gives a function another name.
+        ("from .kernels import f as inner\nf = inner", KERNELS),
+        ("from functools import partial\nfrom . import kernels\nf = partial(kernels.f, k=2)", None),
+        ("from . import kernels\nf = kernels.f", None),
+        ("f = lambda a, b=1: a", None),
         ("f = decorator(lambda a: a)", None),
         ("f = max", None),
         ("f, g = make()", None),
-        ("from . import kernels\nf = kernels.f", KERNELS),
         ("@compile_ops('module', fc_name='g')\nasync def f(a, /, b): ...", "(a, /, b)"),
         ("def f(a):\n    def f(b): ...", "(a)"),
         ("class f:\n    def __new__(cls, a): ...", None),
@@ -207,14 +206,14 @@ KERNELS, GONE = "(q, k=1)", "NotThere"
         (lazy("{'f': 'lib.kernels'}"), KERNELS),
         (lazy("{'f': '.kernels:f'}"), KERNELS),
         (lazy("{'f': ('kernels', 'f')}"), KERNELS),
-        (lazy("{'kernels': ['f', 'g']}"), KERNELS),
+        (lazy("{'kernels': ['f', 'g']}"), None),
         (lazy("{'f', 'g'}"), None),
         ("def __getattr__(name):\n    if name == 'f':\n        from .kernels import f\n        return f\n"
-         "    raise AttributeError", KERNELS),
+         "    raise AttributeError", None),
         ("def __getattr__(name):\n    return getattr(inner, name)", None),
         (f"{BOUND}bind('f', 'g')", None),
         (TAKEN % "_C.names", None),
-        (f"from . import _C\n{TAKEN % 'dir(_C)'}", KERNELS),
+        (f"from . import _C\n{TAKEN % 'dir(_C)'}", None),
         # A name that is gone.
         (lazy("{'g': 'lib.kernels'}"), GONE),
         ("def __getattr__(name):\n    raise AttributeError(name)", GONE),
@@ -233,15 +232,11 @@ def test_a_name_of_a_module(tmp_path, text, wanted):
 
 
 @pytest.mark.parametrize(("text", "wanted"), [
-    ("class C(P):\n    b: int = 1", "(a, b=...)"),
-    ("class C(P):\n    a: int = 1", "(a=...)"),
-    ("class C(elsewhere.P):\n    b: int = 1", None),
-    ("class C:\n    a: ClassVar[int] = 1\n    b: int = field(init=False)\n    c: int = field()", "(c)"),
-    (
-        "class C:\n    a: int = field(default_factory=list)\n    b: int = field(kw_only=True)",
-        "(a=..., *, b)",
-    ),
-    ("class C:\n    a: int = 1\n    _: KW_ONLY\n    b: int", "(a=..., *, b)"),
+    ("class C:\n    a: int\n    b: int = 1", "(a, b=...)"),
+    ("class C(P):\n    b: int = 1", None),
+    ("class C:\n    a: ClassVar[int] = 1\n    b: int", None),
+    ("class C:\n    a: int = field(default_factory=list)", None),
+    ("class C:\n    a: int = 1\n    _: KW_ONLY\n    b: int", None),
     ("class C:\n    a: int\n    def __init__(self, other): ...", "(other)"),
 ])  # fmt: skip
 def test_the_fields_of_a_dataclass(tmp_path, text, wanted):

@@ -13,7 +13,7 @@ import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.compiler import compile_launch
 from harness.compile.launches import KernelLaunch, launches, shipped
-from harness.compile.limits import violations
+from harness.compile.survey import violations
 from harness.paths import ROOT
 from tests.support.interpreting import wrong_interpreted
 

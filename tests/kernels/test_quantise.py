@@ -9,8 +9,7 @@ import pytest
 from packaging.version import Version
 
 from harness.catalogue.architectures import architectures
-from harness.compile.launches import recorded_launches
-from harness.compile.pretend_driver import pretended
+from harness.compile.launches import pretended, recorded_launches
 from kernels import quantise as provider
 from kernels.formats import FORMATS, SCALES, dequantise_activations, native, quantise_activations
 from tests.support.interpreting import found_interpreted

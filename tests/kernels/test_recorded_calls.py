@@ -7,12 +7,13 @@ reviewer reads.
 import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import kernels
-from kernels.mla_decode.providers.flashinfer import _Planned as FlashInferDecode
+from kernels.op import Prepared
 from kernels.vendor import Vendor
 from tests.support.broken_calls import survivors
 from tests.support.recorded import RECORDS, Case, Wrong, record, rendered
@@ -56,12 +57,12 @@ def test_a_broken_argument_changes_the_record(op: str, name: str) -> None:
     assert survivors(lambda: record(case)) == []
 
 
-def spoils(self: FlashInferDecode) -> None:
+def spoils(self: Any) -> None:
     self.operands.q.zero_()
 
 
-def moves(self: FlashInferDecode, live: Mapping[str, torch.Tensor]) -> None:
-    self.run = functools.partial(self.run, q_nope=self.run.keywords["q_nope"].clone())
+def moves(self: Any, live: Mapping[str, torch.Tensor]) -> None:
+    self._call = functools.partial(self._call, q_nope=self._call.keywords["q_nope"].clone())
 
 
 @pytest.mark.parametrize(("step", "instead", "reason"), [
@@ -69,6 +70,6 @@ def moves(self: FlashInferDecode, live: Mapping[str, torch.Tensor]) -> None:
     ("load", moves, "a recorded graph would not see what was loaded"),
 ])  # fmt: skip
 def test_what_no_row_may_do(step: str, instead: object, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FlashInferDecode, step, instead)
+    monkeypatch.setattr(Prepared, step, instead)
     with pytest.raises(Wrong, match=reason):
         record(ROWS["mla_decode", "flashinfer.fa2"][0])

@@ -1,6 +1,8 @@
 """What rows of libraries do beyond what is recorded of their calls (test_recorded_calls.py)."""
 
+import gc
 import sys
+import weakref
 from contextlib import nullcontext
 from functools import partial, wraps
 from types import SimpleNamespace
@@ -27,7 +29,7 @@ from tests.support.recorded import Case, record
 from tests.support.recorded_rows import CASES
 from tests.support.stand_ins import Answer, Arguments
 
-GEMM, MOE, MHA, _ = kernels.OPS
+GEMM, MOE, MHA, MLA = kernels.OPS
 
 # AITER
 
@@ -164,7 +166,8 @@ FLASHINFERS = {case.name: case for case in CASES if case.op == MOE and case.name
 @pytest.mark.parametrize("case", FLASHINFERS.values(), ids=FLASHINFERS)
 def test_turns_share_what_was_made_of_the_same_weights_and_of_no_others(case):
     def made(call: Any) -> dict[str, torch.Tensor]:
-        return {name: it for name, it in vars(getattr(call, "inner", call)).items() if name[0] == "w"}
+        weights = getattr(call, "inner", call).stationary
+        return {name: it for name, it in vars(weights).items() if name[0] == "w"}
 
     with case.prepared() as first:
         turn, cold = (
@@ -214,12 +217,10 @@ def test_what_cudnn_does_not_take_is_unsupported(step):
     ],
 )  # fmt: skip
 def test_which_engine_of_cudnn_ran_is_told(graph, picked):
-    prepared = cudnn._Graph.__new__(cudnn._Graph)
-    prepared.graph = graph
-    assert prepared.picked() == picked
+    assert cudnn.engine_of(graph) == picked
 
 
-HELD = [torch_sdpa.Flash(), torch_sdpa.Efficient(), torch_sdpa.TorchCudnnPrefill()]
+HELD = [torch_sdpa.Flash(), torch_sdpa.Efficient(), torch_sdpa.Cudnn()]
 
 
 def prefill(text: str = "batch=2 new=1..9 prefix=0..5 heads=2") -> tuple[Any, torch.Tensor]:
@@ -266,7 +267,7 @@ def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatc
     o = o.replaced(scale=options.get("scale", o.scale))
     attend = create_autospec(version, side_effect=lambda q, *rest, **more: q + 1)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=attend))
-    prepared = torch_sdpa.TorchVarlenPrefill().prepare(o, out)
+    prepared = torch_sdpa.varlen().prepare(o, out)
     prepared.call()
     ((q, k, v, *lengths), given), at = attend.call_args, [(s.new, s.length) for s in o.sequences]
     assert q is o.q and k is o.k and torch.equal(v[..., :128], o.v) and not v[..., 128:].any()
@@ -275,7 +276,7 @@ def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatc
     assert torch.equal(out, (o.q + 1)[..., :128])
     if version is OLDER:
         with pytest.raises(Unsupported, match="takes no scale"):
-            torch_sdpa.TorchVarlenPrefill().prepare(o.replaced(scale=1.0), out)
+            torch_sdpa.varlen().prepare(o.replaced(scale=1.0), out)
 
 
 def test_aiter_that_imports_flydsl_needs_it(monkeypatch):
@@ -286,3 +287,28 @@ def test_aiter_that_imports_flydsl_needs_it(monkeypatch):
     monkeypatch.setattr(aiter, "FLYDSL", Absent())
     with pytest.raises(Unsupported, match="flydsl"):
         record_of("aiter.dispatch", "gfx950", "aiter")
+
+
+BY_OUR_TRITON = {"deepgemm.masked", "deepgemm.contiguous", "aiter.triton", "vllm.triton"}
+"""Rows of GEMM and MoE that launch a Triton kernel of the suite, which needs a GPU or the interpreter."""
+
+ONE_OF_EACH_ROW = {
+    f"{case.op} {case.name}": case
+    for case in reversed(CASES)
+    if case.op in (MLA, MHA) or case.name not in BY_OUR_TRITON
+}
+
+
+@pytest.mark.parametrize("case", ONE_OF_EACH_ROW.values(), ids=ONE_OF_EACH_ROW)
+def test_what_was_prepared_is_freed_at_once(case):
+    """A call that refers to the object that holds it keeps a device's memory until Python collects cycles."""
+    if "triton" in case.implementation.also:
+        pytest.importorskip("triton")
+    gc.disable()
+    try:
+        with case.prepared() as prepared:
+            held = weakref.ref(getattr(prepared, "inner", prepared))
+            del prepared
+        assert held() is None
+    finally:
+        gc.enable()

@@ -15,7 +15,7 @@ import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.compiler import compile_launch
 from harness.compile.launches import implementations, launches, recorded_launches
-from harness.compile.limits import violations
+from harness.compile.survey import violations
 from kernels.fused_moe.providers import deep_gemm
 from kernels.op import Prepared, Unsupported
 from kernels.operands import Seeds
@@ -181,16 +181,17 @@ LAYOUTS = {
     deep_gemm.Contiguous: {"count", "contiguous", "gather", "silu", "combine"},
     deep_gemm.Masked: {"masked", "gather", "silu", "combine"},
 }
+ROWS = {deep_gemm.Contiguous: deep_gemm.contiguous, deep_gemm.Masked: deep_gemm.masked}
 each_layout = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.__name__)
 
 
 def around_deep_gemm(layout: Any, text: str, packed: bool, patch: pytest.MonkeyPatch) -> tuple[Any, Any]:
     patch.setattr(deep_gemm, "alignment", lambda expected: 128)
     patch.setattr(deep_gemm, "setter", lambda aligned: lambda: None)
-    patch.setattr(layout.Bound, "product", lambda self, a, b, d: lambda: None)
-    patch.setattr(deep_gemm, "weight_scale", lambda scale, *rest: scale)
+    patch.setattr(layout, "product", lambda self, a, b, d: lambda: None)
     operands, out = empty(MOE, sizes_of(MOE, text))
-    return layout.Bound(operands, out, packed, None), (operands.tensors(), out)
+    scales = (operands.w13_scale, operands.w2_scale)
+    return layout(operands, out, scales, packed), (operands.tensors(), out)
 
 
 @pytest.mark.slow
@@ -212,4 +213,4 @@ def test_the_kernels_around_deep_gemm_compile(target, layout, monkeypatch):
 @pytest.mark.parametrize("text", TEXTS[MOE])
 def test_the_workspace_around_deep_gemm_is_a_bound(layout, text, monkeypatch):
     prepared, given = around_deep_gemm(layout, text, False, monkeypatch)
-    assert 0 < allocated(prepared, given) <= layout().workspace(sizes_of(MOE, text))
+    assert 0 < allocated(prepared, given) <= ROWS[layout]().workspace(sizes_of(MOE, text))

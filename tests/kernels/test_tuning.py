@@ -10,7 +10,7 @@ import pytest
 
 import kernels
 from harness.catalogue.architectures import architectures
-from harness.compile.launches import implementations, shipped, tuned
+from harness.compile.launches import implementations
 from harness.tune.store import Place, store
 from kernels import tuning
 from kernels.op import Support
@@ -176,14 +176,3 @@ def test_what_was_chosen_is_offered(path):
     for choice in file["choices"][::5]:
         sizes = op.sizes({**op.defaults(target.arch), **parse(choice["case"])[0]})
         assert choice["config"] in map(asdict, implementation.configurations(target, sizes))
-
-
-def test_what_is_tuned_spans_what_is_shipped():
-    """Every combination of what is no amount: a choice for one would not be right for another."""
-    words = ("heads", "page", "kv", "dtype", "ep", "shared", "inter", "hidden")
-    for op in kernels.OPS:
-        of_all, of_tuned = (
-            {tuple(case.sizes.get(name) for name in words) for case in cases}
-            for cases in (shipped(op), tuned(op))
-        )
-        assert of_all == of_tuned, op

@@ -18,7 +18,7 @@ import pytest
 import kernels
 from kernels.compose import bind
 from kernels.engine_tuning import EngineConfig
-from kernels.mla_decode.providers import vllm_triton as mla
+from kernels.mla_decode.providers import vllm as mla
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from shapes.case import parse

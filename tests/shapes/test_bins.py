@@ -1,12 +1,19 @@
-"""Many steps to a few weighted ones."""
+"""The steps of a workload, reduced to a few weighted bins."""
 
 from dataclasses import replace
 
 import pytest
 
-from shapes.bins.decode import MOST, decode_bins, reduce_phases, span_of
-from shapes.bins.prefill import prefill_bins, reduce_chunks
-from shapes.bins.tokens import reduce_tokens, token_bins
+from shapes.bins import (
+    MOST_DECODE,
+    decode_bins,
+    prefill_bins,
+    reduce_chunks,
+    reduce_phases,
+    reduce_tokens,
+    span_of,
+    token_bins,
+)
 from shapes.lengths import parse_span, spread
 from shapes.scheduler import Phase, Workload, simulate
 from shapes.workloads import documented
@@ -28,11 +35,14 @@ def test_bins_keep_the_kv_tokens_of_the_simulation(name):
         for phase in phases
     )
     bins = decode_bins(WORKLOADS[name])
-    assert 1 <= len(bins) <= MOST
+    assert 1 <= len(bins) <= MOST_DECODE
     assert decode_bins(replace(WORKLOADS[name])) is bins, "made once"
     weights = [b.weight for b in bins]
     assert sum(weights) == pytest.approx(1) and weights == sorted(weights, reverse=True)
-    if name in ("serving-2000-2000-c10800", "serving-3200-800-c128-mixed"):  # else a batch is rounded
+    if name in (
+        "serving-2000-2000-c10800",
+        "serving-3200-800-c128-mixed",
+    ):  # others round batches
         isl, osl = WORKLOADS[name].isl, WORKLOADS[name].osl
         spans = [parse_span(b.ctx) for b in bins]
         assert all(isl < low <= high < isl + osl for low, high in spans)
@@ -52,7 +62,7 @@ def test_span_of_gives_back_the_span_that_was_spread(span, count):
     assert abs(found[1] - span[1]) <= 1
 
 
-def test_few_bins_still_keep_the_tokens_and_no_step_makes_none():
+def test_few_bins_keep_the_tokens_and_no_steps_give_no_bins():
     assert reduce_phases([Phase(16, (100, 200), 0)]) == [(1.0, 2, "108..207")], "it saw 100 to 215"
     assert reduce_phases([Phase(64, (100, 200), 0)], most=1) == [(1.0, 2, "132..231")]
     (only,) = reduce_phases([Phase(10, (100, 300), 0), Phase(30, (1000, 1000), 0)], most=1)
@@ -87,7 +97,7 @@ def test_token_bins_by_hand():
 
 
 @pytest.mark.parametrize(("few", "many"), [(2, 40), (40, 2)])
-def test_what_is_rarer_than_one_step_in_200_gets_no_bin_of_its_own(few, many):
+def test_steps_rarer_than_one_in_200_get_no_bin(few, many):
     for steps, bins in ((4, 1), (5, 2)):
         phases = [Phase(steps, (9,) * few, 0), Phase(1000 - steps, (9,) * many, 0)]
         assert len(reduce_tokens(phases)) == bins
@@ -119,7 +129,7 @@ def test_prefill_bins_keep_new_tokens_and_nearly_the_attended_pairs(name):
 
 
 def test_prefill_bins_by_hand():
-    """A prompt of 3200 in a budget of 2048, step by step; phases of more steps are taken apart."""
+    """A prompt of 3200 with a budget of 2048; a phase of several steps is split into its steps."""
     phases = [Phase(1, (), 2048, ((2048, 0),)), Phase(1, (5,), 1152, ((1152, 2048),))]
     assert sorted(reduce_chunks(phases)) == [(0.5, 1, "1152", "2048"), (0.5, 1, "2048", "0")]
     assert reduce_chunks([Phase(2, (), 100, ((100, 0),))], most=1) == [(1.0, 1, "100", "50")]

@@ -1,4 +1,4 @@
-"""Calls of a deployment's ranks: those of the suites, and where engines split a model otherwise."""
+"""The calls of a rank, as in the suites and as engines split a model."""
 
 from dataclasses import replace
 
@@ -42,8 +42,9 @@ def test_calls_of_a_step_are_those_of_61_layers():
     }  # fmt: skip
 
 
-def test_a_linear_that_all_ranks_split_sees_all_ranks_tokens():
-    """128 requests on each of 8 ranks: attention's linears are whole and see 128, the others 1024."""
+def test_a_linear_that_all_ranks_share_gets_the_tokens_of_all():
+    """Each of 8 ranks has 128 requests. The linears of attention are whole and get 128 tokens, the others
+    1024."""
     calls = [call for call in sweep(GATHERED) if call.step == "decode, 128 requests"]
     step = {call.place: call.sizes for call in calls}
     assert step["o_proj"] == {"m": 128, "n": 7168, "k": 16384}
@@ -53,7 +54,7 @@ def test_a_linear_that_all_ranks_split_sees_all_ranks_tokens():
     assert {call.place: call.rows for call in calls if call.rows} == {"experts": 1024}
 
 
-def test_a_rank_with_a_whole_linear_takes_its_part_of_its_groups_tokens():
+def test_a_rank_with_a_whole_linear_gets_its_part_of_the_groups_tokens():
     """SGLang's `--tp 8 --moe-a2a-backend deepep`."""
     calls = sweep(Deployment(R1, 8, ep=8, dense_tp=8, shared_tp=1, dispatched=True))
     ms = {c.step: c.sizes["m"] for c in calls if c.place == "shared down"}
@@ -86,7 +87,7 @@ def test_a_workload_has_its_own_steps(suite):
 
 
 def test_calls_of_a_workload_count_by_all_steps():
-    """One request: a step of its prompt, then seven that decode. kv_b is called where the prompt is."""
+    """One request has one step with its prompt and seven that decode. Only the prompt calls kv_b."""
     calls = served(TP8, Workload(64, 8, 1, 1))
     times = {place: sum(call.times for call in calls if call.place == place) for place in
              ("MHA prefill", "kv_b", "MLA decode", "qkv_a")}  # fmt: skip

@@ -1,4 +1,4 @@
-"""The linears of a rank against the published table, and their calls in a step."""
+"""The linears of a rank, compared with published sizes, and their calls in a step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,8 @@ WHOLE, TP8, TP4 = Parallel(dp=8, ep=8), Parallel(tp=8), Parallel(tp=4)
 
 
 def test_linears_of_a_rank(snapshot):
-    """Sizes as in DeepSeek-V3 inference/configs/config_671B.json, and as DeepGEMM and SGLang tune for."""
+    """The sizes are those of DeepSeek-V3 inference/configs/config_671B.json, and those that DeepGEMM and
+    SGLang tune."""
     lines = [f"{p.text}: {each}\n" for p in (WHOLE, TP8, TP4) for each in linears(R1, p)]
     snapshot(Path(__file__).parent / "linears.txt", "".join(lines))
 

@@ -1,4 +1,4 @@
-"""Routing patterns: limits, loads and counts by brute force, for every seed and sample."""
+"""Routing patterns: limits, loads and counts by brute force, for every seed and turn."""
 
 import hashlib
 from collections import Counter
@@ -24,12 +24,12 @@ LAYERS = (
 
 @pytest.fixture(params=PATTERNS)
 def routings(request) -> list[Routing]:
-    """Those of a pattern."""
+    """The routings of a pattern."""
     return [Routing(tokens, pattern=request.param, **layer) for tokens in (1, 3, 40) for layer in LAYERS]
 
 
 def groups_of(routing: Routing) -> tuple[int, int]:
-    """(experts of a group, groups allowed); one group where the groups do not divide the experts."""
+    """(experts of a group, allowed groups); one group if the groups do not divide the experts."""
     if routing.experts % routing.groups:
         return routing.experts, 1
     return routing.experts // routing.groups, routing.group_topk
@@ -38,8 +38,8 @@ def groups_of(routing: Routing) -> tuple[int, int]:
 def test_rows_obey_the_router(routings):
     for routing in routings:
         size, limit = groups_of(routing)
-        for seed, sample in ((0, 0), (1, 0), (0, 3), (7, 2)):
-            rows = routing.global_picks(seed, sample)
+        for seed, turn in ((0, 0), (1, 0), (0, 3), (7, 2)):
+            rows = routing.global_picks(seed, turn)
             assert len(rows) == routing.tokens
             for row in rows:
                 assert len(set(row)) == len(row) == routing.topk
@@ -60,10 +60,10 @@ def test_picks_are_the_rank_s_part_of_the_layer_s(routings):
 def test_counts_are_exact_for_every_seed_and_turn(routings):
     for routing in routings:
         loads = sorted(routing.loads())
-        for seed, sample in [(seed, 0) for seed in range(9)] + [(0, 1), (0, 2), (5, 7), (10**9, 3)]:
-            counts = Counter(e for row in routing.picks(seed, sample) for e in row if e >= 0)
+        for seed, turn in [(seed, 0) for seed in range(9)] + [(0, 1), (0, 2), (5, 7), (10**9, 3)]:
+            counts = Counter(e for row in routing.picks(seed, turn) for e in row if e >= 0)
             assert (routing.pairs, routing.hit) == (sum(counts.values()), len(counts))
-            found = routing.loads(seed, sample)
+            found = routing.loads(seed, turn)
             assert found == [counts[e] for e in range(routing.local + routing.shared)]
             assert sorted(found) == loads
             routed = found[: routing.local]
@@ -75,9 +75,9 @@ def test_touched_is_the_union_over_turns_and_neighbouring_seeds_differ(routings)
     for routing in routings:
         for seed in (0, 3):
             union: set[int] = set()
-            for sample in range(6):
-                union.update(e for row in routing.picks(seed, sample) for e in row if e >= 0)
-                assert routing.touched(sample + 1) == len(union)
+            for turn in range(6):
+                union.update(e for row in routing.picks(seed, turn) for e in row if e >= 0)
+                assert routing.touched(turn + 1) == len(union)
         assert (routing.touched(0), routing.touched(1)) == (0, routing.hit)
         for seed in range(12):
             here, next_ = routing.global_picks(seed), routing.global_picks(seed + 1)
@@ -95,10 +95,10 @@ def test_picks_are_those_of_recorded_runs():
 
 
 def test_balanced_tokens_use_as_many_groups_as_they_may():
-    """Of 32 experts, two picks in each of four: samples of one token touch them all."""
+    """Two picks in each of four groups of 32 experts: 16 turns of one token hit all 128 experts."""
     one, few = Routing(1, **R1), Routing(3, **R1)
-    assert few.picks(32) == (*few.picks()[1:], few.picks()[0]), "of 32 experts each stands where it was"
-    assert [one.touched(samples) for samples in (1, 2, 16, 17)] == [8, 16, 128, 128]
+    assert few.picks(32) == (*few.picks()[1:], few.picks()[0]), "after 32 seeds each expert is where it was"
+    assert [one.touched(turns) for turns in (1, 2, 16, 17)] == [8, 16, 128, 128]
     for row in Routing(100, **R1).picks():
         assert sorted(Counter(expert // 32 for expert in row).values()) == [2, 2, 2, 2]
 
@@ -110,7 +110,8 @@ def test_popular_experts_are_busier():
 
 
 def test_a_rank_gets_its_slice_of_all_pairs():
-    """Of 4 groups of 8, a rank that holds one is reached by about half of the tokens, with two picks each."""
+    """A rank has one of 8 groups, and a token picks in 4 of them: half of the tokens reach it, with two picks
+    each."""
     routing = Routing(1000, **R1, ep=8, pattern="uniform")
     ranks = Counter(expert // 32 for row in routing.global_picks() for expert in row)
     assert sum(ranks.values()) == 1000 * 8 and ranks[0] == routing.pairs
@@ -118,7 +119,8 @@ def test_a_rank_gets_its_slice_of_all_pairs():
 
 
 def test_reach_is_the_share_of_tokens_that_a_rank_gets():
-    """Four of eight groups, a group to a rank: half of the tokens; all of them without expert parallelism."""
+    """Each rank has one of eight groups, and a token picks in four: half of the tokens reach a rank. Without
+    expert parallelism all do."""
     for pattern in ("balanced", "uniform"):
         assert Routing(1, **R1, ep=8, pattern=pattern).reach == pytest.approx(0.5, abs=0.005)
     assert Routing(1, **R1, pattern="uniform").reach == 1

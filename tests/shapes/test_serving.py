@@ -1,4 +1,4 @@
-"""The scheduler's simulation."""
+"""The simulation of the scheduler."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def decode_steps(workload: Workload) -> list[list[int]]:
 
 
 def slowly(workload: Workload) -> list[tuple[list[int], int]]:
-    """The same scheduler one step and one token of bookkeeping at a time: (KV lengths, prompt tokens)."""
+    """The same scheduler, simulated step by step and token by token: (KV lengths, prompt tokens)."""
     waiting = list(enumerate(workload.requests()))
     active: list[dict] = []
     steps: list[tuple[list[int], int]] = []
@@ -85,8 +85,8 @@ def test_random_lengths_make_batches_ragged_and_are_drawn_as_sglang_draws_them()
 
 
 def test_mean_batches_agree_with_the_concurrency_that_dstack_measured():
-    """`concurrency` of SGLang on MI300X in dstackai/benchmarks, online_results.csv: 500 requests end in a
-    last, smaller wave, which pulls the mean below the limit."""
+    """`concurrency` of SGLang on MI300X in dstackai/benchmarks, online_results.csv. The last wave of the 500
+    requests is smaller, so the mean is below the limit."""
     measured = {4: 3.9999, 8: 7.9438, 16: 15.7319, 32: 31.3594, 64: 62.6092, 128: 125.0876}
     for concurrency, mean in measured.items():
         steps = decode_steps(documented()[f"serving-3200-800-c{concurrency}"].workload)

@@ -9,7 +9,7 @@ import pytest
 from harness.paths import ROOT
 from kernels import OPS
 from shapes.attention import Parallel
-from shapes.bins.tokens import token_bins
+from shapes.bins import token_bins
 from shapes.experts import fused_moe_sizes, rows
 from shapes.models import model
 from shapes.suites import OPS as CASES
@@ -48,7 +48,7 @@ def test_cases_are_weighted_named_different_and_read_unchanged(op):
 
 
 def test_the_cases_of_suites(snapshot):
-    """All of those by hand; of those that follow documents two, and the first of each op of the others."""
+    """All general suites and two of the documented ones whole; of the others the first case of each op."""
     lines = [f"{name}: {it.description}; {it.per_case_s:g} s a case\n" for name, it in suites().items()]
     for name, op in itertools.product(suites(), SIZES):
         follows = name.startswith(("serving", "offline")) and name not in WHOLE

@@ -4,7 +4,8 @@ They do it on so many sequences as `batches` says, of the case or of a ragged on
 """
 
 from harness.workers.process import WorkerFailure
-from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode, attend
+from kernels.mla_decode.providers.torch_eager import calling as calling_torch
 from kernels.op import Unsupported
 
 CHECKED = 2  # calls before anything is timed: one in prepare, one for the check
@@ -138,8 +139,9 @@ class StalePageTable(_Failing):
     def prepare(self, operands, out):
         prepared = super().prepare(operands, out)
         if self.fails_on(operands):
-            self.slots = prepared.slots if self.slots is None else self.slots
-            prepared.slots = self.slots
+            slots, valid = prepared.stationary
+            self.slots = slots if self.slots is None else self.slots
+            prepared.compute = calling_torch(attend, operands, out, (self.slots, valid)).call
         return prepared
 
 

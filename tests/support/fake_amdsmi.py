@@ -1,4 +1,4 @@
-"""AMD SMI without a GPU: what the monitor uses of amdsmi_interface.py in amdsmi 7.0.2."""
+"""AMD SMI without a GPU: the functions of amdsmi_interface.py in amdsmi 7.0.2 that the monitor uses."""
 
 from ctypes import c_void_p
 from typing import Any
@@ -25,11 +25,11 @@ class AmdSmiLibraryException(AmdSmiException):
 
 
 class Handle(c_void_p):
-    """As amdsmi_processor_handle."""
+    """Like amdsmi_processor_handle."""
 
 
 def metrics_of_an_mi300x() -> dict[str, Any]:
-    """Those keys of amdsmi_get_gpu_metrics_info that tell anything here; "N/A" where it has no value."""
+    """The keys of amdsmi_get_gpu_metrics_info that the monitor reads; "N/A" means no value."""
     return {
         "temperature_hotspot": 58,
         "average_gfx_activity": 100,
@@ -49,8 +49,8 @@ def metrics_of_an_mi300x() -> dict[str, Any]:
 
 
 class FakeAmdSmi:
-    """refused: function -> status code it answers with. Functions named in `absent` do not exist.
-    nodes: of each device, in the library's order; the kernel driver's numbers, from 1 on."""
+    """refused: function -> the status code that it answers with. Functions in `absent` do not exist.
+    nodes: the kernel driver's number of each device, from 1, in the library's order."""
 
     AmdSmiException = AmdSmiException
 

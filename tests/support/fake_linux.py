@@ -1,13 +1,13 @@
-"""A /proc and /sys that a test writes, in the formats of proc(5), and clocks of its processes."""
+"""A /proc and /sys that a test writes, in the formats of proc(5), and CPU clocks of made-up processes."""
 
 import os
 from pathlib import Path
 
-from harness.machine.monitor.procfs import TICK_S, Counters
+from harness.machine.monitor.cpu import TICK_S, Counters
 
 
 class FakeLinux:
-    """Two CPUs by default, at rest; `pass_time` lets them work. Time stands still otherwise."""
+    """Idle CPUs, two by default. Time passes only in `pass_time`, which lets them work."""
 
     def __init__(self, root: Path, cpus: int = 2, virtual: bool = True) -> None:
         self.root = root
@@ -27,7 +27,7 @@ class FakeLinux:
         file.write_text(content)
 
     def start(self, pid: int, threads: dict[int, list[int]] | None = None, name: str = "python") -> None:
-        """threads: thread -> the processes it started."""
+        """threads: thread -> the processes that it started."""
         self.seconds.setdefault(pid, 0.0)
         self.tree[pid] = threads or {pid: []}
         self.write(f"proc/{pid}/comm", name + "\n")
@@ -40,7 +40,7 @@ class FakeLinux:
                 file.unlink()
 
     def pass_time(self, wall: float, busy: dict[int, float], stolen: dict[int, float] | None = None) -> None:
-        """busy, stolen: CPU -> seconds of `wall`; the rest it rests."""
+        """busy, stolen: CPU -> seconds; for the rest of `wall` seconds it is idle."""
         self.now += wall
         for cpu, ticks in self.ticks.items():
             used, lost = busy.get(cpu, 0.0), (stolen or {}).get(cpu, 0.0)
@@ -55,7 +55,7 @@ class FakeLinux:
     def flush(self) -> None:
         def line(name: str, of: list[dict[str, float]]) -> str:
             user, idle, steal = (int(sum(t[k] for t in of) + 1e-6) for k in ("user", "idle", "steal"))
-            waiting = idle // 3  # for a disk, which is idle, too
+            waiting = idle // 3  # waiting for a disk, which counts as idle
             return f"{name} {user} 0 0 {idle - waiting} {waiting} 0 0 {steal} 0 0\n"
 
         lines = [line("cpu ", list(self.ticks.values()))]
@@ -66,7 +66,7 @@ class FakeLinux:
             fields[0] = "S"
             fields[13] = str(int(self.reaped.get(pid, 0.0) / TICK_S))
             fields[36] = str(self.last_cpu.get(pid, 0))
-            # A name may hold anything, brackets too.
+            # A name may contain brackets.
             self.write(f"proc/{pid}/stat", f"{pid} (py) thon) {' '.join(fields)}\n")
             for thread, children in threads.items():
                 self.write(f"proc/{pid}/task/{thread}/children", " ".join(map(str, children)) + " ")

@@ -25,7 +25,7 @@ class NVMLError(Exception):
 
 
 class Handle:
-    """As c_nvmlDevice_t: to be handed back, and nothing else."""
+    """Like c_nvmlDevice_t: it can only be handed back."""
 
     def __init__(self, uuid: str, name: str = "NVIDIA H100 80GB HBM3", mebibytes: int = 81559) -> None:
         self.uuid, self.name, self.mebibytes = uuid, name, mebibytes
@@ -35,7 +35,7 @@ class Handle:
 
 
 class FakeNvml:
-    """refused: function -> error code it answers with. Functions named in `absent` do not exist."""
+    """refused: function -> the error code that it answers with. Functions in `absent` do not exist."""
 
     NVMLError = NVMLError
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION = 3, 4

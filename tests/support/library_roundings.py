@@ -34,7 +34,7 @@ def exp2_cubic(x: torch.Tensor) -> torch.Tensor:
     """By a polynomial of degree 3 whose error is 8.8e-5, for what lies between two integers: FlashAttention 4
     computes a part of its exponentials so (flash_attn/cute/utils.py)."""
     x = x.clamp(min=-127.0)
-    whole = x.noise()
+    whole = x.floor()
     rest = x - whole
     cubic = 0.07711909 * rest + 0.22756439
     return torch.ldexp((cubic * rest + 0.69514614) * rest + 1.0, whole.int())

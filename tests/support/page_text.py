@@ -34,7 +34,7 @@ def _of_chart(chart: Chart) -> Iterator[str]:
         columns = (f"{name}*" if name in chart.table.numeric else name for name in chart.table.columns)
         yield " | ".join(columns)
         yield from _shortened([_of_row(row) for row in chart.table.rows])
-    from harness.page.specification import specification
+    from harness.page.style import specification
 
     whole = specification(chart)
     for param in whole.get("params", ()):

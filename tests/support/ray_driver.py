@@ -1,14 +1,15 @@
 """`python -m tests.support.ray_driver ADDRESS FOLDER CASES [NAME=VALUE...]`: a made-up run on a Ray cluster
-whose agents only sleep. Prints what a driver logs; the values are for names of harness.cluster.ray_pool."""
+whose agents only sleep. Prints what a driver logs; the values are for names of
+harness.cluster.ray_cluster."""
 
 import sys
 import time
 from pathlib import Path
 
-from harness.cluster import driver, ray_pool
-from harness.cluster.jobs import RunJob
-from harness.cluster.orders import Answer, CaseOrder, Opened, Opening, Order
-from harness.cluster.pool import PoolGone
+from harness.cluster import driver, ray_cluster
+from harness.cluster.agent import Answer, CaseOrder, Opened, Opening, Order
+from harness.cluster.execute import RunJob
+from harness.cluster.ray_cluster import PoolGone
 from harness.errors import HarnessError
 from harness.results.journal import Journal
 from harness.results.schema import DeviceUsed
@@ -23,8 +24,8 @@ CASE_S = 0.6
 
 
 class SleepingAgent:
-    """As harness.cluster.ray_pool.RayAgent; it measures nothing. Beside the file `hold` it leaves one of its
-    node when it begins a case, and it finishes none while `hold` is there."""
+    """As harness.cluster.ray_cluster.RayAgent, but it measures nothing. When it begins a case it writes a
+    file beside `hold`; while the file `hold` is there it finishes none."""
 
     hold = Path()
 
@@ -36,7 +37,7 @@ class SleepingAgent:
     def obey(self, order: Order) -> Answer:
         if isinstance(order, Opening):
             facts = DeviceFacts(named("cpu"), PROVENANCE, None)
-            used = DeviceUsed(name=self.name, type=order.type, host=self.name)
+            used = DeviceUsed(name=self.name, type=order.device.type, host=self.name)
             return Answer("", Opened(used, facts, CPU))
         assert isinstance(order, CaseOrder)
         self.hold.with_name(f"{self.name}.begun").touch()
@@ -53,14 +54,14 @@ def main() -> int:
     address, folder, cases = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     for setting in sys.argv[4:]:
         name, _, value = setting.partition("=")
-        setattr(driver if name == "LOOK_S" else ray_pool, name, float(value))
+        setattr(driver if name == "LOOK_S" else ray_cluster, name, float(value))
     SleepingAgent.hold = folder.with_name(f"{folder.name}.hold")
     journal = (
         Journal(folder) if (folder / "run.json").exists() else Journal.create(folder, made_up_run(cases))
     )
     plan = RunPlan.of(journal.run(), Request())
     try:
-        pool = ray_pool.RayPool(address, agent=SleepingAgent)
+        pool = ray_cluster.RayPool(address, agent=SleepingAgent)
         with (driving := driver.Driver(pool, lambda line: print(line, flush=True))):
             (type,) = driving.open()
             print("opened", flush=True)
@@ -73,7 +74,7 @@ def main() -> int:
     except HarnessError as error:
         print(f"error: {error}", flush=True)
         return error.exit_code
-    print(f"left: {len(job.waiting)}", flush=True)
+    print(f"left: {len(job.left_out)}", flush=True)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster on this machine, each on a core of its own, that can be killed as machines die."""
+"""Nodes of a Ray cluster on this machine, each on its own core, that can be killed as a machine would die."""
 
 import os
 import shutil
@@ -19,14 +19,13 @@ CLIENTS_PORT = 20000 + os.getpid() % 10000
 
 @dataclass
 class RayNodes:
-    """temporary: Ray's folder, of a short path, as sockets are in it"""
-
     temporary: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="kb", dir="/tmp")))
+    """Ray's folder. Its path is short because there are sockets in it."""
     marks: dict[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
-        """Ray chose its port: one chosen here may be another cluster's by the time that Ray binds it."""
+        """Ray has chosen the port: another cluster could have taken one chosen here before Ray binds it."""
         return (self.temporary / "ray_current_cluster").read_text()
 
     @property
@@ -35,7 +34,8 @@ class RayNodes:
         return {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | quiet
 
     def start(self, name: str, type: str = "", core: int | None = None, **environment: str) -> None:
-        """The first is the head; one without a type has no device. core: all of its processes run there"""
+        """Starts a node; the first is the head, and one without a type has no device. core: of all its
+        processes"""
         mark = self.marks[name] = uuid.uuid4().hex
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats"]
         command += [f"--node-ip-address={HOST}", "--object-store-memory=80000000"]
@@ -61,12 +61,12 @@ class RayNodes:
         assert done.returncode == 0, done.stdout
 
     def kill(self, name: str) -> None:
-        """All of a node's processes at once."""
+        """Kills all processes of a node at once."""
         for pid in processes(self.marks.pop(name)):
             _kill(pid, signal.SIGKILL)
 
     def agents(self, name: str) -> list[int]:
-        """Processes of a driver's agents on a node; Ray has agents of its own."""
+        """Processes of drivers' agents on a node, without those of Ray."""
         return [pid for pid in processes(self.marks[name]) if b"SleepingAgent" in _command(pid)]
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class RayNodes:
 
 
 def processes(mark: str) -> list[int]:
-    """All that were started with the mark in their environment, or by such."""
+    """All processes that have the mark in their environment."""
     marked = []
     for process in Path("/proc").glob("[0-9]*"):
         try:

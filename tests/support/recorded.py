@@ -158,17 +158,17 @@ def launched(libraries: Libraries) -> Iterator[None]:
         if importlib.util.find_spec("triton"):
             from triton.runtime.jit import JITFunction
 
-            from kernels.block_scale_gemm.providers import vllm_triton
-            from kernels.fused_moe.providers import aiter_triton, deep_gemm
+            from kernels.block_scale_gemm.providers import engines
+            from kernels.fused_moe.providers import aiter, deep_gemm
 
             def launcher(kernel: Any, grid: tuple[int, ...]) -> Any:
                 place = f"{kernel.fn.__module__}.{kernel.fn.__name__}"
                 return partial(StandIn(place, libraries), grid=grid)
 
             patch.setattr(JITFunction, "__getitem__", launcher)
-            for provider in (aiter_triton, deep_gemm, vllm_triton):
-                patch.setattr(provider, "require_interpreter", lambda device: None)
-            patch.setattr(vllm_triton, "_triton_let_in", nullcontext)
+            for module in (aiter, deep_gemm, engines):
+                patch.setattr(module, "require_interpreter", lambda device: None)
+            patch.setattr(engines, "_triton_let_in", nullcontext)
         yield
 
 
@@ -205,7 +205,7 @@ IN_FP32: dict[str, Callable[[random.Random, int], list[float]]] = {
 
 def sure_of_picks(operands: Any, logits: torch.Tensor) -> None:
     """Of a pick every sigmoid makes 1, of another expert 0. Biases decide their order."""
-    picks = operands.sizes.routed.global_picks(operands.seeds.live, operands.seeds.sample)
+    picks = operands.sizes.routed.global_picks(operands.seeds.live, operands.seeds.turn)
     logits.fill_(-200.0).scatter_(1, torch.tensor(picks), 200.0)
 
 
@@ -234,7 +234,10 @@ def unmoved(prepared: Prepared, step: Callable[[], object]) -> None:
 def pointers(prepared: Prepared) -> list[int]:
     """Where the library reads and writes, by the calls that are bound."""
     inner = getattr(prepared, "inner", prepared)
-    calls = [value for value in vars(inner).values() if hasattr(value, "keywords")]
+    held = [*vars(inner).values()]
+    for value in vars(inner).values():  # of a call that is a function of its own, what it calls
+        held += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]
+    calls = [value for value in held if hasattr(value, "keywords")]
     given = itertools.chain.from_iterable([*call.args, *call.keywords.values()] for call in calls)
     return [part.data_ptr() for _, part in flat("", list(given)) if isinstance(part, torch.Tensor)]
 

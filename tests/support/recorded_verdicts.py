@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable
 
-from harness.results.read import paired
+from harness.results.comparison import paired
 from harness.results.schema import Cell, Record, Samples, Verdict
 from harness.statistics.paired import Comparison
 

@@ -1,4 +1,4 @@
-"""A monitor that sees what a test says."""
+"""A monitor that reports what a test says."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ WHO = "process 7 (cc1plus) took 80% of a CPU"
 
 
 class Scripted(Monitor):
-    """Each disturbance is what `says` gives next; `log` has what it was asked, `sampled` the work."""
+    """Each round ends with the next text of `says`. `log` has the calls, `sampled` the works."""
 
     def __init__(self, says: Iterable[str], busy: Iterable[str] = (), blocked: str = "") -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""A pool of devices that are not there, on a clock of its own: agents answer, fail, hang, die and join."""
+"""A simulated pool with its own clock: its agents answer, fail, hang, die and join."""
 
 import heapq
 import itertools
@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.cluster.orders import Answer, CaseOrder, CommandDone, Opened, Opening, Order
-from harness.cluster.pool import Offer
+from harness.cluster.agent import Answer, CaseOrder, CommandDone, Device, Opened, Opening, Order
 from harness.results.schema import CaseDone, DeviceUsed, PlannedCase, Record, Run, Samples
 from harness.run.device import DeviceFacts
 from kernels.platform import named
@@ -25,21 +24,16 @@ PROVENANCE = {
 
 @dataclass
 class SimulatedPool:
-    """devices: id -> type; those of `joins` come at that time, those of `leaves` go
+    """Devices that answer after made-up times. Times are in seconds."""
 
-    takes_s:   of a case on a device, or a fault: `dies`, `hangs` or `fails`
-    hang_s:    until a hanging agent is noticed
-    versions:  of torch, of a device that has another
-    slower:    by what factor, of a device on which all takes longer
-    """
-
-    devices: dict[str, str]
+    types: dict[str, str]  # of each device, by its id
     takes_s: Callable[[str, str], float | str]
-    joins: dict[str, float] = field(default_factory=dict)
-    leaves: dict[str, float] = field(default_factory=dict)
-    versions: dict[str, str] = field(default_factory=dict)
-    slower: dict[str, float] = field(default_factory=dict)
-    hang_s: float = 60.0
+    """The time of a case on a device, or a fault: `dies`, `hangs`, `fails` or, of an opening, `breaks`."""
+    joins: dict[str, float] = field(default_factory=dict)  # when a device joins, if late
+    leaves: dict[str, float] = field(default_factory=dict)  # when a device leaves
+    versions: dict[str, str] = field(default_factory=dict)  # of torch, where a device has another
+    slower: dict[str, float] = field(default_factory=dict)  # the factor by which a device is slower
+    hang_s: float = 60.0  # until a hanging agent is noticed
     grows: bool = True
     rounds: int = 3
     now: float = 0.0
@@ -56,13 +50,14 @@ class SimulatedPool:
     def _is_there(self, id: str) -> bool:
         return self.joins.get(id, 0.0) <= self.now < self.leaves.get(id, float("inf"))
 
-    def offers(self) -> Sequence[Offer]:
-        there = {id: type for id, type in self.devices.items() if self._is_there(id)}
-        return [Offer(id, type, beside=len(there)) for id, type in there.items()]
+    def devices(self) -> Sequence[Device]:
+        there = {id: type for id, type in self.types.items() if self._is_there(id)}
+        return [Device(id, type, beside=len(there)) for id, type in there.items()]
 
-    def start(self, offer: Offer) -> None:
-        assert offer.id not in self.started, "it has an agent"
-        self.started[offer.id] = next(self.numbers)
+    def start(self, opening: Opening) -> None:
+        assert opening.device.id not in self.started, "it has an agent"
+        self.started[opening.device.id] = next(self.numbers)
+        self.send(opening.device.id, opening)
 
     def send(self, device: str, order: Order) -> None:
         if isinstance(order, Opening):
@@ -74,12 +69,13 @@ class SimulatedPool:
                 return
             versions = {"torch": self.versions.get(device, "2.13.0")}
             facts = DeviceFacts(named("cpu"), PROVENANCE | {"versions": versions}, None)
-            used = DeviceUsed(name=device, type=order.type, host=device)
+            used = DeviceUsed(name=device, type=order.device.type, host=device)
             self._answer(device, START_S, Answer(device, Opened(used, facts, CPU)))
         elif isinstance(order, CaseOrder):
-            takes = self.takes_s(device, order.case)
+            case = order.run.cases[0].key
+            takes = self.takes_s(device, case)
             if isinstance(takes, float):
-                self.measured.append((device, order.case))
+                self.measured.append((device, case))
                 made = records(order, device, self.rounds, self.slower.get(device, 1.0))
                 self._answer(device, takes, Answer(device, made))
             else:
@@ -118,17 +114,18 @@ class SimulatedPool:
 
 
 def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> list[Record]:
-    """Of a case as an agent gives them, with made-up times."""
-    draw = random.Random(order.case)
+    """The records of a case as an agent would give them, with made-up times."""
+    case = order.run.cases[0].key
+    draw = random.Random(case)
     samples = Samples(
         block=[i // 5 for i in range(rounds)],
         round=list(range(rounds)),
         seconds=[1e-3 * (1 + 0.01 * draw.random()) for _ in range(rounds)],
     )
     times = {"time_us": 1000.0 * slower, "low_us": 990.0 * slower, "high_us": 1010.0 * slower}
-    facts = {"op": order.run.op, "case": order.case, "arch": "x86-amx", "cache": "serving", **times}
+    facts = {"op": order.run.op, "case": case, "arch": "x86-amx", "cache": "serving", **times}
     done = CaseDone(
-        case=order.case, device=device, measured_s=order.budget_s, setup_s=5.0, rounds=rounds, blocks=1,
+        case=case, device=device, measured_s=order.budget_s, setup_s=5.0, rounds=rounds, blocks=1,
         stopped="budget",
     )  # fmt: skip
     return [*(a_cell(impl=name, samples=samples, **facts) for name in order.run.implementations), done]
@@ -137,7 +134,7 @@ def records(order: CaseOrder, device: str, rounds: int, slower: float = 1.0) -> 
 def pool(
     names: str, takes: Callable[[str, str], float | str] = lambda device, case: 10.0, **more: Any
 ) -> SimulatedPool:
-    """Of CPUs, one of each letter."""
+    """A pool of CPUs, one for each letter of `names`."""
     return SimulatedPool(dict.fromkeys(names, "cpu"), takes, **more)
 
 

@@ -1,4 +1,4 @@
-"""First contact: a user's mistakes are one line and leave nothing behind."""
+"""tools/first_contact.sh: a user's mistake gives one line and leaves no files."""
 
 import os
 import subprocess

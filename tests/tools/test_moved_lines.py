@@ -1,4 +1,4 @@
-"""A recorded line of an engine's source is found again in another release, or it is said what befell it."""
+"""A recorded line of an engine's source is found in another release, or the tool says what became of it."""
 
 import pytest
 
@@ -40,7 +40,8 @@ FLAGS = '  "source": "of torch; vllm 1.0: layers/order.py (kept):10, 12-13; vllm
 
 @pytest.fixture
 def tell(tmp_path, capsys):
-    """Gives the exit code and lines for a new release's text of the file, against an old one, if any."""
+    """Returns the exit code and the lines for the text of a file in a new release and, if given, in an old
+    one."""
     (tmp_path / "kernels" / "engines").mkdir(parents=True)
     (tmp_path / "harness" / "catalogue").mkdir(parents=True)
     (tmp_path / "kernels" / "engines" / "vllm.toml").write_text(TOML)
@@ -88,7 +89,7 @@ def test_lines_that_moved_are_named_and_written(tell):
     )
 
 
-def test_a_function_that_changed_is_said_and_not_written(tell):
+def test_a_function_that_changed_is_reported_and_not_written(tell):
     before = tell.toml.read_text()
     code, lines = tell(CODE.replace("        if m < 32:", "        m += 1\n        if m < 16:"), "--write")
     assert code == 1 and lines == [

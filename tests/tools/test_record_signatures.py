@@ -1,4 +1,4 @@
-"""Recording what releases have: of wheels and of sources that git brings."""
+"""Recording the signatures of wheels and of sources that git downloads."""
 
 import json
 import subprocess
@@ -26,7 +26,7 @@ def wheel(folder: Path, text: str) -> Path:
 
 @pytest.fixture
 def github(tmp_path, monkeypatch) -> dict[str, str]:
-    """A release of a repository there, which git finds here."""
+    """A release of a repository on a local disk, which git finds in place of github.com."""
     repository = tmp_path / "owner" / "DeepGEMM"
     (repository / "deep_gemm").mkdir(parents=True)
     (repository / "deep_gemm" / "__init__.py").write_text(OLDER)
@@ -59,7 +59,7 @@ def test_a_release_that_is_gone_is_kept_while_it_has_all_places(tmp_path, monkey
     path = wheel(tmp_path / "all", NEWER)
     data = tmp_path / "data"
     file = record_signatures.record("deep_gemm", [PYPI], tmp_path / "all", data)
-    wheel(tmp_path / "all", NEWER.replace("c=None", "alpha=1"))  # what is there is read anew
+    wheel(tmp_path / "all", NEWER.replace("c=None", "alpha=1"))  # a release in the folder is read again
     (release,) = recorded(record_signatures.record("deep_gemm", [PYPI], tmp_path / "all", data))
     assert "alpha" in str(release.source.signature("deep_gemm.fp8_gemm_nt"))
     first = file.read_text()
@@ -73,7 +73,7 @@ def test_a_release_that_is_gone_is_kept_while_it_has_all_places(tmp_path, monkey
         record_signatures.record("deep_gemm", [PYPI], tmp_path / "all", data)
 
 
-def test_what_is_no_source_or_another_library_is_not_recorded(tmp_path):
+def test_an_unreadable_source_or_another_library_is_not_recorded(tmp_path):
     for text in ("pypi: name", "github: owner/name", "conda: name 1", "name"):
         with pytest.raises(SystemExit, match="is no source of a release"):
             record_signatures.Source.parse(text)

@@ -1,4 +1,4 @@
-"""Set-up: what it decides for machines of all kinds, and once for real in a made-up image."""
+"""Set-up: its plans for machines of all kinds, and one real run in a made-up image."""
 
 import hashlib
 import json
@@ -62,14 +62,14 @@ PLANS: dict[str, tuple[Environment, dict]] = {
     "an older Python": (replace(BARE, python=(3, 10)), {}),
     "an index of torch's builds": (BARE, {"torch_index": "an-address"}),
     "an index of torch's builds, on a GPU": (replace(BARE, gpu="nvidia"), {"torch_index": "an-address"}),
-    # Not held: pydantic 1, as too old, typing-extensions, which pydantic asks more of, a version of Debian's.
+    # Not held: pydantic 1 (too old), typing-extensions (pydantic needs a newer one), a version of Debian's.
     "ROCm's image": (ROCM_IMAGE, {"extras": {"test"}}),
     "ROCm's image with its own amdsmi": (replace(ROCM_IMAGE, rocm_smi="/opt/rocm/share/amd_smi"), {}),
     "ROCm's image where amdsmi is installed": (
         replace(ROCM_IMAGE, packages=ROCM_IMAGE.packages | {"amdsmi": "26.0"}, rocm_smi="/opt/rocm"), {},
     ),
     "CUDA's image": (CUDA_IMAGE, {}),
-    # The index's CUDA build calls itself 2.13.0 without more: pip would take the CPU build for the same.
+    # The index calls its CUDA build 2.13.0, with no suffix: pip would take the CPU build for the same.
     "CUDA's image with the torch that vLLM would take": (replace(CUDA_IMAGE, packages=NEWER), {}),
     "an image with versions that are no plain numbers": (replace(CUDA_IMAGE, packages=NO_NUMBER), {}),
     "an image of a torch without Triton": (CPU_IMAGE, {}),
@@ -83,7 +83,7 @@ PLANS: dict[str, tuple[Environment, dict]] = {
 
 
 def test_plans_are_as_committed(snapshot):
-    """PyPI's `aiter` is another library than AITER, and beside its amdsmi a ROCm torch counts no devices."""
+    """PyPI's `aiter` is not AITER, and beside PyPI's amdsmi a ROCm torch counts no devices."""
     lines = []
     for name, (machine, given) in PLANS.items():
         found = plan(machine, PROJECT, PINS, **{"extras": set()} | given)
@@ -112,7 +112,7 @@ def test_an_environment_that_set_up_did_not_make_is_left_alone(tmp_path, monkeyp
 
 @pytest.fixture
 def made(tmp_path, monkeypatch):
-    """Runs set-up in tmp_path/venv for a machine, noting what would be done instead of doing it."""
+    """Runs set-up in tmp_path/venv for a machine, and notes the calls instead of making them."""
     done: list[str] = []
 
     def build(folder, links, state):
@@ -159,7 +159,7 @@ def test_the_pytest_plugin_is_known_in_the_environment_once(made, snapshot):
     snapshot(Path(__file__).parent / "snapshots" / "stub.txt", text)
 
 
-def test_a_set_up_that_failed_is_not_believed(made, monkeypatch):
+def test_a_failed_set_up_is_not_complete(made, monkeypatch):
     def fail(folder, step, options):
         raise set_up.SetUpError("no network")
 
@@ -170,7 +170,7 @@ def test_a_set_up_that_failed_is_not_believed(made, monkeypatch):
     monkeypatch.setattr(set_up, "install", note)
     assert made(BARE)[0] == "build"
 
-    monkeypatch.setattr(set_up, "install", fail)  # while adding to what is complete
+    monkeypatch.setattr(set_up, "install", fail)  # while an update adds to a complete environment
     with pytest.raises(set_up.SetUpError):
         made(BARE, "test")
     assert made(BARE) == [], "what was complete still is"
@@ -260,7 +260,7 @@ NODE = replace(
     (NODE, {"sha256": {ONE: "0"}}, r"there-1\.0\S+ is not what wheels\.json says"),
     (NODE, {"sha256": {"gone-1.0-py3-none-any.whl": "0"}}, r"gone-1\.0\S+ is not what wheels\.json says"),
 ])  # fmt: skip
-def test_wheels_that_will_not_do_are_one_line(tmp_path, node, about, reason):
+def test_unsuitable_wheels_give_one_line(tmp_path, node, about, reason):
     with pytest.raises(set_up.SetUpError, match=reason):
         set_up.carried_names(carry(tmp_path / "wheels", **about), node)
     with pytest.raises(set_up.SetUpError, match=r"has no wheels\.json"):
@@ -320,7 +320,8 @@ def test_wheels_are_made_whole_and_of_nothing_that_an_image_brings(tmp_path, mon
 
 @pytest.mark.slow
 def test_in_an_image_whose_python_is_itself_a_virtual_environment(tmp_path):
-    """Everything real but the packages, which are empty; needs no network: a wheel has what is missing."""
+    """Everything is real but the packages, which are empty. It needs no network, as a wheel has what is
+    missing."""
     image, checkout = tmp_path / "image", tmp_path / "checkout"
     venv.create(image, with_pip=sys.version_info < (3, 11))
     (site,) = image.glob("lib/python*/site-packages")
@@ -334,7 +335,7 @@ def test_in_an_image_whose_python_is_itself_a_virtual_environment(tmp_path):
         record = site / f"{name}-{version}.dist-info"
         record.mkdir()
         (record / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    (tmp_path / "source" / "aiter").mkdir(parents=True)  # as `setup.py develop` leaves it
+    (tmp_path / "source" / "aiter").mkdir(parents=True)  # as after `setup.py develop`
     (tmp_path / "source" / "aiter" / "__init__.py").touch()
     (site / "easy-install.pth").write_text(f"{tmp_path / 'source'}\n")
 
@@ -364,7 +365,7 @@ def test_in_an_image_whose_python_is_itself_a_virtual_environment(tmp_path):
         tmp_path / "source" / "aiter",
     ]
 
-    # Whatever hides the image's torch is found, and the environment made anew.
+    # A package that hides the image's torch is found, and the environment is built again.
     (own,) = (checkout / ".venv").glob("lib/python*/site-packages")
     (own / "torch").mkdir()
     (own / "torch" / "__init__.py").touch()

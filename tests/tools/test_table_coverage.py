@@ -1,4 +1,4 @@
-"""results/tables is what the tool makes of the recorded tables."""
+"""results/tables is what the tool makes from the recorded tables."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from tools.table_coverage import FOLDER, made
 
 
 def test_the_committed_coverage_is_that_of_the_recorded_tables():
-    """Not the page, which holds a release of Vega's."""
+    """Without the page, which contains the code of a release of Vega."""
     files = made(dict.fromkeys(LIBRARIES, Path("recorded")))
     for name in ("coverage.csv", "README.md"):
         assert files[name] == (FOLDER / name).read_text(), "run python -m tools.table_coverage"

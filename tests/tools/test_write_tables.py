@@ -1,8 +1,8 @@
-"""What is said of the suite's own kernels is what runs and stored configurations show."""
+"""The evidence for the suite's own kernels is that of recorded runs and stored configurations."""
 
 import json
 
-from harness.catalogue.evidence import KINDS
+from harness.catalogue.architectures import KINDS
 from tools import write_tables as tables
 
 

@@ -7,7 +7,7 @@ from kernels.platform import Platform
 
 
 def monitor_for(platform: Platform, ours: Ours) -> Monitor:
-    """The monitor of a platform's device; `ours` gives the process ids of the living workers."""
+    """The monitor of a platform's device."""
     if platform.kind == "cuda":
         from harness.machine.monitor.nvidia import open_nvidia
 

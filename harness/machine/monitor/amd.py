@@ -1,7 +1,7 @@
 """AMD GPU monitor: clocks, slowdowns and processes, through AMD SMI (amdsmi). Untested on hardware.
 
-All but the processes comes from one table, the GPU metrics, which one call reads. The library has a call for
-violations too, amdsmi_get_violation_status; it reads the same table twice, 0.1 s apart, and waits.
+Everything but the processes comes from the table of GPU metrics, which one call reads. The library also has
+amdsmi_get_violation_status, which is not used: it reads the same table twice and waits 0.1 s in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from kernels.gpus.visibility import VARIABLES, visible
 from kernels.platform import Platform
 
 POWER_LIMIT = "package power limit"
-# Metrics that count for how many of `accumulation_counter` steps each was on (MI300 and newer).
 RESIDENCIES = {
     "prochot_residency_acc": "processor hot",
     "ppt_residency_acc": POWER_LIMIT,
@@ -29,26 +28,27 @@ RESIDENCIES = {
     "vr_thm_residency_acc": "voltage regulator thermal slowdown",
     "hbm_thm_residency_acc": "HBM thermal slowdown",
 }
-# Older devices tell only whether something throttles, power included: noted, and no disturbance.
+"""Metrics that count the steps of `accumulation_counter` in which each reason was on (MI300 and newer)."""
 THROTTLED = "throttled, cause not told"
-# quantity -> the metrics that may have it, the first that is there
+"""Older devices tell only that they throttle, for power too. It is noted and does not disturb a round."""
 QUANTITIES = {
     "memory_clock_mhz": ("current_uclk",),
     "hotspot_c": ("temperature_hotspot",),
     "power_w": ("current_socket_power", "average_socket_power"),
 }
-# Per cent of the firmware's last averaging: below it the clock may be one of a device that rests already.
+"""Quantity -> the metrics that may hold it; the first that the device has is taken."""
 AT_WORK = 50
+"""Per cent of activity in the firmware's last interval. Below it the clock may be that of an idle device."""
 
 
 def open_amd(
     platform: Platform, ours: Ours, smi: ModuleType | None = None, environment: Mapping[str, str] = os.environ
 ) -> Monitor:
-    """A monitor of the device that torch calls `platform.device`, or one that says why it sees nothing.
-    smi: the library; amdsmi where it is not given."""
+    """A monitor of the device that torch calls `platform.device`, or one that says why it reads nothing.
+    smi: the library; None means amdsmi."""
     if smi is None:
         try:
-            with contextlib.redirect_stdout(sys.stderr):  # it prints what it does not find
+            with contextlib.redirect_stdout(sys.stderr):  # amdsmi prints what it does not find
                 smi = importlib.import_module("amdsmi")
         except ImportError:
             return Blind("amdsmi is not installed")
@@ -63,16 +63,11 @@ def open_amd(
         index = int(platform.device.partition(":")[2] or 0)
         if index < len(handles):
             return AmdMonitor(platform, ours, smi, handles[index])
-        variables = _hiding(environment)
-        left = f", of which {variables} leave {len(handles)}" if variables else ""
+        hiding = " and ".join(name for group in VARIABLES["rocm"] for name in group if name in environment)
+        left = f", of which {hiding} leave {len(handles)}" if hiding else ""
         return Blind(f"amdsmi shows {len(known)} devices{left}: {platform.device} is none of these")
     except smi.AmdSmiException as error:
         return Blind(f"amdsmi: {_message(error)}")
-
-
-def _hiding(environment: Mapping[str, str]) -> str:
-    """The variables that are set of those that hide devices."""
-    return " and ".join(name for group in VARIABLES["rocm"] for name in group if name in environment)
 
 
 def _message(error: Exception) -> str:
@@ -80,8 +75,8 @@ def _message(error: Exception) -> str:
 
 
 def _in_order(smi: ModuleType, handles: Sequence[object]) -> list[object]:
-    """Those that the kernel driver numbers, in the order of its numbers, as ROCm counts; what it does not
-    number was not given to this container. Where no number is told the library's order stays."""
+    """The devices that the kernel driver numbers, in the order of its numbers, as ROCm counts them. A device
+    without a number was not given to this container. If no device has one, the library's order stays."""
     numbered = [(node, handle) for handle in handles if (node := _node(smi, handle)) is not None]
     return [handle for _, handle in sorted(numbered, key=lambda pair: pair[0])] or list(handles)
 
@@ -101,7 +96,7 @@ def _unique_name(smi: ModuleType, handle: object) -> str:
 
 
 def _number(value: object) -> float | None:
-    """The library says "N/A" where the device has no such value."""
+    """A number, or None: the library answers "N/A" where the device has no such value."""
     return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
@@ -114,16 +109,15 @@ class AmdMonitor(GpuMonitor):
         self.smi = smi
         self.handle = handle
         self.last: tuple[float, dict[str, float]] = (0.0, {})
+        """The slowdown counters of the last reading."""
         super().__init__(platform, ours)
 
     def begin(self) -> None:
         super().begin()
         self.last = (self.elapsed, dict(self.slowed_before))
 
-    def _ask(
-        self, quantity: str, function: str
-    ) -> Any:  # what amdsmi answers: dicts and lists without a type
-        """What the library answers, or None, with the reason noted."""
+    def _ask(self, quantity: str, function: str) -> Any:  # amdsmi's dicts and lists have no types
+        """The answer of the library; where it does not answer, it notes the reason and returns None."""
         try:
             return getattr(self.smi, function)(self.handle)
         except AttributeError:
@@ -153,7 +147,7 @@ class AmdMonitor(GpuMonitor):
         return Look(values, self._slowest(metrics), busy, self._slowed(metrics))
 
     def _slowest(self, metrics: Mapping[str, object]) -> float | None:
-        """MHz of the slowest of the dies: a kernel waits for it. Dies that are not there show 0 or N/A."""
+        """MHz of the slowest die, for which a kernel waits. The library gives 0 or N/A for absent dies."""
         listed = metrics.get("current_gfxclks")
         several: Sequence[object] = listed if isinstance(listed, list) else []
         clocks = [n for n in map(_number, [*several, metrics.get("current_gfxclk")]) if n]
@@ -162,14 +156,15 @@ class AmdMonitor(GpuMonitor):
         return min(clocks, default=None)
 
     def _slowed(self, metrics: Mapping[str, object]) -> frozenset[str]:
-        """What was on since the last look."""
+        """The reasons that were on since the last reading."""
         elapsed, slowed = self._residencies(metrics)
         before, slowed_before = self.last
         self.last = elapsed, slowed
-        on = {r for r in slowed.keys() & slowed_before.keys() if slowed[r] - slowed_before[r] > 0}
-        if not slowed and metrics.get("throttle_status") is True:
-            on.add(THROTTLED)
-        return frozenset(on if elapsed > before or not slowed else ())
+        if not slowed:
+            return frozenset([THROTTLED]) if metrics.get("throttle_status") is True else frozenset()
+        if elapsed <= before:
+            return frozenset()
+        return frozenset(r for r in slowed.keys() & slowed_before.keys() if slowed[r] > slowed_before[r])
 
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
         metrics = self._metrics()
@@ -179,7 +174,7 @@ class AmdMonitor(GpuMonitor):
         return elapsed, slowed
 
     def _residencies(self, metrics: Mapping[str, object]) -> tuple[float, dict[str, float]]:
-        """The counters' running number of steps, and for how many of them each reason was on."""
+        """The running number of steps, and the number of those steps in which each reason was on."""
         steps = _number(metrics.get("accumulation_counter"))
         if steps is None:
             return 0.0, {}
@@ -187,15 +182,14 @@ class AmdMonitor(GpuMonitor):
         return steps, {reason: count for reason, count in counts.items() if count is not None}
 
     def _holders(self) -> dict[int, Holder]:
-        return {
-            process["pid"]: Holder(
-                "" if process["name"] == "N/A" else process["name"], _number(process.get("mem"))
-            )
-            for process in self._ask("processes", "amdsmi_get_gpu_process_list") or []
-        }
+        holders = {}
+        for process in self._ask("processes", "amdsmi_get_gpu_process_list") or []:
+            name = "" if process["name"] == "N/A" else process["name"]
+            holders[process["pid"]] = Holder(name, _number(process.get("mem")))
+        return holders
 
     def _ran(self) -> dict[int, str]:
-        """Who occupies compute units now, while none of ours works: between samples, that is."""
+        """The processes that occupy compute units now. It is called between samples, when ours are idle."""
         processes = self._ask("processes", "amdsmi_get_gpu_process_list") or []
         units = {process["pid"]: _number(process.get("cu_occupancy")) for process in processes}
         if any(count is None for count in units.values()):

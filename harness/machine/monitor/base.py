@@ -1,7 +1,7 @@
-"""Monitor of a device: what may spoil a round, watched from outside the workers.
+"""The interface of monitors, and what they share: notes of readings, and the check of clocks.
 
-A monitor runs in the parent, which imports neither torch nor a GPU library: those that read clocks are
-imported when a monitor is made, and where one is missing its quantities are said not to be read.
+A monitor runs in the parent process, which imports neither torch nor a GPU's runtime. Where a library that
+reads clocks is missing, the record says which quantities were not read.
 """
 
 from __future__ import annotations
@@ -16,78 +16,79 @@ from dataclasses import dataclass, field
 from harness.files import JsonObject
 
 Ours = Callable[[], Sequence[int]]
+"""Returns the process ids of the living workers."""
 
-# Of the highest clock that the same work was seen at in this run; nvbench drops samples below the same share.
 MIN_CLOCK = 0.75
+"""A clock below this share of the highest that the same work had in this run is a disturbance; nvbench drops
+samples below the same share."""
 
 
 class Monitor(ABC):
-    """Watches a device through a run; made before the run's workers start, as what is on the device by
-    then is not theirs. It never changes a setting."""
+    """Watches a device through a run; it never changes a setting. It is made before the run's workers start,
+    because it takes every process that it then finds on the device for a foreign one."""
 
     def __init__(self) -> None:
         self.notes = Notes()
 
     @abstractmethod
     def begin(self) -> None:
-        """A round begins."""
+        """Begins a round."""
 
     @abstractmethod
     def sample(self, work: str = "") -> None:
-        """One reading. `work`: the entry and its case; a clock is held against the highest that the same
-        work had, because one kernel's power or vector width is no disturbance for another."""
+        """Takes one reading. `work` names the entry and its case. A clock is compared with the highest clock
+        of the same work, because kernels differ in power and vector width."""
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
-        """Around a sample. A CPU is read right after it: a reading beside the calls would disturb them."""
+        """Wraps a sample. By default the reading comes after it, as a reading beside it disturbs a CPU."""
         yield
         self.sample(work)
 
     @abstractmethod
     def end(self) -> str:
-        """The round is over: why it is disturbed, with figures, or an empty string."""
+        """Ends the round. Returns why it is disturbed, with figures, or an empty string."""
 
     @abstractmethod
     def before(self) -> list[str]:
-        """One line for each thing that makes the device busy or its numbers doubtful now. May take half a
+        """One line for each thing that makes the device busy or its numbers doubtful now. It may take half a
         second."""
 
     @abstractmethod
     def readable(self) -> dict[str, str]:
-        """Each quantity with its value now, or why it cannot be read. May take half a second."""
+        """Each quantity with its value now, or why it cannot be read. It may take half a second."""
 
     def blocked(self) -> str:
         """Why several processes cannot use the device at once, or an empty string."""
         return ""
 
     def conditions(self) -> JsonObject:
-        """What was read since the last call, as plain values (see `Notes.take`)."""
+        """What was read since the last call, as JSON (see `Notes.take`)."""
         return self.notes.take()
 
 
 @dataclass
 class Notes:
-    """What a monitor read, until the record takes it.
-
-    values:  quantity, with its unit in its name -> one entry for each reading
-    reasons: what slowed the device -> in how many samples
-    samples: how often `reasons` was looked for
-    idle:    how often the device was at rest already, so that its clock and `reasons` meant nothing
-    unread:  quantity -> why it could not be read, at the last attempt
-    """
+    """What a monitor has read since `take` was last called."""
 
     values: dict[str, list[float]] = field(default_factory=dict)
+    """Quantity, with its unit in its name -> its readings."""
     reasons: Counter[str] = field(default_factory=Counter)
+    """What slowed the device -> the number of samples in which it did."""
     samples: int = 0
+    """How often `reasons` was read."""
     idle: int = 0
+    """How often the device was idle, so that its clock and its reasons meant nothing."""
     unread: dict[str, str] = field(default_factory=dict)
+    """Quantity -> why the last attempt to read it failed."""
 
     def add(self, quantity: str, value: float) -> None:
         self.values.setdefault(quantity, []).append(value)
 
     def take(self) -> JsonObject:
-        """quantity -> {min, median, max}; `slowed_by`: reason -> share of the samples that it was on in;
-        `samples`, `idle_samples`: how many; `not_read`: quantity -> why. Empty parts are left out."""
+        """Returns the readings and forgets them: for each quantity {min, median, max}; `slowed_by`: reason ->
+        share of the samples; `samples` and `idle_samples`: counts; `not_read`: quantity -> why. Empty parts
+        are left out."""
         taken: JsonObject = {
             quantity: {
                 "min": round(min(values), 3),
@@ -107,7 +108,7 @@ class Notes:
         return taken
 
     def show(self) -> dict[str, str]:
-        """Each quantity with the middle of what was read, or why it could not be; then forgets them."""
+        """Returns the median of each quantity, or why it could not be read, and forgets the readings."""
         values = {quantity: f"{statistics.median(v):.4g}" for quantity, v in self.values.items()}
         unread = {quantity: f"not readable: {reason}" for quantity, reason in self.unread.items()}
         self.take()
@@ -115,15 +116,13 @@ class Notes:
 
 
 class Clocks:
-    """The highest clock of each work, and what fell below it in this round."""
+    """Finds clocks that are far below the highest of the same work."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.highest: dict[str, float] = {}
         self.fallen: list[str] = []
-
-    def begin(self) -> None:
-        self.fallen = []
+        """A line for each such clock of this round."""
 
     def see(self, work: str, megahertz: float) -> None:
         highest = self.highest[work] = max(megahertz, self.highest.get(work, 0.0))
@@ -134,7 +133,7 @@ class Clocks:
 
 
 class Blind(Monitor):
-    """Sees nothing, and says why; the run goes on without."""
+    """A monitor that reads nothing and says why. The run goes on without readings."""
 
     def __init__(self, reason: str) -> None:
         super().__init__()

@@ -1,30 +1,214 @@
-"""CPU monitor: other processes, the hypervisor, throttling, a fallen frequency. Linux only."""
+"""CPU monitor: other processes, the hypervisor, throttling, a fallen frequency. Linux only.
+
+It reads /proc, /sys and the CPU clocks of processes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import math
 import os
+import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
 
 from harness.files import JsonObject
+from harness.machine.cgroups import control_groups
 from harness.machine.monitor.base import Blind, Clocks, Monitor, Ours
-from harness.machine.monitor.procfs import TICK_S, Counters, Reading
 
-# A kernel waits for its slowest thread, so the limits are shares of one CPU, however many there are.
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+"""Counters of /proc/stat are rounded down to ticks of mostly 10 ms: a difference is up to one tick off."""
+
+# A kernel waits for its slowest thread, so the limits are shares of one CPU, however many CPUs there are.
 STEAL = 0.02
-OTHERS = 0.10
-# ... or of all CPUs together, where that is more: a larger machine has more daemons.
-OTHERS_OF_ALL = 0.01
-# Counters of /proc/stat are rounded down, to 10 ms: a difference is up to a tick off.
 STEAL_TICKS = 3
-OTHERS_TICKS = 4  # of three counters to a line: idle, waiting, stolen
+OTHERS = 0.10
+OTHERS_OF_ALL = 0.01
+"""A share of all CPUs together; it counts where it is more than OTHERS, as a larger machine has more
+daemons."""
+OTHERS_TICKS = 4
+"""Three counters of each line are subtracted: idle, waiting, stolen."""
+
 GLANCE_S = 0.25
-NAMED = 3  # processes, in a line about others
+NAMED = 3
+"""How many processes a line about others names at most."""
+
+
+def text(path: Path | str) -> str:
+    """A small file as it is now, in half the time of Path.read_text. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(descriptor, 1 << 16).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+
+
+def process_seconds(pid: int) -> float:
+    """CPU seconds of all threads of a process, ended threads included; raises OSError if it is gone.
+
+    It reads the clock that clock_getcpuclockid(3) names, which is exact to the nanosecond: /proc/PID/stat
+    counts in ticks, and /proc/PID/schedstat counts one thread.
+    """
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Ticks of one CPU, or of all together."""
+
+    idle: int
+    """Idle ticks, those of waiting for a disk included."""
+    stolen: int
+    """Ticks that the hypervisor gave to other machines."""
+    total: int
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The counters at one moment."""
+
+    at: float
+    """Seconds."""
+    cpus: dict[str, Ticks]
+    """Name of a line of /proc/stat -> its ticks."""
+    ours: dict[int, float]
+    """Process id -> CPU seconds, of the processes that were asked for and still live."""
+    reaped: dict[int, float]
+    """Process id -> CPU seconds of its children that have ended; this process is left out."""
+    throttled: float
+    """Seconds, in version 1 summed over CPUs, for which quotas stopped our control groups."""
+    overheated: int
+    """How often a package was slowed because of heat."""
+
+
+class Counters:
+    """Reads the counters of /proc and /sys."""
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        cpus: Iterable[int] | None = None,
+        cpu_time: Callable[[int], float] = process_seconds,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """root: the folder that holds proc and sys; cpus: the CPUs that this process may use; cpu_time: the
+        CPU seconds of a process. Raises OSError where /proc/stat is missing or counts no CPU."""
+        self.proc = root / "proc"
+        self.devices = root / "sys/devices/system/cpu"
+        self.cpus = sorted(os.sched_getaffinity(0) if cpus is None else cpus)
+        self.cpu_time = cpu_time
+        self.clock = clock
+        present = self._stat().keys() - {"cpu"}
+        mine = {f"cpu{cpu}" for cpu in self.cpus}
+        # A container may count its CPUs from 0, whichever CPUs of the host they are.
+        self.lines = sorted(mine if mine <= present else present)
+        if not self.lines:
+            raise OSError(errno.ENODATA, "it counts no CPU", f"{self.proc}/stat")
+        # The sum over all CPUs is rounded once; a sum of their lines is rounded once for each CPU.
+        self.sum_lines = ["cpu"] if len(self.lines) == len(present) else self.lines
+        stats = [folder / "cpu.stat" for folder in control_groups(root)]
+        self.quota_files = [file for file in stats if file.exists() and "throttled" in file.read_text()]
+        self.heat_files = self._heat_files()
+        self.no_frequency = self._no_frequency()
+
+    def read(self, processes: Iterable[int]) -> Reading:
+        """Processes that are gone are left out."""
+        ours, reaped = {}, {}
+        for pid in processes:
+            try:
+                ours[pid] = self.cpu_time(pid)
+                if pid != os.getpid():
+                    fields = self.fields(pid)
+                    reaped[pid] = (int(fields[13]) + int(fields[14])) * TICK_S  # cutime, cstime
+            except OSError:
+                ours.pop(pid, None)
+        overheated = sum(int(text(file)) for file in self.heat_files)
+        return Reading(self.clock(), self._stat(), ours, reaped, self._throttled(), overheated)
+
+    def _stat(self) -> dict[str, Ticks]:
+        """/proc/stat up to the first line that is not about a CPU."""
+        ticks_of = {}
+        for line in text(f"{self.proc}/stat").splitlines():
+            name, *rest = line.split()
+            if not name.startswith("cpu"):
+                break
+            ticks = [int(value) for value in rest[:8]]
+            ticks_of[name] = Ticks(ticks[3] + ticks[4], ticks[7], sum(ticks))
+        return ticks_of
+
+    def fields(self, pid: int) -> list[str]:
+        """/proc/PID/stat from the state on: field n of proc(5) is at n - 3. Raises OSError if it is gone."""
+        return text(f"{self.proc}/{pid}/stat").rpartition(")")[2].split()
+
+    def children(self, pid: int, all_threads: bool = False) -> list[int]:
+        """The processes that the main thread started, or that any thread did: one file is read for each."""
+        tasks = f"{self.proc}/{pid}/task"
+        try:
+            threads = os.listdir(tasks) if all_threads else [str(pid)]  # noqa: PTH208 - twice as fast
+            return [int(c) for t in threads for c in text(f"{tasks}/{t}/children").split()]
+        except OSError:
+            return []
+
+    def everyone(self) -> list[int]:
+        """The ids of all processes."""
+        return [int(entry.name) for entry in self.proc.iterdir() if entry.name.isdigit()]
+
+    def name_of(self, pid: int) -> str:
+        try:
+            return (self.proc / str(pid) / "comm").read_text().strip()
+        except OSError:
+            return "?"
+
+    def load(self) -> float:
+        return float(text(f"{self.proc}/loadavg").split()[0])
+
+    def frequency(self, processes: Iterable[int]) -> float:
+        """MHz: the highest of the CPUs on which the main threads of these processes last ran, as the other
+        CPUs may be idle. Raises OSError, with the reason, where it cannot be read."""
+        if self.no_frequency:
+            raise OSError(self.no_frequency)
+        last = set()
+        for pid in processes:
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                last.add(int(self.fields(pid)[36]))
+        files = [f"{self.devices}/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in last]
+        if not files:
+            raise OSError("no worker runs")
+        return max(int(text(file)) for file in files) / 1e3
+
+    def _no_frequency(self) -> str:
+        """Why the frequency cannot be read; empty where it can."""
+        if (self.devices / f"cpu{self.cpus[0]}" / "cpufreq/scaling_cur_freq").exists():
+            return ""
+        info = (self.proc / "cpuinfo").read_text()
+        virtual = re.search(r"^flags\s*:.*\bhypervisor\b", info, re.MULTILINE)
+        return "a constant in a virtual machine" if virtual else "no cpufreq driver here"
+
+    def _throttled(self) -> float:
+        """cpu.stat has throttled_usec (version 2 of control groups) or throttled_time (1, nanoseconds)."""
+        total = 0.0
+        for file in self.quota_files:
+            for line in text(file).splitlines():
+                key, value = line.split()
+                total += int(value) * {"throttled_usec": 1e-6, "throttled_time": 1e-9}.get(key, 0.0)
+        return total
+
+    def _heat_files(self) -> list[Path]:
+        """One file for each package. AMD's driver has no such counters."""
+        files: dict[str, Path] = {}
+        for cpu in self.cpus:
+            package = self.devices / f"cpu{cpu}" / "topology/physical_package_id"
+            file = self.devices / f"cpu{cpu}" / "thermal_throttle/package_throttle_count"
+            if package.exists() and file.exists():
+                files.setdefault(package.read_text(), file)
+        return list(files.values())
 
 
 def open_cpu(ours: Ours) -> Monitor:
-    """A monitor of the CPUs that this process may use, or one that says why it sees nothing."""
+    """A monitor of the CPUs that this process may use, or one that says why it reads nothing."""
     if not hasattr(os, "sched_getaffinity"):
         return Blind("not Linux")
     try:
@@ -41,12 +225,15 @@ class CpuMonitor(Monitor):
         self.counters = counters
         self.clocks = Clocks("CPU frequency")
         self.adopted: set[int] = set()
+        """Descendants of workers that only a look at all threads found."""
         self.start: Reading | None = None
+        """The counters at the beginning of the round."""
         self.since = math.nan
         self.spent: dict[int, float] = {}
+        """CPU seconds of every process when `conditions` was last called, at `since`."""
 
     def begin(self) -> None:
-        self.clocks.begin()
+        self.clocks.fallen.clear()
         self.start = self._read()
 
     def sample(self, work: str = "") -> None:
@@ -62,38 +249,29 @@ class CpuMonitor(Monitor):
         reasons = list(self.clocks.fallen)
         if self.start is not None:
             reasons += self._judge(self.start, self._read())
-            self._note_load()
+            try:
+                self.notes.add("load", self.counters.load())
+            except OSError as error:
+                self.notes.unread["load"] = error.strerror or str(error)
         return "; ".join(reasons)
-
-    def _note_load(self) -> None:
-        try:
-            self.notes.add("load", self.counters.load())
-        except OSError as error:
-            self.notes.unread["load"] = error.strerror or str(error)
 
     def before(self) -> list[str]:
         first, spent = self._read(), self._spent()
         self.sleep(GLANCE_S)
         now = self._read()
         lines = self._judge(first, now)
-        wall = now.at - first.at
-        took = {pid: (after - spent[pid]) / wall for pid, after in self._spent().items() if pid in spent}
-        for pid in sorted(took.keys() - now.ours.keys(), key=took.__getitem__, reverse=True)[:NAMED]:
-            if took[pid] > OTHERS:
-                name = self.counters.name_of(pid)
-                lines.append(f"process {pid} ({name}) takes {took[pid]:.0%} of a CPU")
-        self.notes.take()  # no round's
+        for pid, share in self._busiest(spent, self._spent(), now.at - first.at, now.ours.keys()).items():
+            lines.append(f"process {pid} ({self.counters.name_of(pid)}) takes {share:.0%} of a CPU")
+        self.notes.take()  # these readings are not of a round
         return lines
 
     def conditions(self) -> JsonObject:
-        """Also `processes`: others that took more than OTHERS of a CPU since the last call, in per cent."""
+        """Also `processes`: name and id of others that took more than OTHERS of a CPU since the last call ->
+        per cent of a CPU."""
         taken = super().conditions()
         now, spent, ours = self.counters.clock(), self._spent(), self._family(all_threads=True)
-        wall = now - self.since
-        took = {pid: (after - self.spent.get(pid, 0.0)) / wall for pid, after in spent.items()}
-        busiest = sorted(took.keys() - ours, key=took.__getitem__, reverse=True)[:NAMED]
-        others = {pid: took[pid] for pid in busiest if took[pid] > OTHERS}
-        if others:
+        before = dict.fromkeys(spent, 0.0) | self.spent
+        if others := self._busiest(before, spent, now - self.since, ours):
             taken["processes"] = {
                 f"{self.counters.name_of(pid)} {pid}": round(100 * share) for pid, share in others.items()
             }
@@ -107,6 +285,15 @@ class CpuMonitor(Monitor):
         self.end()
         return self.notes.show()
 
+    @staticmethod
+    def _busiest(
+        before: dict[int, float], after: dict[int, float], wall: float, ours: Iterable[int]
+    ) -> dict[int, float]:
+        """The foreign processes that took more than OTHERS of a CPU -> their share of one, the most first."""
+        took = {pid: (seconds - before[pid]) / wall for pid, seconds in after.items() if pid in before}
+        busiest = sorted(took.keys() - set(ours), key=took.__getitem__, reverse=True)[:NAMED]
+        return {pid: took[pid] for pid in busiest if took[pid] > OTHERS}
+
     def _judge(self, start: Reading, now: Reading) -> list[str]:
         lines = [self._stolen(start, now), self._others(start, now)]
         if now.throttled > start.throttled:
@@ -117,17 +304,16 @@ class CpuMonitor(Monitor):
 
     def _stolen(self, start: Reading, now: Reading) -> str:
         """What the hypervisor gave to other machines, on the CPU that lost most."""
-        wall = now.at - start.at
         ticks, cpu = max((now.cpus[c].stolen - start.cpus[c].stolen, c) for c in self.counters.lines)
-        share = ticks * TICK_S / wall
+        share = ticks * TICK_S / (now.at - start.at)
         self.notes.add("steal_percent", 100 * share)
         if ticks < STEAL_TICKS or share <= STEAL:
             return ""
         return f"the hypervisor took {share:.0%} of {cpu}"
 
     def _others(self, start: Reading, now: Reading) -> str:
-        """The time that CPUs were busy less what we used. When one of our processes ended between the
-        readings, its last use is not known, and nobody else is blamed for it."""
+        """The time that CPUs were busy, less what we used. If one of our processes ended between the
+        readings, its last use is unknown, and other processes are not blamed for it."""
         if start.ours.keys() - now.ours.keys():
             self.notes.unread["others_percent"] = "one of our own processes ended meanwhile"
             return ""
@@ -135,9 +321,9 @@ class CpuMonitor(Monitor):
         whole = wall * len(self.counters.lines)
 
         def passed(counter: str) -> float:
-            return (
-                sum(getattr(now.cpus[c], counter) - getattr(start.cpus[c], counter) for c in lines) * TICK_S
-            )
+            """Seconds, summed over the CPUs."""
+            ticks = sum(getattr(now.cpus[c], counter) - getattr(start.cpus[c], counter) for c in lines)
+            return ticks * TICK_S
 
         if passed("total") < whole / 2 - OTHERS_TICKS * TICK_S:
             self.notes.unread["others_percent"] = "/proc/stat does not count all time here"
@@ -147,23 +333,22 @@ class CpuMonitor(Monitor):
         others = whole - passed("idle") - passed("stolen") - used
         rounding = OTHERS_TICKS * TICK_S * math.sqrt(len(lines))
         limit = max(OTHERS * wall, OTHERS_OF_ALL * whole, rounding)
-        if others > limit:
-            others -= self._unknown(now)
+        if others > limit:  # perhaps they are descendants of ours that were not known yet
+            known = self.counters.read(self._family(all_threads=True)).ours
+            others -= sum(seconds for pid, seconds in known.items() if pid not in now.ours)
         self.notes.add("others_percent", max(0.0, 100 * others / wall))
         return f"other processes took {others / wall:.0%} of a CPU" if others > limit else ""
-
-    def _unknown(self, now: Reading) -> float:
-        """CPU seconds, since they were started, of descendants that were not known yet."""
-        known = self.counters.read(self._family(all_threads=True)).ours
-        return sum(seconds for pid, seconds in known.items() if pid not in now.ours)
 
     def _read(self) -> Reading:
         return self.counters.read(self._family())
 
     def _family(self, all_threads: bool = False) -> set[int]:
-        """This process, the workers and their descendants. To read the children of each of a hundred
-        threads takes a millisecond, and main threads start nearly all: the others' are looked for when
-        somebody unknown is seen to run, and known from then on."""
+        """This process, the workers and their descendants.
+
+        Main threads start nearly all children, and it takes a millisecond to read the children of a hundred
+        threads. So the children of other threads are looked for only when an unknown process is seen to
+        run, and are known from then on.
+        """
         family: set[int] = set()
         queue = [*self.ours(), *self.adopted]
         while queue:

@@ -1,89 +1,68 @@
-"""GPU monitor, for either vendor: slowdowns, fallen clocks, other processes that run on it."""
+"""GPU monitor of either vendor: slowdowns, fallen clocks, other processes that run on the GPU."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from harness.machine.monitor.base import Clocks, Monitor, Ours
 from kernels.platform import Platform
 
-# Of a round's time: the drivers' counters run in steps, and a tenth of a verdict's margin hides in less.
 MAX_SLOWED = 0.01
-# Between two readings in a sample of 50 ms and more.
+"""Share of a round's time. Drivers' counters advance in steps, so a smaller share means little; and a
+slowdown of this size changes a time by a tenth of what separates verdicts."""
 LOOK_S = 0.02
-# Per cent of the time before a run: an idle device's own housekeeping stays under it.
+"""Seconds between two readings during a sample, which takes 50 ms or more."""
 BUSY = 5
+"""Per cent of the time before a run; an idle device's own housekeeping takes less."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What one reading gave.
-
-    values: quantity -> value, clocks of an idle device left out
-    clock:  MHz of the cores; None where it cannot be read
-    busy:   whether the device was at work, so that its clock means anything; None where that is not told
-    slowed: what holds its clock down now
-    """
+    """One reading of the device."""
 
     values: dict[str, float] = field(default_factory=dict)
+    """Quantity -> value; clocks of an idle device are left out."""
     clock: float | None = None
+    """MHz of the cores; None where it cannot be read."""
     busy: bool | None = None
+    """Whether the device was at work, so that its clock means something; None where that is unknown."""
     slowed: frozenset[str] = frozenset()
+    """What holds the clock down now."""
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A process with a context on the device, and the bytes it holds there; None where that is not told."""
+    """A process with a context on the device."""
 
     name: str
     bytes: float | None
-
-
-class Residents:
-    """Tells other people's processes on a device from ours.
-
-    In a container a driver may name processes as the host numbers them, and we know ours by other numbers.
-    Then those are foreign that were there before our first worker, and of the rest as many as there are
-    more than we have workers; which ones is not known.
-    """
-
-    def __init__(self, before: Iterable[int]) -> None:
-        self.before = set(before)
-        self.same_numbers = False
-
-    def foreign(self, pids: Collection[int], ours: Collection[int]) -> tuple[set[int], int]:
-        """Those known to be foreign, and how many others must be."""
-        present = set(pids)
-        self.same_numbers |= bool(present & set(ours))
-        if self.same_numbers:
-            return present - set(ours), 0
-        return present & self.before, max(0, len(present - self.before) - len(ours))
+    """The device memory that it holds; None where that is unknown."""
 
 
 class GpuMonitor(Monitor):
-    """What the vendors' libraries give, judged.
-
-    clock_name: what the vendor calls the cores' clock; its quantity is `<name>_clock_mhz`
-    disturbing: of what slows a device, that which does not come from the kernel's own work
-    power:      ... that which does: a clock that it holds down is the normal state of a heavy product
-    """
+    """Judges what the libraries of the vendors read."""
 
     clock_name: str
+    """The vendor's name of the cores' clock; its quantity is `<name>_clock_mhz`."""
     disturbing: frozenset[str]
+    """The reasons for a slowdown that do not come from the kernel's own work."""
     power: str
+    """The reason that does come from it: a heavy product normally runs at the power limit."""
 
     def __init__(self, platform: Platform, ours: Ours) -> None:
         super().__init__()
         self.device = platform.device
         self.ours = ours
         self.clocks = Clocks(f"{self.clock_name} clock")
-        self.residents = Residents(self._holders())
+        self.there_before = set(self._holders())
+        self.same_numbers = False
+        """Whether the driver was seen to use our numbers of processes (see `_foreign`)."""
         self.slowed: set[str] = set()
+        """What disturbed the samples of this round."""
         self.workers: set[int] = set()
         self.slowed_before: Mapping[str, float] = {}
         self.elapsed = 0.0
@@ -93,35 +72,48 @@ class GpuMonitor(Monitor):
 
     @abstractmethod
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
-        """A running time, and for each thing that slows the device how much of it that has been on."""
+        """A running time, and for each reason how much of it the device was slowed."""
 
     @abstractmethod
     def _holders(self) -> dict[int, Holder]: ...
 
     @abstractmethod
     def _ran(self) -> dict[int, str]:
-        """Processes that ran on the device in this round, each with how much."""
+        """The processes that ran on the device in this round -> how much they used."""
 
     @abstractmethod
     def _utilisation(self) -> float | None:
-        """Per cent of the time lately."""
+        """Recent utilisation in per cent of the time."""
+
+    def _foreign(self, pids: Collection[int], ours: Collection[int]) -> tuple[set[int], int]:
+        """The processes that are known to be foreign, and how many others must be.
+
+        In a container the driver may use the host's numbers, while we know our workers by other numbers.
+        Then the processes that were there before our first worker are foreign. Of the rest as many are
+        foreign as exceed the number of our workers, and which ones is unknown.
+        """
+        present = set(pids)
+        self.same_numbers |= bool(present & set(ours))
+        if self.same_numbers:
+            return present - set(ours), 0
+        return present & self.there_before, max(0, len(present - self.there_before) - len(ours))
 
     def begin(self) -> None:
-        self.clocks.begin()
+        self.clocks.fallen.clear()
         self.slowed.clear()
         self.workers = set(self.ours())
         self.elapsed, self.slowed_before = self._slowdown_counters()
 
     @contextlib.contextmanager
     def watching(self, work: str = "") -> Iterator[None]:
-        """Reads from a thread of this process while the worker's calls run: once the worker has answered the
-        device may be idle, and its clock another. A turn that was too short for that is read after it."""
-        over, looks = threading.Event(), itertools.count()
+        """Reads from a thread of this process while the worker's calls run: once the worker has answered, the
+        device may be idle and its clock another. If the sample was too short for that, it reads after it."""
+        over, looked = threading.Event(), threading.Event()
 
         def look() -> None:
             while not over.wait(LOOK_S):
                 self.sample(work)
-                next(looks)
+                looked.set()
 
         watcher = threading.Thread(target=look, name="monitor", daemon=True)
         watcher.start()
@@ -130,7 +122,7 @@ class GpuMonitor(Monitor):
         finally:
             over.set()
             watcher.join()
-        if not next(looks):
+        if not looked.is_set():
             self.sample(work)
 
     def sample(self, work: str = "") -> None:
@@ -154,7 +146,7 @@ class GpuMonitor(Monitor):
         return "; ".join([*self._slowdowns(), *self.clocks.fallen, *self._strangers()])
 
     def _slowdowns(self) -> list[str]:
-        """From the counters over the whole round, and from the samples for what has no counter."""
+        """Slowdowns by the counters of the whole round, and by the samples where there is no counter."""
         elapsed, slowed = self._slowdown_counters()
         lines = []
         for reason in sorted(slowed.keys() & self.slowed_before.keys()):
@@ -168,9 +160,9 @@ class GpuMonitor(Monitor):
 
     def _strangers(self) -> list[str]:
         ran, ours = self._ran(), self.workers | set(self.ours())
-        if ran and not self.residents.same_numbers:
-            self.residents.foreign(self._holders(), ours)
-        known, more = self.residents.foreign(ran.keys(), ours)
+        if ran and not self.same_numbers:
+            self._foreign(self._holders(), ours)
+        known, more = self._foreign(ran, ours)
         lines = [f"process {pid}, not ours, ran on {self.device} ({ran[pid]})" for pid in sorted(known)]
         if more:
             lines.append(f"{len(ran)} processes ran on {self.device}: {more} more than we have")
@@ -178,7 +170,7 @@ class GpuMonitor(Monitor):
 
     def before(self) -> list[str]:
         holders = self._holders()
-        known, more = self.residents.foreign(holders.keys(), set(self.ours()))
+        known, more = self._foreign(holders, self.ours())
         lines = []
         for pid in sorted(known):
             name, size_bytes = holders[pid].name, holders[pid].bytes
@@ -189,7 +181,7 @@ class GpuMonitor(Monitor):
         used = self._utilisation()
         if used is not None and used > BUSY:
             lines.append(f"{self.device} is {used:.0f} % busy")
-        self.notes.take()  # no round's
+        self.notes.take()  # these readings are not of a round
         return lines
 
     def readable(self) -> dict[str, str]:
@@ -197,12 +189,13 @@ class GpuMonitor(Monitor):
         values = dict(look.values)
         if look.clock is not None:
             values[f"{self.clock_name.lower()}_clock_mhz"] = look.clock
-        for quantity, value in values.items():
-            self.notes.add(quantity, value)
         used = self._utilisation()
         if used is not None:
-            self.notes.add("utilisation_percent", used)
+            values["utilisation_percent"] = used
+        for quantity, value in values.items():
+            self.notes.add(quantity, value)
         self._slowdown_counters()
-        shown = {"slowed by": ", ".join(sorted(look.slowed)) or "nothing"} if look.busy is not None else {}
-        shown["processes"] = str(len(self._holders()))
+        shown = {"processes": str(len(self._holders()))}
+        if look.busy is not None:
+            shown = {"slowed by": ", ".join(sorted(look.slowed)) or "nothing"} | shown
         return shown | self.notes.show()

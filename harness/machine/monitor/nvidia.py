@@ -1,4 +1,4 @@
-"""NVIDIA GPU monitor: clocks, slowdowns and processes, through NVML (nvidia-ml-py). Ran on H100 and H200."""
+"""NVIDIA GPU monitor: clocks, slowdowns, processes, through NVML (nvidia-ml-py). It ran on H100 and H200."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from kernels.platform import Platform
 
 POWER_CAP = "software power cap"
 THERMAL = "thermal slowdown"
-# Bits of nvmlDeviceGetCurrentClocksEventReasons, with the names that nvidia-smi gives them (nvml.h).
 IDLE = 0x1
 REASONS = {
     0x2: "clock setting",
@@ -26,18 +25,21 @@ REASONS = {
     0x80: "hardware power brake",
     0x100: "display clock setting",
 }
-# NVML_PERF_POLICY_*: nanoseconds that each kept the clock below the one asked for. The field values with
-# finer reasons have other numbers in other releases of the driver (251 or 269), so they are not asked for.
+"""Bits of nvmlDeviceGetCurrentClocksEventReasons, with the names that nvidia-smi gives them (nvml.h)."""
 POLICIES = {0: POWER_CAP, 1: THERMAL}
-# The first that library and driver have: the newer ones are not in old drivers, the older go with CUDA 14.
+"""NVML_PERF_POLICY_*: each counts the nanoseconds in which it kept the clock below the requested one. Field
+values have finer reasons, but their numbers differ between releases of the driver (251 or 269)."""
+
+# The first function that the library and the driver have is called: old drivers lack the newer name, and
+# CUDA 14 removes the older one.
 CLOCK_REASONS = ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"]
 TEMPERATURE = ["nvmlDeviceGetTemperatureV", "nvmlDeviceGetTemperature"]
 EXCLUSIVE = {1: "exclusive-thread", 2: "prohibited", 3: "exclusive-process"}  # NVML_COMPUTEMODE_*
 
 
 def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) -> Monitor:
-    """A monitor of the device by its UUID, however it is numbered, or one that says why it sees nothing.
-    nvml: the library; pynvml where it is not given."""
+    """A monitor of the device, which is found by its UUID, or a monitor that says why it reads nothing.
+    nvml: the library; None means pynvml."""
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
@@ -55,15 +57,9 @@ def open_nvidia(platform: Platform, ours: Ours, nvml: ModuleType | None = None) 
 class NvidiaMonitor(GpuMonitor):
     clock_name = "SM"
     power = POWER_CAP
-    disturbing = frozenset(
-        {
-            "hardware slowdown",
-            "software thermal slowdown",
-            "hardware thermal slowdown",
-            "hardware power brake",
-            THERMAL,
-        }
-    )
+    disturbing = (frozenset(REASONS.values()) | {THERMAL}) - {
+        *(POWER_CAP, "clock setting", "sync boost", "display clock setting")
+    }
 
     def __init__(
         self,
@@ -80,6 +76,7 @@ class NvidiaMonitor(GpuMonitor):
         self.clock = clock
         self.wall = wall
         self.since = 0
+        """When the round began, in microseconds, as the driver counts."""
         self.is_slice = platform.uuid.startswith("MIG-")
         super().__init__(platform, ours)
 
@@ -105,8 +102,8 @@ class NvidiaMonitor(GpuMonitor):
         return lines
 
     def _ask(self, quantity: str, functions: Sequence[str], *arguments: object) -> Any:  # as NVML answers
-        """What the first function answers that the library and the driver both have, or None, with the
-        reason noted: all of them too new or too old, MIG, no right."""
+        """The answer of the first function that the library and the driver both have. If none answers (too
+        new, too old, a MIG slice, no permission), it notes the reason and returns None."""
         reason = f"nvidia-ml-py has no {functions[-1]}"
         for function in functions:
             if hasattr(self.nvml, function):
@@ -119,8 +116,7 @@ class NvidiaMonitor(GpuMonitor):
 
     def _look(self) -> Look:
         nvml = self.nvml
-        # Each takes about 1 ms, in which the work may end: the clock is held down by what was there before it
-        # was read, or after.
+        # Each call takes about 1 ms, in which the work may end: reasons before and after the clock count.
         before = self._ask("clock reasons", CLOCK_REASONS)
         clock = self._ask("sm_clock_mhz", ["nvmlDeviceGetClockInfo"], nvml.NVML_CLOCK_SM)
         after = self._ask("clock reasons", CLOCK_REASONS)
@@ -140,7 +136,7 @@ class NvidiaMonitor(GpuMonitor):
         )
 
     def _slowdown_counters(self) -> tuple[float, dict[str, float]]:
-        """Seconds. The counters' function is to go with CUDA 14; then the samples' reasons are left."""
+        """In seconds. CUDA 14 removes the function that reads the counters; samples still have reasons."""
         slowed = {}
         for policy, reason in POLICIES.items():
             violation = self._ask(f"{reason} counter", ["nvmlDeviceGetViolationStatus"], policy)
@@ -159,12 +155,12 @@ class NvidiaMonitor(GpuMonitor):
             return ""
 
     def _ran(self) -> dict[int, str]:
-        """From the driver's own samples since the round began, some six a second: a short round may see
-        none, and the next then sees what ran before it."""
+        """Taken from the driver's own samples since the round began. The driver takes about six a second: a
+        short round may have none, and the next round then has those of what ran before it."""
         try:
             samples = self.nvml.nvmlDeviceGetProcessUtilization(self.handle, self.since)
         except self.nvml.NVMLError as error:
-            if error.value != self.nvml.NVML_ERROR_NOT_FOUND:  # that one: no samples since
+            if error.value != self.nvml.NVML_ERROR_NOT_FOUND:  # it means that there are no samples
                 self.notes.unread["process utilisation"] = str(error)
             return {}
         highest: dict[int, int] = {}

@@ -260,7 +260,7 @@ class Bench:
             prepared.append(bind(self.op, implementation, operands, given, first))
             if call and not left_out:
                 began = time.perf_counter()
-                returned: object = prepared[-1].call()
+                returned: object = prepared[-1].call()  # type: ignore[func-returns-value]
                 spent_s += time.perf_counter() - began
                 if isinstance(returned, torch.Tensor):
                     self.returns.add(entry)

@@ -1,4 +1,5 @@
-"""TileLang source of the block-scale GEMM. TileLang reads it as text: no annotation may be a string."""
+"""TileLang source of the block-scale GEMM. TileLang reads it as text, so that no annotation may be a
+string."""
 
 import tilelang.language as T
 
@@ -6,8 +7,8 @@ from kernels.formats import BLOCK
 
 
 def scaled_product(n, k, fp8, rows, threads, stages):
-    """Of any m, k a multiple of 128. A program computes `rows` rows of 128 columns, which share the scales
-    of b; the products of a block of K are added up before they are scaled."""
+    """The product for any m; k is a multiple of 128. A program computes `rows` rows of 128 columns, which
+    share the scales of b. The products of a block of K are added up before they are scaled."""
     m = T.dynamic("m")
 
     @T.prim_func

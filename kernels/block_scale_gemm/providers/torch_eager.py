@@ -1,98 +1,83 @@
-"""Block-scale GEMM in plain torch: the obvious code, what torch does best, what its compiler makes of it."""
+"""Block-scale GEMM in plain torch: the obvious code, torch's fastest product, and torch's compiler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
 from kernels.fp8_to_fp32 import fp8_to_bf16
-from kernels.op import Implementation, Prepared
-from kernels.platform import Platform
-from kernels.support import Support
+from kernels.op import Call, implementation
 
 if TYPE_CHECKING:
     import torch
 
-CPU_ROWS = 128  # of activations dequantised at a time, so that they stay in cache from step to step
+CPU_ROWS = 128  # rows of activations dequantised at a time, so that they stay in cache from step to step
 
 
-class _NaiveGemm(Prepared):
-    """The obvious code: dequantise both, multiply, all in fp32."""
-
-    operands: BlockScaleGemmOperands
-
-    def call(self) -> None:
-        o = self.operands
-        self.out.copy_(dequantise_activations(o.a_q, o.a_scale) @ dequantise_weights(o.b_q, o.b_scale).T)
+def naive_bytes(sizes: BlockScaleGemmSizes) -> int:
+    """Both operands and the output in fp32, and the scales of every row of b."""
+    wide = 4 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
+    return wide + 4 * sizes.m * sizes.n
 
 
-class NaiveGemm(Implementation):
-    name = "torch.naive"
-    requires = "torch"
-
-    def available(self, platform: Platform) -> Support:
-        return platform.library("torch")
-
-    def scratch(self, sizes: BlockScaleGemmSizes) -> int:
-        wide = 4 * (sizes.m + sizes.n) * sizes.k + 4 * sizes.n * sizes.k_blocks
-        return wide + 4 * sizes.m * sizes.n
-
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _NaiveGemm(operands, out)
+@implementation("torch.naive", requires="torch", scratch=naive_bytes)
+def naive(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
+    """The obvious code: dequantise both operands and multiply them, all in fp32."""
+    o = operands
+    return lambda: out.copy_(
+        dequantise_activations(o.a_q, o.a_scale) @ dequantise_weights(o.b_q, o.b_scale).T
+    )
 
 
-class Bf16Gemm(Implementation):
-    """Weights dequantised to bf16 once; a call is cuBLAS's, hipBLASLt's or oneDNN's bf16 product, preceded by
-    dequantising the activations where they come quantised. What serving without an FP8 kernel does: twice
-    the bytes of weights."""
-
-    name = "torch.bf16"
-    requires = "torch"
-    boundaries = ("core", "with_quant")
-
-    def available(self, platform: Platform) -> Support:
-        return platform.library("torch")
-
-    def layout(self, sizes: BlockScaleGemmSizes) -> int:
-        return 2 * sizes.n * sizes.k
-
-    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        return (2 * sizes.m + 8 * CPU_ROWS) * sizes.k_blocks * BLOCK
-
-    def scratch(self, sizes: BlockScaleGemmSizes) -> int:
-        return 2 * sizes.m * sizes.n
-
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _Bf16Gemm(operands, out)
+DEQUANTISED: Mapping[str, Any] = {
+    "boundaries": ("core", "with_quant"),
+    "layout": lambda sizes: 2 * sizes.n * sizes.k,
+    "workspace": lambda sizes: (2 * sizes.m + 8 * CPU_ROWS) * sizes.k_blocks * BLOCK,
+    "scratch": lambda sizes: 2 * sizes.m * sizes.n,
+}
+"""What a row of `bf16_product` declares."""
 
 
-class _Bf16Gemm(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        import torch
-
-        super().__init__(operands, out)
-        b = fp8_to_bf16(operands.b_q, operands.b_scale)
-        if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-            # oneDNN's blocked layout, as torch.compile packs frozen weights: a third less time at few rows.
-            linear = torch.ops.mkldnn._linear_pointwise
-            b = torch.ops.mkldnn._reorder_linear_weight(b, operands.m)
-            self.multiply = lambda a: out.copy_(linear(a, b, None, "none", [], ""))
-        else:
-            self.multiply = lambda a: torch.mm(a, b.t(), out=out)
-        self.a, self.dequantise = operands.a, lambda: None
-        if operands.a is None:
-            self.a, self.dequantise = _dequantiser(operands.a_q, operands.a_scale)
-
-    def call(self) -> None:
-        self.dequantise()
-        self.multiply(self.a)
+@implementation("torch.bf16", requires="torch", **DEQUANTISED)
+def bf16(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
+    """The weights are dequantised to bf16 once, which doubles their bytes. A call is the bf16 product of
+    cuBLAS, hipBLASLt or oneDNN, and before it dequantises the activations where they are quantised. This is
+    what serving without an FP8 kernel does."""
+    return bf16_product(operands, out)
 
 
-def _dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
-    """Where a call dequantises activations to bf16 [M, K], and what does it."""
+def bf16_product(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
+    import torch
+
+    o, b = operands, fp8_to_bf16(operands.b_q, operands.b_scale)
+    if out.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        # oneDNN's blocked layout, in which torch.compile packs frozen weights: a third less time at few rows.
+        linear = torch.ops.mkldnn._linear_pointwise
+        b = torch.ops.mkldnn._reorder_linear_weight(b, o.m)
+
+        def multiply(a: torch.Tensor) -> object:
+            return out.copy_(linear(a, b, None, "none", [], ""))
+    else:
+
+        def multiply(a: torch.Tensor) -> object:
+            return torch.mm(a, b.t(), out=out)
+
+    if o.a is not None:
+        return lambda: multiply(o.a)
+    a, dequantise = dequantiser(o.a_q, o.a_scale)
+
+    def call() -> None:
+        dequantise()
+        multiply(a)
+
+    return call
+
+
+def dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Callable[[], None]]:
+    """The activations in bf16 [M, K], and the function that dequantises them there."""
     import torch
 
     (m, k), blocks = q.shape, scale.shape[1]
@@ -105,10 +90,11 @@ def _dequantiser(q: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, Ca
     if q.device.type != "cpu":
         return result.flatten(1)[:, :k], on_gpu
 
-    # torch converts FP8 value by value there, at 3 ns each. A table of its 256 values takes a fifth of that.
+    # On a CPU torch converts FP8 value by value, at 3 ns each. A table of its 256 values takes a fifth of
+    # that.
     table = torch.arange(256, dtype=torch.uint8).view(q.dtype).float()
     rows = min(CPU_ROWS, m)
-    index = torch.zeros(rows, blocks * BLOCK, dtype=torch.int32)  # zeros past K's end: the code of 0.0
+    index = torch.zeros(rows, blocks * BLOCK, dtype=torch.int32)  # zeros past K: the code of 0.0
     wide = torch.empty(rows, blocks, BLOCK)
     parts = [
         (q_part, scale_part.unsqueeze(-1), part, index[: len(part)], wide[: len(part)])
@@ -137,40 +123,26 @@ def _w8a16(a: torch.Tensor, b_q: torch.Tensor, b_scale: torch.Tensor) -> torch.T
 
 
 def _block_of(q: torch.Tensor, dim: int) -> torch.Tensor:
-    """The block that each row or column lies in. By index, because torch 2.13 compiles repeat_interleave with
-    a slice behind it for a CPU into loads past the end of the scales."""
+    """The block of each row or column, as an index. For a CPU, torch 2.13 compiles repeat_interleave followed
+    by a slice into loads past the end of the scales."""
     import torch
 
     return torch.arange(q.shape[dim], device=q.device) // BLOCK
 
 
-class CompiledGemm(Implementation):
-    """Weights stay FP8 and are dequantised in the call: the compiler fuses that into one kernel, or into the
-    product where it finds a template that takes it."""
+@implementation(
+    "torch.compile",
+    requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
+    per_size=True,
+    boundaries=("core", "with_quant"),
+    available=lambda platform: platform.compiler(),
+    scratch=lambda sizes: 2 * (sizes.m + sizes.n) * sizes.k + 2 * sizes.m * sizes.n,
+)
+def compiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
+    """The weights stay FP8 and are dequantised in the call. The compiler makes that one kernel, or fuses it
+    into the product where it has a template for it."""
+    import torch
 
-    name = "torch.compile"
-    per_size = True
-    requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
-    boundaries = ("core", "with_quant")
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(platform.library("torch"), platform.compiler())
-
-    def scratch(self, sizes: BlockScaleGemmSizes) -> int:
-        return 2 * (sizes.m + sizes.n) * sizes.k + 2 * sizes.m * sizes.n
-
-    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> Prepared:
-        return _CompiledGemm(operands, out)
-
-
-class _CompiledGemm(Prepared):
-    def __init__(self, operands: BlockScaleGemmOperands, out: torch.Tensor) -> None:
-        import torch
-
-        super().__init__(operands, out)
-        self.function = torch.compile(_w8a8 if operands.a is None else _w8a16, dynamic=False)
-        live = tuple(operands.live_tensors().values())
-        self.arguments = (*live, operands.b_q, operands.b_scale)
-
-    def call(self) -> None:
-        self.out.copy_(self.function(*self.arguments))
+    function = torch.compile(_w8a8 if operands.a is None else _w8a16, dynamic=False)
+    arguments = (*operands.live_tensors().values(), operands.b_q, operands.b_scale)
+    return lambda: out.copy_(function(*arguments))

@@ -1,80 +1,219 @@
-"""The suite's own block-scale GEMM in Triton: one source for CUDA and ROCm, interpreted on a CPU."""
+"""The suite's own block-scale GEMM in Triton: one source for CUDA and ROCm, which a CPU interprets."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.block_scale_gemm.triton import split_k_configs
-from kernels.block_scale_gemm.triton.split_k_configs import SplitKConfig
 from kernels.formats import BLOCK, native
 from kernels.op import Unsupported
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
-from kernels.tuning import Demand, Target
+from kernels.tuning import Target
 
 if TYPE_CHECKING:
     import torch
-    from triton.tools.tensor_descriptor import TensorDescriptor
 
-DIES = {"gfx942": 8, "gfx950": 8}
-"""Accelerator dies of an MI300X and an MI355X, each with its own L2; programs are dealt to them in turn."""
-
-# The interpreter on one core of a Zen 4 server: a step of the loop, widening a code, numpy's fp32 products.
+# The interpreter on one core of a Zen 4 server: seconds for a step of the loop and for widening a code, and
+# numpy's fp32 operations per second.
 STEP_S = 4e-4
 CODE_S = 8e-8
 FLOPS = 3e10
 
+DIES = {"gfx942": 8, "gfx950": 8}
+"""The dies of an MI300X and an MI355X. Each has an L2 cache of its own, and gets programs in turn."""
 
-def _require_native(q: torch.Tensor, target: Target) -> None:
-    """Raises Unsupported for a GPU whose matrix instructions take the other FP8 format."""
-    given, taken = str(q.dtype).removeprefix("torch.float8_"), native(target.arch)
-    if target.kind != "cpu" and given != taken:
-        raise Unsupported(f"products of {given} need another GPU; {target.arch} takes {taken}")
+MIN_STEPS = 2
+"""Blocks of K below which a split costs more than it gains: it writes a part and fills a pipeline."""
+
+SUM_VALUES = 512
+"""Values of the output that a program of `sum_kernel` computes."""
+
+MOST_PARTS = 1216 * 4 * 128 * 64
+"""The most values that the parts of all splits hold: four programs on each of 304 compute units (MI300X)."""
+
+# Tiles for NVIDIA: (rows, columns, warps, halves). An SM's registers hold one program of 128 x 128 with 8
+# warps, or two with 4 warps that multiply half of their rows at a time: one scales while the other
+# multiplies.
+CUDA = (
+    (16, 64, 4, False), (16, 128, 4, False), (32, 64, 4, False), (32, 128, 4, False), (64, 64, 4, False),
+    (64, 128, 4, False), (128, 64, 4, False), (128, 128, 8, False), (128, 128, 4, True), (256, 128, 8, True),
+)  # fmt: skip
+LAST_SUMS = 64 * 128  # values of the largest tile whose parts (32 KB each) one program can add up in time
+
+# Tiles for AMD: (rows, columns, warps). Few rows go to programs of one wave, many of them on a compute unit,
+# as in AITER's tuned tables (aiter/ops/triton/configs/gemm/*-GEMM-A8W8_BLOCKSCALE-*.json).
+ROCM = (
+    (16, 32, 1), (16, 64, 1), (16, 64, 2), (16, 128, 4), (32, 32, 1), (32, 64, 2), (32, 128, 4), (64, 64, 1),
+    (64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (256, 128, 8),
+)  # fmt: skip
+WAVES = (4, 8, 16)  # waves that splits are to give a compute unit: one to four on each of its SIMDs
+
+
+@dataclass(frozen=True)
+class SplitKConfig:
+    """What one program computes, and how many programs there are."""
+
+    rows: int  # of the output
+    columns: int  # of the output; they divide 128, so that a program has one scale of b in a step
+    swap: bool = False  # computes the transposed tile: FP8 instructions of NVIDIA take at least 64 rows
+    halves: bool = False  # multiplies half of its rows at a time, which frees the registers of the others
+    tma: bool = False  # loads by descriptors (NVIDIA's tensor memory accelerator)
+    persistent: bool = False  # programs loop over tiles: the next tile loads while one is stored
+    per_unit: int = 1  # programs per compute unit that splits of K are to make, or that loop over tiles
+    sums: str = "later"  # splits are added up by the "last" program of a tile, or "later" by another kernel
+    warps: int = 4
+    stages: int = 2
+
+    def tiles(self, sizes: BlockScaleGemmSizes) -> int:
+        return math.ceil(sizes.m / self.rows) * math.ceil(sizes.n / self.columns)
+
+    def splits(self, target: Target, sizes: BlockScaleGemmSizes) -> int:
+        """As many splits as give each compute unit its programs, if K has enough blocks. Each has a block."""
+        if self.persistent:
+            return 1
+        blocks = sizes.k_blocks
+        wanted = target.units * self.per_unit // self.tiles(sizes)
+        splits = max(1, min(wanted, blocks // MIN_STEPS))
+        return math.ceil(blocks / math.ceil(blocks / splits))
+
+    def programs(self, target: Target, sizes: BlockScaleGemmSizes) -> int:
+        if self.persistent:
+            return min(target.units * self.per_unit, self.tiles(sizes))
+        return self.tiles(sizes) * self.splits(target, sizes)
+
+
+# Configurations of the rule, from large tiles to small ones. It considers those that are less than twice as
+# tall as the rows (of which it counts at least 16), and below 64 rows not less tall than these. It takes the
+# first that gives every compute unit a tile, or else the last, and splits K.
+RULE = {
+    "cuda": (
+        SplitKConfig(128, 128, halves=True, tma=True, stages=3),
+        SplitKConfig(64, 128, tma=True, stages=3),
+        SplitKConfig(64, 64, tma=True, stages=4, sums="last"),
+        SplitKConfig(32, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
+        SplitKConfig(16, 64, swap=True, tma=True, per_unit=2, stages=6, sums="last"),
+    ),
+    "rocm": (
+        SplitKConfig(128, 128, per_unit=2, warps=8),
+        SplitKConfig(64, 128, per_unit=2),
+        SplitKConfig(64, 64, per_unit=2),
+        SplitKConfig(32, 64, per_unit=2, warps=2),
+        SplitKConfig(16, 64, per_unit=2, warps=2),
+    ),
+    "cpu": (SplitKConfig(1024, 128), SplitKConfig(64, 128)),
+}
+# With two stages on gfx942, a program of 8 warps is alone on a compute unit, and two of 4 warps fit.
+RULE["gfx942"] = (SplitKConfig(128, 128, per_unit=2), *RULE["rocm"][1:])
 
 
 class SplitK(SuiteTriton):
-    """Few tokens leave few tiles: K is split between programs, and the last of a tile or a second kernel adds
-    up their parts."""
+    """Few tokens leave few tiles. K is then split between programs, and the last program of a tile or a
+    second kernel adds up their parts."""
 
     name = "triton.split_k"
     Config = SplitKConfig
 
     def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
-        return split_k_configs.configurations(target, sizes)
+        """Tiles of half to twice the rows of the case; above 64 rows, also smaller tiles down to 64."""
+        seen = set()
+        for config in _rocm() if target.kind == "rocm" else _cuda(sizes):
+            # AMD's pipelines hold one stage in registers.
+            shared_stages = max(1, config.stages - 1) if target.kind == "rocm" else config.stages
+            if (config.rows + config.columns) * BLOCK * shared_stages > target.shared:
+                continue
+            if not min(64, max(16, sizes.m) / 2) <= config.rows < 2 * max(16, sizes.m):
+                continue
+            splits = config.splits(target, sizes)
+            if splits > 1 and splits * sizes.m * sizes.n > MOST_PARTS:
+                continue
+            if splits == 1 and not config.persistent:
+                config = replace(config, per_unit=1, sums="later")
+            # Of the programs only the number matters that is made, not the number that was wanted.
+            same = (replace(config, per_unit=0), config.programs(target, sizes))
+            if same not in seen:
+                seen.add(same)
+                yield config
 
     def heuristic(self, target: Target, sizes: BlockScaleGemmSizes) -> SplitKConfig:
-        return split_k_configs.heuristic(target, sizes)
-
-    def demands(self, config: SplitKConfig, target: Target, sizes: BlockScaleGemmSizes) -> list[Demand]:
-        return split_k_configs.demands(config, target, sizes)
+        rule = target.pick(RULE)
+        if target.kind == "cpu":
+            return rule[1] if sizes.m <= 64 else rule[0]
+        fitting = [config for config in rule if min(64, sizes.m) <= config.rows < 2 * max(16, sizes.m)]
+        filling = (config for config in fitting if config.tiles(sizes) >= target.units)
+        best = next(filling, fitting[-1])
+        if sizes.k % 16:
+            best = replace(best, tma=False, halves=False, warps=8 if best.halves else best.warps)
+        if best.splits(target, sizes) == 1:
+            best = replace(best, sums="later")
+        # The one of `configurations` that makes as many programs.
+        return next(
+            config
+            for config in self.configurations(target, sizes)
+            if config.programs(target, sizes) == best.programs(target, sizes)
+            and replace(config, per_unit=best.per_unit) == best
+        )
 
     def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
         tile = self.heuristic(CPU, sizes)
-        steps = math.ceil(sizes.m / tile.rows) * sizes.n_blocks * sizes.k_blocks
-        step_s = (
-            STEP_S
-            + (tile.rows + tile.columns) * BLOCK * CODE_S
-            + 2 * tile.rows * tile.columns * BLOCK / FLOPS
-        )
-        return steps * step_s
+        return interpreted_s(sizes, tile.rows, tile.columns)
 
     def workspace(self, sizes: BlockScaleGemmSizes) -> int:
-        """An upper bound over all platforms and configurations: activation scales in this kernel's layout,
-        parts and counters."""
+        """An upper bound over all platforms and configurations: the scales of a in this kernel's layout, the
+        parts, and the counters of the smallest tiles."""
         values = sizes.m * sizes.n
-        parts = min(values * sizes.k_blocks // split_k_configs.MIN_STEPS, split_k_configs.MOST_PARTS)
-        counters = math.ceil(sizes.m / 16) * math.ceil(sizes.n / 32)  # of the smallest tiles
+        parts = min(values * sizes.k_blocks // MIN_STEPS, MOST_PARTS)
+        counters = math.ceil(sizes.m / 16) * math.ceil(sizes.n / 32)
         return 4 * (sizes.m * sizes.k_blocks + parts + counters)
 
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        _require_native(operands.b_q, target)
+        given, taken = str(operands.b_q.dtype).removeprefix("torch.float8_"), native(target.arch)
+        if target.kind != "cpu" and given != taken:
+            raise Unsupported(f"products of {given} need another GPU; {target.arch} takes {taken}")
         return _SplitK(operands, out, config, target)
+
+
+def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
+    """Seconds that Triton's interpreter takes for a call with tiles of this size."""
+    steps = math.ceil(sizes.m / rows) * sizes.n_blocks * sizes.k_blocks
+    return steps * (STEP_S + (rows + columns) * BLOCK * CODE_S + 2 * rows * columns * BLOCK / FLOPS)
+
+
+def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
+    """Descriptors need rows of whole 16 bytes. A program of a large tile always uses them where it can,
+    because it has no registers for addresses."""
+    aligned = sizes.k % 16 == 0
+    for rows, columns, warps, halves in CUDA:
+        large = rows * columns >= 64 * 128
+        descriptors = [True] if aligned and large else [True, False] if aligned else [False]
+        for stages, tma in itertools.product((2, 3, 4) if large else (3, 4, 6), descriptors):
+            if halves and not tma:
+                continue
+            tile = SplitKConfig(
+                rows, columns, swap=rows < 64, halves=halves, tma=tma, warps=warps, stages=stages
+            )
+            for per_unit, sums in itertools.product((1, 2) if large else (1, 2, 4), ("later", "last")):
+                if sums == "later" or rows * columns <= LAST_SUMS:
+                    yield replace(tile, per_unit=per_unit, sums=sums)
+            if large and tma and not halves:
+                yield replace(tile, persistent=True, per_unit=1 if warps == 8 else 2)
+
+
+def _rocm() -> Iterator[SplitKConfig]:
+    """The last program of a tile adds up only where a program is a single wave: among several waves, the
+    barrier that Triton makes waits only for the stores of its own wave (Triton 3.7's assembly for gfx942)."""
+    for rows, columns, warps in ROCM:
+        for stages, waves in itertools.product((1, 2, 3), WAVES):
+            for sums in ("later", "last") if warps == 1 else ("later",):
+                per_unit = max(1, waves // warps)
+                yield SplitKConfig(rows, columns, per_unit=per_unit, sums=sums, warps=warps, stages=stages)
 
 
 class _SplitK(ConfiguredPrepared):
@@ -86,6 +225,7 @@ class _SplitK(ConfiguredPrepared):
         import torch
         import triton
         import triton.language as tl
+        from triton.tools.tensor_descriptor import TensorDescriptor
 
         from kernels.block_scale_gemm.triton.split_k_jit import gemm_kernel, sum_kernel
 
@@ -93,11 +233,11 @@ class _SplitK(ConfiguredPrepared):
         (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
         splits = config.splits(target, sizes)
         interpreted = out.device.type == "cpu"
-        fnuz_bits = interpreted and operands.b_q.dtype == torch.float8_e4m3fnuz
-        native_product = tl.float8e4b8 if operands.b_q.dtype == torch.float8_e4m3fnuz else tl.float8e4nv
+        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
+        fnuz_bits = interpreted and is_fnuz
 
         self.a_scale = column_major(operands.a_scale)
-        # The interpreter truncates where it should round to bf16: there torch rounds the output.
+        # The interpreter truncates to bf16 where it should round. There torch rounds the output.
         self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
         sums = config.sums if splits > 1 else "whole"
         self.parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
@@ -106,22 +246,14 @@ class _SplitK(ConfiguredPrepared):
         codes = torch.uint8 if fnuz_bits else operands.b_q.dtype
         a, b = operands.a_q.view(codes), operands.b_q.view(codes)
         if config.tma:
-            a, b = _described(a, config.rows // (1 + config.halves)), _described(b, config.columns)
+            rows = config.rows // 2 if config.halves else config.rows
+            a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
+            b = TensorDescriptor.from_tensor(b, [config.columns, BLOCK])
         self.gemm = gemm_kernel[(config.programs(target, sizes),)]
-        self.gemm_arguments = (
-            a,
-            self.a_scale,
-            b,
-            operands.b_scale,
-            self.written,
-            self.parts,
-            self.arrived,
-            m,
-            n,
-            k,
-            splits,
-            triton.cdiv(sizes.k_blocks, splits),
-        )
+        outputs = (self.written, self.parts, self.arrived)
+        per_split = triton.cdiv(sizes.k_blocks, splits)
+        self.gemm_arguments = (a, self.a_scale, b, operands.b_scale, *outputs, m, n, k, splits, per_split)
+        native_product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
         self.gemm_options = {
             "BLOCK_M": config.rows,
             "BLOCK_N": config.columns,
@@ -136,7 +268,7 @@ class _SplitK(ConfiguredPrepared):
             "FNUZ_BITS": fnuz_bits,
             **_options(config, target),
         }
-        self.sum = sum_kernel[(triton.cdiv(m * n, split_k_configs.SUM_VALUES),)] if sums == "later" else None
+        self.sum = sum_kernel[(triton.cdiv(m * n, SUM_VALUES),)] if sums == "later" else None
         self.sum_arguments = (self.parts, self.written, m * n, splits)
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
@@ -145,27 +277,21 @@ class _SplitK(ConfiguredPrepared):
     def call(self) -> None:
         self.gemm(*self.gemm_arguments, **self.gemm_options)
         if self.sum:
-            self.sum(*self.sum_arguments, VALUES=split_k_configs.SUM_VALUES)
+            self.sum(*self.sum_arguments, VALUES=SUM_VALUES)
         if self.written is not self.out:
             self.out.copy_(self.written)
 
 
-def _described(x: torch.Tensor, rows: int) -> TensorDescriptor:
-    """x [..., K] for loads of [rows, 128]. A call hands the descriptor over by value."""
-    from triton.tools.tensor_descriptor import TensorDescriptor
-
-    return TensorDescriptor.from_tensor(x, [rows, BLOCK])
-
-
 def _options(config: SplitKConfig, target: Target) -> dict[str, int]:
-    """AMD's instructions of 16 rows, as in all of AITER's tuned tables for this op: as fast as those of 32,
-    and no tile is too small. On gfx942 two of them take one read of shared memory. Large tiles
-    are kept to the registers that two waves of a SIMD can have."""
+    """Triton's options. AMD's matrix instructions are those of 16 rows, as in all of AITER's tuned tables for
+    this op: they are as fast as those of 32, and no tile is too small for them. On gfx942 one read of shared
+    memory serves two of them (kpack). Large tiles may only use the registers that leave room for two waves on
+    a SIMD."""
     if target.kind != "rocm":
         return options(config.warps, config.stages)
-    heavy = config.warps >= 4 and config.rows * config.columns >= 64 * 64 * config.warps
-    return (
-        options(config.warps, config.stages, instruction=16)
-        | ({"kpack": 2} if target.arch == "gfx942" else {})
-        | ({"waves_per_eu": 2} if heavy else {})
-    )
+    chosen = options(config.warps, config.stages, instruction=16)
+    if target.arch == "gfx942":
+        chosen["kpack"] = 2
+    if config.warps >= 4 and config.rows * config.columns >= 64 * 64 * config.warps:
+        chosen["waves_per_eu"] = 2
+    return chosen

@@ -1,8 +1,8 @@
-"""Triton sources of block-scale GEMM: tiles of the output, K split between programs where tiles are few.
+"""Triton sources of block-scale GEMM: tiles of the output, with K split between programs where tiles are few.
 
-Equal inputs give equal bits: a program adds up its blocks of K in order, and parts of split sums are added
-in the order of K, whichever program is last. How many parts there are is the configuration's, and depends on
-how many compute units there are.
+Equal inputs give equal bits. A program adds up its blocks of K in order, and the parts of split sums are
+added in the order of K, whichever program is last. The number of parts depends on the configuration and on
+the number of compute units.
 """
 
 import triton
@@ -11,19 +11,19 @@ import triton.language as tl
 from kernels import formats
 from kernels.fp8_jit import widen
 
-BLOCK = tl.constexpr(formats.BLOCK)  # of K that share a scale of a row of a, and with as many of N one of b
+BLOCK = tl.constexpr(formats.BLOCK)  # values of K that share a scale in a row of a; in b, for as many rows
 GROUP_M = tl.constexpr(8)
 
 
 @triton.jit
 def gemm_kernel(
-    a,  # FP8 [M, K], or a descriptor of it; with FNUZ_BITS, here and in b, uint8: the bits of e4m3fnuz
-    a_scale,  # fp32 [ceil(K / BLOCK), M]: the scales that a program takes at once lie side by side
+    a,  # FP8 [M, K], or a descriptor of it; with FNUZ_BITS uint8, the bits of e4m3fnuz; so is b
+    a_scale,  # fp32 [ceil(K / BLOCK), M]: the scales that a program loads at once are adjacent
     b,  # FP8 [N, K], or a descriptor of it
     b_scale,  # fp32 [ceil(N / BLOCK), ceil(K / BLOCK)]
     out,  # bf16 [M, N]
     parts,  # fp32 [splits, M, N], unless SUMS is "whole"
-    arrived,  # int32 [tiles], zeros before a call and after it, where SUMS is "last"
+    arrived,  # int32 [tiles], used where SUMS is "last"; zeros before a call and after it
     M,
     N,
     K,
@@ -31,20 +31,20 @@ def gemm_kernel(
     per_split,  # blocks of K; every split has at least one
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,  # divides BLOCK
-    DIES: tl.constexpr,  # that programs are dealt to in turn, each with an L2 of its own
-    SUMS: tl.constexpr,  # "whole", or parts: added up by the "last" program of a tile, or "later"
-    HALVES: tl.constexpr,  # a step is two products of half the rows each, one after the other
-    PERSISTENT: tl.constexpr,  # whether a program takes several tiles, one after the other
+    DIES: tl.constexpr,  # each has an L2 cache of its own, and programs go to them in turn
+    SUMS: tl.constexpr,  # "whole"; or parts that the "last" program of a tile adds up, or sum_kernel "later"
+    HALVES: tl.constexpr,  # a step is two products of half the rows, one after the other
+    PERSISTENT: tl.constexpr,  # whether a program computes several tiles, one after the other
     TMA: tl.constexpr,  # whether a and b are descriptors
-    EVEN_K: tl.constexpr,  # whether loads need no mask: BLOCK divides K, or descriptors know where K ends
-    SWAP: tl.constexpr,  # computes the transposed tile: matrix instructions that want 64 rows get those of b
-    PRODUCT: tl.constexpr,  # what tl.dot takes: the FP8 format, or fp32 in the interpreter
+    EVEN_K: tl.constexpr,  # whether loads need no mask: BLOCK divides K, or descriptors end at K
+    SWAP: tl.constexpr,  # computes the transposed tile, where instructions need 64 rows: they get rows of b
+    PRODUCT: tl.constexpr,  # the type that tl.dot takes: the FP8 format, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,
 ):
-    """Grid: a program for each tile and split, or fewer if PERSISTENT.
+    """Grid: one program for each tile and split, or fewer if PERSISTENT.
 
-    Splits of a tile follow each other. Tiles go down GROUP_M of M before the next of N, so that those that
-    run together share rows of both, and those of one die are neighbours.
+    The splits of a tile follow each other. Tiles go down GROUP_M steps of M before the next step of N, so
+    that tiles that run at the same time share rows of a and b, and the tiles of one die are neighbours.
     """
     units = tl.cdiv(M, BLOCK_M) * tl.cdiv(N, BLOCK_N) * splits
     if PERSISTENT:
@@ -67,14 +67,14 @@ def _unit(
     HALVES: tl.constexpr, TMA: tl.constexpr, EVEN_K: tl.constexpr, SWAP: tl.constexpr,
     PRODUCT: tl.constexpr, FNUZ_BITS: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M x BLOCK_N of the output over one split of K.
+    """Computes BLOCK_M x BLOCK_N of the output over one split of K.
 
-    Each block of 128 products is summed by itself, then scaled and added in fp32: tensor cores keep fewer
-    bits in their own sums (DeepSeek-V3 technical report, section 3.3.2).
+    Each block of 128 products is summed by itself, and then scaled and added in fp32, because tensor cores
+    keep fewer bits in their own sums (DeepSeek-V3 technical report, section 3.3.2).
     """
     ROWS: tl.constexpr = BLOCK_M // 2 if HALVES else BLOCK_M
     tiles_m, tiles_n, blocks = tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), tl.cdiv(K, BLOCK)
-    # The places of a die, every DIES-th, get units that follow each other.
+    # The programs of a die, which are every DIES-th, get units that follow each other.
     die = place % DIES
     unit = die * (units // DIES) + tl.minimum(die, units % DIES) + place // DIES
     tile, split = unit // splits, unit % splits
@@ -86,8 +86,8 @@ def _unit(
 
     first = split * per_split
     last = tl.minimum(first + per_split, blocks)
-    # Scales are loaded a step ahead: Triton's pipeline has only what products read.
-    # Rows past the end read the last one again, which is never stored.
+    # Scales are loaded a step ahead, because Triton's pipeline holds only what products read.
+    # Rows past the end read the last row again and are not stored.
     a_scales = a_scale + tl.minimum(at_m + tl.arange(0, ROWS), M - 1)
     b_scales = b_scale + at_n // BLOCK * blocks
     next_rows, next_block = tl.load(a_scales + first.to(tl.int64) * M), tl.load(b_scales + first)
@@ -109,7 +109,7 @@ def _unit(
             total += tl.dot(a_values, tl.trans(b_values)) * (rows * scale)[:, None]
         if HALVES:
             if PRODUCT != tl.float32:
-                # Volatile, so computed before what follows; put off, it would hold both products' registers.
+                # Volatile, so that it is computed here: later it would need the registers of both products.
                 total = tl.inline_asm_elementwise("", "=r,0", [total], tl.float32, is_pure=False, pack=1)
             a_values = _codes(a, low_m, M, block, K, ROWS, TMA, EVEN_K, PRODUCT, FNUZ_BITS)
             low += tl.dot(a_values, tl.trans(b_values)) * (next_low * scale)[:, None]
@@ -121,7 +121,7 @@ def _unit(
     if HALVES:
         _store(low, low_m, at_n, split, out, parts, M, N, SUMS)
     if SUMS == "last":
-        # All stores of the program are made before it is counted, as those of the others were.
+        # All stores of a program come before it is counted.
         tl.debug_barrier()
         if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1:
             tl.debug_barrier()
@@ -142,11 +142,11 @@ def _codes(
     PRODUCT: tl.constexpr,
     FNUZ_BITS: tl.constexpr,
 ):
-    """[ROWS, BLOCK] of x from row `at`, as tl.dot takes them; zeros past K."""
+    """[ROWS, BLOCK] of x from row `at`, in the type that tl.dot takes; zeros past K."""
     if TMA:
         codes = x.load([at, block * BLOCK])
     else:
-        # What may pass 2^31 is the place of the rows, not the places within them.
+        # The offset of the rows may exceed 2^31; the offsets within them do not.
         at = tl.minimum(at, rows - 1)
         row, k = tl.minimum(tl.arange(0, ROWS), rows - 1 - at), tl.arange(0, BLOCK)
         start, within = x + at.to(tl.int64) * K + block * BLOCK, row[:, None] * K + k[None, :]
@@ -170,7 +170,8 @@ def _store(total, at_m, at_n, split, out, parts, M, N, SUMS: tl.constexpr):
 
 @triton.jit
 def _add_up(at_m, at_n, splits, out, parts, M, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The parts of a tile, in order; not through the first-level cache, which others' stores go past."""
+    """Adds up the parts of a tile in order. The loads skip the first-level cache, which does not see the
+    stores of other programs."""
     m, n = tl.arange(0, BLOCK_M), tl.arange(0, BLOCK_N)
     inside = (m < M - at_m)[:, None] & (n < N - at_n)[None, :]
     start, within = at_m.to(tl.int64) * N + at_n, m[:, None] * N + n[None, :]
@@ -190,7 +191,7 @@ def sum_kernel(
     splits,
     VALUES: tl.constexpr,
 ):
-    """One program: VALUES values, parts added in order."""
+    """Each program computes VALUES values and adds their parts in order."""
     at = tl.program_id(0).to(tl.int64) * VALUES + tl.arange(0, VALUES)
     inside = at < values
     total = tl.zeros([VALUES], tl.float32)

@@ -1,47 +1,59 @@
-"""AITER's fused MoE on MI300X and MI355X: as engines call it, its one-stage assembly, its two CK stages.
+"""AITER's fused MoE on MI300X and MI355X: as engines call it, its one-stage assembly, its two CK stages, and
+its Triton product.
 
-Weights lie in tiles of 16x16 (`shuffle_weight`), scales as in checkpoints. Sources, v0.1.5 to v0.1.20 and
-e404860: aiter/fused_moe.py, aiter/ops/{moe_op,quant,shuffle}.py, csrc/py_itfs_cu/asm_fmoe.cu and
-op_tests/test_moe_blockscale.py. For how engines call it: fused_moe/experts/rocm_aiter_moe.py of vLLM 0.33,
-srt/layers/moe/moe_runner/aiter.py and kernels/ops/moe/moe_sorting_small.py of SGLang 0.5.23. With expert
-parallelism both give ids of all experts with a mask of all; SGLang after DeepEP, and the rows here, an id of
-its own to what lies on other ranks, which takes one launch more. Untested on hardware.
+Sources, v0.1.5 to v0.1.20 and e404860: aiter/fused_moe.py, aiter/ops/{moe_op,quant,shuffle}.py,
+csrc/py_itfs_cu/asm_fmoe.cu, op_tests/test_moe_blockscale.py and op_tests/triton_tests/moe/test_moe.py. For
+how engines call it: fused_moe/experts/rocm_aiter_moe.py of vLLM 0.33, srt/layers/moe/moe_runner/aiter.py and
+kernels/ops/moe/moe_sorting_small.py of SGLang 0.5.23.
+
+With expert parallelism both engines give ids and a mask of all experts. The rows here, and SGLang after
+DeepEP, give one further id to all experts on other ranks, which takes one more launch. Untested on hardware.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
-from kernels.fused_moe.expert_ids import ExpertIds
+from kernels.fused_moe.layouts import (
+    activation_bytes,
+    between_products,
+    expert_ids,
+    per_expert,
+    weight_values,
+)
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.op import Prepared, Unsupported
+from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
+from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support
+from kernels.triton_runtime import require_interpreter
 
 if TYPE_CHECKING:
     import torch
 
+    Pair = tuple[torch.Tensor, torch.Tensor]
+
 ONE_STAGE_ROWS = 32
-"""Pairs of an expert that a program of the one-stage assembly takes: rows of a sorted block."""
+"""Rows of a sorted block for the one-stage assembly."""
 
 PAIRS = ("sorted_token_ids", "sorted_weights", "sorted_expert_ids", "num_valid_ids", "out")
-"""What sorting gives, by the names of the kernels' arguments."""
+"""What sorting returns, by the names of the kernels' arguments."""
 
 MOST_ROWS = 128
 """Rows of the largest sorted block, for the memory plan."""
 
 STREAMED = 64
-"""Pairs of an expert below which AITER has its CK kernels read weights past the caches (`use_nt`)."""
+"""Pairs of an expert below which AITER's CK kernels read weights past the caches (`use_nt`)."""
 
 SORTING_OF_VLLM, SORTING_OF_SGLANG = 0, 2
-"""VLLM_ROCM_AITER_MOE_DISPATCH_POLICY (envs.py), SGLANG_AITER_MOE_SORTING_DISPATCH_POLICY (srt/environ.py):
-what they give as moe_sorting_dispatch_policy."""
+"""What the engines give as moe_sorting_dispatch_policy: VLLM_ROCM_AITER_MOE_DISPATCH_POLICY (envs.py) and
+SGLANG_AITER_MOE_SORTING_DISPATCH_POLICY (srt/environ.py)."""
 
 SHUFFLE = Function("aiter.ops.shuffle.shuffle_weight", needs="x layout")
 ACTIVATION = Symbol("aiter.ops.enum.ActivationType", "aiter.ActivationType")
@@ -79,8 +91,8 @@ DOWN = Function(
     wishes="use_non_temporal_load",
 )
 QUANTISE = Function("aiter.ops.quant.per_group_quant_hip", needs="x quant_dtype group_size")
-# SGLang's sorting of few pairs, in AITER's place; before 0.5.21 its runner had none, before 0.5.15 it had no
-# runner for AITER.
+# SGLang's own sorting of few pairs, in the place of AITER's. Its runner has it from 0.5.21; before 0.5.15
+# there was no runner for AITER.
 SMALL_SORT = Function(
     "sglang.kernels.ops.moe.moe_sorting_small.apply_aiter_small_moe_sort_patch", when="gfx950"
 )
@@ -91,100 +103,151 @@ WITHOUT_SMALL_SORT = Symbol(
 )
 SORTED_BY_SGLANG = ("gfx950",)
 
-
-def two_stage_rows(tokens: int) -> int:
-    """Rows of a sorted block for CK's block-scale kernels where nothing is tuned: `get_2stage_cfgs`."""
-    return 64 if tokens > 32 else 16
-
-
-def is_streamed(sizes: FusedMoeSizes) -> bool:
-    """What AITER's dispatch gives its CK kernels as use_non_temporal_load: by the tokens up to which it
-    looks configurations up."""
-    tokens = PADDED_TOKENS.bind(sizes.tokens)()
-    return bool(tokens * sizes.picks // sizes.local_experts < STREAMED)
-
-
-class _AiterBoundMoe(Prepared):
-    """The shuffled weights, those of `first` where they are the same; ids, and the mask of experts."""
-
-    operands: FusedMoeOperands
-    w13: torch.Tensor
-    w2: torch.Tensor
-
-    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
-        super().__init__(operands)
-        same = first if first is not None and first.operands.w13 is operands.w13 else None
-        self.w13 = same.w13 if same else shuffled(operands.w13)
-        self.w2 = same.w2 if same else shuffled(operands.w2)
-        self.local = ExpertIds(operands)
-        self.mask = expert_mask(self.local, operands.sizes)
+PRODUCT = Function(
+    "aiter.ops.triton.moe.moe_op.fused_moe",
+    "aiter.ops.triton.moe_op.fused_moe",
+    needs="A B C A_scale B_scale B_zp topk_weights topk_ids sorted_token_ids expert_ids "
+    "num_tokens_post_padded mul_routed_weight top_k compute_type use_fp8_w8a8 use_int8_w8a16 use_int4_w4a16 "
+    "block_shape config",
+)
+TRITON_CONFIGURATION = Function(
+    "aiter.ops.triton.utils.moe_config_utils.get_optimal_moe_config", needs="dtype use_fp8_w8a8 M"
+)
 
 
-def shuffled(weight: torch.Tensor) -> torch.Tensor:
-    """FP8 [local, N, K] in tiles of 16 rows and 32 of K, marked as that: else kernels for plain rows run."""
-    laid = SHUFFLE.bind(x=weight, layout=(16, 16))()
-    laid.is_shuffled = True
-    return laid
+class AiterMoe(vendor.Aiter):
+    """Rounds h to FP8, and x where the call takes it in bf16."""
+
+    requires = (
+        "AITER 0.1.5 or later (read to 0.1.20; github ROCm/aiter, distribution amd-aiter), gfx942 or gfx950"
+    )
+    activations = "fp8"
 
 
-def expert_mask(local: ExpertIds, sizes: FusedMoeSizes) -> torch.Tensor | None:
-    """int32: 1 for experts that are here, 0 for the one that stands for all others."""
-    return local.per_expert([1] * sizes.local_experts + [0])
+class Shuffled(AiterMoe):
+    """Takes shuffled weights and allocates the output."""
+
+    allocates = True
+
+    def layout(self, sizes: FusedMoeSizes) -> int:
+        return weight_values(sizes)
+
+    def workspace(self, sizes: FusedMoeSizes) -> int:
+        """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8. Where there are fewer pairs than
+        experts, CK may split K, and needs gate and up of padded pairs in fp32."""
+        pairs = sizes.tokens * sizes.picks
+        ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
+        h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
+        split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
+        return ordered + activation_bytes(sizes) + h + split
 
 
-def block_major(x_scale: torch.Tensor) -> torch.Tensor:
-    """fp32 [hidden/128, tokens]: the order in which the assembly reads scales of x."""
-    return x_scale.t().contiguous()
+class Dispatched(Shuffled):
+    boundaries = ("with_quant",)
+    symbols: ClassVar[Sequence[Taken]] = (
+        SHUFFLE, ACTIVATION, QUANTISATION, LAYER, PADDED_TOKENS, CONFIGURATION
+    )  # fmt: skip
 
 
-class _Dispatch(_AiterBoundMoe):
-    sorting = SORTING_OF_VLLM
+def shuffled(operands: FusedMoeOperands) -> Pair:
+    """w13 and w2, FP8 [local, N, K] in tiles of 16 rows and 32 of K. They are marked as shuffled, because
+    otherwise AITER runs kernels for plain rows."""
 
-    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
-        super().__init__(operands, first)
-        self.layer = LAYER.bind(
-            hidden_states=operands.x,
-            w1=self.w13,
-            w2=self.w2,
-            topk_weight=operands.topk_weights,
-            topk_ids=self.local.ids,
-            expert_mask=self.mask,
-            activation=ACTIVATION.find().Silu,
-            quant_type=QUANTISATION.find().per_128x128,
-            w1_scale=operands.w13_scale,
-            w2_scale=operands.w2_scale,
-            moe_sorting_dispatch_policy=self.sorting,
-        )
+    def laid(weight: torch.Tensor) -> torch.Tensor:
+        tiles: Any = SHUFFLE.bind(x=weight, layout=(16, 16))()
+        tiles.is_shuffled = True
+        return tiles
 
-    def call(self) -> None:
-        self.local.write()
-        self.out = self.layer()
-
-    def picked(self) -> str:
-        """The configuration that `fused_moe` looks up for these sizes; empty where it cannot be asked."""
-        try:
-            tuned = configuration(self.operands.sizes, self.mask is not None)
-        except (BindingError, Unsupported):
-            return ""
-        stages = [tuned.stage1, *([] if tuned.run_1stage else [tuned.stage2])]
-        names = [getattr(stage, "keywords", {}).get("kernelName", "") for stage in stages]
-        how = "one stage" if tuned.run_1stage else "two stages"
-        return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
+    return laid(operands.w13), laid(operands.w2)
 
 
-class _DispatchOfSglang(_Dispatch):
-    sorting = SORTING_OF_SGLANG
+def expert_mask(operands: FusedMoeOperands) -> torch.Tensor | None:
+    """int32: 1 for the experts of the rank, 0 for the id that stands for all others."""
+    return per_expert(operands, [1] * operands.sizes.local_experts + [0])
 
-    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
-        if platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG:
-            runner = first_of(SMALL_SORT, WITHOUT_SMALL_SORT)
-            if runner is SMALL_SORT:
-                SMALL_SORT.bind()()
-        super().__init__(operands, first)
+
+@implementation("aiter.dispatch", Dispatched, stationary=shuffled)
+def dispatch(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
+    """`fused_moe` as vLLM calls it: quantises, sorts, and computes in one or two stages, by its tuned
+    configurations, or by its own rule where it has none for the size."""
+    return dispatched(operands, weights, SORTING_OF_VLLM)
+
+
+class DispatchOfSglang(Dispatched, vendor.Sglang):
+    """`fused_moe` as SGLang calls it: with another way of sorting, and on gfx950 with SGLang's kernel that
+    sorts up to 256 pairs, which replaces AITER's in the whole process."""
+
+    name = "aiter.dispatch@sglang"
+    requires = (
+        "AITER 0.1.5 or later (read to 0.1.20), gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too"
+    )
+    runtime = vendor.Sglang.runtime
+    library = Dispatched.library
+    kinds = Dispatched.kinds
+    install = Dispatched.install
+    also: ClassVar[Mapping[str, str]] = {}
+    symbols = (*Dispatched.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT))
+
+    def installed(self, platform: Platform) -> Support:
+        if platform.arch not in SORTED_BY_SGLANG:
+            return super().installed(platform)
+        engine = platform.library("sglang", install=vendor.Sglang.install)
+        return Support.all_of(super().installed(platform), engine)
+
+    def prepare(self, operands: FusedMoeOperands, out: None) -> Prepared:
+        return self.prepare_turn(None, operands, out)
+
+    def prepare_turn(self, first: Prepared | None, operands: FusedMoeOperands, out: None) -> Prepared:
+        sorts = platforms.of(operands.w13.device).arch in SORTED_BY_SGLANG
+        if sorts and first_of(SMALL_SORT, WITHOUT_SMALL_SORT) is SMALL_SORT:
+            SMALL_SORT.bind()()
+        if first is not None and operands.same_stationary(first.operands):
+            weights = first.stationary
+        else:
+            weights = shuffled(operands)
+        prepared = dispatched(operands, weights, SORTING_OF_SGLANG)
+        prepared.stationary = weights
+        return prepared
+
+
+def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:
+    o, mask = operands, expert_mask(operands)
+    ids, write_ids = expert_ids(operands)
+    layer = LAYER.bind(
+        hidden_states=o.x,
+        w1=weights[0],
+        w2=weights[1],
+        topk_weight=o.topk_weights,
+        topk_ids=ids,
+        expert_mask=mask,
+        activation=ACTIVATION.find().Silu,
+        quant_type=QUANTISATION.find().per_128x128,
+        w1_scale=o.w13_scale,
+        w2_scale=o.w2_scale,
+        moe_sorting_dispatch_policy=sorting,
+    )
+
+    def call() -> object:
+        write_ids()
+        return layer()
+
+    return Prepared(o, None, call, picked=lambda: picked(o.sizes, mask is not None))
+
+
+def picked(sizes: FusedMoeSizes, masked: bool) -> str:
+    """The configuration that `fused_moe` finds for these sizes; empty where it cannot be asked."""
+    try:
+        tuned = configuration(sizes, masked)
+    except (BindingError, Unsupported):
+        return ""
+    stages = [tuned.stage1] if tuned.run_1stage else [tuned.stage1, tuned.stage2]
+    names = [getattr(stage, "keywords", {}).get("kernelName", "") for stage in stages]
+    how = "one stage" if tuned.run_1stage else "two stages"
+    return f"{how}, {'tuned: ' + ' '.join(names) if any(names) else 'not tuned'}"
 
 
 def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
-    """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage, ...), found as `fused_moe` finds it.
+    """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage ...), found as `fused_moe` finds it.
     Raises BindingError or Unsupported where this version does not tell."""
     import torch
 
@@ -212,187 +275,167 @@ def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
     )()
 
 
-class _Sorted(_AiterBoundMoe):
-    """For kernels below `fused_moe`, which take quantised x and sorted pairs."""
+def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:
+    """Sorts the pairs into blocks of so many rows, for kernels below `fused_moe`. Returns the arguments of
+    these kernels; `out` is zeroed, because they add to it."""
+    import torch
 
-    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None, rows: int) -> None:
-        import torch
-
-        super().__init__(operands, first)
-        sizes = operands.sizes
-        self.sort = SORT.bind(
-            topk_ids=self.local.ids,
-            topk_weights=operands.topk_weights,
-            num_experts=sizes.local_experts + self.local.apart,
-            model_dim=sizes.hidden,
-            moebuf_dtype=torch.bfloat16,
-            block_size=rows,
-            expert_mask=self.mask,
-        )
-
-    def sorted_pairs(self) -> dict[str, torch.Tensor]:
-        """Sorted afresh, by the names of the kernels' arguments; `out` is zeroed, as they add to it."""
-        self.local.write()
-        return dict(zip(PAIRS, self.sort(), strict=True))
-
-
-class _OneStage(_Sorted):
-    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
-        super().__init__(operands, first, ONE_STAGE_ROWS)
-        self.x_scale = block_major(operands.x_scale)
-        self.kernel = ONE_STAGE.bind(
-            **dict.fromkeys(PAIRS),
-            input=operands.x_q,
-            gate=self.w13,
-            down=self.w2,
-            topk=operands.sizes.picks,
-            input_scale=self.x_scale,
-            fc1_scale=operands.w13_scale,
-            fc2_scale=operands.w2_scale,
-            kernelName="",
-        )
-
-    def inputs(self) -> Mapping[str, torch.Tensor]:
-        return {**self.operands.live_tensors(), "x_scale": self.x_scale.t()}
-
-    def call(self) -> None:
-        pairs = self.sorted_pairs()
-        self.kernel(**pairs)
-        self.out = pairs["out"]
-
-
-class _TwoStages(_Sorted):
-    def __init__(self, operands: FusedMoeOperands, first: _AiterBoundMoe | None) -> None:
-        import torch
-
-        o, sizes = operands, operands.sizes
-        rows = two_stage_rows(sizes.tokens)
-        super().__init__(operands, first, rows)
-        shape = (sizes.tokens, sizes.picks, sizes.inter)
-        self.h = torch.empty(shape, dtype=torch.bfloat16, device=o.x_q.device)
-        self.quantise = QUANTISE.bind(x=self.h, quant_dtype=o.x_q.dtype, group_size=BLOCK)
-        both = {
-            **dict.fromkeys(PAIRS),
-            "w1": self.w13,
-            "w2": self.w2,
-            "topk": sizes.picks,
-            "block_m": rows,
-            "quant_type": QUANTISATION.find().per_1x128,
-            "activation": ACTIVATION.find().Silu,
-            "use_non_temporal_load": is_streamed(sizes),
-        }
-        self.gate_up = GATE_UP.bind(
-            **both,
-            hidden_states=o.x_q,
-            a1_scale=o.x_scale,
-            w1_scale=o.w13_scale,
-            splitk=0,
-            dst_type=self.h.dtype,
-        )
-        self.down = DOWN.bind(**both, inter_states=None, a2_scale=None, w2_scale=o.w2_scale)
-
-    def call(self) -> None:
-        pairs = self.sorted_pairs()
-        self.gate_up(**pairs | unweighted(self.h))
-        h_q, h_scale = self.quantise()
-        self.down(**pairs | {"inter_states": h_q, "a2_scale": h_scale})
-        self.out = pairs["out"]
-
-
-def unweighted(h: torch.Tensor) -> dict[str, torch.Tensor | None]:
-    """The first stage's output; routing weights count once, after the second."""
-    return {"out": h, "sorted_weights": None}
-
-
-class AiterMoe(vendor.Aiter):
-    """Rounds h to FP8, and x where the call takes it in bf16."""
-
-    requires = (
-        "AITER 0.1.5 or later (read to 0.1.20; github ROCm/aiter, distribution amd-aiter), gfx942 or gfx950"
+    o, sizes, mask = operands, operands.sizes, expert_mask(operands)
+    ids, write_ids = expert_ids(operands)
+    sort = SORT.bind(
+        topk_ids=ids,
+        topk_weights=o.topk_weights,
+        num_experts=sizes.local_experts if mask is None else len(mask),
+        model_dim=sizes.hidden,
+        moebuf_dtype=torch.bfloat16,
+        block_size=rows,
+        expert_mask=mask,
     )
-    activations = "fp8"
+
+    def sorted_pairs() -> dict[str, torch.Tensor]:
+        write_ids()
+        return dict(zip(PAIRS, sort(), strict=True))
+
+    return sorted_pairs
 
 
-class Shuffled(AiterMoe):
-    """Variants that take shuffled weights and give an output of their own. `Bound` is what prepare gives."""
-
-    allocates = True
-    Bound: ClassVar[type[_AiterBoundMoe]]
-
-    def layout(self, sizes: FusedMoeSizes) -> int:
-        return sizes.local_experts * 3 * sizes.hidden * sizes.inter
-
-    def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Sorted pairs; x quantised; h of every pair in bf16 and in FP8. Where pairs are fewer than experts,
-        CK may split K: gate and up of padded pairs in fp32."""
-        pairs = sizes.tokens * sizes.picks
-        ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
-        x = sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
-        h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
-        split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
-        return ordered + x + h + split
-
-    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
-        return self.Bound(operands, None)
-
-    def prepare_turn(
-        self, first: _AiterBoundMoe | None, operands: FusedMoeOperands, out: torch.Tensor | None
-    ) -> Prepared:
-        return self.Bound(operands, first)
-
-
-class DispatchMoe(Shuffled):
-    """`fused_moe` as vLLM calls it: quantises, sorts, and takes one stage or two by its tuned
-    configurations, or by its own rule where it has none for the size."""
-
-    name = "aiter.dispatch"
-    boundaries = ("with_quant",)
-    symbols: ClassVar[Sequence[Taken]] = (
-        SHUFFLE,
-        ACTIVATION,
-        QUANTISATION,
-        LAYER,
-        PADDED_TOKENS,
-        CONFIGURATION,
-    )
-    Bound = _Dispatch
-
-
-class DispatchOfSglang(DispatchMoe, vendor.Sglang):
-    """`fused_moe` as SGLang calls it: another way of sorting, and on gfx950 its own kernel that sorts up to
-    256 pairs, which it puts in the place of AITER's for the whole process."""
-
-    name = "aiter.dispatch@sglang"
-    requires = (
-        "AITER 0.1.5 or later (read to 0.1.20), gfx942 or gfx950; on gfx950 SGLang (read at 0.5.23) too"
-    )
-    runtime = vendor.Sglang.runtime
-    library = DispatchMoe.library
-    kinds = DispatchMoe.kinds
-    install = DispatchMoe.install
-    also: ClassVar[Mapping[str, str]] = {}
-    symbols = (*DispatchMoe.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT))
-    Bound = _DispatchOfSglang
-
-    def installed(self, platform: Platform) -> Support:
-        sorts = platform.arch in SORTED_BY_SGLANG
-        engine = platform.library("sglang", install=vendor.Sglang.install) if sorts else Support(True)
-        return Support.all_of(super().installed(platform), engine)
-
-
-class OneStage(Shuffled):
+@implementation("aiter.asm", Shuffled, symbols=(SHUFFLE, SORT, ONE_STAGE), stationary=shuffled)
+def asm(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
     """Sorting, then `fmoe_fp8_blockscale_g1u1`: gate, up, SiLU, requantising and down in one assembly kernel
     that adds to the output with atomics."""
+    o, sorted_pairs = operands, sorter(operands, ONE_STAGE_ROWS)
+    x_scale = o.x_scale.t().contiguous()  # [hidden/128, tokens], the order in which the assembly reads it
+    kernel: Callable[..., Any] = ONE_STAGE.bind(
+        **dict.fromkeys(PAIRS),
+        input=o.x_q,
+        gate=weights[0],
+        down=weights[1],
+        topk=o.sizes.picks,
+        input_scale=x_scale,
+        fc1_scale=o.w13_scale,
+        fc2_scale=o.w2_scale,
+        kernelName="",
+    )
 
-    name = "aiter.asm"
-    symbols = (SHUFFLE, SORT, ONE_STAGE)
-    Bound = _OneStage
+    def call() -> object:
+        pairs = sorted_pairs()
+        kernel(**pairs)
+        return pairs["out"]
+
+    return Prepared(o, None, call, inputs={**o.live_tensors(), "x_scale": x_scale.t()})
 
 
-class TwoStages(Shuffled):
-    """Sorting, CK's gate and up with SiLU in bf16, requantising, CK's down; CK's own choice of kernels. K is
-    not split, as AITER's dispatch splits it where pairs are fewer than experts."""
+@implementation(
+    "aiter.ck",
+    Shuffled,
+    symbols=(SHUFFLE, ACTIVATION, QUANTISATION, PADDED_TOKENS, SORT, GATE_UP, QUANTISE, DOWN),
+    stationary=shuffled,
+)
+def ck(operands: FusedMoeOperands, out: None, weights: Pair) -> Call:
+    """Sorting, CK's gate and up with SiLU in bf16, requantising, and CK's down, with CK's own choice of
+    kernels. K is not split; AITER's dispatch splits it where there are fewer pairs than experts."""
+    import torch
 
-    name = "aiter.ck"
-    symbols = (SHUFFLE, ACTIVATION, QUANTISATION, PADDED_TOKENS, SORT, GATE_UP, QUANTISE, DOWN)
-    Bound = _TwoStages
+    o, sizes = operands, operands.sizes
+    rows = 64 if sizes.tokens > 32 else 16  # as `get_2stage_cfgs` for block scales, where nothing is tuned
+    sorted_pairs = sorter(o, rows)
+    shape = (sizes.tokens, sizes.picks, sizes.inter)
+    h = torch.empty(shape, dtype=torch.bfloat16, device=o.x_q.device)
+    quantise: Callable[..., Any] = QUANTISE.bind(x=h, quant_dtype=o.x_q.dtype, group_size=BLOCK)
+    # AITER's dispatch decides by the number of tokens up to which it looks configurations up.
+    pairs_of_expert = PADDED_TOKENS.bind(sizes.tokens)() * sizes.picks // sizes.local_experts
+    both = {
+        **dict.fromkeys(PAIRS),
+        "w1": weights[0],
+        "w2": weights[1],
+        "topk": sizes.picks,
+        "block_m": rows,
+        "quant_type": QUANTISATION.find().per_1x128,
+        "activation": ACTIVATION.find().Silu,
+        "use_non_temporal_load": pairs_of_expert < STREAMED,
+    }
+    first = {"hidden_states": o.x_q, "a1_scale": o.x_scale, "w1_scale": o.w13_scale}
+    gate_up: Callable[..., Any] = GATE_UP.bind(**both, **first, splitk=0, dst_type=h.dtype)
+    down: Callable[..., Any] = DOWN.bind(**both, inter_states=None, a2_scale=None, w2_scale=o.w2_scale)
+
+    def call() -> object:
+        pairs = sorted_pairs()
+        # The routing weights count once, after the second stage.
+        gate_up(**pairs | {"out": h, "sorted_weights": None})
+        h_q, h_scale = quantise()
+        down(**pairs | {"inter_states": h_q, "a2_scale": h_scale})
+        return pairs["out"]
+
+    return call
+
+
+def triton_bytes(sizes: FusedMoeSizes) -> int:
+    """For each pair gate and up, h, the expert's output and the pair's row; slots of tiles of 16 to 256
+    rows, because smaller tiles are more but have fewer empty slots."""
+    pairs = sizes.tokens * sizes.picks
+    of_pair = sizes.inter * 5 + sizes.inter // BLOCK * 4 + sizes.hidden * 2 + 4
+    slots = max(tiles_for(rows, sizes) * (rows * 4 + 4) for rows in (16, 64, 128, 256))
+    return pairs * of_pair + slots + MOST_SEGMENTS * sizes.local_experts * 4 + 8
+
+
+@implementation(
+    "aiter.triton",
+    AiterMoe,
+    also=vendor.TRITON,
+    symbols=(PRODUCT, TRITON_CONFIGURATION),
+    workspace=triton_bytes,
+)
+def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
+    """`moe_op.fused_moe` twice, with the configuration that AITER has for so many tokens: gate and up of
+    quantised x, then down, of weights that are not shuffled. AITER leaves sorting, SiLU, requantising and the
+    sum over picks to its caller; they are the suite's own kernels."""
+    import torch
+    import triton.language as tl
+
+    require_interpreter(out.device)
+    o, sizes, device, fp8 = operands, operands.sizes, out.device, operands.w13.dtype
+    config = TRITON_CONFIGURATION.bind(dtype=fp8, use_fp8_w8a8=True, M=sizes.tokens)()
+    rows, pairs = config["BLOCK_SIZE_M"], sizes.tokens * sizes.picks
+
+    def empty(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device=device)
+
+    sort, padded = Alignment(sizes, rows, o.topk_ids), empty(1, dtype=torch.int32)
+    row_of = torch.arange(pairs, dtype=torch.int32, device=device)
+    gate_up = empty(sizes.tokens, sizes.picks, 2 * sizes.inter, dtype=torch.bfloat16)
+    h_q = empty(pairs, sizes.inter, dtype=fp8)
+    h_scale = empty(sizes.inter // BLOCK, pairs, dtype=torch.float32)
+    given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
+    around = (row_of, gate_up, h_q, h_scale, given)
+    activate, add_up = between_products(o, out, *around, capacity=pairs, packed=False)
+    both = {
+        "B_zp": None,
+        "topk_weights": o.topk_weights,
+        "topk_ids": o.topk_ids,
+        "sorted_token_ids": sort.slots,
+        "expert_ids": sort.owners,
+        "num_tokens_post_padded": padded,
+        "mul_routed_weight": False,
+        "compute_type": tl.bfloat16,
+        "use_fp8_w8a8": True,
+        "use_int8_w8a16": False,
+        "use_int4_w4a16": False,
+        "block_shape": [BLOCK, BLOCK],
+        "config": config,
+    }
+    of_up = {"A": o.x_q, "A_scale": o.x_scale, "B": o.w13, "B_scale": o.w13_scale, "C": gate_up}
+    of_down = {"A": h_q, "A_scale": h_scale.t(), "B": o.w2, "B_scale": o.w2_scale, "C": given}
+    # A row of x belongs to all picks of a token, a row of h to one.
+    up = PRODUCT.bind(**both, **of_up, top_k=sizes.picks)
+    down = PRODUCT.bind(**both, **of_down, top_k=1)
+
+    def call() -> None:
+        sort()
+        torch.mul(sort.used, rows, out=padded)
+        up()
+        activate()
+        down()
+        add_up()
+
+    tiles = "x".join(str(config.get(f"BLOCK_SIZE_{side}")) for side in "MNK")
+    return Prepared(o, out, call, picked=lambda: f"tiles of {tiles}")

@@ -1,27 +1,39 @@
-"""DeepGEMM's grouped FP8 products, twice, with the suite's own kernels around them, as engines have theirs.
+"""DeepGEMM's grouped FP8 products, twice: with the suite's own kernels around them, and as engines run them.
 
-Contiguous: the experts' rows follow each other, each expert's a multiple of the alignment. Masked: each
-expert has as many rows as there are tokens, and a count of those that hold something. Sources, 2.1.0 to 2.6.1
-and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp, csrc/jit_kernels; deep_gemm/
-__init__.py and utils/layout.py of the latter. Ran on an H100 (0.1.4.post1).
+Contiguous: the rows of the experts follow each other, and each expert's are a multiple of the alignment.
+Masked: each expert has as many rows as there are tokens, and a count of the rows that hold something.
+
+Sources, DeepGEMM 2.1.0 to 2.6.1 and sgl-deep-gemm 0.2.5: csrc/apis/{gemm,layout}.hpp, csrc/utils/layout.hpp,
+csrc/jit_kernels; of the latter also deep_gemm/__init__.py and utils/layout.py. The suite's rows ran on an
+H100 (0.1.4.post1). vLLM 0.31 to 0.33: model_executor/layers/fused_moe/experts/deep_gemm_moe.py
+(DeepGemmExperts.apply), before it prepare_finalize/no_dp_ep.py, and what it calls in
+fused_moe/deep_gemm_utils.py, quantization/utils/ fp8_utils.py and utils/deep_gemm.py. Untested on hardware.
+SGLang 0.5.19 to 0.5.23: srt/layers/moe/moe_runner/deep_gemm.py (pre_permute_standard_to_deep_gemm,
+DeepGemmRunnerCore._run_masked_gemm, post_permute_deep_gemm_to_standard), kernels/ops/moe/ep_moe_kernels.py
+and kernels/ops/quantization/per_token_group_quant.py. Untested on hardware.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, fp8_format, native_scales
-from kernels.fused_moe.between_products import WORD, BetweenProducts
+from kernels.fused_moe.layouts import WORD, activation_bytes, between_products
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import chunk_for, tiles_for
-from kernels.op import Prepared
+from kernels.op import OPS, Call, Prepared, implementation
+from kernels.platform import Platform
+from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
+from kernels.vendor import BLACKWELL, TRITON, Sglang, Vllm
+from shapes.case import Case
 
 if TYPE_CHECKING:
     import torch
@@ -29,31 +41,84 @@ if TYPE_CHECKING:
     Pair = tuple[torch.Tensor, torch.Tensor]
 
 ALIGNMENTS = range(32, 225, 32)
-"""Rows that an expert's may have to be a multiple of, for the memory plan; prepare asks the library."""
+"""Multiples that an expert's rows may have to be, for the memory plan; at run time the library is asked."""
+
+CAPACITY = 256
+"""SGLang gives an expert more rows than there are tokens, in steps of this (moe_ep_deepgemm_preprocess)."""
 
 
 def places(name: str) -> tuple[str, str]:
     return f"deep_gemm.{name}", f"deep_gemm.utils.layout.{name}"
 
 
-# By position: their first arguments kept their order from version to version, not their names.
+# By position: versions kept the order of the first arguments, but not their names.
 CONTIGUOUS = Function("deep_gemm.m_grouped_fp8_gemm_nt_contiguous", positions=4)
 MASKED = Function(
     "deep_gemm.m_grouped_fp8_gemm_nt_masked", "deep_gemm.fp8_m_grouped_gemm_nt_masked", positions=5
 )
+TO_TRANSFORM = "sf mn k recipe num_groups is_sfa"
 TRANSFORM = Function(
-    "deep_gemm.transform_sf_into_required_layout",
-    needs="sf mn k recipe num_groups is_sfa",
-    when="sm_100 and sm_103",
+    "deep_gemm.transform_sf_into_required_layout", needs=TO_TRANSFORM, when="sm_100 and sm_103"
 )
 ALIGNMENT = Function(*places("get_mk_alignment_for_contiguous_layout"))
-# From 2026-04 on it advises an alignment, and is told it.
+# From 2026-04 on the library advises an alignment, and has to be told which one is used.
 ADVICE = Function(*places("get_theoretical_mk_alignment_for_contiguous_layout"), positions=1)
 TELL = Function(*places("set_mk_alignment_for_contiguous_layout"), positions=1)
 
+UTILS = "vllm.model_executor.layers.fused_moe.deep_gemm_utils"
+FP8 = "vllm.model_executor.layers.quantization.utils.fp8_utils"
+OF_VLLM = "vllm.utils.deep_gemm"
+PACKED = "sm_100, sm_103 and sm_120"
+VLLM_QUANTISE = Function(f"{FP8}.per_token_group_quant_fp8", needs="x group_size column_major_scales")
+VLLM_PERMUTE = Function(
+    f"{UTILS}.deepgemm_moe_permute",
+    needs="aq aq_scale topk_ids local_num_experts expert_map expert_tokens_meta aq_out",
+    wishes="use_psum_layout",  # from 0.32 on
+)
+VLLM_ROWS = Function(
+    f"{UTILS}.compute_aligned_M_and_alignment",
+    needs="M num_topk local_num_experts alignment expert_tokens_meta",
+)
+VLLM_ALIGNMENT = Function(f"{OF_VLLM}.get_mk_alignment_for_contiguous_layout")
+VLLM_ALIGNED = Function(f"{OF_VLLM}.mk_alignment_scope", positions=1)
+VLLM_MULTIPLY = Function(f"{OF_VLLM}.m_grouped_fp8_gemm_nt_contiguous", positions=4, wishes="use_psum_layout")
+VLLM_ACTIVATE = Function(
+    f"{FP8}.silu_mul_per_token_group_quant_fp8_colmajor",
+    needs="input output",
+    wishes="expert_ends expert_alignment",
+    when="sm_90",
+)
+VLLM_ACTIVATE_PACKED = Function(
+    f"{FP8}.silu_mul_quant_fp8_packed_triton",
+    needs="input output_q group_size",
+    wishes="expert_ends expert_alignment",
+    when=PACKED,
+)
+VLLM_ADD_UP = Function(
+    f"{UTILS}.deepgemm_unpermute_and_reduce", needs="a topk_ids topk_weights inv_perm expert_map output"
+)
+VLLM_TRANSFORM = Function(f"{OF_VLLM}.transform_sf_into_required_layout", needs=TO_TRANSFORM, when=PACKED)
+
+OF_SGLANG = "sglang.kernels.ops"
+SGLANG_PLACE = Function(
+    f"{OF_SGLANG}.moe.ep_moe_kernels.moe_ep_deepgemm_preprocess",
+    needs="topk_ids num_local_experts hidden_states top_k block_shape output_dtype",
+)
+SGLANG_ACTIVATE = Function(
+    f"{OF_SGLANG}.quantization.per_token_group_quant.per_token_group_quant",
+    needs="input group_size scale_ue8m0 fuse_silu_and_mul masked_m column_major_scales",
+)
+SGLANG_ADD_UP = Function(
+    f"{OF_SGLANG}.moe.ep_moe_kernels.post_reorder_deepgemm",
+    needs="down_output output src2dst topk_ids topk_weights topk num_tokens hidden_size "
+    "routed_scaling_factor",
+)
+SGLANG_ALIGN = Function("deep_gemm.utils.layout.get_mn_major_tma_aligned_tensor", positions=1, when="sm_90")
+
 
 def packs(arch: str) -> bool:
-    """Whether scales are the exponents of powers of two, four in a word, as Blackwell's products want."""
+    """Whether scales are the exponents of powers of two, four in an int32, as Blackwell's products take
+    them."""
     return native_scales(arch) == "ue8m0"
 
 
@@ -63,25 +128,49 @@ def scale_columns(k: int, packed: bool) -> int:
 
 
 def packed_scale_bytes(sizes: FusedMoeSizes) -> int:
-    """Of weights: an upper bound, as on sm_90 scales are taken as they are."""
+    """The packed scales of the weights: an upper bound, because on sm_90 scales are taken as they are."""
     w13 = 2 * sizes.inter * scale_columns(sizes.hidden, packed=True)
     return sizes.local_experts * 4 * (w13 + sizes.hidden * scale_columns(sizes.inter, packed=True))
 
 
+def weight_scales(operands: FusedMoeOperands, transform: Function = TRANSFORM) -> Pair:
+    """The scales of w13 and w2: fp32 [local, rows/128, k/128] as they are, or packed for every row and
+    MN-major."""
+    o = operands
+    if not packs(machine.of(o.w13.device).arch):
+        return o.w13_scale, o.w2_scale
+
+    def packed(w: torch.Tensor, scale: torch.Tensor) -> Any:
+        local, rows, k = w.shape
+        recipe = (1, BLOCK, BLOCK)
+        return transform.bind(sf=scale, mn=rows, k=k, recipe=recipe, num_groups=local, is_sfa=False)()
+
+    return packed(o.w13, o.w13_scale), packed(o.w2, o.w2_scale)
+
+
+def row_bytes(sizes: FusedMoeSizes) -> int:
+    """Bytes of a row: x, gate and up, h and the expert's output, and scales in fp32."""
+    return sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4
+
+
+# With the suite's own kernels
+
+
 def alignment(expected: int) -> int:
-    """Rows of a tile where an expert has so many on average, of which its rows are a multiple: 128, or on
-    sm_100 what the library advises and vLLM takes."""
+    """The rows of a tile where an expert has so many rows on average: 128, or on sm_100 what the library
+    advises and vLLM takes. An expert's rows are a multiple of it."""
     return int(ADVICE.bind(expected)() if first_of(ADVICE, ALIGNMENT) is ADVICE else ALIGNMENT.bind()())
 
 
-def setter(aligned: int) -> Callable[[], object]:
-    """What tells the library the alignment. It stays set, for all: every product is told anew."""
+def setter(aligned: int) -> Call:
+    """Tells the library the alignment. The library keeps it for all calls, so that each product tells it
+    again."""
     return TELL.bind(aligned) if first_of(TELL, ALIGNMENT) is TELL else lambda: None
 
 
 def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
-    """Scales of activations [groups, rows, columns] as TMA reads them: rows side by side. `rows` is a
-    multiple of 4, so that columns begin at multiples of 16 bytes. fp32, or packed int32."""
+    """Scales of activations [groups, rows, columns], fp32 or packed int32, with the rows next to each other
+    as TMA reads them. `rows` is a multiple of 4, so that columns begin at multiples of 16 bytes."""
     import torch
 
     dtype = torch.int32 if packed else torch.float32
@@ -89,91 +178,41 @@ def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device)
     return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
 
 
-def weight_scale(scale: torch.Tensor, rows: int, k: int, packed: bool) -> torch.Tensor:
-    """Scales of weights: fp32 [local, rows/128, k/128] as they are, or for every row, MN-major and packed."""
-    if not packed:
-        return scale
-    return TRANSFORM.bind(
-        sf=scale, mn=rows, k=k, recipe=(1, BLOCK, BLOCK), num_groups=len(scale), is_sfa=False
-    )()
+class AroundDeepGemm(Prepared):
+    """The rows of the experts, and the launches around the two products."""
 
+    operands: FusedMoeOperands
 
-class DeepGemmMoe(vendor.DeepGemm):
-    """What both layouts share. `Bound` is what prepare gives."""
-
-    requires = (
-        "DeepGEMM 2.1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with Triton and nvcc; "
-        "sm_90, sm_100 or sm_103"
-    )
-    activations = "fp8"
-    also = vendor.TRITON
-    Bound: ClassVar[type[_DeepGemmBoundMoe]]
-
-    def layout(self, sizes: FusedMoeSizes) -> int:
-        return packed_scale_bytes(sizes)
-
-    def workspace(self, sizes: FusedMoeSizes) -> int:
-        """Per row x, gate and up, h, what the expert gives, and scales; per pair its row."""
-        rows = max(math.prod(self.Bound.groups(sizes, aligned)) for aligned in ALIGNMENTS)
-        of_row = sizes.hidden * 3 + sizes.inter * 5 + (sizes.hidden + sizes.inter) // BLOCK * 4 + 4
-        return rows * of_row + sizes.tokens * sizes.picks * 4 + sizes.local_experts * 4
-
-    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return self.prepare_turn(None, operands, out)
-
-    def prepare_turn(
-        self, first: _DeepGemmBoundMoe | None, operands: FusedMoeOperands, out: torch.Tensor
-    ) -> Prepared:
-        require_interpreter(out.device)
-        return self.Bound(operands, out, packs(machine.of(out.device).arch), first)
-
-
-class _DeepGemmBoundMoe(BetweenProducts):
-    """Rows of experts, the scales in the library's layout, and the launches around the two products."""
-
-    w13_scale: torch.Tensor
-    w2_scale: torch.Tensor
-
-    def __init__(
-        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
-    ) -> None:
+    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, packed: bool) -> None:
         import torch
         import triton
 
-        from kernels.fused_moe.triton import align_jit, rows_jit
+        from kernels.fused_moe.triton import rows_jit
 
+        require_interpreter(out.device)
         super().__init__(operands, out)
-        sizes, device = operands.sizes, out.device
-        fmt = fp8_format(sizes.fp8)
+        sizes, device, fp8 = operands.sizes, out.device, fp8_format(operands.sizes.fp8).dtype
         hidden, inter = sizes.hidden, sizes.inter
-        same = first if first is not None and first.operands.w13 is operands.w13 else None
-        self.w13_scale = (
-            same.w13_scale if same else weight_scale(operands.w13_scale, 2 * inter, hidden, packed)
-        )
-        self.w2_scale = same.w2_scale if same else weight_scale(operands.w2_scale, hidden, inter, packed)
-
         self.expected = max(1, -(-sizes.routed.pairs // max(1, sizes.routed.hit)))
         self.aligned = alignment(self.expected)
         self.align = setter(self.aligned)
-        groups, rows = self.groups(sizes, self.aligned)
+        groups, self.capacity = self.groups(sizes, self.aligned)
 
-        def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
+        def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+            return torch.empty(groups, self.capacity, columns, dtype=dtype, device=device)
 
         self.pairs = sizes.tokens * sizes.picks
-        self.counts, self.row_of = empty(sizes.local_experts), empty(self.pairs)
-        self.a = empty(groups, rows, hidden, dtype=fmt.dtype)
-        self.a_scale = mn_major(groups, rows, hidden, packed, device)
-        self.gate_up = empty(groups, rows, 2 * inter, dtype=torch.bfloat16)
-        self.h_q = empty(groups, rows, inter, dtype=fmt.dtype)
-        self.h_scale = mn_major(groups, rows, inter, packed, device)
-        self.given = empty(groups, rows, hidden, dtype=torch.bfloat16)
+        self.counts = torch.empty(sizes.local_experts, dtype=torch.int32, device=device)
+        self.row_of = torch.empty(self.pairs, dtype=torch.int32, device=device)
+        self.a, self.h_q = empty(hidden, fp8), empty(inter, fp8)
+        self.gate_up, self.given = empty(2 * inter), empty(hidden)
+        self.a_scale = mn_major(groups, self.capacity, hidden, packed, device)
+        self.h_scale = mn_major(groups, self.capacity, inter, packed, device)
 
         self.chunk = chunk_for(self.pairs, device)
-        self.count = align_jit.count_kernel[(sizes.local_experts,)]
         self.gather = rows_jit.gather_kernel[(self.pairs,)]
         self.gathering = {
-            "CAPACITY": rows,
+            "CAPACITY": self.capacity,
             "PACKED": packed,
             "BLOCK": BLOCK,
             "PICKS": sizes.picks,
@@ -181,26 +220,31 @@ class _DeepGemmBoundMoe(BetweenProducts):
             "BLOCK_D": triton.next_power_of_2(hidden),
             "WORDS": triton.next_power_of_2(scale_columns(hidden, packed=True)),
         }
-        self.bind(rows, packed)
-        self.bind_products(rows)
+        rows = (self.row_of, self.gate_up, self.h_q, self.h_scale, self.given)
+        self.activate, self.add_up = between_products(operands, out, *rows, self.capacity, packed)
+        self.place = self.placing()
+        self.up = self.product((self.a, self.a_scale), (operands.w13, scales[0]), self.gate_up)
+        self.down = self.product((self.h_q, self.h_scale), (operands.w2, scales[1]), self.given)
 
     @staticmethod
     def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
-        """Groups of rows, each of which has scales of its own, and the rows of each."""
+        """The number of groups of rows, each of which has scales of its own, and the rows of a group."""
         raise NotImplementedError
 
-    def place(self) -> None:
-        """Give every pair a row, and tell the products whose rows are whose."""
+    @classmethod
+    def bytes(cls, sizes: FusedMoeSizes) -> int:
+        """What it allocates at most: `row_bytes` for each row with the row's expert, and the row of each
+        pair."""
+        rows = max(math.prod(cls.groups(sizes, aligned)) for aligned in ALIGNMENTS)
+        return rows * (row_bytes(sizes) + 4) + sizes.tokens * sizes.picks * 4 + sizes.local_experts * 4
+
+    def placing(self) -> Call:
+        """The launches that give every pair a row, and tell the products which rows belong to which
+        expert."""
         raise NotImplementedError
 
-    def bind_products(self, rows: int) -> None:
-        """Of so many rows of each group."""
-        o = self.operands
-        self.up = self.product((self.a, self.a_scale), (o.w13, self.w13_scale), self.gate_up)
-        self.down = self.product((self.h_q, self.h_scale), (o.w2, self.w2_scale), self.given)
-
-    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Callable[[], Any]:
-        """Of quantised rows and weights, each with its scales."""
+    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
+        """The product of quantised rows and weights, each with scales."""
         raise NotImplementedError
 
     def call(self) -> None:
@@ -218,79 +262,269 @@ class _DeepGemmBoundMoe(BetweenProducts):
         self.add_up()
 
 
-class _Contiguous(_DeepGemmBoundMoe):
-    def __init__(
-        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
-    ) -> None:
-        import triton
-
-        from kernels.fused_moe.triton import rows_jit
-
-        super().__init__(operands, out, packed, first)
-        local_experts, rows = operands.sizes.local_experts, self.a.shape[1]
-        self.contiguous = rows_jit.contiguous_kernel[(local_experts + 1,)]
-        self.placing = {
-            "pairs": self.pairs,
-            "experts": local_experts,
-            "rows": rows,
-            "ALIGNED": self.aligned,
-            "CHUNK": self.chunk,
-            "EXPERTS": triton.next_power_of_2(local_experts),
-        }
-
+class Contiguous(AroundDeepGemm):
     @staticmethod
     def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         return 1, tiles_for(aligned, sizes) * aligned
 
-    def place(self) -> None:
-        ids = self.operands.topk_ids
-        self.count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
-        self.contiguous(ids, self.counts, self.row_of, self.owners, **self.placing)
-
-    def bind_products(self, rows: int) -> None:
+    def placing(self) -> Call:
         import torch
+        import triton
 
-        self.owners = torch.empty(rows, dtype=torch.int32, device=self.out.device)
-        super().bind_products(rows)
+        from kernels.fused_moe.triton import align_jit, rows_jit
 
-    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Callable[[], Any]:
+        ids, experts = self.operands.topk_ids, self.operands.sizes.local_experts
+        self.owners = torch.empty(self.capacity, dtype=torch.int32, device=self.out.device)
+        count = align_jit.count_kernel[(experts,)]
+        place_rows = rows_jit.contiguous_kernel[(experts + 1,)]
+        options = {
+            "pairs": self.pairs,
+            "experts": experts,
+            "rows": self.capacity,
+            "ALIGNED": self.aligned,
+            "CHUNK": self.chunk,
+            "EXPERTS": triton.next_power_of_2(experts),
+        }
+
+        def place() -> None:
+            count(ids, self.counts, self.pairs, self.pairs, CHUNK=self.chunk)
+            place_rows(ids, self.counts, self.row_of, self.owners, **options)
+
+        return place
+
+    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
         return CONTIGUOUS.bind((a[0][0], a[1][0]), b, d[0], self.owners)
 
 
-class _Masked(_DeepGemmBoundMoe):
-    def __init__(
-        self, operands: FusedMoeOperands, out: torch.Tensor, packed: bool, first: _DeepGemmBoundMoe | None
-    ) -> None:
-        from kernels.fused_moe.triton import rows_jit
-
-        super().__init__(operands, out, packed, first)
-        self.masked = rows_jit.masked_kernel[(operands.sizes.local_experts,)]
-        self.placing = {"pairs": self.pairs, "CAPACITY": self.a.shape[1], "CHUNK": self.chunk}
-
+class Masked(AroundDeepGemm):
     @staticmethod
     def groups(sizes: FusedMoeSizes, aligned: int) -> tuple[int, int]:
         return sizes.local_experts, -(-sizes.tokens // aligned) * aligned
 
-    def place(self) -> None:
-        self.masked(self.operands.topk_ids, self.counts, self.row_of, **self.placing)
+    def placing(self) -> Call:
+        from kernels.fused_moe.triton import rows_jit
 
-    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Callable[[], Any]:
+        place_rows = rows_jit.masked_kernel[(self.operands.sizes.local_experts,)]
+        options = {"pairs": self.pairs, "CAPACITY": self.capacity, "CHUNK": self.chunk}
+        return lambda: place_rows(self.operands.topk_ids, self.counts, self.row_of, **options)
+
+    def product(self, a: Pair, b: Pair, d: torch.Tensor) -> Call:
         return MASKED.bind(a, b, d, self.counts, self.expected)
 
 
-class Contiguous(DeepGemmMoe):
-    """`m_grouped_fp8_gemm_nt_contiguous`, what engines take for prefill. Sized for any picks, as vLLM has
-    it; rows beyond the last expert's are skipped on sm_90, and multiplied all the same on sm_100."""
+class DeepGemmMoe(vendor.DeepGemm):
+    requires = (
+        "DeepGEMM 2.1.0 or later (read to 2.6.1) or sgl-deep-gemm (read to 0.2.5), with Triton and nvcc; "
+        "sm_90, sm_100 or sm_103"
+    )
+    activations = "fp8"
+    also = TRITON
 
-    name = "deepgemm.contiguous"
-    symbols = (CONTIGUOUS, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT))
-    Bound = _Contiguous
+    def layout(self, sizes: FusedMoeSizes) -> int:
+        return packed_scale_bytes(sizes)
 
 
-class Masked(DeepGemmMoe):
-    """`m_grouped_fp8_gemm_nt_masked`, what engines take for decode: no counting before placing, and rows of
-    no use in memory only."""
+@implementation(
+    "deepgemm.contiguous",
+    DeepGemmMoe,
+    symbols=(CONTIGUOUS, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
+    stationary=weight_scales,
+    workspace=Contiguous.bytes,
+)
+def contiguous(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Prepared:
+    """`m_grouped_fp8_gemm_nt_contiguous`, which engines take for prefill. There are rows for any picks, as in
+    vLLM. The rows after the last expert's are skipped on sm_90 and multiplied on sm_100."""
+    return Contiguous(operands, out, scales, packs(machine.of(out.device).arch))
 
-    name = "deepgemm.masked"
-    symbols = (MASKED, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT))
-    Bound = _Masked
+
+@implementation(
+    "deepgemm.masked",
+    DeepGemmMoe,
+    symbols=(MASKED, TRANSFORM, (ADVICE, ALIGNMENT), (TELL, ALIGNMENT)),
+    stationary=weight_scales,
+    workspace=Masked.bytes,
+)
+def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Prepared:
+    """`m_grouped_fp8_gemm_nt_masked`, which engines take for decode: pairs are placed without being counted
+    first, and unused rows cost only memory."""
+    return Masked(operands, out, scales, packs(machine.of(out.device).arch))
+
+
+# As engines run them
+
+
+def takes_scales(case: Case, platform: Platform) -> Support:
+    scales = case.sizes.get("scales", "ue8m0")
+    return need(
+        scales == "ue8m0" or not packs(platform.arch),
+        f"{platform.arch} takes power-of-two scales (scales=ue8m0), not {scales}",
+    )
+
+
+@implementation(
+    "deepgemm@vllm",
+    Vllm,
+    library="vllm",
+    requires="vLLM for CUDA (0.31 to 0.33), sm_90 or, with power-of-two scales, sm_100, sm_103 or sm_120",
+    since="0.31",
+    kinds=("cuda",),
+    archs=("sm_90", *BLACKWELL, "sm_120"),
+    also=TRITON,
+    boundaries=("with_quant",),
+    activations="fp8",
+    symbols=(
+        *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY),
+        *(VLLM_ACTIVATE, VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
+    ),
+    supports=takes_scales,
+    stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
+    layout=packed_scale_bytes,
+    workspace=lambda sizes: (
+        tiles_for(BLOCK, sizes) * BLOCK * (row_bytes(sizes) + 4)
+        + activation_bytes(sizes)
+        + sizes.tokens * sizes.picks * 4
+    ),
+)
+def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
+    """vLLM's choice on sm_120; elsewhere it comes after FlashInfer's and Triton's. It has kernels of its own
+    for quantising, permuting, SiLU and the sum over picks. Except on sm_90 the scales of weights must be
+    powers of two, to which vLLM rounds them as it loads; on sm_90 only those of activations are rounded up
+    to powers of two. The products get the end of each expert's rows (vLLM's psum layout), or the expert of
+    each row on sm_120 and before vLLM 0.32."""
+    import torch
+
+    o, sizes, arch = operands, operands.sizes, machine.of(out.device).arch
+    by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
+    rows, _ = VLLM_ROWS.bind(
+        M=sizes.tokens,
+        num_topk=sizes.picks,
+        local_num_experts=sizes.local_experts,
+        alignment=VLLM_ALIGNMENT.bind()()[0],
+        expert_tokens_meta=None,
+    )()
+
+    def empty(columns: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.empty(rows, columns, dtype=dtype, device=out.device)
+
+    gate_up, given, h_q = empty(2 * sizes.inter), empty(sizes.hidden), empty(sizes.inter, o.w13.dtype)
+    quantise = VLLM_QUANTISE.bind(x=o.x, group_size=BLOCK, column_major_scales=False)
+    permute: Callable[..., Any] = VLLM_PERMUTE.bind(
+        aq=None,
+        aq_scale=None,
+        topk_ids=o.topk_ids,
+        local_num_experts=sizes.local_experts,
+        expert_map=None,
+        expert_tokens_meta=None,
+        aq_out=empty(sizes.hidden, o.w13.dtype),
+        use_psum_layout=by_ends,
+    )
+    with_alignment, multiply = VLLM_ALIGNED.find(), VLLM_MULTIPLY.find()
+    flags = {"use_psum_layout": True} if by_ends else {}
+    activate: Callable[..., Any]
+    if packs(arch):
+        activate = VLLM_ACTIVATE_PACKED.bind(input=gate_up, output_q=h_q, group_size=BLOCK)
+    else:
+        activate = VLLM_ACTIVATE.bind(input=gate_up, output=h_q)
+    add_up: Callable[..., Any] = VLLM_ADD_UP.bind(
+        a=given,
+        topk_ids=o.topk_ids,
+        topk_weights=o.topk_weights,
+        inv_perm=None,
+        expert_map=None,
+        output=out,
+    )
+
+    def call() -> None:
+        x_q, x_scale = quantise()
+        a, a_scale, owners, row_of, aligned = permute(aq=x_q, aq_scale=x_scale)
+        ends = {"expert_ends": owners, "expert_alignment": aligned} if by_ends else {}
+        with with_alignment(aligned):
+            multiply((a, a_scale), (o.w13, scales[0]), gate_up, owners, **flags)
+            h = activate(**ends)
+            multiply(h, (o.w2, scales[1]), given, owners, **flags)
+        add_up(inv_perm=row_of)
+
+    return call
+
+
+def has_whole_words(case: Case, platform: Platform) -> Support:
+    sizes: Any = OPS["fused_moe"].sizes(case.sizes)
+    step = BLOCK * WORD if packs(platform.arch) else BLOCK
+    return need(sizes.hidden % step == 0, f"on {platform.arch} needs hidden to be a multiple of {step}")
+
+
+def workspace_of_sglang(sizes: FusedMoeSizes) -> int:
+    """The rows, x in FP8, and the row of each pair."""
+    rows = sizes.local_experts * (sizes.tokens // CAPACITY + 1) * CAPACITY
+    scales = (sizes.hidden + sizes.inter) // BLOCK * 4  # a second time, where they are aligned
+    return rows * (row_bytes(sizes) + scales) + activation_bytes(sizes) + sizes.tokens * sizes.picks * 4
+
+
+@implementation(
+    "deepgemm@sglang",
+    vendor.DeepGemm,
+    requires=(
+        "SGLang (0.5.19 to 0.5.23) with sgl-deep-gemm, sm_90, or sm_100 and sm_103 with power-of-two scales"
+    ),
+    also={"sglang": Sglang.install, **TRITON},
+    others_since={"sglang": "0.5.19"},
+    boundaries=("with_quant",),
+    activations="fp8",
+    symbols=(MASKED, TRANSFORM, SGLANG_ALIGN, SGLANG_PLACE, SGLANG_ACTIVATE, SGLANG_ADD_UP),
+    supports=has_whole_words,
+    stationary=weight_scales,
+    layout=packed_scale_bytes,
+    workspace=workspace_of_sglang,
+)
+def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call:
+    """SGLang's runner where no all-to-all library comes before it, in the masked layout and with kernels of
+    its own for quantising, placing, SiLU and the sum over picks. After DeepEP it decodes in the same layout,
+    where dispatching has quantised and placed. SGLang takes this layout while it fits into a quarter of free
+    memory (SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION), and a contiguous one for longer prefill, which
+    this row does not."""
+    import torch
+
+    o, sizes, packed = operands, operands.sizes, packs(machine.of(out.device).arch)
+    shape = (sizes.local_experts, (sizes.tokens // CAPACITY + 1) * CAPACITY)
+    gate_up = torch.empty(*shape, 2 * sizes.inter, dtype=torch.bfloat16, device=out.device)
+    given = torch.empty(*shape, sizes.hidden, dtype=torch.bfloat16, device=out.device)
+    # A hint for the choice of tiles. SGLang counts all experts and routed picks.
+    expected = max(1, -(-sizes.tokens * sizes.picks // (sizes.experts + sizes.shared)))
+    place = SGLANG_PLACE.bind(
+        topk_ids=o.topk_ids,
+        num_local_experts=sizes.local_experts,
+        hidden_states=o.x,
+        top_k=sizes.picks,
+        block_shape=[BLOCK, BLOCK],
+        output_dtype=o.w13.dtype,
+    )
+    multiply = MASKED.find()
+    align = (lambda scale: scale) if packed else SGLANG_ALIGN.find()
+    activate: Callable[..., Any] = SGLANG_ACTIVATE.bind(
+        input=gate_up,
+        group_size=BLOCK,
+        scale_ue8m0=packed,
+        fuse_silu_and_mul=True,
+        masked_m=None,
+        column_major_scales=True,
+    )
+    add_up: Callable[..., Any] = SGLANG_ADD_UP.bind(
+        down_output=given,
+        output=out,
+        src2dst=None,
+        topk_ids=o.topk_ids,
+        topk_weights=o.topk_weights,
+        topk=sizes.picks,
+        num_tokens=sizes.tokens,
+        hidden_size=sizes.hidden,
+        routed_scaling_factor=1.0,  # the weights of the operands include it
+    )
+
+    def call() -> None:
+        counts, _, row_of, a, a_scale = place()
+        multiply((a, align(a_scale)), (o.w13, scales[0]), gate_up, counts, expected)
+        h_q, h_scale = activate(masked_m=counts)
+        multiply((h_q, align(h_scale)), (o.w2, scales[1]), given, counts, expected)
+        add_up(src2dst=row_of)
+
+    return call

@@ -1,53 +1,49 @@
-"""Fused MoE in plain torch: what one writes first, what torch does best, what its compiler makes of it."""
+"""Fused MoE in plain torch: the obvious code, torch's fastest products, and torch's compiler."""
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fp8_to_fp32 import fp8_to_bf16
+from kernels.fused_moe.layouts import weight_values
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.op import Implementation, Prepared
-from kernels.platform import Platform
-from kernels.support import Support
+from kernels.op import Call, Implementation, implementation
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.weak import WeakIdKeyDictionary
 
+    Pair = tuple[torch.Tensor, torch.Tensor]
+
 ROWS = 4096
-"""Tokens at a time: gathered rows and what experts give for each are topk times as large as x."""
+"""Tokens that are computed at a time: their gathered rows and the experts' outputs are topk times as large
+as x."""
 
 
-class NaiveMoe(Implementation):
-    """A loop over the experts that are hit, each dequantised in the call, all in fp32."""
-
-    name = "torch.naive"
-    requires = "torch"
-    captures = False  # the host asks which rows an expert has
-
-    def available(self, platform: Platform) -> Support:
-        return platform.library("torch")
-
-    def scratch(self, sizes: FusedMoeSizes) -> int:
-        """One expert in fp32, three times while it is dequantised; x and the sum; the rows of an expert."""
-        expert = 2 * sizes.hidden * sizes.inter * 4
-        of_expert = sizes.routed.busiest * 4 * (3 * sizes.hidden + 4 * sizes.inter)
-        return 3 * expert + sizes.tokens * sizes.hidden * 4 * 2 + of_expert
-
-    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return _NaiveMoe(operands, out)
+def naive_bytes(sizes: FusedMoeSizes) -> int:
+    """One expert in fp32, three times while it is dequantised; x and the sum; the rows of an expert."""
+    expert = 2 * sizes.hidden * sizes.inter * 4
+    of_expert = sizes.routed.busiest * 4 * (3 * sizes.hidden + 4 * sizes.inter)
+    return 3 * expert + sizes.tokens * sizes.hidden * 4 * 2 + of_expert
 
 
-class _NaiveMoe(Prepared):
-    operands: FusedMoeOperands
+@implementation(
+    "torch.naive",
+    requires="torch",
+    captures=False,  # the host asks which rows an expert has
+    scratch=naive_bytes,
+)
+def naive(operands: FusedMoeOperands, out: torch.Tensor) -> Call:
+    """A loop over the experts that are hit. Each is dequantised in the call; all is in fp32."""
+    import torch
 
-    def call(self) -> None:
-        import torch
+    o = operands
 
-        o = self.operands
+    def call() -> None:
         x = dequantise_activations(o.x_q, o.x_scale)
         total = torch.zeros_like(x)
         ids = o.topk_ids.cpu()
@@ -60,7 +56,9 @@ class _NaiveMoe(Prepared):
             gate, up = (x[row] @ w13.T).chunk(2, -1)
             given = (torch.nn.functional.silu(gate) * up) @ w2.T
             total.index_add_(0, row, given * o.topk_weights[row, place, None])
-        self.out.copy_(total)
+        out.copy_(total)
+
+    return call
 
 
 def _fused_moe(
@@ -71,10 +69,10 @@ def _fused_moe(
     w2: torch.Tensor,
     experts: torch.Tensor,
 ) -> torch.Tensor:
-    """Grouped products over (row, expert) pairs in order of experts; nothing is asked of the host.
+    """The layer by grouped products over (row, expert) pairs in the order of experts, without asking the
+    host. Pairs of other ranks come after the last group; their rows hold anything and do not count.
 
     x: bf16 [tokens, hidden]; w13, w2: bf16, as in FusedMoeOperands; experts: int32 [local], 0, 1, ...
-    Pairs of other ranks stand behind the last group: their rows hold anything and count nothing.
     """
     import torch
 
@@ -92,98 +90,95 @@ def _fused_moe(
     return torch.bmm(weights.unsqueeze(1), given.float())[:, 0]
 
 
-class _Bf16Moe(Prepared):
-    """Weights dequantised to bf16."""
+def in_bf16(operands: FusedMoeOperands) -> Pair:
+    """w13 and w2 in bf16: one copy for all calls that read the same w13. A copy for each, with twice the
+    bytes of the weights, took most of the time before measuring."""
+    import torch
 
-    function = staticmethod(_fused_moe)
+    o, known = operands, _bf16_weights()
 
-    operands: FusedMoeOperands
+    def dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+        for expert, values, scales in zip(wide, q, scale, strict=True):
+            expert.copy_(fp8_to_bf16(values, scales))
+        return wide
 
-    def __init__(self, operands: FusedMoeOperands, out: torch.Tensor) -> None:
-        import torch
-
-        super().__init__(operands, out)
-        known = _bf16_weights()
-        if operands.w13 not in known:
-            known[operands.w13] = (
-                _dequantised(operands.w13, operands.w13_scale),
-                _dequantised(operands.w2, operands.w2_scale),
-            )
-        self.w13, self.w2 = known[operands.w13]
-        self.experts = torch.arange(len(self.w13), dtype=torch.int32, device=self.w13.device)
-
-    def call(self) -> None:
-        o = self.operands
-        for start in range(0, len(self.out), ROWS):
-            rows = slice(start, start + ROWS)
-            if o.x is not None:
-                x = o.x[rows]
-            else:
-                x = dequantise_activations(o.x_q[rows], o.x_scale[rows]).bfloat16()
-            ids, weights = o.topk_ids[rows], o.topk_weights[rows]
-            self.out[rows] = self.function(x, ids, weights, self.w13, self.w2, self.experts)
+    if o.w13 not in known:
+        known[o.w13] = (dequantised(o.w13, o.w13_scale), dequantised(o.w2, o.w2_scale))
+    return known[o.w13]
 
 
 @functools.cache
 def _bf16_weights() -> WeakIdKeyDictionary:
-    """w13 -> both weights in bf16, for as long as the w13 is there: one copy for all that read it, as twice
-    the bytes of the weights for each, with dequantising them, took most of the time before measuring."""
+    """w13 -> both weights in bf16, as long as the w13 exists."""
     from torch.utils.weak import WeakIdKeyDictionary
 
     return WeakIdKeyDictionary()
 
 
-def _dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """bf16 of the shape of q, one expert at a time."""
-    import torch
-
-    wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-    for expert, values, scales in zip(wide, q, scale, strict=True):
-        expert.copy_(fp8_to_bf16(values, scales))
-    return wide
-
-
-class Bf16Moe(Implementation):
-    """Weights dequantised before, then grouped bf16 products (torch's own kernels, W16A16)."""
-
-    name = "torch.bf16"
-    requires = "torch with grouped products (2.9 or later; sm_90 or later on cuda)"
+class GroupedMoe(Implementation):
     boundaries = ("core", "with_quant")
     shared_layout = "bf16"
-    rebinds = True
-
-    def available(self, platform: Platform) -> Support:
-        return platform.library("torch")
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return sizes.local_experts * 3 * sizes.hidden * sizes.inter * 2
+        return 2 * weight_values(sizes)
 
     def scratch(self, sizes: FusedMoeSizes) -> int:
-        """Rows of x per pair, what experts give for them three times in bf16 and in fp32, gate, up and h;
+        """For each pair a row of x, three times the expert's output in bf16 and once in fp32, gate, up and h;
         x in fp32; the expert that is being dequantised."""
         tokens = min(sizes.tokens, ROWS)
         pairs = tokens * sizes.picks * (sizes.hidden * (2 * 4 + 4) + sizes.inter * 2 * 6 + 64)
         return pairs + tokens * sizes.hidden * 12 + 2 * sizes.hidden * sizes.inter * 8
 
-    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return _Bf16Moe(operands, out)
+
+def grouped(
+    operands: FusedMoeOperands, out: torch.Tensor, weights: Pair, function: Callable[..., Any]
+) -> Call:
+    """Calls the function on ROWS tokens at a time."""
+    import torch
+
+    o, (w13, w2) = operands, weights
+    experts = torch.arange(len(w13), dtype=torch.int32, device=w13.device)
+
+    def call() -> None:
+        for start in range(0, len(out), ROWS):
+            rows = slice(start, start + ROWS)
+            if o.x is not None:
+                x = o.x[rows]
+            else:
+                x = dequantise_activations(o.x_q[rows], o.x_scale[rows]).bfloat16()
+            out[rows] = function(x, o.topk_ids[rows], o.topk_weights[rows], w13, w2, experts)
+
+    return call
 
 
-class CompiledMoe(Bf16Moe):
-    name = "torch.compile"
-    per_size = True
-    rebinds = False  # it would compile anew for each number of tokens
-    requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
+@implementation(
+    "torch.bf16",
+    GroupedMoe,
+    requires="torch with grouped products (2.9 or later; sm_90 or later on cuda)",
+    rebinds=True,
+    stationary=in_bf16,
+)
+def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
+    """The weights are dequantised once. A call makes grouped bf16 products (torch's own kernels, W16A16)."""
+    return grouped(operands, out, weights, _fused_moe)
 
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(platform.library("torch"), platform.compiler())
 
-    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        return self.prepare_turn(None, operands, out)
+def compiled_in_bf16(operands: FusedMoeOperands) -> tuple[Pair, Callable[..., Any]]:
+    import torch
 
-    def prepare_turn(self, first: _Bf16Moe | None, operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
-        import torch
+    return in_bf16(operands), torch.compile(_fused_moe, dynamic=False)
 
-        prepared = _Bf16Moe(operands, out)
-        prepared.function = first.function if first else torch.compile(_fused_moe, dynamic=False)
-        return prepared
+
+@implementation(
+    "torch.compile",
+    GroupedMoe,
+    requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
+    per_size=True,
+    available=lambda platform: platform.compiler(),
+    stationary=compiled_in_bf16,
+)
+def compiled(operands: FusedMoeOperands, out: torch.Tensor, made: tuple[Pair, Callable[..., Any]]) -> Call:
+    """`torch.bf16` by the compiler. It cannot be rebound, because it would compile for each number of
+    tokens."""
+    return grouped(operands, out, *made)

@@ -1,4 +1,5 @@
-"""Triton launches that bring the pairs of a call into the order of experts, in tiles of one expert each."""
+"""Triton launches that bring the pairs of a call into the order of experts, in tiles that belong to one
+expert."""
 
 from __future__ import annotations
 
@@ -10,31 +11,30 @@ if TYPE_CHECKING:
     import torch
 
 CHUNK = {"cpu": 1 << 16, "cuda": 1024, "rocm": 1024}
-"""Pairs at a time where they are counted and placed."""
-THREADS = 256  # of a program of four warps, at most
+"""Pairs that are counted or placed at a time."""
+
+THREADS = 256  # the most threads of a program of four warps
 
 ONE_LAUNCH = 4096
-"""Pairs up to which every program counts for itself: four passes of a histogram in shared memory, which are
-less than another launch. As many are then a segment, if there are not more than MOST_SEGMENTS."""
+"""Pairs up to which each program counts all of them: four passes of a histogram in shared memory take less
+than another launch. More pairs are divided into segments of about this many, each with a program for every
+expert."""
+
 MOST_SEGMENTS = 16
 
 
 def tiles_for(rows: int, sizes: FusedMoeSizes) -> int:
-    """Tiles that any picks of this size need at most: all but one of an expert's tiles are full."""
+    """The most tiles that any picks of this size need: all tiles of an expert but one are full."""
     pairs = sizes.tokens * sizes.picks
     return min(pairs, (pairs + min(sizes.local_experts, pairs) * (rows - 1)) // rows)
 
 
-def segments_for(pairs: int) -> int:
-    """Of the pairs, each the work of a program for every expert; 1 where every program counts for itself."""
-    return max(1, min(MOST_SEGMENTS, -(-pairs // ONE_LAUNCH)))
-
-
 class Alignment:
-    """slots:  int32 [tiles * rows]: the pair in each slot, or how many pairs there are where it is empty
-    owners: int32 [tiles]: the expert of a tile
-    used:   int32 [1]: tiles that have an expert
-    """
+    """A call fills `slots`, `owners` and `used` from the ids."""
+
+    slots: torch.Tensor  # int32 [tiles * rows]: the pair in each slot; the number of pairs in an empty slot
+    owners: torch.Tensor  # int32 [tiles]: the expert of each tile
+    used: torch.Tensor  # int32 [1]: the number of tiles that have an expert
 
     def __init__(self, sizes: FusedMoeSizes, rows: int, ids: torch.Tensor) -> None:
         import torch
@@ -43,7 +43,8 @@ class Alignment:
         from kernels.fused_moe.triton import align_jit
 
         self.ids, self.pairs, self.local_experts = ids, sizes.tokens * sizes.picks, sizes.local_experts
-        tiles, segments = tiles_for(rows, sizes), segments_for(self.pairs)
+        tiles = tiles_for(rows, sizes)
+        segments = max(1, min(MOST_SEGMENTS, -(-self.pairs // ONE_LAUNCH)))
 
         def empty(*shape: int) -> torch.Tensor:
             return torch.empty(shape, dtype=torch.int32, device=ids.device)
@@ -75,5 +76,5 @@ class Alignment:
 
 
 def chunk_for(pairs: int, device: torch.device) -> int:
-    """A power of two, not below the threads of a program: its histogram counts each value once."""
+    """A power of two, and at least the threads of a program, so that its histogram counts each value once."""
     return min(CHUNK["cpu" if device.type == "cpu" else "cuda"], max(THREADS, 1 << (pairs - 1).bit_length()))

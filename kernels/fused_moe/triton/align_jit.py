@@ -1,8 +1,8 @@
 """Triton sources that bring (row, expert) pairs into the order of experts, on the device and without atomics.
 
-Each expert's pairs fill tiles of TILE slots; the last tile of an expert ends in empty slots. Its pairs keep
-the order that they had, so that every run gives the same one. Few pairs are one launch: every program counts
-for itself. Many are two, each with as many segments of the pairs as keep a device busy.
+The pairs of an expert fill tiles of TILE slots, the last of which ends with empty slots. The pairs of an
+expert keep their order, so that every run gives the same result. Few pairs take one launch, in which each
+program counts all of them. Many take two launches, with so many segments of pairs that a device is busy.
 """
 
 import triton
@@ -14,10 +14,10 @@ def count_kernel(
     ids,  # int32 [pairs]; -1: of another rank
     counts,  # int32 [segments, experts]
     pairs,
-    per_segment,  # pairs
+    per_segment,  # pairs of a segment
     CHUNK: tl.constexpr,
 ):
-    """One program: the pairs of one expert in one segment. Grid (experts, segments)."""
+    """Each program counts the pairs of one expert in one segment. Grid: (experts, segments)."""
     expert, segment = tl.program_id(0), tl.program_id(1)
     end = tl.minimum(pairs, (segment + 1) * per_segment)
     total = tl.zeros([CHUNK], tl.int32)
@@ -30,21 +30,21 @@ def count_kernel(
 @triton.jit
 def place_kernel(
     ids,  # int32 [pairs]
-    counts,  # int32 [segments, experts], where they are COUNTED
-    slots,  # int32 [tiles * TILE]: the pair in each slot, `pairs` in empty ones
+    counts,  # int32 [segments, experts], if COUNTED
+    slots,  # int32 [tiles * TILE]: the pair in each slot; `pairs` in an empty one
     owners,  # int32 [tiles]: the expert of each tile
-    used,  # int32 [1]: tiles that have one
+    used,  # int32 [1]: the number of tiles that have an expert
     pairs,
     experts,
-    per_segment,  # pairs
+    per_segment,  # pairs of a segment
     TILE: tl.constexpr,
     CHUNK: tl.constexpr,
-    EXPERTS: tl.constexpr,  # padded to a power of two
-    SEGMENTS: tl.constexpr,  # padded too
+    EXPERTS: tl.constexpr,  # rounded up to a power of two
+    SEGMENTS: tl.constexpr,  # rounded up too
     COUNTED: tl.constexpr,
 ):
-    """One program: the slots of one expert that one segment fills, and of the first, its tiles. Grid
-    (experts, segments)."""
+    """Each program writes the slots of one expert that one segment fills, and in the first segment also the
+    owners of the expert's tiles. Grid: (experts, segments)."""
     expert, segment = tl.program_id(0), tl.program_id(1)
     other, part = tl.arange(0, EXPERTS), tl.arange(0, SEGMENTS)
     before = 0
@@ -68,7 +68,7 @@ def place_kernel(
         for start in range(0, own, CHUNK):
             tile = start + tl.arange(0, CHUNK)
             tl.store(owners + first + tile, tl.zeros([CHUNK], tl.int32) + expert, mask=tile < own)
-        # Fewer than a tile are left empty.
+        # The empty slots are fewer than a tile.
         empty = first * TILE + tl.sum(tl.where(other == expert, load, 0), 0) + tl.arange(0, TILE)
         tl.store(slots + empty, tl.zeros([TILE], tl.int32) + pairs, mask=empty < (first + own) * TILE)
 

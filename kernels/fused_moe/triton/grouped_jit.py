@@ -1,13 +1,14 @@
 """Triton sources of the grouped MoE's products: gate and up, which may go on to h, and down.
 
-A pair is a token and one of its picks, p = token * PICKS + pick. Tiles have rows of one expert: as align_jit
-places pairs in slots, or if not SORTED each tile one pair. What is written stands where its pair does, so
-that nothing is sorted back. All tensors are contiguous, in the layouts of `FusedMoeOperands`. FP8 tensors are
-uint8 with the bits of e4m3fnuz if FNUZ_BITS (the interpreter takes no e4m3fnuz tensor).
+A pair is a token and one of its picks, with the number token * PICKS + pick. A tile has rows of one expert:
+the pairs that align_jit placed in its slots, or one pair if not SORTED. Results are written in the order of
+pairs, so that nothing has to be sorted back. All tensors are contiguous and in the layouts of
+`FusedMoeOperands`. If FNUZ_BITS, FP8 tensors are uint8 with the bits of e4m3fnuz, because the interpreter
+takes no e4m3fnuz tensor.
 
-The same inputs give the same bits: there are no atomics, and every sum has its order. K is added up block
-after block within a split, splits in their order, picks in their order or in a tree of fixed shape. How many
-splits there are depends on the configuration and on the number of compute units, and the last bits with it.
+Equal inputs give equal bits: there are no atomics, and every sum has a fixed order. Blocks of K are added in
+order within a split, splits in order, and picks in order or in a tree of fixed shape. The number of splits,
+and with it the last bits, depends on the configuration and on the number of compute units.
 """
 
 import triton
@@ -19,11 +20,11 @@ from kernels.fused_moe.triton.pairs_jit import requantised
 
 @triton.jit
 def _place(tiles, COLUMNS: tl.constexpr, group, CHIPLETS: tl.constexpr):
-    """(tile, block of columns) of a program, one below tiles * COLUMNS.
+    """(tile, block of columns) of a program below tiles * COLUMNS.
 
-    `group` tiles take a block of columns before the next: as many as an expert has, they read the same
-    weights at once, and the tile's rows again soon. Programs go round the chiplets of AMD's GPUs, each of
-    which has a cache: those of a chiplet get neighbouring places.
+    `group` tiles compute a block of columns before the next one. That is as many tiles as an expert has, so
+    that they read the same weights at the same time, and the rows of a tile again soon. Programs go in turn
+    to the chiplets of AMD's GPUs, each of which has a cache: the programs of a chiplet get adjacent places.
     """
     at = tl.program_id(0)
     if CHIPLETS > 1:
@@ -38,7 +39,7 @@ def _place(tiles, COLUMNS: tl.constexpr, group, CHIPLETS: tl.constexpr):
 
 @triton.jit
 def _rows(tile, ids, slots, owners, pairs, SORTED: tl.constexpr, BLOCK_M: tl.constexpr):
-    """The expert of a tile (-1: on another rank), its rows' pairs, and which rows there are."""
+    """The expert of a tile (-1 on another rank), the pairs of its rows, and which rows exist."""
     row = tl.arange(0, BLOCK_M)
     if SORTED:
         pair = tl.load(slots + tile.to(tl.int64) * BLOCK_M + row)
@@ -49,11 +50,9 @@ def _rows(tile, ids, slots, owners, pairs, SORTED: tl.constexpr, BLOCK_M: tl.con
 
 @triton.jit
 def _product(total, rows, weights, scale, SWAP: tl.constexpr):
-    """total + scale * rows @ weights^T: a block of 128 products is summed by itself and added in fp32, as
-    tensor cores keep fewer bits in their own sums (DeepSeek-V3 technical report, section 3.3.2).
-
-    SWAP: of the transposed tile, where matrix instructions want 64 rows and an expert has fewer
-    """
+    """total + scale * rows @ weights^T. A block of 128 products is summed by itself and added in fp32,
+    because tensor cores keep fewer bits in their own sums (DeepSeek-V3 technical report, section 3.3.2). With
+    SWAP the tile is transposed, for matrix instructions of 64 rows where an expert has fewer."""
     if SWAP:
         return total + tl.dot(weights, tl.trans(rows)) * scale[None, :]
     else:
@@ -67,33 +66,34 @@ def up_kernel(
     w13,  # FP8 [experts, 2 * INTER, HIDDEN]
     w13_scale,  # fp32 [experts, 2 * INTER / 128, HIDDEN / 128]
     ids,  # int32 [pairs]
-    slots,  # int32 [tiles * BLOCK_M], owners int32 [tiles], used int32 [1], if SORTED
-    owners,
-    used,
-    gate_up,  # [splits, pairs, 2 * INTER], if not FUSE: bf16, or fp32 where there are several splits
-    h_q,  # FP8 [pairs, INTER] and fp32 [pairs, INTER / 128], if FUSE; h_q fp32 in the interpreter, whose
-    h_scale,  # conversion to FP8 truncates
+    slots,  # int32 [tiles * BLOCK_M], if SORTED
+    owners,  # int32 [tiles], if SORTED
+    used,  # int32 [1], if SORTED
+    gate_up,  # [splits, pairs, 2 * INTER], if not FUSE: bf16, or fp32 for several splits
+    h_q,  # FP8 [pairs, INTER], if FUSE; fp32 in the interpreter, whose conversion to FP8 truncates
+    h_scale,  # fp32 [pairs, INTER / 128], if FUSE
     pairs,
-    group,  # tiles, see _place
+    group,  # tiles of a group, see _place
     per_split,  # blocks of K; every split has at least one
     HIDDEN: tl.constexpr,
     INTER: tl.constexpr,
     PICKS: tl.constexpr,
-    LARGEST: tl.constexpr,  # finite value of the FP8 format
+    LARGEST: tl.constexpr,  # the largest finite value of the FP8 format
     SMALLEST_SCALE: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,  # whether scales of h are rounded up to one
+    POWER_OF_TWO: tl.constexpr,  # whether scales of h are rounded up to powers of two
     BLOCK: tl.constexpr,  # of scales: 128
     BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,  # divides 128, and is that if FUSE
+    BLOCK_N: tl.constexpr,  # divides 128, and is 128 if FUSE
     SORTED: tl.constexpr,
-    FUSE: tl.constexpr,  # gate and up in one program, which goes on to h
+    FUSE: tl.constexpr,  # a program computes both gate and up, and goes on to h
     SWAP: tl.constexpr,
     CHIPLETS: tl.constexpr,
-    PRODUCT: tl.constexpr,  # what tl.dot takes: FP8, or fp32 in the interpreter
+    PRODUCT: tl.constexpr,  # the type that tl.dot takes: FP8, or fp32 in the interpreter
     FNUZ_BITS: tl.constexpr,
 ):
-    """One program: BLOCK_N columns of gate and up together, or if FUSE of each, of one tile over one split of
-    K. Grid (tiles * blocks of columns, splits); tiles that no expert uses come last and do nothing."""
+    """Each program computes BLOCK_N columns of gate and up together, or if FUSE of each, for one tile over
+    one split of K. Grid: (tiles * blocks of columns, splits). Tiles without an expert come last and do
+    nothing."""
     STEPS: tl.constexpr = HIDDEN // BLOCK
     BLOCKS: tl.constexpr = INTER // BLOCK
     COLUMNS: tl.constexpr = (INTER if FUSE else 2 * INTER) // BLOCK_N
@@ -118,7 +118,7 @@ def up_kernel(
     up = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
     split = tl.program_id(1)
     first = split * per_split
-    # Scales come a step ahead: they enter no product, and Triton's pipeline fetches only what does.
+    # Scales are loaded a step ahead, because Triton's pipeline holds only what products read.
     row_scale = tl.load(x_scale_at + first, mask=row_ok, other=0.0)
     gate_scale = tl.load(w_scale + first)
     up_scale = tl.load(w_scale + BLOCKS * STEPS + first) if FUSE else gate_scale
@@ -152,10 +152,10 @@ def down_kernel(
     w2,  # FP8 [experts, HIDDEN, INTER]
     w2_scale,  # fp32 [experts, HIDDEN / 128, INTER / 128]
     ids,  # int32 [pairs]
-    slots,  # int32 [tiles * BLOCK_M], owners int32 [tiles], used int32 [1], if SORTED
-    owners,
-    used,
-    given,  # bf16 [pairs, HIDDEN]: what the expert of each pair gives; fp32 in the interpreter
+    slots,  # int32 [tiles * BLOCK_M], if SORTED
+    owners,  # int32 [tiles], if SORTED
+    used,  # int32 [1], if SORTED
+    given,  # bf16 [pairs, HIDDEN]: the output of each pair's expert; fp32 in the interpreter
     pairs,
     group,
     HIDDEN: tl.constexpr,
@@ -169,7 +169,7 @@ def down_kernel(
     PRODUCT: tl.constexpr,
     FNUZ_BITS: tl.constexpr,
 ):
-    """One program: BLOCK_N columns of one tile. Grid (tiles * blocks of columns,)."""
+    """Each program computes BLOCK_N columns of one tile. Grid: (tiles * blocks of columns,)."""
     STEPS: tl.constexpr = INTER // BLOCK
     COLUMNS: tl.constexpr = HIDDEN // BLOCK_N
     tiles = pairs
@@ -186,7 +186,8 @@ def down_kernel(
     h_at = h_q + row[:, None] * INTER + k[None, :]
     w_at = w2 + expert * (HIDDEN * INTER) + (column[:, None] * INTER + k[None, :])
     w_scale = w2_scale + expert * (HIDDEN // BLOCK * STEPS)
-    # In the interpreter, whose time is per program, it takes columns of several scales.
+    # In the interpreter a program has columns of several scales, because the time depends on the number of
+    # programs.
     SCALED: tl.constexpr = BLOCK_N <= BLOCK
     w_scale += (column_block * BLOCK_N if SCALED else column) // BLOCK * STEPS
     total = tl.zeros([BLOCK_N, BLOCK_M] if SWAP else [BLOCK_M, BLOCK_N], tl.float32)
@@ -210,17 +211,18 @@ def down_kernel(
 
 @triton.jit
 def _weighted(
-    i,  # a step of a pick
+    i,  # pick * STEPS + step
     token,
     ids,
     weights,
     h_scale,
-    w_scale,  # of the first expert's block of columns
-    BLOCKS: tl.constexpr,  # of an expert's columns
+    w_scale,  # of the block of columns in the first expert
+    BLOCKS: tl.constexpr,  # blocks of columns of an expert
     STEPS: tl.constexpr,
     PICKS: tl.constexpr,
 ):
-    """The scale of a step's product: of h, of the expert's weights and of the pick; 0 if on another rank."""
+    """The scale of a step's product: that of h times that of the expert's weights times the pick's weight; 0
+    for an expert on another rank."""
     pair, step = token * PICKS + i // STEPS, i % STEPS
     expert = tl.load(ids + pair).to(tl.int64)
     scale = tl.load(h_scale + pair * STEPS + step, mask=expert >= 0, other=0.0) * tl.load(weights + pair)
@@ -240,14 +242,14 @@ def down_by_token_kernel(
     INTER: tl.constexpr,
     PICKS: tl.constexpr,
     BLOCK: tl.constexpr,
-    BLOCK_M: tl.constexpr,  # rows of the product, of which the first is used
+    BLOCK_M: tl.constexpr,  # rows of the product, of which only the first is used
     BLOCK_N: tl.constexpr,  # divides 128
     SWAP: tl.constexpr,
     PRODUCT: tl.constexpr,
     FNUZ_BITS: tl.constexpr,
 ):
-    """One program: BLOCK_N columns of one token, all of its picks after each other. Grid (HIDDEN / BLOCK_N,
-    tokens): for few tokens, which share no experts. Nothing is read for picks of other ranks."""
+    """Each program computes BLOCK_N columns of one token, one pick after the other. Grid: (HIDDEN / BLOCK_N,
+    tokens). It is for few tokens, which share no experts. For picks on other ranks nothing is read."""
     STEPS: tl.constexpr = INTER // BLOCK
     block, token = tl.program_id(0), tl.program_id(1)
     column, k, row = block * BLOCK_N + tl.arange(0, BLOCK_N), tl.arange(0, BLOCK), tl.arange(0, BLOCK_M)

@@ -1,5 +1,5 @@
-"""Triton sources of the grouped MoE beside its products, pair by pair: SiLU with requantisation, and the
-weighted combine. Splits are added in their order, picks in a tree of fixed shape: the same bits each time."""
+"""Triton sources of the grouped MoE beside its products: SiLU with requantising, and the weighted combine.
+Splits are added in order and picks in a tree of fixed shape, so that equal inputs give equal bits."""
 
 import triton
 import triton.language as tl
@@ -15,8 +15,8 @@ def requantised(
     BLOCK_M: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """silu(gate) * up over the scale of its row, and the scales: kernels.formats' arithmetic bit by bit."""
-    # By an exponential that cannot overflow.
+    """silu(gate) * up divided by the scale of its row, and the scales, bit by bit as in kernels.formats."""
+    # This exponential cannot overflow.
     small = tl.exp(-tl.abs(gate))
     h = gate * tl.where(gate < 0, small, 1.0) / (1.0 + small) * up
     amax = tl.max(tl.abs(h), axis=1)
@@ -29,7 +29,7 @@ def requantised(
 @triton.jit
 def silu_kernel(
     gate_up,  # [SPLITS, pairs, 2 * INTER], bf16 or fp32
-    ids,  # int32 [pairs]; -1: of another rank, of which gate_up has anything
+    ids,  # int32 [pairs]; -1 on another rank, where gate_up holds anything
     h_q,  # FP8 [pairs, INTER]; fp32 in the interpreter
     h_scale,  # fp32 [pairs, INTER / 128]
     pairs,
@@ -41,7 +41,7 @@ def silu_kernel(
     BLOCK: tl.constexpr,
     BLOCK_M: tl.constexpr,
 ):
-    """One program: 128 columns of h of BLOCK_M pairs. Grid (blocks of pairs, INTER / 128)."""
+    """Each program computes 128 columns of h for BLOCK_M pairs. Grid: (blocks of pairs, INTER / 128)."""
     pair, block = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), tl.program_id(1)
     column = block * BLOCK + tl.arange(0, BLOCK)
     here = tl.load(ids + pair, mask=pair < pairs, other=-1) >= 0
@@ -61,7 +61,7 @@ def silu_kernel(
 
 @triton.jit
 def combine_kernel(
-    given,  # bf16 [tokens * PICKS, HIDDEN]; of a pair that no expert here has, anything
+    given,  # bf16 [tokens * PICKS, HIDDEN]; holds anything for a pair on another rank
     ids,  # int32 [tokens, PICKS]
     weights,  # fp32 [tokens, PICKS]
     out,  # bf16 [tokens, HIDDEN]; fp32 in the interpreter
@@ -70,7 +70,7 @@ def combine_kernel(
     PICKS_PADDED: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program: BLOCK_D columns of one token. Grid (tokens, ceil(HIDDEN / BLOCK_D))."""
+    """Each program computes BLOCK_D columns of one token. Grid: (tokens, ceil(HIDDEN / BLOCK_D))."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     pick = tl.arange(0, PICKS_PADDED)

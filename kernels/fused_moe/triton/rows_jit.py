@@ -1,15 +1,17 @@
-"""Triton sources between vendors' grouped products: rows of experts from tokens, SiLU with requantising, and
-tokens from rows again.
+"""Triton sources around libraries' grouped products: from tokens to the rows of experts, SiLU with
+requantising, and from rows back to tokens.
 
-A pair (token, pick) has one row, whose number `row_of` keeps. Rows stand in groups of CAPACITY: all rows are
-one group where experts follow each other (contiguous), an expert is one where each has its own (masked).
-Scales are MN-major in each group: fp32 [K / 128, CAPACITY], or if PACKED int32 [ceil(K / 512), CAPACITY], a
-word holding the exponents of four power-of-two scales, the first in its lowest byte (pack_ue8m0_to_int in
+Each pair of a token and a pick has one row, whose number is in `row_of`. Rows form groups of CAPACITY: one
+group of all rows where experts follow each other (contiguous), or a group for each expert (masked). Scales
+are MN-major in each group: fp32 [K / 128, CAPACITY], or if PACKED int32 [ceil(K / 512), CAPACITY], whose
+words hold the exponents of four power-of-two scales, the first in the lowest byte (pack_ue8m0_to_int in
 DeepGEMM's utils/math.py).
 """
 
 import triton
 import triton.language as tl
+
+from kernels.fused_moe.triton.pairs_jit import requantised
 
 
 @triton.jit
@@ -17,15 +19,15 @@ def contiguous_kernel(
     ids,  # int32 [pairs]; -1: of another rank
     counts,  # int32 [experts]
     row_of,  # int32 [pairs]
-    owners,  # int32 [rows]: the expert of each row, -1 beyond the last expert's rows
+    owners,  # int32 [rows]: the expert of each row; -1 after the last expert's rows
     pairs,
     experts,
     rows,
-    ALIGNED: tl.constexpr,  # rows of an expert are a multiple of this
+    ALIGNED: tl.constexpr,  # an expert's rows are a multiple of this
     CHUNK: tl.constexpr,
-    EXPERTS: tl.constexpr,  # padded to a power of two
+    EXPERTS: tl.constexpr,  # rounded up to a power of two
 ):
-    """One program: the rows of one expert; the program after them marks what is left. Grid (experts + 1,)."""
+    """Each program places the rows of one expert; the last one marks the rest. Grid: (experts + 1,)."""
     expert = tl.program_id(0)
     other = tl.arange(0, EXPERTS)
     padded = (tl.load(counts + other, mask=other < experts, other=0) + ALIGNED - 1) // ALIGNED * ALIGNED
@@ -51,7 +53,7 @@ def masked_kernel(
     CAPACITY: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """One program: the rows of one expert. Grid (experts,)."""
+    """Each program places the rows of one expert. Grid: (experts,)."""
     expert = tl.program_id(0)
     taken = expert * 0
     for start in range(0, pairs, CHUNK):
@@ -69,16 +71,16 @@ def gather_kernel(
     ids,  # int32 [pairs]
     row_of,  # int32 [pairs]
     a,  # bytes [rows, HIDDEN]
-    a_scale,  # see above
+    a_scale,  # as above
     PICKS: tl.constexpr,
     HIDDEN: tl.constexpr,
     CAPACITY: tl.constexpr,
     PACKED: tl.constexpr,
     BLOCK: tl.constexpr,  # of scales: 128
-    BLOCK_D: tl.constexpr,  # HIDDEN, padded to a power of two
-    WORDS: tl.constexpr,  # of a row's scales, four each, padded to a power of two
+    BLOCK_D: tl.constexpr,  # HIDDEN, rounded up to a power of two
+    WORDS: tl.constexpr,  # words of a row's scales, rounded up to a power of two
 ):
-    """One program: the row of one pair. Grid (pairs,)."""
+    """Each program writes the row of one pair. Grid: (pairs,)."""
     pair = tl.program_id(0)
     if tl.load(ids + pair) < 0:
         return
@@ -98,16 +100,16 @@ def silu_kernel(
     ids,  # int32 [pairs]
     row_of,  # int32 [pairs]
     h_q,  # FP8 [rows, INTER]; fp32 in the interpreter, whose conversion to FP8 truncates
-    h_scale,  # see above
+    h_scale,  # as above
     INTER: tl.constexpr,
     CAPACITY: tl.constexpr,
     PACKED: tl.constexpr,
-    POWER_OF_TWO: tl.constexpr,  # whether scales are rounded up to one
-    LARGEST: tl.constexpr,  # finite value of the FP8 format
+    POWER_OF_TWO: tl.constexpr,  # whether scales are rounded up to powers of two
+    LARGEST: tl.constexpr,  # the largest finite value of the FP8 format
     SMALLEST_SCALE: tl.constexpr,
     BLOCK: tl.constexpr,  # of scales: 128
 ):
-    """One program: four blocks of the row of one pair. Grid (pairs, ceil(INTER / 512))."""
+    """Each program computes four blocks of the row of one pair. Grid: (pairs, ceil(INTER / 512))."""
     pair, word = tl.program_id(0), tl.program_id(1)
     if tl.load(ids + pair) < 0:
         return
@@ -118,14 +120,7 @@ def silu_kernel(
     at, ok = gate_up + row * (2 * INTER) + column, column < INTER
     gate = tl.load(at, mask=ok, other=0.0).to(tl.float32)
     up = tl.load(at + INTER, mask=ok, other=0.0).to(tl.float32)
-    # silu(gate) by an exponential that cannot overflow.
-    small = tl.exp(-tl.abs(gate))
-    h = gate * tl.where(gate < 0, small, 1.0) / (1.0 + small) * up
-    scale = tl.div_rn(tl.max(tl.abs(h), axis=1), tl.full([4], LARGEST, tl.float32))
-    scale = tl.maximum(scale, SMALLEST_SCALE)
-    if POWER_OF_TWO:
-        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
-    quotient = tl.div_rn(h, tl.broadcast_to(scale[:, None], [4, BLOCK]))
+    quotient, scale = requantised(gate, up, LARGEST, SMALLEST_SCALE, POWER_OF_TWO, 4, BLOCK)
     tl.store(h_q + row * INTER + column, quotient.to(h_q.dtype.element_ty), mask=ok)
     _store_scales(h_scale, scale[None, :], block[None, :], row, BLOCKS, CAPACITY, PACKED)
 
@@ -134,7 +129,7 @@ def silu_kernel(
 def _store_scales(
     scales, scale, block, row, BLOCKS: tl.constexpr, CAPACITY: tl.constexpr, PACKED: tl.constexpr
 ):
-    """The scales [words, 4] of blocks [words, 4] of a row, MN-major in the row's group."""
+    """Stores the scales [words, 4] of blocks [words, 4] of a row, MN-major in the row's group."""
     WORDS: tl.constexpr = (BLOCKS + 3) // 4 if PACKED else BLOCKS
     at = scales + row // CAPACITY * (CAPACITY * WORDS) + row % CAPACITY
     if PACKED:
@@ -158,7 +153,7 @@ def combine_kernel(
     PICKS_PADDED: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """One program: BLOCK_D columns of one token. Grid (tokens, ceil(HIDDEN / BLOCK_D))."""
+    """Each program computes BLOCK_D columns of one token. Grid: (tokens, ceil(HIDDEN / BLOCK_D))."""
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
     pick = tl.arange(0, PICKS_PADDED)

@@ -1,41 +1,44 @@
-"""AMD's AITER: its dispatching MHA, each of the kernels behind it, that in FP8, and its Triton one.
+"""AMD's AITER: its dispatching MHA and each of the kernels behind it, its Triton kernel, and its FP8 kernels,
+of which the persistent one is planned for the lengths.
 
 Read at e404860 (2026-08, after 0.1.20): aiter/ops/mha.py, aiter/ops/triton/attention/mha.py,
 csrc/py_itfs_cu/asm_mha_varlen_fwd.cu, csrc/py_itfs_ck/mha_varlen_fwd_kernels.cu, and the signatures at the
-tags from 0.1.4. Kernels are built at the first call. Over a cached prefix vLLM attends to chunks without a
-mask and merges them (run_prefill_context_chunk in v1/attention/backends/mla/prefill/aiter_flash_attn.py of
-vLLM 0.33); SGLang makes one call, as here. Untested on hardware.
+tags from 0.1.4; of the persistent kernel aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu,
+csrc/kernels/mla/{reduce.cu,metadata/v1_2_host.cuh}, op_tests/test_mla_prefill_ps.py. Kernels are built at the
+first call. Over a cached prefix vLLM attends to chunks without a mask and merges them
+(run_prefill_context_chunk in v1/attention/backends/mla/prefill/aiter_flash_attn.py of vLLM 0.33); SGLang
+makes one call, as here. Untested on hardware.
 """
 
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
-from kernels.mha_prefill import layouts
+from kernels.mha_prefill.layouts import VARLEN, lengths, varlen
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes
-from kernels.op import Prepared
+from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes, takes_bf16, takes_fp8
+from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
+from kernels.vendor import Aiter
 
 if TYPE_CHECKING:
     import torch
 
-
 DISPATCH = Function(
-    "aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func", needs=f"{layouts.VARLEN} out"
+    "aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func", needs=f"{VARLEN} out"
 )
 TRITON = Function(
     "aiter.ops.triton.attention.mha.flash_attn_varlen_func",
     "aiter.ops.triton.mha.flash_attn_varlen_func",
-    needs=layouts.VARLEN,
+    needs=VARLEN,
 )
 PER_TENSOR = Function(
     "aiter.flash_attn_varlen_fp8_pertensor_func",
     "aiter.ops.mha.flash_attn_varlen_fp8_pertensor_func",
-    needs=f"{layouts.VARLEN} q_descale k_descale v_descale",
+    needs=f"{VARLEN} q_descale k_descale v_descale",
 )
 # What the asm and the CK entry want beside what `flash_attn_varlen_func` takes: none has a default.
 FORWARD = (
@@ -56,44 +59,35 @@ OPUS = Function(
 FLYDSL = Symbol("aiter.ops.flydsl.fmha_kernels.flydsl_flash_attn_varlen_func")
 
 
-class AiterPrefill(vendor.Aiter):
-    """A kernel of AITER.
-
-    dtypes: of q, k and v
-    """
-
-    dtypes: ClassVar[tuple[str, ...]] = ("bf16",)
-
-    def fits(self, sizes: MhaPrefillSizes) -> Support:
-        return takes(sizes, *self.dtypes)
-
-
-class DispatchPrefill(AiterPrefill):
+@implementation(
+    "aiter.dispatch",
+    Aiter,
+    since="0.1.4",
+    requires="AITER 0.1.4 or later (from 0.1.16 on with flydsl), gfx942 or gfx950",
+    truncates=True,
+    symbols=(DISPATCH,),
+    fits=takes_bf16,
+)
+def dispatch(operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`flash_attn_varlen_func`, as vLLM and SGLang call it: asm v3 on gfx942; on gfx950 OPUS where it has
     that (0.1.18 or later), before asm v3; CK, which truncates, where neither fits."""
-
-    name = "aiter.dispatch"
-    truncates = True
-    requires = "AITER 0.1.4 or later (from 0.1.16 on with flydsl), gfx942 or gfx950"
-    symbols = (DISPATCH,)
-    since = "0.1.4"
-
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        with contextlib.suppress(BindingError):  # an AITER without that module
-            FLYDSL.find()
-        return layouts.VarlenLayout(operands, out, DISPATCH)
+    with contextlib.suppress(BindingError):  # an AITER without that module
+        FLYDSL.find()
+    return varlen(operands, out, DISPATCH)
 
 
-def forward_arguments(o: MhaPrefillOperands) -> dict[str, object]:
-    """What the asm and the CK entry get beside q, k, v and out, as `flash_attn_varlen_func` gives it."""
+def forward(o: MhaPrefillOperands, out: torch.Tensor) -> dict[str, Any]:
+    """What the asm and the CK entry get, as `flash_attn_varlen_func` gives it."""
     return {
-        **layouts.lengths(o),
+        **o.live_tensors(),
+        "out": out,
+        **lengths(o),
         "min_seqlen_q": 0,
         "dropout_p": 0.0,
-        "softmax_scale": layouts.scale(o),
+        "softmax_scale": o.scale,
         "logits_soft_cap": 0.0,
         "zero_tensors": False,
-        "is_causal": layouts.mask()["causal"],
+        "is_causal": True,
         "window_size_left": -1,
         "window_size_right": -1,
         "return_softmax_lse": False,
@@ -101,115 +95,211 @@ def forward_arguments(o: MhaPrefillOperands) -> dict[str, object]:
     }
 
 
-class _Direct(Prepared):
-    def __init__(
-        self, operands: MhaPrefillOperands, out: torch.Tensor, function: Function, **arguments: Any
-    ) -> None:
-        super().__init__(operands, out)
-        self.attend = function.bind(q=operands.q, k=operands.k, v=operands.v, out=out, **arguments)
-
-    def call(self) -> None:
-        self.attend()
+def within_4_gib(sizes: MhaPrefillSizes) -> Support:
+    longest = max(prefix + new for prefix, new in sizes.lengths())
+    extent = longest * sizes.heads * WIDTH * 2
+    return need(extent < 1 << 32, "its byte offsets within a sequence's keys end at 4 GiB")
 
 
-class AsmPrefill(AiterPrefill):
+@implementation(
+    "aiter.asm",
+    Aiter,
+    since="0.1.5",
+    requires="AITER 0.1.5 or later, gfx942 or gfx950",
+    symbols=(ASM,),
+    fits=lambda sizes: Support.all_of(takes_bf16(sizes), within_4_gib(sizes)),
+)
+def asm(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The hand-written kernel (fmha v3) by itself."""
-
-    name = "aiter.asm"
-    requires = "AITER 0.1.5 or later, gfx942 or gfx950"
-    symbols = (ASM,)
-    since = "0.1.5"
-
-    def fits(self, sizes: MhaPrefillSizes) -> Support:
-        longest = max(prefix + new for prefix, new in sizes.lengths())
-        extent = longest * sizes.heads * WIDTH * 2
-        return Support.all_of(
-            super().fits(sizes),
-            need(extent < 1 << 32, "its byte offsets within a sequence's keys end at 4 GiB"),
-        )
-
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        # 1, as the dispatch has it: gfx942's kernels round weights to nearest, ties away from zero.
-        return _Direct(operands, out, ASM, **forward_arguments(operands), how_v3_bf16_cvt=1)
+    # 1, as the dispatch has it: gfx942's kernels round weights to nearest, ties away from zero.
+    return ASM.bind(**forward(operands, out), how_v3_bf16_cvt=1)
 
 
-class CkPrefill(AiterPrefill):
+@implementation(
+    "aiter.ck",
+    Aiter,
+    since="0.1.8",
+    requires="AITER 0.1.8 or later, gfx942 or gfx950",
+    truncates=True,
+    symbols=(CK,),
+    fits=takes_bf16,
+)
+def ck(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """Composable Kernel by itself. Weights and output are truncated to bf16: aiter/jit/optCompilerConfig.json
     builds module_mha_varlen_fwd with -DCK_TILE_FLOAT_TO_BFLOAT16_DEFAULT=2 (at e404860), on all
     architectures."""
-
-    name = "aiter.ck"
-    truncates = True
-    requires = "AITER 0.1.8 or later, gfx942 or gfx950"
-    symbols = (CK,)
-    since = "0.1.8"
-
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Direct(operands, out, CK, **forward_arguments(operands), sink_size=0)
+    return CK.bind(**forward(operands, out), sink_size=0)
 
 
-def opus_lengths(o: MhaPrefillOperands) -> dict[str, object]:
-    named = layouts.lengths(o)
-    return {
-        "seqstart_q": named["cu_seqlens_q"],
-        "seqstart_k": named["cu_seqlens_k"],
-        "max_seqlen_q": named["max_seqlen_q"],
-        "max_seqlen_k": named["max_seqlen_k"],
-        "softmax_scale": layouts.scale(o),
-    }
-
-
-class Opus(AiterPrefill):
+@implementation(
+    "aiter.opus",
+    Aiter,
+    since="0.1.18",
+    requires="AITER 0.1.18 or later, gfx950",
+    archs=("gfx950",),
+    symbols=(OPUS,),
+    fits=takes_bf16,
+)
+def opus(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """The OPUS kernel by itself, which gfx950 dispatches to."""
+    most_new, longest = o.longest
+    return OPUS.bind(
+        q=o.q,
+        k=o.k,
+        v=o.v,
+        out=out,
+        softmax_scale=o.scale,
+        causal=True,
+        seqstart_q=o.cu_q,
+        seqstart_k=o.cu_k,
+        max_seqlen_q=most_new,
+        max_seqlen_k=longest,
+    )
 
-    name = "aiter.opus"
-    requires = "AITER 0.1.18 or later, gfx950"
-    archs = ("gfx950",)
-    symbols = (OPUS,)
-    since = "0.1.18"
 
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Direct(operands, out, OPUS, **opus_lengths(operands), **layouts.mask())
-
-
-class TritonPrefill(AiterPrefill):
+@implementation(
+    "aiter.triton",
+    Aiter,
+    since="0.1.7",
+    requires="AITER 0.1.7 or later, gfx942 or gfx950",
+    also=vendor.TRITON,
+    allocates=True,
+    symbols=(TRITON,),
+    fits=takes_bf16,
+    # The output, and a sum of exponentials for each row.
+    workspace=lambda sizes: sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4),
+)
+def triton(operands: MhaPrefillOperands, out: None) -> Prepared:
     """AITER's Triton kernel, q and k in parts of 128 and 64. Its call allocates an output of zeros."""
-
-    name = "aiter.triton"
-    also = vendor.TRITON
-    requires = "AITER 0.1.7 or later, gfx942 or gfx950"
-    symbols = (TRITON,)
-    since = "0.1.7"
-    allocates = True
-
-    def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """The output, and a sum of exponentials per row."""
-        return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
-
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
-        return layouts.VarlenLayout(operands, None, TRITON)
+    return varlen(operands, None, TRITON)
 
 
-def descales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
-    """fp32 [1], by which what is stored is to be multiplied."""
-    return {"q_descale": o.q_descale, "k_descale": o.k_descale, "v_descale": o.v_descale}
-
-
-class Fp8(AiterPrefill):
+@implementation(
+    "aiter.fp8",
+    Aiter,
+    since="0.1.8",
+    requires="AITER 0.1.8 or later, gfx942 (e4m3fnuz) or gfx950 (e4m3fn)",
+    activations="fp8",
+    truncates=True,
+    allocates=True,
+    symbols=(PER_TENSOR,),
+    fits=takes_fp8,
+    workspace=lambda sizes: sizes.queries * sizes.heads * VALUE * BYTES["bf16"],
+)
+def fp8(o: MhaPrefillOperands, out: None) -> Prepared:
     """`flash_attn_varlen_fp8_pertensor_func`: CK at 192/128, for which no asm kernel is built, with an
-    output truncated as CkPrefill's. The call allocates it."""
+    output truncated as that of `aiter.ck`. The call allocates it."""
+    return varlen(o, None, PER_TENSOR, q_descale=o.q_descale, k_descale=o.k_descale, v_descale=o.v_descale)
 
-    name = "aiter.fp8"
-    requires = "AITER 0.1.8 or later, gfx942 (e4m3fnuz) or gfx950 (e4m3fn)"
-    symbols = (PER_TENSOR,)
-    since = "0.1.8"
-    dtypes = ("fp8",)
-    activations = "fp8"
-    truncates = True
-    allocates = True
 
-    def workspace(self, sizes: MhaPrefillSizes) -> int:
-        return sizes.queries * sizes.heads * VALUE * BYTES["bf16"]
+# The persistent kernel
 
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor | None) -> Prepared:
-        return layouts.VarlenLayout(operands, None, PER_TENSOR, descales(operands))
+TILE = 256  # query rows, and
+KEYS = 128  # keys, of its tiles
+# Heads that its reduction is built for at 128 columns (csrc/kernels/mla/reduce.cu, all tags from 0.1.11).
+REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
+
+TENSORS = "work_metadata_ptrs work_indptr work_info reduce_indptr reduce_final_map reduce_partial_map"
+"""Of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
+
+INFO = Function(
+    "aiter.get_ps_metadata_info_v1",
+    "aiter.ops.attention.get_ps_metadata_info_v1",
+    needs="batch_size num_head_k max_qlen qlen_granularity",
+)
+PLAN = Function(
+    "aiter.get_ps_metadata_v1",
+    "aiter.ops.attention.get_ps_metadata_v1",
+    needs=f"seqlens_qo_indptr pages_kv_indptr context_lens gqa_ratio num_heads_k {TENSORS} "
+    "qhead_granularity qlen_granularity kvlen_granularity block_size is_causal",
+)
+PERSISTENT = Function(
+    "aiter.mla.mla_prefill_ps_fwd",
+    needs="Q K V output qo_indptr kv_indptr kv_page_indices work_indptr work_info_set max_seqlen_q is_causal "
+    "reduce_indptr reduce_final_map reduce_partial_map softmax_scale q_scale k_scale v_scale",
+)
+
+
+def fits_persistent(sizes: MhaPrefillSizes) -> Support:
+    heads = ", ".join(map(str, REDUCED_HEADS))
+    taken = need(sizes.heads in REDUCED_HEADS, f"takes {heads} heads, not {sizes.heads}")
+    return Support.all_of(takes(sizes, "fp8"), taken)
+
+
+def persistent_bytes(sizes: MhaPrefillSizes) -> int:
+    """Partial results of split tiles, as many as the library reserves on 256 compute units at most, the rows'
+    sums of exponentials, and a number for each key."""
+    most_new = max(new for _, new in sizes.lengths())
+    partial = min(sizes.batch + 255, 510) * -(-most_new // TILE) * TILE
+    return sizes.heads * 4 * (partial * (VALUE + 1) + sizes.queries) + 4 * sizes.keys
+
+
+@implementation(
+    "aiter.fp8_ps",
+    Aiter,
+    since="0.1.11",
+    requires="AITER 0.1.11 or later, gfx950 (e4m3fn)",
+    archs=("gfx950",),
+    activations="fp8",
+    symbols=(INFO, PLAN, PERSISTENT),
+    fits=fits_persistent,
+    workspace=persistent_bytes,
+)
+def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
+    """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
+    beforehand, and the reduction of those tiles that were split over keys."""
+    import torch
+
+    plan = planned(o)
+    return PERSISTENT.bind(
+        Q=o.q,
+        K=o.k,
+        V=o.v,
+        output=out,
+        qo_indptr=o.cu_q,
+        kv_indptr=o.cu_k,
+        # Every key is a page of its own, in order.
+        kv_page_indices=torch.arange(len(o.k), dtype=torch.int32, device=o.k.device),
+        work_indptr=plan["work_indptr"],
+        work_info_set=plan["work_info"],
+        max_seqlen_q=o.longest[0],
+        is_causal=True,
+        reduce_indptr=plan["reduce_indptr"],
+        reduce_final_map=plan["reduce_final_map"],
+        reduce_partial_map=plan["reduce_partial_map"],
+        softmax_scale=o.scale,
+        q_scale=o.q_descale,
+        k_scale=o.k_descale,
+        v_scale=o.v_descale,
+    )
+
+
+def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
+    """The tiles that each program takes, and how their parts are put together. The host plans."""
+    import torch
+
+    heads, names = o.q.shape[1], TENSORS.split()
+    shapes = INFO.bind(
+        batch_size=len(o.sequences), num_head_k=heads, max_qlen=o.longest[0], qlen_granularity=TILE
+    )()
+    if len(shapes) != len(names):
+        raise BindingError(f"aiter's get_ps_metadata_info_v1 names {len(shapes)} tensors, not {len(names)}")
+    tensors = {
+        name: torch.empty(shape, dtype=dtype, device=o.q.device)
+        for name, (shape, dtype) in zip(names, shapes, strict=True)
+    }
+    fill = PLAN.bind(
+        seqlens_qo_indptr=o.cu_q.cpu(),
+        pages_kv_indptr=o.cu_k.cpu(),
+        context_lens=torch.tensor([s.length for s in o.sequences], dtype=torch.int32),
+        gqa_ratio=1,
+        num_heads_k=heads,
+        **tensors,
+        qhead_granularity=1,
+        qlen_granularity=TILE,
+        kvlen_granularity=KEYS,
+        block_size=1,
+        is_causal=True,
+    )
+    fill()
+    return tensors

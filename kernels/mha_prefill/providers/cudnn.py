@@ -9,21 +9,20 @@ CuTe, in cuDNN's place: `picked` tells. Ran on an H200 in bf16 (1.28).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from kernels import vendor
 from kernels.binding import Function, Symbol
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes
-from kernels.op import Prepared, Unsupported
-from kernels.support import Support
+from kernels.mha_prefill.sizes import VALUE, WIDTH, takes_both
+from kernels.op import Prepared, Unsupported, implementation
 
 if TYPE_CHECKING:
     import torch
 
-FP8_WEIGHTS = 256.0  # by which softmax weights, 1 at most, are scaled up into e4m3fn before they are rounded
+FP8_WEIGHTS = 256.0  # scales softmax weights, 1 at most, up into e4m3fn before they are rounded
 
 VERSIONS = (Symbol("cudnn.__version__"), Symbol("cudnn.backend_version"))
 NOT_SUPPORTED = Symbol("cudnn.cudnnGraphNotSupportedError")
@@ -57,80 +56,53 @@ NODE = tuple(
 )
 
 
-class CudnnSdpaPrefill(vendor.Cudnn):
-    """`sdpa`, or `sdpa_fp8`, with d_qk 192 and d_v 128, causal from the bottom right."""
-
-    name = "cudnn"
-    requires = (
-        "nvidia-cudnn-frontend 1.13 or later and cuDNN 9.10.2 or later, CUDA sm_90 or later; "
-        "FP8: cuDNN 9.19 or later, sm_100 or later"
-    )
-    archs = ("sm_90", *vendor.BLACKWELL, "sm_120")  # ragged sequences need those
-    activations = "fp8"
-    symbols = (
+@implementation(
+    "cudnn",
+    vendor.Cudnn,
+    since="1.13",
+    requires="nvidia-cudnn-frontend 1.13 or later and cuDNN 9.10.2 or later, CUDA sm_90 or later; "
+    "FP8: cuDNN 9.19 or later, sm_100 or later",
+    archs=("sm_90", *vendor.BLACKWELL, "sm_120"),  # those that ragged sequences need
+    activations="fp8",
+    symbols=(
         *(*VERSIONS, NOT_SUPPORTED, DATA_TYPE, HEURISTICS, CREATE_HANDLE, SET_STREAM),
         *(GRAPH, TENSOR, *NODE, SDPA, SDPA_FP8, PLAN, *STEPS, EXECUTE),
-    )
-    since = "1.13"
-
-    def fits(self, sizes: MhaPrefillSizes) -> Support:
-        return takes(sizes, "bf16", "fp8")
-
-    def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """What a plan asks for is known once it is built; forward plans have asked for little."""
-        return 32 << 20
-
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _Graph(operands, out)
-
-
-def sequence_lengths(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
-    """int32 [batch, 1, 1, 1] on the device."""
-    return {
-        name: cumulative.diff().view(-1, 1, 1, 1)
-        for name, cumulative in (("seq_len_q", o.cu_q), ("seq_len_kv", o.cu_k))
-    }
-
-
-def offsets(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
-    """Where each sequence begins, in elements, int64 [batch + 1, 1, 1, 1]."""
-    heads = o.q.shape[1]
-    begins = {"q": (o.cu_q, WIDTH), "k": (o.cu_k, WIDTH), "v": (o.cu_k, VALUE), "out": (o.cu_q, VALUE)}
-    return {
-        name: (cumulative.long() * (heads * width)).view(-1, 1, 1, 1)
-        for name, (cumulative, width) in begins.items()
-    }
-
-
-def shape(o: MhaPrefillOperands, name: str) -> tuple[list[int], list[int]]:
-    """Sizes [batch, heads, the most tokens, width] and the strides of tokens that lie behind each other."""
-    most_new, longest = o.longest
-    tokens = most_new if name in ("q", "out") else longest
-    width = WIDTH if name in ("q", "k") else VALUE
-    heads = o.q.shape[1]
-    return [len(o.sequences), heads, tokens, width], [tokens * heads * width, width, heads * width, 1]
-
-
-def mask() -> dict[str, object]:
-    """Causal, aligned to each sequence's last key."""
-    return {"use_causal_mask_bottom_right": True}
-
-
-def fp8_scales(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
-    """fp32 [1, 1, 1, 1]: the operands' descales, and factors for the weights and the output."""
+    ),
+    fits=takes_both,
+    # What a plan asks for is known once it is built; forward plans have asked for little.
+    workspace=lambda sizes: 32 << 20,
+)
+def sdpa(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+    """`sdpa`, or `sdpa_fp8`, with d_qk 192 and d_v 128, causal from the bottom right."""
     import torch
 
-    def number(value: float) -> torch.Tensor:
-        return torch.full((1, 1, 1, 1), value, device=o.q.device)
+    handle, set_stream, not_supported = CREATE_HANDLE.bind()(), SET_STREAM.find(), NOT_SUPPORTED.find()
+    with refusals(not_supported):
+        graph, tensors = built(o, out, handle)
+        graph.validate()
+    with refusals(not_supported, RuntimeError):  # cuDNN's, where it has no plan
+        graph.build_operation_graph()
+        modes = HEURISTICS.find()
+        PLAN.bind([modes.A, modes.FALLBACK], of=graph)()
+        graph.check_support()
+        graph.build_plans()
+    size = max(graph.get_workspace_size(), 1)
+    room = torch.empty(size, dtype=torch.uint8, device=out.device)
+    execute = EXECUTE.bind(tensors, room, of=graph, handle=handle)
 
-    return {
-        "descale_q": o.q_descale.view(1, 1, 1, 1),
-        "descale_k": o.k_descale.view(1, 1, 1, 1),
-        "descale_v": o.v_descale.view(1, 1, 1, 1),
-        "descale_s": number(1 / FP8_WEIGHTS),
-        "scale_s": number(FP8_WEIGHTS),
-        "scale_o": number(1.0),
-    }
+    def call() -> None:
+        if out.is_cuda:
+            set_stream(handle=handle, stream=torch.cuda.current_stream(out.device).cuda_stream)
+        execute()
+
+    return Prepared(o, out, call, picked=lambda: engine_of(graph))
+
+
+def engine_of(graph: Any) -> str:
+    """The front end's own kernel, or cuDNN's; before 1.27 there is no such choice."""
+    if not hasattr(graph, "selected_engine"):
+        return ""
+    return getattr(graph.selected_engine, "name", "cuDNN")
 
 
 @contextmanager
@@ -145,94 +117,97 @@ def refusals(*kinds: type[Exception]) -> Iterator[None]:
         raise Unsupported(f"cudnn {frontend} with cuDNN {backend()}: {reason}") from error
 
 
-class _Graph(Prepared):
-    """Tensors have numbers, by which a call gives their addresses."""
+def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, dict[int, torch.Tensor]]:
+    """A graph of cudnn, and its tensors by number: a call gives their addresses."""
+    import torch
 
-    operands: MhaPrefillOperands
+    types, bound = DATA_TYPE.find(), dict[int, torch.Tensor]()
+    kinds = {
+        torch.bfloat16: types.BFLOAT16,
+        torch.float8_e4m3fn: types.FP8_E4M3,
+        torch.float32: types.FLOAT,
+        torch.int32: types.INT32,
+        torch.int64: types.INT64,
+    }
+    graph = GRAPH.bind(
+        io_data_type=kinds[o.q.dtype],
+        intermediate_data_type=types.FLOAT,
+        compute_data_type=types.FLOAT,
+        handle=handle,
+    )()
 
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
-        import torch
+    def number(tensor: torch.Tensor) -> int:
+        bound[len(bound) + 1] = tensor
+        return len(bound)
 
-        super().__init__(operands, out)
-        self.handle = CREATE_HANDLE.bind()()
-        self.set_stream = SET_STREAM.find()
-        self.bound: dict[int, torch.Tensor] = {}
-        not_supported = NOT_SUPPORTED.find()
-        with refusals(not_supported):
-            self.graph = self._built()
-            self.graph.validate()
-        with refusals(not_supported, RuntimeError):  # of cuDNN where it has no plan
-            self.graph.build_operation_graph()
-            modes = HEURISTICS.find()
-            PLAN.bind([modes.A, modes.FALLBACK], of=self.graph)()
-            self.graph.check_support()
-            self.graph.build_plans()
-        size = max(self.graph.get_workspace_size(), 1)
-        room = torch.empty(size, dtype=torch.uint8, device=out.device)
-        self.execute = EXECUTE.bind(self.bound, room, of=self.graph, handle=self.handle)
+    def node(tensor: torch.Tensor, dims: list[int], strides: list[int]) -> Any:
+        uid = number(tensor)
+        return TENSOR.bind(of=graph, dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=uid)()
 
-    def _built(self) -> Any:  # a graph of cudnn
-        import torch
+    def like(tensor: torch.Tensor) -> Any:
+        """A node for a small tensor, as it lies in memory."""
+        return node(tensor, list(tensor.shape), list(tensor.stride()))
 
-        o, types = self.operands, DATA_TYPE.find()
-        kinds = {
-            torch.bfloat16: types.BFLOAT16,
-            torch.float8_e4m3fn: types.FP8_E4M3,
-            torch.float32: types.FLOAT,
-            torch.int32: types.INT32,
-            torch.int64: types.INT64,
-        }
-        graph = GRAPH.bind(
-            io_data_type=kinds[o.q.dtype],
-            intermediate_data_type=types.FLOAT,
-            compute_data_type=types.FLOAT,
-            handle=self.handle,
-        )()
+    begins = {name: like(tensor) for name, tensor in offsets(o).items()}
+    nodes = {name: node(tensor, *shape(o, name)) for name, tensor in o.live_tensors().items()}
+    for name, given in nodes.items():
+        given.set_ragged_offset(begins[name])
+    options = {
+        # int32 [batch, 1, 1, 1]
+        "seq_len_q": like(o.cu_q.diff().view(-1, 1, 1, 1)),
+        "seq_len_kv": like(o.cu_k.diff().view(-1, 1, 1, 1)),
+        "use_padding_mask": True,
+        "attn_scale": o.scale,
+        "generate_stats": False,
+        "use_causal_mask_bottom_right": True,
+    }
+    if not o.is_fp8:
+        attended, _ = SDPA.bind(of=graph, **nodes, **options)()
+    else:
+        scales = fp8_scales(o, like)
+        attended, _, *largest = SDPA_FP8.bind(of=graph, **nodes, **scales, **options)()
+        for most in largest:
+            uid = number(torch.empty(1, 1, 1, 1, device=o.q.device))
+            most.set_uid(uid).set_output(True).set_dim([1] * 4).set_stride([1] * 4)
+            most.set_data_type(types.FLOAT)
+    dims, strides = shape(o, "out")
+    attended.set_uid(number(out)).set_output(True).set_dim(dims).set_stride(strides)
+    attended.set_data_type(types.BFLOAT16).set_ragged_offset(begins["out"])
+    return graph, bound
 
-        def bind(tensor: torch.Tensor) -> int:
-            self.bound[len(self.bound) + 1] = tensor
-            return len(self.bound)
 
-        def node(tensor: torch.Tensor, dims: list[int], strides: list[int]) -> Any:  # of cudnn
-            number = bind(tensor)
-            return TENSOR.bind(
-                of=graph, dim=dims, stride=strides, data_type=kinds[tensor.dtype], uid=number
-            )()
+def offsets(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
+    """Where each sequence begins, in elements, int64 [batch + 1, 1, 1, 1]."""
+    heads = o.q.shape[1]
+    begins = {"q": (o.cu_q, WIDTH), "k": (o.cu_k, WIDTH), "v": (o.cu_k, VALUE), "out": (o.cu_q, VALUE)}
+    return {
+        name: (cumulative.long() * (heads * width)).view(-1, 1, 1, 1)
+        for name, (cumulative, width) in begins.items()
+    }
 
-        def like(tensor: torch.Tensor) -> Any:  # of cudnn
-            """A node for a small tensor, as it lies."""
-            return node(tensor, list(tensor.shape), list(tensor.stride()))
 
-        begins = {name: like(tensor) for name, tensor in offsets(o).items()}
-        nodes = {name: node(tensor, *shape(o, name)) for name, tensor in o.live_tensors().items()}
-        for name, given in nodes.items():
-            given.set_ragged_offset(begins[name])
-        options = {name: like(tensor) for name, tensor in sequence_lengths(o).items()}
-        options |= {"use_padding_mask": True, "attn_scale": o.scale, "generate_stats": False, **mask()}
-        if o.q_descale is None:
-            attended, _ = SDPA.bind(of=graph, **nodes, **options)()
-        else:
-            scales = {name: like(tensor) for name, tensor in fp8_scales(o).items()}
-            attended, _, *largest = SDPA_FP8.bind(of=graph, **nodes, **scales, **options)()
-            for most in largest:
-                number = bind(torch.empty(1, 1, 1, 1, device=o.q.device))
-                most.set_uid(number).set_output(True).set_dim([1] * 4).set_stride([1] * 4)
-                most.set_data_type(types.FLOAT)
-        dims, strides = shape(o, "out")
-        attended.set_uid(bind(self.out)).set_output(True).set_dim(dims).set_stride(strides)
-        attended.set_data_type(types.BFLOAT16).set_ragged_offset(begins["out"])
-        return graph
+def shape(o: MhaPrefillOperands, name: str) -> tuple[list[int], list[int]]:
+    """Sizes [batch, heads, the most tokens, width], and the strides of tokens that follow each other."""
+    most_new, longest = o.longest
+    tokens = most_new if name in ("q", "out") else longest
+    width = WIDTH if name in ("q", "k") else VALUE
+    heads = o.q.shape[1]
+    return [len(o.sequences), heads, tokens, width], [tokens * heads * width, width, heads * width, 1]
 
-    def picked(self) -> str:
-        """The front end's own kernel, or cuDNN's; before 1.27 there is no such choice."""
-        if not hasattr(self.graph, "selected_engine"):
-            return ""
-        return getattr(self.graph.selected_engine, "name", "cuDNN")
 
-    def call(self) -> None:
-        import torch
+def fp8_scales(o: MhaPrefillOperands, like: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
+    """Nodes for fp32 [1, 1, 1, 1]: the operands' descales, and factors for the weights and the output."""
+    import torch
 
-        if self.out.is_cuda:
-            stream = torch.cuda.current_stream(self.out.device).cuda_stream
-            self.set_stream(handle=self.handle, stream=stream)
-        self.execute()
+    def number(value: float) -> torch.Tensor:
+        return torch.full((1, 1, 1, 1), value, device=o.q.device)
+
+    scales = {
+        "descale_q": o.q_descale.view(1, 1, 1, 1),
+        "descale_k": o.k_descale.view(1, 1, 1, 1),
+        "descale_v": o.v_descale.view(1, 1, 1, 1),
+        "descale_s": number(1 / FP8_WEIGHTS),
+        "scale_s": number(FP8_WEIGHTS),
+        "scale_o": number(1.0),
+    }
+    return {name: like(scale) for name, scale in scales.items()}

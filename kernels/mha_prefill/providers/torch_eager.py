@@ -6,14 +6,37 @@ from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes
-from kernels.op import Implementation, Prepared
-from kernels.platform import Platform
-from kernels.support import Support
+from kernels.op import Call, implementation
 
 if TYPE_CHECKING:
     import torch
 
 ROWS = 256  # query rows at once: all heads' scores of a whole sequence would not fit
+
+
+def scratch(sizes: MhaPrefillSizes) -> int:
+    longest = max(prefix + new for prefix, new in sizes.lengths())
+    row = longest + 2 * WIDTH + 2 * VALUE
+    return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)
+
+
+@implementation("torch.naive", requires="torch", rebinds=True, scratch=scratch)
+def naive(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
+    import torch
+
+    def call() -> None:
+        for sequence in o.sequences:
+            k = o.k[sequence.keys].float().transpose(0, 1)
+            v = o.v[sequence.keys].float().mul_(o.value_scale).transpose(0, 1)
+            key = torch.arange(sequence.length, device=k.device)
+            for first in range(0, sequence.new, ROWS):
+                begin = sequence.queries.start + first
+                rows = slice(begin, min(begin + ROWS, sequence.queries.stop))
+                position = sequence.prefix + first + key[: rows.stop - rows.start, None]
+                q = o.q[rows].float().transpose(0, 1)
+                out[rows] = attend(q, k, v, key > position, o.score_scale).transpose(0, 1)
+
+    return call
 
 
 def attend(
@@ -23,41 +46,3 @@ def attend(
     hidden [rows, keys] true where the mask hides a key: product, mask, softmax, product."""
     scores = q @ k.transpose(1, 2) * scale
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
-
-
-class _NaivePrefill(Prepared):
-    operands: MhaPrefillOperands
-
-    def call(self) -> None:
-        import torch
-
-        o = self.operands
-        for sequence in o.sequences:
-            k = o.k[sequence.keys].float().transpose(0, 1)
-            v = o.v[sequence.keys].float().mul_(o.value_scale).transpose(0, 1)
-            key = torch.arange(sequence.length, device=k.device)
-            for first in range(0, sequence.new, ROWS):
-                rows = slice(
-                    sequence.queries.start + first,
-                    min(sequence.queries.start + first + ROWS, sequence.queries.stop),
-                )
-                position = sequence.prefix + first + key[: rows.stop - rows.start, None]
-                q = o.q[rows].float().transpose(0, 1)
-                self.out[rows] = attend(q, k, v, key > position, o.score_scale).transpose(0, 1)
-
-
-class NaivePrefill(Implementation):
-    name = "torch.naive"
-    requires = "torch"
-    rebinds = True
-
-    def available(self, platform: Platform) -> Support:
-        return platform.library("torch")
-
-    def scratch(self, sizes: MhaPrefillSizes) -> int:
-        longest = max(prefix + new for prefix, new in sizes.lengths())
-        row = longest + 2 * WIDTH + 2 * VALUE
-        return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)
-
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _NaivePrefill(operands, out)

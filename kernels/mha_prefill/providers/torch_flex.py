@@ -6,39 +6,47 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
-from kernels.op import Implementation, Prepared
-from kernels.platform import Platform
-from kernels.support import Support
+from kernels.mha_prefill.sizes import MhaPrefillSizes, takes_bf16
+from kernels.op import Call, implementation
 
 if TYPE_CHECKING:
     import torch
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # rows of the mask's blocks, and keys
-SHAPES = 256  # that one process may compile for; torch's default is 8, and further ones would run unfused
+SHAPES = 256  # one process may compile for so many; beyond torch's default of 8 they would run unfused
 
 
-class _CompiledPrefill(Prepared):
-    operands: MhaPrefillOperands
+def workspace(sizes: MhaPrefillSizes) -> int:
+    """The mask's tables, which backward products would read too."""
+    blocks = (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1)
+    return sizes.queries * 16 + blocks * 4 * 8
 
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
-        import torch
-        from torch.nn.attention.flex_attention import flex_attention
 
-        super().__init__(operands, out)
-        torch._dynamo.config.recompile_limit = SHAPES
-        self.mask = block_mask(operands)
-        self.attend = torch.compile(flex_attention, dynamic=False)
+@implementation(
+    "torch.compile",
+    requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
+    available=lambda platform: platform.compiler(),
+    per_size=True,
+    fits=takes_bf16,
+    workspace=workspace,
+    scratch=lambda sizes: sizes.queries * sizes.heads * 128 * 2,  # the call's own output
+)
+def compiled(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
 
-    def call(self) -> None:
-        import torch
+    torch._dynamo.config.recompile_limit = SHAPES
+    mask = block_mask(o)
+    attend = torch.compile(flex_attention, dynamic=False)
 
-        o = self.operands
+    def call() -> None:
         q, k, v = (tensor.transpose(0, 1)[None] for tensor in (o.q, o.k, o.v))
         with torch.no_grad():
-            attended = self.attend(q, k, v, block_mask=self.mask, scale=o.scale)
-        self.out.copy_(attended[0].transpose(0, 1))
+            attended = attend(q, k, v, block_mask=mask, scale=o.scale)
+        out.copy_(attended[0].transpose(0, 1))
+
+    return call
 
 
 def block_mask(operands: MhaPrefillOperands) -> BlockMask:
@@ -95,27 +103,3 @@ def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     order = torch.argsort((~seen).int(), dim=-1, stable=True)
     return seen.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]
-
-
-class Compile(Implementation):
-    name = "torch.compile"
-    per_size = True
-    requires = "torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(platform.library("torch"), platform.compiler())
-
-    def fits(self, sizes: MhaPrefillSizes) -> Support:
-        return takes(sizes, "bf16")
-
-    def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """The mask's tables, which backward products would read too."""
-        blocks = (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1)
-        return sizes.queries * 16 + blocks * 4 * 8
-
-    def scratch(self, sizes: MhaPrefillSizes) -> int:
-        """The call's own output."""
-        return sizes.queries * sizes.heads * 128 * 2
-
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return _CompiledPrefill(operands, out)

@@ -1,74 +1,91 @@
-"""The attention kernel that SGLang and vLLM built for prefill on x86-64 servers."""
+"""vLLM's CPU kernels for prefill: the one that SGLang and vLLM built for x86-64 servers, and what vLLM itself
+runs for MLA, dense attention in torch, one request after the other."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kernels.mha_prefill.layouts import Extended, apart_bytes
+from kernels.binding import Function, Symbol
+from kernels.mha_prefill.layouts import NewTokens
 from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import MhaPrefillSizes, takes
-from kernels.op import Prepared
-from kernels.support import Support
-from kernels.vendor import VllmCpu, vllm_operator
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
+from kernels.op import Call, Prepared, implementation
+from kernels.support import Support, need
+from kernels.vendor import Vllm, VllmCpu, vllm_operator
 
 if TYPE_CHECKING:
     import torch
 
 EXTEND = vllm_operator("extend_attention_cpu", positions=18)
 
+PLACE = "vllm.v1.attention.backends.mla.prefill.cpu_sdpa.CPUSDPAMLAPrefillBackend"
+BACKEND = Symbol(PLACE)
+ATTEND = Function(f"{PLACE}._ragged_sdpa", positions=7)
 
-class VllmExtendPrefill(VllmCpu):
+
+def extend_bytes(sizes: MhaPrefillSizes) -> int:
+    """Its table of rows, and the new tokens' keys and values where they are apart from cached ones."""
+    table = 8 * sizes.batch * max(prefix + new for prefix, new in sizes.lengths())
+    return table + NewTokens.bytes(sizes)
+
+
+@implementation(
+    "vllm.extend",
+    VllmCpu,
+    symbols=(EXTEND,),
+    onednn_isa="AVX512_CORE_BF16",
+    rebinds=True,
+    fits=takes_bf16,
+    workspace=extend_bytes,
+)
+def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
     causal. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. vLLM's
     backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
+    import torch
 
-    name = "vllm.extend"
-    symbols = (EXTEND,)
-    onednn_isa = "AVX512_CORE_BF16"
-    rebinds = True
-
-    def fits(self, sizes: MhaPrefillSizes) -> Support:
-        return takes(sizes, "bf16")
-
-    def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """Its table of rows, and the new tokens' keys and values where they stand apart from cached ones."""
-        table = 8 * sizes.batch * max(prefix + new for prefix, new in sizes.lengths())
-        return table + apart_bytes(sizes)
-
-    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        self.require()
-        return _VllmExtendPrefill(operands, out)
+    new, (most_new, longest) = NewTokens(o), o.longest
+    table = torch.zeros(len(o.sequences), longest, dtype=torch.int64)
+    for row, s in zip(table, o.sequences, strict=True):
+        row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
+    lengths = (
+        torch.arange(len(o.sequences)),
+        torch.tensor([s.length for s in o.sequences]),
+        torch.tensor([s.new for s in o.sequences]),
+        o.cu_q[:-1].long(),
+    )
+    given = (o.q, new.k, new.v, out, o.k, o.v, table, *lengths, most_new, o.scale)
+    return new.prepared(out, EXTEND.bind(*given, 0.0, False, 0, None, None))
 
 
-class _VllmExtendPrefill(Extended):
-    def __init__(self, operands: MhaPrefillOperands, out: torch.Tensor) -> None:
-        import torch
+def fits_dense(sizes: MhaPrefillSizes) -> Support:
+    fresh = need(all(prefix == 0 for prefix, _ in sizes.lengths()), "takes no cached prefix")
+    return Support.all_of(takes_bf16(sizes), fresh)
 
-        super().__init__(operands, out)
-        o, sequences, (most_new, longest) = operands, operands.sequences, operands.longest
-        table = torch.zeros(len(sequences), longest, dtype=torch.int64)
-        for row, s in zip(table, sequences, strict=True):
-            row[: s.length] = torch.arange(s.keys.start, s.keys.stop)
-        self.attend = EXTEND.bind(
-            o.q,
-            self.k,
-            self.v,
-            out,
-            o.k,
-            o.v,
-            table,
-            torch.arange(len(sequences)),
-            torch.tensor([s.length for s in sequences]),
-            torch.tensor([s.new for s in sequences]),
-            o.cu_q[:-1].long(),
-            most_new,
-            o.scale,
-            0.0,
-            False,
-            0,
-            None,
-            None,
-        )
 
-    def call(self) -> None:
-        self.attend()
+def dense_bytes(sizes: MhaPrefillSizes) -> int:
+    """Scores, mask and probabilities of the longest sequence, its operands in fp32, the output twice."""
+    longest = max(new for _, new in sizes.lengths())
+    scores = longest * longest * (3 * 4 * sizes.heads + 1)
+    operands = longest * sizes.heads * 4 * (2 * WIDTH + 3 * VALUE)
+    return scores + operands + 4 * sizes.queries * sizes.heads * VALUE
+
+
+@implementation(
+    "vllm.dense",
+    Vllm,
+    requires="vLLM's CPU build",
+    since="0.32",
+    kinds=("cpu",),
+    allocates=True,
+    rebinds=True,
+    symbols=(BACKEND, ATTEND),
+    fits=fits_dense,
+    workspace=dense_bytes,
+)
+def dense(o: MhaPrefillOperands, out: None) -> Call:
+    """`CPUSDPAMLAPrefillBackend._ragged_sdpa` of vLLM 0.32: the scores of all heads in fp32, written out."""
+    backend_class = BACKEND.find()
+    backend = backend_class.__new__(backend_class)  # the function reads its scale alone
+    backend.scale = o.score_scale
+    return ATTEND.bind(o.q, o.k, o.v, o.cu_q, o.cu_k, True, False, of=backend)

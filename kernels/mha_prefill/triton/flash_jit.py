@@ -13,8 +13,8 @@ from kernels.fp8_jit import widen
 @triton.jit
 def flash_kernel(
     q,  # bf16 or FP8 [T, HEADS, NOPE + ROPE]; with FNUZ_BITS, as k and v, uint8 that holds e4m3fnuz
-    k,  # likewise [S, HEADS, NOPE + ROPE]
-    v,  # likewise [S, HEADS, VALUE]; if TURNED, what turn_kernel made of it
+    k,  # of the same dtype [S, HEADS, NOPE + ROPE]
+    v,  # of the same dtype [S, HEADS, VALUE]; if TURNED, what turn_kernel made of it
     out,  # bf16 [T, HEADS, VALUE]
     cu_q,  # int32 [batch + 1]
     cu_k,  # int32 [batch + 1]
@@ -40,14 +40,14 @@ def flash_kernel(
     LANES: tl.constexpr,  # as in `_in_order_of_registers`
     RUN: tl.constexpr,
     HEADROOM: tl.constexpr,  # the largest weight of a row is 2 ** HEADROOM
-    PRODUCT: tl.constexpr,  # what tl.dot takes; fp32 in the interpreter, whose dot gets bf16 wrong
+    PRODUCT: tl.constexpr,  # what tl.dot takes; fp32 in the interpreter: its dot gets bf16 wrong
     FNUZ_BITS: tl.constexpr,
 ):
     """One program: BLOCK_M query rows of one head of one sequence, over the keys that any of them sees.
 
     First the blocks of keys that all rows see, then those on the diagonal. Rows of q and k past the end of
-    the sequence may be anything: what they make is not stored, or masked. Those of v must be numbers, for a
-    weight of 0 times NaN is NaN: on the diagonal they are zeros.
+    the sequence may hold anything: their results are masked or not stored. Those of v must be finite, because
+    a weight of 0 times NaN is NaN: on the diagonal they are zeros.
     """
     program = programs + 3 * tl.program_id(0)
     head, sequence, first = tl.load(program), tl.load(program + 1), tl.load(program + 2)

@@ -21,12 +21,8 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Cache:
-    """dies:  that programs are dealt to in turn, each with a cache of its own
-    bytes: of one, as far as keys and values may fill it
-    """
-
-    dies: int
-    bytes: int
+    dies: int  # programs are dealt to them in turn; each has a cache of its own
+    bytes: int  # of one cache, as far as keys and values may fill it
 
 
 # H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB of L2 each (CDNA 3 and 4
@@ -46,10 +42,10 @@ def order(
     lengths:   (prefix, new) of each sequence
     key_bytes: of a key and its value, per head
 
-    A head of a sequence is dealt whole to the die with the least work so far, the longest first. On a die
-    they follow each other in sections whose keys and values its cache holds, so that those come from memory
-    once; within a section the tiles with the most keys go first, so that none is left to run alone at the
-    end.
+    Each head of a sequence is dealt whole to the die with the least work so far, the longest first. On a die
+    heads follow each other in sections of which the cache holds the keys and values, so that those come from
+    memory once. Within a section the tiles with the most keys go first, so that none is left to run alone at
+    the end.
     """
     cache = target.pick(CACHES)
     load = [(0, die) for die in range(cache.dies)]

@@ -1,38 +1,44 @@
-"""AITER's MLA decode on AMD GPUs: its assembly kernels, as vLLM and SGLang call them.
+"""AITER's MLA decode on AMD GPUs: its assembly kernels, as vLLM and SGLang call them, and its kernels in
+Triton and Gluon.
 
-Sources: aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu and hsa/*/mla/mla_asm.csv of
-ROCm/aiter at e404860 (2026-08), the Python of its tags v0.1.8 to v0.1.20.post1; for how engines call them
+Sources: aiter/mla.py, aiter/ops/attention.py, csrc/py_itfs_cu/asm_mla.cu, hsa/*/mla/mla_asm.csv, and in
+aiter/ops/triton attention/mla.py, attention/mla_decode.py and gluon/mla_gluon.py of ROCm/aiter at e404860
+(2026-08), the Python of its tags v0.1.8 to v0.1.20.post1; for how engines call them
 v1/attention/backends/mla/rocm_aiter_mla.py of vLLM 0.33, srt/layers/attention/aiter_backend.py and
 srt/models/deepseek_common/attention_forward_methods/forward_mla_rocm.py of SGLang 0.5.23. The persistent
 kernels read row 0 of the cache for tokens that they mask (_mla_decode_fwd_with_head_pad of that
-aiter_backend.py), and the others do not promise to read none: all get a cache without NaN. Untested on
-hardware.
+aiter_backend.py), and the other assembly kernels do not promise to read none: all get a cache without NaN.
+Untested on hardware.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from kernels.binding import Function, Taken
-from kernels.mla_decode.compute_units import MOST_UNITS
+from kernels.binding import Function
 from kernels.mla_decode.layouts import (
+    MOST_UNITS,
     SLACK,
     FiniteCache,
+    after_query,
     cache_bytes,
+    full_pages,
     one_head,
     page_list,
     page_starts,
     pages_of,
+    partial_bytes,
+    parts,
     query_buffer,
     query_starts,
 )
-from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
-from kernels.op import OPS, Prepared
+from kernels.mla_decode.operands import SPARE_PAGES, MlaDecodeOperands
+from kernels.mla_decode.providers import vllm
+from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
+from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform, of
 from kernels.support import Support, need
-from kernels.vendor import Aiter
+from kernels.vendor import TRITON, Aiter
 from shapes.case import Case
 
 if TYPE_CHECKING:
@@ -46,27 +52,27 @@ Q_SCALE = 1.0
 q lie near 30, a tenth of what either format holds."""
 
 PADDED = 16
-"""To whose multiple vLLM repeats heads for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
+"""vLLM repeats heads up to a multiple of this for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
 
 GRANULARITY = 16
-"""Tokens that a schedule deals out at a time in either engine, one token a page. AITER's own test
+"""Tokens that a schedule of either engine deals out at a time, one token a page. AITER's own test
 (op_tests/test_mla_persistent.py) has 32 for 64 heads on an FP8 cache."""
 
 REQUESTS = {"sglang": 512, "vllm": 1024}
-"""For how many sequences of the server's context length engines make the list of pages that they record into
-a graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs."""
+"""Sequences of the server's context length for which engines make the list of pages that they record into a
+graph: SGLang for the largest batch of its graphs on 160 GB or more, vLLM for --max-num-seqs."""
 
 ENOUGH = 163_840
-"""Entries of such a list for each sequence of a call by which AITER splits as by a longer list: tried with
-get_meta_param for 256 and 304 compute units and all batches up to 512."""
+"""Entries of such a list for each sequence of a call, beyond which AITER's choice of splits no longer
+changes: tried with get_meta_param for 256 and 304 compute units and all batches up to 512."""
 
 SPLITS_OF_SGLANG = 64
-"""Into how many parts SGLang has a sequence split at most, without speculation and without attention that is
-data-parallel (max_split_per_batch)."""
+"""The most parts into which SGLang has a sequence split, without speculation and without data-parallel
+attention (max_split_per_batch)."""
 
 LEAST_TOKENS = 196
-"""Of a sequence that such a schedule takes on gfx950: of shorter ones it divides by 0 parts (get_local_splits
-in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
+"""Of the shortest sequence that SGLang's schedule takes on gfx950: it divides shorter ones by 0 parts
+(get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
 
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALED = "q_scale kv_scale intra_batch_mode"
@@ -96,206 +102,168 @@ PLAN = Function(
 PLAN_OF_SGLANG = PLAN.needing("max_split_per_batch intra_batch_mode", when="")
 
 
-class AsmMlaDecode(Aiter):
-    """`mla_decode_fwd` without metadata: the sequence is split evenly, a Triton kernel combines. On an FP8
-    cache the call rounds q to FP8 first, which engines fuse into the kernel before. SGLang's choice for a
-    bf16 cache at 16 and 128 heads. AITER chooses the splits by the length of the list of pages, which is that
-    of the buffer in SGLang's graphs, whatever the sequences hold."""
+class Asm(Aiter):
+    """`mla_decode_fwd`. On an FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel
+    before."""
 
-    name = "aiter.asm"
     requires = "AITER 0.1.8 or later, gfx942 or gfx950"
     since = "0.1.8"  # before, the answer of a single split of an FP8 cache is left elsewhere
     activations = "fp8"
-    symbols: ClassVar[Sequence[Taken]] = (DECODE, DECODE_FP8)
-    requests: ClassVar = REQUESTS["sglang"]
-
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        takes = HEADS[sizes.kv]
-        return need(sizes.heads in takes, f"takes {', '.join(map(str, takes))} heads with kv={sizes.kv}")
-
-    def layout(self, sizes: MlaDecodeSizes) -> int:
-        return (listed(sizes, self.requests) + SLACK) * 4
-
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        splits = 16  # the most that get_meta_param chooses
-        rows = sizes.batch * sizes.heads
-        return rows * splits * (LATENT + 1) * 4 + rows * WIDTH + cache_bytes(sizes)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _Asm(operands, out, self.requests)
 
 
-class _Asm(FiniteCache):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, requests: int) -> None:
-        super().__init__(operands, out)
-        self.query = self.room()
-        heads, is_fp8 = self.query.shape[1], operands.kv.element_size() == 1
-        self.given = out if heads == out.shape[1] else out.new_empty(len(out), heads, LATENT)
-        layout = token_pages(operands, listed(operands.sizes, requests))
-        self.decode = self.function(is_fp8).bind(
-            q=self.query,
-            kv_buffer=one_token_pages(self.kv),
-            o=self.given,
-            **layout,
-            max_seqlen_q=1,
-            sm_scale=operands.scale,
-            page_size=1,
-            nhead_kv=1,
-            **(self.scaling() if is_fp8 else {}),
-            **self.metadata(layout),
-        )
-
-    def room(self) -> torch.Tensor:
-        """What the kernel reads q from."""
-        return query_buffer(self.operands)
-
-    def function(self, is_fp8: bool) -> Function:
-        return DECODE_FP8 if is_fp8 else DECODE
-
-    def scaling(self) -> dict[str, object]:
-        """fp32 [1] each, and in which of two ways the sequences are split."""
-        device = self.operands.kv.device
-        return {
-            "q_scale": one_value(Q_SCALE, device),
-            "kv_scale": one_value(self.operands.kv_scale, device),
-            "intra_batch_mode": False,
-        }
-
-    def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, object]:
-        return {}
-
-    def call(self) -> None:
-        if self.query is not self.operands.q:
-            self.query.copy_(self.operands.q)
-        self.decode()
+def fits_asm(sizes: MlaDecodeSizes) -> Support:
+    takes = HEADS[sizes.kv]
+    return need(sizes.heads in takes, f"takes {', '.join(map(str, takes))} heads with kv={sizes.kv}")
 
 
-class AsmPersistent(AsmMlaDecode):
-    """`mla_decode_fwd` with the schedule of `get_mla_metadata_v1`, made before timing as an engine makes it
-    once a step: as many work groups as compute units, each with its share of all tokens. It is vLLM's way,
-    which repeats heads up to a multiple of 16 within the call, and SGLang's at 32, 64 and 128 heads. AITER
-    itself takes the other path on gfx950 with 16 heads and a bf16 cache from 32 sequences on.
+def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
+    """Of partial results of so many splits, of q in FP8 and of the copy of the cache."""
+    rows = sizes.batch * sizes.heads
+    return partial_bytes(rows * splits) + rows * WIDTH + cache_bytes(sizes)
+
+
+@implementation(
+    "aiter.asm",
+    Asm,
+    symbols=(DECODE, DECODE_FP8),
+    fits=fits_asm,
+    layout=lambda sizes: list_bytes(sizes, REQUESTS["sglang"]),
+    workspace=lambda sizes: split_bytes(sizes, 16),  # the most that get_meta_param chooses
+)
+def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+    """Without a schedule: the sequence is split evenly, and a Triton kernel combines. SGLang's choice for a
+    bf16 cache at 16 and 128 heads. AITER chooses the splits by the length of the list of pages, which is
+    that of the buffer in SGLang's graphs, whatever the sequences hold."""
+    cache, query = FiniteCache(o), query_buffer(o)
+    function = DECODE_FP8 if o.is_fp8 else DECODE
+    decode = bound(function, o, cache, query, out, token_pages(o, REQUESTS["sglang"]))
+    return cache.prepared(out, after_query(o, query, decode))
+
+
+def persistent_bytes(sizes: MlaDecodeSizes) -> int:
+    """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads, the
+    output of these; the cache."""
+    tiles, heads = sizes.batch + MOST_UNITS, padded(sizes.heads)
+    rows = sizes.batch * heads
+    repeated = rows * 2 * (WIDTH + LATENT) if heads > sizes.heads else rows * WIDTH
+    return partial_bytes(tiles * heads) + repeated + cache_bytes(sizes)
+
+
+@implementation(
+    "aiter.asm_persistent",
+    Asm,
+    truncates=True,
+    symbols=(PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN),
+    fits=lambda sizes: need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}"),
+    layout=lambda sizes: list_bytes(sizes, REQUESTS["vllm"]),
+    workspace=persistent_bytes,
+)
+def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+    """With the schedule of `get_mla_metadata_v1`, made before timing as an engine makes it once a step: as
+    many work groups as compute units, each with its share of all tokens. It is vLLM's way, which repeats
+    heads up to a multiple of 16 within the call, and SGLang's at 32, 64 and 128 heads. AITER itself takes
+    the other path on gfx950 with 16 heads and a bf16 cache from 32 sequences on.
 
     Its reduction of split sequences truncates to bf16 on gfx942: csrc/kernels/mla/reduce.cu casts by
-    csrc/include/opus/opus.hpp, whose OPUS_FP32_to_BF16_DEFAULT is 2 and which rounds on gfx950 only with
-    clang 20 or later (at e404860). The assembly kernels round to nearest: theirs hold that code's
-    constants."""
+    csrc/include/opus/opus.hpp, where OPUS_FP32_to_BF16_DEFAULT is 2, and which rounds on gfx950 only with
+    clang 20 or later (at e404860). The assembly kernels round to nearest: they contain the constants of that
+    code."""
+    batch, heads = o.q.shape[:2]
+    cache, query, answer = FiniteCache(o), query_buffer(o), out
+    if padded(heads) > heads:
+        query = cache.kv.new_empty(batch, padded(heads), WIDTH)
+        answer = out.new_empty(batch, padded(heads), LATENT)
+    lists = token_pages(o, REQUESTS["vllm"])
+    schedule = scheduled(o, query, query.dtype, lists, SHAPES, PLAN, is_causal=True, fast_mode=True)
+    function = PERSISTENT_FP8 if o.is_fp8 else PERSISTENT
+    decode = bound(function, o, cache, query, answer, lists, schedule)
 
-    name = "aiter.asm_persistent"
-    truncates = True
-    symbols: ClassVar[Sequence[Taken]] = (PERSISTENT, PERSISTENT_FP8, SHAPES, PLAN)
-    requests = REQUESTS["vllm"]
+    def call() -> None:
+        repeat_heads(o.q, query)
+        decode()
 
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}")
-
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads,
-        the output of these; the cache."""
-        tiles, heads = sizes.batch + MOST_UNITS, padded(sizes.heads)
-        rows = sizes.batch * heads
-        repeated = rows * 2 * (WIDTH + LATENT) if heads > sizes.heads else rows * WIDTH
-        return tiles * heads * (LATENT + 1) * 4 + repeated + cache_bytes(sizes)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _AsmPersistent(operands, out, self.requests)
+    times, rest = divmod(padded(heads), heads)
+    return cache.prepared(out, call, result=answer[:, :heads] if rest else answer[:, ::times])
 
 
-class _AsmPersistent(_Asm):
-    def room(self) -> torch.Tensor:
-        q = self.operands.q
-        heads = padded(q.shape[1])
-        return super().room() if heads == q.shape[1] else self.kv.new_empty(len(q), heads, WIDTH)
-
-    def call(self) -> None:
-        """Heads are repeated one by one where that gives the number, else all of them, as in vLLM."""
-        q, room = self.operands.q, self.query
-        heads, times = q.shape[1], room.shape[1] // q.shape[1]
-        if times * heads == room.shape[1]:
-            if room is not q:
-                room.unflatten(1, (heads, times)).copy_(q[:, :, None])
-        else:
-            for part in room.split(heads, 1):
-                part.copy_(q[:, : part.shape[1]])
-        self.decode()
-
-    def result(self) -> torch.Tensor:
-        heads, given = self.operands.q.shape[1], self.given.shape[1]
-        return self.given[:, :: given // heads] if given % heads == 0 else self.given[:, :heads]
-
-    def function(self, is_fp8: bool) -> Function:
-        return PERSISTENT_FP8 if is_fp8 else PERSISTENT
-
-    def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, object]:
-        heads, dtype = self.query.shape[1], self.query.dtype
-        of_all = shaped(self.operands, heads, dtype)
-        buffers = made(SHAPES.bind(**of_all, fast_mode=True)(), self.query)
-        planned = plan(self.operands, heads, dtype, layout, buffers)
-        PLAN.bind(**planned, is_causal=True, fast_mode=True)()
-        return buffers
+def repeat_heads(q: torch.Tensor, query: torch.Tensor) -> None:
+    """Copies heads one by one where that gives the number, else all of them, as vLLM does."""
+    times, rest = divmod(query.shape[1], q.shape[1])
+    if query is q:
+        return
+    if rest == 0:
+        query.unflatten(1, (q.shape[1], times)).copy_(q[:, :, None])
+        return
+    for part in query.split(q.shape[1], 1):
+        part.copy_(q[:, : part.shape[1]])
 
 
-class AsmPersistentOfSglang(AsmPersistent):
+def supports_sglangs(case: Case, platform: Platform) -> Support:
+    sizes = OPS["mla_decode"].sizes(case.sizes)
+    assert isinstance(sizes, MlaDecodeSizes)
+    least = min(sizes.lengths())
+    return need(
+        platform.arch != "gfx950" or least >= LEAST_TOKENS,
+        f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
+    )
+
+
+@implementation(
+    "aiter.asm_persistent@sglang",
+    Asm,
+    truncates=True,
+    symbols=(PERSISTENT_OF_SGLANG, SHAPES_OF_SGLANG, PLAN_OF_SGLANG),
+    supports=supports_sglangs,
+    fits=lambda sizes: Support.all_of(
+        need(sizes.kv == "fp8", f"SGLang calls it on an FP8 cache, not on {sizes.kv}"),
+        need(sizes.heads == 16, f"SGLang calls it at 16 heads, not at {sizes.heads}"),
+    ),
+    layout=lambda sizes: list_bytes(sizes, 0),
+    workspace=lambda sizes: split_bytes(sizes, SPLITS_OF_SGLANG),
+)
+def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """As SGLang calls it on an FP8 cache at 16 heads: each sequence is split by itself (intra_batch_mode).
     On gfx950 q is FP8; on gfx942 it stays bf16, although the schedule is asked for FP8. SGLang zeroes row 0
     of the cache before each call, which is not in the time."""
-
-    name = "aiter.asm_persistent@sglang"
-    symbols = (PERSISTENT_OF_SGLANG, SHAPES_OF_SGLANG, PLAN_OF_SGLANG)
-    requests = 0  # the number of splits is given
-
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return Support.all_of(
-            need(sizes.kv == "fp8", f"SGLang calls it on an FP8 cache, not on {sizes.kv}"),
-            need(sizes.heads == 16, f"SGLang calls it at 16 heads, not at {sizes.heads}"),
-        )
-
-    def supports(self, case: Case, platform: Platform) -> Support:
-        sizes = OPS[self.op].sizes(case.sizes)
-        assert isinstance(sizes, MlaDecodeSizes)
-        least = min(sizes.lengths())
-        return Support.all_of(
-            super().supports(case, platform),
-            need(
-                platform.arch != "gfx950" or least >= LEAST_TOKENS,
-                f"divides by 0 on gfx950 where a sequence has fewer than {LEAST_TOKENS} tokens, as {least}",
-            ),
-        )
-
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        rows = sizes.batch * sizes.heads
-        return rows * SPLITS_OF_SGLANG * (LATENT + 1) * 4 + rows * WIDTH + cache_bytes(sizes)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _AsmPersistentOfSglang(operands, out, self.requests)
+    cache = FiniteCache(o)
+    query = o.q if of(o.q.device).arch == "gfx942" else query_buffer(o)
+    lists = token_pages(o, 0)  # the number of splits is given
+    way = {"is_causal": False, "fast_mode": False, "intra_batch_mode": True}
+    schedule = scheduled(o, query, o.kv.dtype, lists, SHAPES_OF_SGLANG, PLAN_OF_SGLANG, **way)
+    schedule["num_kv_splits"] = SPLITS_OF_SGLANG
+    decode = bound(PERSISTENT_OF_SGLANG, o, cache, query, out, lists, schedule, intra_batch_mode=True)
+    return cache.prepared(out, after_query(o, query, decode))
 
 
-class _AsmPersistentOfSglang(_Asm):
-    def room(self) -> torch.Tensor:
-        is_gfx942 = of(self.operands.q.device).arch == "gfx942"
-        return self.operands.q if is_gfx942 else query_buffer(self.operands)
-
-    def function(self, is_fp8: bool) -> Function:
-        return PERSISTENT_OF_SGLANG
-
-    def scaling(self) -> dict[str, object]:
-        return super().scaling() | {"intra_batch_mode": True}
-
-    def metadata(self, layout: dict[str, torch.Tensor]) -> dict[str, object]:
-        fp8 = self.operands.kv.dtype
-        way = {"fast_mode": False, "intra_batch_mode": True}
-        heads = self.query.shape[1]
-        of_all = shaped(self.operands, heads, fp8)
-        shapes = SHAPES_OF_SGLANG.bind(**of_all, **way, num_kv_splits=SPLITS_OF_SGLANG)()
-        buffers = made(shapes, self.query)
-        planned = plan(self.operands, heads, fp8, layout, buffers)
-        PLAN_OF_SGLANG.bind(**planned, is_causal=False, **way, max_split_per_batch=SPLITS_OF_SGLANG)()
-        return {**buffers, "num_kv_splits": SPLITS_OF_SGLANG}
-
-
-def one_token_pages(kv: torch.Tensor) -> torch.Tensor:
-    """[slots, 1, 1, 576]: engines give every token a page of its own, whatever theirs."""
-    return one_head(pages_of(kv, 1))
+def bound(
+    function: Function,
+    o: MlaDecodeOperands,
+    cache: FiniteCache,
+    query: torch.Tensor,
+    out: torch.Tensor,
+    lists: dict[str, torch.Tensor],
+    schedule: dict[str, Any] | None = None,
+    intra_batch_mode: bool = False,
+) -> Call:
+    scaling: dict[str, Any] = {}
+    if o.is_fp8:
+        scaling = {
+            "q_scale": one_value(Q_SCALE, query.device),
+            "kv_scale": one_value(o.kv_scale, query.device),
+            "intra_batch_mode": intra_batch_mode,
+        }
+    return function.bind(
+        q=query,
+        kv_buffer=one_head(pages_of(cache.kv, 1)),  # engines give every token a page of its own
+        o=out,
+        **lists,
+        max_seqlen_q=1,
+        sm_scale=o.scale,
+        page_size=1,
+        nhead_kv=1,
+        **scaling,
+        **(schedule or {}),
+    )
 
 
 def padded(heads: int) -> int:
@@ -308,15 +276,19 @@ def listed(sizes: MlaDecodeSizes, requests: int) -> int:
     return max(sizes.tokens, min(requests * sizes.model_len, sizes.batch * ENOUGH))
 
 
-def token_pages(operands: MlaDecodeOperands, entries: int) -> dict[str, torch.Tensor]:
-    """qo_indptr and kv_indptr [batch + 1], kv_indices [entries], the first of which are the tokens',
-    kv_last_page_lens [batch], all int32."""
+def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
+    return (listed(sizes, requests) + SLACK) * 4
+
+
+def token_pages(operands: MlaDecodeOperands, requests: int) -> dict[str, torch.Tensor]:
+    """qo_indptr and kv_indptr [batch + 1], kv_indices with the tokens' entries first, kv_last_page_lens
+    [batch], all int32."""
     import torch
 
     return {
         "qo_indptr": query_starts(operands),
         "kv_indptr": page_starts(operands, 1),
-        "kv_indices": page_list(operands, 1, entries),
+        "kv_indices": page_list(operands, 1, listed(operands.sizes, requests)),
         "kv_last_page_lens": torch.ones_like(operands.lengths),
     }
 
@@ -327,48 +299,174 @@ def one_value(value: float, device: torch.device) -> torch.Tensor:
     return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
-def shaped(operands: MlaDecodeOperands, heads: int, q_dtype: torch.dtype) -> dict[str, object]:
-    """What the shapes of a schedule depend on; heads: those that the kernel is given."""
-    return {
-        "batch_size": len(operands.q),
-        "max_seqlen_qo": 1,
-        "num_head_qo": heads,
-        "q_dtype": q_dtype,
-        "kv_dtype": operands.kv.dtype,
-        "is_sparse": False,
-    }
-
-
-def made(shapes: Sequence[tuple[object, torch.dtype]], like: torch.Tensor) -> dict[str, object]:
-    """The tensors of a schedule, by the names that mla_decode_fwd gives them, in its order."""
+def scheduled(
+    o: MlaDecodeOperands,
+    query: torch.Tensor,
+    q_dtype: torch.dtype,
+    lists: dict[str, torch.Tensor],
+    shapes: Function,
+    plan: Function,
+    *,
+    is_causal: bool,
+    **way: bool,
+) -> dict[str, Any]:
+    """The tensors of a schedule, filled, by the names that mla_decode_fwd gives them."""
     import torch
 
-    return {
-        name: torch.empty(shape, dtype=dtype, device=like.device)  # type: ignore[call-overload]
-        for name, (shape, dtype) in zip(SCHEDULE.split(), shapes, strict=True)
+    heads, by_itself = query.shape[1], "intra_batch_mode" in way
+    found = shapes.bind(
+        batch_size=len(o.q),
+        max_seqlen_qo=1,
+        num_head_qo=heads,
+        q_dtype=q_dtype,
+        kv_dtype=o.kv.dtype,
+        is_sparse=False,
+        **way,
+        **({"num_kv_splits": SPLITS_OF_SGLANG} if by_itself else {}),
+    )()
+    buffers = {
+        name: torch.empty(shape, dtype=dtype, device=query.device)
+        for name, (shape, dtype) in zip(SCHEDULE.split(), found, strict=True)
     }
-
-
-def plan(
-    operands: MlaDecodeOperands,
-    heads: int,
-    q_dtype: torch.dtype,
-    layout: dict[str, torch.Tensor],
-    buffers: dict[str, object],
-) -> dict[str, object]:
-    """What fills a schedule, whichever way sequences are split."""
-    return {
-        "seqlens_qo_indptr": layout["qo_indptr"],
-        "seqlens_kv_indptr": layout["kv_indptr"],
-        "kv_last_page_lens": layout["kv_last_page_lens"],
-        "num_heads_per_head_k": heads,
-        "num_heads_k": 1,
-        "work_metadata_ptrs": buffers["work_meta_data"],
+    fill = plan.bind(
+        seqlens_qo_indptr=lists["qo_indptr"],
+        seqlens_kv_indptr=lists["kv_indptr"],
+        kv_last_page_lens=lists["kv_last_page_lens"],
+        num_heads_per_head_k=heads,
+        num_heads_k=1,
+        is_causal=is_causal,
+        work_metadata_ptrs=buffers["work_meta_data"],
         **{name: buffers[name] for name in SCHEDULE.split()[1:]},
-        "page_size": 1,
-        "kv_granularity": GRANULARITY,
-        "max_seqlen_qo": 1,
-        "uni_seqlen_qo": 1,
-        "dtype_q": q_dtype,
-        "dtype_kv": operands.kv.dtype,
-    }
+        page_size=1,
+        kv_granularity=GRANULARITY,
+        max_seqlen_qo=1,
+        uni_seqlen_qo=1,
+        dtype_q=q_dtype,
+        dtype_kv=o.kv.dtype,
+        **way,
+        **({"max_split_per_batch": SPLITS_OF_SGLANG} if by_itself else {}),
+    )
+    fill()
+    return buffers
+
+
+# Triton and Gluon
+
+SEGMENTS = 128  # of the segmented kernel
+GLUON_HEADS = 16  # the most that all versions take, in batches of any size
+GLUON_CACHE = 2 << 30  # bytes
+WORKGROUPS = 256  # over which Gluon's kernel splits sequences
+
+SEGMENTED = Function(
+    "aiter.ops.triton.attention.mla.mla_decode_fwd",
+    needs="q kv_buffer out cu_seqlens_q seqused_k max_seqlen_kv block_tables softmax_scale kv_lora_rank "
+    "qk_rope_head_dim causal q_descale kv_descale",
+    wishes="out_scale shuffled_kv_cache",  # both without a default at 0.1.15
+)
+SPLIT_KV = Function(
+    "aiter.ops.triton.attention.mla_decode.decode_attention_fwd",
+    needs=f"{vllm.ARGUMENTS} {vllm.SCALES}",
+    wishes="lse is_mla",
+)
+GLUON = Function(
+    "aiter.ops.triton.gluon.mla_gluon.mla_gluon",
+    "aiter.ops.triton.gluon.mla_decode_gluon.mla_decode_gluon",
+    needs="q_nope q_pe kv_c o page_table seq_info sm_scale k_pe kv_pe_offset use_2d_view min_kv_seq_len",
+    wishes="kv_scale",
+)
+
+
+class AiterTriton(Aiter):
+    requires = "AITER 0.1.15 or later, gfx942 or gfx950"
+    since = "0.1.15"
+    also = TRITON
+
+
+@implementation(
+    "aiter.triton",
+    AiterTriton,
+    symbols=(SEGMENTED,),
+    fits=lambda sizes: need(
+        tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
+    ),
+    workspace=lambda sizes: sizes.batch * sizes.heads * SEGMENTS * (LATENT + 2) * 4 + cache_bytes(sizes),
+)
+def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+    """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
+    which an FP8 cache is converted on the way."""
+    cache, page = FiniteCache(o), tile_page(o.page)
+    decode = SEGMENTED.bind(
+        q=o.q,
+        kv_buffer=one_head(pages_of(cache.kv, page)),
+        out=out,
+        cu_seqlens_q=query_starts(o),
+        seqused_k=o.lengths,
+        max_seqlen_kv=max(o.host_lengths),
+        block_tables=full_pages(o, page),
+        softmax_scale=o.scale,
+        kv_lora_rank=LATENT,
+        qk_rope_head_dim=ROPE,
+        causal=True,
+        q_descale=None,
+        kv_descale=one_value(o.kv_scale, o.kv.device) if o.is_fp8 else None,
+        out_scale=None,
+        shuffled_kv_cache=False,
+    )
+    return cache.prepared(out, decode)
+
+
+@implementation(
+    "aiter.triton_split",
+    AiterTriton,
+    symbols=(SPLIT_KV,),
+    workspace=lambda sizes: vllm.split_bytes(sizes, max(sizes.lengths())),
+)
+def triton_split(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
+    """The split-KV kernel that AITER took over from vLLM, split by the longest sequence, as vLLM does without
+    graphs. No engine runs it."""
+    return vllm.split_kv(o, out, SPLIT_KV, max(o.host_lengths))
+
+
+def fits_gluon(sizes: MlaDecodeSizes) -> Support:
+    cache = (sizes.used_pages + SPARE_PAGES) * sizes.page * WIDTH * 2
+    return Support.all_of(
+        need(sizes.kv == "bf16", f"takes a bf16 cache in batches of any size, not {sizes.kv}"),
+        need(sizes.heads <= GLUON_HEADS, f"takes up to {GLUON_HEADS} heads, not {sizes.heads}"),
+        need(cache <= GLUON_CACHE, "takes a cache of up to 2 GiB, beyond which it masks no loads"),
+    )
+
+
+@implementation(
+    "aiter.gluon",
+    AiterTriton,  # before its first version, 0.1.15, it took 64 and 128 heads alone
+    requires="AITER 0.1.15 or later with Triton 3.7 or later, gfx950",
+    archs=("gfx950",),
+    symbols=(GLUON,),
+    fits=fits_gluon,
+    layout=lambda sizes: sizes.tokens * 4,
+    # Partial results in bf16, and in fp32 the logarithms of their sums.
+    workspace=lambda sizes: max(sizes.batch, WORKGROUPS) * sizes.heads * (LATENT * 2 + 4),
+)
+def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
+    """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,
+    takes up to 2 GiB. It masks no loads of a larger one, and vLLM runs `aiter.asm_persistent`."""
+    q_nope, q_pe = parts(o.q)
+    return GLUON.bind(
+        q_nope=q_nope,
+        q_pe=q_pe,
+        kv_c=o.kv.view(-1, WIDTH),
+        o=out,
+        page_table=page_list(o, 1),
+        seq_info=page_starts(o, 1),
+        sm_scale=o.scale,
+        k_pe=None,
+        kv_pe_offset=LATENT,
+        use_2d_view=False,
+        min_kv_seq_len=1,
+        kv_scale=1.0,
+    )
+
+
+def tile_page(page: int) -> int:
+    """The page as its tile, as vLLM chooses it: the largest power of two that divides it, up to 128."""
+    return min(128, page & -page)

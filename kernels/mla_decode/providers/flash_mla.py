@@ -12,15 +12,23 @@ an H100 and an H200; as vLLM ships it, it is untested on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from kernels.binding import Function, Taken
-from kernels.mla_decode.compute_units import HOPPER_UNITS
-from kernels.mla_decode.layouts import OneToken, full_pages, one_head, one_token, pages_of, query_buffer
+from kernels.binding import Function
+from kernels.mla_decode.layouts import (
+    HOPPER_UNITS,
+    after_query,
+    full_pages,
+    of_one_token,
+    one_head,
+    one_token,
+    pages_of,
+    partial_bytes,
+    query_buffer,
+)
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes
-from kernels.op import Prepared, Unsupported
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.op import Prepared, Unsupported, implementation
 from kernels.support import Support, need
 from kernels.vendor import Vendor, Vllm
 
@@ -57,109 +65,94 @@ VLLM_METADATA = Function(f"{VLLM}.get_mla_metadata", positions=3)
 VLLM_METADATA_FP8 = Function(f"{VLLM_OPS}.get_mla_metadata_dense_fp8", positions=3, when="kv=fp8")
 
 
-class FlashMla(Vendor):
-    """What SGLang runs too, whose requirement sgl-flash-mla is: an FP8 cache is taken by that alone. On an
-    FP8 cache the call rounds q to FP8 first, which engines fuse into the kernel before."""
+def takes_page(sizes: MlaDecodeSizes) -> Support:
+    return need(sizes.page % PAGE == 0, f"needs a page that is a multiple of {PAGE}")
 
-    name = "flashmla"
-    library = "flash_mla"
-    requires = "FlashMLA (from source, 2025-04 or later) or sgl-flash-mla, which an FP8 cache needs; sm_90"
-    runtime = "flash_mla"
-    install = (
-        "pip install --no-deps sgl-flash-mla (1.0.0 asks for torch 2.14.1 and loads beside 2.11 too), or "
-        "build github.com/deepseek-ai/FlashMLA with CUDA"
+
+def workspace(sizes: MlaDecodeSizes) -> int:
+    """Partial results of all parts; the table; q in FP8."""
+    partial = partial_bytes((sizes.batch + HOPPER_UNITS) * sizes.heads)
+    table = sizes.batch * max(sizes.lengths()) // PAGE * 4
+    return partial + table + sizes.batch * sizes.heads * WIDTH
+
+
+@implementation(
+    "flashmla",
+    Vendor,
+    library="flash_mla",
+    requires="FlashMLA (from source, 2025-04 or later) or sgl-flash-mla, which an FP8 cache needs; sm_90",
+    runtime="flash_mla",
+    install="pip install --no-deps sgl-flash-mla (1.0.0 asks for torch 2.14.1 and loads beside 2.11 too), or "
+    "build github.com/deepseek-ai/FlashMLA with CUDA",
+    kinds=("cuda",),
+    archs=("sm_90",),
+    activations="fp8",
+    allocates=True,
+    symbols=(DECODE, METADATA),
+    fits=takes_page,
+    workspace=workspace,
+)
+def flashmla(o: MlaDecodeOperands, out: None) -> Prepared:
+    """What SGLang runs too, which requires sgl-flash-mla: that alone takes an FP8 cache, on which the call
+    rounds q to FP8 first, as engines do in the kernel before.
+
+    Its metadata are a schedule and its splits; or, since 2026-01, an empty schedule that the first call
+    fills, which is not timed, and None. The older forms differ in the name of their second argument and the
+    newer ones ignore all, so they go by position."""
+    schedule, splits = METADATA.bind(o.lengths, o.q.shape[1], 1)()
+    of_fp8: dict[str, Any] = {}
+    if o.is_fp8:
+        if not DECODE.takes("descale_k"):
+            raise Unsupported("this flash_mla has no dense decode on an FP8 cache; sgl-flash-mla has")
+        filled = METADATA_FP8.bind(o.lengths, o.q.shape[1], 1, is_fp8_kvcache=True, use_legacy=True)()
+        schedule.tile_scheduler_metadata, schedule.num_splits = filled
+        of_fp8 = {"is_fp8_kvcache": True, **scales(o)}
+    return decoding(o, DECODE, schedule, splits, **of_fp8, use_legacy=True)
+
+
+@implementation(
+    "flashmla@vllm",
+    Vllm,
+    requires="vLLM for CUDA (read at 0.33), sm_90",
+    kinds=("cuda",),
+    archs=("sm_90",),
+    activations="fp8",
+    allocates=True,
+    symbols=(VLLM_DECODE, VLLM_METADATA, VLLM_DECODE_FP8, VLLM_METADATA_FP8),
+    fits=takes_page,
+    workspace=workspace,
+)
+def flashmla_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
+    """The build that vLLM carries, in which the FP8 kernel is another function."""
+    metadata = VLLM_METADATA_FP8 if o.is_fp8 else VLLM_METADATA
+    schedule, splits = metadata.bind(o.lengths, o.q.shape[1], 1)()
+    if o.is_fp8:
+        return decoding(o, VLLM_DECODE_FP8, schedule, splits, **scales(o))
+    return decoding(o, VLLM_DECODE, schedule, splits)
+
+
+def decoding(
+    o: MlaDecodeOperands, function: Function, schedule: object, splits: object, **further: Any
+) -> Prepared:
+    query = query_buffer(o)
+    decode = function.bind(
+        q=one_token(query),
+        k_cache=one_head(pages_of(o.kv, PAGE)),
+        block_table=full_pages(o, PAGE),
+        cache_seqlens=o.lengths,
+        head_dim_v=LATENT,
+        tile_scheduler_metadata=schedule,
+        num_splits=splits,
+        softmax_scale=o.scale,
+        causal=False,
+        **further,
     )
-    kinds: ClassVar[tuple[str, ...]] = ("cuda",)
-    archs = ("sm_90",)
-    activations = "fp8"
-    allocates = True
-    symbols: ClassVar[Sequence[Taken]] = (DECODE, METADATA)
-
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return need(sizes.page % PAGE == 0, f"needs a page that is a multiple of {PAGE}")
-
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """Partial results of all parts, fp32; the table; q in FP8."""
-        rows = (sizes.batch + HOPPER_UNITS) * sizes.heads
-        table = sizes.batch * max(sizes.lengths()) // PAGE * 4
-        return rows * (LATENT + 1) * 4 + table + sizes.batch * sizes.heads * (LATENT + ROPE)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
-        return _FlashMla(operands)
+    return Prepared(o, None, after_query(o, query, decode), result=lambda answer: of_one_token(answer[0]))
 
 
-class FlashMlaOfVllm(FlashMla, Vllm):
-    """The build that vLLM carries, whose FP8 kernel is another function."""
+def scales(o: MlaDecodeOperands) -> dict[str, torch.Tensor]:
+    """fp32 [1] each."""
+    import torch
 
-    name = "flashmla@vllm"
-    library = "vllm"
-    requires = "vLLM for CUDA (read at 0.33), sm_90"
-    runtime = "vllm"
-    install = Vllm.install
-    kinds = ("cuda",)
-    symbols = (VLLM_DECODE, VLLM_METADATA, VLLM_DECODE_FP8, VLLM_METADATA_FP8)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
-        return _FlashMlaOfVllm(operands)
-
-
-class _FlashMla(OneToken):
-    operands: MlaDecodeOperands
-
-    def __init__(self, operands: MlaDecodeOperands) -> None:
-        super().__init__(operands)
-        self.query = query_buffer(operands)
-        self.is_fp8 = operands.kv.element_size() == 1
-        tiles, splits = self.schedule(operands.lengths, operands.q.shape[1])
-        self.decode = self.bind(
-            q=one_token(self.query),
-            k_cache=one_head(pages_of(operands.kv, PAGE)),
-            block_table=full_pages(operands, PAGE),
-            cache_seqlens=operands.lengths,
-            head_dim_v=LATENT,
-            tile_scheduler_metadata=tiles,
-            num_splits=splits,
-            softmax_scale=operands.scale,
-            causal=False,
-        )
-
-    def schedule(self, lengths: torch.Tensor, heads: int) -> tuple[object, object]:
-        """The schedule and its splits; or, since 2026-01, an empty schedule that the first call fills, which
-        is not timed, and None. The older forms differ in the name of their second argument, the newer ones
-        ignore all: they go by position."""
-        schedule, splits = METADATA.bind(lengths, heads, 1)()
-        if self.is_fp8:
-            if not DECODE.takes("descale_k"):
-                raise Unsupported("this flash_mla has no dense decode on an FP8 cache; sgl-flash-mla has")
-            filled = METADATA_FP8.bind(lengths, heads, 1, is_fp8_kvcache=True, use_legacy=True)()
-            schedule.tile_scheduler_metadata, schedule.num_splits = filled
-        return schedule, splits
-
-    def bind(self, **arguments: object) -> Callable[[], Any]:
-        of_fp8 = {"is_fp8_kvcache": True, **self.scales()} if self.is_fp8 else {}
-        return DECODE.bind(**arguments, **of_fp8, use_legacy=True)
-
-    def scales(self) -> dict[str, torch.Tensor]:
-        """fp32 [1] each."""
-        import torch
-
-        kv = self.operands.kv
-        named = {"descale_q": Q_SCALE, "descale_k": self.operands.kv_scale}
-        return {name: torch.full((1,), scale, device=kv.device) for name, scale in named.items()}
-
-    def call(self) -> None:
-        if self.query is not self.operands.q:
-            self.query.copy_(self.operands.q)
-        self.answer, _ = self.decode()
-
-
-class _FlashMlaOfVllm(_FlashMla):
-    def schedule(self, lengths: torch.Tensor, heads: int) -> tuple[object, object]:
-        metadata = VLLM_METADATA_FP8 if self.is_fp8 else VLLM_METADATA
-        schedule, splits = metadata.bind(lengths, heads, 1)()
-        return schedule, splits
-
-    def bind(self, **arguments: object) -> Callable[[], Any]:
-        if self.is_fp8:
-            return VLLM_DECODE_FP8.bind(**arguments, **self.scales())
-        return VLLM_DECODE.bind(**arguments)
+    named = {"descale_q": Q_SCALE, "descale_k": o.kv_scale}
+    return {name: torch.full((1,), scale, device=o.kv.device) for name, scale in named.items()}

@@ -10,14 +10,14 @@ SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are untested on hardw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
-from kernels.binding import Function, Taken
-from kernels.mla_decode.compute_units import compute_units
+from kernels.binding import Function
 from kernels.mla_decode.layouts import (
     FiniteCache,
+    after_query,
     cache_bytes,
+    compute_units,
     full_pages,
     one_token,
     page_list,
@@ -28,8 +28,8 @@ from kernels.mla_decode.layouts import (
     query_starts,
 )
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
-from kernels.op import Prepared, Unsupported
+from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes, takes_bf16
+from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
@@ -70,209 +70,210 @@ DECODE = Function(
 )
 COUNTER_BYTES = Function("flashinfer.utils.get_trtllm_gen_multi_ctas_kv_counter_bytes", positions=3)
 COUNTER = (COUNTER_BYTES, DECODE)
-"""Where a call takes no counters yet, before 0.6.15, nobody asks for their size."""
+"""Before 0.6.15 a call takes no counters, and their size is not asked for."""
 
 AUTOTUNE = Function("flashinfer.autotune", "flashinfer.autotuner.autotune", needs="tune_mode")
 
 
-class Fa2MlaDecode(FlashInfer):
-    """`BatchMLAPagedAttentionWrapper`, planned before timing. An FP8 cache is dequantised on the way, on
+class Planned(FlashInfer):
+    """`BatchMLAPagedAttentionWrapper`, planned before timing. It dequantises an FP8 cache on the way, on
     Hopper only: products are of bf16."""
 
-    name = "flashinfer.fa2"
-    requires = "flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)"
-    since = "0.2.2"
-    symbols: ClassVar[Sequence[Taken]] = (WRAPPER, PLAN, RUN)
-    archs: ClassVar[tuple[str, ...]] = SINCE_AMPERE
-    backend: ClassVar = "fa2"
+    symbols = (WRAPPER, PLAN, RUN)
 
     def supports(self, case: Case, platform: Platform) -> Support:
+        fp8 = case.sizes.get("kv") == "fp8"
         return Support.all_of(
             super().supports(case, platform),
-            need(
-                case.sizes.get("kv") != "fp8" or platform.arch == "sm_90",
-                f"takes an FP8 cache on sm_90, not on {platform.arch}",
-            ),
+            need(not fp8 or platform.arch == "sm_90", f"takes an FP8 cache on sm_90, not on {platform.arch}"),
         )
-
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return WORKSPACE + (8 << 20)
 
     def layout(self, sizes: MlaDecodeSizes) -> int:
         return sizes.used_pages * 4
 
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        if operands.kv.element_size() == 1 and not RUN.takes("ckv_scale"):
-            raise Unsupported(f"flashinfer {self.version} takes no FP8 cache, as 0.6.14 does")
-        return _Planned(operands, out, self.backend)
+    def workspace(self, sizes: MlaDecodeSizes) -> int:
+        return WORKSPACE + (8 << 20)
 
 
-class FlashInferFa3MlaDecode(Fa2MlaDecode):
-    name = "flashinfer.fa3"
-    requires = "flashinfer 0.2.3 or later, sm_90 (FP8 cache: 0.6.14 or later)"
-    since = "0.2.3"
-    archs = ("sm_90",)
-    backend: ClassVar = "fa3"
+@implementation(
+    "flashinfer.fa2",
+    Planned,
+    since="0.2.2",
+    archs=SINCE_AMPERE,
+    requires="flashinfer 0.2.2 or later, sm_80 or later (FP8 cache: 0.6.14 or later, sm_90)",
+)
+def fa2(operands: MlaDecodeOperands, out: torch.Tensor) -> Call:
+    return planned(operands, out, "fa2")
 
 
-class _Planned(Prepared):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor, backend: str) -> None:
-        super().__init__(operands, out)
-        wrapper = WRAPPER.bind(workspace(operands), backend=backend)()
-        PLAN.bind(of=wrapper, **plan(operands))()
-        q_nope, q_pe = parts(operands.q)
-        ckv, kpe = parts(operands.kv)
-        self.run = RUN.bind(
-            of=wrapper, q_nope=q_nope, q_pe=q_pe, ckv_cache=ckv, kpe_cache=kpe, out=out, **scales(operands)
-        )
-
-    def call(self) -> None:
-        self.run()
+@implementation(
+    "flashinfer.fa3",
+    Planned,
+    since="0.2.3",
+    archs=("sm_90",),
+    requires="flashinfer 0.2.3 or later, sm_90 (FP8 cache: 0.6.14 or later)",
+)
+def fa3(operands: MlaDecodeOperands, out: torch.Tensor) -> Call:
+    return planned(operands, out, "fa3")
 
 
-class CutlassMlaDecode(FlashInfer):
+def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
+    if o.is_fp8 and not RUN.takes("ckv_scale"):
+        raise Unsupported(f"{RUN.release} takes no FP8 cache, as 0.6.14 does")
+    wrapper = WRAPPER.bind(workspace(o), backend=backend)()
+    plan = PLAN.bind(
+        of=wrapper,
+        qo_indptr=query_starts(o),
+        kv_indptr=page_starts(o, o.page),
+        kv_indices=page_list(o, o.page),
+        kv_len_arr=o.lengths,
+        num_heads=o.q.shape[1],
+        head_dim_ckv=LATENT,
+        head_dim_kpe=ROPE,
+        page_size=o.page,
+        causal=False,
+        sm_scale=o.scale,
+        q_data_type=o.q.dtype,
+        kv_data_type=o.kv.dtype,
+    )
+    plan()
+    scales = {"ckv_scale": o.kv_scale, "kpe_scale": o.kv_scale} if o.is_fp8 else {}
+    return RUN.bind(of=wrapper, **split(o.q, o.kv), out=out, **scales)
+
+
+@implementation(
+    "flashinfer.cutlass",
+    FlashInfer,
+    since="0.2.6",
+    archs=BLACKWELL,
+    requires="flashinfer 0.2.6 or later, sm_100 or sm_103, 128 heads",
+    symbols=(WRAPPER, RUN_CUTLASS),
+    fits=lambda sizes: Support.all_of(
+        need(sizes.heads == 128, f"takes 128 heads, not {sizes.heads}"),
+        takes_bf16(sizes),
+        need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
+    ),
+    workspace=lambda sizes: WORKSPACE + 2 * cache_bytes(sizes),
+)
+def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """CUTLASS's kernel through the same wrapper, without a plan. Up to 0.6.18 its call first joins the two
     parts of q and of the whole cache in new memory, which is in its time; 0.7 takes them where they are
     neighbours. The softmax scale is built in. No engine runs it: vLLM has the kernel itself."""
-
-    name = "flashinfer.cutlass"
-    requires = "flashinfer 0.2.6 or later, sm_100 or sm_103, 128 heads"
-    since = "0.2.6"
-    symbols = (WRAPPER, RUN_CUTLASS)
-    archs = BLACKWELL
-
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return Support.all_of(
-            need(sizes.heads == 128, f"takes 128 heads, not {sizes.heads}"),
-            need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}"),
-            need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
-        )
-
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return WORKSPACE + 2 * cache_bytes(sizes)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _CutlassMlaDecode(operands, out)
+    cache = FiniteCache(o)
+    run = RUN_CUTLASS.bind(
+        of=WRAPPER.bind(workspace(o), backend="cutlass")(),
+        **split(o.q, cache.kv),
+        out=out,
+        kv_len=o.lengths,
+        page_table=full_pages(o, o.page, TILE // o.page),
+    )
+    return cache.prepared(out, run)
 
 
-class _CutlassMlaDecode(FiniteCache):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
-        super().__init__(operands, out)
-        q_nope, q_pe = parts(operands.q)
-        ckv, kpe = parts(self.kv)
-        self.run = RUN_CUTLASS.bind(
-            of=WRAPPER.bind(workspace(operands), backend="cutlass")(),
-            q_nope=q_nope,
-            q_pe=q_pe,
-            ckv_cache=ckv,
-            kpe_cache=kpe,
-            out=out,
-            kv_len=operands.lengths,
-            page_table=full_pages(operands, operands.page, TILE // operands.page),
-        )
-
-    def call(self) -> None:
-        self.run()
+def split(q: torch.Tensor, kv: torch.Tensor) -> dict[str, torch.Tensor]:
+    q_nope, q_pe = parts(q)
+    ckv, kpe = parts(kv)
+    return {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv, "kpe_cache": kpe}
 
 
-class TrtLlmMlaDecode(FlashInfer):
-    """TensorRT-LLM's kernels, which come compiled: SGLang's choice on Blackwell. They are not known to mask
-    values, so that they get a cache without NaN. On an FP8 cache the call rounds q to FP8 first, which
-    engines fuse into the kernel before. As engines do, it keeps the counters by which work groups find each
-    other, where FlashInfer takes them (0.6.15): it would make and zero them in each call. How many work
-    groups share a sequence follows from the server's context length, for which engines record the call."""
+class Paged(FlashInfer):
+    """`trtllm_batch_decode_with_kv_cache_mla`. On an FP8 cache the call rounds q to FP8 first, which engines
+    fuse into the kernel before. How many work groups share a sequence follows from the server's context
+    length, for which engines record the call."""
 
-    name = "flashinfer.trtllm"
-    requires = "flashinfer 0.6.0 or later, sm_100 or sm_103"
-    since = "0.6.0"
-    symbols: ClassVar[Sequence[Taken]] = (DECODE, COUNTER)
     archs = BLACKWELL
     activations = "fp8"
     allocates = True  # versions differ in the shape of the output that they take
 
     def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return Support.all_of(
-            need(sizes.heads <= 64 or sizes.heads == 128, f"takes up to 64 heads, or 128, not {sizes.heads}"),
-            need(sizes.page % 32 == 0, "needs a page that is a multiple of 32"),
-        )
+        return need(sizes.page % 32 == 0, "needs a page that is a multiple of 32")
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return WORKSPACE + cache_bytes(sizes) + sizes.batch * sizes.heads * (LATENT + ROPE)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
-        return _PagedMlaDecode(operands, "trtllm-gen")
+        return WORKSPACE + cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
 
 
-class CuteDslMlaDecode(TrtLlmMlaDecode):
+@implementation(
+    "flashinfer.trtllm",
+    Paged,
+    since="0.6.0",
+    requires="flashinfer 0.6.0 or later, sm_100 or sm_103",
+    symbols=(DECODE, COUNTER),
+    fits=lambda sizes: need(
+        sizes.heads <= 64 or sizes.heads == 128, f"takes up to 64 heads, or 128, not {sizes.heads}"
+    ),
+)
+def trtllm(operands: MlaDecodeOperands, out: None) -> Prepared:
+    """TensorRT-LLM's kernels, which come compiled: SGLang's choice on Blackwell. They are not known to mask
+    values, so they get a cache without NaN. As engines do, the row keeps the counters by which work groups
+    find each other, where FlashInfer takes them (0.6.15): it would make and zero them in each call."""
+    return paged(operands, "trtllm-gen")
+
+
+CUTE_DSL = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103"
+
+
+def up_to_128_heads(sizes: MlaDecodeSizes) -> Support:
+    return need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}")
+
+
+@implementation(
+    "flashinfer.cute_dsl",
+    Paged,
+    since="0.6.13",
+    requires=CUTE_DSL,
+    symbols=(DECODE,),
+    fits=up_to_128_heads,
+)
+def cute_dsl(operands: MlaDecodeOperands, out: None) -> Prepared:
     """FlashInfer's kernels in the CuTe DSL: what vLLM runs where TensorRT-LLM's may not take the heads, and
-    SGLang as cutedsl_mla. It loads whole pages, so that it gets a cache without NaN."""
-
-    name = "flashinfer.cute_dsl"
-    requires = "flashinfer 0.6.13 or later with nvidia-cutlass-dsl, sm_100 or sm_103"
-    since = "0.6.13"
-    symbols: ClassVar[Sequence[Taken]] = (DECODE,)
-
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return Support.all_of(
-            need(sizes.heads <= 128, f"takes up to 128 heads, not {sizes.heads}"),
-            need(sizes.page % 32 == 0, "needs a page that is a multiple of 32"),
-        )
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
-        return _PagedMlaDecode(operands, "cute-dsl")
+    SGLang as cutedsl_mla. They load whole pages, so they get a cache without NaN."""
+    return paged(operands, "cute-dsl")
 
 
-class AutoMlaDecode(CuteDslMlaDecode):
+def workspace_and_batches(sizes: MlaDecodeSizes) -> int:
+    """Also q and outputs of the batches that the autotuner tries."""
+    return Paged().workspace(sizes) + MOST_TUNED * sizes.heads * 2 * (WIDTH + LATENT)
+
+
+@implementation(
+    "flashinfer.auto",
+    Paged,
+    since="0.6.13",
+    requires=CUTE_DSL,
+    symbols=(DECODE, COUNTER, AUTOTUNE),
+    fits=up_to_128_heads,
+    workspace=workspace_and_batches,
+)
+def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice on Blackwell, which leaves the kernel to FlashInfer: TensorRT-LLM's or the CuTe DSL's,
     whichever its autotuner measures to be faster, before timing as vLLM does when it starts."""
-
-    name = "flashinfer.auto"
-    symbols = (DECODE, COUNTER, AUTOTUNE)
-
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """Also q and outputs of the batches that the autotuner tries."""
-        return super().workspace(sizes) + MOST_TUNED * sizes.heads * 2 * (WIDTH + LATENT)
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor | None) -> Prepared:
-        is_tiled = tiles_heads(operands.q.shape[1])
-        prepared = _PagedMlaDecode(operands, "auto" if is_tiled else "cute-dsl")
-        with AUTOTUNE.bind(tune_mode=True)():
-            prepared.call()
-        return prepared
+    prepared = paged(operands, "auto" if tiles_heads(operands.q.shape[1]) else "cute-dsl")
+    with AUTOTUNE.bind(tune_mode=True)():
+        prepared.call()
+    return prepared
 
 
-class _PagedMlaDecode(FiniteCache):
-    def __init__(self, operands: MlaDecodeOperands, backend: str) -> None:
-        super().__init__(operands, None)
-        page, model_len = 64 if operands.page % 64 == 0 else 32, operands.sizes.model_len
-        self.query = query_buffer(operands)
-        of_scores, of_values = product_scales(operands)
-        has_counters = backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer")
-        self.decode = DECODE.bind(
-            query=one_token(self.query),
-            kv_cache=pages_of(self.kv, page)[:, None],
-            workspace_buffer=workspace(operands),
-            qk_nope_head_dim=NOPE,
-            kv_lora_rank=LATENT,
-            qk_rope_head_dim=ROPE,
-            block_tables=full_pages(operands, page, TILE // page, tokens=model_len),
-            seq_lens=operands.lengths,
-            max_seq_len=model_len,
-            bmm1_scale=of_scores,
-            bmm2_scale=of_values,
-            backend=backend,
-            **({"multi_ctas_kv_counter_buffer": counters(operands)} if has_counters else {}),
-        )
-        self.answer: torch.Tensor | None = None
-
-    def call(self) -> None:
-        if self.query is not self.operands.q:
-            self.query.copy_(self.operands.q)
-        self.answer = self.decode()
-
-    def result(self) -> torch.Tensor:
-        assert self.answer is not None, "nothing was called"
-        return self.answer.view(*self.operands.q.shape[:2], LATENT)
+def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
+    cache, query = FiniteCache(o), query_buffer(o)
+    page, model_len = 64 if o.page % 64 == 0 else 32, o.sizes.model_len
+    has_counters = backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer")
+    decode = DECODE.bind(
+        query=one_token(query),
+        kv_cache=pages_of(cache.kv, page)[:, None],
+        workspace_buffer=workspace(o),
+        qk_nope_head_dim=NOPE,
+        kv_lora_rank=LATENT,
+        qk_rope_head_dim=ROPE,
+        block_tables=full_pages(o, page, TILE // page, tokens=model_len),
+        seq_lens=o.lengths,
+        max_seq_len=model_len,
+        bmm1_scale=o.scale * o.kv_scale,  # of q . kv; q in FP8 has the scale 1, as in engines
+        bmm2_scale=o.kv_scale,  # of weights . kv
+        backend=backend,
+        **({"multi_ctas_kv_counter_buffer": counters(o)} if has_counters else {}),
+    )
+    shape = (*o.q.shape[:2], LATENT)
+    return cache.prepared(None, after_query(o, query, decode), result=lambda answer: answer.view(shape))
 
 
 def tiles_heads(heads: int) -> bool:
@@ -295,32 +296,3 @@ def workspace(operands: MlaDecodeOperands) -> torch.Tensor:
     import torch
 
     return torch.zeros(WORKSPACE, dtype=torch.int8, device=operands.q.device)
-
-
-def plan(operands: MlaDecodeOperands) -> dict[str, object]:
-    return {
-        "qo_indptr": query_starts(operands),
-        "kv_indptr": page_starts(operands, operands.page),
-        "kv_indices": page_list(operands, operands.page),
-        "kv_len_arr": operands.lengths,
-        "num_heads": operands.q.shape[1],
-        "head_dim_ckv": LATENT,
-        "head_dim_kpe": ROPE,
-        "page_size": operands.page,
-        "causal": False,
-        "sm_scale": operands.scale,
-        "q_data_type": operands.q.dtype,
-        "kv_data_type": operands.kv.dtype,
-    }
-
-
-def scales(operands: MlaDecodeOperands) -> dict[str, object]:
-    """Of both parts of an FP8 cache."""
-    if operands.kv.element_size() > 1:
-        return {}
-    return {"ckv_scale": operands.kv_scale, "kpe_scale": operands.kv_scale}
-
-
-def product_scales(operands: MlaDecodeOperands) -> tuple[float, float]:
-    """Of q . kv before softmax, and of weights . kv after it; q in FP8 has the scale 1, as in engines."""
-    return operands.scale * operands.kv_scale, operands.kv_scale

@@ -13,11 +13,18 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from kernels.binding import Function
-from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
-from kernels.mla_decode.layouts import SLACK, page_list, page_starts, pages_of
+from kernels.mla_decode.layouts import (
+    MOST_UNITS,
+    SLACK,
+    compute_units,
+    page_list,
+    page_starts,
+    pages_of,
+    partial_bytes,
+)
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
-from kernels.op import Prepared, Unsupported
+from kernels.op import Call, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang
 
@@ -30,8 +37,7 @@ MIN_BLOCK = 32
 MOST_ON_GFX942 = 256
 
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
-"""Where kernels may begin before the one before them ends: is_arch_support_pdl of sgl_kernel/utils.py."""
-
+"""Where a kernel may begin before the one before it ends: is_arch_support_pdl of sgl_kernel/utils.py."""
 
 DECODE = Function(
     *(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION),
@@ -48,71 +54,56 @@ SCHEDULE = Function(
 )
 
 
-class SglangTritonMlaDecode(Sglang):
-    """`decode_attention_fwd`: split-KV in two kernels, as many splits for each sequence as SGLang's scheduler
-    kernel says, which runs before timing, as does its look at whether lengths differ: sequences then change
-    places on ROCm. On an FP8 cache the softmax weights are rounded to FP8."""
-
-    name = "sglang.triton"
-    requires = "SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)"
-    activations = "fp8"
-    any_fp8 = True
-    symbols = (DECODE, SCHEDULE)
-
-    def layout(self, sizes: MlaDecodeSizes) -> int:
-        return (sizes.tokens + SLACK) * (4 + 8)
-
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        # Of all devices the one with the most units has the lower cap.
-        splits = most_splits(sizes.model_len, MOST_UNITS, "gfx942")
-        return sizes.batch * sizes.heads * splits * (LATENT + 1) * 4
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        if operands.kv.element_size() == 1 and not DECODE.takes("k_scale"):
-            raise Unsupported(f"sglang {self.version} has no scales for an FP8 cache")
-        return _SglangTritonMlaDecode(operands, out)
+def workspace(sizes: MlaDecodeSizes) -> int:
+    # The device with the most units has the lower cap of all devices.
+    splits = most_splits(sizes.model_len, MOST_UNITS, "gfx942")
+    return partial_bytes(sizes.batch * sizes.heads * splits)
 
 
-class _SglangTritonMlaDecode(Prepared):
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
-        import torch
+@implementation(
+    "sglang.triton",
+    Sglang,
+    requires="SGLang for cuda or rocm (read at 0.5.23; older ones as far as their signature agrees)",
+    activations="fp8",
+    any_fp8=True,
+    symbols=(DECODE, SCHEDULE),
+    layout=lambda sizes: (sizes.tokens + SLACK) * (4 + 8),
+    workspace=workspace,
+)
+def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
+    """`decode_attention_fwd`: split-KV in two kernels. SGLang's scheduler kernel chooses the splits of each
+    sequence and looks whether lengths differ (sequences then change places on ROCm); it runs before timing.
+    On an FP8 cache the softmax weights are rounded to FP8."""
+    import torch
 
-        super().__init__(operands, out)
-        device = operands.q.device
-        platform, cores = of(device), compute_units(device)
-        batch, heads = operands.q.shape[:2]
-        most = most_splits(operands.sizes.model_len, cores, platform.arch)
-        partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
-        uneven = torch.zeros(1, dtype=torch.int32, device=device)
-        cache = tokens(operands.kv)
-        self.decode = DECODE.bind(
-            q=operands.q,
-            k_buffer=cache,
-            v_buffer=cache[..., :LATENT],
-            o=out,
-            kv_indptr=page_starts(operands, 1),
-            kv_indices=page_list(
-                operands, 1
-            ).long(),  # int32 ends at 3.7 million slots: it is multiplied by 576
-            attn_logits=partial,
-            attn_lse=torch.empty_like(partial[..., 0]),
-            num_kv_splits=splits(operands, most, cores, uneven),
-            max_kv_splits=most,
-            sm_scale=operands.scale,
-            k_scale=operands.kv_scale,
-            v_scale=operands.kv_scale,
-            has_mla=True,
-            use_pdl=platform.arch in WITH_PDL,
-            uneven_batch=uneven,
-        )
-
-    def call(self) -> None:
-        self.decode()
-
-
-def tokens(kv: torch.Tensor) -> torch.Tensor:
-    """[slots, 1, 576]: SGLang addresses tokens, and one head is all query heads'."""
-    return pages_of(kv, 1)
+    if o.is_fp8 and not DECODE.takes("k_scale"):
+        raise Unsupported(f"{DECODE.release} has no scales for an FP8 cache")
+    device = o.q.device
+    platform, cores = of(device), compute_units(device)
+    batch, heads = o.q.shape[:2]
+    most = most_splits(o.sizes.model_len, cores, platform.arch)
+    partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
+    uneven = torch.zeros(1, dtype=torch.int32, device=device)
+    cache = pages_of(o.kv, 1)  # [slots, 1, 576]: SGLang addresses tokens, of one head
+    return DECODE.bind(
+        q=o.q,
+        k_buffer=cache,
+        v_buffer=cache[..., :LATENT],
+        o=out,
+        kv_indptr=page_starts(o, 1),
+        # int32 ends at 3.7 million slots: the kernel multiplies by 576.
+        kv_indices=page_list(o, 1).long(),
+        attn_logits=partial,
+        attn_lse=torch.empty_like(partial[..., 0]),
+        num_kv_splits=splits(o, most, cores, uneven),
+        max_kv_splits=most,
+        sm_scale=o.scale,
+        k_scale=o.kv_scale,
+        v_scale=o.kv_scale,
+        has_mla=True,
+        use_pdl=platform.arch in WITH_PDL,
+        uneven_batch=uneven,
+    )
 
 
 def most_splits(model_len: int, cores: int, arch: str) -> int:
@@ -132,17 +123,7 @@ def splits(operands: MlaDecodeOperands, most: int, cores: int, uneven: torch.Ten
     batch, heads = operands.q.shape[:2]
     counts = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
     launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])
-    SCHEDULE.bind(
-        counts,
-        operands.lengths,
-        batch,
-        1,
-        heads,
-        1,
-        most,
-        cores,
-        of=launched,
-        MAX_NUM_SEQ=max(256, power_of_two(batch)),
-        uneven_batch_ptr=uneven,
-    )()
+    given = (counts, operands.lengths, batch, 1, heads, 1, most, cores)
+    room = max(256, power_of_two(batch))
+    SCHEDULE.bind(*given, of=launched, MAX_NUM_SEQ=room, uneven_batch_ptr=uneven)()
     return counts

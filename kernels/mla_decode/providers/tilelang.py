@@ -10,16 +10,15 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernels import platform as platforms
 from kernels.binding import Function, Symbol, VendorFunction
-from kernels.mla_decode.compute_units import MOST_UNITS, compute_units
-from kernels.mla_decode.layouts import FiniteCache, cache_bytes
+from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
 from kernels.mla_decode.triton.split_kv_plan import plan
-from kernels.op import Prepared
+from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import TileLang
 
@@ -40,14 +39,14 @@ LANGUAGE = (
 """What these programs take beside what all do."""
 
 WORTH_OF_HEAD = 4
-"""Tokens: to write and read again what a head found moves about as many bytes."""
+"""Tokens that move about as many bytes as writing and reading again what a head found."""
 
 FEW = 16  # heads
 
 
 class AttendTile(NamedTuple):
-    """Of a program: its heads, tokens a step, threads, stages of the pipeline, and whether the query lies in
-    registers."""
+    """What a program takes: heads, tokens a step, threads, stages of the pipeline, and whether the query lies
+    in registers."""
 
     heads: int
     tokens: int
@@ -76,68 +75,46 @@ def tile_for(arch: str, heads: int, page: int) -> AttendTile:
     return tile._replace(stages=min(1, tile.stages)) if page % tile.tokens else tile
 
 
-class TileLangMla(TileLang):
+@implementation(
+    "tilelang.split",
+    TileLang,
+    symbols=(*TileLang.symbols, *LANGUAGE, ATTEND, COMBINE),
+    fits=lambda sizes: Support.all_of(
+        takes_bf16(sizes), need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}")
+    ),
+    # An upper bound: a plan has no more slots than two a program.
+    workspace=lambda sizes: cache_bytes(sizes) + partial_bytes(2 * MOST_UNITS * sizes.heads),
+)
+def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """A second kernel combines what several parts of a sequence found; it is not called where none was split.
-    Where a page is no whole number of steps, tokens are loaded one by one."""
+    Where a page is no whole number of steps, tokens are loaded one by one. The plan is made here, from
+    lengths that are known before the step; a call only reads it."""
+    import torch
 
-    name = "tilelang.split"
-    symbols: ClassVar = (*TileLang.symbols, *LANGUAGE, ATTEND, COMBINE)
+    cache, heads = FiniteCache(o), o.q.shape[1]
+    tile = tile_for(platforms.of(out.device).arch, heads, o.page)
+    programs = max(1, compute_units(out.device) // (heads // tile.heads))
+    parts = plan(tuple(o.host_lengths), tile.tokens, programs, WORTH_OF_HEAD * tile.heads)
 
-    def fits(self, sizes: MlaDecodeSizes) -> Support:
-        return Support.all_of(
-            need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}"),
-            need(sizes.heads % FEW == 0, f"needs heads to be a multiple of {FEW}"),
-        )
+    def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
+        return torch.tensor(rows, dtype=torch.int32, device=out.device)
 
-    def workspace(self, sizes: MlaDecodeSizes) -> int:
-        """An upper bound: a plan has no more slots than two a program."""
-        slots = 2 * MOST_UNITS
-        return cache_bytes(sizes) + slots * sizes.heads * (LATENT + 1) * 4
+    def buffer(*shape: int) -> torch.Tensor:
+        return torch.empty(max(1, parts.slots), *shape, dtype=torch.float32, device=out.device)
 
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return _TileLangMla(operands, out)
+    partial, log_sums = buffer(heads, LATENT), buffer(heads)
+    scale = o.scale * math.log2(math.e)
+    given = (o.q, cache.kv.view(-1, WIDTH), o.page_table, table(parts.parts), scale, partial, log_sums, out)
+    attend = ATTEND.bind(*given, of=compiled_attend(heads, o.page, tile))
+    if not parts.split:
+        return cache.prepared(out, attend)
+    combine = COMBINE.bind(partial, log_sums, table(parts.split), out, of=compiled_combine(heads))
 
+    def call() -> None:
+        attend()
+        combine()
 
-class _TileLangMla(FiniteCache):
-    """The plan is made here, from lengths that are known before the step; a call only reads it."""
-
-    def __init__(self, operands: MlaDecodeOperands, out: torch.Tensor) -> None:
-        import torch
-
-        super().__init__(operands, out)
-        o = operands
-        heads = o.q.shape[1]
-        tile = tile_for(platforms.of(out.device).arch, heads, o.page)
-        programs = max(1, compute_units(out.device) // (heads // tile.heads))
-        parts = plan(tuple(o.host_lengths), tile.tokens, programs, WORTH_OF_HEAD * tile.heads)
-
-        def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
-            return torch.tensor(rows, dtype=torch.int32, device=out.device)
-
-        def buffer(*shape: int) -> torch.Tensor:
-            return torch.empty(max(1, parts.slots), *shape, dtype=torch.float32, device=out.device)
-
-        partial, log_sums = buffer(heads, LATENT), buffer(heads)
-        self.attend = ATTEND.bind(
-            o.q,
-            self.kv.view(-1, WIDTH),
-            o.page_table,
-            table(parts.parts),
-            o.scale * math.log2(math.e),
-            partial,
-            log_sums,
-            out,
-            of=compiled_attend(heads, o.page, tile),
-        )
-        self.combine = None
-        if parts.split:
-            kernel = compiled_combine(heads)
-            self.combine = COMBINE.bind(partial, log_sums, table(parts.split), out, of=kernel)
-
-    def call(self) -> None:
-        self.attend()
-        if self.combine:
-            self.combine()
+    return cache.prepared(out, call)
 
 
 @functools.cache

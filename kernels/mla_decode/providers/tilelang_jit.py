@@ -10,10 +10,10 @@ from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH
 
 
 def attend(heads, page, tile_heads, tokens, threads, stages, query_in_registers):
-    """A program: `tile_heads` heads of one sequence over one part of its tokens, so many at a time.
+    """A program takes `tile_heads` heads of one sequence over one part of its tokens, `tokens` at a time.
 
-    Where tokens divide a page they are copied as they lie, with those behind the last one, which must be
-    finite; else one by one, those behind the last one as the last one again.
+    Where `tokens` divides a page, tokens are copied together with those behind the last one, which must be
+    finite; else one by one, with the last one in the place of those behind it.
     """
     batch, width, rows = T.dynamic("batch"), T.dynamic("width"), T.dynamic("rows")
     parts, slots = T.dynamic("parts"), T.dynamic("slots")

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from kernels.mla_decode.compute_units import MOST_UNITS
+from kernels.mla_decode.layouts import MOST_UNITS
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
-from kernels.mla_decode.triton.split_kv_configs import (
-    LEAST_HEADS,
-    MOST_HEADS,
-    MOST_PER_UNIT,
-    SplitKvConfig,
-    heuristic,
-    tiles,
-)
 from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
 from kernels.tuning import Demand, Target
@@ -25,9 +19,122 @@ if TYPE_CHECKING:
     import torch
 
 XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and MI355X have eight
-WORTH_OF_HEAD = 4  # tokens: to write and read again what a head found moves about as many bytes
+WORTH_OF_HEAD = 4  # tokens that move about as many bytes as writing and reading again what a head found
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
-INTERPRETED_STEP_S = 0.012  # of the interpreter, on one core of a Zen 4 server: a tile of 128 tokens
+INTERPRETED_STEP_S = 0.012  # the interpreter takes for a tile of 128 tokens, on one core of a Zen 4 server
+
+
+PER_UNIT = (1, 2, 4, 8)
+MOST_PER_UNIT = max(PER_UNIT)
+LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
+
+WGMMA_ROWS = 64  # of sm_90's fast instruction; of sm_100's, 64 or 128
+MMA_COLUMNS, MFMA_COLUMNS = 8, 16  # tokens of an instruction of 16 heads
+
+
+@dataclass(frozen=True)
+class SplitKvConfig:
+    """What one program of the split kernel takes, and how many programs there are."""
+
+    heads: int  # query heads
+    tokens: int  # cached rows of a step of its loop
+    # It computes transposed tiles: tokens and latents are the rows of sm_90's instructions.
+    swap: bool = False
+    # It loads the tokens again for the second product, which wants them in another order: otherwise gfx942
+    # reads one of the two operands from shared memory in 16 bits at a time.
+    reload: bool = False
+    per_unit: int = 1  # programs for each compute unit
+    warps: int = 4
+    stages: int = 2
+    instruction: int = 0  # rows of AMD's matrix instruction, 0 elsewhere
+
+    def blocks(self, heads: int) -> int:
+        return math.ceil(heads / self.heads)
+
+    def apart(self, target: Target) -> bool:
+        """Whether the scores are computed in a branch: see split_kv_jit."""
+        return target.kind == "cuda" and not self.swap and self.heads >= WGMMA_ROWS and self.warps > 4
+
+    def score_padding(self, target: Target) -> float:
+        """The factor by which the products of scores take longer than their flops: warps repeat those of
+        others, and fast instructions of few columns wait for their rows, which shared memory delivers in the
+        time of 32 columns, and each column in the time of half a column."""
+        if target.kind == "rocm":
+            return self.warps * 16 / max(16, self.heads) if self.heads < 16 * self.warps else 1.0
+        if self.swap or self.heads >= WGMMA_ROWS:
+            columns = self.heads if self.swap else self.tokens * 4 // self.warps
+            return max(1.0, 0.5 + 32 / columns)
+        return max(1.0, self.warps * MMA_COLUMNS / self.tokens)
+
+
+# Heads, tokens, warps and numbers of stages; the compiler says which of them fit.
+_CUDA = (
+    (16, 16, (4,), (2, 3, 4, 5)),
+    (16, 32, (4, 8), (2, 3, 4)),
+    (16, 64, (4, 8), (2, 3)),
+    (32, 16, (8,), (3, 4)),
+    (32, 32, (8,), (2, 3, 4)),
+    (32, 64, (8,), (2, 3)),
+    (64, 32, (8,), (2, 3, 4)),
+    (64, 64, (8,), (2, 3)),
+)
+_ROCM = (
+    (16, 16, (2, 4), (1, 2)),
+    (16, 32, (2, 4), (1, 2)),
+    (16, 64, (4,), (1, 2)),
+    (32, 16, (4,), (1, 2)),
+    (32, 32, (4,), (1, 2)),
+    (64, 16, (4,), (1, 2)),
+    (64, 32, (4,), (1, 2)),
+)
+_CPU = ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,)))
+_TILES = {"cuda": _CUDA, "rocm": _ROCM, "cpu": _CPU}
+
+
+@dataclass(frozen=True)
+class SplitRule:
+    """For blocks of few heads and of many; and where the cache is FP8."""
+
+    few: SplitKvConfig
+    many: SplitKvConfig
+    few_fp8: SplitKvConfig
+    many_fp8: SplitKvConfig
+
+
+_FEW = SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3)
+_MI300 = (
+    SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
+    SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
+)
+_MI350 = (
+    SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
+    SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
+)
+_INTERPRETED = (SplitKvConfig(16, 128, per_unit=2), SplitKvConfig(64, 128, per_unit=2))
+
+# Memory bounds 16 heads: they take as many programs on a unit as keep enough bytes on their way. Products
+# bound 64: they take the fastest instructions, and enough tokens a step that those do not wait for shared
+# memory. None spills on Triton 3.6 and 3.7, on gfx942 in 64 KB of shared memory. Found by compiling, not by
+# timing.
+HEURISTIC = {
+    "cuda": SplitRule(
+        few=_FEW,
+        many=SplitKvConfig(64, 64, warps=8, stages=2),
+        few_fp8=_FEW,
+        many_fp8=SplitKvConfig(64, 64, warps=8, stages=3),
+    ),
+    "sm_100": SplitRule(
+        few=_FEW,
+        many=SplitKvConfig(64, 32, warps=8, stages=3),
+        few_fp8=SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
+        many_fp8=SplitKvConfig(32, 32, warps=8, stages=4),
+    ),
+    "rocm": SplitRule(*_MI300, *_MI300),
+    # 64 heads and 32 tokens of an FP8 cache spill on Triton 3.6.
+    "gfx950": SplitRule(*_MI350, _MI350[0], replace(_MI350[1], tokens=16)),
+    "cpu": SplitRule(*_INTERPRETED, *_INTERPRETED),
+}
+FEW = 32  # heads
 
 
 def plan_for(config: SplitKvConfig, units: int, lengths: Sequence[int], heads: int) -> SplitPlan:
@@ -47,14 +154,34 @@ class SplitKv(SuiteTriton):
     }
 
     def configurations(self, target: Target, sizes: MlaDecodeSizes) -> Iterator[SplitKvConfig]:
-        return tiles(target, sizes)
+        """All blocks of heads that are not padded to twice the heads and not so small that more than four of
+        them read the same tokens; for very many heads, the larger ones."""
+        heads = sizes.heads
+        blocks = [block for block in (16, 32, 64) if heads <= 4 * block and block < 2 * max(16, heads)]
+        instruction = 16 if target.kind == "rocm" else 0
+        for block, tokens, warps, stages in _TILES[target.kind]:
+            if block not in (blocks or [32, 64]):
+                continue
+            for w, s, per_unit in itertools.product(warps, stages, PER_UNIT):
+                in_registers = tokens * WIDTH * KV_BYTES[sizes.kv] * (s - 1)  # of AMD's pipelines
+                if target.kind == "rocm" and in_registers > target.shared:
+                    continue
+                config = SplitKvConfig(block, tokens, False, False, per_unit, w, s, instruction)
+                yield config
+                if target.arch == "gfx942" and tokens == 16:
+                    yield replace(config, reload=True)
+                if target.arch == "sm_90" and (block, tokens, w, s) == (16, 64, 4, 2):
+                    yield replace(config, swap=True)
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
-        return heuristic(target, sizes)
+        rule, few = target.pick(HEURISTIC), sizes.heads <= FEW
+        if sizes.kv == "fp8":
+            return rule.few_fp8 if few else rule.many_fp8
+        return rule.few if few else rule.many
 
     def demands(self, config: SplitKvConfig, target: Target, sizes: MlaDecodeSizes) -> list[Demand]:
-        """Of a program of mean length where there are several waves of them, of the longest where one wave
-        has all: it lasts as long as that. Without a pipeline a step is on its way half of the time."""
+        """Of a program of mean length where there are several waves of them; of the longest where one wave
+        has all, which lasts as long as that. Without a pipeline a step is on its way half of the time."""
         lengths = sizes.lengths()
         plan, blocks = plan_for(config, target.units, lengths, sizes.heads), config.blocks(sizes.heads)
         programs = len(plan.parts) * blocks
@@ -118,7 +245,7 @@ class SplitKv(SuiteTriton):
 
 
 def combine_columns(plan: SplitPlan) -> int:
-    """Of a program of the combine."""
+    """Columns of a program of the combine."""
     return min(LATENT, COMBINE_VALUES // _power_of_2(plan.most))
 
 
@@ -128,7 +255,7 @@ def _power_of_2(number: int) -> int:
 
 class _SplitKv(ConfiguredPrepared):
     """The plan is made here, on the host and untimed, from lengths that are known before the step: engines
-    make theirs once a step too, for the attention of all layers. A call only reads it."""
+    make theirs once a step too, for the attention of all layers. A call only reads the plan."""
 
     def __init__(
         self,

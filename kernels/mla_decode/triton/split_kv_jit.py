@@ -34,7 +34,7 @@ def split_kernel(
     APART: tl.constexpr,  # computes scores in a branch; see below
     RELOAD: tl.constexpr,  # loads the tokens again for the second product
     XCDS: tl.constexpr,  # dies that programs are dealt to in turn, each with a cache of its own
-    PRODUCT: tl.constexpr,  # what tl.dot takes: bf16, or fp32 in the interpreter, whose dot gets bf16 wrong
+    PRODUCT: tl.constexpr,  # what tl.dot takes: bf16, or fp32 in the interpreter: its dot gets bf16 wrong
     FNUZ_BITS: tl.constexpr,
 ):
     """One program: BLOCK_H heads of one sequence over one part of its tokens, BLOCK_N at a time.
@@ -89,8 +89,8 @@ def split_kernel(
             scores = tl.dot(q_rope, tl.trans(kv_rope), tl.dot(q_latent, tl.trans(kv_latent))) * score_scale
             scores = tl.where(ok[None, :], scores, float("-inf"))
         elif first + BLOCK_N <= end:
-            # Triton gives the warps of a product from which another one follows to its rows: 64 rows it lets
-            # 8 warps compute twice. It does not look out of a branch, nor beyond a sum of two products.
+            # Triton assigns all warps of a product that feeds another one to its rows: with 64 rows, 8 warps
+            # compute each twice. It does not do so across a branch, nor for a sum of two products.
             scores = tl.dot(q_latent, tl.trans(kv_latent)) * score_scale
             scores += tl.dot(q_rope, tl.trans(kv_rope)) * score_scale
         else:
@@ -105,7 +105,7 @@ def split_kernel(
         total = total * rescale + tl.sum(weights.to(tl.float32), TOKEN)
         attended *= tl.expand_dims(rescale, TOKEN)
         if RELOAD:
-            # With another modifier, or it were one load; both mean the default.
+            # Another modifier, so that the compiler does not merge both loads; both mean the default.
             codes = tl.load(row + latent[None, :], mask=ok[:, None], other=0.0, cache_modifier=".ca")
             kv_latent = widen(codes, PRODUCT, FNUZ_BITS)
         if SWAP:

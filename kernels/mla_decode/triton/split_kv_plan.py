@@ -7,17 +7,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WORTH = 1.25  # how much longer the longest sequence must be than a part for a second pass to pay
+WORTH = 1.25  # a second pass pays where the longest sequence is so much longer than a part
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """parts: (sequence, first token, behind the last, slot of its result); slot -1: all of its sequence
-    split: (sequence, first slot, number of slots) of each sequence that is several parts
-    """
-
     parts: tuple[tuple[int, int, int, int], ...]
+    """(sequence, first token, end, slot of the result); slot -1: the part is the whole sequence."""
+
     split: tuple[tuple[int, int, int], ...]
+    """(sequence, first slot, number of slots) of each sequence that is split."""
 
     @property
     def slots(self) -> int:
@@ -25,21 +24,21 @@ class SplitPlan:
 
     @property
     def most(self) -> int:
-        """Slots of a sequence."""
+        """The most slots of a sequence."""
         return max((count for *_, count in self.split), default=0)
 
     @property
     def longest(self) -> int:
-        """Tokens of a part."""
+        """Tokens of the longest part."""
         return max(end - first for _, first, end, _ in self.parts)
 
 
 @functools.lru_cache(4096)
 def plan(lengths: tuple[int, ...], tokens: int, programs: int, least: int) -> SplitPlan:
-    """For about so many programs, each of which takes steps of so many tokens, and `least` tokens at least.
+    """The plan for about so many programs, in steps of `tokens` tokens, with at least `least` in each part.
 
-    A sequence is cut where it is longer than a part should be, into parts of the same number of steps, but
-    for one: they begin where a step does.
+    A sequence that is longer than a part is cut into parts that begin at a step and differ by one step at
+    most.
     """
     steps = [math.ceil(length / tokens) for length in lengths]
     most = _most_steps(steps, programs, math.ceil(least / tokens))
@@ -57,8 +56,9 @@ def plan(lengths: tuple[int, ...], tokens: int, programs: int, least: int) -> Sp
 
 
 def _most_steps(steps: Sequence[int], programs: int, least: int) -> int:
-    """Of a part: the fewest that leave no more parts than programs; where there are more sequences than
-    that, as many steps as all programs have to take on average, so that no sequence outlasts the rest."""
+    """The most steps of a part: the fewest with which there are no more parts than programs. Where there are
+    more sequences than programs, as many as a program takes on average, so that no sequence outlasts the
+    others."""
     low = max(least, math.ceil(sum(steps) / programs))
     high = longest = max(low, *steps)
     if len(steps) >= programs:

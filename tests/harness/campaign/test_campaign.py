@@ -1,4 +1,4 @@
-"""A campaign on devices that are not there: its order, time, folder and archive, and how it goes on."""
+"""A campaign on simulated devices: its order, time, folder and archive, and how it is resumed."""
 
 import io
 import json
@@ -12,14 +12,19 @@ from typing import Any
 import pytest
 
 from harness.campaign import execute
-from harness.campaign.archive import _step_of, pack
-from harness.campaign.execute import CampaignOutcome, CampaignRequest, run_campaign
-from harness.campaign.jobs import CampaignPlan, share_s
-from harness.campaign.spec import Step, _arguments, steps_of
-from harness.cli.campaign import StepCommands
+from harness.campaign.execute import (
+    CampaignOutcome,
+    CampaignRequest,
+    Steps,
+    pack,
+    run_campaign,
+    step_of,
+)
+from harness.campaign.plan import Step, arguments, steps_of
+from harness.cli.campaign import read_step
 from harness.cli.campaign_display import CampaignTables
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
-from harness.page.inputs import inputs
+from harness.page.assemble import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.read import run_folders
@@ -40,7 +45,7 @@ class Shown:
         self.outcome: CampaignOutcome | None = None
         self.log = self.lines.append
         self.begin = lambda driver, counts: setattr(self, "counts", dict(counts))
-        self.task = lambda task, device, driver: self.begun.append(task.lane)
+        self.task = lambda task, device, driver: self.begun.append(task.job)
         self.case = lambda step, run, case, records: self.cases.append(f"{step}: {case.key}")
         self.command = lambda step, code, output: self.cases.append(step)
         self.end = lambda outcome: setattr(self, "outcome", outcome)
@@ -57,15 +62,17 @@ def campaign(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Campaign:
         monkeypatch.setattr(execute, "Driver", lambda *a, **k: Driver(*a, **k, clock=pool.clock))
         monkeypatch.setattr(execute.time, "monotonic", pool.clock)
         shown = to()
-        request = CampaignRequest(str(tmp_path / "spec.toml"), budget_s, tmp_path / name, resume, pool.now, 3)
-        return run_campaign(pool, request, StepCommands(), shown), shown
+        folder = tmp_path / name
+        goes_on = str(folder) if resume else None
+        request = CampaignRequest(str(tmp_path / "spec.toml"), f"{budget_s}s", resume=goes_on, threads=3)
+        return run_campaign(pool, request, folder, pool.now, read_step, shown), shown
 
     Driver = execute.Driver
     return run
 
 
 def campaigns() -> dict[str, tuple[SimulatedPool, float]]:
-    """Devices, and the time that there is, seconds."""
+    """By name: the pool, and the budget in seconds."""
     return {
         "the most valuable first, ops in turn": (pool("a"), 1e5),
         # What is running then is cut off.
@@ -90,7 +97,7 @@ def test_what_becomes_of_campaigns_is_as_committed(campaign, tmp_path, snapshot)
         assert devices.now <= budget_s and devices.openings[-1].threads == 3
         told = f"{dict(shown.counts)}: exit code {code} after {devices.now:g} s"
         lines += [f"=== {name}", told, *shown.lines, f"begun: {', '.join(shown.begun)}"]
-        lines += [f"{step.name}: {step.done} of {step.cases}" for step in shown.outcome.steps]
+        lines += [f"{step.name}: {step.done} of {step.cases}" for step in shown.outcome.jobs]
         for folder in run_folders(tmp_path / name):
             made = sorted(f"{c.device} {c.when}" for c in Journal(folder).calibrations())
             lines.append(f"{folder.relative_to(tmp_path / name)} calibrated: {', '.join(made)}")
@@ -124,7 +131,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
     ends = {"batch=4 ": "crashed", "batch=2 ": "checked", "batch=1 ": "unsupported"}
 
     def some_crash(*given: Any) -> list[Any]:
-        status = next((ends[of] for of in ends if of in given[0].case), "")
+        status = next((ends[of] for of in ends if of in given[0].run.cases[0].key), "")
         return crashing(*given, status=status) if status else records(*given)
 
     monkeypatch.setattr("tests.support.simulated_pool.records", some_crash)
@@ -143,7 +150,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
 
 
 def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path, monkeypatch):
-    """A resume that reaches none of it takes nothing away."""
+    """Records of broken cases stay where a resumed campaign has no time to measure them again."""
     monkeypatch.setattr("tests.support.simulated_pool.records", crashing)
     code, _ = campaign(pool("a"))
     before = load(tmp_path / "here")
@@ -156,28 +163,29 @@ def test_what_broke_stays_recorded_until_it_is_measured_again(campaign, tmp_path
 
 
 def test_a_case_that_its_device_could_not_do_fails_it(campaign):
-    """It has no row that says so, and the others are right."""
+    """No row records the failure, and all rows that there are have the status ok."""
 
     def takes(device: str, case: str) -> float | str:
         return "fails" if "batch=128" in case else 10.0
 
     code, shown = campaign(pool("a", takes))
     assert code == 1
-    assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.steps)
+    assert shown.outcome and all({*step.statuses} <= {"ok", "done"} for step in shown.outcome.jobs)
 
 
 def test_a_whole_command_has_its_share_or_the_least_that_is_worth_starting_it(tmp_path):
     for share, budget_s, given_s in ((None, 3600, 60), (0.1, 3600, 360), (0.1, 120, 30)):
-        assert share_s(Step("x", "doctor", 0, "", (), share=share), budget_s) == pytest.approx(given_s)
-    options = _arguments({"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]})
+        assert Step("x", "doctor", 0, "", (), share=share).wall_s(budget_s) == pytest.approx(given_s)
+    options = arguments({"seed": 0, "budget": "{budget}", "quiet": False, "json": True, "case": ["a", "b"]})
     assert options == ["--seed", "0", "--budget", "{budget}", "--json", "--case", "a", "--case", "b"]
     step = Step("x", "doctor", 0, "", options[2:4])
-    plan = CampaignPlan([step], 1e3, StepCommands(), tmp_path, True, Shown())
-    (job,) = plan._jobs(step, "cpu", [SimpleNamespace(facts=None)], [])
-    assert (job.arguments[-1], job.expected_s, job.most_s) == ("48s", 60.0, 120.0), "most is measuring"
+    whole = Steps([step], 1e3, read_step, tmp_path, True, Shown())
+    (job,) = whole._jobs(step, "cpu", SimpleNamespace(facts=None), [])
+    order = job.order(job.waiting[0], 1e3)
+    assert (order.arguments[-1], job.wall_s, order.deadline_s) == ("48s", 60.0, 120.0), "most is measuring"
     job.folder.mkdir()
     for code, statuses in ((OK, {"ok": 1}), (FAILED, {"error": 1}), (NOTHING_RAN, {})):
-        job.done.write_text(json.dumps({"code": code}))
+        job.file.write_text(json.dumps({"code": code}))
         assert job.statuses == statuses
 
 
@@ -185,7 +193,7 @@ def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkey
     def pool(*arguments: object) -> None:
         raise UsageError(f"asked: {arguments}")
 
-    monkeypatch.setattr("harness.cluster.ray_pool.RayPool", pool)
+    monkeypatch.setattr("harness.cluster.ray_cluster.RayPool", pool)
     done = here("campaign", "--cluster", "head:1", "--device", "H200")
     assert error_line(done) == "asked: ('head:1', ['H200'])"
 
@@ -203,7 +211,7 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
     assert run_folders(carried / "mla_decode-smoke") == [carried / "mla_decode-smoke"]
     assert len(inputs([str(carried)]).runs) == len(run_folders(tmp_path / "here")) == 4
 
-    names = [step.name for step in shown.outcome.steps]
+    names = [step.name for step in shown.outcome.jobs]
     (tmp_path / "here" / "mine.txt").write_text("of no step")
     for most, left_out in ((archive.size, []), (archive.size - 1, names[-1:]), (1, names[::-1])):
         small = pack(tmp_path / "here", names, most)
@@ -212,7 +220,7 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
             folders = {name.partition("/")[0] for name in packed.namelist()}
         assert folders == {"campaign.json", "SHA256SUMS", *names} - {*left_out}
     files = {"a/x": "a", "h200/a-2/x": "a-2", "a-triton.split_kv/x": "a", "ab/x": "", "tuned/x": "tuned"}
-    assert {name: _step_of(name, ["a", "a-2"]) for name in files} == files
+    assert {name: step_of(name, ["a", "a-2"]) for name in files} == files
     carried.write_bytes(carried.read_bytes()[:-200])
     with pytest.raises(UsageError, match="cannot read "):
         load(carried)
@@ -220,10 +228,9 @@ def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
 def test_default_campaigns_are_what_their_commands_take(kind: str):
-    commands = StepCommands()
     made = steps_of(None, [kind])
     for step in made:
-        commands.check(step)
+        read_step(step)
         assert step.is_for("a type", kind) and not step.is_for("a type", "another")
     if kind != "cpu":  # what users ask for comes before what proves the suite
         assert [step.command for step in made][:5] == ["run"] * 4 + ["doctor"]
@@ -256,5 +263,5 @@ def test_a_mistake_in_a_file_is_one_line(tmp_path, text: str, said: str):
     file.write_text(text)
     with pytest.raises(UsageError) as error:
         for step in steps_of(str(file), ()):
-            StepCommands().check(step)
+            read_step(step)
     assert said in str(error.value) and "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""The catalogue of flags and the documents' recipes: complete, sourced, and right about this suite."""
+"""The catalogue of flags and the recipes are complete, have sources, and are right about this suite."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from harness.catalogue import flags, recipes
 from harness.catalogue.flags import READ, catalogue
 from harness.errors import UsageError
 from harness.paths import DATA
-from harness.report.catalogue_text import flags_text
+from harness.report.lists import flags_text
 from harness.workers.environment import provenance
 from kernels.platform import KINDS, named
 from tests.support import paths
@@ -32,7 +32,7 @@ def test_the_documents_settings_are_in_the_catalogue_and_in_recipes_as_they_say(
     assert {of[:3] for of in kept} == {of[:3] for of in there}
 
 
-def test_an_entry_has_all_that_a_toggle_asks_and_is_listed(here):
+def test_an_entry_has_all_that_a_toggle_needs_and_is_listed(here):
     entries = json.loads((DATA / "flags.json").read_text())["flags"]
     assert len(entries) == len(FLAGS), "names are unique"
     for listed, entry in zip(json.loads(here("list", "flags", "--json", "-").stdout), entries, strict=True):
@@ -46,7 +46,7 @@ def test_an_entry_has_all_that_a_toggle_asks_and_is_listed(here):
         assert len(flag.values) > 1 or flag.takes, flag.name
         # It changes rows, an engine chooses rows by it, or nothing here can show it.
         assert sum(map(bool, (flag.touches, flag.chooses, flag.without))) == 1, flag.name
-        # What only an engine reads changes nothing in a worker.
+        # A flag that only an engine reads changes nothing in a worker.
         assert not (flag.read in ("server", "never") and flag.touches), flag.name
         assert not (flag.chooses and flag.read != "server"), flag.name
 
@@ -98,7 +98,7 @@ def test_values_have_meanings_and_a_run_records_every_flag_that_was_set(monkeypa
 
 @pytest.mark.parametrize("name", [name for name in flags.catalogue() if name.startswith("AITER_CONFIG_")])
 def test_a_table_of_aiter_is_a_merge_that_a_value_replaces(name):
-    """As get_config_file and update_config_files of its aiter/jit/core.py have it."""
+    """get_config_file and update_config_files in aiter/jit/core.py do it."""
     said = " ".join(flags_text([flags.find(name)]).split())
     (table,) = re.findall(r"default: aiter/configs/(\w+)\.csv merged with ", said)
     assert f"merged with aiter/configs/model_configs/*{table}*.csv" in said

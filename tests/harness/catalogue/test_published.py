@@ -11,7 +11,7 @@ from harness.catalogue.published import CLAIMS, figures, read
 from harness.errors import UsageError
 from harness.paths import PUBLISHED, RESULTS
 from harness.report import case_table
-from harness.report.claims_table import claims_table
+from harness.report.comparison_table import claims_table
 from harness.report.terminal import plain
 from harness.results import claims
 from harness.results.claims import Ratio, examine, ratios, verdict

@@ -1,17 +1,25 @@
-"""An agent beside its device: what it holds, measures and runs; and one in a process that is killed."""
+"""An agent: the device that it holds, the cases that it measures, the commands that it runs."""
 
-import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
-from harness.cluster.agent import Agent, _ranges
-from harness.cluster.local import LocalPool
-from harness.cluster.orders import Answer, CaseOrder, CommandDone, CommandOrder, Opened, Opening
+from harness.cluster.agent import (
+    Agent,
+    CaseOrder,
+    CommandDone,
+    CommandOrder,
+    Device,
+    Opened,
+    Opening,
+    ThisMachine,
+    _ranges,
+)
 from harness.cluster.ray_cluster import THREADS_ASKED, _environment
 from harness.errors import NothingRan
 from harness.machine.cpu_threads import ALLOWED
@@ -40,14 +48,17 @@ def order_of(opened: Opened) -> CaseOrder:
     run = made_up_run(1, ("torch.naive",)).model_copy(
         update={"cases": [case], "provenance": opened.facts.provenance, "per_case_s": 0.5}
     )
-    return CaseOrder(run, Request(disturbed="keep"), case.key, 0.5, 1.0)
+    return CaseOrder(run, Request(disturbed="keep"), 0.5, 1.0)
+
+
+MINE = Opening(Device("mine", "mine", beside=4, device="cpu"))
 
 
 def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
     made = Mock(wraps=CaseMeasurer)
     monkeypatch.setattr("harness.cluster.agent.CaseMeasurer", made)
     with captured_here():
-        opened = agent.obey(Opening("mine", device="cpu", memory_share=0.25))
+        opened = agent.obey(MINE)
         assert isinstance(opened, Opened)
         assert opened.used.type == "mine" and opened.used.cpus == sorted(ALLOWED)
         assert opened.used.name == f"{opened.used.host}/cpu{_ranges(sorted(ALLOWED))}"
@@ -58,7 +69,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
     assert isinstance(records, list) and made.call_args.args[-1] == 0.25
     assert {r.status for r in records if isinstance(r, Cell)} == {"ok"}
     (done,) = [r for r in records if isinstance(r, CaseDone)]
-    assert (done.case, done.device) == (order.case, opened.used.name)
+    assert (done.case, done.device) == (order.run.cases[0].key, opened.used.name)
     assert records[-1] is done
     agent.close()
     with device_lock(detect("cpu")):
@@ -67,7 +78,7 @@ def test_it_holds_its_device_and_measures_a_case_whole(agent, monkeypatch):
 
 def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monkeypatch):
     with captured_here():
-        opened = agent.obey(Opening("mine", device="cpu"))
+        opened = agent.obey(MINE)
     assert isinstance(opened, Opened)
     script = (
         "import pathlib, sys; from harness.run.device import device_lock; "
@@ -108,7 +119,7 @@ def test_a_command_has_the_device_meanwhile_and_its_files_come_back(agent, monke
 
 
 def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypatch):
-    """Whatever a driver's environment chose."""
+    """Variables of the driver's environment that choose devices have no effect."""
     for platform, shown in (
         (Platform("cuda", "sm_90", "cuda:1", uuid="GPU-11"), {"CUDA_VISIBLE_DEVICES": "GPU-11"}),
         (Platform("rocm", "gfx942", "cuda:1", uuid="GPU-22"), {"ROCR_VISIBLE_DEVICES": "GPU-22"}),
@@ -129,41 +140,29 @@ def test_an_agent_and_its_commands_are_shown_their_device_alone(agent, monkeypat
     assert variables["PYTHONPATH"].split(":")[0] == str(ROOT) and THREADS_ASKED not in variables
     monkeypatch.setattr("harness.cluster.agent.choose_device", lambda _: detect("cpu"))
     with pytest.raises(NothingRan, match="a device of type H200 is a GPU, but its agent sees none"):
-        agent.obey(Opening("H200", is_gpu=True))
+        agent.obey(Opening(Device("gpu0", "H200", is_gpu=True)))
     assert [_ranges(cores) for cores in ([0], [0, 1, 2, 8], [1, 3, 4], [])] == ["0", "0-2,8", "1,3-4", ""]
 
 
-def answer(pool: LocalPool) -> Answer:
-    for _ in range(1800):  # seconds, longer than any machine takes
-        for answer in pool.wait(1.0):
-            return answer
-    raise AssertionError("no answer")
-
-
-def test_an_agent_that_is_killed_is_lost_and_another_takes_its_place():
-    pool = LocalPool("mine", "cpu")
-    try:
-        (offer,) = pool.offers()
-        assert offer.type == "mine"
-        for _ in range(2):
-            pool.start(offer)
-            pool.send(offer.id, Opening("mine", device="cpu"))
-            opened = answer(pool)
-            assert isinstance(opened.result, Opened), opened.error
-            assert pool.process is not None and pool.process.pid
-            pool.send(offer.id, CommandOrder(["-c", "import time; time.sleep(600)"], 600))
-            os.kill(pool.process.pid, signal.SIGKILL)
-            lost = answer(pool)
-            assert (lost.lost, lost.error) == (True, "its agent died of SIGKILL")
-    finally:
-        pool.close()
-    with device_lock(detect("cpu")):  # whatever it had started has gone with it
-        refused = LocalPool("mine", "cpu")
-        try:
-            refused.start(offer)
-            refused.send(offer.id, Opening("mine", device="cpu"))
-            said = answer(refused)
-        finally:
-            refused.close()
+def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch):
+    """A campaign ends in time and its device is free then, even if a case would never end."""
+    here = ThisMachine("mine", "cpu")
+    (device,) = here.devices()
+    assert (device.type, device.device) == ("mine", "cpu")
+    with captured_here():
+        here.start(Opening(device))
+    (opened,) = here.wait(0.0)
+    assert isinstance(opened.result, Opened) and opened.device == device.id, opened.error
+    monkeypatch.setattr(CaseMeasurer, "measure", lambda *_: signal.pause())
+    before = signal.getsignal(signal.SIGALRM)
+    here.send(device.id, replace(order_of(opened.result), deadline_s=0.01))
+    assert here.wait(0.0) == [] and signal.getsignal(signal.SIGALRM) is before
+    here.send(device.id, CommandOrder(["-c", "import time; time.sleep(600)"], 0.01))
+    assert [answer.result for answer in here.wait(0.0)] == [CommandDone(None, "", {})], "it is killed alone"
+    here.stop(device.id)
+    with device_lock(detect("cpu")):
+        here.start(Opening(device))
+    (said,) = here.wait(0.0)
     assert said.result is None and not said.lost
     assert said.error.startswith("device cpu is being measured by process ")
+    here.close()

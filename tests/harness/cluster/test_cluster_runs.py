@@ -1,4 +1,4 @@
-"""Commands on a real Ray cluster of nodes on this machine that are types of devices of their own."""
+"""Commands on a real Ray cluster whose nodes are on this machine and have devices of different types."""
 
 import json
 import os
@@ -42,7 +42,7 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    """A head, and a node of each type; the second has locks of its own where this machine has one core."""
+    """A head, and a node of each type. With one core the second node has its own folder of locks."""
     nodes = RayNodes()
     try:
         nodes.start("head")
@@ -105,7 +105,7 @@ def test_a_campaign_on_both(command, tmp_path):
 
 
 def test_kernels_are_compiled_on_its_cores(command, tmp_path):
-    """The op and target of the fewest configurations."""
+    """With the op and the target that have the fewest configurations."""
     done = command("compile", "--op", "mha_prefill", "--target", "gfx950", "--json", tmp_path / "rows.json")
     assert done.returncode == 0, done.stderr
     rows = json.loads((tmp_path / "rows.json").read_text())["compiles"]
@@ -132,11 +132,11 @@ def test_configurations_are_raced_on_a_device_and_stored_here(cli, nodes, tmp_pa
 
 LISTENING = """
 import os
-from harness.cluster.ray_pool import RayPool
+from harness.cluster.ray_cluster import RayPool
 from tests.support.sockets import listening
 
 pool = RayPool("auto")
-print(len(pool.offers()), *sorted(set(listening(os.getpid()))))
+print(len(pool.devices()), *sorted(set(listening(os.getpid()))))
 pool.close()
 """
 

@@ -1,10 +1,10 @@
-"""The driver on devices that are not there: none of what fails, hangs, leaves or joins loses a case."""
+"""The driver on simulated devices: no case is lost where a device fails, hangs, leaves or joins."""
 
 import math
 import random
 import socket
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,16 +12,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.cluster.calibration import calibrations
-from harness.cluster.dispatch import Dispatcher, Task
-from harness.cluster.driver import Driver, differences
-from harness.cluster.execute import only_type
-from harness.cluster.jobs import RunJob
-from harness.cluster.orders import Opening
-from harness.cluster.pool import PoolGone
-from harness.cluster.ray_cluster import Head
-from harness.cluster.ray_compile import compile_on
-from harness.cluster.ray_pool import RayPool, _cause
+from harness.cluster.agent import Device, Opening
+from harness.cluster.driver import Dispatcher, Driver, Job, Task, differences
+from harness.cluster.execute import RunJob, calibrations, only_type
+from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, compile_on
 from harness.errors import NothingRan, UsageError
 from harness.files import JournalFull
 from harness.results.journal import Journal
@@ -34,7 +28,7 @@ from tests.support.simulated_pool import SimulatedPool, made_up_run, pool, recor
 
 
 class Driven:
-    """A made-up run of so many cases, driven on a pool until the driver ends."""
+    """A made-up run that is driven on a pool until the driver ends."""
 
     def __init__(
         self, folder: Path, pool: SimulatedPool, cases: int, ends: float = float("inf"), type: str = "cpu"
@@ -56,7 +50,7 @@ class Driven:
 
     @property
     def recorded(self) -> list[str]:
-        """Keys in the order of the journal, each as often as it stands there."""
+        """The keys of finished cases in the journal's order, with repeats."""
         return [r.case for r in self.journal.lines.records() if isinstance(r, CaseDone)]
 
 
@@ -88,11 +82,11 @@ def of_device(fault: str, name: str) -> Callable[[str, str], float | str]:
 
 
 OLD = "2.11.0"
-"""A torch that is another's."""
+"""Another version of torch."""
 
 
 def drives() -> dict[str, tuple[SimulatedPool, int, float]]:
-    """Pools, cases, and when the time is up."""
+    """By name: the pool, the number of cases, and the time at which the driver must end."""
     return {
         "devices share the cases, the first first": (pool("abcd"), 40, math.inf),
         "a device dies in a case": (pool("ab", failing("dies", ("a", "case 0"))), 6, math.inf),
@@ -161,25 +155,25 @@ def test_time_is_kept_for_what_only_one_device_may_do():
     for device, left_s, key in (("a", 30, "calibration"), ("a", 35, "a case"), ("b", 30, "a case")):
         dispatcher = Dispatcher()
         for rank, task in enumerate(tasks):
-            dispatcher.add(task.lane, "cpu", rank, [task])
+            dispatcher.add(Job(task.job, "cpu", rank, waiting=deque([task])))
         assert dispatcher.next(device, "cpu", left_s).key == key
-    lane, case = dispatcher.lanes["run"], tasks[0]
+    job, case = dispatcher.jobs["run"], tasks[0]
     for wall_s in (30.0, 20.0):
         dispatcher.done(case, "b", wall_s, 10.0)
-    assert lane.expected_s(case) == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
-    dispatcher.fail(case, "b", "a reason")
-    assert (lane.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "its sample comes again, elsewhere"
+    assert job.expected_s(case) == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
+    dispatcher.fail(case, "b")
+    assert (job.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "it is given again, elsewhere"
 
 
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     journal = Journal.create(tmp_path / "run", made_up_run(40))
     plan = RunPlan.of(journal.run(), Request())
     job = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=2)
-    first, *others = job.tasks()
+    first = job.waiting.popleft()
     last = job.order(first, 4.0)
     assert last and max(last.budget_s, last.max_s) <= 4.0, "it ends when the time is up"
     job.take_back(first)
-    orders = [job.order(task, math.inf) for task in others]
+    orders = [job.order(job.waiting.popleft(), math.inf) for _ in range(39)]
     given_s = [order.budget_s for order in orders if order]
     assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
     plan = RunPlan.of(journal.run(), Request(budget="0.1s", retry=True))
@@ -187,7 +181,7 @@ def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     crash = {"status": "crashed"}
     journal.append(r.model_copy(update=crash if isinstance(r, Cell) else {}) for r in records(last, "a", 3))
     again = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1)
-    assert [*again.waiting][-1] == first.key, "what broke may break again"
+    assert again.waiting[-1].key == first.key, "what broke may break again"
     full = RunJob("run", "cpu", 0, journal, plan, Request(), Mock(), devices=1)
     monkeypatch.setattr(Journal, "append", Mock(side_effect=JournalFull("no space left")))
     with pytest.raises(JournalFull):
@@ -199,12 +193,14 @@ def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_tim
     devices = pool("ab")
     driver = Driver(devices, print, threads=3, clock=devices.clock)
     type, opened = only_type(driver)
-    assert devices.openings == [Opening(type, 3, memory_share=0.5)] * 2
+    assert devices.openings == [Opening(Device(id, type, beside=2), 3) for id in "ab"]
     first, _ = calibrations(type, opened, [], print)
-    orders = [first.order(first.tasks()[0], left_s) for left_s in (math.inf, 4.0)]
+    orders = [first.order(first.waiting[0], left_s) for left_s in (math.inf, 4.0)]
     assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
     of_one, _ = calibrations(type, opened[:1], [], print)
-    assert of_one.tasks() == [] and len(of_one.joined(opened[1])) == 2, "the first is beside another now"
+    assert not of_one.waiting
+    of_one.joined(opened[1])
+    assert len(of_one.waiting) == 2, "the first is beside another now"
 
 
 def test_no_device_at_all_is_one_line(drive):
@@ -220,15 +216,15 @@ def test_devices_of_several_types_are_to_be_chosen_from():
 
 
 def test_while_its_head_does_not_answer_ray_is_asked_for_nothing():
-    """A call of Ray would wait for the head for a minute and then end the process."""
+    """Ray would wait for the head for a minute and then end the process."""
     asked = []
     pool = RayPool.__new__(RayPool)
     pool.head = SimpleNamespace(answers=lambda: False)
     pool.ray = SimpleNamespace(wait=lambda *_, **__: asked.append("wait"), kill=asked.append)
-    pool.seats, pool.known = {"a": SimpleNamespace(task="a case", actor="agent")}, ["a"]
-    assert (pool.offers(), pool.wait(0.0)) == (["a"], [])
+    pool.actors, pool.known = {"a": SimpleNamespace(task="a case", actor="agent")}, ["a"]
+    assert (pool.devices(), pool.wait(0.0)) == (["a"], [])
     pool.stop("a")
-    assert not pool.seats and not asked
+    assert not pool.actors and not asked
 
 
 def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
@@ -258,7 +254,7 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
         {"Alive": host != "dead", "NodeManagerHostname": host, "NodeID": f"{i}234567", "Resources": resources}
         for i, (host, resources) in enumerate(has)
     ]
-    assert [(o.id, o.type, o.beside, o.is_gpu, pool.slots[o.id].resources) for o in pool.offers()] == [
+    assert [(d.id, d.type, d.beside, d.is_gpu, d.resources) for d in pool.devices()] == [
         *((f"a-023456-gpu{i}", "H200", 2, True, {"GPU": 1.0}) for i in range(2)),
         ("a-123456", "cpu", 2, None, {"CPU": 4.0}),
         ("a-223456", "left", 2, None, {"CPU": 8.0, "device:left": 1.0}),
@@ -270,7 +266,7 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
 
 
 def test_one_run_is_measured_by_devices_that_are_alike():
-    """All names count but another machine's threads, which only a CPU computes with."""
+    """All facts count, the number of threads only where a CPU is measured."""
 
     def facts(kind: str, driver: str = "1", threads: int = 1, **git: str) -> DeviceFacts:
         machine = {"platform": kind, "device": "it", "arch": "", "driver": driver, "threads": threads}
@@ -306,7 +302,10 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
 
 
 class RayTask:
-    """Of Ray's, done where its answer is asked for; `on`: the node that it was sent to, if to one."""
+    """Stands in for a task of Ray: it runs when its result is asked for.
+
+    on: the node that it was sent to; empty: any
+    """
 
     def __init__(self, function: Callable[..., object], on: str = "") -> None:
         self.function, self.on = function, on
@@ -327,7 +326,7 @@ def answered(answer: object) -> object:
     (None, "node b has triton missing, this"), (OSError("gone"), "node b does not answer: OSError"),
 ])  # fmt: skip
 def test_kernels_are_compiled_where_all_nodes_with_cpus_have_this_triton(monkeypatch, theirs, said):
-    """A node that dies while it compiles costs that kernel alone."""
+    """Where a node dies while it compiles, only that kernel has no result."""
     ray = Mock(remote=RayTask, get=lambda answer, timeout=None: answer(), exceptions=Mock(RayError=OSError))
     ray.wait = lambda refs, **_: (refs[:1], refs[1:])
     ray.nodes.return_value = [
@@ -339,7 +338,7 @@ def test_kernels_are_compiled_where_all_nodes_with_cpus_have_this_triton(monkeyp
     for name, stand_in in (("join", lambda _: ray), ("Head", Mock()),
                            ("_triton", lambda node: answered({"a": OURS, "b": theirs}[node])),
                            ("compile_launch", lambda kernel, arch, data: answered(data))):  # fmt: skip
-        monkeypatch.setattr(f"harness.cluster.ray_compile.{name}", stand_in)
+        monkeypatch.setattr(f"harness.cluster.ray_cluster.{name}", stand_in)
     if said:
         with pytest.raises(UsageError, match=f"^{said}"):
             compile_on("auto")

@@ -1,4 +1,5 @@
-"""A real Ray cluster of nodes on this machine, whose agents only sleep: nodes, drivers, a head are killed."""
+"""A real Ray cluster on this machine with agents that only sleep: nodes, agents, drivers and the head are
+killed."""
 
 import contextlib
 import os
@@ -26,7 +27,7 @@ QUICK = ["LOOK_S=0.5", "BEAT_S=0.5", "HANG_S=600", "START_S=600"]
 
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[RayNodes]:
-    """A head without a device, and a node with one."""
+    """A head without a device, and a node that has one."""
     nodes = RayNodes()
     try:
         nodes.start("head")
@@ -38,7 +39,7 @@ def nodes() -> Iterator[RayNodes]:
 
 @pytest.fixture
 def drive(nodes: RayNodes, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts a driver of a made-up run; none outlives its test."""
+    """Starts drivers of made-up runs. They are killed when the test ends."""
     drivers: list[subprocess.Popen[str]] = []
 
     def start(settings: list[str] = QUICK, name: str = "run", cases: int = CASES):
@@ -66,19 +67,19 @@ def finished(folder: Path) -> list[str]:
 
 
 def ends(driver: subprocess.Popen[str]) -> list[str]:
-    """Its lines."""
+    """The lines that a driver has printed when it ends."""
     output, errors = driver.communicate(timeout=900)
     assert "Traceback" not in errors, errors
     return output.splitlines()
 
 
 def begun(place: Path) -> int:
-    """On so many nodes a case was begun."""
+    """The number of nodes on which a case was begun."""
     return len(list(place.glob("*.begun")))
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Half an hour is longer than any machine takes."""
+    """Waits until a condition is true, for half an hour at most."""
     ends_s = time.monotonic() + 1800
     while not condition():
         assert time.monotonic() < ends_s, "it never came true"
@@ -90,7 +91,7 @@ def whole(folder: Path, cases: int = CASES) -> None:
 
 
 def test_a_node_joins_late_is_killed_in_a_case_and_comes_back(nodes, drive, tmp_path):
-    """The first test: the second node is not there yet."""
+    """This test comes first: it needs that the second node is not there yet."""
     driver, hold = drive(), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 3)
     for nodes_begun in (2, 3):
@@ -109,7 +110,10 @@ def test_a_node_joins_late_is_killed_in_a_case_and_comes_back(nodes, drive, tmp_
     assert {*lines} - {*lost} == {"opened", "left: 0"} | {x for x in lines if x.endswith(" has joined")}
 
 
-def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
+@pytest.mark.parametrize(("sign", "said"), [
+    (signal.SIGSTOP, ": no sign of life for 20 s, in case "), (signal.SIGKILL, ": its agent is gone "),
+], ids=["stops answering", "is killed"])  # fmt: skip
+def test_an_agent_that_fails_in_a_case_is_replaced(nodes, drive, tmp_path, sign, said):
     driver, hold = drive([*QUICK, "HANG_S=20"]), tmp_path / "run.hold"
     until(lambda: len(finished(tmp_path / "run")) > 4)
     hold.touch()
@@ -117,7 +121,7 @@ def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
     until(lambda: bool(nodes.agents("b")))
     agents = nodes.agents("b")  # those of an earlier driver, too, that have not ended
     for agent in agents:
-        os.kill(agent, signal.SIGSTOP)
+        os.kill(agent, sign)
     hold.unlink()
     try:
         lines = ends(driver)
@@ -126,7 +130,7 @@ def test_an_agent_that_stops_answering_is_replaced(nodes, drive, tmp_path):
             with contextlib.suppress(ProcessLookupError):  # Ray has done it
                 os.kill(agent, signal.SIGKILL)
     whole(tmp_path / "run")
-    assert any(": no sign of life for 20 s, in case " in line for line in lines), lines
+    assert any(said in line for line in lines), lines
 
 
 def test_a_second_driver_waits_for_no_device_of_another_and_goes_on_where_that_was_killed(drive, tmp_path):
@@ -150,8 +154,8 @@ def test_a_second_driver_waits_for_no_device_of_another_and_goes_on_where_that_w
 
 
 def test_a_head_that_is_gone_ends_it_in_one_line(nodes, drive, tmp_path):
-    """The last test: the cluster is gone with it. The driver looks for devices once: where a head dies
-    while it answers a look, Ray waits for a minute and then ends the process."""
+    """This test comes last, because it ends the cluster. The driver looks for devices once: if the head died
+    while it answers a look, Ray would wait for a minute and then end the process."""
     driver = drive(["LOOK_S=600", *QUICK[1:]], cases=200)
     until(lambda: len(finished(tmp_path / "run")) > 6)
     nodes.kill("head")

@@ -1,4 +1,4 @@
-"""A run on devices one of which is slower: what is recorded and printed of them."""
+"""A run on devices of which one is slower: what is recorded and printed about them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +8,8 @@ import pytest
 from harness.cli.run_display import RunDisplay
 from harness.cluster.execute import run_on
 from harness.errors import FAILED, OK
-from harness.page.assemble import assemble
+from harness.page.assemble import assemble, inputs
 from harness.page.document import PageSection
-from harness.page.inputs import inputs
 from harness.results import load
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone
@@ -41,7 +40,7 @@ def run_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 @pytest.mark.parametrize("devices", ["a", "abc"])
 def test_of_several_each_case_has_its_device_and_the_one_that_lags_is_named(run_with, snapshot, devices):
-    """One device alone is not spoken of, neither in print nor on a page."""
+    """A single device is not named, neither in the terminal nor on the page."""
     printed, folder = run_with(devices)
     by = {r.case: r.device for records in Journal(folder).finished().values() for r in records
           if isinstance(r, CaseDone)}  # fmt: skip

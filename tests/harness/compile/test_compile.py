@@ -1,4 +1,5 @@
-"""`python -m harness compile`: what it says of a kernel, what it fails, and that it compiles once."""
+"""`python -m harness compile`: what it says about a kernel, what it refuses, and that it compiles each
+once."""
 
 import dataclasses
 import json
@@ -11,12 +12,11 @@ import pytest
 
 import kernels
 from harness.catalogue.architectures import architectures, select_architectures
-from harness.compile import compiler, limits
+from harness.compile import compiler, survey
+from harness.compile.compiler import Product, Resources, resources_of
 from harness.compile.launches import KernelLaunch, implementations, launches, narrowed, shipped
-from harness.compile.limits import violations
-from harness.compile.resources import Product, Resources, resources_of
-from harness.compile.survey import row, tile
-from kernels.mha_prefill.triton.flash_configs import HEURISTIC
+from harness.compile.survey import row, tile, violations
+from kernels.mha_prefill.triton.flash import HEURISTIC
 from kernels.operands import Seeds
 from kernels.platform import version
 from shapes.case import Case, parse
@@ -34,7 +34,7 @@ def launch(**values: str) -> KernelLaunch:
 
 
 LLVM = {64: 8, 68: 7, 74: 6, 102: 4, 120: 4, 130: 3, 156: 3, 222: 2, 240: 2, 264: 1, 400: 1}
-"""`; Occupancy` in the assembly of the suite's own kernels, by their registers: waves of a SIMD."""
+"""Waves of a SIMD by registers: `; Occupancy` in the assembly of the suite's own kernels."""
 
 
 @pytest.mark.parametrize(("arch", "registers", "shared", "columns", "waves", "resident", "bound"), [
@@ -117,19 +117,8 @@ def test_a_row_of_the_survey_is_as_committed(snapshot):
     snapshot(Path(__file__).parent / "snapshots" / "survey.json", json.dumps(made, indent=1) + "\n")
 
 
-def test_a_spill_that_was_measured_may_be(monkeypatch, tmp_path: Path):
+def test_a_launch_says_its_configuration_and_its_arguments():
     assert (launch().config, launch().arguments) == ("N=64 num_warps=4 num_stages=2", "x=*fp32:16")
-    entry = {"kernel": "k", "target": "sm_90", "config": "N=64", "why": "1.2x of the best without"}
-    (tmp_path / "spills.json").write_text(json.dumps({"measured": [entry]}))
-    monkeypatch.setattr(limits, "SPILLS", tmp_path / "spills.json")
-    limits._measured.cache_clear()
-    spilling = dataclasses.replace(FINE, scratch_bytes=16, spills=4)
-    assert not violations(launch(), spilling, architectures()["sm_90"])
-    assert [row(launch(), figures)["reason"] for figures in (spilling, FINE)] == [entry["why"], ""]
-    assert violations(launch(arch="sm_100"), spilling, architectures()["sm_100"])
-    other = launch(data=launch().data.replace('"constant_vals": [64]', '"constant_vals": [32]'))
-    assert other.config.startswith("N=32 ") and violations(other, spilling, architectures()["sm_90"])
-    limits._measured.cache_clear()
 
 
 def test_what_another_triton_makes_of_it_is_told(monkeypatch, tmp_path: Path):
@@ -137,10 +126,10 @@ def test_what_another_triton_makes_of_it_is_told(monkeypatch, tmp_path: Path):
     other = of | {"kernel": "j", "triton": "3.5.0", "reason": "of another kernel"}
     entries = [of | {"triton": "3.6.0", "reason": "spills"}, other]
     (tmp_path / "refused.json").write_text(json.dumps({"refused": entries}))
-    monkeypatch.setattr(limits, "REFUSED", tmp_path / "refused.json")
-    limits._refused.cache_clear()
+    monkeypatch.setattr(survey, "REFUSED", tmp_path / "refused.json")
+    survey._refused.cache_clear()
     assert violations(launch(), FINE, architectures()["sm_90"]) == ["under Triton 3.6.0: spills"]
-    limits._refused.cache_clear()
+    survey._refused.cache_clear()
 
 
 TTIR = "%3 = tt.dot %0, %1, %2 : tensor<16x64xbf16> * tensor<64x128xbf16> -> tensor<16x128xf32>"
@@ -161,7 +150,7 @@ AMDGCN = """v_mfma_f32_16x16x16_bf16 a[0:3], v[0:1], v[2:3], 0
 
 
 def elf(*sections: tuple[int, int]) -> bytes:
-    """Of sections (flags, bytes): the header, and their headers after it."""
+    """An ELF file without contents: its header, and those of sections given as (flags, bytes)."""
     header = bytearray(64)
     struct.pack_into("<Q", header, 40, 64)
     struct.pack_into("<HH", header, 58, 64, len(sections))
@@ -180,7 +169,7 @@ def elf(*sections: tuple[int, int]) -> bytes:
     ids=["ptxas", "LLVM"],
 )
 def test_resources_are_read_from_what_compilers_write(asm, log, instruction, dtype, columns):
-    """Spills count registers of four bytes, which ptxas tells as bytes."""
+    """ptxas gives spills in bytes, four for each register."""
     metadata = SimpleNamespace(shared=4096, **{"tmem_size": columns} if columns else {})
     compiled = SimpleNamespace(asm={"ttir": TTIR} | asm, metadata=metadata)
     assert resources_of(compiled, log) == Resources(
@@ -201,7 +190,7 @@ def test_each_architecture_and_each_op_has_something_to_compile():
 
 @pytest.mark.parametrize("op", kernels.OPS)
 def test_empty_operands_are_as_those_with_values(op: str):
-    """Shapes, strides and types, of each boundary; on a GPU's compiler they decide what is compiled."""
+    """Shapes, strides and dtypes are compared for each boundary: they decide what is compiled."""
     it = kernels.OPS[op]
     for case in shipped(op)[:2]:
         sizes = it.sizes(case.sizes)
@@ -220,7 +209,7 @@ def test_empty_operands_are_as_those_with_values(op: str):
 
 
 def of_gemm(arch: str, name: str = "") -> list[KernelLaunch]:
-    """What one small case launches there, of kernels so called."""
+    """The launches of one small case, of kernels whose names contain `name`."""
     case = Case("block_scale_gemm", parse("m=1 n=576 k=7168")[0])
     found = launches(case.op, select_architectures(arch)[0], [case])
     return [one for one in found if name in one.name]
@@ -270,13 +259,13 @@ def test_a_compiler_that_dies_costs_one_configuration(monkeypatch, tmp_path: Pat
 
 @pytest.mark.slow
 def test_a_planted_configuration_fails_the_command(here, monkeypatch, tmp_path: Path):
-    """With one case, in this process."""
+    """One case is compiled, in this process."""
     from harness.compile import launches
 
     def compiled(todo):
         return ((key, compiler.compile_launch(one.kernel, one.arch, one.data)) for key, one in todo.items())
 
-    monkeypatch.setattr(compiler, "_compiled", compiled)
+    monkeypatch.setattr(compiler, "_compile_here", compiled)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
     bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
@@ -303,8 +292,8 @@ def test_targets_are_those_named_once_and_a_variable_that_interprets_is_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "target"), list(zip(kernels.OPS, architectures(), strict=True)))
 def test_what_is_shipped_may_be(op, target):
-    """Each op for one architecture, each architecture once, each configuration once. All for all, of each
-    number type and alignment, takes a quarter of an hour: the command does it after a kernel was changed."""
+    """Each op is compiled for one architecture. All ops for all architectures, with each dtype and alignment,
+    take a quarter of an hour: run `compile` after a kernel was changed."""
     found = launches(op, architectures()[target], shipped(op))
     for launch in {(one.name, tile(one.config)): one for one in found}.values():
         made = row(launch, compiler.compile_launch(launch.kernel, target, launch.data))

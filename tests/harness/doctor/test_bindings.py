@@ -21,7 +21,7 @@ DECODE = (
 )
 UNITS = "def get_num_sm(device): ..."
 WHOLE = f"{DECODE}\n{UNITS}"
-NAME = "tokenspeed_mla/__init__.py"  # which has one row
+NAME = "tokenspeed_mla/__init__.py"  # one row uses it
 LIBRARY = {NAME: WHOLE}
 PINS = (
     *("TileLang==0.1.9", "vllm>=0.1", 'sglang==0.1; extra == "all"', "aiter==0.1; python_version < '3'"),
@@ -67,7 +67,7 @@ TREES: dict[str, dict[str, str]] = {
 }  # fmt: skip
 
 
-def test_what_binds_and_what_breaks_is_as_committed(here, tmp_path, snapshot):
+def test_rows_that_bind_and_break_are_as_committed(here, tmp_path, snapshot):
     texts = []
     for name, files in TREES.items():
         for file, text in files.items():
@@ -82,7 +82,7 @@ def test_what_binds_and_what_breaks_is_as_committed(here, tmp_path, snapshot):
     snapshot(Path(__file__).parent / "snapshots" / "bindings.txt", "\n".join(texts))
 
 
-def test_what_is_recorded_is_what_rows_take_and_was_read_and_is_listed():
+def test_recorded_places_are_those_that_rows_use_and_releases_are_listed():
     listed = record_signatures.tomllib.loads(record_signatures.RELEASES.read_text())
     stems = {file.stem for file in SIGNATURES}
     assert stems == set(READ_TO) == set(listed), "releases.toml lists them"
@@ -100,15 +100,15 @@ def test_what_is_recorded_is_what_rows_take_and_was_read_and_is_listed():
 
 @pytest.mark.parametrize("file", SIGNATURES, ids=lambda file: file.stem)
 def test_rows_bind_to_the_releases_that_are_recorded(file):
-    """Those older than a row's first aside."""
+    """Releases older than a row's first are too old for it."""
     releases = recorded(file)
     assert len(releases) >= 3
     for row in bindings(releases):
         assert row.status in (BINDS, OLDER, UNKNOWN), row
 
 
-def test_a_row_whose_operators_are_not_told_is_not_told():
-    """Whatever Python stands around them: vLLM's wheel for CUDA has that alone."""
+def test_a_row_is_not_told_if_its_operators_are_not():
+    """vLLM's wheel for CUDA has only the Python around the operators."""
     *_, newest = recorded(ROOT / "tests" / "kernels" / "signatures" / "vllm.json")
     ours = {(row.op, row.name) for row in rows() if isinstance(row, VllmCpu)}
     found = [row for row in bindings([newest]) if (row.op, row.implementation) in ours]

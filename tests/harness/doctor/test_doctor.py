@@ -14,7 +14,7 @@ import pytest
 
 from harness.catalogue.devices import Ceilings
 from harness.doctor import advice as advice_module
-from harness.doctor import examine, noise
+from harness.doctor import examine
 from harness.doctor.advice import advice
 from harness.report.doctor_text import doctor_text
 from harness.report.terminal import WIDTH
@@ -30,11 +30,13 @@ H200 = Platform("cuda", "sm_90", "cuda:1", "NVIDIA H200")
 
 
 def test_doctor_says_what_its_workers_measured(here, monkeypatch):
-    """With ceilings that are known, and too short to tell anything apart."""
+    """The ceilings are made up, and the samples are few."""
     known = Ceilings({"bf16": 1e9}, read=1e8, copy=1e8, measured="earlier")
     monkeypatch.setattr(examine, "measured", lambda here, threads, monitor: known)
     monkeypatch.setattr("harness.run.ceilings.WorkerProcess", WorkerHere)
-    monkeypatch.setattr(noise, "clock_differences", functools.partial(noise.clock_differences, seconds=0.2))
+    monkeypatch.setattr(
+        examine, "clock_differences", functools.partial(examine.clock_differences, seconds=0.2)
+    )
     done = here("doctor", "--json", "-")
     assert done.returncode == 0, done.stderr
     facts = json.loads(done.stdout)
@@ -66,7 +68,7 @@ MACHINE = {
 
 
 def test_text_says_what_was_found(monkeypatch, snapshot):
-    """Of what cannot be measured: why; of what was: all, in its columns."""
+    """It gives what was measured, in columns, and why the rest was not."""
 
     def broken(*arguments: object) -> None:
         raise WorkerFailure("crashed", "the worker died of SIGILL while in open")
@@ -100,13 +102,15 @@ def test_text_says_what_was_found(monkeypatch, snapshot):
 
 
 class Steady:
-    """A meter's worker whose samples take what it was told; strict about what it is asked."""
+    """A meter's worker whose samples take the given seconds. It checks what it is asked."""
 
     def __init__(self, *seconds: float) -> None:
         self.seconds = list(seconds)
         self.prepared: list[str] = []
 
-    def ask(self, request: str, deadline: float, **arguments: object) -> float | None:
+    def ask(self, request: str, deadline: float, **arguments: object) -> object:
+        if request == "clock":
+            return {"step_s": 1e-9, "reading_s": 1e-9}
         if request == "prepare":
             assert set(arguments) == {"workload"}
             self.prepared.append(arguments["workload"])
@@ -114,31 +118,30 @@ class Steady:
         assert (request, set(arguments)) == ("sample", {"at_least"})
         if not self.seconds:
             raise WorkerFailure("crashed", "the worker died")
-        time.sleep(0.001)  # a budget is of turns that take time
+        time.sleep(0.001)  # only samples that take time use up a budget
         return self.seconds[len(self.prepared) % len(self.seconds)]
 
 
 def test_the_pair_is_prepared_apart_in_every_block():
-    """What differs between preparations widens the interval."""
+    """A difference between preparations widens the interval."""
     one, other = Steady(1.0), Steady(1.02)
-    found = noise.clock_differences([one, other], seconds=600)
+    found = examine.clock_differences([one, other], seconds=600)
     assert set(found) == {"read", "product"}
     assert one.prepared == other.prepared == ["read"] * 6 + ["product"] * 6
     assert found["read"].ratio == pytest.approx(1.02)
-    found = noise.clock_differences([Steady(1.0), Steady(1.0, 1.1)], seconds=600)["read"]
+    found = examine.clock_differences([Steady(1.0), Steady(1.0, 1.1)], seconds=600)["read"]
     assert found.low < 1.0 < 1.05 < found.high
     with pytest.raises(WorkerFailure, match="the worker died"):
-        noise.clock_differences([Steady(1.0), Steady()], seconds=0.05)
+        examine.clock_differences([Steady(1.0), Steady()], seconds=0.05)
 
 
 def test_what_is_infinite_has_no_number(monkeypatch):
-    """One block says nothing of the spread between blocks: JSON has no infinity."""
+    """One block gives no spread between blocks, so the interval is infinite, which JSON has no number for."""
     endless = compare([1.0], [1.0], blocks=[0])
     assert endless == Comparison(1.0, 0.0, math.inf, "unclear")
     pair = contextlib.nullcontext([Steady(1.0), Steady(1.0)])
     monkeypatch.setattr(examine, "meters", lambda here, threads, count: pair)
-    monkeypatch.setattr(noise, "clock", lambda worker: {"step_s": 1e-9, "reading_s": 1e-9})
-    monkeypatch.setattr(noise, "clock_differences", lambda pair: {"read": endless})
+    monkeypatch.setattr(examine, "clock_differences", lambda pair: {"read": endless})
     found = examine._instruments(CPU, 2)
     assert found["read"] == {"ratio": 1.0, "low": 0.0, "high": None, "floor": None}
     assert json.dumps(found, allow_nan=False)
@@ -184,7 +187,7 @@ MACHINES: dict[str, tuple[dict[str, str], Platform, int]] = {
 
 @pytest.fixture
 def advised(monkeypatch, tmp_path):
-    """What is said of a machine whose /proc and /sys say that; by default nothing wants improving."""
+    """The advice for a machine with these files in /proc and /sys. By default there is nothing to improve."""
     monkeypatch.setattr(advice_module, "_libraries", lambda here: [])
     monkeypatch.setattr(advice_module, "unseen", lambda: "")
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
@@ -224,7 +227,7 @@ def test_a_torch_without_this_gpu_is_the_first_thing_said_and_nothing_is_timed(m
 
 @pytest.mark.parametrize(("persistence", "lines"), [("Enabled", 0), ("Disabled", 1), ("", 0)])
 def test_a_gpu_that_sleeps_between_calls_is_said_so(advised, monkeypatch, persistence, lines):
-    """nvidia-smi answers as driver 550 does with --format=csv,noheader; a governor is of no weight there."""
+    """nvidia-smi answers as with driver 550. The governor of the CPU does not matter for a GPU."""
 
     def smi(*arguments: str) -> tuple[str, str]:
         assert arguments == ("-i", "1", "--query-gpu=persistence_mode", "--format=csv,noheader")
@@ -255,7 +258,7 @@ def test_devices_that_torch_counts_are_those_that_the_driver_shows(advised, monk
 
 
 def test_missing_libraries_and_newer_ones_than_were_read_are_said_once_each(monkeypatch):
-    """On a GPU nothing of this machine's libraries can be looked at: the reasons are the platform's."""
+    """The platform is not this machine, so the libraries here do not matter."""
     monkeypatch.setattr("kernels.platform.version", lambda module: None)
     lines = advice_module._libraries(H200)
     assert len({line.split(": ", 1)[1] for line in lines}) == len(lines)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engine.view import EngineRequest, engine_view
+from harness.engine import EngineRequest, engine_view
 from harness.page.engine import engine_section
 from harness.report.engine_table import Section
 from harness.report.terminal import plain
@@ -76,7 +76,7 @@ def test_csv_has_a_line_for_each_shape(here, tmp_path):
 
 
 def test_names_in_notes_stay_whole():
-    """SGLang's have a blank between brackets."""
+    """Names of SGLang's files have a blank between brackets."""
     name = "aiter/a-long-name/" * 6 + "block_shape=[128, 128].json"
     text = plain(Section("falls back", [f"no entry in {name}; runs\n  64 tokens: {name}: x"]))
     assert text.splitlines() == [
@@ -86,7 +86,7 @@ def test_names_in_notes_stay_whole():
 
 
 def test_misses_are_written_for_the_tuner(here, tmp_path):
-    """The keys of a look-up: topk as AITER strips it with a mask, tokens as it pads them."""
+    """The keys are those of a look-up: AITER removes a column of topk with a mask, and pads tokens."""
     out = tmp_path / "out"
     path = aiter(tmp_path / "a", *((304, m, 2112, 7168, "fast") for m in (16, 32, 64, 128, 3200, 16384)))
     done = here(*AITER, "--aiter", str(path), "--dp-attention", "--ep", "8", "--write", str(out))
@@ -110,8 +110,8 @@ def test_misses_are_written_for_the_tuner(here, tmp_path):
     assert (out / "untuned_fmoe.csv").read_text() == "token,model_dim\n1,2\n"
 
 
-def test_what_is_not_written_is_said(here, tmp_path):
-    """AITER's Triton files are made one by one; where each shape has an entry, there is nothing to write."""
+def test_misses_that_are_not_written_are_reported(here, tmp_path):
+    """AITER's Triton files are tuned one by one. If each shape has an entry, there is nothing to write."""
     options = ("--aiter", "recorded", "--op", "block_scale_gemm", "--write", str(tmp_path))
     done = here("engine", "sglang", "--arch", "gfx942", "--tp", "4", *options)
     assert done.stderr.startswith(
@@ -145,8 +145,8 @@ def test_two_versions_are_compared_shape_by_shape(here, tmp_path):
     assert (change["a"]["entry"], change["b"]["entry"]["kernel"]) == (None, "ck first, splitK 0")
 
 
-def test_what_a_library_changes_is_asked_where_the_engine_reads_it(here, tmp_path):
-    """vLLM reads no table of AITER unless it is told to."""
+def test_a_library_is_compared_only_if_the_engine_reads_it(here, tmp_path):
+    """vLLM reads no table of AITER unless a variable says so."""
     path = str(aiter(tmp_path))
     done = here("engine", "vllm", "--arch", "gfx942", "--diff", path, path)
     assert done.returncode == 2
@@ -161,8 +161,8 @@ def test_what_a_library_changes_is_asked_where_the_engine_reads_it(here, tmp_pat
     assert done.stderr == f"error: {tmp_path}/none: no such file or folder\n"
 
 
-def test_misses_of_one_fallback_are_told_together(here):
-    """Of four layers whose own files AITER lacks, one paragraph; tokens of a note on one line."""
+def test_misses_of_one_fallback_share_a_note(here):
+    """Four layers whose files AITER lacks share a paragraph, and the tokens of a note share a line."""
     options = ("--tp", "4", "--aiter", "recorded", "--op", "block_scale_gemm")
     text = here("engine", "sglang", "--arch", "gfx942", *options).stdout
     lines = text.replace("\n    ", " ")
@@ -172,8 +172,8 @@ def test_misses_of_one_fallback_are_told_together(here):
     assert text.endswith("`run` and `toggle` measure it\n")
 
 
-def test_what_is_set_changes_what_runs(here, tmp_path):
-    """AITER_CONFIG_* replaces the package's tables; CU_NUM is what AITER takes for the device's CUs."""
+def test_settings_change_what_runs(here, tmp_path):
+    """AITER_CONFIG_* replaces the package's tables; CU_NUM replaces the device's number of CUs."""
     path = aiter(tmp_path / "a", (304, 64, 2112, 7168, "fast"), (80, 64, 2112, 7168, "small"))
     mine = (
         aiter(tmp_path / "b", (304, 32, 2112, 7168, "mine")) / "aiter/configs/a8w8_blockscale_tuned_gemm.csv"
@@ -193,20 +193,20 @@ def test_what_is_set_changes_what_runs(here, tmp_path):
 @pytest.mark.parametrize(
     "setting, notes",
     [
-        ("--moe-dense-tp-size=1", []),  # splits the dense MLP otherwise, for which the same kernel runs
+        ("--moe-dense-tp-size=1", []),  # the dense MLP is split differently, and the same kernel runs
         ("--moe-dense-tp-size=8", ["--moe-dense-tp-size=8 changes nothing here"]),
         ("--disable-shared-experts-fusion", []),
         ("SGLANG_ENABLE_JIT_DEEPGEM=0",
          ["SGLANG_ENABLE_JIT_DEEPGEM: nothing that is recorded of sglang reads it on sm_90"]),
     ],
 )  # fmt: skip
-def test_a_setting_without_effect_is_said(here, setting, notes):
+def test_a_setting_without_effect_is_reported(here, setting, notes):
     command = ("engine", "sglang", "--arch", "H200", "--sglang", "recorded", "--dp-attention")
     assert facts(here, *command, "--with", setting)["notes"] == notes
 
 
-def test_tables_of_another_release_are_said(here, tmp_path):
-    """What vLLM 0.33.0 runs is known here."""
+def test_tables_of_another_release_are_reported(here, tmp_path):
+    """The recorded choices are those of vLLM 0.33.0."""
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     (tmp_path / "vllm" / "_version.py").write_text("version = '0.30.1'\n")
@@ -274,7 +274,7 @@ def test_a_page_maps_shapes_by_tokens(tmp_path):
 
 @pytest.mark.parametrize("version, known", [("0.1.16", False), ("0.1.20", True), ("", True)])
 def test_defects_are_those_of_the_library_that_is_given(here, tmp_path, version, known):
-    """ROCm/aiter#4957, from 0.1.18 on; a library that does not tell its version counts as the newest read."""
+    """ROCm/aiter#4957 is in 0.1.18 and later. A library of unknown version counts as the newest."""
     path = aiter(tmp_path)
     if version:
         (path / "aiter" / "_version.py").write_text(f"version = {version!r}\n")
@@ -284,13 +284,13 @@ def test_defects_are_those_of_the_library_that_is_given(here, tmp_path, version,
 
 
 @pytest.mark.parametrize("tp, row", [(8, "aiter.asm"), (4, "sglang.triton")])
-def test_sglangs_attention_on_amd_goes_by_heads_over_tp(tp, row):
+def test_sglangs_attention_on_amd_depends_on_heads_over_tp(tp, row):
     request = EngineRequest("sglang", "gfx942", model("deepseek-r1"), tp=tp, dp_attention=True)
     found = engine_view(replace(request, ops=["mla_decode"])).shapes
     assert {(shape.sizes["heads"], shape.row) for shape in found} == {(128, row)}
 
 
-def test_without_an_architecture_the_machine_is_meant_and_a_cpu_says_so(here):
+def test_without_an_architecture_the_command_is_about_this_machine(here):
     done = here("engine", "vllm", "--op", "mla_decode")
     assert done.returncode in (0, 2)  # not every CPU has engines' defaults
     assert done.stderr.startswith("note: this is about the CPU of this machine; --arch names a GPU\n")

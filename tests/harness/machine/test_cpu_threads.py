@@ -1,4 +1,4 @@
-"""How many threads compute, and where, on made-up machines."""
+"""The number and the CPUs of compute threads, on made-up machines."""
 
 import math
 import os
@@ -37,7 +37,7 @@ def version_1(folder: str, quota: str) -> dict[str, str]:
     ("4:memory:/docker/7\n3:cpu,cpuacct:/docker/7\n0::/", version_1("", "400000"), 4.0),
     ("3:cpu,cpuacct:/docker/7", version_1("docker/7/", "-1"), math.inf),
 ])  # fmt: skip
-def test_the_least_quota_around_us_limits_threads(tmp_path, group, files, cpus):
+def test_the_smallest_quota_of_our_groups_limits_threads(tmp_path, group, files, cpus):
     has(tmp_path, {"sys/devices/system/node/node0/cpulist": "0-7"})
     has(tmp_path, {"proc/self/cgroup": group} if group else {})
     has(tmp_path / "sys/fs/cgroup", files)
@@ -57,7 +57,7 @@ def test_one_thread_of_each_core_of_the_node_with_the_most_comes_first(tmp_path)
 
 @pytest.mark.skipif(len(cpu_threads.ALLOWED) < 2, reason="one CPU is all there is")
 def test_the_main_thread_is_bound_while_calls_are_timed_and_not_before(monkeypatch):
-    """As OpenMP binds it: in a thread of its own, whose CPUs are no other's."""
+    """It runs in a thread of its own, which is bound as OpenMP would bind the main thread."""
     monkeypatch.setattr(cpu_threads, "nodes", lambda: [cpu_threads.ALLOWED])
     bound = {min(cpu_threads.ALLOWED)}
     seen = []
@@ -79,7 +79,7 @@ def test_the_main_thread_is_bound_while_calls_are_timed_and_not_before(monkeypat
     assert all(during == bound for during in seen[1:-1])
 
 
-def test_who_is_not_bound_stays_so():
+def test_an_unbound_thread_stays_unbound():
     before = os.sched_getaffinity(0)
     main_thread = MainThread()
     main_thread.release()

@@ -1,4 +1,5 @@
-"""The device that a command names: found, or a mistake in one line. Of all commands: ../cli/transcripts/."""
+"""The device that a command names is found, or one line says why not. ../cli/transcripts/ has all
+commands."""
 
 from dataclasses import replace
 
@@ -27,7 +28,7 @@ MISMATCH, LOST = "nvidia-smi: Driver/library version mismatch", "NVML: GPU 3: GP
     ([GPU], LOST, "some GPUs cannot be used"),
     ([replace(GPU, memory=0)], LOST, "not all of the GPU is known"),
 ])  # fmt: skip
-def test_a_gpu_that_is_not_seen_is_never_passed_over_in_silence(monkeypatch, capsys, gpus, problem, note):
+def test_a_gpu_that_cannot_be_used_is_always_reported(monkeypatch, capsys, gpus, problem, note):
     monkeypatch.setattr(platform, "_gpus", lambda: (gpus, problem))
     platform.devices.cache_clear()
     try:
@@ -40,7 +41,7 @@ def test_a_gpu_that_is_not_seen_is_never_passed_over_in_silence(monkeypatch, cap
 
 
 def test_a_gpu_that_this_torch_was_not_built_for_is_not_measured(here, monkeypatch, tmp_path):
-    """Of a CPU build nothing is recorded; a device that is named is treated alike."""
+    """Nothing is recorded, whether or not the command names the device."""
     gpu = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H200", memory=141 << 30)
     monkeypatch.setattr(platform, "devices", lambda: {"cuda:0": gpu, "cpu": detect("cpu")})
     monkeypatch.setattr(platform, "torch_build", lambda: "cpu")

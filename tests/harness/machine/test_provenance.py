@@ -1,4 +1,4 @@
-"""What a record says of the machine."""
+"""The facts about the machine in a record."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from kernels.platform import Platform
     ("Failed to initialize NVML: Driver/library version mismatch", ""),
     ("", ""),
 ])  # fmt: skip
-def test_what_nvidia_smi_fails_with_is_no_version_of_a_driver(monkeypatch, tmp_path, said, version):
+def test_a_failure_of_nvidia_smi_is_not_taken_for_a_version(monkeypatch, tmp_path, said, version):
     monkeypatch.setattr(provenance, "Path", lambda *parts: tmp_path.joinpath(*(p.strip("/") for p in parts)))
     monkeypatch.setattr(provenance, "smi", lambda *arguments: (said, said))
     assert provenance.driver(Platform("cuda", "sm_90", "cuda:0")) == version

@@ -4,9 +4,8 @@ import pytest
 
 from harness.cli.report import report
 from harness.errors import UsageError
-from harness.page.assemble import assemble
-from harness.page.inputs import inputs
-from harness.page.measured.op_section import MOST_CASES
+from harness.page.assemble import assemble, inputs
+from harness.page.op_section import MOST_CASES
 from harness.paths import RESULTS
 from tests.support.written_runs import case, ranked, write
 

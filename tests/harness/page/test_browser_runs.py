@@ -2,10 +2,9 @@
 
 import pytest
 
-from harness.page.assemble import assemble
+from harness.page.assemble import assemble, inputs
 from harness.page.document import anchor
 from harness.page.html import html
-from harness.page.inputs import inputs
 from harness.paths import RESULTS
 from tests.support.written_runs import case, ranked, write
 

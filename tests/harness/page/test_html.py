@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from harness.page import html as renderer
-from harness.page.bundle import bundle
 from harness.page.document import Chart, Page, PageSection, Table, TableRow, TableValue
-from harness.page.html import html
-from harness.page.specification import merged, specification
+from harness.page.html import bundle, html
+from harness.page.style import merged, specification
 from tests.support.synthetic_page import HOSTILE, LONG
 
 

@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness import archive
-from harness.page.assemble import assemble
+from harness.page.assemble import assemble, inputs
+from harness.page.case import measured_cases
 from harness.page.document import Page
-from harness.page.inputs import inputs
-from harness.page.measured.case import measured_cases
-from harness.page.measured.rounds import rounds
+from harness.page.ranking import rounds
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section, replays
 from harness.paths import RESULTS
@@ -171,7 +170,7 @@ def require_valid(page: Page) -> None:
     """Each chart compiles and says how to read it; a link finds one thing."""
     import vl_convert
 
-    from harness.page.specification import specification
+    from harness.page.style import specification
 
     charts = list(page.charts())
     anchors = [chart.anchor for chart in charts]
@@ -187,7 +186,7 @@ def test_of_many_rounds_some_are_drawn_and_the_disturbed_are_among_them(tmp_path
     of = case()
     (only,) = measured_cases(write(tmp_path / "run", ranked(of, THREE, disturbed=DISTURBED), [of]))
     thinned = rounds(only, 20)
-    from harness.page.specification import specification
+    from harness.page.style import specification
 
     (ticks,) = specification(thinned)["datasets"].values()
     assert len(ticks) < 25 and "1 in 3 is drawn" in thinned.reading

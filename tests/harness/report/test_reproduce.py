@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from harness.cli import cli
-from harness.report.reproduce import FAR, reproductions
+from harness.report.notes import FAR, reproductions
 from harness.results.schema import Cell
 from tests.support.written_runs import a_cell
 

@@ -1,20 +1,16 @@
 """How text reaches a terminal, and what is none."""
 
 import io
-import json
 import os
 import pty
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from rich.text import Text
 
 from harness.report.fitting_table import Column, FittingTable
 from harness.report.terminal import WIDEST, WIDTH, plain, show
-from harness.report.tune_table import tune_tables
-from tests.support.paths import DATA
 
 TABLE = FittingTable(
     [Column("name"), Column("what", wraps=True), Column("empty")], [[Text("a", "red"), "b " * 90, ""]]
@@ -75,9 +71,3 @@ def test_the_least_important_columns_go_first():
     assert plain(wide, 64).splitlines()[0].split() == ["name", "first", "then"]
     assert plain(wide, 63).splitlines()[0].split() == ["name", "then"]
     assert plain(wide, 41).splitlines()[0].split() == ["name"]
-
-
-def test_what_was_chosen_by_compiling_is_as_committed(snapshot):
-    """Cases that got the same configuration have one line."""
-    rows = json.loads((DATA / "report/tuned.json").read_text())
-    snapshot(Path(__file__).parent / "snapshots" / "tuned.txt", plain(tune_tables(rows), 120) + "\n")

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_benchmark
 
-from harness.results.comparison import compared, means
-from harness.results.export import session
+from harness.cli.export import session
+from harness.results.comparison import compared, means, spreads
 from harness.results.journal import Journal
-from harness.results.recorded import incompatibilities, read
+from harness.results.read import read
 from harness.results.schema import CaseDone, Cell, DeviceUsed, PlannedCase, Samples, Verdict
-from harness.results.spread import spreads
 from tests.support.calibrated import calibrations
 from tests.support.command_line import error_line
 from tests.support.written_runs import a_cell, a_run, altered
@@ -169,13 +168,13 @@ def test_what_moved_is_known_to_the_programs_that_ask(tmp_path):
 ])  # fmt: skip
 def test_unlike_runs_are_refused_with_the_reason(tmp_path, other, reason):
     a, b = record(tmp_path / "a"), record(tmp_path / "b", **other)
-    assert incompatibilities(read(str(a)), read(str(b))) == [reason]
+    assert compared(read(str(a)), read(str(b))).incompatible == [reason]
 
 
 def test_runs_that_cannot_be_compared_are_when_forced(here, tmp_path):
     a, other = record(tmp_path / "a"), record(tmp_path / "c", machine={"device": "another"})
     of_seed = altered(record(tmp_path / "b"), seed=1)
-    assert incompatibilities(read(str(a)), read(str(of_seed))) == ["seed differs: 0 and 1"]
+    assert compared(read(str(a)), read(str(of_seed))).incompatible == ["seed differs: 0 and 1"]
     assert here("compare", a, a).returncode == 0
     assert "--force marks it" in error_line(here("compare", a, other))
     altered(other, suite="another")

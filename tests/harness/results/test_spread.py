@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.report.spread_text import spread_lines
-from harness.results.spread import Spread, spreads
+from harness.report.notes import spread_lines
+from harness.results.comparison import Spread, spreads
 from tests.support.calibrated import HEAVY, calibrations
 
 ALIKE = {"a": 100.0, "b": 100.3, "c": 99.8}

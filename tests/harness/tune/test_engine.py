@@ -1,5 +1,5 @@
-"""Races of engines' Triton kernels: which configurations are raced against the engine's own choice, and what
-of the outcome goes into the engine's tables. Times are planted."""
+"""Races of engines' Triton kernels: which configurations are raced against the engine's own, and what goes
+into the engine's tables. Times are made up."""
 
 import json
 import sys
@@ -13,9 +13,10 @@ import kernels
 from harness.cli.run_display import RaceTables
 from harness.errors import NothingRan, UsageError
 from harness.results.schema import CaseDone, RaceSettings, Verdict
-from harness.tune import engine, race
-from harness.tune.engine import EngineConfigs, ask_tables, ranked, store_winner
-from harness.tune.race import Race, RaceRequest, TuneRequest, implementations_here, would_race
+from harness.tune import configs, race
+from harness.tune.configs import NOT_KEPT, RacedConfigs, ask_tables
+from harness.tune.race import Race, TuneRequest, implementations_here, would_race
+from harness.tune.store import store_winner
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
 from kernels.engine_tuning import LADDER, EngineConfig, nearest_of, table_of
@@ -23,7 +24,7 @@ from kernels.fused_moe.engine_tables import MoeTables
 from kernels.op import Unsupported
 from kernels.platform import Platform
 from kernels.support import Support
-from kernels.tuning import TUNED, Target
+from kernels.tuning import Target
 from shapes.case import text_of
 from tests.support.workers_here import WorkerHere
 from tests.support.written_runs import a_cell, a_run
@@ -48,20 +49,20 @@ def gemm():
 
 
 def test_the_engine_is_told_nothing_where_its_own_choice_is_the_baseline(gemm):
-    entries = EngineConfigs(gemm, H200, 5, {CASE.key: TABLE}).configs_of(gemm, CASE)
+    entries = RacedConfigs(gemm, H200, 5, {CASE.key: TABLE}).configs_of(gemm, CASE)
     assert entries.configs[0] is None and NOW not in entries.configs
     assert (len(entries.configs), entries.search.raced, entries.search.baseline) == (6, 6, NOW)
-    assert entries.search.considered == 6 + entries.search.pruned["worse by the estimate"] > 300
+    assert entries.search.considered == 6 + entries.search.pruned[NOT_KEPT] > 300
     assert entries.search.origin == "the engine's default"
     assert entries.search.tables == {FILE: {str(m): NOW for m in LADDER}}
     assert len({tuple(each.values())[:3] for each in entries.configs[1:]}) > 2, "one tile fills the race"
 
 
 def test_the_baseline_does_not_race_itself(gemm):
-    best, second, *_ = ranked(gemm, H200, OP.sizes(CASE.sizes))
-    table = table_of(24, None, {FILE: lambda m: best.entry})
-    entries = EngineConfigs(gemm, H200, 1, {CASE.key: table}).configs_of(gemm, CASE)
-    assert entries.configs == [None, second.entry]
+    _, first, second = RacedConfigs(gemm, H200, 2, {CASE.key: TABLE}).configs_of(gemm, CASE).configs
+    table = table_of(24, None, {FILE: lambda m: first})
+    entries = RacedConfigs(gemm, H200, 1, {CASE.key: table}).configs_of(gemm, CASE)
+    assert entries.configs == [None, second], "the same draw without it"
 
 
 def test_of_two_entries_that_are_as_near_the_first_in_the_file_is_taken():
@@ -69,7 +70,7 @@ def test_of_two_entries_that_are_as_near_the_first_in_the_file_is_taken():
     assert [nearest_of(own, 20) for own in ((16, 24), (24, 16))] == [16, 24]
 
 
-def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
+def test_what_the_engine_takes_near_m_enters_first(gemm):
     own = {
         m: EngineConfig(8, 32, 128, 1, 4, stages).entry for m, stages in ((16, 5), (48, 4), (96, 3), (512, 2))
     }
@@ -77,7 +78,7 @@ def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
     table = table_of(16, own, {FILE: lambda m: own[nearest_of(own, m)]})
     assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
     case = OP.case({"m": 16, "n": 6144, "k": 1536})
-    entries = EngineConfigs(gemm, H200, 4, {case.key: table}).configs_of(gemm, case)
+    entries = RacedConfigs(gemm, H200, 4, {case.key: table}).configs_of(gemm, case)
     first, *near = entries.configs[:4]
     assert first is None and near == [own[48], own[96], own[512]]
     assert len(entries.configs) == 5 and own[16] not in entries.configs
@@ -86,15 +87,13 @@ def test_what_the_engine_takes_near_m_enters_whatever_the_estimate_says(gemm):
 @pytest.mark.parametrize("target", [H200, Target("rocm", "gfx942", 304, "AMD Instinct MI300X", shared=65536)])
 def test_configurations_have_room_and_are_right(gemm, target):
     sizes = OP.sizes({"m": 64, "n": 6144, "k": 1536})
-    configs = ranked(gemm, target, sizes, [*gemm.configurations(target, sizes)][:9])
-    assert len(configs) == len(set(configs)) > 100
-    for config in configs:
+    offered = list(gemm.configurations(target, sizes))
+    assert len(offered) == len(set(offered)) > 100
+    for config in offered:
         assert config.shared <= target.shared and config.BLOCK_SIZE_K in (64, 128)
         assert ("kpack" in config.entry) == (target.kind == "rocm")
         assert config.BLOCK_SIZE_M < 64 or config.GROUP_SIZE_M == 1, "one tile of rows has no groups"
-    many = ranked(gemm, target, OP.sizes({"m": 1024, "n": 6144, "k": 1536}))
-    of_best = [config.GROUP_SIZE_M for config in many if config.tile == many[0].tile]
-    assert {*of_best[:3]} == {32} < {*of_best}, "the estimate knows nothing of groups"
+    many = list(gemm.configurations(target, OP.sizes({"m": 1024, "n": 6144, "k": 1536})))
     largest = {
         warps: max(c.BLOCK_SIZE_M * c.BLOCK_SIZE_N for c in many if c.num_warps == warps) for warps in (4, 8)
     }
@@ -117,13 +116,9 @@ def test_one_stage_does_not_load_while_it_multiplies(gemm):
     assert [each.in_flight / each.read for each in demands] == [1 / 12, 2 / 12], "of twelve steps"
 
 
-def test_tiles_of_fewer_rows_than_wgmma_has_are_slower(gemm):
-    best, *_ = ranked(gemm, H200, OP.sizes({"m": 32, "n": 6144, "k": 1536}))
-    assert best.BLOCK_SIZE_M == 64, "one of 32 would hold all rows, but multiplies at the rate of mma"
-
-
 def raced(word: str, won: dict | None = FAST, against: dict | None = None, status: str = "ok") -> list:
-    """Records of a case: the baseline, or what stood in for it, and a rival that is `word` against it."""
+    """Records of a case with the baseline, or the configuration that stood in for it, and a rival that is
+    `word` than it."""
     facts = {"op": CASE.op, "case": CASE.key, "impl": "vllm.triton", "time_us": 10.0}
     other, this = a_cell(**facts, config=against), a_cell(**facts | {"status": status}, config=won)
     ratio = {"faster": (1.25, 1.2, 1.3), "same": (1.0, 0.99, 1.01), "slower": (0.8, 0.7, 0.9)}[word]
@@ -138,7 +133,7 @@ def raced(word: str, won: dict | None = FAST, against: dict | None = None, statu
 
 @pytest.fixture
 def on_case(gemm, tmp_path):
-    """Gives what is printed of the case, and its row."""
+    """Returns what is printed about the case, and its row."""
 
     def told(records: list) -> tuple[str, dict]:
         said: list[str] = []
@@ -190,7 +185,7 @@ def test_winners_are_merged_with_what_is_there(tmp_path):
 
 
 def test_the_engine_is_asked_in_a_process_of_its_own(gemm, monkeypatch):
-    monkeypatch.setattr(engine, "WorkerProcess", WorkerHere)
+    monkeypatch.setattr(configs, "WorkerProcess", WorkerHere)
     monkeypatch.setattr(type(gemm), "engine_table", lambda self, sizes: TABLE)
     assert ask_tables(gemm, [CASE], ON, 9) == {CASE.key: TABLE}
 
@@ -203,7 +198,7 @@ def test_the_engine_is_asked_in_a_process_of_its_own(gemm, monkeypatch):
 
 
 def test_a_table_of_the_second_product_is_written_beside(monkeypatch):
-    """SGLang's, whose own M are kept, too."""
+    """The M of SGLang's own table are kept, too."""
     up, down = {1: FAST, 5000: NOW}, {1: {**FAST, "USE_TMA": True}}
     stub = SimpleNamespace(
         take=lambda w1_shape, w2_shape, top_k, dtype, M, block_shape: {
@@ -258,7 +253,7 @@ def test_a_call_says_what_its_engine_takes_and_from_where(gemm, monkeypatch):
 
 
 def test_files_of_the_product_are_named_as_the_engine_names_them(monkeypatch):
-    """Files of SGLang 0.5.23 and vLLM 0.33.0, whose get_device_name_as_file_name has no spaces."""
+    """As in SGLang 0.5.23 and vLLM 0.33.0, where get_device_name_as_file_name gives no spaces."""
     stub = SimpleNamespace(device=lambda: "AMD Instinct MI300X", own=lambda N, K, block_n, block_k: None)
     monkeypatch.setitem(sys.modules, "an_engine", stub)
     own = Function("an_engine.own", needs="N K block_n block_k")
@@ -276,23 +271,24 @@ def test_files_of_the_product_are_named_as_the_engine_names_them(monkeypatch):
 def test_engines_rows_are_raced_where_they_are_named(gemm, monkeypatch, tmp_path):
     monkeypatch.setattr(type(gemm), "available", lambda self, platform: Support(True))
 
-    def here(impl: str | None, folder: object) -> list[str]:
-        asked = TuneRequest("block_scale_gemm", impl, None, [], (1, 1), folder)
+    def here(impl: str | None, out: str | None = None, **more: bool) -> list[str]:
+        asked = TuneRequest(op="block_scale_gemm", impl=impl, out=out, **more)
         return [i.name for i in implementations_here(asked, ON)]
 
-    assert "vllm.triton" not in here(None, TUNED)
-    assert here("vllm.triton", tmp_path) == ["vllm.triton"]
+    assert "vllm.triton" not in here(None)
+    assert here("vllm.triton", str(tmp_path)) == here("vllm.triton", check=True) == ["vllm.triton"]
     with pytest.raises(
         UsageError, match=r"--out is missing: the folder for the tables of vllm.triton's engine"
     ):
-        here("vllm.triton", TUNED)
+        here("vllm.triton")
 
 
 def test_a_dry_run_says_what_would_be_raced(gemm, monkeypatch, tmp_path):
     monkeypatch.setattr(type(gemm), "available", lambda self, platform: Support(True))
     monkeypatch.setattr(race, "target_here", lambda *_: (H200, None))
-    asked = TuneRequest("block_scale_gemm", "vllm.triton", None, ["m=1,64 n=512 k=256"], (1, 1), TUNED, True)
-    lines = list(would_race(asked, RaceRequest(keep=6, per_case="5s"), ON))
+    asked = TuneRequest(op="block_scale_gemm", impl="vllm.triton", case=["m=1,64 n=512 k=256"], dry_run=True,
+                        keep=6, per_case="5s")  # fmt: skip
+    lines = list(would_race(asked, ON))
     sizes = "n=512 k=256 fp8=e4m3fn scales=fp32"
     known = [len(list(gemm.configurations(H200, OP.sizes({"m": m, "n": 512, "k": 256})))) for m in (1, 64)]
     assert lines == [

@@ -1,23 +1,28 @@
-"""`tune` where the implementation can be timed: a race of a plugin's configurations on the CPU, how a stopped
-one goes on, what is stored of a case, and who enters."""
+"""`tune`: a race of a plugin's configurations on the CPU, how a stopped race is resumed, what is stored for a
+case, and which configurations are raced."""
 
 import json
 import os
+import random
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
 import kernels
-from harness.cluster.race import race_on
+from harness.cluster.execute import race_on
+from harness.compile.compiler import Resources
 from harness.errors import FAILED, OK, HarnessError
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Verdict
-from harness.tune import store
-from harness.tune.race import RacedConfigs, RaceRequest, TuneRequest, choice
+from harness.tune import configs, store
+from harness.tune.configs import NEIGHBOURS, NOT_KEPT, RacedConfigs
+from harness.tune.race import Race, TuneRequest, choice, race_result
 from kernels import tuning
+from kernels.platform import version
 from kernels.triton_runtime import CPU
 from kernels.tuning import Choice, Target
 from shapes.case import text_of
@@ -45,7 +50,7 @@ def stored(folder: Path) -> dict[str, dict]:
 
 
 def told_apart(run: Path) -> set[str]:
-    """Cases in which the machine was quiet enough for a verdict: what is chosen of the others is by rule."""
+    """The cases in which the machine was quiet enough for a verdict; nothing is stored for the others."""
     return {
         records[0].case.removeprefix("block_scale_gemm ").partition(" fp8")[0]
         for records in Journal(run).finished().values()
@@ -69,7 +74,6 @@ def test_what_is_wrong_is_reported_and_fails_the_command(raced):
     done, place = raced
     assert done.returncode == 1, done.stderr
     assert "wrong: m=4 n=512 k=256" in done.stderr and "error: m=4 n=512 k=256" in done.stderr
-    assert "all configurations are raced: " in done.stderr
     assert len(Journal(place / "run").finished()) == 2 and Journal(place / "run").run().race.keep == 30
     for records in Journal(place / "run").finished().values():
         of = {text_of(r.config): r for r in records if isinstance(r, Cell)}
@@ -145,7 +149,7 @@ def test_control_c(here, monkeypatch, tmp_path):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("harness.tune.race.race_if_possible", interrupted)
+    monkeypatch.setattr("harness.tune.race.tune", interrupted)
     stopped = here("tune", *HERE, "--out", tmp_path)
     said = "stopped; finished cases are stored, tune --resume RUN races the rest\n"
     assert (stopped.returncode, stopped.stderr) == (130, said)
@@ -165,28 +169,69 @@ CASE = kernels.OPS["block_scale_gemm"].case({"m": 4, "n": 512, "k": 256})
 
 
 def test_what_would_be_used_is_the_baseline_and_enters_once(chunked):
-    field = RacedConfigs(chunked, CPU, keep=2, log=print)
-    entries = field.configs_of(chunked, CASE)
-    assert [config["columns"] for config in entries.configs] == [16, 8, 32, 128, 512]
-    assert "all configurations are raced" in field.unpruned
+    entries = RacedConfigs(chunked, CPU, keep=9).configs_of(chunked, CASE)
+    first, *others = [config["columns"] for config in entries.configs]
+    assert (first, sorted(others), entries.search.pruned) == (16, [8, 32, 128, 512], {})
+    few = RacedConfigs(chunked, CPU, keep=2).configs_of(chunked, CASE)
+    assert few.configs == entries.configs[:3], "the order is the same at each time"
+    assert (few.search.considered, few.search.raced, few.search.pruned) == (5, 3, {NOT_KEPT: 2})
+
+
+def test_configurations_that_neighbouring_sizes_use_come_first(chunked, monkeypatch, tmp_path):
+    place = store.Place("cpu", "cpu", measured=True)
+    for m, columns in ((8, 512), (4096, 8), (3, 999), (2, 128), (4, 16)):
+        choice = {"case": f"m={m}", "features": {"m": m}, "config": {"columns": columns, "fault": ""}}
+        store.store(tmp_path, "plugin.chunked", place, [choice], {"source": "s"})
+    monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path))
+    tuning.stored.cache_clear()
+    monkeypatch.setattr(type(chunked), "features", lambda self, sizes: {"m": sizes.m})
+    entries = RacedConfigs(chunked, CPU, keep=3).configs_of(chunked, CASE)
+    tuning.stored.cache_clear()
+    assert [config["columns"] for config in entries.configs] == [16, 128, 512, 8], "999 is not offered here"
+    assert entries.search.origin == "measured on cpu, for this case" and NEIGHBOURS >= 3
+
+
+SPLIT_K = next(i for i in kernels.implementations("block_scale_gemm") if i.name == "triton.split_k")
+H100 = Target("cuda", "sm_90", 78, "a smaller H100")
+LARGE = kernels.OPS["block_scale_gemm"].case({"m": 4096, "n": 2112, "k": 7168})
+
+
+@pytest.mark.skipif(not version("triton") or os.environ.get("TRITON_INTERPRET") == "1", reason="compiles")
+def test_configurations_that_the_architecture_has_no_room_for_do_not_enter(monkeypatch):
+    """Nothing is compiled: the resources are made up, and always the same for the same launch."""
+    compiled: list[str] = []
+
+    def compile_all(launches, progress):
+        compiled.extend(launch.data for launch in launches)
+        draws = [random.Random(launch.data).random() for launch in launches]
+        return [Resources(shared_bytes=300_000 if draw < 0.5 else 0, threads=128) for draw in draws]
+
+    monkeypatch.setattr(configs, "compile_all", compile_all)
+    entries = RacedConfigs(SPLIT_K, H100, keep=6).configs_of(SPLIT_K, LARGE)
+    assert len(entries.configs) == entries.search.raced == 7
+    assert entries.search.considered == 7 + sum(entries.search.pruned.values())
+    assert entries.search.pruned["takes 300000 bytes of shared memory; sm_90 has 232448"] > 0
+    assert 6 <= len(set(compiled)) < 60, "no more are compiled than it takes"
+
+    def prepare_for(self, *given):
+        raise StopIteration
+
+    monkeypatch.setattr(type(SPLIT_K), "prepare_for", prepare_for)
+    entries = RacedConfigs(SPLIT_K, H100, keep=6).configs_of(SPLIT_K, LARGE)
+    assert entries.search.raced == 1
+    assert entries.search.pruned == {"StopIteration": entries.search.considered - 1}
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="compiles")
-def test_the_best_by_the_estimate_enter_where_it_knows_the_device():
-    pytest.importorskip("triton")
-    (impl,) = (i for i in kernels.implementations("block_scale_gemm") if i.name == "triton.split_k")
-    field = RacedConfigs(impl, Target("cuda", "sm_90", 78, "a smaller H100"), keep=3, log=lambda _: None)
-    entries = field.configs_of(impl, CASE)
-    assert field.unpruned == ""
-    assert field.compiling.architecture.units == 78
-    assert len(entries.configs) in (3, 4), "the baseline is among the best, or comes on top"
-    assert entries.search.raced == len(entries.configs)
-    assert entries.search.considered == 3 + sum(entries.search.pruned.values())
+@pytest.mark.skipif(not version("triton") or os.environ.get("TRITON_INTERPRET") == "1", reason="compiles")
+def test_configurations_are_compiled_before_they_enter():
+    entries = RacedConfigs(SPLIT_K, H100, keep=3).configs_of(SPLIT_K, LARGE)
+    assert entries.search.raced == len(entries.configs) == 4
+    assert entries.search.considered == 4 + sum(entries.search.pruned.values())
 
 
-def records(*verdicts: tuple[str, str, float | None]) -> list:
-    """Of entries of which each was held against the baseline: (columns, verdict, noise)."""
+def records(*verdicts: tuple[str, str, float | None], anchor: int | None = None) -> list:
+    """Records of a case whose entries were compared with the baseline, each as (columns, verdict, noise)."""
     facts = {"op": CASE.op, "case": CASE.key, "impl": "plugin.chunked", "time_us": 10.0}
     names = ["16", *(columns for columns, _, _ in verdicts)]
     found: list = [a_cell(**facts, config={"columns": int(n), "fault": ""}) for n in names]
@@ -198,7 +243,8 @@ def records(*verdicts: tuple[str, str, float | None]) -> list:
         facts = {"case": CASE.key, "a": cell.name, "b": found[0].name, "about": "baseline", "floor": noise}
         facts |= {"ratio": ratio, "low": low, "high": high, "verdict": word.rstrip("?"), "confidence": 0.95}
         found.append(Verdict(**facts))
-    entries = {"anchor": {}, "origin": "by rule", "considered": 9, "pruned": {}, "raced": len(names)}
+    baseline = {"columns": anchor, "fault": ""} if anchor else {}
+    entries = {"anchor": baseline, "origin": "by rule", "considered": 9, "pruned": {}, "raced": len(names)}
     conditions = [{"sm_clock_mhz": {"min": 1, "median": 1500, "max": 2}, "samples": 3}]
     done = {"measured_s": 1, "setup_s": 1, "rounds": 1, "blocks": 1, "stopped": "clear"}
     return [*found, CaseDone(case=CASE.key, entries=entries, conditions=conditions, **done)]
@@ -249,20 +295,36 @@ def test_what_was_stored_is_used(chunked, chosen, monkeypatch, tmp_path):
 
 
 def test_devices_of_a_pool_share_the_cases_of_a_race(chunked, monkeypatch, tmp_path):
-    """Their times are made up, without a verdict: nothing is stored."""
-    tuned = TuneRequest("block_scale_gemm", "plugin.chunked", None, ["m=1,4 n=512 k=256"], (1, 1), tmp_path)
+    """The times are made up and have no verdicts, so nothing is stored."""
     run = str(tmp_path / "run")
-    begun, goes_on = RaceRequest(journal=run, keep=2), RaceRequest(resume=run)
+    begun = TuneRequest(op="block_scale_gemm", impl="plugin.chunked", case=["m=1,4 n=512 k=256"],
+                        out=str(tmp_path), journal=run, keep=2)  # fmt: skip
+    goes_on = TuneRequest(out=str(tmp_path), resume=run)
     devices, failing = pool("ab"), pool("a", lambda device, case: "dies", grows=False)
-    assert race_on(failing, tuned, begun, Mock()) == (FAILED, [])
+    assert race_on(failing, begun, Mock()) == (FAILED, [])
     assert Journal(Path(run)).run().race == RaceSettings(keep=2, folder=str(tmp_path))
     for again in (devices, pool("a")):
-        code, rows = race_on(again, tuned, goes_on, display := Mock())
+        code, rows = race_on(again, goes_on, display := Mock())
         assert (code, [row["config"] for row in rows]) == (OK, [None, None])
         assert display.end.call_args.args[1].cases == 2
     assert {device for device, _ in devices.measured} == {"a", "b"}
     told = {"choose one by --impl: plugin.chunked, p": [chunked] * 2, "can be timed on cpu": []}
     for said, several in told.items():
-        monkeypatch.setattr("harness.cluster.race.implementations_here", Mock(return_value=several))
+        monkeypatch.setattr("harness.plan.select.choose_implementations", Mock(return_value=several))
         with pytest.raises(HarnessError, match=said):
-            race_on(pool("a"), tuned, begun, Mock())
+            race_on(pool("a"), begun, Mock())
+
+
+@pytest.mark.parametrize(("word", "code"), [("faster", FAILED), ("slower", OK), ("unclear", OK)])
+def test_a_check_stores_nothing_and_fails_where_what_is_used_was_beaten(chunked, tmp_path, word, code):
+    """The same records are taken with --check and without."""
+    run = a_run().model_copy(update={"race": RaceSettings(keep=8, folder=str(tmp_path))})
+    for stores in (False, True):
+        race = Race(chunked, CPU, SimpleNamespace(record=run), Mock(), stores=stores)
+        race.on_case(CASE, records(("128", word, 0.0), anchor=16))
+        said: list[str] = []
+        found, (row,) = race_result([OK], [race], said.append)
+        assert found == (OK if stores else code)
+        beaten = [f"cpu plugin.chunked {CASE.text}: columns=128 fault= is faster than what is used now"]
+        assert said == (beaten if found == FAILED else [])
+        assert any(tmp_path.iterdir()) == stores and row["verdict"] in ("faster", "unclear")

@@ -1,4 +1,5 @@
-"""Right block-scale GEMMs in the arithmetic of libraries, in plain torch, those nearest to the limit first.
+"""Right block-scale GEMMs in the arithmetic of libraries, written in plain torch, in order of their error,
+the largest first.
 
 A kernel's source is the file whose arithmetic it follows; "assumed" where that is closed or unread.
 """
@@ -18,7 +19,7 @@ from kernels.arithmetic.block_scale_gemm import (
     summed,
 )
 from kernels.arithmetic.roundings import bf16, exact, kept
-from kernels.block_scale_gemm.mistakes import Variant, by, everywhere, reading
+from kernels.block_scale_gemm.mistakes import Variant, b_codes, by, everywhere
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands as Operands
 from kernels.formats import BLOCK
 from kernels.mistakes import Mistake
@@ -37,14 +38,14 @@ def scales_one_by_one(t: OutputTile) -> torch.Tensor:
 
 
 def subnormal_as_normal(t: OutputTile) -> torch.Tensor:
-    """Codes of b below the smallest normal number, zeros too, as if they had that one's exponent."""
+    """Reads the codes of b below the smallest normal number, including zeros, as if they had its exponent."""
     b, fmt = t.b, format_of(t.operands)
     near = fmt.smallest_normal / 2 * (1 + b.abs() / (8 * fmt.smallest_subnormal))
     return torch.where(b.abs() < fmt.smallest_normal, near.copysign(b), b)
 
 
 def no_less_than(floor: float) -> Quantiser:
-    """Than the largest magnitude of a block."""
+    """Quantises with a least value for the largest magnitude of a block."""
     return partial(quantised, amax=lambda x: largest(x).clamp(min=floor))
 
 
@@ -57,7 +58,7 @@ def up_to_224(o: Operands) -> Quantised:
 
 
 def times_inverse(o: Operands) -> Quantised:
-    """x times 1/scale."""
+    """Quantises by multiplying with 1/scale."""
     _, scale = quantised(o)
     inverse = (1 / scale).repeat_interleave(BLOCK, 1)[:, : o.a.shape[1]]
     return (o.a.float() * inverse).to(o.b_q.dtype).float(), scale
@@ -111,7 +112,7 @@ W8A16: tuple[tuple[str, Variant, str], ...] = (
     ("weights in bf16, 8 parts in fp32", BOTH(parts=8), "assumed: Marlin's split K"),
     (
         "subnormal weights as normal ones",
-        reading("b", subnormal_as_normal),
+        b_codes(subnormal_as_normal),
         "vllm.amx: csrc/cpu/sgl-kernels/vec.h, vLLM 0.33 (its outputs seen here)",
     ),
     ("weights scaled after the product", by(), f"gemm_a16w8_blockscale.py, {AITER} (excerpt)"),
@@ -136,4 +137,4 @@ RIGHT: tuple[Mistake, ...] = (
         for name, way, quantiser, source in FP8
     ),
 )
-"""As mistakes, but for being right."""
+"""In the form of mistakes, although they are right."""

@@ -1,4 +1,4 @@
-"""Block-scale GEMM: sizes, work, operands, the reference, and what the check tells apart."""
+"""Block-scale GEMM: sizes, work, operands, the reference, and what the check distinguishes."""
 
 import itertools
 import math
@@ -46,7 +46,7 @@ def test_neighbouring_scales_differ_by_two_at_least(text):
 
     def apart(scale: torch.Tensor, dim: int) -> torch.Tensor:
         octaves = scale.double().log2().diff(dim=dim)
-        return octaves[octaves.abs() < 100].abs()  # not from and to blocks of zeros
+        return octaves[octaves.abs() < 100].abs()  # without the steps to and from blocks of zeros
 
     rounded = 1 - 2.0**-6  # activations are bf16
     assert all(apart(operands.b_scale, dim).min() >= 1 - 1e-6 for dim in (0, 1))
@@ -127,11 +127,11 @@ def test_the_reference_is_what_plain_loops_give(text, boundary):
         assert float(reference.sigma_fp8[m, n]) == pytest.approx(sigma_fp8, rel=1e-4)
 
 
-# What the check tells apart
+# What the check distinguishes
 
 
 def test_any_block_of_k_that_is_lost_is_missed():
-    """Of 144, in the last tile of columns, which is not full."""
+    """Each of 144 blocks, in the last tile of columns, which is not full."""
     sizes = sizes_of("m=2 n=576 k=18432")
     o = OP.operands(sizes, Seeds(), "cpu")
     reference, columns = OP.reference(o), slice((sizes.n_blocks - 1) * BLOCK, sizes.n)

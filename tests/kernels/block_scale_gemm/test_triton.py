@@ -1,4 +1,4 @@
-"""The Triton split-K kernels: right in the interpreter.
+"""The Triton split-K kernels are right in the interpreter.
 
 As in mla_decode/test_triton.py, the interpreted cases run in a process of their own: this file as a script.
 """
@@ -12,8 +12,7 @@ import pytest
 
 import kernels
 from kernels.block_scale_gemm.triton import split_k as provider
-from kernels.block_scale_gemm.triton import split_k_configs
-from kernels.block_scale_gemm.triton.split_k_configs import SplitKConfig
+from kernels.block_scale_gemm.triton.split_k import MIN_STEPS, SplitKConfig
 from kernels.compose import bind
 from kernels.formats import FORMATS
 from kernels.operands import Seeds
@@ -28,7 +27,7 @@ pytest.importorskip("triton")
 OP = kernels.OPS["block_scale_gemm"]
 IMPLEMENTATION = provider.SplitK()
 
-# Sizes, boundary, and of a configuration what differs from the rule's; `units` and `dies` are the target's.
+# Sizes, boundary, and the differences from the rule's configuration; `units` and `dies` belong to the target.
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("m=1 n=1 k=1", "core", {}),
     ("m=1 n=130 k=768", "core", {"per_unit": 2}),
@@ -41,7 +40,7 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("m=5 n=160 k=384 fp8=e4m3fnuz scales=ue8m0", "with_quant", {"sums": "last", "units": 3}),
 ]
 
-# Slow: further pairings of what the cases above have.
+# Slow: further combinations of the same.
 MORE: list[tuple[str, str, dict[str, Any]]] = [
     ("m=9 n=150 k=768", "core", {"rows": 16, "columns": 64, "swap": True, "sums": "last", "units": 20}),
     ("m=70 n=200 k=300 scales=ue8m0", "with_quant", {"units": 4}),
@@ -54,7 +53,7 @@ def sizes_of(text: str):
 
 
 class Set(provider.SplitK):
-    """With a configuration and a target of the test's choosing."""
+    """Uses the configuration and the target that the test gives."""
 
     def __init__(self, units: int = 64, dies: int = 1, **config: Any) -> None:
         self.target = Target("cpu", "gfx942" if dies > 1 else "cpu", units)
@@ -65,7 +64,7 @@ class Set(provider.SplitK):
 
 
 def largest(operands: Any) -> None:
-    """Codes of the largest magnitude, which are 0x7F and 0xFF in e4m3fnuz."""
+    """Makes all codes of b those of the largest magnitude, 0x7F and 0xFF in e4m3fnuz."""
     most = FORMATS[operands.sizes.fp8].max
     operands.b_q.copy_(torch.where(operands.b_q.float() < 0, -most, most))
 
@@ -89,7 +88,7 @@ def test_no_split_is_without_a_block() -> None:
     for k, units in itertools.product((1, 128, 1000, 7168, 18432), (1, 60, 132, 608)):
         sizes = sizes_of(f"m=1 n=2112 k={k}")
         splits = config.splits(Target("cuda", "sm_90", units), sizes)
-        assert 1 <= splits <= max(1, sizes.k_blocks // split_k_configs.MIN_STEPS)
+        assert 1 <= splits <= max(1, sizes.k_blocks // MIN_STEPS)
         assert (splits - 1) * math.ceil(sizes.k_blocks / splits) < sizes.k_blocks
     target, sizes = Target("cuda", "sm_90", 132), sizes_of("m=1 n=2112 k=7168")
     assert dataclasses.replace(config, per_unit=2).splits(target, sizes) == 14

@@ -1,4 +1,5 @@
-"""Right fused MoE layers in the arithmetic of libraries, in plain torch, those nearest to the limit first.
+"""Right fused MoE layers in the arithmetic of libraries, written in plain torch, in order of their error, the
+largest first.
 
 A kernel's source is the file whose arithmetic it follows; "assumed" where that is closed or unread.
 """
@@ -15,7 +16,7 @@ from tests.support.library_roundings import fourteen_bits, truncated
 
 
 def in_parts(x: torch.Tensor, w: torch.Tensor, count: int) -> torch.Tensor:
-    """Split K."""
+    """The product of a K that is split into so many parts."""
     parts = zip(x.tensor_split(count, 1), w.tensor_split(count, 1), strict=True)
     return torch.stack([a @ b.T for a, b in parts]).sum(0)
 
@@ -69,4 +70,4 @@ def right(boundary: str) -> list[Mistake]:
 RIGHT: tuple[Mistake, ...] = tuple(
     kernel for boundary in ("core", "with_quant", "with_routing") for kernel in right(boundary)
 )
-"""As mistakes, but for being right."""
+"""In the form of mistakes, although they are right."""

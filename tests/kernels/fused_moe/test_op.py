@@ -9,7 +9,7 @@ import torch
 import kernels
 from kernels.formats import dequantise_activations, dequantise_weights
 from kernels.fp8_to_fp32 import fp8_to_bf16, fp8_to_fp32
-from kernels.fused_moe.providers.torch_eager import Bf16Moe
+from kernels.fused_moe.providers.torch_eager import bf16
 from kernels.fused_moe.reference import routing
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.operands import Seeds
@@ -33,7 +33,7 @@ def sizes_of(text: str) -> FusedMoeSizes:
 @pytest.mark.parametrize("text", ROUTED)
 @pytest.mark.parametrize("seeds", [Seeds(), Seeds(3, 5), Seeds(1, 2, 3)], ids=str)
 def test_logits_lead_to_the_picks_that_the_routing_names(text, seeds):
-    """In plain Python, with every choice clear by the margin that operands promise."""
+    """Computed in plain Python. Every choice is clear by the margin that the operands promise."""
     sizes = sizes_of(text)
     o = OP.make(sizes, seeds, "cpu", "with_routing")
     groups, limit = sizes.group_limit
@@ -71,7 +71,9 @@ def test_some_tokens_need_the_limit_of_groups_and_the_bias():
     assert (kept != ids).any(-1).float().mean() > 0.9
     inner = o.narrowed()
     OP.step(o, inner.live_tensors())()
-    assert torch.equal(inner.topk_ids.sort().values, ids), "the suite's own routing heeds both"
+    assert torch.equal(inner.topk_ids.sort().values, ids), (
+        "the suite's own routing uses both the limit and the bias"
+    )
 
 
 @pytest.mark.parametrize("text", [*ROUTED, f"tokens=5 {SMALL} routing=one fp8=e4m3fnuz scales=ue8m0"])
@@ -129,8 +131,8 @@ def test_turns_share_what_they_stream_and_touch_other_experts():
     assert not set(o.topk_ids.flatten().tolist()) & set(other.topk_ids.flatten().tolist())
     cold = o.turned(1, cold=True)
     assert cold.w13 is not o.w13
-    first, second, third = (Bf16Moe().prepare(operands, out) for operands in (o, other, cold))
-    assert first.w13 is second.w13 is not third.w13, "there is one copy in bf16 of what calls share"
+    first, second, third = (bf16().prepare(operands, out).stationary[0] for operands in (o, other, cold))
+    assert first is second is not third, "calls that share weights share one copy in bf16"
 
 
 def test_a_step_writes_all_that_the_inner_call_keeps_apart():
@@ -144,7 +146,7 @@ def test_a_step_writes_all_that_the_inner_call_keeps_apart():
 def test_the_reference_is_what_plain_loops_give():
     sizes = sizes_of("tokens=3 experts=4 topk=2 hidden=128 inter=128 ep=2 shared=1")
     o = OP.operands(sizes, Seeds(1, 1), "cpu")
-    assert set(OP.row_groups(o).of.flatten().tolist()) == {-1, 0, 1}, "the experts here but the shared one"
+    assert set(OP.row_groups(o).of.flatten().tolist()) == {-1, 0, 1}, "the routed experts of this rank"
     x = dequantise_activations(o.x_q, o.x_scale, torch.float64)
     wanted = torch.zeros(3, 128, dtype=torch.float64)
     for t in range(3):
@@ -161,7 +163,7 @@ def test_the_reference_is_what_plain_loops_give():
 
 @pytest.mark.parametrize(("half", "factor"), [("up", 1024.0), ("gate", 0.0), ("both", 0.0)])
 def test_deviations_have_every_factor_of_up_and_of_gate(half, factor):
-    """The layer is linear in up, and nothing without a gate: so are its deviations."""
+    """The layer is linear in up, and zero where gate is zero. So are its deviations."""
     o = OP.operands(
         sizes_of("tokens=3 experts=4 topk=2 hidden=256 inter=128"), Seeds(1, 1), "cpu", "with_quant"
     )

@@ -1,4 +1,4 @@
-"""The Triton MoE kernels: right in the interpreter.
+"""The Triton MoE kernels are right in the interpreter.
 
 As in mla_decode/test_triton.py, the interpreted cases run in a process of their own: this file as a script.
 """
@@ -15,7 +15,7 @@ import kernels
 from kernels.compose import bind
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.fused_moe.triton import align, grouped_configs
+from kernels.fused_moe.triton import align, grouped
 from kernels.operands import Seeds
 from shapes.case import parse
 from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
@@ -28,16 +28,17 @@ OP = kernels.OPS["fused_moe"]
 IMPLEMENTATION = next(i for i in kernels.implementations(OP.name) if i.name == "triton.grouped")
 
 SMALL = "experts=16 topk=4 hidden=256 inter=128"
-DEEP = "experts=8 topk=2 hidden=1152 inter=128"  # nine blocks of K, that two splits share unevenly
+DEEP = "experts=8 topk=2 hidden=1152 inter=128"  # nine blocks of K, which two splits cannot share evenly
 PAIRWISE = {"rows": 16, "sort": False, "fuse": False, "down": 1024}
 BY_TOKEN = PAIRWISE | {"by_token": True, "down": 128}
 
-# Sizes, boundary, and the configuration, or None for the interpreter's own.
+# Sizes, boundary, and the configuration; None for the interpreter's default.
 CASES: list[tuple[str, str, dict[str, Any] | None]] = [
     (f"tokens=1 {SMALL}", "core", None),
     (f"tokens=20 {SMALL} routing=one scales=ue8m0", "with_quant", None),
     ("tokens=3 experts=20 topk=3 hidden=384 inter=128 fp8=e4m3fnuz shared=1", "with_routing", None),
-    # One pair a tile, K split, a token's picks added up by the down product or after it; some elsewhere.
+    # Each tile has one pair, and K is split. A token's picks are added up by the down product or after it.
+    # Some experts are on other ranks.
     (f"tokens=1 {DEEP}", "core", PAIRWISE | {"columns": 64, "swap": True}),
     (f"tokens=1 {DEEP} scales=ue8m0", "core", BY_TOKEN),
     (
@@ -46,20 +47,20 @@ CASES: list[tuple[str, str, dict[str, Any] | None]] = [
         BY_TOKEN | {"down": 64, "swap": True},
     ),
     ("tokens=1 experts=1 topk=1 hidden=128 inter=128", "core", PAIRWISE),
-    # Sorted: transposed, several tiles an expert that go side by side, chiplets; SiLU apart.
+    # Sorted pairs: transposed tiles, several adjacent tiles of an expert, chiplets, and SiLU as a launch.
     (f"tokens=20 {SMALL} routing=one", "core", {"rows": 16, "swap": True, "chiplets": 8}),
     ("tokens=9 experts=4 topk=2 hidden=256 inter=128 routing=zipf:1.2", "core", {"rows": 16, "fuse": False}),
 ]
-# Slow: further pairings of what the cases above have.
+# Slow: further combinations of the same.
 MORE: list[tuple[str, str, dict[str, Any] | None]] = [
     (f"tokens=2 {DEEP} shared=1", "core", {"rows": 16, "fuse": False, "per_unit": 4, "chiplets": 8}),
     (f"tokens=40 {SMALL} ep=4 routing=uniform", "with_routing", None),
     ("tokens=70 experts=4 topk=2 hidden=1024 inter=128 routing=zipf:1.2", "core", None),
     (f"tokens=3 {SMALL} ep=2 routing=uniform fp8=e4m3fnuz", "core", PAIRWISE | {"down": 64}),
 ]
-MANY = 100  # blocks of h, of one and of several of which a program of SiLU is tested
+MANY = 100  # so few blocks of h that the cases test SiLU programs of one block and of several
 
-# Launches, and rows of a tile; of 7 the last segment of pairs is shorter than the others.
+# Segments, and rows of a tile. Of 7 segments the last has fewer pairs than the others.
 ALIGNED = [(1, 16), (7, 16), (2, 64)]
 
 
@@ -79,7 +80,7 @@ def interpret(text: str, boundary: str, config: dict[str, Any] | None) -> list[s
 
 
 def aligned(launches_for: int, rows: int) -> str:
-    """What is wrong with the slots of 300 pairs, which are so many launches' work, and with their tiles."""
+    """What is wrong with the slots and tiles of 300 pairs in so many segments; empty if nothing is."""
     sizes = sizes_of("tokens=75 experts=24 topk=4 hidden=128 inter=128 ep=2 routing=zipf:1.2")
     align.ONE_LAUNCH, align.CHUNK = 300 // launches_for, {"cpu": 64}
     ids = OP.operands(sizes, Seeds(), "cpu").topk_ids
@@ -104,7 +105,8 @@ def aligned(launches_for: int, rows: int) -> str:
 
 
 def equal_scores() -> str:
-    """What is wrong with the picks where all scores are equal: the first experts of the first groups."""
+    """What is wrong with the picks where all scores are equal, which are to be the first experts of the first
+    groups; empty if nothing is."""
     ids, weights = torch.full((2, 9), -7, dtype=torch.int32), torch.empty(2, 9)
     router(torch.zeros(2, 256), torch.zeros(256), ids, weights, Router(8, 4, 8, 2.5, 6, 1))()
     right = ids.tolist() == [[0, 1, 2, 3, 4, 5, -1, -1, 6]] * 2
@@ -125,16 +127,16 @@ def test_grids_hold_any_picks(rows: int) -> None:
 
 
 def test_no_split_is_without_a_block() -> None:
-    config = grouped_configs.GroupedConfig(16, fuse=False, per_unit=4)
+    config = grouped.GroupedConfig(16, fuse=False, per_unit=4)
     for hidden, units in itertools.product((128, 512, 1152, 7168), (1, 60, 132, 304)):
         sizes = sizes_of(f"tokens=1 hidden={hidden}")
-        splits, blocks = grouped_configs.splits_for(config, units, sizes), hidden // 128
-        assert 1 <= splits <= min(max(1, blocks // 4), grouped_configs.most_splits(sizes))
+        splits, blocks = grouped.splits_for(config, units, sizes), hidden // 128
+        assert 1 <= splits <= min(max(1, blocks // 4), grouped.most_splits(sizes))
         assert (splits - 1) * math.ceil(blocks / splits) < blocks
 
 
 if __name__ == "__main__":
-    grouped_configs.MANY = MANY
+    grouped.MANY = MANY
     print_found(interpret, CASES, MORE)
     if sys.argv[1] == "cases":
         for one in ALIGNED:

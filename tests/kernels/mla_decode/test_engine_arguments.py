@@ -8,26 +8,25 @@ import itertools
 import pytest
 
 import kernels
-from kernels.mla_decode.providers import aiter, flash_attn, flashinfer, sglang_triton, vllm_triton
+from kernels.mla_decode.providers import aiter, flash_attn, flashinfer, sglang_triton, vllm
 
 OP = kernels.OPS["mla_decode"]
 
 
-SGLANGS, ASM = sglang_triton.most_splits, aiter.AsmMlaDecode
+SGLANGS, REQUESTS = sglang_triton.most_splits, aiter.REQUESTS
 
 
-def listed(row: type[aiter.AsmMlaDecode], model_len: int) -> int:
-    sizes = OP.sizes({"batch": 2, "ctx": "100", "model_len": model_len})
-    return aiter.listed(sizes, row.requests)
+def listed(requests: int, model_len: int) -> int:
+    return aiter.listed(OP.sizes({"batch": 2, "ctx": "100", "model_len": model_len}), requests)
 
 
 @pytest.mark.parametrize(("function", "given", "wanted"), [
     # Splits by vLLM's: _compute_num_kv_splits of its triton_mla.py.
-    (vllm_triton.splits_for, (163_840, 304), 512),
-    (vllm_triton.splits_for, (163_840, 132), 264),
-    (vllm_triton.splits_for, (32_768, 304), 64),
-    (vllm_triton.splits_for, (2112, 304), 4),
-    (vllm_triton.splits_for, (130, 304), 1),
+    (vllm.splits_for, (163_840, 304), 512),
+    (vllm.splits_for, (163_840, 132), 264),
+    (vllm.splits_for, (32_768, 304), 64),
+    (vllm.splits_for, (2112, 304), 4),
+    (vllm.splits_for, (130, 304), 1),
     # By SGLang's: _mla_decode_kv_splits_cap of its triton_backend.py.
     (SGLANGS, (163_840, 132, "sm_90"), 256),
     (SGLANGS, (163_840, 304, "gfx942"), 256),
@@ -41,10 +40,10 @@ def listed(row: type[aiter.AsmMlaDecode], model_len: int) -> int:
     *((flashinfer.tiles_heads, (heads,), True) for heads in (6, 16, 32, 48, 128)),
     *((flashinfer.tiles_heads, (heads,), False) for heads in (20, 96)),
     # Entries of the list that AITER is given.
-    (listed, (ASM, 163_840), 2 * 163_840),
-    (listed, (ASM, 512), 512 * 512),
-    (listed, (aiter.AsmPersistent, 130), 1024 * 130),
-    (listed, (aiter.AsmPersistentOfSglang, 130), 200),
+    (listed, (REQUESTS["sglang"], 163_840), 2 * 163_840),
+    (listed, (REQUESTS["sglang"], 512), 512 * 512),
+    (listed, (REQUESTS["vllm"], 130), 1024 * 130),
+    (listed, (0, 130), 200),
 ])  # fmt: skip
 def test_what_follows_from_the_context_length(function, given, wanted) -> None:
     assert function(*given) == wanted

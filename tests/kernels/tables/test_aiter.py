@@ -222,7 +222,7 @@ def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
     joined = given(mine, other, tables.files.path / MODEL)
     assert joined.gemm(MI300X, 16, 2112, 7168).entry.file == str(tables.files.path / MODEL)
     texts = [each.text for each in joined.problems(MI300X)]
-    assert "is not there: AITER merges the other files" in texts
+    assert "does not exist: AITER merges the other files" in texts
     assert any(
         "AITER keeps the fastest, rewrites its files and raises RuntimeError" in text for text in texts
     )
@@ -245,7 +245,11 @@ FAULTS = {
         ":2: 1 row for 80 CUs, of a shape without rows for 304",
         None,
     ),
-    "no GPU": (ds(gemm_row(48, 15.8, units=303)), ":2: 1 row for gfx942 with 303 CUs, which is no GPU", None),
+    "no GPU": (
+        ds(gemm_row(48, 15.8, units=303)),
+        ":2: 1 row for gfx942 with 303 CUs, and there is no such GPU",
+        None,
+    ),
     "duplicate": (
         ds(GOOD, gemm_row(48, 9.5)),
         ":3: 1 row with a key that another row has: AITER keeps the fastest, rewrites its files and raises "
@@ -260,7 +264,7 @@ FAULTS = {
     ),
     "cut short": (
         {MODEL: csv(GOOD)[:-8]},
-        ":2: 1 row cut short: AITER reads what lacks as nan",
+        ":2: 1 row cut short: AITER reads the missing cells as nan",
         15.8,
     ),
     "empty": (
@@ -283,22 +287,22 @@ FAULTS = {
     ),
     "open quote": (
         ds(GOOD, '"' + GOOD.replace("48", "64")),
-        ": line 3 is no CSV: unexpected end of data: AITER raises at the first look-up",
+        ": line 3 is not CSV: unexpected end of data: AITER raises at the first look-up",
         15.8,
     ),
     "no table": (
         {MODEL: b'3\n3\n3\n3,"x"y\n'},
-        ": line 4 is no CSV: ',' expected after '\"': AITER raises at the first look-up",
+        ": line 4 is not CSV: ',' expected after '\"': AITER raises at the first look-up",
         None,
     ),
     "UTF-16": (
         {MODEL: csv(GOOD).encode("utf-16")},
-        ": is no UTF-8; pandas raises UnicodeDecodeError: AITER raises at the first look-up",
+        ": is not UTF-8; pandas raises UnicodeDecodeError: AITER raises at the first look-up",
         None,
     ),
     "the rest lost": (
         {MODEL: csv(GOOD) + "gfx950,256,64,71"},
-        ":3: 1 row cut short: AITER reads what lacks as nan",
+        ":3: 1 row cut short: AITER reads the missing cells as nan",
         15.8,
     ),
     "no gfx": (
@@ -313,7 +317,7 @@ FAULTS = {
     ),
     "libtype": (
         ds(gemm_row(48, 15.8, rest="asm,1,0")),
-        ":2: 1 row of libtype asm, which this GEMM asserts against",
+        ":2: 1 row of libtype asm, which this GEMM refuses",
         15.8,
     ),
     "ladder": (
@@ -323,7 +327,7 @@ FAULTS = {
     ),
     "name of the file": (
         {"aiter/configs/model_configs/a8w8_blockscale_tunedgemm.csv": csv(GOOD)},
-        ": is never read: its name holds no name of a table",
+        ": is never read: its name does not contain the name of a table",
         None,
     ),
 }
@@ -425,8 +429,8 @@ def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
 
 
 def test_problems_are_of_what_is_asked(tmp_path):
-    """Rows of other shapes, and tables that no look-up asks, are another deployment's. Where a file breaks
-    off, nothing tells which shapes are lost."""
+    """Rows of other shapes, and tables that no look-up uses, belong to another deployment. A row that is cut
+    short is reported, as it may be of any shape."""
     broken = MODEL.replace("model_configs/", "model_configs/z")
     rows = [gemm_row(m, m + 1, units=80, nk=nk) for m in (16, 32) for nk in ("2112,7168", "512,7168")]
     files = {
@@ -438,17 +442,18 @@ def test_problems_are_of_what_is_asked(tmp_path):
     tables = checkout(tmp_path, files)
     assert tables.gemm(MI300X, 16, 2112, 7168).entry is None
     assert [str(each) for each in tables.problems(MI300X)] == [
-        f"{MODEL}:6: 1 row cut short: AITER reads what lacks as nan",
-        f"{broken}:3: 1 row cut short: AITER reads what lacks as nan",
+        f"{MODEL}:6: 2 rows, the first here, cut short: AITER reads the missing cells as nan",
+        f"{broken}:3: 1 row cut short: AITER reads the missing cells as nan",
         f"{MODEL}:2: 2 rows, the first here, for 80 CUs, of a shape without rows for 304",
     ]
     bare = checkout(tmp_path / "bare", {})
-    assert (
-        str(bare.problems(MI300X)[0]) == f"{GEMM.rpartition('/')[0]}/model_configs: no such folder, or none "
-        "that may be read"
-    )
+    folder = f"{GEMM.rpartition('/')[0]}/model_configs"
+    assert str(bare.problems(MI300X)[0]) == f"{folder}: no such folder, or no permission to read it"
     tables.environment = {"AITER_CONFIG_FMOE": "mine.csv"}
-    assert str(tables.problems(MI300X)[-1]) == "AITER_CONFIG_FMOE: no shape here is looked for in its table"
+    assert (
+        str(tables.problems(MI300X)[-1])
+        == "AITER_CONFIG_FMOE: no kernel of this deployment looks into its table"
+    )
 
 
 def test_a_miss_tells_which_experts_have_rows(tmp_path):
@@ -542,7 +547,9 @@ def test_the_first_row_answers_whatever_its_activation(tmp_path):
     rows = moe_row(64, 91, act="Gelu", name="gelu"), moe_row(64, 92, name="silu")
     blind = moe_tables(tmp_path / "blind", *rows).moe(MI300X, 64, 7168, 256, 256, 8)
     assert blind.entry.kernel == "gelu + two, block_m 32"
-    assert blind.notes == ("a row of Gelu answers: AITER does not compare act_type, and it comes first",)
+    assert blind.notes == (
+        "a row of Gelu is used: AITER does not compare act_type, and this row comes first",
+    )
     text = FUSED.replace("activation,", "str(activation),")
     exact = moe_tables(tmp_path / "exact", *rows, **{"aiter/fused_moe.py": text}).moe(
         MI300X, 64, 7168, 256, 256, 8
@@ -555,7 +562,7 @@ def test_a_time_is_copied_where_the_next_row_has_it(tmp_path):
     tables = checkout(tmp_path, ds(*rows))
     noted = [bool(tables.gemm(MI300X, m, 2112, 7168).notes) for m in (16, 32, 64, 128, 256)]
     assert noted == [False, False, False, True, True]
-    assert tables.gemm(MI300X, 256, 2112, 7168).notes == ("70 us stands in the next row, too: a copied time",)
+    assert tables.gemm(MI300X, 256, 2112, 7168).notes == ("70 us is in the next row, too: a copied time",)
 
 
 def test_moe_takes_a_missing_gfx_from_the_cus(tmp_path):
@@ -582,7 +589,7 @@ def test_rows_that_no_call_of_moe_can_find(tmp_path):
         str(each).removeprefix(f"{MODEL_MOE}:") for each in tables.problems(MI300X) if each.file == MODEL_MOE
     ]
     assert said[:2] == [
-        "3: 2 rows, the first here, of torch.float8_e4m3fn, which gfx942 never asks for",
+        "3: 2 rows, the first here, of torch.float8_e4m3fn, which gfx942 never looks up",
         "2: 1 row for 56 tokens, which no number of tokens is padded to",
     ]
     assert tables.moe(MI300X, 64, 7168, 256, 256, 8).entry is None
@@ -660,7 +667,7 @@ def test_rules_are_read_in_the_source(tmp_path, core, fused, triton, rules):
     }
     tables = checkout(tmp_path, files)
     assert read_rules(tables.files) == Rules(**rules)
-    assert any("may be otherwise" in each.text for each in tables.problems(MI300X)) == ("assumed" in rules)
+    assert any("may differ" in each.text for each in tables.problems(MI300X)) == ("assumed" in rules)
 
 
 def bucket(m):
@@ -722,9 +729,9 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
     tables.gemm(MI300X, 8, 512, 512)
     said = [str(each) for each in tables.problems(MI300X) if each.file.startswith(FOLDER)]
     for hidden in (FLAT, f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE"):
-        assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ goes before" in said
+        assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ comes first" in said
     assert not any("preshuffled" in each for each in said)
-    assert any(each.endswith("M_LEQ_5: AITER asks for no such bucket") for each in said)
+    assert any(each.endswith("M_LEQ_5: AITER never looks for such a bucket") for each in said)
     foreign = "2 files, the first here, are never read: the name must begin with gfx942-"
     assert f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json: {foreign}" in said
     assert any(each.endswith("has no bucket for M above 64: AITER raises KeyError there") for each in said)

@@ -185,17 +185,20 @@ def test_sglang_raises_a_small_block_of_k(tables):
 
 
 FAULTS = {
-    "truncated": (table()[:200], "stops: no JSON: Unterminated string starting at"),
-    "empty": ("", "stops: empty, which is no JSON"),
-    "no object": ("[1]", "stops: no JSON object"),
-    "deep": ("[" * 100_000, "stops: no JSON: maximum recursion depth exceeded"),
-    "byte order mark": ("\ufeff" + table(), "stops: no JSON: Unexpected UTF-8 BOM"),
-    "UTF-16": (table().encode("utf-16"), "stops: no UTF-8"),
-    "triton_version": ('{"triton_version": "3.4.0"}', "stops: the key 'triton_version' is no number of rows"),
-    "renamed": (table().replace("BLOCK_SIZE_N", "BLOCK_N"), "the launch fails: M 1 has no BLOCK_SIZE_N"),
-    "a string": (table().replace('warps": 4', 'warps": "4"'), "the launch fails: M 1 has num_warps is '4'"),
-    "below one": (table(m=0), "the launch fails: M 1 has BLOCK_SIZE_M is 0"),
-    "null": (json.dumps(dict.fromkeys(LADDER)), "the launch fails: M 1 has no configuration"),
+    "truncated": (table()[:200], "stops: not JSON: Unterminated string starting at"),
+    "empty": ("", "stops: empty, which is not JSON"),
+    "no object": ("[1]", "stops: not a JSON object"),
+    "deep": ("[" * 100_000, "stops: not JSON: maximum recursion depth exceeded"),
+    "byte order mark": ("\ufeff" + table(), "stops: not JSON: Unexpected UTF-8 BOM"),
+    "UTF-16": (table().encode("utf-16"), "stops: not UTF-8"),
+    "triton_version": (
+        '{"triton_version": "3.4.0"}',
+        "stops: the key 'triton_version' is not a number of rows",
+    ),
+    "renamed": (table().replace("BLOCK_SIZE_N", "BLOCK_N"), "the launch fails at M 1: no BLOCK_SIZE_N"),
+    "a string": (table().replace('warps": 4', 'warps": "4"'), "the launch fails at M 1: num_warps is '4'"),
+    "below one": (table(m=0), "the launch fails at M 1: BLOCK_SIZE_M is 0"),
+    "null": (json.dumps(dict.fromkeys(LADDER)), "the launch fails at M 1: not a configuration"),
 }
 
 
@@ -228,9 +231,9 @@ def test_what_harms_no_load_is_said(tables):
     founds = {experts: read.moe(MI300X, 16, 256, experts) for experts in files}
     assert {experts: found.notes for experts, found in founds.items()} == {
         8: (),
-        16: ("the key 16 stands twice, and the last one holds",),
+        16: ("the key 16 occurs twice, and the last one counts",),
         32: (f"{founds[32].table} has no entry",),
-        64: ("thin: entries for M 2048, 3072, 4096 alone", "the nearest M is 2048, for 16"),
+        64: ("thin: only entries for M 2048, 3072, 4096", "the nearest M is 2048, for 16"),
         128: ("no kernel is known to take tile_m", "tuned with Triton 3.1.0, here 3.4.0"),
         256: ("thin: no entry below M 65", "the nearest M is 65, for 16"),
     }
@@ -239,17 +242,17 @@ def test_what_harms_no_load_is_said(tables):
     assert founds[32].fallback == "16x128x128 group 1, 4 warps, 2 stages, SPLIT_K 1"
     assert [line.partition("json: ")[2] for line in said(read)] == [
         "no kernel is known to take tile_m",
-        "the key 16 stands twice, and the last one holds",
+        "the key 16 occurs twice, and the last one counts",
         "thin: no entry below M 65",
         "no entry, so the default runs",
-        "thin: entries for M 2048, 3072, 4096 alone",
+        "thin: only entries for M 2048, 3072, 4096",
     ]
 
 
 @pytest.mark.parametrize(
     ("keys", "thin"),
     [
-        (range(7), "thin: entries for M 0, 1, 2, 3, 4, 5, 6 alone"),
+        (range(7), "thin: only entries for M 0, 1, 2, 3, 4, 5, 6"),
         (range(64, 72), ""),
         (range(65, 73), "thin: no entry below M 65"),
     ],
@@ -278,7 +281,7 @@ def test_names_that_lead_nowhere(tables):
         f"{folder}: 1 file with a block that vllm writes as [128,128]",
         f"{folder}: 1 file without the device's name",
         f"{folder}: 2 files for the device AMD_Instinct_MI325_OAM; this one is AMD_Instinct_MI325X, "
-        "and no driver gives that name",
+        "and no driver reports that name",
         f"{folder}: shapes without a file for AMD_Instinct_MI325X have one for AMD_Instinct_MI300X",
     ]
 
@@ -299,7 +302,7 @@ def test_a_folder_of_ones_own(tables, tmp_path):
         assert found.entry.file == f"{own}/{below}{name}"
         beside, problems = read.moe(MI300X, 1, 256, 32), said(read)
         setting = f"{rules.variable}={own}"
-        assert f"{setting}: 1 file N=...,K=...: these are read in the package alone" in problems
+        assert f"{setting}: 1 file N=...,K=...: these are read only in the package" in problems
         assert read.gemm(MI300X, 1, 512, 7168).entry is None
         if engine == "vllm":
             assert (found.notes, beside.notes) == ((), (f"not in {setting}",))
@@ -336,7 +339,7 @@ def test_a_folder_that_is_no_version_breaks_sglang_unless_the_exact_one_has_the_
     names = {f"{folder}/triton_3_7_1/{name}", f"{folder}/triton_3_7_1/{name.replace('.json', '_down.json')}"}
     read = tables("sglang", {file: table() for file in names} | {f"{folder}/triton_3_8_0+rocm/x": ""})
     assert read.moe(H200, 1, 256, 256).entry
-    stop = "none, sglang stops: the name triton_3_8_0+rocm is no triton_ and version"
+    stop = "none, sglang stops: the name triton_3_8_0+rocm is not triton_ and a version"
     assert read.moe(replace(H200, triton="3.7.0"), 1, 256, 256).fallback == stop
     assert any("triton_3_8_0+rocm" in line for line in said(read, H200))
 
@@ -347,16 +350,16 @@ def test_what_sglang_reads_of_every_entry_stops_it(tables):
     bad = json.dumps({1: config(), 512: {key: size for key, size in config().items() if key[-1] not in "MK"}})
     gemm = f"{RULES['sglang'].gemm}/{gemm_name('sglang', 'NVIDIA_H200')}"
     read = tables("sglang", {gemm: bad, f"{folder}/triton_3_7_1/{name}": bad})
-    stops = "none, sglang stops: M 512 has no BLOCK_SIZE_M, BLOCK_SIZE_K, GROUP_SIZE_M"
+    stops = "none, sglang stops at M 512: no BLOCK_SIZE_M, BLOCK_SIZE_K, GROUP_SIZE_M"
     assert read.gemm(H200, 1, 512, 7168).fallback == read.moe(H200, 1, 256, 256).fallback == stops
     says_triton = {f"{folder}/triton_3_7_1/{name}": '{"triton_version": "3.7.1"}'}
-    stops = "none, sglang stops: the key 'triton_version' is no number of rows"
+    stops = "none, sglang stops: the key 'triton_version' is not a number of rows"
     assert tables("sglang", says_triton).moe(H200, 1, 256, 256).fallback == stops
     tables("sglang", {f"{folder}/triton_3_7_1/{name}": bad})
     with_down = {f"{folder}/triton_3_7_1/{name.replace('.json', '_down.json')}": table()}
     read = tables("sglang", with_down)
     assert read.moe(H200, 1, 256, 256).entry
-    assert read.moe(H200, 512, 256, 256).fallback.startswith("none, the launch fails: M 512")
+    assert read.moe(H200, 512, 256, 256).fallback.startswith("none, the launch fails at M 512")
 
 
 def test_a_file_that_may_not_be_read_is_said(tables, monkeypatch):

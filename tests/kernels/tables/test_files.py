@@ -59,7 +59,7 @@ def test_a_file_that_is_too_large_for_a_table_is_not_read(tmp_path, monkeypatch)
     wheel = shutil.make_archive(str(tmp_path.parent / "large"), "zip", tmp_path)
     monkeypatch.setattr("kernels.tables.files.LARGEST", 5)
     for place in (tmp_path, Path(wheel)):
-        with pytest.raises(TableError, match=f"^{NAME}: 6 bytes, which no table has; it is not read$"):
+        with pytest.raises(TableError, match=f"^{NAME}: 6 bytes, more than a table has; it is not read$"):
             Files("aiter", place).text(NAME)
 
 
@@ -80,10 +80,10 @@ def test_a_pipe_is_not_waited_for(tmp_path):
     os.mkfifo(pipe)
     files = Files("aiter", tmp_path)
     assert not files.has(NAME)
-    with pytest.raises(TableError, match=f"^{NAME}: is no regular file$"):
+    with pytest.raises(TableError, match=f"^{NAME}: is not a regular file$"):
         files.text(NAME)
     table = AiterTables(files, {GEMM.variable: str(pipe)}).table(GEMM)
-    assert table.problems[0].text.startswith("cannot be read (is no regular file)")
+    assert table.problems[0].text.startswith("cannot be read (is not a regular file)")
 
 
 def test_a_folder_that_may_not_be_entered_has_no_files(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""What the monitor of an AMD GPU calls a disturbance, on a made-up AMD SMI."""
+"""What the monitor of an AMD GPU takes for a disturbance, with a made-up AMD SMI."""
 
 import pytest
 
@@ -18,7 +18,7 @@ class Bench:
         self.monitor = open_amd(MI300X, lambda: self.workers, smi, {})
 
     def round(self, *samples: dict[str, object]) -> str:
-        """A thousand steps to each sample; each sets metrics, and adds to those that count."""
+        """Runs a round. Each sample sets metrics and adds to counters; it takes a thousand steps."""
         self.monitor.begin()
         for sample in samples or ({},):
             self.smi.metrics["accumulation_counter"] += 1000
@@ -53,9 +53,9 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench):
 
 
 @pytest.mark.parametrize(("sample", "said", "least"), [
-    (clocks(1400), "GFX clock 1400 MHz, 67% of the 2100 MHz before", 1400),  # the slowest die's
-    ({"average_gfx_activity": 3} | clocks(132), "", 2100),  # that of a resting device means nothing
-    ({"ppt_residency_acc": 800} | clocks(1300), "", 1300),  # the power limit is no disturbance
+    (clocks(1400), "GFX clock 1400 MHz, 67% of the 2100 MHz before", 1400),  # the clock of the slowest die
+    ({"average_gfx_activity": 3} | clocks(132), "", 2100),  # an idle device's clock means nothing
+    ({"ppt_residency_acc": 800} | clocks(1300), "", 1300),  # the power limit does not disturb
 ])  # fmt: skip
 def test_a_clock_below_three_quarters_of_the_highest(bench, sample, said, least):
     bench.round(clocks(2100))
@@ -80,7 +80,7 @@ def test_slowdowns_are_counted_over_the_round(bench, counter, said):
     assert bench.round({}) == ""
 
 
-def test_an_older_device_tells_only_that_it_throttles(bench):
+def test_an_older_device_reports_only_that_it_throttles(bench):
     bench.smi.metrics |= dict.fromkeys(RESIDENCIES, "N/A") | {"throttle_status": True}
     bench.smi.metrics |= {"current_gfxclks": ["N/A"] * 8, "current_socket_power": "N/A"}
     bench.smi.metrics["average_socket_power"] = 300
@@ -92,7 +92,7 @@ def test_an_older_device_tells_only_that_it_throttles(bench):
     assert read["not_read"] == {"slowdown counters": "the device does not tell them"}
 
 
-def test_what_cannot_be_read_is_said():
+def test_what_cannot_be_read_is_recorded():
     smi = FakeAmdSmi(absent=("amdsmi_get_gpu_process_list",))
     smi.refused["amdsmi_get_gpu_metrics_info"] = 2
     bench = Bench(smi)
@@ -107,7 +107,7 @@ def test_what_cannot_be_read_is_said():
     assert bench.monitor.readable()["GPU metrics"].startswith("not readable: AMDSMI_STATUS_NOT_SUPPORTED")
 
 
-def test_a_foreign_process_that_runs_between_our_turns():
+def test_a_foreign_process_that_runs_between_our_samples():
     smi = FakeAmdSmi()
     smi.process(900, 0, 2 << 30, "sglang")
     bench = Bench(smi)
@@ -121,7 +121,7 @@ def test_a_foreign_process_that_runs_between_our_turns():
     assert bench.round({}) == "process 900, not ours, ran on cuda:0 (38 compute units)"
 
 
-def test_what_is_not_told_of_a_process():
+def test_unknown_facts_about_a_process_are_left_out():
     smi = FakeAmdSmi()
     smi.process(900, "N/A", held="N/A", name="trainer")
     smi.process(901, "N/A", held="N/A", name="N/A")
@@ -141,7 +141,7 @@ def test_what_is_not_told_of_a_process():
     ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, "cuda:0", 5),
     ({"HIP_VISIBLE_DEVICES": "2", "CUDA_VISIBLE_DEVICES": "1"}, "cuda:0", 5),
 ])  # fmt: skip
-def test_torch_numbers_in_the_kernel_drivers_order_what_is_visible(environment, device, node):
+def test_torch_numbers_visible_devices_in_the_order_of_the_kernel_driver(environment, device, node):
     smi = FakeAmdSmi(nodes=(5, 1, 3))
     monitor = open_amd(Platform("rocm", "gfx942", device), list, smi, environment)
     monitor.begin()
@@ -150,7 +150,7 @@ def test_torch_numbers_in_the_kernel_drivers_order_what_is_visible(environment, 
 
 
 def test_devices_that_this_container_was_not_given_are_not_counted(monkeypatch):
-    """And of an older library nothing is known of them."""
+    """An older library cannot tell them."""
     smi = FakeAmdSmi(nodes=(5, 1, 3))
     told = smi.amdsmi_get_gpu_kfd_info
 

@@ -1,4 +1,4 @@
-"""A monitor that sees nothing says why, and the run goes on."""
+"""A monitor that reads nothing says why, and the run goes on."""
 
 import os
 import sys
@@ -39,7 +39,7 @@ def amd(nodes=(1,), platform=MI300X, environment=(), code=None):
     (nvidia(Platform("cuda", "sm_90", "cuda:1", uuid="GPU-zz")), "NVML: Not Found"),
     (lambda: monitor_for(MI300X, list), "amdsmi is not installed"),
     (amd(code=34), "amdsmi: AMDSMI_STATUS_DRIVER_NOT_LOADED - Driver not loaded"),
-    # Beside a torch with a library of its own amdsmi shows none (pytorch/pytorch#186516).
+    # amdsmi shows none beside a torch that has its own library (pytorch/pytorch#186516).
     (amd(()), "amdsmi shows no device: it is not of this ROCm, whose own is in share/amd_smi"),
     (amd((1,), SECOND), "amdsmi shows 1 devices: cuda:1 is none of these"),
     (
@@ -48,7 +48,7 @@ def amd(nodes=(1,), platform=MI300X, environment=(), code=None):
         "cuda:1 is none of these",
     ),
 ])  # fmt: skip
-def test_why_nothing_is_seen(monkeypatch, opened, reason):
+def test_the_reason_why_nothing_is_read(monkeypatch, opened, reason):
     monkeypatch.delattr(os, "sched_getaffinity")
     for library in ("pynvml", "amdsmi"):
         monkeypatch.setitem(sys.modules, library, None)

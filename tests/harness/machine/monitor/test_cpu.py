@@ -1,4 +1,4 @@
-"""What the CPU monitor calls a disturbance, and what not."""
+"""What the CPU monitor takes for a disturbance."""
 
 import os
 import resource
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.machine.monitor.cpu import CpuMonitor
-from harness.machine.monitor.procfs import Counters, process_seconds
+from harness.machine.monitor.cpu import Counters, CpuMonitor, process_seconds
 from tests.support.fake_linux import FakeLinux
 
 WORKER = 4242
@@ -28,7 +27,7 @@ def watch(fake: FakeLinux, *workers: int, cpus: tuple[int, ...] | None = None) -
 
 
 def round_of(fake: FakeLinux, monitor: CpuMonitor, ours=1.0, wall=1.0, meanwhile=list, **passes) -> str:
-    """What is said of a round in which our worker used so many seconds."""
+    """Runs a round in which our worker uses `ours` CPU seconds. Returns what the monitor says."""
     monitor.begin()
     meanwhile()
     fake.pass_time(wall, **{"busy": {0: 1.0}} | passes)
@@ -40,10 +39,10 @@ def round_of(fake: FakeLinux, monitor: CpuMonitor, ours=1.0, wall=1.0, meanwhile
     (None, 1.0, {0: 1.0, 1: 1.0}, {}, 1.99, ""),
     (None, 1.0, {0: 1.0, 1: 0.2}, {}, 1.0, "other processes took 20% of a CPU"),
     ((0,), 1.0, {0: 1.0, 1: 1.0}, {}, 1.0, ""),  # on CPUs that we may not use
-    ((6, 7), 1.0, {0: 1.0}, {}, 0.0, "other processes took 100% of a CPU"),  # a container's, from 0 on
+    ((6, 7), 1.0, {0: 1.0}, {}, 0.0, "other processes took 100% of a CPU"),  # a container counts from 0
     (None, 0.1, {0: 0.1, 1: 0.03}, {}, 0.1, ""),  # rounding of a short round
     (None, 0.1, {0: 0.1, 1: 0.06}, {}, 0.1, "other processes took 60% of a CPU"),
-    # By the CPU that lost most; two ticks of a short round, or under 2 % of a long one, are none.
+    # The CPU that lost most counts; two ticks of a short round, or less than 2 % of a long one, do not.
     (None, 1.0, {0: 1.0, 1: 0.96}, {1: 0.04}, 1.96, "the hypervisor took 4% of cpu1"),
     (None, 0.1, {}, {0: 0.02}, 0.0, ""),
     (None, 10.0, {}, {0: 0.19}, 0.0, ""),
@@ -71,7 +70,7 @@ def test_a_large_machine_has_more_daemons(tmp_path, daemons, disturbed):
 
 
 def test_descendants_of_our_workers_are_ours(linux):
-    """One of another thread is found when it works."""
+    """A child of another thread is found once it works."""
     for pid, threads in (
         (WORKER, {WORKER: [50], WORKER + 1: [52]}),
         (50, {50: [51]}),
@@ -82,7 +81,7 @@ def test_descendants_of_our_workers_are_ours(linux):
     monitor = watch(linux)
     for pid in (50, 51, 52, 52):
         assert round_of(linux, monitor, 0.0, meanwhile=lambda pid=pid: linux.use(pid, 1.0)) == ""
-    # What they did before does not excuse others now.
+    # What they used before is not subtracted from what others use now.
     assert round_of(linux, monitor, 0.0) == "other processes took 100% of a CPU"
 
 
@@ -103,7 +102,7 @@ def test_a_worker_started_in_the_round_is_ours_from_its_first_second(linux):
     assert round_of(linux, watch(linux, WORKER, 77), 0.0, meanwhile=started, busy={0: 0.9}) == ""
 
 
-def test_nobody_is_blamed_for_a_worker_that_died(linux):
+def test_others_are_not_blamed_for_a_worker_that_died(linux):
     linux.start(77)
     monitor = watch(linux, WORKER, 77)
     assert round_of(linux, monitor, meanwhile=lambda: linux.stop(77), busy={0: 1.0, 1: 1.0}) == ""
@@ -150,7 +149,7 @@ def frequencies(linux: FakeLinux, *megahertz: int) -> None:
         linux.write(f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq", f"{mhz * 1000}\n")
 
 
-def test_a_frequency_is_held_against_the_same_work_only(linux):
+def test_a_frequency_is_compared_with_the_same_work_only(linux):
     linux.last_cpu[WORKER] = 1
     frequencies(linux, 800, 4000)
     linux.flush()
@@ -167,7 +166,7 @@ def test_a_frequency_is_held_against_the_same_work_only(linux):
     assert monitor.conditions()["frequency_mhz"] == {"min": 2600, "median": 2600, "max": 4000}
 
 
-def test_the_frequency_of_those_that_live_is_read_beside_a_dead_worker(linux):
+def test_a_dead_worker_does_not_keep_the_frequency_from_being_read(linux):
     frequencies(linux, 3000, 3000)
     monitor = CpuMonitor(lambda: [77, WORKER], linux.counters())
     monitor.begin()
@@ -189,8 +188,8 @@ def test_why_a_frequency_is_not_read(tmp_path, virtual, why):
     assert monitor.conditions() == {}
 
 
-def test_what_proc_does_not_tell_accuses_nobody_and_ends_no_run(linux):
-    """As some sandboxes have it: all zero."""
+def test_counters_of_zero_blame_no_process_and_end_no_run(linux):
+    """Some sandboxes give zero for all counters."""
     monitor = watch(linux)
     (linux.root / "proc/loadavg").unlink()
     monitor.begin()
@@ -204,7 +203,7 @@ def test_what_proc_does_not_tell_accuses_nobody_and_ends_no_run(linux):
         linux.counters()
 
 
-def test_before_a_run_the_busy_are_named(linux):
+def test_busy_processes_are_named_before_a_run(linux):
     linux.start(900, name="chrome")
     linux.start(901, name="sshd")
 
@@ -224,7 +223,7 @@ def test_before_a_run_the_busy_are_named(linux):
     assert monitor.readable()["frequency_mhz"] == "not readable: a constant in a virtual machine"
 
 
-def test_who_took_a_cpu_since_the_last_look_is_recorded_but_not_ourselves(linux):
+def test_other_processes_that_took_a_cpu_since_the_last_call_are_recorded(linux):
     linux.start(900, name="chrome")
     linux.start(901, name="worker")
     linux.use(900, 5.0)

@@ -1,4 +1,4 @@
-"""What the monitor of an NVIDIA GPU calls a disturbance, on a made-up NVML."""
+"""What the monitor of an NVIDIA GPU takes for a disturbance, with a made-up NVML."""
 
 import threading
 
@@ -26,12 +26,12 @@ class Bench:
         )
 
     def ran(self, percent: dict[int, int]) -> None:
-        """Of the SMs' time, by process; of two samples the higher one counts."""
+        """Process -> per cent of the SMs' time. There are two samples, of which the higher one counts."""
         at = int(self.now * 1e6)
         self.nvml.samples += [(pid, at, n) for pid, most in percent.items() for n in (most, min(5, most))]
 
     def round(self, *samples: dict[str, object], ran=None, work="product") -> str:
-        """A second; each sample sets what NVML says after it, or lets a counter go on: (which,
+        """Runs a round of a second. Each sample sets what NVML then answers, or advances a counter: (policy,
         nanoseconds)."""
         self.monitor.begin()
         self.now += 1.0
@@ -68,8 +68,8 @@ def test_a_quiet_round_and_what_is_recorded_of_it(bench):
     assert bench.monitor.conditions() == {}
 
 
-def test_a_turn_is_read_while_its_calls_run(bench, monkeypatch):
-    """After it the device is idle already; a sample too short for that is read then."""
+def test_a_sample_is_read_while_its_calls_run(bench, monkeypatch):
+    """After the calls the device is idle. A sample that is too short is read after them."""
     looked = threading.Event()
     look = bench.monitor._look
     monkeypatch.setattr(bench.monitor, "_look", lambda: (look(), looked.set())[0])
@@ -86,7 +86,7 @@ def test_a_turn_is_read_while_its_calls_run(bench, monkeypatch):
     assert bench.monitor.conditions()["idle_samples"] == 1
 
 
-def test_a_clock_is_held_against_the_same_work_that_the_power_cap_did_not_hold_down(bench, monkeypatch):
+def test_a_clock_is_compared_with_the_same_work_unless_the_power_cap_lowers_it(bench, monkeypatch):
     """The reasons and the clock take a millisecond each, in which a sample's work may end."""
     bench.round({"sm": 1980})
     assert bench.round({"sm": 1200}, work="a heavier product") == ""
@@ -98,7 +98,7 @@ def test_a_clock_is_held_against_the_same_work_that_the_power_cap_did_not_hold_d
 @pytest.mark.parametrize(("sample", "said"), [
     ({"sm": 1485}, ""),
     ({"sm": 1484}, "SM clock 1484 MHz, 75% of the 1980 MHz before"),
-    ({"sm": 345, "reasons": IDLE | HW}, ""),  # the clock of a resting device means nothing
+    ({"sm": 345, "reasons": IDLE | HW}, ""),  # an idle device's clock means nothing
     ({"reasons": HW}, "hardware slowdown seen"),
     ({"reasons": SW_THERMAL | POWER}, "software thermal slowdown seen"),
     ({"reasons": HW_THERMAL}, "hardware thermal slowdown seen"),
@@ -127,7 +127,7 @@ def test_a_power_cap_is_recorded_and_no_disturbance(bench):
 
 
 def test_what_cannot_be_read_is_said_and_the_rest_is_judged() -> None:
-    """As on a MIG device."""
+    """A MIG device answers so."""
     nvml = FakeNvml()
     for what in ("ClockInfo", "ViolationStatus", "ProcessUtilization", "UtilizationRates"):
         nvml.refused[f"nvmlDeviceGet{what}"] = 3
@@ -143,7 +143,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_judged() -> None:
 
 
 def test_older_drivers_and_libraries_have_fewer_functions():
-    """Where idleness is not told a clock is not judged."""
+    """A clock is not judged if it is unknown whether the device is idle."""
     nvml = FakeNvml(absent=("nvmlDeviceGetViolationStatus",))
     newer = ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetTemperatureV")
     nvml.refused |= dict.fromkeys(newer, 13)
@@ -171,7 +171,7 @@ def test_a_foreign_process_that_ran_in_the_round(before, present, ran, foreign):
     nvml = FakeNvml()
     nvml.processes = dict.fromkeys(before, 2 << 30)
     bench = Bench(nvml)
-    bench.ran({900: 80})  # before the round: no matter
+    bench.ran({900: 80})  # before the round: it does not count
     bench.now += 1.0
     nvml.processes |= dict.fromkeys(present, 1)
     said = {None: "", "one more": "3 processes ran on cuda:0: 1 more than we have"}
@@ -179,7 +179,7 @@ def test_a_foreign_process_that_ran_in_the_round(before, present, ran, foreign):
     assert bench.round(ran=ran) == said.get(foreign, one)
 
 
-def test_a_foreign_context_that_rests_is_said_before_and_no_disturbance():
+def test_an_idle_foreign_context_is_reported_before_and_does_not_disturb():
     nvml = FakeNvml()
     nvml.processes = {900: 3 << 29, 200_000: None}
     nvml.utilisation = 37

@@ -6,11 +6,11 @@ import pytest
 
 from harness import archive
 from harness.errors import UsageError
+from harness.page.assemble import written_section
 from harness.page.document import Page
 from harness.page.serving.forecast import forecast_section
 from harness.page.serving.ledger import ledger_section
 from harness.page.serving.replay import replay_section
-from harness.page.written import written_section
 from harness.serving.ledger.ledger import LedgerRow
 from tests.harness.page.serving.entries import expressions, observation, prediction
 from tests.harness.page.test_pages import require_valid

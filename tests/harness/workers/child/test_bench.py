@@ -16,7 +16,7 @@ import kernels
 from harness.workers.child import bench, device, profile, timers
 from harness.workers.child.bench import Bench
 from harness.workers.child.timers import Program
-from kernels.fused_moe.providers.torch_eager import Bf16Moe, CompiledMoe, _bf16_weights
+from kernels.fused_moe.providers.torch_eager import _bf16_weights, bf16, compiled
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.op import Implementation, Prepared
 from kernels.operands import Seeds
@@ -97,10 +97,11 @@ def test_bf16_weights_are_one_copy_that_goes_with_the_fp8_ones():
     gc.collect()
     before = len(_bf16_weights())
     operands, out = subject.sets[0], subject.op.empty_output(subject.sizes, "cpu")
-    prepared = [impl().prepare(operands, out) for impl in (Bf16Moe, Bf16Moe, CompiledMoe)]
-    assert len({p.w13.data_ptr() for p in prepared}) == 1
+    prepared = [impl().prepare(operands, out) for impl in (bf16, bf16, compiled)]
+    w13s = [prepared[0].stationary[0], prepared[1].stationary[0], prepared[2].stationary[0][0]]
+    assert len({w13.data_ptr() for w13 in w13s}) == 1
     assert len(_bf16_weights()) == before + 1
-    del prepared, operands
+    del prepared, operands, w13s
     subject.close()
     gc.collect()
     assert len(_bf16_weights()) == before

@@ -1,0 +1,399 @@
+"""What a serving engine runs for each shape that a deployment calls, what the tuned tables of its libraries
+hold for it, and what two versions of a library hold differently."""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import kernels
+from harness.catalogue.architectures import architectures
+from harness.catalogue.devices import Ceilings, known_devices
+from harness.errors import UsageError
+from kernels import engines
+from kernels.defects import known_defects
+from kernels.engines import EngineDefault
+from kernels.engines.deploy import TABLES, columns, deployed, known_settings
+from kernels.op import DTYPES
+from kernels.tables import Found, Problem, Target
+from kernels.tables.files import Files, TableError
+from kernels.tables.lookup import LIBRARIES, Lookups
+from kernels.vendor import READ_TO
+from shapes.case import Size
+from shapes.deployment import Call, Deployment, served, sweep
+from shapes.models import ModelConfig
+from shapes.scheduler import Workload
+
+MOST_ROWS = 16384
+"""The most rows of experts for which picks are drawn, as drawing many more takes seconds. Beyond it the
+products and not the reading of the weights bound the experts, so their time grows with the rows."""
+
+NO_TABLE = Found("", None)
+"""The look-up of a kernel that no table decides."""
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """The deployment that a command asks about."""
+
+    engine: str
+    """sglang or vllm."""
+    arch: str
+    """An architecture or a device: gfx942, MI325X."""
+    model: ModelConfig
+    # How the model is served: see kernels.engines.deploy.
+    tp: int = 8
+    ep: int = 1
+    dp_attention: bool = False
+    kv: str = "bf16"
+    workload: Workload | None = None
+    """What is served; None means the sweep of shapes.deployment."""
+    given: Mapping[str, str] = field(default_factory=dict)
+    """The variables and flags that are set for the engine."""
+    paths: Mapping[str, Path] = field(default_factory=dict)
+    """Library -> the folder or file that holds it."""
+    triton: str = ""
+    """The version of Triton beside the engine; empty means the one that its release comes with."""
+    ops: Sequence[str] = ()
+    """The ops that are shown; empty means all."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A shape that a deployment calls."""
+
+    call: Call
+    sizes: Mapping[str, Size]
+    share: float
+    """The part of the time of all steps that its calls take at the limits of the device, 0..1."""
+    choice: EngineDefault | None
+    """What the engine runs for it; None where that is unknown."""
+    found: Found
+    """What the tuned table of that kernel holds, or NO_TABLE."""
+    defects: tuple[str, ...]
+    """Known defects of what runs."""
+
+    @property
+    def row(self) -> str:
+        """The implementation of this suite; empty where none does what the engine does."""
+        return self.choice.row if self.choice else ""
+
+    @property
+    def decided_in(self) -> str:
+        """The file and line of the engine that decides it; empty if unknown."""
+        return f"{self.choice.file}:{self.choice.line}" if self.choice else ""
+
+    @property
+    def why(self) -> str:
+        return self.choice.why if self.choice else "the engine's choice is not known"
+
+    @property
+    def asks_table(self) -> bool:
+        return self.found is not NO_TABLE
+
+    @property
+    def state(self) -> str:
+        """`tuned`, `fallback`, `no table` or `no row`."""
+        if not self.row:
+            return "no row"
+        if not self.asks_table:
+            return "no table"
+        return "tuned" if self.found.entry else "fallback"
+
+    @property
+    def runs(self) -> str:
+        """The kernel of the table's entry, or what runs after a miss."""
+        return self.found.entry.kernel if self.found.entry else f"miss: {self.found.fallback}"
+
+    @property
+    def tokens(self) -> int:
+        """The tokens of the step, by which a table is searched. A prompt whose length is a range counts as
+        one token."""
+        if self.call.op == "mha_prefill":
+            new = str(self.sizes["new"])
+            return int(self.sizes["batch"]) * (int(new) if new.isdecimal() else 1)
+        return next((int(self.sizes[name]) for name in ("m", "tokens", "batch") if name in self.sizes), 0)
+
+    def facts(self) -> dict[str, Any]:
+        """The object of JSON."""
+        return {
+            "op": self.call.op,
+            "sizes": dict(self.sizes),
+            "share": round(self.share, 6),
+            "row": self.row or None,
+            "decided_in": self.decided_in or None,
+            "table": self.found.table or None,
+            "entry": asdict(self.found.entry) if self.found.entry else None,
+            "fallback": self.found.fallback or None,
+            "defects": list(self.defects),
+            "step": self.call.step,
+            "place": self.call.place,
+            "why": self.why,
+            "notes": list(self.found.notes),
+        }
+
+
+@dataclass(frozen=True)
+class EngineView:
+    """The answer to a request."""
+
+    request: EngineRequest
+    target: Target
+    device: str
+    """The name of the device's data sheet."""
+    shapes: Sequence[Shape]
+    problems: Sequence[Problem]
+    """What is wrong with the tables that were read."""
+    notes: Sequence[str]
+    libraries: Mapping[str, str]
+    """Library whose tables were read -> its version, or where it lies."""
+    tables: Lookups
+
+    @property
+    def release(self) -> str:
+        return f"{self.request.engine} {engines.defaults(self.request.engine)[0].version}"
+
+    def facts(self) -> dict[str, Any]:
+        """The object of JSON."""
+        asked = self.request
+        return {
+            "engine": self.release,
+            "arch": self.target.arch,
+            "device": self.device,
+            "model": asked.model.name,
+            "tp": asked.tp,
+            "ep": asked.ep,
+            "dp_attention": asked.dp_attention,
+            "kv": asked.kv,
+            "with": dict(asked.given),
+            "libraries": dict(self.libraries),
+            "shapes": [shape.facts() for shape in self.shapes],
+            "problems": [str(problem) for problem in self.problems],
+            "notes": list(self.notes),
+        }
+
+
+def engine_view(request: EngineRequest) -> EngineView:
+    """Raises UsageError for an impossible deployment, and where a library's files cannot be read."""
+    device = _device(request)
+    arch, ops = device["arch"], list(request.ops or kernels.OPS)
+    workload, longest = request.workload, request.model.max_position_embeddings
+    if workload and workload.isl + workload.osl > longest:
+        raise UsageError(f"isl + osl of a workload must be at most {longest} tokens for {request.model.name}")
+    try:
+        deployment = _deployed(request, arch)
+        calls = served(deployment, workload) if workload else sweep(deployment)
+        shares = _shares(calls, arch, device)  # this finds sizes that no kernel takes
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    units = request.given.get("CU_NUM", str(device["units"]))
+    if not units.isdecimal():
+        raise UsageError(f"CU_NUM={units} is no number of compute units")
+    target = Target(arch, int(units), device["driver"], request.triton or engines.triton(request.engine))
+    tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
+    try:
+        for name in request.paths:
+            tables.files(name)  # a wrong path is an error, even if no shape asks that library
+        shapes = [
+            _shape(request, arch, call, share, tables)
+            for call, share in zip(calls, shares, strict=True)
+            if call.op in ops
+        ]
+        problems = tables.problems()
+    except TableError as error:
+        raise UsageError(str(error)) from None
+    libraries = {
+        name: files.version or f"version unknown, {files.path}" for name, files in tables.asked.items()
+    }
+    notes = [*_without_effect(request, arch, ops, shapes), *_unread(request, arch, libraries)]
+    return EngineView(request, target, device["name"], shapes, problems, notes, libraries, tables)
+
+
+def _device(request: EngineRequest) -> Mapping[str, Any]:
+    """The data sheet of the device, with its number of compute `units` and the name that its `driver` gives.
+    An architecture stands for its usual device. Raises UsageError."""
+    known, usual = engines.archs(request.engine), architectures()
+    devices = [entry for entry in known_devices() if entry["arch"] in known]
+    name = usual[request.arch].device if request.arch in usual else request.arch
+    named = [entry for entry in devices if entry["name"].lower() == name.lower()]
+    if meant := named or [entry for entry in devices if entry["arch"] == request.arch]:
+        maker = "AMD Instinct" if meant[0]["arch"].startswith("gfx") else "NVIDIA"
+        units = usual[meant[0]["arch"]].units if meant[0]["arch"] in usual else 0
+        return {"units": units, "driver": f"{maker} {meant[0]['name']}"} | meant[0]
+    if request.arch in known:
+        return {"arch": request.arch, "name": request.arch, "units": 0, "driver": ""}
+    raise UsageError(
+        f"what {request.engine} runs on {request.arch!r} is not known; --arch takes {', '.join(known)}, "
+        f"or {', '.join(entry['name'] for entry in devices)}"
+    )
+
+
+def _shares(calls: Sequence[Call], arch: str, device: Mapping[str, Any]) -> list[float]:
+    """The part of the time of all steps that each call takes, at the least time that the data sheet allows;
+    without a data sheet the time of reading its bytes counts. All steps of a sweep count alike."""
+    rates = {dtype: rate * 1e12 for dtype, rate in device.get("tflops", {}).items()}
+    limits = Ceilings(rates or dict.fromkeys(DTYPES, math.inf), device.get("tbps", 1.0) * 1e12)
+    times = [call.times * _least_s(call, arch, limits) for call in calls]
+    steps: dict[str, float] = defaultdict(float)
+    for call, seconds in zip(calls, times, strict=True):
+        steps[call.step] += seconds
+    return [seconds / steps[call.step] / len(steps) for call, seconds in zip(calls, times, strict=True)]
+
+
+def _least_s(call: Call, arch: str, limits: Ceilings) -> float:
+    """Seconds of a call at the device's limits, if all experts are picked equally often."""
+    op, sizes, times = kernels.OPS[call.op], call.sizes, 1.0
+    if call.rows:
+        times = max(call.rows, MOST_ROWS) / MOST_ROWS
+        sizes = sizes | {"tokens": min(call.rows, MOST_ROWS), "routing": "balanced"}
+    return times * limits.min_time(op.work(op.sizes({**op.defaults(arch), **sizes})))
+
+
+def _deployed(request: EngineRequest, arch: str) -> Deployment:
+    """Raises ValueError."""
+    how = request.tp, request.ep, request.dp_attention, request.kv
+    return deployed(request.engine, arch, request.model, *how, request.given)
+
+
+def _chosen(request: EngineRequest, arch: str, op: str, sizes: Mapping[str, Size]) -> EngineDefault | None:
+    sizes = {**sizes, "heads/tp": request.model.num_attention_heads // request.tp}
+    return engines.default(request.engine, op, arch, sizes, request.given)
+
+
+def _shape(request: EngineRequest, arch: str, call: Call, share: float, tables: Lookups) -> Shape:
+    op = kernels.OPS[call.op]
+    sizes = op.case({**op.defaults(arch), **call.sizes}).sizes
+    choice = _chosen(request, arch, call.op, sizes)
+    if call.op == "mha_prefill" and not (choice and choice.row):  # an engine may cast q, k and v
+        cast = op.case({**sizes, "dtype": "fp8"}).sizes
+        if (other := _chosen(request, arch, call.op, cast)) and other.row:
+            sizes, choice = cast, other
+    row = choice.row if choice else ""
+    found = tables.find(call.op, row, sizes) if row else None
+    defects = _defects(call.op, row, sizes, arch, tables)
+    return Shape(call, sizes, share, choice, found or NO_TABLE, defects)
+
+
+def _defects(op: str, name: str, sizes: Mapping[str, Size], arch: str, tables: Lookups) -> tuple[str, ...]:
+    """Known defects of a row in the version of its library that was read here. If the version is unknown, the
+    newest version for which the row was written counts."""
+    row = next((each for each in kernels.implementations(op) if each.name == name), None)
+    if row is None:
+        return ()
+    package = row.library or row.provider
+    version = tables.files(package).version if package in LIBRARIES else ""
+    if not version[:1].isdigit():
+        version = READ_TO.get(package, ("",))[0]
+    known = known_defects(row, kernels.OPS[op].sizes(sizes), arch, version)
+    return tuple(f"{defect.issue}: {defect.symptom}" for defect in known)
+
+
+def _without_effect(
+    request: EngineRequest, arch: str, ops: Sequence[str], shapes: Sequence[Shape]
+) -> Iterator[str]:
+    """A line for each setting without which the engine runs the same."""
+    known = known_settings(request.engine, ops, arch)
+    spelled = {_spelled(name): name for name in known}
+    for name in request.given:
+        if name in TABLES[request.engine]:
+            continue
+        rest = {other: value for other, value in request.given.items() if other != name}
+        without = replace(request, given=rest)
+        if name not in known:
+            near = difflib.get_close_matches(_spelled(name), spelled, 1, 0.8)
+            meant = f"; did you mean {as_given(spelled[near[0]])}?" if near else ""
+            yield f"{as_given(name)}: nothing that is recorded of {request.engine} reads it on {arch}{meant}"
+        elif _deployed(without, arch) == _deployed(request, arch) and all(
+            _chosen(without, arch, shape.call.op, shape.sizes) == shape.choice for shape in shapes
+        ):
+            yield f"{as_given(name, request.given[name])} changes nothing here"
+
+
+def _unread(request: EngineRequest, arch: str, libraries: Mapping[str, str]) -> Iterator[str]:
+    """A line for each given library that no shape asks, and one where the engine's tables are of another
+    release than its recorded choices."""
+    for name in request.paths:
+        if name not in libraries:
+            yield f"--{name}: {_unasked(request, name, arch)}"
+    read = engines.defaults(request.engine)[0].version
+    other = libraries.get(request.engine, read)
+    if not other.startswith(read):
+        yield f"what {request.engine} runs was read in {read}; the tables are those of {other}"
+
+
+def _unasked(request: EngineRequest, library: str, arch: str) -> str:
+    """Says that no kernel of the deployment looks into a library's tables, and what to do. vLLM does not use
+    AITER unless a variable says so; SGLang's images for AMD set theirs."""
+    text = f"nothing that {request.engine} runs here looks into tables of {library}"
+    off = request.engine == "vllm" and request.given.get("VLLM_ROCM_USE_AITER") != "1"
+    if library == "aiter" and arch.startswith("gfx") and off:
+        return f"{text}; give --with VLLM_ROCM_USE_AITER=1"
+    return text
+
+
+def _spelled(name: str) -> str:
+    """The name as a flag is spelled, so that a flag and a variable of one name are alike."""
+    return name.lower().replace("_", "-")
+
+
+def as_given(name: str, value: str = "") -> str:
+    """A variable or a flag as --with takes it."""
+    written = f"--{name}" if name.islower() else name
+    return f"{written}={value}" if value else written
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What two versions of one library hold differently."""
+
+    library: str
+    before: EngineView
+    after: EngineView
+    asked: int
+    """The number of shapes whose kernels look into this library's tables."""
+    changes: Sequence[tuple[Shape, Shape]]
+    """The shapes that run something else, before and after; the largest shares of the time first."""
+
+    def facts(self) -> dict[str, Any]:
+        """The object of JSON."""
+        changes = []
+        for pair in self.changes:
+            before, after = (shape.facts() for shape in pair)
+            change = {name: after[name] for name in ("op", "sizes", "share", "row", "place", "step")}
+            for name, shape in (("a", before), ("b", after)):
+                change[name] = {"entry": shape["entry"], "fallback": shape["fallback"]}
+            changes.append(change)
+        a, b = (view.libraries[self.library] for view in (self.before, self.after))
+        return {"library": self.library, "a": a, "b": b, "asked": self.asked, "changes": changes}
+
+
+def changes(request: EngineRequest, a: Path, b: Path) -> Changes:
+    """Compares the library that lies at both paths. Raises UsageError, also where no shape asks it."""
+    package = _package(a)
+    before, after = (engine_view(replace(request, paths={**request.paths, package: path})) for path in (a, b))
+    pairs = [
+        (was, now)
+        for was, now in zip(before.shapes, after.shapes, strict=True)
+        if now.asks_table and before.tables.library_of(now.row) == package
+    ]
+    if not pairs:
+        raise UsageError(_unasked(request, package, before.target.arch))
+    changed = [(was, now) for was, now in pairs if was.runs != now.runs]
+    return Changes(package, before, after, len(pairs), sorted(changed, key=lambda pair: -pair[1].share))
+
+
+def _package(path: Path) -> str:
+    """The library that lies there. Raises UsageError."""
+    for package in LIBRARIES:
+        with contextlib.suppress(TableError):
+            Files(package, path)
+            return package
+    raise UsageError(
+        f"{path} holds none of {', '.join(LIBRARIES)}: give two checkouts, wheels or site-packages"
+    )

@@ -1,0 +1,249 @@
+"""The section of a machine: on what a run was measured, with which versions and flags, what disturbed it, how
+far its devices differ, and the command that repeats it."""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from harness.page.case import MeasuredCase, short_keys, us_text
+from harness.page.document import Chart, Columns, PageSection, anchor, table
+from harness.page.style import coded, forest, noise_band, tips
+from harness.report.notes import disturbance, spread_lines
+from harness.report.text import ratio_text, significant
+from harness.results.comparison import LAG, DeviceRatio
+from harness.results.schema import Run
+from harness.statistics.paired import verdict
+
+if TYPE_CHECKING:
+    import altair
+
+ENDS = ("min", "median", "max")
+STATES = {"counted": "#D55E00", "left out": "#56B4E9", "quiet": "#8885"}
+"""Colours by what became of a round."""
+IN_ORDER = "Left to right is the order of measuring; records have no times of day."
+READ = "#0072B2"
+WIDTH = 640
+
+
+def machine_section(run: Run, cases: Sequence[MeasuredCase], label: str) -> PageSection:
+    not_quiet = disturbance(case.done for case in cases).removeprefix("not quiet: ")
+    charts = [_disturbed(cases, run), _conditions(cases, run), _devices(cases, run), _facts(run)]
+    notes = [("again", "python -m harness " + shlex.join(run.command))]
+    if not_quiet:
+        notes.append(("not quiet", not_quiet))
+    notes += [("busy at the start", text) for text in run.busy]
+    if cases:
+        notes += [("devices", line) for line in spread_lines(cases[0].spreads)]
+    return PageSection(
+        anchor("machine", run.id),
+        f"Machine and origin: {label}" if label else "Machine and origin",
+        str(run.provenance.get("machine", {}).get("device", "an unknown device")),
+        [chart for chart in charts if chart],
+        notes,
+    )
+
+
+def _facts(run: Run) -> Chart:
+    known: list[tuple[str, str, Any]] = [
+        ("run", name, getattr(run, name))
+        for name in ("id", "created", "suite", "cache", "confidence", "seed")
+    ]
+    for setting, variables in run.settings.items():
+        words = [
+            f"{name} not set" if value is None else f"{name}={value}" for name, value in variables.items()
+        ]
+        known.append(("setting", setting, " ".join(words) or "nothing set"))
+    for group, values in run.provenance.items():
+        if isinstance(values, dict):
+            known += [(group, name, value) for name, value in values.items()]
+    limits = run.ceilings or {}
+    for dtype, rate in limits.get("rates", {}).items():
+        known.append(("ceilings", f"{dtype}, TFLOPS", significant(rate / 1e12)))
+    for name in ("read", "copy"):
+        if limits.get(name):
+            known.append(("ceilings", f"{name}, GB/s", significant(limits[name] / 1e9)))
+    rows = [{"of": of, "what": what, "value": value} for of, what, value in known]
+    return Chart(
+        anchor("facts", run.id),
+        "What it was measured on",
+        "What was asked for, the machine, versions, flags, and the limits that it was measured to reach.",
+        table=table(rows, {"of": "of", "what": "what", "value": "value"}),
+    )
+
+
+def _conditions(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
+    """Clocks, temperature, power and other processes' share of the CPU during the rounds of each case, with a
+    plot for each quantity."""
+    import altair as alt
+
+    keys = short_keys(cases) if cases else {}
+    values = [
+        {"case": keys[case.planned.key], "place": place, "what": name, **reading}
+        for place, case in enumerate(cases, 1)
+        for conditions in case.done.conditions
+        for name, reading in conditions.items()
+        if isinstance(reading, dict) and reading.keys() == set(ENDS)
+    ]
+    if not values:
+        return None
+    base = alt.Chart().encode(
+        x=alt.X("place:O", title="case, in the order of measuring", axis=alt.Axis(labelAngle=0))
+    )
+    low = alt.Y("min:Q", title=None, scale=alt.Scale(zero=False))
+    tooltip = ["what:N", "case:N", *(f"{end}:Q" for end in ENDS)]
+    picture = (
+        alt.layer(
+            base.mark_rule(strokeWidth=6, opacity=0.35, color=READ, aria=False).encode(y=low, y2="max:Q"),
+            base.mark_point(filled=True, size=50, opacity=1, color=READ).encode(
+                y="median:Q", tooltip=tooltip
+            ),
+        )
+        .properties(width=WIDTH, height=70)
+        .facet(data={"values": values}, row=alt.Row("what:N", sort=None, title=None), spacing=6)
+        .resolve_scale(y="independent")
+    )
+    ends = {end: (end, lambda value: significant(value, 4)) for end in ENDS}
+    return Chart(
+        anchor("conditions", run.id),
+        "Clocks, heat, load",
+        "What the monitors read during the rounds of each case: the dot is the median, the bar goes from the "
+        f"smallest to the largest. What they could not read is missing. {IN_ORDER} No axis begins at zero.",
+        picture,
+        table(values, {"case": "case", "what": "what", **ends}),
+        len(values),
+    )
+
+
+def _disturbed(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
+    """The rounds of each block, by what became of them; None where no round was disturbed."""
+    import altair as alt
+
+    if not any(case.done.disturbed for case in cases):
+        return None
+    keys = short_keys(cases)
+    values: list[dict[str, Any]] = []
+    place = 0
+    for case in cases:
+        reasons = {r.block: r.reason for r in case.done.disturbed}
+        for block, states in _blocks(case).items():
+            place += 1
+            for state, rounds in states.items():
+                reason = "" if state == "quiet" else reasons[block]
+                values.append(
+                    {
+                        "place": place,
+                        "case": keys[case.planned.key],
+                        "block": block,
+                        "state": state,
+                        "rounds": rounds,
+                        "reason": reason,
+                    }
+                )
+    x = alt.X(
+        "place:O",
+        title="blocks, in the order of measuring, case after case",
+        scale=alt.Scale(padding=0),
+        axis=alt.Axis(labels=False, ticks=False),
+    )
+    percent = alt.Axis(format="%")
+    picture = (
+        alt.Chart({"values": values})
+        .mark_bar()
+        .encode(
+            x=x,
+            y=alt.Y("rounds:Q", stack="normalize", title="share of the block's rounds", axis=percent),
+            color=alt.Color("state:N", scale=coded(STATES), title=None),
+            tooltip=["case:N", "block:Q", "state:N", "rounds:Q", "reason:N"],
+        )
+        .properties(width=alt.Step(max(1, WIDTH // place)), height=140)
+    )
+    columns: Columns = {
+        "case": "case", "block": ("block", str), "state": "state", "rounds": ("rounds", str),
+        "e.g.": "reason",
+    }  # fmt: skip
+    return Chart(
+        anchor("disturbed", run.id),
+        "Disturbed rounds",
+        "Each bar is a block of rounds, with the share of rounds in which something else used or slowed the "
+        "machine. They count where too few rounds were quiet; else they were left out and made again. "
+        + IN_ORDER,
+        picture,
+        table(values, columns),
+        len(values),
+    )
+
+
+def _blocks(case: MeasuredCase) -> dict[int, Counter[str]]:
+    """How many rounds of each block had which fate."""
+    samples = [samples for cell in case.cells for samples in (cell.samples, cell.eliminations)]
+    states = {place: "quiet" for of in samples for place in of.by_round}
+    states |= {(r.block, r.round): "counted" if r.counted else "left out" for r in case.done.disturbed}
+    blocks: dict[int, Counter[str]] = {}
+    for (block, _), state in sorted(states.items()):
+        blocks.setdefault(block, Counter())[state] += 1
+    return blocks
+
+
+def _devices(cases: Sequence[MeasuredCase], run: Run) -> Chart | None:
+    """What each device of a run took for the cases of calibration; None where one device measured the run, or
+    nothing was calibrated."""
+    calibrations = cases[0].calibrations if cases else ()
+    if not calibrations:
+        return None
+    ratios = [ratio for spread in cases[0].spreads for ratio in spread.to_median]
+    by_place = {(ratio.device, ratio.case): ratio for ratio in ratios}
+    counts = Counter(case.done.device for case in cases)
+    rows = []
+    for c in sorted(calibrations, key=lambda c: (c.type, c.case, c.device)):
+        ratio = by_place.get((c.device, c.case))
+        rows.append(
+            c.model_dump()
+            | {
+                "cases": counts[c.device],
+                "ratio": ratio.comparison.ratio if ratio else None,
+                "text": _median_text(ratio) if ratio else "",
+            }
+        )
+    columns: Columns = {
+        "device": "device", "type": "type", "cases": ("cases", str), "calibrated with": "case",
+        "when": "when", "time, us": ("time_us", us_text), "from, us": ("low_us", us_text),
+        "to, us": ("high_us", us_text), "of the median": ("ratio", "text"),
+    }  # fmt: skip
+    return Chart(
+        anchor("devices", run.id),
+        "Devices",
+        "Right of 1: faster than the median device of its type, by both passes together. The grey band "
+        f"is {LAG:.0%} to either side: a device whose interval reaches into it neither lags nor leads. "
+        "The table has the times of each before all other cases (first) and after them (last), and how many "
+        "cases it measured.",
+        _speeds(ratios) if ratios else None,
+        table(rows, columns),
+        len(ratios),
+    )
+
+
+def _speeds(ratios: Sequence[DeviceRatio]) -> altair.TopLevelMixin:
+    rows = []
+    for ratio in ratios:
+        of = ratio.comparison
+        low, high = 1 / of.high, 1 / of.low
+        rows.append(
+            {
+                "name": f"{ratio.device} at {ratio.case}",
+                "ratio": 1 / of.ratio,
+                "low": low,
+                "high": high,
+                "verdict": verdict(low, high, noise=LAG),
+                "text": _median_text(ratio),
+            }
+        )
+    tooltip = tips(name="device", text="time of the median", verdict="")
+    return forest(rows, "speed over the median device's", noise_band(LAG), tooltip)
+
+
+def _median_text(ratio: DeviceRatio) -> str:
+    of = ratio.comparison
+    return "the median" if of.low == of.high else ratio_text(of)

@@ -1,1 +1,0 @@
-"""Charts of measured cases: what `run`, `toggle`, `tune` and `compare --revisions` record."""

@@ -1,0 +1,164 @@
+"""Rows of a measured case as plain data, made once: tables of text and pages show the same rows."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from harness.plan.entry import entry_name
+from harness.plan.settings import PLAIN
+from harness.results.effects import Effect, changes, effects, same_kernels
+from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
+from harness.statistics.paired import noise_of
+
+TOGETHER = {"faster": "more together", "slower": "less together", "same": "independent", "unclear": "unclear"}
+"""Verdicts on an interaction: what one change brings beside the other, compared with what it brings alone."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """An implementation in a case, under one setting."""
+
+    cell: Cell
+    verdict: Verdict | None
+    """The comparison with the baseline, or with the first setting; None for these, and where there is
+    none."""
+    is_baseline: bool
+    ran: str = ""
+    """`the same` or `other kernels`, compared with the first setting; empty for that, and without a time."""
+    change: str = ""
+    """Which kernels ran in place of which; without a time the reason for that."""
+
+    @property
+    def word(self) -> str:
+        """The verdict's word; empty where there is none."""
+        return self.verdict.verdict if self.verdict else ""
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The records of a finished case."""
+
+    cells: Sequence[Cell]
+    verdicts: Sequence[Verdict]
+    done: CaseDone
+
+    @staticmethod
+    def of(records: Sequence[Record]) -> CaseResult:
+        return CaseResult(
+            [record for record in records if isinstance(record, Cell)],
+            [record for record in records if isinstance(record, Verdict)],
+            next(record for record in records if isinstance(record, CaseDone)),
+        )
+
+    @property
+    def rows(self) -> list[Row]:
+        """Rows with a time first, the fastest first; then the others by name."""
+        against = {v.a: v for v in self.verdicts if v.about == "baseline"}
+        ordered = sorted(self.cells, key=lambda cell: (cell.time_us or math.inf, cell.name))
+        return [Row(cell, against.get(cell.name), cell.name in self.baselines) for cell in ordered]
+
+    @cached_property
+    def timed(self) -> list[Cell]:
+        """Cells with a time, the fastest first."""
+        return [row.cell for row in self.rows if row.cell.time_us is not None]
+
+    @property
+    def baselines(self) -> list[str]:
+        """Names of the rows that others are compared with. Where memory splits the entries of a case into
+        groups, each group has its own comparison with the baseline."""
+        return [v.b for v in self.verdicts if v.about == "A/A"]
+
+    @property
+    def runner_up(self) -> Verdict | None:
+        """The fastest row against the second. Each group of entries has such a verdict; the one that counts
+        is that of the row which is fastest of all."""
+        about_second = (v for v in self.verdicts if v.about == "runner-up")
+        return next((v for v in about_second if self.timed and v.a == self.timed[0].name), None)
+
+    @property
+    def limit_us(self) -> float | None:
+        """The time of a call at the measured limits of the machine, in microseconds; None where no limit was
+        measured."""
+        limits = [
+            cell.time_us * cell.percent_of_ceiling / 100
+            for cell in self.timed
+            if cell.time_us and cell.percent_of_ceiling
+        ]
+        return statistics.median(limits) if limits else None
+
+
+@dataclass(frozen=True)
+class SettingComparison:
+    """The settings of one implementation (and launch mode) in a case."""
+
+    name: str
+    """The name of the implementation, without a setting."""
+    baseline: Row
+    """The first setting."""
+    others: list[Row]
+    noise: Verdict | None
+    """The first setting against itself in other workers; None where it has no time."""
+
+
+def setting_comparisons(records: Iterable[Record], run: Run) -> list[SettingComparison]:
+    """A comparison for each implementation of a case that has a cell under the first setting, in recorded
+    order."""
+    records = list(records)
+    verdicts = {(v.a, v.about): v for v in records if isinstance(v, Verdict)}
+    noises = {v.b: v for v in records if isinstance(v, Verdict) and v.about == "A/A"}
+    groups: dict[tuple[str, str], list[Cell]] = {}
+    for cell in records:
+        if isinstance(cell, Cell) and cell.status != "unsupported":
+            groups.setdefault((cell.impl, cell.launch), []).append(cell)
+    first = next(iter(run.settings))
+    comparisons = []
+    for group in groups.values():
+        baseline = next((cell for cell in group if cell.setting == first), None)
+        if baseline is None:
+            continue
+        name = entry_name(baseline.impl, PLAIN, baseline.launch, baseline.platform)
+        others = [
+            _setting_row(cell, baseline, verdicts.get((cell.name, "baseline")))
+            for cell in group
+            if cell is not baseline
+        ]
+        first_row = Row(baseline, None, is_baseline=True)
+        comparisons.append(SettingComparison(name, first_row, others, noises.get(baseline.name)))
+    return comparisons
+
+
+def _setting_row(cell: Cell, baseline: Cell, verdict: Verdict | None) -> Row:
+    if cell.time_us is None:
+        return Row(cell, verdict, is_baseline=False, change=cell.reason)
+    ran = "the same" if same_kernels(baseline, cell) else "other kernels"
+    return Row(cell, verdict, is_baseline=False, ran=ran, change=changes(baseline, cell))
+
+
+def flag_effects(comparison: SettingComparison, run: Run) -> list[Effect]:
+    """The effect of each flag over all settings of the others, and of each two flags together. Empty with one
+    flag, or where the settings are not a whole factorial design."""
+    if len(run.flags) < 2:
+        return []
+    cells = {row.cell.setting: row.cell for row in (comparison.baseline, *comparison.others)}
+    settings = {
+        setting: {name: variables[name] for name in run.flags}
+        for setting, variables in run.settings.items()
+        if run.flags.keys() <= variables.keys() and setting in cells
+    }
+    noise = noise_of(comparison.noise.comparison) if comparison.noise else math.inf
+    return effects(cells, settings, noise, run.confidence, run.margin)
+
+
+def effect_word(effect: Effect) -> str:
+    """The verdict on an effect, in the words that fit its kind."""
+    word = effect.comparison.verdict
+    return TOGETHER[word] if effect.kind == "interaction" else word
+
+
+def first_setting(run: Run) -> str:
+    """How to call the setting that the others are compared with."""
+    return "plain" if next(iter(run.settings)) == "plain" else "the first"

@@ -1,0 +1,274 @@
+"""Kernels that vLLM and SGLang build or write themselves: CUTLASS's products, the Triton kernel that both
+have, and SGLang's product for few tokens. CUTLASS's and the last are untested on hardware.
+
+CUTLASS: cutlass_scaled_mm of vLLM 0.33 (_custom_ops.py; csrc/libtorch_stable/quantization/w8a8/cutlass:
+scaled_mm_entry.cu, c3x/scaled_mm_blockwise_sm{90,100,120}_fp8_dispatch.cuh) and its caller
+model_executor/kernels/linear/scaled_mm/cutlass.py; kernels/ops/gemm/fp8_blockwise_gemm.py of SGLang 0.5.23
+and its caller srt/layers/quantization/fp8_utils.py. Whatever the strides say, both kernels read the scales of
+a column by column, and the scales of b with the blocks of K next to each other.
+
+Triton: the engines' product where nothing faster takes the sizes or the device. Read in vLLM 0.32 and 0.33:
+model_executor/layers/quantization/utils/fp8_utils.py, triton_utils/importing.py; and in SGLang 0.5.10, 0.5.18
+and 0.5.23, which keep it in three places, and at 008601f. SGLang's universal entry point may take DeepGEMM
+instead. So the row calls the Triton one, and versions without that are told not to take DeepGEMM.
+
+Few tokens on gfx950: kernels/ops/gemm/smallm_fp8_blockscale_gfx950/ of SGLang 0.5.23, and its callers
+fp8_utils.py and fp8.py in srt/layers/quantization.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kernels import platform as platforms
+from kernels.binding import Function
+from kernels.block_scale_gemm.engine_tables import LOOK_UP, GemmTables
+from kernels.block_scale_gemm.layouts import column_major, multiples, padded_rows, padding_bytes, product
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
+from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.block_scale_gemm.triton.split_k import interpreted_s
+from kernels.engine_tuning import EngineCall, EngineConfig, EngineTuned
+from kernels.formats import BLOCK
+from kernels.op import Call, Prepared, Unsupported, implementation
+from kernels.support import Support, need
+from kernels.triton_runtime import TritonImplementation, require_interpreter
+from kernels.tuning import Target
+from kernels.vendor import BLACKWELL, Aiter, Sglang, Vllm
+
+if TYPE_CHECKING:
+    import torch
+
+# CUTLASS
+
+ROWS = 4  # on sm_90, M must be a multiple of this
+
+CUTLASS_OF_VLLM = Function("vllm._custom_ops.cutlass_scaled_mm", needs="a b scale_a scale_b out_dtype")
+CUTLASS_OF_SGLANG = Function(
+    "sglang.kernels.ops.gemm.fp8_blockwise_gemm.fp8_blockwise_scaled_mm",
+    needs="mat_a mat_b scales_a scales_b out_dtype",
+)
+
+
+@implementation(
+    "vllm.cutlass",
+    Vllm,
+    requires="vLLM for CUDA (read at 0.33), CUDA 12.8 or later, sm_90 or later",
+    kinds=("cuda",),
+    archs=("sm_90", *BLACKWELL, "sm_120"),
+    allocates=True,
+    symbols=(CUTLASS_OF_VLLM,),
+    fits=lambda sizes: multiples(sizes, 16, BLOCK),
+    workspace=lambda sizes: padding_bytes(sizes, ROWS),
+)
+def cutlass_of_vllm(operands: BlockScaleGemmOperands, out: None) -> Prepared:
+    """What vLLM takes after FlashInfer and DeepGEMM. Where M is not a multiple of four on sm_90, the call
+    also computes the rows of zeros up to the next multiple."""
+    return cutlass(CUTLASS_OF_VLLM, operands)
+
+
+@implementation(
+    "sglang.cutlass",
+    Sglang,
+    requires="SGLang 0.5.18 or later for CUDA (read at 0.5.23), nvcc, sm_120",
+    since="0.5.18",  # the first that was read to have it
+    kinds=("cuda",),
+    archs=("sm_120",),
+    allocates=True,
+    symbols=(CUTLASS_OF_SGLANG,),
+    fits=lambda sizes: multiples(sizes, BLOCK, BLOCK),
+    workspace=lambda sizes: padding_bytes(sizes, ROWS),
+)
+def cutlass_of_sglang(operands: BlockScaleGemmOperands, out: None) -> Prepared:
+    """SGLang's default on sm_120. It is compiled at the first call."""
+    return cutlass(CUTLASS_OF_SGLANG, operands)
+
+
+def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
+    """The function takes a, b, their scales and the output's dtype, in this order."""
+    import torch
+
+    rows = ROWS if platforms.of(operands.b_q.device).arch == "sm_90" else 1
+    a_q = padded_rows(operands.a_q, rows)
+    a_scale = column_major(padded_rows(operands.a_scale, rows))
+    given = (a_q, operands.b_q.t(), a_scale, operands.b_scale.t(), torch.bfloat16)
+    multiply = function.bind(**dict(zip(function.needs, given, strict=True)))
+    return product(operands, None, multiply, a_q, a_scale)
+
+
+# Few tokens
+
+FEW_TOKENS = Function(
+    "sglang.kernels.ops.gemm.smallm_fp8_blockscale_gfx950.try_smallm_fp8_bs_linear", needs="x WQ w_scale"
+)
+FEW_TOKENS_SHAPES = ((5120, 4096), (4608, 4096), (4096, 2048), (2560, 4096), (4096, 1024))
+"""The n and k that it takes (its SHAPES). None is DeepSeek-R1's."""
+
+MOST_M = 32
+
+
+def takes_few(sizes: BlockScaleGemmSizes) -> Support:
+    known = " ".join(f"{n}x{k}" for n, k in FEW_TOKENS_SHAPES)
+    return Support.all_of(
+        need((sizes.n, sizes.k) in FEW_TOKENS_SHAPES, f"takes these n and k alone: {known}"),
+        need(sizes.m <= MOST_M, f"takes {MOST_M} tokens at most"),
+    )
+
+
+@implementation(
+    "sglang.small_m",
+    Sglang,
+    requires="SGLang 0.5.23 for ROCm with AITER and hipcc, gfx950",
+    since="0.5.23",
+    boundaries=("with_quant",),
+    activations="fp8",
+    allocates=True,
+    kinds=("rocm",),
+    archs=("gfx950",),
+    also={"aiter": Aiter.install},
+    symbols=(FEW_TOKENS, SHUFFLE),
+    fits=takes_few,
+    layout=lambda sizes: sizes.n * sizes.k,
+)
+def small_m(operands: BlockScaleGemmOperands, out: None) -> Call:
+    """From ROCm 7.2 on SGLang tries it before `aiter.triton` and `aiter.dispatch_preshuffled`. hipcc compiles
+    it at the first call. The weights lie as AITER shuffles them."""
+    weights = in_tiles(operands.b_q)
+    weights.is_shuffled = True  # type: ignore[attr-defined]  # SGLang marks them so
+    multiply = FEW_TOKENS.bind(x=operands.a, WQ=weights, w_scale=operands.b_scale)
+    if multiply() is None:
+        raise Unsupported("SGLang's kernel for few tokens does not run here: see what it printed")
+    return multiply
+
+
+# Triton
+
+TILE_M = 64  # of vLLM's default configuration, which it takes on a CPU
+
+ARGUMENTS = "A B As Bs block_size output_dtype"
+LOOK_UP_ARGUMENTS = "N K block_n block_k"
+
+VLLM = "vllm.model_executor.layers.quantization.utils.fp8_utils"
+TRITON_OF_VLLM = Function(f"{VLLM}.w8a8_triton_block_scaled_mm", needs=ARGUMENTS)
+TABLES_OF_VLLM = GemmTables(
+    "vllm",
+    TRITON_OF_VLLM,
+    own=Function(f"{VLLM}.{LOOK_UP}", needs=LOOK_UP_ARGUMENTS),
+    device=Function(f"{VLLM}.get_device_name_as_file_name"),
+)
+
+SGLANG = (
+    "sglang.kernels.ops.gemm.fp8_kernel",
+    "sglang.kernels.ops.quantization.fp8_kernel",
+    "sglang.srt.layers.quantization.fp8_kernel",
+)
+TRITON_OF_SGLANG = Function(
+    *(f"{place}.w8a8_block_fp8_matmul_triton" for place in SGLANG),
+    f"{SGLANG[-1]}.w8a8_block_fp8_matmul",
+    needs=ARGUMENTS,
+)
+TABLES_OF_SGLANG = GemmTables(
+    "sglang",
+    TRITON_OF_SGLANG,
+    own=Function(*(f"{place}.{LOOK_UP}" for place in SGLANG), needs=LOOK_UP_ARGUMENTS),
+    device=Function("sglang.srt.utils.get_device_name"),
+)
+
+
+class TritonGemm(EngineTuned):
+    """The row of either engine."""
+
+    allocates = True
+    depths = (128, 64)
+    tables: GemmTables
+
+    def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
+        """Where one tile has all rows, there are no groups of tiles."""
+        every = super().configurations(target, sizes)
+        yield from dict.fromkeys(
+            replace(each, GROUP_SIZE_M=1) if sizes.m <= each.BLOCK_SIZE_M else each for each in every
+        )
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        return _TritonProduct(operands, self.tables, self.forced)
+
+
+class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
+    """It has tuned configurations for some sizes and devices, and reads every layout as it is."""
+
+    name = "vllm.triton"
+    requires = "vLLM with Triton, read in 0.32 (on cpu through its interpreter: checked, never timed)"
+    runtime = "vllm_triton"
+    kinds = ("cuda", "rocm", "cpu")
+    symbols = (TRITON_OF_VLLM,)
+    tables = TABLES_OF_VLLM
+    reads = f"copy it to {VLLM.rpartition('.')[0].replace('.', '/')}/configs"
+
+    def interpreted_s(self, sizes: BlockScaleGemmSizes) -> float:
+        return interpreted_s(sizes, TILE_M, BLOCK)
+
+    def workspace(self, sizes: BlockScaleGemmSizes) -> int:
+        return 4 * sizes.m * sizes.n
+
+    def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
+        require_interpreter(operands.b_q.device)
+        with _triton_let_in(operands.b_q.device):
+            return super().prepare(operands, out)
+
+
+class SglangTritonGemm(Sglang, TritonGemm):
+    name = "sglang.triton"
+    requires = "SGLang with Triton, cuda or rocm (read to 0.5.23)"
+    symbols = (TRITON_OF_SGLANG,)
+    tables = TABLES_OF_SGLANG
+    reads = "copy it to sglang/kernels/ops/gemm/configs (up to 0.5.18 srt/layers/quantization/configs)"
+
+    def configurations(self, target: Target, sizes: BlockScaleGemmSizes) -> Iterator[EngineConfig]:
+        """On AMD's GPUs SGLang raises BLOCK_SIZE_K to that of a scale (get_w8a8_block_fp8_configs)."""
+        every = super().configurations(target, sizes)
+        return (each for each in every if target.kind == "cuda" or each.BLOCK_SIZE_K == BLOCK)
+
+
+@contextlib.contextmanager
+def _triton_let_in(device: torch.device) -> Iterator[None]:
+    """vLLM takes Triton for missing where Triton finds no device. On a CPU this shows vLLM a device until
+    vLLM is imported. The interpreter needs none."""
+    from triton.backends import backends
+
+    if device.type != "cpu" or "cpu" in backends:
+        yield
+        return
+    backends["cpu"] = next(iter(backends.values()))
+    try:
+        import vllm.triton_utils  # noqa: F401
+
+        yield
+    finally:
+        del backends["cpu"]
+
+
+class _TritonProduct(EngineCall):
+    def __init__(
+        self, operands: BlockScaleGemmOperands, tables: GemmTables, config: EngineConfig | None
+    ) -> None:
+        import torch
+
+        super().__init__(operands, tables, config)
+        # The interpreter truncates to bf16 where it should round. There torch rounds the output.
+        self.interpreted = operands.b_q.device.type == "cpu"
+        self.multiply = tables.multiply.bind(
+            A=operands.a_q,
+            B=operands.b_q,
+            As=operands.a_scale,
+            Bs=operands.b_scale,
+            block_size=[BLOCK, BLOCK],
+            output_dtype=torch.float32 if self.interpreted else torch.bfloat16,
+        )
+
+    def call(self) -> None:
+        with self.overridden():
+            result = self.multiply()
+        self.out = result.bfloat16() if self.interpreted else result

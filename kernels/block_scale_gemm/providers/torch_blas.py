@@ -1,0 +1,104 @@
+"""The BLAS libraries of torch: cuBLASLt's product with block scales, and hipBLASLt, which has no such scales.
+
+cuBLASLt: torch.nn.functional.scaled_mm. Layouts as in torch's aten/src/ATen/native/cuda/ScaledBlas.cpp,
+_scaled_block1x128_block128x128: the scales of a lie column by column; the scales of b have the blocks of K
+next to each other, padded to a multiple of four.
+
+hipBLASLt: the weights are dequantised to bf16 for its bf16 product. Its row-wise FP8 product is not a row
+here, because both operands would have to be quantised again with one scale per row. The check finds that
+wrong in `core`, by 13 to 16 sigma where 2 are allowed. In `with_quant`, where activations may be rounded to
+FP8, it would pass with 1.2 to 1.4 sigma, and would be ranked with kernels that keep the weights exact. How
+fast FP8 products are without block scales is what `doctor` measures as the ceiling of fp8.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.binding import Function, Symbol
+from kernels.block_scale_gemm.layouts import column_major, padded_rows, padding_bytes, product, rounded_up
+from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
+from kernels.block_scale_gemm.providers.torch_eager import DEQUANTISED, bf16_product
+from kernels.op import Call, Prepared, Unsupported, implementation
+from kernels.support import need
+from kernels.vendor import Vendor
+
+if TYPE_CHECKING:
+    import torch
+
+ROWS = 4  # cuBLASLt takes a multiple of so many rows
+K_BLOCKS = 4  # and scales of b for a multiple of so many blocks of K
+
+MULTIPLY = Function(
+    "torch.nn.functional.scaled_mm",
+    needs="mat_a mat_b scale_a scale_recipe_a scale_b scale_recipe_b output_dtype",
+)
+RECIPES = Symbol("torch.nn.functional.ScalingType")
+PREFERRED = Function("torch.backends.cuda.preferred_blas_library")
+
+
+@implementation(
+    "cublaslt",
+    Vendor,
+    library="torch",
+    requires="torch 2.10 or later with CUDA 12.9 or later, sm_90",
+    since="2.10",
+    allocates=True,
+    kinds=("cuda",),
+    archs=("sm_90",),  # cuBLASLt takes these scales only there
+    symbols=(MULTIPLY, RECIPES),
+    fits=lambda sizes: need(
+        sizes.n % 16 == 0 and sizes.k % 16 == 0, "cuBLASLt needs n and k to be multiples of 16"
+    ),
+    layout=lambda sizes: 4 * sizes.n_blocks * rounded_up(sizes.k_blocks, K_BLOCKS),
+    workspace=lambda sizes: padding_bytes(sizes, ROWS),
+)
+def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
+    """Where M is not a multiple of four, the call also computes the rows of zeros up to the next multiple, as
+    an engine does that pads its tokens for this kernel."""
+    import torch
+
+    cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
+    if operands.b_q.device.type == "cuda" and cuda < (12, 9):
+        raise Unsupported(
+            f"cuBLASLt has these scales from CUDA 12.9; torch was built with {torch.version.cuda}"
+        )
+    recipes, b_scale = RECIPES.find(), operands.b_scale
+    n_blocks, k_blocks = b_scale.shape
+    b_padded = b_scale.new_zeros(n_blocks, rounded_up(k_blocks, K_BLOCKS))
+    b_padded[:, :k_blocks] = b_scale
+    a_q = padded_rows(operands.a_q, ROWS)
+    a_scale = column_major(padded_rows(operands.a_scale, ROWS))
+    multiply = MULTIPLY.bind(
+        mat_a=a_q,
+        mat_b=operands.b_q.t(),
+        scale_a=a_scale,
+        scale_recipe_a=recipes.BlockWise1x128,
+        scale_b=b_padded.t(),
+        scale_recipe_b=recipes.BlockWise128x128,
+        output_dtype=torch.bfloat16,
+    )
+    return product(operands, out, multiply, a_q, a_scale)
+
+
+@implementation(
+    "hipblaslt.dequantised",
+    Vendor,
+    library="torch",
+    requires="torch for ROCm with hipBLASLt (read in 2.13)",
+    runtime="hipblaslt",
+    kinds=("rocm",),
+    any_fp8=True,
+    symbols=(PREFERRED,),
+    environment=lambda platform: {"TORCH_BLAS_PREFER_HIPBLASLT": "1"},
+    **DEQUANTISED,
+)
+def hipblaslt(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
+    """`torch.bf16` with hipBLASLt, whatever torch would choose. On some sizes, versions and architectures it
+    chooses hipBLAS (TORCH_BLAS_PREFER_HIPBLASLT in torch's aten/src/ATen/Context.h)."""
+    import torch
+
+    picked = PREFERRED.bind()().name
+    if out.device.type != "cpu" and picked != "Cublaslt":  # torch's name for hipBLASLt too
+        raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {picked}")
+    return bf16_product(operands, out)

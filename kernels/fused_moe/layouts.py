@@ -1,0 +1,112 @@
+"""What rows of several libraries share: expert ids without -1, and the suite's own kernels around a library's
+two products."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
+from kernels.fused_moe.operands import FusedMoeOperands
+from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.fused_moe.triton.grouped import COMBINED
+from kernels.op import Call
+
+if TYPE_CHECKING:
+    import torch
+
+WORD = 4
+"""Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
+
+
+def expert_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call]:
+    """Expert ids for a library that takes no -1, int32 [tokens, picks], and the part of the timed call that
+    brings them up to date. The id local_experts, which is one more than the rank has, stands for all experts
+    on other ranks: what SGLang's `forward_aiter` and vLLM's expert map give to their kernels."""
+    import torch
+
+    sizes = operands.sizes
+    if sizes.ep == 1:
+        return operands.topk_ids, lambda: None
+    ids = torch.empty_like(operands.topk_ids)
+    # -1 modulo local_experts + 1 is local_experts, and no other id changes.
+    return ids, lambda: torch.remainder(operands.topk_ids, sizes.local_experts + 1, out=ids)
+
+
+def per_expert(operands: FusedMoeOperands, values: list[int]) -> torch.Tensor | None:
+    """A value for each of these ids: int32 [local_experts + 1]; None where all experts are on this rank."""
+    import torch
+
+    if operands.sizes.ep == 1:
+        return None
+    return torch.tensor(values, dtype=torch.int32, device=operands.topk_ids.device)
+
+
+def between_products(
+    operands: FusedMoeOperands,
+    out: torch.Tensor,
+    row_of: torch.Tensor,
+    gate_up: torch.Tensor,
+    h_q: torch.Tensor,
+    h_scale: torch.Tensor,
+    given: torch.Tensor,
+    capacity: int,
+    packed: bool,
+) -> tuple[Call, Call]:
+    """The suite's own kernels around the two products of a library that leaves them to its caller: SiLU with
+    requantising, which comes between the products, and the weighted sum over picks, which comes after them.
+
+    row_of:   int32 [pairs]: the row of each pair
+    gate_up:  bf16 [rows, 2 * inter]: the output of the first product
+    h_q:      FP8 [rows, inter]: what the second product reads
+    h_scale:  its scales, MN-major in groups of `capacity` rows: fp32, or `packed`, four exponents in an int32
+    given:    bf16 [rows, hidden]: the output of the second product
+    """
+    import torch
+    import triton
+
+    from kernels.fused_moe.triton import rows_jit
+
+    o, sizes = operands, operands.sizes
+    # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
+    interpreted = out.device.type == "cpu"
+    h_written = torch.zeros_like(h_q, dtype=torch.float32) if interpreted else h_q
+    written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
+    silu = rows_jit.silu_kernel[(len(row_of), triton.cdiv(sizes.inter, BLOCK * WORD))]
+    activating = {
+        "INTER": sizes.inter,
+        "CAPACITY": capacity,
+        "PACKED": packed,
+        "POWER_OF_TWO": sizes.scales == "ue8m0",
+        "LARGEST": fp8_format(sizes.fp8).max,
+        "SMALLEST_SCALE": SMALLEST_SCALE,
+        "BLOCK": BLOCK,
+    }
+    combine = rows_jit.combine_kernel[(sizes.tokens, triton.cdiv(sizes.hidden, COMBINED))]
+    combining = {
+        "HIDDEN": sizes.hidden,
+        "PICKS": sizes.picks,
+        "PICKS_PADDED": triton.next_power_of_2(sizes.picks),
+        "BLOCK_D": COMBINED,
+    }
+
+    def activate() -> None:
+        silu(gate_up, o.topk_ids, row_of, h_written, h_scale, **activating)
+        if interpreted:
+            h_q.copy_(h_written)
+
+    def add_up() -> None:
+        combine(given, o.topk_ids, row_of, o.topk_weights, written, **combining)
+        if interpreted:
+            out.copy_(written)
+
+    return activate, add_up
+
+
+def activation_bytes(sizes: FusedMoeSizes) -> int:
+    """x in FP8 with its scales in fp32."""
+    return sizes.tokens * (sizes.hidden + sizes.hidden // BLOCK * 4)
+
+
+def weight_values(sizes: FusedMoeSizes) -> int:
+    """The values of w13 and w2 of all experts of the rank."""
+    return sizes.local_experts * 3 * sizes.hidden * sizes.inter

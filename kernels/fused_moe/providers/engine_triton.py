@@ -1,0 +1,189 @@
+"""The Triton MoE of vLLM and of SGLang: what they serve FP8 experts with where nothing faster is installed or
+chosen. Both began as one.
+
+Read in vLLM 0.31 to 0.33 (fused_moe/fused_moe.py) and in SGLang to 0.5.23 (fused_moe_triton/fused_moe.py to
+0.5.18, moe_runner/triton_utils from 0.5.19). vLLM's ran on an H200 (0.26); SGLang's is untested on hardware.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from typing import TYPE_CHECKING
+
+from kernels.binding import Function, VendorFunction
+from kernels.engine_tuning import EngineCall, EngineConfig, EngineLookUp, EngineTable, EngineTuned
+from kernels.formats import BLOCK
+from kernels.fused_moe.engine_tables import MoeTables
+from kernels.fused_moe.layouts import activation_bytes, expert_ids, per_expert
+from kernels.fused_moe.operands import FusedMoeOperands
+from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.op import Call, Prepared
+from kernels.platform import version
+from kernels.vendor import Sglang, Vllm
+
+if TYPE_CHECKING:
+    import torch
+
+TO_TAKE = "w1_shape w2_shape top_k dtype M block_shape"
+TO_NAME = "E N dtype block_shape"
+
+VLLM = "vllm.model_executor.layers.fused_moe"
+EXPERTS_OF_VLLM = Function(
+    f"{VLLM}.fused_moe.fused_experts",
+    needs="hidden_states w1 w2 topk_weights topk_ids global_num_experts expert_map quant_config",
+)
+QUANTISATION = Function(f"{VLLM}.config.fp8_w8a8_moe_quant_config", needs="w1_scale w2_scale block_shape")
+TABLES_OF_VLLM = MoeTables(
+    take=Function(f"{VLLM}.fused_moe.try_get_optimal_moe_config", needs=TO_TAKE),
+    own=Function(f"{VLLM}.fused_moe.get_moe_configs", needs="E N dtype", wishes="block_n block_k"),
+    name=Function(f"{VLLM}.fused_moe.get_config_file_name", needs=TO_NAME),
+    override=Function(f"{VLLM}.override_config", positions=1),
+)
+
+MOE = "sglang.srt.layers.moe"
+GROUPS = "sglang.srt.distributed.parallel_state"
+EXPERTS_OF_SGLANG = Function(
+    f"{MOE}.moe_runner.triton_utils.fused_moe.fused_experts",
+    f"{MOE}.fused_moe_triton.fused_moe.fused_experts",
+    needs="hidden_states w1 w2 topk_output moe_runner_config use_fp8_w8a8 w1_scale w2_scale block_shape",
+)
+CONFIGURATION = Function(
+    f"{MOE}.moe_runner.MoeRunnerConfig",
+    f"{MOE}.moe_runner.base.MoeRunnerConfig",
+    needs="num_experts num_local_experts inplace",
+)
+PICKS = Function(f"{MOE}.topk.StandardTopKOutput", needs="topk_weights topk_ids router_logits")
+IS_FORMED = Function(f"{GROUPS}.model_parallel_is_initialized")
+START = Function(
+    f"{GROUPS}.init_distributed_environment", needs="world_size rank local_rank distributed_init_method"
+)
+# It takes the size up to 0.5.20; later it reads that from the published arguments.
+FORM = Function(f"{GROUPS}.initialize_model_parallel", wishes="tensor_model_parallel_size")
+PUBLISH = Function("sglang.srt.server_args.set_global_server_args_for_scheduler", positions=1)
+ARGUMENTS = Function("sglang.srt.server_args.ServerArgs", needs="model_path")
+HERE = (f"{MOE}.moe_runner.triton_utils", f"{MOE}.fused_moe_triton")
+
+
+def look_up(name: str, needs: str, wishes: str = "") -> Function:
+    """A function of SGLang's fused_moe_triton_config."""
+    places = (f"{place}.fused_moe_triton_config.{name}" for place in HERE)
+    return Function(*places, needs=needs, wishes=wishes)
+
+
+TABLES_OF_SGLANG = MoeTables(
+    take=look_up("try_get_optimal_moe_config", TO_TAKE),
+    own=look_up("get_moe_configs", "E N dtype block_n block_k", "down_moe"),
+    name=look_up("get_config_file_name", TO_NAME, "down_moe"),
+    override=Function(*(f"{place}.override_config" for place in HERE), positions=1),
+    folder=lambda: f"configs/triton_{(version('triton') or '').replace('.', '_')}/",
+)
+
+
+class TritonMoe(EngineTuned):
+    """The row of either engine."""
+
+    boundaries = ("with_quant",)
+    activations = "fp8"
+    allocates = True
+
+    def workspace(self, sizes: FusedMoeSizes) -> int:
+        """What vLLM's `fused_experts_impl` and SGLang's allocate: x in FP8; gate and up, or the experts'
+        outputs; h in bf16 and FP8; sorted pairs in blocks of up to 128."""
+        pairs = sizes.tokens * sizes.picks
+        wide = max(2 * sizes.inter, sizes.hidden) * 2
+        of_pair = wide + 2 * sizes.inter * 2 + sizes.inter * 3 + sizes.inter // BLOCK * 4
+        return pairs * of_pair + activation_bytes(sizes) + (pairs + (sizes.local_experts + 1) * 128) * 8
+
+
+class VllmTritonMoe(Vllm, TritonMoe):
+    """`fused_experts` of vLLM's GPU builds: it quantises, sorts, launches `fused_moe_kernel` twice with SiLU
+    and requantising between, and sums over picks. With expert parallelism vLLM gives ids and a map of all
+    experts. This row gives one further id to all experts on other ranks, in one more launch, so that fewer
+    experts are sorted."""
+
+    name = "vllm.triton"
+    requires = "vLLM 0.33, or older whose fused_experts takes a quant_config; a GPU build (CUDA or ROCm)"
+    symbols = (EXPERTS_OF_VLLM, QUANTISATION, TABLES_OF_VLLM.own)
+    tables = TABLES_OF_VLLM
+    reads = "set VLLM_TUNED_CONFIG_FOLDER to its folder"
+
+    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
+        o, sizes = operands, operands.sizes
+        ids, write_ids = expert_ids(o)
+        to_local = per_expert(o, [*range(sizes.local_experts), -1])
+        scales = {"w1_scale": o.w13_scale, "w2_scale": o.w2_scale}
+        experts = EXPERTS_OF_VLLM.bind(
+            hidden_states=o.x,
+            w1=o.w13,
+            w2=o.w2,
+            topk_weights=o.topk_weights,
+            topk_ids=ids,
+            global_num_experts=sizes.local_experts if to_local is None else len(to_local),
+            expert_map=to_local,
+            quant_config=QUANTISATION.bind(**scales, block_shape=[BLOCK, BLOCK])(),
+        )
+        return _Experts(o, self.tables, self.forced, experts, write_ids)
+
+
+class SglangTritonMoe(Sglang, TritonMoe):
+    """SGLang's `fused_experts`, which skips ids of -1 itself where the rank holds fewer experts than there
+    are. It does not run in place as in the engine, because x would then hold the output."""
+
+    name = "sglang.triton"
+    requires = "SGLang 0.5.23, or older whose fused_experts takes a moe_runner_config (CUDA or ROCm)"
+    symbols = (EXPERTS_OF_SGLANG, CONFIGURATION, PICKS, IS_FORMED, START, FORM, PUBLISH, ARGUMENTS)
+    tables = TABLES_OF_SGLANG
+    reads = "set SGLANG_MOE_CONFIG_DIR to the folder that holds its folder configs"
+
+    def engine_table(self, sizes: FusedMoeSizes) -> EngineTable:
+        alone()
+        return super().engine_table(sizes)
+
+    def prepare(self, operands: FusedMoeOperands, out: torch.Tensor | None) -> Prepared:
+        alone()
+        o, sizes = operands, operands.sizes
+        experts = EXPERTS_OF_SGLANG.bind(
+            hidden_states=o.x,
+            w1=o.w13,
+            w2=o.w2,
+            topk_output=PICKS.bind(topk_weights=o.topk_weights, topk_ids=o.topk_ids, router_logits=None)(),
+            moe_runner_config=CONFIGURATION.bind(
+                num_experts=sizes.local_experts * sizes.ep,
+                num_local_experts=sizes.local_experts,
+                inplace=False,
+            )(),
+            use_fp8_w8a8=True,
+            w1_scale=o.w13_scale,
+            w2_scale=o.w2_scale,
+            block_shape=[BLOCK, BLOCK],
+        )
+        return _Experts(o, self.tables, self.forced, experts, lambda: None)
+
+
+def alone() -> None:
+    """Sets up a server of one process, as SGLang's own tests do. Where the kernels write to a new tensor,
+    they ask for the server's arguments and the group of tensor-parallel ranks."""
+    if IS_FORMED.bind()():
+        return
+    PUBLISH.bind(ARGUMENTS.bind(model_path="dummy")())()
+    meeting = f"file://{tempfile.mkdtemp()}/ranks"
+    START.bind(world_size=1, rank=0, local_rank=0, distributed_init_method=meeting)()
+    FORM.bind(tensor_model_parallel_size=1)()
+
+
+class _Experts(EngineCall):
+    def __init__(
+        self,
+        operands: FusedMoeOperands,
+        tables: EngineLookUp,
+        config: EngineConfig | None,
+        experts: VendorFunction,
+        write_ids: Call,
+    ) -> None:
+        super().__init__(operands, tables, config)
+        self.experts, self.write_ids = experts, write_ids
+
+    def call(self) -> None:
+        self.write_ids()
+        with self.overridden():
+            self.out = self.experts()

@@ -1,0 +1,159 @@
+"""vLLM's own kernels for MLA decode on GPUs: CUTLASS's for Blackwell, as vLLM builds it, and the Triton
+kernel that it serves DeepSeek with where a GPU has no kernel of its own.
+
+Sources: sm100_cutlass_mla_decode in _custom_ops.py and v1/attention/backends/mla/cutlass_mla.py of vLLM 0.33;
+v1/attention/ops/triton_decode_attention.py and v1/attention/backends/mla/triton_mla.py of vLLM 0.32 and 0.33.
+vLLM's CPU build switches Triton off, interpreted too. Untested on hardware.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from kernels.binding import Function
+from kernels.mla_decode.layouts import (
+    MOST_UNITS,
+    FiniteCache,
+    cache_bytes,
+    compute_units,
+    full_pages,
+    one_head,
+    partial_bytes,
+    parts,
+)
+from kernels.mla_decode.operands import MlaDecodeOperands
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes, takes_bf16
+from kernels.op import Call, Prepared, Unsupported, implementation
+from kernels.support import Support, need
+from kernels.vendor import BLACKWELL, Vllm
+
+if TYPE_CHECKING:
+    import torch
+
+HEADS = 128
+"""CUTLASS's output has so many, and vLLM pads the query to them."""
+
+TILE = 128
+"""Tokens that CUTLASS's kernel takes at a time: its tables are padded to whole tiles."""
+
+SPLITS = -1
+"""CUTLASS's kernel chooses them."""
+
+WORKSPACE = 128 << 20
+"""Bytes that vLLM begins with for CUTLASS's kernel."""
+
+CUTLASS = Function("vllm._custom_ops.sm100_cutlass_mla_decode", positions=10)
+CUTLASS_BYTES = Function(
+    "vllm._custom_ops.sm100_cutlass_mla_get_workspace_size", positions=3, needs="num_kv_splits"
+)
+
+
+def fits_cutlass(sizes: MlaDecodeSizes) -> Support:
+    # It takes no scales, so an FP8 cache would need scales of 1.
+    return Support.all_of(
+        takes_bf16(sizes),
+        need(sizes.heads <= HEADS, f"takes up to {HEADS} heads, not {sizes.heads}"),
+        need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
+    )
+
+
+@implementation(
+    "vllm.cutlass_mla",
+    Vllm,
+    requires="vLLM for CUDA (read at 0.33), sm_100 or sm_103",
+    kinds=("cuda",),
+    archs=BLACKWELL,
+    symbols=(CUTLASS, CUTLASS_BYTES),
+    fits=fits_cutlass,
+    layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
+    workspace=lambda sizes: WORKSPACE + cache_bytes(sizes) + sizes.batch * HEADS * 2 * (WIDTH + LATENT),
+)
+def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
+    """The first of vLLM's choices on Blackwell before FlashInfer's. It gets a cache without NaN."""
+    import torch
+
+    batch, heads = o.q.shape[:2]
+    cache, padded_q = FiniteCache(o), o.q.new_zeros(batch, HEADS, WIDTH)
+    q = padded_q[:, :heads]
+    q.copy_(o.q)
+    padded = out if heads == HEADS else out.new_empty(batch, HEADS, LATENT)
+    of_device = CUTLASS_BYTES.bind(TILE, batch, compute_units(out.device), num_kv_splits=SPLITS)()
+    room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
+    # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
+    table = full_pages(o, o.page, TILE // o.page, tokens=o.sizes.model_len)
+    unwanted_lse = torch.empty(0, device=out.device)
+    decode = CUTLASS.bind(
+        padded, unwanted_lse, *parts(padded_q), cache.kv, o.lengths, table, room, o.scale, SPLITS
+    )
+    return cache.prepared(out, decode, q=q, result=padded[:, :heads])
+
+
+# _compute_num_kv_splits of triton_mla.py
+MIN_WORK_PER_SPLIT = 512
+SPLITS_PER_UNIT = 2
+
+ARGUMENTS = "q k_buffer v_buffer o req_to_token b_seq_len attn_logits num_kv_splits sm_scale page_size"
+SCALES = "k_scale v_scale"
+
+TRITON = Function(
+    "vllm.v1.attention.ops.triton_decode_attention.decode_attention_fwd",
+    "vllm.attention.ops.triton_decode_attention.decode_attention_fwd",
+    needs=ARGUMENTS,
+    wishes=f"lse is_mla {SCALES}",
+)
+
+
+@implementation(
+    "vllm.triton",
+    Vllm,
+    requires="vLLM for cuda or rocm (read at 0.33; older ones as far as their signature agrees)",
+    any_fp8=True,
+    symbols=(TRITON,),
+    workspace=lambda sizes: split_bytes(sizes, sizes.model_len),
+)
+def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
+    """`decode_attention_fwd`: split-KV in two kernels, into as many parts as vLLM records into its graphs,
+    which is for the server's context length. An FP8 cache is dequantised to bf16 on the way."""
+    if o.is_fp8 and not TRITON.takes("k_scale"):
+        raise Unsupported(f"{TRITON.release} has no scales for an FP8 cache")
+    return split_kv(o, out, TRITON, o.sizes.model_len)
+
+
+def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int) -> Call:
+    """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
+    `longest` tokens."""
+    import torch
+
+    batch, heads = o.q.shape[:2]
+    splits = splits_for(longest, compute_units(o.q.device))
+    cache = one_head(o.kv)
+    # fp32 of no dimension: a call without scales makes some of its own each time.
+    scale = torch.tensor(o.kv_scale, dtype=torch.float32, device=o.q.device)
+    return function.bind(
+        q=o.q,
+        k_buffer=cache,
+        v_buffer=cache[..., :LATENT],
+        o=out,
+        req_to_token=o.page_table,
+        b_seq_len=o.lengths,
+        attn_logits=torch.empty(batch, heads, splits, LATENT + 1, dtype=torch.float32, device=o.q.device),
+        num_kv_splits=splits,
+        sm_scale=o.scale,
+        page_size=o.page,
+        k_scale=scale,
+        v_scale=scale,
+        lse=o.q.new_empty(batch, heads),
+        is_mla=True,
+    )
+
+
+def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
+    """Of partial results, as many as the largest device would split into."""
+    return partial_bytes(sizes.batch * sizes.heads * splits_for(longest, MOST_UNITS))
+
+
+def splits_for(longest: int, units: int) -> int:
+    """vLLM's choice: a power of two, or what fills the device."""
+    ideal = 1 << (max(1, longest // MIN_WORK_PER_SPLIT) - 1).bit_length()
+    return min(ideal, units * SPLITS_PER_UNIT)

@@ -129,8 +129,9 @@ def test_the_parent_tells_every_worker_what_it_planned(monkeypatch, tmp_path):
 
 
 def test_a_new_worker_is_brought_to_where_the_lost_one_was(monkeypatch, tmp_path):
-    process = Mock(alive=True)
-    process.ask.return_value = {"pinned": "", "seconds": 1.0, "synchronises": False, "source": ""}
+    process = Mock(alive=True, facts={"pinned": ""})
+    process.ask.return_value = {"seconds": 1.0, "synchronises": False, "source": ""}
+    process.hello = lambda platform, threads, deadline: process.ask("hello", deadline)
     monkeypatch.setattr(worker_module, "WorkerProcess", lambda *_: process)
     impl = kernels.implementations("mla_decode")[0]
     row, slow = (Entry(name, impl, Setting(), "eager", name == "slow") for name in ("row", "slow"))

@@ -139,11 +139,11 @@ class Memory:
     def needed(self, group: Sequence[Entry], copies: int) -> int:
         """Bytes of the device's memory for the judge and the group's workers, on so many sets of operands.
         The workers of interpreted entries run after the others', on one set."""
-        timed = [c for c in group if not c.interpreted]
+        timed = [entry for entry in group if not entry.interpreted]
         # The baseline, or else the first entry, counts twice: it is prepared twice, as the A/A pair.
-        reruns = [c for c in timed if c.impl.name == self.baseline] or timed
-        twice = timed if any(c.setting.is_rerun for c in timed) else [*timed, *reruns[:1]]
-        checked = [c for c in group if c.interpreted]
+        reruns = [entry for entry in timed if entry.impl.name == self.baseline] or timed
+        twice = timed if any(entry.setting.is_rerun for entry in timed) else [*timed, *reruns[:1]]
+        checked = [entry for entry in group if entry.interpreted]
         return self.judge + max(
             self._workers(twice, copies),
             self._workers(twice, 1) + self.computing,
@@ -152,8 +152,8 @@ class Memory:
 
     def _workers(self, entries: Sequence[Entry], copies: int) -> int:
         workers: dict[tuple[str, str], list[Entry]] = {}
-        for c in entries:
-            workers.setdefault((c.setting.name, c.impl.runtime), []).append(c)
+        for entry in entries:
+            workers.setdefault((entry.setting.name, entry.impl.runtime), []).append(entry)
         return sum(
             memory_needed(self.op, self.sizes, members, copies, self.mode, self.boundary)
             + WORKER_STREAMS * self.blas
@@ -167,13 +167,13 @@ class Memory:
     def baselines(self, entries: Sequence[Entry]) -> list[Entry]:
         """The entries that are in every group: the baseline under the first setting, if it is there, and
         its rerun where settings are compared."""
-        baselines = [c for c in entries if c.impl.name == self.baseline]
-        return [c for i, c in enumerate(baselines) if i == 0 or c.setting.is_rerun]
+        baselines = [entry for entry in entries if entry.impl.name == self.baseline]
+        return [entry for i, entry in enumerate(baselines) if i == 0 or entry.setting.is_rerun]
 
     def holds(self, entries: Sequence[Entry], copies: int) -> bool:
         """Whether every entry that fits beside the baseline on one set also fits on `copies` sets."""
         baselines = self.baselines(entries)
-        every = [[*baselines, c] for c in entries if c not in baselines] or [baselines]
+        every = [[*baselines, entry] for entry in entries if entry not in baselines] or [baselines]
         return all(self.fits(group, copies) for group in every if self.fits(group, 1))
 
     def groups(self, entries: Sequence[Entry], copies: int) -> tuple[list[list[Entry]], list[Entry]]:
@@ -196,8 +196,8 @@ class Memory:
                 too_large.append(entry)
         if baselines and not self.fits(baselines, copies):
             too_large += baselines
-            groups = [[c for c in g if c not in baselines] for g in groups]
-        too_large = [c for c in too_large if not c.setting.is_rerun]
+            groups = [[entry for entry in g if entry not in baselines] for g in groups]
+        too_large = [entry for entry in too_large if not entry.setting.is_rerun]
         for entry in too_large:
             need = self.needed([entry], copies)
             entry.fail(
@@ -222,7 +222,7 @@ def memory_needed(
     further = op.operand_bytes(sizes) if mode == "cold" else op.turn_bytes(sizes)
     output = op.output_bytes(sizes)
     layouts = 1 if op.turns else copies
-    impls = [c.impl for c in entries]
+    impls = [entry.impl for entry in entries]
     kept = (copies + 1 if op.turns else 2) * output
     per_entry = sum(copies * (i.workspace(sizes) + output) + i.scratch(sizes) + kept for i in impls)
     composed = sum(i.native(boundary) != boundary for i in impls)
@@ -232,9 +232,9 @@ def memory_needed(
     per_entry += layouts * sum(i.layout(sizes) for i in (*own, *shared.values()))
     before = max(
         (
-            c.impl.scratch(sizes) + (copies * output if c.impl.allocates else 0)
-            for c in entries
-            if c.launch == "graph"
+            entry.impl.scratch(sizes) + (copies * output if entry.impl.allocates else 0)
+            for entry in entries
+            if entry.launch == "graph"
         ),
         default=0,
     )

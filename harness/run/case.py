@@ -173,12 +173,16 @@ class CaseMeasurer:
 
     def _time(self, checks: CaseChecks, group: Group, budget_s: float, max_s: float) -> Measured:
         """Times the entries that are right in interleaved rounds, the baseline twice."""
-        measured = Measured(checks.case, [c for c in group.entries if not c.setting.is_rerun], group.rotation)
+        measured = Measured(
+            checks.case, [entry for entry in group.entries if not entry.setting.is_rerun], group.rotation
+        )
         timed = checks.timed
         if not timed:
             return measured
-        worker, baseline = next(((s, c) for s, c in timed if c.impl.name == group.baseline), timed[0])
-        rerun = next((c for _, c in timed if c.setting.is_rerun), None)
+        worker, baseline = next(
+            ((worker, entry) for worker, entry in timed if entry.impl.name == group.baseline), timed[0]
+        )
+        rerun = next((entry for _, entry in timed if entry.setting.is_rerun), None)
         if rerun is None:
             rerun = replace(baseline, name=f"{baseline.name} (again)", host_s=[])
             timed.append((worker, rerun))
@@ -190,11 +194,11 @@ class CaseMeasurer:
             baseline=baseline.name,
             rerun=rerun.name,
         )
-        budget_s = min(max_s, max(budget_s, opening_s([c.call_s for _, c in timed], policy)))
+        budget_s = min(max_s, max(budget_s, opening_s([entry.call_s for _, entry in timed], policy)))
         self.device.monitor.conditions()  # forgets what was seen before this case
         samples = Samples(checks, timed, group.rotation, self.device.monitor, self.progress, budget_s)
         rounds = self.plan.make_rounds(
-            {c.name: functools.partial(samples.take, s, c) for s, c in timed},
+            {entry.name: functools.partial(samples.take, worker, entry) for worker, entry in timed},
             replace(
                 policy,
                 budget_s=budget_s,
@@ -227,7 +231,7 @@ class CaseMeasurer:
     def _ragged(self, case: Case, group: Group) -> list[Case]:
         """The small cases of uneven sizes, if an entry was not checked at them yet. A race compares
         configurations, each of which is checked at its own case only."""
-        asked = {_kind(c.name, case) for c in group.entries if not c.interpreted}
+        asked = {_kind(entry.name, case) for entry in group.entries if not entry.interpreted}
         if asked <= self.ragged.keys() or self.plan.record.race is not None:
             return []
         return ragged_cases(self.plan.op, case, self.platform.arch)
@@ -280,7 +284,7 @@ class Samples:
             worker.pause()
 
     def _prepare(self, worker: Worker, names: Collection[str]) -> None:
-        living = [c for s, c in self.timed if s is worker and c.alive]
+        living = [entry for of, entry in self.timed if of is worker and entry.alive]
         if living:
             attempt(living, worker.fresh, self.rotation)
         for entry in living:
@@ -308,7 +312,7 @@ class Samples:
                     entry.host_s.append(answer["host_seconds"])
                 return float(answer["seconds"])
         # The other entries of its worker are prepared again now, and not during their own samples.
-        for other in (c for s, c in self.timed if s is worker and c.alive):
+        for other in [entry for of, entry in self.timed if of is worker and entry.alive]:
             attempt([other], worker.prepare, other)
         worker.pause()
         raise RuntimeError(entry.reason)

@@ -128,7 +128,7 @@ class CaseChecks:
         WorkerFailure where the judge cannot compute or compare."""
         if rotation.copies > 1 and kernels.OPS[self.case.op].turns:
             self.seeds["last"] = seeds_of(Seeds(self.seed, self.seed, turn=rotation.copies - 1))
-        timed = [worker for worker in self.workers if any(not c.interpreted for c in worker.living)]
+        timed = [worker for worker in self.workers if any(not entry.interpreted for entry in worker.living)]
         with self.phase("starting"):
             judge = self.pool.submit(lambda: self.judge)  # it starts beside the workers
             self.side_by_side(timed, lambda worker: attempt(worker.living, worker.ready))
@@ -158,12 +158,16 @@ class CaseChecks:
             self.side_by_side(on_gpu, _start_profiler)
             for worker, entry in self.timed:
                 self._profile(worker, entry)
-            unseen = [c.name for s, c in self.timed if s.platform.kind != "cpu" and not c.kernels]
+            unseen = [
+                entry.name
+                for worker, entry in self.timed
+                if worker.platform.kind != "cpu" and not entry.kernels
+            ]
             if unseen:
                 self.say(f"{NO_KERNELS}: {', '.join(unseen)}")
         with self.phase("checking again"):
             self._check_again(rotation.copies)
-        interpreted = [(s, c) for s, c in self.living if c.interpreted]
+        interpreted = [(worker, entry) for worker, entry in self.living if entry.interpreted]
         if interpreted:
             with self.phase("interpreting"):
                 self._check_interpreted(interpreted)
@@ -195,7 +199,7 @@ class CaseChecks:
         """Computes the reference of the case's boundary, and of the narrower ones that entries cover with a
         call of their own. The suite's producer kernels give them the same operands bit by bit, so such a
         call is judged by what it was given, and not by all that rounding to FP8 might explain."""
-        for boundary in {case.boundary, *(self._judged_at(c) for _, c in self.living)}:
+        for boundary in {case.boundary, *(self._judged_at(entry) for _, entry in self.living)}:
             digest = self.judge.ask(
                 "reference",
                 REFERENCE_S,
@@ -353,7 +357,7 @@ class CaseChecks:
     def _check_timed(self, worker: Worker, copies: int) -> None:
         """Compares the outputs that a worker's timed calls left, and those of further calls, with each
         other. Of those that differ the judge sees the farthest."""
-        timed = [c for c in worker.living if not c.interpreted]
+        timed = [entry for entry in worker.living if not entry.interpreted]
         if timed and attempt(timed, worker.digest) not in (None, self.digests["first"]):
             self._find_writer(worker, timed)
         for entry in timed:
@@ -485,7 +489,7 @@ def comparing_s(samples_s: float) -> float:
 
 
 def _start_profiler(worker: Worker) -> None:
-    if any(not c.interpreted for c in worker.living):
+    if any(not entry.interpreted for entry in worker.living):
         with contextlib.suppress(WorkerFailure):  # the profile itself tells it
             worker.start_profiler()
 

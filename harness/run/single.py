@@ -175,7 +175,7 @@ class _Here(Worker):
     """A worker without a process of its own, for a kernel that only this process knows."""
 
     def start(self) -> None:
-        self.worker = _Local(Bench(*(c.impl for c in self.entries)))
+        self.worker = _Local(Bench(*(entry.impl for entry in self.entries)))
         self.prepared.clear()
         kind, device = self.platform.kind, self.platform.device
         hello = self._raw("hello", 0, kind=kind, device=device, threads=torch.get_num_threads())

@@ -62,7 +62,7 @@ class Worker:
 
     @property
     def living(self) -> list[Entry]:
-        return [c for c in self.entries if c.alive]
+        return [entry for entry in self.entries if entry.alive]
 
     def start(self) -> None:
         """Starts a process in the setting's environment. Raises WorkerFailure."""

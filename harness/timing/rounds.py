@@ -28,18 +28,6 @@ def mostly_disturbed(disturbed: int, made: int) -> bool:
     return made >= ENOUGH_ROUNDS and disturbed > MAX_DISTURBED * made
 
 
-def _prepare_nothing(block: int, entries: Collection[str]) -> None:
-    pass
-
-
-def _begin_nothing() -> None:
-    pass
-
-
-def _undisturbed() -> str:
-    return ""
-
-
 @dataclass(frozen=True)
 class Policy:
     """How long to measure, in what order, and for which questions."""
@@ -64,10 +52,10 @@ class Policy:
     only: the rest of the budget goes to the entries between which the choice is."""
     budget_s: float = 30.0
     """Seconds of samples for all blocks together. A round that would not fit is not begun."""
-    begin_block: Callable[[int, Collection[str]], None] = _prepare_nothing
+    begin_block: Callable[[int, Collection[str]], None] = lambda block, entries: None
     """Called before each block with its number and its entries, to prepare them anew; outside the budget."""
-    begin_round: Callable[[], None] = _begin_nothing  # called before each round
-    end_round: Callable[[], str] = _undisturbed
+    begin_round: Callable[[], None] = lambda: None  # called before each round
+    end_round: Callable[[], str] = lambda: ""
     """Called after each round. Returns what disturbed the machine meanwhile, in a short phrase, or an empty
     string. It must not depend on the times: leaving out rounds by their outcome biases the rest."""
     disturbed: Disturbed = "prefer"  # whether disturbed rounds count

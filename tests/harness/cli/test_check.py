@@ -68,9 +68,7 @@ def test_a_wrong_one_is_told_where_and_its_tensors_show_it_without_the_suite(apa
     assert done.returncode == 1, done.stderr
     verdict, reason, saved = done.stdout.splitlines()
     assert verdict == f"mla_decode {CASE} heads=16 page=64 kv=bf16 core: mine.doubled is wrong"
-    assert reason.startswith(
-        "4 of 48 rows are off, in sequence 1, heads 4..7: 2 times the reference;"
-    )
+    assert reason.startswith("4 of 48 rows are off, in sequence 1, heads 4..7: 2 times the reference;")
     assert saved.startswith(f"saved: {folder}/output.pt, ")
 
     output, reference, sigma = (torch.load(folder / f"{n}.pt") for n in ("output", "reference", "sigma"))

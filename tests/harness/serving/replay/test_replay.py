@@ -17,8 +17,18 @@ from harness.run import device
 from harness.run.device import OwnDevice
 from harness.serving.replay import replay as replaying
 from harness.serving.replay.child import EPSILON, Rank, rotary
-from harness.serving.replay.replay import BASE, ReplayPlan, fitted, needed, plans, read_arms, replay
-from harness.serving.replay.schema import Replay, ReplayArm, Timed
+from harness.serving.replay.replay import (
+    BASE,
+    Replay,
+    ReplayArm,
+    ReplayPlan,
+    Timed,
+    fitted,
+    needed,
+    plans,
+    read_arms,
+    replay,
+)
 from harness.serving.replay.step import OP_CLASS, ReplayStep, StepPlace
 from harness.statistics.intervals import interval
 from harness.workers.child.timers import Sample

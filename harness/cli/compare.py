@@ -29,11 +29,11 @@ def compare(
     repository (the options from --op on are for revisions). The exit code is 1 if something regressed."""
     if revisions and not runs:
         from harness.cli.run_display import RunDisplay
-        from harness.plan.revisions import settings
+        from harness.plan.settings import revision_settings
         from harness.run.execute import run
 
         # The kernels of each revision are a setting.
-        request = replace(request, settings=settings(revisions))
+        request = replace(request, settings=revision_settings(revisions))
         with interruptible(RECORDED), RunDisplay(request) as display:
             sys.exit(run(request, display))
     if len(runs) != 2 or revisions:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kernels.lazy import torch
 from kernels.op import Implementation, Op, Prepared, as_prepared
 from kernels.operands import Operands
-
-if TYPE_CHECKING:
-    import torch
 
 
 def bind(

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
 from kernels.sizes import read_sizes
 from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
-    import torch
     from _typeshed import DataclassInstance
 
     from kernels.platform import Platform
@@ -211,8 +211,6 @@ class Prepared:
 
     def _check_written(self, returned: Any) -> None:
         """Raises TypeError where a first call returned its output and left `out` as it was poisoned."""
-        import torch
-
         out = self.out
         if not isinstance(returned, torch.Tensor) or returned.shape != out.shape:
             return

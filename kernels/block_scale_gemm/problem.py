@@ -11,20 +11,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kernels.block_scale_gemm.generate import generate
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.reference import REFERENCE_COLUMNS, REFERENCE_ROWS, reference
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, fp8_format, known_scales, native, native_scales
+from kernels.lazy import torch
 from kernels.op import Op, Reference, Tolerance, Work, rows_kept
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
 from shapes.case import Size
-
-if TYPE_CHECKING:
-    import torch
 
 
 class BlockScaleGemm(Op):
@@ -69,8 +67,6 @@ class BlockScaleGemm(Op):
         return 4 * (rows * 3 * sizes.n + some * (3 * sizes.k + 6 * columns) + 3 * columns * sizes.k)
 
     def empty_output(self, sizes: BlockScaleGemmSizes, device: str) -> torch.Tensor:
-        import torch
-
         return torch.empty(sizes.m, sizes.n, dtype=torch.bfloat16, device=device)
 
     def operands(
@@ -79,8 +75,6 @@ class BlockScaleGemm(Op):
         return generate(sizes, seeds, device, boundary)
 
     def empty_operands(self, sizes: BlockScaleGemmSizes, device: str) -> BlockScaleGemmOperands:
-        import torch
-
         return BlockScaleGemmOperands(
             b_q=torch.empty(sizes.n, sizes.k, dtype=fp8_format(sizes.fp8).dtype, device=device),
             b_scale=torch.empty(sizes.n_blocks, sizes.k_blocks, device=device),

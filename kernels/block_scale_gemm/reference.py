@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights, fp8_format, rounding_deviation
+from kernels.lazy import torch
 from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
-
-if TYPE_CHECKING:
-    import torch
 
 UNIT = 2.0**-9
 """The relative root mean square error of rounding to bf16: at most 2^-8, spread over the mantissas."""
@@ -39,8 +35,6 @@ def reference(
     sigma_fp8: where a call quantises the activations, their rounding (d of formats.rounding_deviation) adds
     sqrt(sum_k (d b)^2). d assumes power-of-two scales, which bounds every scheme in use.
     """
-    import torch
-
     rows = _sampled_rows(operands, max_flops, offset)
     core = operands.a is None
     fmt = fp8_format(str(operands.b_q.dtype).removeprefix("torch.float8_"))
@@ -78,8 +72,6 @@ def reference(
 def _near_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Divides each row of x fp32 [rows, K], in place, by the power of two that brings its largest magnitude
     into [0.5, 1). Returns x and the exponents [rows, 1]."""
-    import torch
-
     largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_())
     exponent = torch.frexp(largest).exponent
     # In two steps, because 2^127 is the largest power that fp32 holds.

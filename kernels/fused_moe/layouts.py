@@ -3,16 +3,12 @@ two products."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.grouped import COMBINED
+from kernels.lazy import torch
 from kernels.op import Call
-
-if TYPE_CHECKING:
-    import torch
 
 WORD = 4
 """Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
@@ -34,8 +30,6 @@ def expert_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call]:
 
 def per_expert(operands: FusedMoeOperands, values: list[int]) -> torch.Tensor | None:
     """A value for each of these ids: int32 [local_experts + 1]; None where all experts are on this rank."""
-    import torch
-
     if operands.sizes.ep == 1:
         return None
     return torch.tensor(values, dtype=torch.int32, device=operands.topk_ids.device)
@@ -61,7 +55,6 @@ def between_products(
     h_scale:  its scales, MN-major in groups of `capacity` rows: fp32, or `packed`, four exponents in an int32
     given:    bf16 [rows, hidden]: the output of the second product
     """
-    import torch
     import triton
 
     from kernels.fused_moe.triton import rows_jit

@@ -11,7 +11,7 @@ and the router's logits. The router's GEMM is not part of any boundary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kernels.formats import BLOCK, fp8_format, known_scales, native, native_scales
 from kernels.fused_moe.generate import generate
@@ -19,13 +19,11 @@ from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.lazy import torch
 from kernels.op import BOUNDARIES, Op, Reference, RowGroups, Tolerance, Work, rows_kept
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
 from shapes.case import Size
-
-if TYPE_CHECKING:
-    import torch
 
 
 class FusedMoe(Op):
@@ -81,8 +79,6 @@ class FusedMoe(Op):
         return sizes.hidden * (80 * rows + 3 * 4 * 2 * sizes.inter)
 
     def empty_output(self, sizes: FusedMoeSizes, device: str) -> torch.Tensor:
-        import torch
-
         return torch.empty(sizes.tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
 
     def operands(
@@ -91,8 +87,6 @@ class FusedMoe(Op):
         return generate(sizes, seeds, device, boundary)
 
     def empty_operands(self, sizes: FusedMoeSizes, device: str) -> FusedMoeOperands:
-        import torch
-
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
@@ -135,8 +129,6 @@ class FusedMoe(Op):
 
     def row_groups(self, operands: FusedMoeOperands) -> RowGroups:
         """The routed experts of each token on this rank; every token has the shared one."""
-        import torch
-
         ids = routing(operands)[0].cpu()
         return RowGroups("expert", torch.where(ids < operands.sizes.routed.local, ids, -1))
 

@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.lazy import torch
 from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
 
 if TYPE_CHECKING:
-    import torch
-
     from kernels.fused_moe.operands import FusedMoeOperands
     from kernels.fused_moe.sizes import FusedMoeSizes
 
@@ -27,8 +26,6 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     inference/model.py). The scores are sigmoids. The sum of the two highest biased scores of a group chooses
     the groups, and the biased scores choose the experts in them. The weights are the unbiased scores of
     these, normalised and multiplied by 2.5."""
-    import torch
-
     from kernels.fused_moe.sizes import SCALING
 
     if operands.logits is None:
@@ -67,8 +64,6 @@ def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0)
     sigma_fp8: the call also rounds h to FP8 by 1x128, and x too unless the boundary is `core`: see
     kernels.formats.rounding_deviation.
     """
-    import torch
-
     sizes: FusedMoeSizes = operands.sizes
     ids, weights = routing(operands)
     rows = _sampled_rows(ids, sizes, max_flops, offset)
@@ -102,8 +97,6 @@ def _expert(
 
     errors: of x, in bf16, and in FP8 where these differ
     """
-    import torch
-
     sizes: FusedMoeSizes = operands.sizes
     both, of_inputs = _products(
         operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *errors])
@@ -131,7 +124,6 @@ def _expert(
 
 def _steepest(gate: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
     """The largest |silu'| at gate - reach, gate and gate + reach."""
-    import torch
 
     def slope(at: torch.Tensor) -> torch.Tensor:
         sigmoid = at.sigmoid()

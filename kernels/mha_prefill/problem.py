@@ -13,9 +13,10 @@ multiplied. The output is bf16 in both.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kernels.formats import fp8_format, native
+from kernels.lazy import torch
 from kernels.mha_prefill.generate import generate
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, guarded, sequences_of
 from kernels.mha_prefill.reference import HEADS, SCORES, reference
@@ -23,9 +24,6 @@ from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Op, Reference, RowGroups, Tolerance, Work, rows_kept
 from kernels.operands import ABSENT, Seeds
 from shapes.case import Case, Size
-
-if TYPE_CHECKING:
-    import torch
 
 
 class MhaPrefill(Op):
@@ -79,8 +77,6 @@ class MhaPrefill(Op):
         return 4 * (results + keys + 10 * max(SCORES, heads * longest))
 
     def empty_output(self, sizes: MhaPrefillSizes, device: str) -> torch.Tensor:
-        import torch
-
         return torch.empty(sizes.queries, sizes.heads, VALUE, dtype=torch.bfloat16, device=device)
 
     def operands(
@@ -89,8 +85,6 @@ class MhaPrefill(Op):
         return generate(sizes, seeds, device)
 
     def empty_operands(self, sizes: MhaPrefillSizes, device: str) -> MhaPrefillOperands:
-        import torch
-
         starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
         fp8 = sizes.dtype == "fp8"
         dtype = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
@@ -110,8 +104,6 @@ class MhaPrefill(Op):
 
     def row_groups(self, operands: MhaPrefillOperands) -> RowGroups:
         """The sequence of each token."""
-        import torch
-
         lengths = torch.tensor([s.new for s in operands.sequences])
         return RowGroups("sequence", torch.arange(len(lengths)).repeat_interleave(lengths)[:, None])
 

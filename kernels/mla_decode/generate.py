@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
 
 from kernels.formats import fp8_format
+from kernels.lazy import torch
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.operands import Seeds, draw_normal
-
-if TYPE_CHECKING:
-    import torch
-
 
 CONSTANT = WIDTH - 1
 """The channel by which adversarial operands shift scores."""
@@ -50,8 +46,6 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
       sum nothing shows how the others are rounded.
     - There are so many small pages that their numbers exceed 16 bits.
     """
-    import torch
-
     lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
     counts = [-(-n // sizes.page) for n in lengths]
     total = sum(counts) + SPARE_PAGES
@@ -131,8 +125,6 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
     Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row becomes 0, and any other row
     so far below 0 that it scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
     """
-    import torch
-
     unit = direction / direction.norm(dim=-1, keepdim=True)
     q_rope = operands.q[..., LATENT:]
     q_rope -= (q_rope @ unit[:, :, None]) * unit[:, None, :]
@@ -147,8 +139,6 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
 
 
 def _poison_unused(operands: MlaDecodeOperands) -> None:
-    import torch
-
     unused = torch.ones(operands.kv.shape[0] * operands.page, dtype=torch.bool, device=operands.kv.device)
     for sequence in range(len(operands.host_lengths)):
         unused[operands.token_slots(sequence)] = False

@@ -10,14 +10,12 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernels.lazy import torch
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Call, Prepared
-
-if TYPE_CHECKING:
-    import torch
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200
 MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
@@ -27,8 +25,6 @@ SLACK = 256
 
 
 def compute_units(device: torch.device) -> int:
-    import torch
-
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -38,8 +34,6 @@ def page_counts(operands: MlaDecodeOperands, page: int) -> list[int]:
 
 def starts(counts: Iterable[int], device: torch.device) -> torch.Tensor:
     """Where each sequence begins in a list of all: int32 [batch + 1], from 0 to the sum."""
-    import torch
-
     return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
 
 
@@ -57,8 +51,6 @@ def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.T
     """The pages of all sequences one after the other, int32 [pages], as numbers in the cache that is seen as
     pages of that many tokens. The first page fills the list up to `least` entries, and SLACK more in
     memory."""
-    import torch
-
     table = operands.split_pages(page)
     pages = [row[:count] for row, count in zip(table, page_counts(operands, page), strict=True)]
     missing = max(0, least - sum(map(len, pages)))
@@ -79,8 +71,6 @@ def one_head(kv: torch.Tensor) -> torch.Tensor:
 def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tokens: int = 0) -> torch.Tensor:
     """A page table without the page of NaN: int32 [batch, width]. The width is that of the longest sequence,
     or of so many tokens, rounded up to a multiple. Unused places repeat the sequence's first page."""
-    import torch
-
     table, counts = operands.split_pages(page), page_counts(operands, page)
     width = math.ceil(max(*counts, math.ceil(tokens / page)) / multiple) * multiple
     table = torch.nn.functional.pad(table, (0, max(0, width - table.shape[1])))[:, :width]
@@ -109,8 +99,6 @@ class FiniteCache:
     weights that a mask made 0. Engines give them pools in which every page is finite."""
 
     def __init__(self, operands: MlaDecodeOperands) -> None:
-        import torch
-
         self.operands = operands
         self.kv = operands.kv.clone()
         used = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
@@ -120,8 +108,6 @@ class FiniteCache:
         self.clear()
 
     def clear(self) -> None:
-        import torch
-
         # As bytes, because indexing does not take FP8: all bits of a zero are 0.
         slots = self.kv.view(torch.uint8).flatten(0, 1)
         slots.index_fill_(0, self.unused, 0)
@@ -152,8 +138,6 @@ def of_one_token(answer: torch.Tensor) -> torch.Tensor:
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
     """What a kernel reads that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer of the
     cache's format, which `after_query` fills."""
-    import torch
-
     if not operands.is_fp8:
         return operands.q
     return torch.empty_like(operands.q, dtype=operands.kv.dtype)

@@ -10,9 +10,10 @@ latent part. scale = 1/sqrt(192), of the 128 + 64 wide query-key product before 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kernels.formats import fp8_format, native
+from kernels.lazy import torch
 from kernels.mla_decode.generate import generate
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
 from kernels.mla_decode.reference import reference
@@ -20,9 +21,6 @@ from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Op, Reference, Tolerance, Work
 from kernels.operands import Seeds
 from shapes.case import Case, Size
-
-if TYPE_CHECKING:
-    import torch
 
 
 class MlaDecode(Op):
@@ -68,8 +66,6 @@ class MlaDecode(Op):
         return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (WIDTH + LATENT + 8 * sizes.heads)
 
     def empty_output(self, sizes: MlaDecodeSizes, device: str) -> torch.Tensor:
-        import torch
-
         return torch.empty(sizes.batch, sizes.heads, LATENT, dtype=torch.bfloat16, device=device)
 
     def operands(
@@ -78,8 +74,6 @@ class MlaDecode(Op):
         return generate(sizes, seeds, device)
 
     def empty_operands(self, sizes: MlaDecodeSizes, device: str) -> MlaDecodeOperands:
-        import torch
-
         lengths = sizes.lengths()
         counts = [-(-n // sizes.page) for n in lengths]
         fp8 = sizes.kv == "fp8"

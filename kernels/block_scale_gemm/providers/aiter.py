@@ -10,7 +10,7 @@ model_executor/kernels/linear/scaled_mm/aiter.py of vLLM 0.33. Untested on hardw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
@@ -18,11 +18,9 @@ from kernels.block_scale_gemm.layouts import multiples
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
+from kernels.lazy import torch
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support
-
-if TYPE_CHECKING:
-    import torch
 
 TILE_N = 16  # rows of b in a tile of shuffle_weight(x, layout=(16, 16))
 MOST_SPLITS = 28  # the most splits of K in the Triton kernels' tuned configurations
@@ -91,8 +89,6 @@ class AiterGemm(vendor.Aiter):
         return in_tiles(b_q) if self.preshuffled else b_q
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        import torch
-
         taken = a_scale = operands.a_scale
         if self.preshuffled:
             # The kernel gets a tensor that looks like [M, blocks] but holds the scales block after block.

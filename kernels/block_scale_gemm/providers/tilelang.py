@@ -8,18 +8,16 @@ TileLang's compiler for CPUs and compiled offline for these four. Untested on ha
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kernels import platform as platforms
 from kernels.binding import Function, VendorFunction
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.formats import BLOCK
+from kernels.lazy import torch
 from kernels.op import Call, implementation
 from kernels.support import need
 from kernels.vendor import TileLang
-
-if TYPE_CHECKING:
-    import torch
 
 MULTIPLY = Function(*TileLang.CALL, positions=5)
 

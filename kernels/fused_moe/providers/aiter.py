@@ -29,14 +29,13 @@ from kernels.fused_moe.layouts import (
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
+from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.triton_runtime import require_interpreter
 
 if TYPE_CHECKING:
-    import torch
-
     Pair = tuple[torch.Tensor, torch.Tensor]
 
 ONE_STAGE_ROWS = 32
@@ -249,8 +248,6 @@ def picked(sizes: FusedMoeSizes, masked: bool) -> str:
 def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
     """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage ...), found as `fused_moe` finds it.
     Raises BindingError or Unsupported where this version does not tell."""
-    import torch
-
     q_dtype = fp8_format(sizes.fp8).dtype
     return CONFIGURATION.bind(
         token=PADDED_TOKENS.bind(sizes.tokens)(),
@@ -278,8 +275,6 @@ def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
 def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:
     """Sorts the pairs into blocks of so many rows, for kernels below `fused_moe`. Returns the arguments of
     these kernels; `out` is zeroed, because they add to it."""
-    import torch
-
     o, sizes, mask = operands, operands.sizes, expert_mask(operands)
     ids, write_ids = expert_ids(operands)
     sort = SORT.bind(
@@ -334,8 +329,6 @@ def asm(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
 def ck(operands: FusedMoeOperands, out: None, weights: Pair) -> Call:
     """Sorting, CK's gate and up with SiLU in bf16, requantising, and CK's down, with CK's own choice of
     kernels. K is not split; AITER's dispatch splits it where there are fewer pairs than experts."""
-    import torch
-
     o, sizes = operands, operands.sizes
     rows = 64 if sizes.tokens > 32 else 16  # as `get_2stage_cfgs` for block scales, where nothing is tuned
     sorted_pairs = sorter(o, rows)

@@ -8,7 +8,6 @@ Read in vLLM 0.31 to 0.33 (fused_moe/fused_moe.py) and in SGLang to 0.5.23 (fuse
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING
 
 from kernels.binding import Function, VendorFunction
 from kernels.engine_tuning import EngineCall, EngineConfig, EngineLookUp, EngineTable, EngineTuned
@@ -17,12 +16,10 @@ from kernels.fused_moe.engine_tables import MoeTables
 from kernels.fused_moe.layouts import activation_bytes, expert_ids, per_expert
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.lazy import torch
 from kernels.op import Call, Prepared
 from kernels.platform import version
 from kernels.vendor import Sglang, Vllm
-
-if TYPE_CHECKING:
-    import torch
 
 TO_TAKE = "w1_shape w2_shape top_k dtype M block_shape"
 TO_NAME = "E N dtype block_shape"

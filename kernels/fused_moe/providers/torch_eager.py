@@ -11,10 +11,10 @@ from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.layouts import weight_values
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.weak import WeakIdKeyDictionary
 
     Pair = tuple[torch.Tensor, torch.Tensor]
@@ -93,8 +93,6 @@ def _fused_moe(
 def in_bf16(operands: FusedMoeOperands) -> Pair:
     """w13 and w2 in bf16: one copy for all calls that read the same w13. A copy for each, with twice the
     bytes of the weights, took most of the time before measuring."""
-    import torch
-
     o, known = operands, _bf16_weights()
 
     def dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
@@ -135,8 +133,6 @@ def grouped(
     operands: FusedMoeOperands, out: torch.Tensor, weights: Pair, function: Callable[..., Any]
 ) -> Call:
     """Calls the function on ROWS tokens at a time."""
-    import torch
-
     o, (w13, w2) = operands, weights
     experts = torch.arange(len(w13), dtype=torch.int32, device=w13.device)
 
@@ -165,8 +161,6 @@ def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
 
 
 def compiled_in_bf16(operands: FusedMoeOperands) -> tuple[Pair, Callable[..., Any]]:
-    import torch
-
     return in_bf16(operands), torch.compile(_fused_moe, dynamic=False)
 
 

@@ -13,13 +13,12 @@ from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.layouts import weight_values
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.lazy import torch
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu, vllm_operator
 
 if TYPE_CHECKING:
-    import torch
-
     Pair = tuple[torch.Tensor, torch.Tensor]
 
 PACK = vllm_operator("convert_weight_packed", positions=1)
@@ -60,7 +59,6 @@ def takes_own_ids(sizes: FusedMoeSizes) -> Support:
 
 def packed_in_bf16(operands: FusedMoeOperands, pack: Callable[[torch.Tensor], torch.Tensor]) -> Pair:
     """w13 and w2 in bf16 [local, N, K], packed expert by expert, so that memory never holds them twice."""
-    import torch
 
     def packed(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         all_experts = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kernels.lazy import torch
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Call, implementation
-
-if TYPE_CHECKING:
-    import torch
 
 ROWS = 256  # query rows at once: all heads' scores of a whole sequence would not fit
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from kernels.lazy import torch
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import MhaPrefillSizes, takes_bf16
 from kernels.op import Call, implementation
 
 if TYPE_CHECKING:
-    import torch
     from torch.nn.attention.flex_attention import BlockMask
 
 BLOCK = 128  # rows of the mask's blocks, and keys
@@ -56,7 +56,6 @@ def block_mask(operands: MhaPrefillOperands) -> BlockMask:
     Query rows that follow each other, of one sequence or several, see keys that follow each other: from the
     first key of the first row's sequence to the last row's own.
     """
-    import torch
     from torch.nn.attention.flex_attention import BlockMask
 
     first_key, own_key = _key_ranges(operands)
@@ -82,8 +81,6 @@ def block_mask(operands: MhaPrefillOperands) -> BlockMask:
 
 def _key_ranges(operands: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
     """Of every query row the first key that it sees and its own, the last, int64 [T]."""
-    import torch
-
     first = [torch.full((s.new,), s.keys.start) for s in operands.sequences]
     own = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in operands.sequences]
     return torch.cat(first).to(operands.q.device), torch.cat(own).to(operands.q.device)
@@ -99,7 +96,5 @@ def _sees(first_key: torch.Tensor, own_key: torch.Tensor) -> Callable[..., torch
 def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """How many blocks of keys each block of rows sees, and which, those first: int32 [1, 1, rows] and
     [1, 1, rows, keys] of a bool [rows, keys]."""
-    import torch
-
     order = torch.argsort((~seen).int(), dim=-1, stable=True)
     return seen.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]

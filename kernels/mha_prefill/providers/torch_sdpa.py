@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import Any, ClassVar, cast
 
+from kernels.lazy import torch
 from kernels.mha_prefill.layouts import padded
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
@@ -14,9 +15,6 @@ from kernels.op import Implementation, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.triton_runtime import kind_of
-
-if TYPE_CHECKING:
-    import torch
 
 
 class Sdpa(Implementation):
@@ -74,8 +72,6 @@ class Sdpa(Implementation):
     def ask(self, o: MhaPrefillOperands, v: torch.Tensor, masks: list[torch.Tensor]) -> None:
         """Raises Unsupported where torch lacks the kernel for these operands: in the call that would be an
         error."""
-        import torch
-
         can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
         for sequence, mask in zip(o.sequences, masks, strict=True):
             written_out = mask if type(mask) is torch.Tensor else None
@@ -168,7 +164,6 @@ def batched(
 def causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
     """The mask [new, length]: torch's own bias, which its kernels know as causal. On ROCm they align that to
     the first key and not to the last: there it is written out if tokens are cached."""
-    import torch
     from torch.nn.attention.bias import causal_lower_right
 
     if sequence.prefix and kind_of(device) == "rocm":

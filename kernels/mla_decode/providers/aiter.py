@@ -13,9 +13,10 @@ Untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import (
     MOST_UNITS,
     SLACK,
@@ -40,9 +41,6 @@ from kernels.platform import Platform, of
 from kernels.support import Support, need
 from kernels.vendor import TRITON, Aiter
 from shapes.case import Case
-
-if TYPE_CHECKING:
-    import torch
 
 # What the assembly kernels take, one query token a sequence. A query on an FP8 cache is FP8 too.
 HEADS = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
@@ -283,8 +281,6 @@ def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
 def token_pages(operands: MlaDecodeOperands, requests: int) -> dict[str, torch.Tensor]:
     """qo_indptr and kv_indptr [batch + 1], kv_indices with the tokens' entries first, kv_last_page_lens
     [batch], all int32."""
-    import torch
-
     return {
         "qo_indptr": query_starts(operands),
         "kv_indptr": page_starts(operands, 1),
@@ -294,8 +290,6 @@ def token_pages(operands: MlaDecodeOperands, requests: int) -> dict[str, torch.T
 
 
 def one_value(value: float, device: torch.device) -> torch.Tensor:
-    import torch
-
     return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
@@ -311,8 +305,6 @@ def scheduled(
     **way: bool,
 ) -> dict[str, Any]:
     """The tensors of a schedule, filled, by the names that mla_decode_fwd gives them."""
-    import torch
-
     heads, by_itself = query.shape[1], "intra_batch_mode" in way
     found = shapes.bind(
         batch_size=len(o.q),

@@ -11,10 +11,11 @@ flash_attn/cute/interface.py of flash-attn-4 4.0.0b36. Untested on hardware.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import vendor
 from kernels.binding import Function, Symbol
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import (
     HOPPER_UNITS,
     MOST_UNITS,
@@ -32,10 +33,6 @@ from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes, takes_bf16
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
-
-if TYPE_CHECKING:
-    import torch
-
 
 ATTEND = "q k_cache v_cache qv page_table cache_seqlens softmax_scale causal"
 SCHEDULED = (

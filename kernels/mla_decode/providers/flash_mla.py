@@ -12,9 +12,10 @@ an H100 and an H200; as vLLM ships it, it is untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import (
     HOPPER_UNITS,
     after_query,
@@ -31,9 +32,6 @@ from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared, Unsupported, implementation
 from kernels.support import Support, need
 from kernels.vendor import Vendor, Vllm
-
-if TYPE_CHECKING:
-    import torch
 
 PAGE = 64
 Q_SCALE = 1.0
@@ -152,7 +150,5 @@ def decoding(
 
 def scales(o: MlaDecodeOperands) -> dict[str, torch.Tensor]:
     """fp32 [1] each."""
-    import torch
-
     named = {"descale_q": Q_SCALE, "descale_k": o.kv_scale}
     return {name: torch.full((1,), scale, device=o.kv.device) for name, scale in named.items()}

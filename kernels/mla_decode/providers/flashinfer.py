@@ -10,9 +10,8 @@ SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are untested on hardw
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import (
     FiniteCache,
     after_query,
@@ -34,9 +33,6 @@ from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 from shapes.case import Case
-
-if TYPE_CHECKING:
-    import torch
 
 WORKSPACE = 128 << 20
 """Bytes that the wrappers ask for."""
@@ -283,8 +279,6 @@ def tiles_heads(heads: int) -> bool:
 
 def counters(operands: MlaDecodeOperands) -> torch.Tensor:
     """uint8, zeros: each launch leaves them as it found them."""
-    import torch
-
     batch, heads = operands.q.shape[:2]
     device = operands.q.device
     size = COUNTER_BYTES.bind(batch, heads, compute_units(device))()
@@ -293,6 +287,4 @@ def counters(operands: MlaDecodeOperands) -> torch.Tensor:
 
 def workspace(operands: MlaDecodeOperands) -> torch.Tensor:
     """Zeros, because semaphores lie in it, and int8, which the CuTe DSL wants."""
-    import torch
-
     return torch.zeros(WORKSPACE, dtype=torch.int8, device=operands.q.device)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import (
     MOST_UNITS,
     SLACK,
@@ -27,9 +27,6 @@ from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
 from kernels.op import Call, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang
-
-if TYPE_CHECKING:
-    import torch
 
 # triton_backend.py, _mla_decode_kv_splits_cap; the first is the server's --triton-attention-num-kv-splits.
 LEAST_CAP = 8
@@ -74,8 +71,6 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`decode_attention_fwd`: split-KV in two kernels. SGLang's scheduler kernel chooses the splits of each
     sequence and looks whether lengths differ (sequences then change places on ROCm); it runs before timing.
     On an FP8 cache the softmax weights are rounded to FP8."""
-    import torch
-
     if o.is_fp8 and not DECODE.takes("k_scale"):
         raise Unsupported(f"{DECODE.release} has no scales for an FP8 cache")
     device = o.q.device
@@ -118,8 +113,6 @@ def power_of_two(n: int) -> int:
 
 def splits(operands: MlaDecodeOperands, most: int, cores: int, uneven: torch.Tensor) -> torch.Tensor:
     """int32 [batch], by SGLang's own kernel, which also notes in `uneven`, int32 [1], if lengths differ."""
-    import torch
-
     batch, heads = operands.q.shape[:2]
     counts = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
     launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])

@@ -10,10 +10,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kernels import platform as platforms
 from kernels.binding import Function, Symbol, VendorFunction
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
@@ -21,9 +22,6 @@ from kernels.mla_decode.triton.split_kv_plan import plan
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import TileLang
-
-if TYPE_CHECKING:
-    import torch
 
 ATTEND = Function(*TileLang.CALL, positions=8)
 COMBINE = Function(*TileLang.CALL, positions=4)
@@ -89,8 +87,6 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """A second kernel combines what several parts of a sequence found; it is not called where none was split.
     Where a page is no whole number of steps, tokens are loaded one by one. The plan is made here, from
     lengths that are known before the step; a call only reads it."""
-    import torch
-
     cache, heads = FiniteCache(o), o.q.shape[1]
     tile = tile_for(platforms.of(out.device).arch, heads, o.page)
     programs = max(1, compute_units(out.device) // (heads // tile.heads))

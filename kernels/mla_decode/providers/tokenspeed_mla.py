@@ -7,6 +7,7 @@ v1/attention/backends/mla/tokenspeed_mla.py of vLLM 0.33 calls it. Untested on h
 from __future__ import annotations
 
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import (
     MOST_UNITS,
     FiniteCache,
@@ -73,8 +74,6 @@ def workspace(sizes: MlaDecodeSizes) -> int:
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice where it is asked for. The call rounds q to FP8 first, which vLLM fuses into the kernel
     before. It gets a cache without NaN."""
-    import torch
-
     cache, query = FiniteCache(o), query_buffer(o)
     device, heads = o.q.device, o.q.shape[1]
     page = PAGES[1] if o.page % PAGES[1] == 0 else PAGES[0]

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
+from kernels.lazy import torch
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Implementation, Prepared, implementation
-
-if TYPE_CHECKING:
-    import torch
 
 Tables = tuple["torch.Tensor", "torch.Tensor"]
 
@@ -18,8 +15,6 @@ Tables = tuple["torch.Tensor", "torch.Tensor"]
 def padded(operands: MlaDecodeOperands) -> Tables:
     """Where each token is in the flat cache, int64 [batch, longest], and which entries are tokens, bool.
     Places past a length are masked and repeat the first token, because its value is finite."""
-    import torch
-
     of_sequences = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
     slots = torch.nn.utils.rnn.pad_sequence(of_sequences, batch_first=True)
     position = torch.arange(slots.shape[1], device=slots.device)
@@ -78,8 +73,6 @@ class NaiveMlaDecode(TorchMlaDecode):
     per_size=True,
 )
 def compiled(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-    import torch
-
     return calling(torch.compile(attend, dynamic=False), o, out, padded(o))
 
 

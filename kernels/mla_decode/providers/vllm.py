@@ -9,9 +9,9 @@ vLLM's CPU build switches Triton off, interpreted too. Untested on hardware.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import (
     MOST_UNITS,
     FiniteCache,
@@ -27,9 +27,6 @@ from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes, takes_bf16
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, Vllm
-
-if TYPE_CHECKING:
-    import torch
 
 HEADS = 128
 """CUTLASS's output has so many, and vLLM pads the query to them."""
@@ -71,8 +68,6 @@ def fits_cutlass(sizes: MlaDecodeSizes) -> Support:
 )
 def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The first of vLLM's choices on Blackwell before FlashInfer's. It gets a cache without NaN."""
-    import torch
-
     batch, heads = o.q.shape[:2]
     cache, padded_q = FiniteCache(o), o.q.new_zeros(batch, HEADS, WIDTH)
     q = padded_q[:, :heads]
@@ -123,8 +118,6 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int) -> Call:
     """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
     `longest` tokens."""
-    import torch
-
     batch, heads = o.q.shape[:2]
     splits = splits_for(longest, compute_units(o.q.device))
     cache = one_head(o.kv)

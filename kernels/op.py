@@ -7,11 +7,13 @@ functions, so that `list` works on a machine that has none of them.
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from kernels.formats import native, native_scales
 from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
 from kernels.sizes import read_sizes
@@ -132,17 +134,19 @@ def rows_kept(rows: int, width: int) -> int:
 
 def affordable(
     order: Iterable[int], flops: Callable[[int], float], max_flops: float, width: int = 1
-) -> list[int]:
+) -> list[int] | None:
     """The first rows of an order, ascending, that together take at most `max_flops` and MOST_ELEMENTS; at
-    least one. flops: of a row, called once for each in this order; width: elements of a row."""
+    least one. None where all of them do. flops: of a row, called once for each in this order; width: elements
+    of a row."""
     rows: list[int] = []
     spent = 0.0
-    for row in dict.fromkeys(order):
+    order = dict.fromkeys(order)
+    for row in order:
         spent += flops(row)
         if rows and (spent > max_flops or (len(rows) + 1) * width > MOST_ELEMENTS):
             break
         rows.append(row)
-    return sorted(rows)
+    return sorted(rows) if len(rows) < len(order) else None
 
 
 @dataclass(frozen=True)
@@ -506,6 +510,9 @@ class Op(ABC):
     sums: ClassVar[bool] = False
     # Sizes that cases and records leave out at their default: older records have none of them.
     unsaid: ClassVar[tuple[str, ...]] = ()
+    # The size that says whether operands are FP8: only then a case says the format, and a bf16 case is the
+    # same on all architectures. Empty: operands are always FP8, or never.
+    fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
         """Reads sizes given as text or numbers; raises ValueError with one clear line."""
@@ -518,11 +525,15 @@ class Op(ABC):
     def said(self, sizes: DataclassInstance) -> dict[str, Size]:
         """Sizes as the texts of cases and records say them."""
         default = {field.name: field.default for field in fields(sizes) if field.name in self.unsaid}
-        return {name: value for name, value in asdict(sizes).items() if default.get(name) != value}
+        said = {name: value for name, value in asdict(sizes).items() if default.get(name) != value}
+        if self.fp8_where and said[self.fp8_where] != "fp8":
+            del said["fp8"]
+        return said
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
-        """Sizes that a case leaves to the architecture it runs on: its FP8 format, say."""
-        return {}
+        """Sizes that a case leaves to the architecture it runs on: the FP8 format and the kind of scales."""
+        of_arch = {"fp8": native(arch), "scales": native_scales(arch)}
+        return {field.name: of_arch[field.name] for field in fields(self.Sizes) if field.name in of_arch}
 
     def make(self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
         """The canonical operands of a case, of the set `seeds.turn`."""
@@ -530,10 +541,8 @@ class Op(ABC):
         return operands.turned(seeds.turn) if seeds.turn else operands
 
     @abstractmethod
-    def operands(
-        self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core"
-    ) -> Operands:
-        """The operands of the first set, a pure function of these arguments."""
+    def operands(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
+        """The operands of the first set, a pure function of these arguments. sizes: of the op's class."""
 
     @abstractmethod
     def empty_operands(self, sizes: DataclassInstance, device: str) -> Operands:
@@ -545,17 +554,22 @@ class Op(ABC):
         that reads `operands` and writes the narrower boundary's live operands into these views."""
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
-    @abstractmethod
-    def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor: ...
+    def output_shape(self, sizes: DataclassInstance) -> tuple[int, ...]:
+        """Of the output in bf16. An op with another output defines the next two methods instead."""
+        raise NotImplementedError(f"{self.name} does not say the shape of its output")
+
+    def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor:
+        return torch.empty(self.output_shape(sizes), dtype=torch.bfloat16, device=device)
+
+    def output_bytes(self, sizes: DataclassInstance) -> int:
+        return 2 * math.prod(self.output_shape(sizes))
 
     def row_groups(self, operands: Operands) -> RowGroups | None:
         """What the rows of its output belong to; None where the row's number says it."""
         return None
 
     @abstractmethod
-    def reference(
-        self, operands: Operands, max_flops: float = float("inf"), offset: float = 0.0
-    ) -> Reference:
+    def reference(self, operands: Any, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
         """Computes the op from the same operands in fp64, or in fp32 where that errs far below a sigma. It
         samples rows above `max_flops` and MOST_ELEMENTS. offset: in [0, 1), of the sample (see `spread`): a
         kernel that does not know it cannot tell which rows are compared."""
@@ -579,9 +593,6 @@ class Op(ABC):
         """Bytes that `Operands.narrowed` allocates for each set where a call is composed, unless they are
         counted with the operands."""
         return 0
-
-    @abstractmethod
-    def output_bytes(self, sizes: DataclassInstance) -> int: ...
 
     @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
 from kernels.lazy import torch
-from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
+from kernels.op import Reference, affordable, spread
 
 if TYPE_CHECKING:
     from kernels.fused_moe.operands import FusedMoeOperands
@@ -47,7 +47,7 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, weights
 
 
-def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0) -> Reference:
+def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
     """fp32 products of exact operands, and fp64 sums over experts. A product errs by about 2^-24 sqrt(K) of
     the root of the summed squares of its terms, which is 5e-6 at K = 7168; a sigma is at least 2^-9 of it.
 
@@ -160,17 +160,12 @@ def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:
 def _sampled_rows(
     ids: torch.Tensor, sizes: FusedMoeSizes, max_flops: float, offset: float
 ) -> list[int] | None:
-    per_pair = 6 * sizes.hidden * sizes.inter
-    tokens = len(ids)
-    local = (ids >= 0).sum(-1).tolist()
-    hit = len(ids.cpu().unique())
-    if per_pair * (sum(local) + EXPERT_PAIRS * hit) <= max_flops and tokens * sizes.hidden <= MOST_ELEMENTS:
-        return None
+    local = [[expert for expert in row if expert >= 0] for row in ids.tolist()]
     seen: set[int] = set()
 
     def flops(row: int) -> float:
-        new = {expert for expert in ids[row].tolist() if expert >= 0} - seen
+        new = set(local[row]) - seen
         seen.update(new)
-        return per_pair * (local[row] + EXPERT_PAIRS * len(new))
+        return 6 * sizes.hidden * sizes.inter * (len(local[row]) + EXPERT_PAIRS * len(new))
 
-    return affordable([0, tokens - 1, *spread(tokens, offset)], flops, max_flops, sizes.hidden)
+    return affordable([0, len(ids) - 1, *spread(len(ids), offset)], flops, max_flops, sizes.hidden)

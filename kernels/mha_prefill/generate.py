@@ -14,7 +14,7 @@ LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
 FAR = 4.0  # an ordinary key is so far below a landmark, along their channel
 
 
-def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
+def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = "core") -> MhaPrefillOperands:
     """The operands, a pure function of the arguments.
 
     - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that

@@ -8,7 +8,7 @@ from kernels.formats import Fp8Format, fp8_format
 from kernels.lazy import torch
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH
-from kernels.op import LEAST_SIGMA, MOST_ELEMENTS, Reference, affordable, spread
+from kernels.op import LEAST_SIGMA, Reference, affordable, spread
 
 UNIT = 2.0**-9  # relative error of rounding to bf16, about, in root mean square
 UNIT_FP8 = 2.0**-5  # the same for FP8 with 3 mantissa bits
@@ -127,8 +127,6 @@ def sampled_rows(
     """Rows of the output to compute for at most `max_flops`, ascending; None for all."""
     per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
     keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
-    if sum(keys) * per_pair <= max_flops and len(keys) * heads * VALUE <= MOST_ELEMENTS:
-        return None
     ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
     edges = [s.queries.start + row for s in sequences for row in _edges(s.new)]
     order = [*ends, *edges, *spread(len(keys), offset)]

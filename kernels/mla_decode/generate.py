@@ -24,7 +24,7 @@ MOST_BYTES = 200 << 20
 """Bytes that a cache may take for that many pages."""
 
 
-def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
+def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
     """The operands, a pure function of the arguments.
 
     - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a wrong scale, a

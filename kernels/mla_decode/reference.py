@@ -6,7 +6,7 @@ from kernels.formats import Fp8Format, fp8_format, rounding_deviation
 from kernels.lazy import torch
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH
-from kernels.op import LEAST_SIGMA, MOST_ELEMENTS, Reference, affordable, spread
+from kernels.op import LEAST_SIGMA, Reference, affordable, spread
 
 EVEN = 0.1
 """The largest weight of rows that are judged together: a heavier weight is 1 before it is normalised, and has
@@ -70,12 +70,9 @@ def _sampled_rows(operands: MlaDecodeOperands, max_flops: float, offset: float) 
         squares = min(WIDTH * LATENT, length * (WIDTH + LATENT)) if is_fp8 else 0
         return 2.0 * operands.q.shape[1] * length * (WIDTH + LATENT + squares)
 
-    count, width = len(lengths), operands.q.shape[1] * LATENT
-    if sum(map(flops, lengths)) <= max_flops and count * width <= MOST_ELEMENTS:
-        return None
-    first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, count - 1]
-    order = [*first, *spread(count, offset)]
-    return affordable(order, lambda row: flops(lengths[row]), max_flops, width)
+    first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, len(lengths) - 1]
+    order = [*first, *spread(len(lengths), offset)]
+    return affordable(order, lambda row: flops(lengths[row]), max_flops, operands.q.shape[1] * LATENT)
 
 
 def format_of(tensor: torch.Tensor) -> Fp8Format:

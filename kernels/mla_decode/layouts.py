@@ -1,5 +1,7 @@
 """What several libraries ask for: layouts of the paged cache (page lists, padded tables, finite copies),
-layouts of the query, and the number of compute units.
+the query in FP8, and the number of compute units. Where a library wants one head of the cache, a row gives it
+kv[:, :, None] [pages, page, 1, 576]; where it wants one query token of each sequence, q[:, None] [batch, 1,
+heads, 576]; and for smaller pages kv.view(-1, page, 576).
 
 Layouts of the cache are stationary: they follow from the page table and the lengths, and are made before
 timing.
@@ -58,16 +60,6 @@ def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.T
     return listed[:-SLACK]
 
 
-def pages_of(kv: torch.Tensor, page: int) -> torch.Tensor:
-    """The cache [pages, page, 576] with pages of that many tokens, which divide its own."""
-    return kv.view(-1, page, WIDTH)
-
-
-def one_head(kv: torch.Tensor) -> torch.Tensor:
-    """[pages, page, 1, 576]: one head that all query heads share."""
-    return kv[:, :, None]
-
-
 def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tokens: int = 0) -> torch.Tensor:
     """A page table without the page of NaN: int32 [batch, width]. The width is that of the longest sequence,
     or of so many tokens, rounded up to a multiple. Unused places repeat the sequence's first page."""
@@ -123,16 +115,6 @@ class FiniteCache:
         """A call that reads this copy, and q in another place than the operands' if one is given."""
         inputs = {"q": self.operands.q if q is None else q, "kv": self.kv}
         return Prepared(self.operands, out, call, inputs=inputs, after_load=self.clear, result=result)
-
-
-def one_token(q: torch.Tensor) -> torch.Tensor:
-    """[batch, 1, heads, 576]: one query token of each sequence."""
-    return q[:, None]
-
-
-def of_one_token(answer: torch.Tensor) -> torch.Tensor:
-    """[batch, heads, 512] of [batch, 1, heads, 512]."""
-    return answer[:, 0]
 
 
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:

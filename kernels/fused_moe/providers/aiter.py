@@ -19,13 +19,7 @@ from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
-from kernels.fused_moe.layouts import (
-    activation_bytes,
-    between_products,
-    expert_ids,
-    per_expert,
-    weight_values,
-)
+from kernels.fused_moe import layouts
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
@@ -129,7 +123,7 @@ class Shuffled(AiterMoe):
     allocates = True
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return weight_values(sizes)
+        return layouts.weight_values(sizes)
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8. Where there are fewer pairs than
@@ -138,7 +132,7 @@ class Shuffled(AiterMoe):
         ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
         h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
         split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
-        return ordered + activation_bytes(sizes) + h + split
+        return ordered + layouts.activation_bytes(sizes) + h + split
 
 
 class Dispatched(Shuffled):
@@ -162,7 +156,7 @@ def shuffled(operands: FusedMoeOperands) -> Pair:
 
 def expert_mask(operands: FusedMoeOperands) -> torch.Tensor | None:
     """int32: 1 for the experts of the rank, 0 for the id that stands for all others."""
-    return per_expert(operands, [1] * operands.sizes.local_experts + [0])
+    return layouts.per_expert(operands, [1] * operands.sizes.local_experts + [0])
 
 
 @implementation("aiter.dispatch", Dispatched, stationary=shuffled)
@@ -211,7 +205,7 @@ class DispatchOfSglang(Dispatched, vendor.Sglang):
 
 def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:
     o, mask = operands, expert_mask(operands)
-    ids, write_ids = expert_ids(operands)
+    ids, write_ids = layouts.expert_ids(operands)
     layer = LAYER.bind(
         hidden_states=o.x,
         w1=weights[0],
@@ -276,7 +270,7 @@ def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torc
     """Sorts the pairs into blocks of so many rows, for kernels below `fused_moe`. Returns the arguments of
     these kernels; `out` is zeroed, because they add to it."""
     o, sizes, mask = operands, operands.sizes, expert_mask(operands)
-    ids, write_ids = expert_ids(operands)
+    ids, write_ids = layouts.expert_ids(operands)
     sort = SORT.bind(
         topk_ids=ids,
         topk_weights=o.topk_weights,
@@ -400,7 +394,7 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     h_scale = empty(sizes.inter // BLOCK, pairs, dtype=torch.float32)
     given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
     around = (row_of, gate_up, h_q, h_scale, given)
-    activate, add_up = between_products(o, out, *around, capacity=pairs, packed=False)
+    activate, add_up = layouts.between_products(o, out, *around, capacity=pairs, packed=False)
     both = {
         "B_zp": None,
         "topk_weights": o.topk_weights,

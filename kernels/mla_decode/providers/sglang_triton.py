@@ -13,17 +13,9 @@ from types import SimpleNamespace
 
 from kernels.binding import Function
 from kernels.lazy import torch
-from kernels.mla_decode.layouts import (
-    MOST_UNITS,
-    SLACK,
-    compute_units,
-    page_list,
-    page_starts,
-    pages_of,
-    partial_bytes,
-)
+from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Call, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang
@@ -53,8 +45,8 @@ SCHEDULE = Function(
 
 def workspace(sizes: MlaDecodeSizes) -> int:
     # The device with the most units has the lower cap of all devices.
-    splits = most_splits(sizes.model_len, MOST_UNITS, "gfx942")
-    return partial_bytes(sizes.batch * sizes.heads * splits)
+    splits = most_splits(sizes.model_len, layouts.MOST_UNITS, "gfx942")
+    return layouts.partial_bytes(sizes.batch * sizes.heads * splits)
 
 
 @implementation(
@@ -64,7 +56,7 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     activations="fp8",
     any_fp8=True,
     symbols=(DECODE, SCHEDULE),
-    layout=lambda sizes: (sizes.tokens + SLACK) * (4 + 8),
+    layout=lambda sizes: (sizes.tokens + layouts.SLACK) * (4 + 8),
     workspace=workspace,
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
@@ -74,20 +66,20 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     if o.is_fp8 and not DECODE.takes("k_scale"):
         raise Unsupported(f"{DECODE.release} has no scales for an FP8 cache")
     device = o.q.device
-    platform, cores = of(device), compute_units(device)
+    platform, cores = of(device), layouts.compute_units(device)
     batch, heads = o.q.shape[:2]
     most = most_splits(o.sizes.model_len, cores, platform.arch)
     partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
-    cache = pages_of(o.kv, 1)  # [slots, 1, 576]: SGLang addresses tokens, of one head
+    cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
     return DECODE.bind(
         q=o.q,
         k_buffer=cache,
         v_buffer=cache[..., :LATENT],
         o=out,
-        kv_indptr=page_starts(o, 1),
+        kv_indptr=layouts.page_starts(o, 1),
         # int32 ends at 3.7 million slots: the kernel multiplies by 576.
-        kv_indices=page_list(o, 1).long(),
+        kv_indices=layouts.page_list(o, 1).long(),
         attn_logits=partial,
         attn_lse=torch.empty_like(partial[..., 0]),
         num_kv_splits=splits(o, most, cores, uneven),

@@ -197,7 +197,8 @@ class Prepared:
         # None only for a library that allocates its own output. Other rows need no check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What the declaration's `stationary` made of the operands, which further sets of them share."""
+        """What further sets of operands share: what the declaration's `stationary` made of them; of a call
+        that kernels/compose.py composed, its inner call."""
         self._call, self._inputs, self._after_load = call, inputs, after_load
         self._result, self._picked = result, picked
         self._returned: Any = None

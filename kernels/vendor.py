@@ -176,14 +176,16 @@ class DeepGemm(Vendor):
     archs: ClassVar[tuple[str, ...]] = ("sm_90", *BLACKWELL)
 
     def supports(self, case: Case, platform: Platform) -> Support:
-        scales = case.sizes.get("scales", "ue8m0")
-        return Support.all_of(
-            super().supports(case, platform),
-            need(
-                native_scales(platform.arch) in ("fp32", scales),
-                f"{platform.arch} takes power-of-two scales (scales=ue8m0), not {scales}",
-            ),
-        )
+        return Support.all_of(super().supports(case, platform), takes_scales(case, platform))
+
+
+def takes_scales(case: Case, platform: Platform) -> Support:
+    """Whether DeepGEMM's products take the case's kind of block scales."""
+    scales = case.sizes.get("scales", "ue8m0")
+    return need(
+        native_scales(platform.arch) in ("fp32", scales),
+        f"{platform.arch} takes power-of-two scales (scales=ue8m0), not {scales}",
+    )
 
 
 class FlashAttention(Vendor):

@@ -30,7 +30,7 @@ from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
-from kernels.engine_tuning import EngineCall, EngineConfig, EngineTuned
+from kernels.engine_tuning import EngineConfig, EngineTuned
 from kernels.formats import BLOCK
 from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation
@@ -188,7 +188,17 @@ class TritonGemm(EngineTuned):
         )
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return _TritonProduct(operands, self.tables, self.forced)
+        # The interpreter truncates to bf16 where it should round. There torch rounds the output.
+        interpreted = operands.b_q.device.type == "cpu"
+        multiply = self.tables.multiply.bind(
+            A=operands.a_q,
+            B=operands.b_q,
+            As=operands.a_scale,
+            Bs=operands.b_scale,
+            block_size=[BLOCK, BLOCK],
+            output_dtype=torch.float32 if interpreted else torch.bfloat16,
+        )
+        return self.prepared(operands, (lambda: multiply().bfloat16()) if interpreted else multiply)
 
 
 class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
@@ -243,25 +253,3 @@ def _triton_let_in(device: torch.device) -> Iterator[None]:
         yield
     finally:
         del backends["cpu"]
-
-
-class _TritonProduct(EngineCall):
-    def __init__(
-        self, operands: BlockScaleGemmOperands, tables: GemmTables, config: EngineConfig | None
-    ) -> None:
-        super().__init__(operands, tables, config)
-        # The interpreter truncates to bf16 where it should round. There torch rounds the output.
-        self.interpreted = operands.b_q.device.type == "cpu"
-        self.multiply = tables.multiply.bind(
-            A=operands.a_q,
-            B=operands.b_q,
-            As=operands.a_scale,
-            Bs=operands.b_scale,
-            block_size=[BLOCK, BLOCK],
-            output_dtype=torch.float32 if self.interpreted else torch.bfloat16,
-        )
-
-    def call(self) -> None:
-        with self.overridden():
-            result = self.multiply()
-        self.out = result.bfloat16() if self.interpreted else result

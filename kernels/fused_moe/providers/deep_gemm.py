@@ -348,14 +348,6 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Prepa
 # As engines run them
 
 
-def takes_scales(case: Case, platform: Platform) -> Support:
-    scales = case.sizes.get("scales", "ue8m0")
-    return need(
-        scales == "ue8m0" or not packs(platform.arch),
-        f"{platform.arch} takes power-of-two scales (scales=ue8m0), not {scales}",
-    )
-
-
 @implementation(
     "deepgemm@vllm",
     Vllm,
@@ -371,7 +363,7 @@ def takes_scales(case: Case, platform: Platform) -> Support:
         *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY),
         *(VLLM_ACTIVATE, VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
     ),
-    supports=takes_scales,
+    supports=vendor.takes_scales,
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
     workspace=lambda sizes: (

@@ -33,6 +33,12 @@ class Sdpa(Implementation):
     """Whether v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write
     it so; the output's columns from the 128th on are dropped."""
 
+    kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm")
+    """Platforms that have the kernel."""
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(platform.is_a(*self.kinds), super().available(platform))
+
     def workspace(self, sizes: MhaPrefillSizes) -> int:
         """v in its layout and FP8 operands made bf16."""
         widened = sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE) if sizes.dtype == "fp8" else 0
@@ -85,22 +91,17 @@ class Sdpa(Implementation):
                 )
 
 
-class OnGpu(Sdpa):
-    requires = "torch's build for CUDA or ROCm (there AOTriton)"
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(platform.is_a("cuda", "rocm"), super().available(platform))
-
-
-class Flash(OnGpu):
+class Flash(Sdpa):
     """On ROCm this is AOTriton's flash attention, which torch's build carries (CK only where
     torch.backends.cuda.preferred_rocm_fa_library was set to that): its row there, and it has no other."""
 
     name = "torch.sdpa_flash"
+    requires = "torch's build for CUDA or ROCm (there AOTriton)"
+    kinds = ("cuda", "rocm")
     backend = "flash"
 
 
-class Efficient(OnGpu):
+class Efficient(Flash):
     """On ROCm AOTriton too, by torch's other entry, which takes v as narrow as it is."""
 
     name = "torch.sdpa_efficient"
@@ -108,18 +109,12 @@ class Efficient(OnGpu):
     padded = False
 
 
-def on_cuda(platform: Platform) -> Support:
-    return platform.is_a("cuda")
-
-
 class Cudnn(Sdpa):
     name = "torch.sdpa_cudnn"
     requires = "torch's build for CUDA, with cuDNN 9 or later"
+    kinds = ("cuda",)
     backend = "cudnn"
     padded = False
-
-    def available(self, platform: Platform) -> Support:
-        return Support.all_of(on_cuda(platform), super().available(platform))
 
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         cached = any(prefix for prefix, _ in sizes.lengths())
@@ -175,7 +170,7 @@ def causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
 @implementation(
     "torch.varlen",
     requires="torch's build for CUDA, 2.10 or later",
-    available=on_cuda,
+    available=lambda platform: platform.is_a("cuda"),
     fits=takes_bf16,
     # v as wide as q and k
     workspace=lambda sizes: (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * 2,

@@ -16,6 +16,7 @@ from kernels.compose import bind
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton import align, grouped
+from kernels.op import Prepared
 from kernels.operands import Seeds
 from shapes.case import parse
 from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
@@ -73,8 +74,8 @@ def interpret(text: str, boundary: str, config: dict[str, Any] | None) -> list[s
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
     prepared = bind(OP, IMPLEMENTATION.configured(config) if config else IMPLEMENTATION, operands, out)
     inner = prepared
-    while hasattr(inner, "inner"):
-        inner = inner.inner
+    while isinstance(inner.stationary, Prepared):
+        inner = inner.stationary
     poisoned = (out, inner.gate_up, inner.h_scale, inner.h_written, inner.given, inner.written)
     return wrong(OP, IMPLEMENTATION, prepared, operands, poisoned)
 

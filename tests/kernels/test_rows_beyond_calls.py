@@ -19,7 +19,7 @@ from kernels.block_scale_gemm.providers import flashinfer
 from kernels.compose import bind
 from kernels.interfaces import signatures
 from kernels.mha_prefill.providers import aiter, cudnn, torch_eager
-from kernels.op import Unsupported
+from kernels.op import Prepared, Unsupported
 from kernels.operands import Seeds
 from shapes.case import parse
 from tests.support.answers import ANSWERS, VALUES
@@ -166,7 +166,7 @@ FLASHINFERS = {case.name: case for case in CASES if case.op == MOE and case.name
 @pytest.mark.parametrize("case", FLASHINFERS.values(), ids=FLASHINFERS)
 def test_turns_share_what_was_made_of_the_same_weights_and_of_no_others(case):
     def made(call: Any) -> dict[str, torch.Tensor]:
-        weights = getattr(call, "inner", call).stationary
+        weights = call.stationary.stationary if isinstance(call.stationary, Prepared) else call.stationary
         return {name: it for name, it in vars(weights).items() if name[0] == "w"}
 
     with case.prepared() as first:

@@ -1,5 +1,5 @@
-"""MHA prefill in plain torch: the obvious code; torch's fused attention, in a call for each sequence or in one
-for all; and flex_attention, which torch's compiler makes for all sequences at once.
+"""MHA prefill in plain torch: the obvious code; torch's fused attention, in a call for each sequence or in
+one for all; and flex_attention, which torch's compiler makes for all sequences at once.
 """
 
 from __future__ import annotations

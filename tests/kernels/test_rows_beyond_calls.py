@@ -19,10 +19,11 @@ from kernels.block_scale_gemm.providers import flashinfer
 from kernels.compose import bind
 from kernels.interfaces import signatures
 from kernels.mha_prefill.providers import aiter, cudnn, torch_eager
-from kernels.op import Prepared, Unsupported
+from kernels.op import Unsupported
 from kernels.operands import Seeds
 from shapes.case import parse
 from tests.support.answers import ANSWERS, VALUES
+from tests.support.composed import innermost
 from tests.support.gemm_moe_rows import EP, MANY, RAGGED
 from tests.support.judging import judged
 from tests.support.recorded import Case, record
@@ -166,8 +167,7 @@ FLASHINFERS = {case.name: case for case in CASES if case.op == MOE and case.name
 @pytest.mark.parametrize("case", FLASHINFERS.values(), ids=FLASHINFERS)
 def test_turns_share_what_was_made_of_the_same_weights_and_of_no_others(case):
     def made(call: Any) -> dict[str, torch.Tensor]:
-        weights = call.stationary.stationary if isinstance(call.stationary, Prepared) else call.stationary
-        return {name: it for name, it in vars(weights).items() if name[0] == "w"}
+        return {name: it for name, it in vars(innermost(call).stationary).items() if name[0] == "w"}
 
     with case.prepared() as first:
         turn, cold = (
@@ -307,7 +307,7 @@ def test_what_was_prepared_is_freed_at_once(case):
     gc.disable()
     try:
         with case.prepared() as prepared:
-            held = weakref.ref(getattr(prepared, "inner", prepared))
+            held = weakref.ref(innermost(prepared))
             del prepared
         assert held() is None
     finally:

@@ -19,7 +19,7 @@ from kernels.lazy import torch
 from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes, takes_bf16
-from kernels.op import Prepared, implementation
+from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 
 ATTEND = "q k_cache v_cache qv page_table cache_seqlens softmax_scale causal"
@@ -79,21 +79,10 @@ def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
 def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so it gets a cache without NaN."""
-    cache, table = layouts.FiniteCache(o), layouts.full_pages(o, o.page)
-    qv, q = layouts.parts(o.q[:, None])
-    v, k = layouts.parts(cache.kv[:, :, None])
-    attend = WITH_CACHE.bind(
-        q=q,
-        k_cache=k,
-        v_cache=v,
-        qv=qv,
-        cache_seqlens=o.lengths,
-        page_table=table,
-        softmax_scale=o.scale,
-        causal=False,
-        scheduler_metadata=SCHEDULE.bind(**scheduled(o, table), causal=False)(),
-    )
-    return cache.prepared(None, attend, result=lambda answer: answer[:, 0])
+    table = layouts.full_pages(o, o.page)
+    schedule = SCHEDULE.bind(**scheduled(o, table), causal=False)()
+    cache, call = with_cache(WITH_CACHE, o, o.q[:, None], table, causal=False, scheduler_metadata=schedule)
+    return cache.prepared(None, call, result=lambda answer: answer[:, 0])
 
 
 @implementation(
@@ -146,23 +135,10 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
 def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
     table has room for the server's context length, by which the call limits the splits of a sequence."""
-    cache = layouts.FiniteCache(o)
-    qv, q = layouts.parts(o.q)
-    v, k = layouts.parts(cache.kv[:, :, None])
-    attend = SGLANG_WITH_CACHE.bind(
-        q=q,
-        k_cache=k,
-        v_cache=v,
-        qv=qv,
-        page_table=layouts.full_pages(o, o.page, tokens=o.sizes.model_len),
-        cache_seqlens=o.lengths,
-        cu_seqlens_q=layouts.query_starts(o),
-        max_seqlen_q=1,
-        softmax_scale=o.scale,
-        causal=True,
-        num_splits=0,
-    )
-    return cache.prepared(None, attend)
+    table, starts = layouts.full_pages(o, o.page, tokens=o.sizes.model_len), layouts.query_starts(o)
+    queries: dict[str, Any] = {"cu_seqlens_q": starts, "max_seqlen_q": 1}
+    cache, call = with_cache(SGLANG_WITH_CACHE, o, o.q, table, causal=True, **queries, num_splits=0)
+    return cache.prepared(None, call)
 
 
 @implementation(
@@ -198,6 +174,17 @@ def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
         num_splits=0 if MLA_PLAN.exists() else 1,
     )
     return cache.prepared(None, attend, result=lambda answer: answer[0][:, 0])
+
+
+def with_cache(
+    function: Function, o: MlaDecodeOperands, q: torch.Tensor, table: torch.Tensor, **further: Any
+) -> tuple[layouts.FiniteCache, Call]:
+    """A cache without NaN, and the call of `flash_attn_with_kvcache` on it."""
+    cache = layouts.FiniteCache(o)
+    qv, q = layouts.parts(q)
+    v, k = layouts.parts(cache.kv[:, :, None])
+    tables = {"page_table": table, "cache_seqlens": o.lengths}
+    return cache, function.bind(q=q, k_cache=k, v_cache=v, qv=qv, **tables, softmax_scale=o.scale, **further)
 
 
 def most_splits(heads: int, tokens: int) -> int:

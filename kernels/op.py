@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from kernels.platform import Platform
 
 BOUNDARIES = ("core", "with_quant", "with_routing")
-"""What a timed call covers, from the narrowest: each includes those before it."""
+"""What a timed call covers, from the narrowest to the widest. Each includes those before it."""
 
 PRODUCERS = {"with_quant": "quantise", "with_routing": "routing"}
 """The suite's own kernel between a boundary and the next narrower one."""
@@ -35,7 +35,7 @@ INTERPRETED_S = 1.0
 """Seconds that one interpreted call may take: it is checked and never timed."""
 
 DTYPES = ("fp8", "bf16", "fp32")
-"""Of operands of products, from the narrowest: each holds all values of those before it."""
+"""The dtypes of operands of products, from the narrowest. Each holds all values of those before it."""
 
 
 class Unsupported(Exception):
@@ -44,7 +44,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """The least that a call must do."""
+    """The least work that a call must do."""
 
     flops: float
 
@@ -52,7 +52,7 @@ class Work:
     """Bytes moved, each byte once."""
 
     dtype: str = "bf16"
-    """The narrowest that right products may take their operands in: the ceiling is that of this dtype."""
+    """The narrowest dtype of operands with which products are right. The ceiling is that of this dtype."""
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ class Tolerance:
     writes, so that an error in one block is not diluted by its neighbours."""
 
     bias: float = 0.015
-    """How much larger or smaller than the reference the whole output may be, relative, for calls that round
-    to FP8 or truncate. Their sigma is so wide that a common factor would be within it."""
+    """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
+    or truncate. Their sigma is so wide that it would hide a common factor."""
 
     bias_bf16: float = 0.006
     """The same for all other calls. Rounding to nearest makes an output no larger or smaller; each truncation
@@ -100,7 +100,7 @@ class Reference:
     """The sampled row numbers; None: all rows were computed."""
 
     sigma_fp8: torch.Tensor | None = None
-    """For calls that round activations to FP8 themselves; None where no call can."""
+    """Like `sigma`, for calls that round activations to FP8 themselves; None where no call can."""
 
     even: torch.Tensor | None = None
     """Bool, of all dimensions but the last: rows in which sigma_fp8 is made of many independent errors of one
@@ -116,15 +116,15 @@ GOLDEN = 0.5 * (5**0.5 - 1)
 
 
 def spread(count: int, offset: float = 0.0) -> list[int]:
-    """All of 0 .. count - 1 in steps of the golden section, of which any beginning is spread evenly. offset:
-    where it begins, as a share of the count."""
+    """The numbers 0 .. count - 1 in steps of the golden section, so that the first n of them are spread
+    evenly for any n. offset: where the list begins, as a share of the count."""
     steps = (int((offset + i * GOLDEN) % 1 * count) for i in range(2 * count))
     return list(dict.fromkeys([*steps, *range(count)]))
 
 
 MOST_ELEMENTS = 1 << 27
-"""Elements of a reference, so that several with their sigmas, 1 to 3 GiB each, stay in the host's memory: all
-of 16384 rows of 7168."""
+"""The most elements of a reference: 16384 rows of 7168. The host's memory has to hold several references with
+their sigmas, 1 to 3 GiB each."""
 
 
 def rows_kept(rows: int, width: int) -> int:
@@ -151,10 +151,10 @@ def affordable(
 
 @dataclass(frozen=True)
 class RowGroups:
-    """What the rows of an output belong to, for messages: tokens to sequences, or to experts."""
+    """What the rows of an output belong to, for messages: a token to its sequence, or to its experts."""
 
     name: str
-    """Of one group."""
+    """The name of one group, such as `sequence`."""
 
     of: torch.Tensor
     """int64 [rows, groups of a row], -1 where a row has fewer."""
@@ -230,12 +230,13 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """Where `call` reads each live operand: `load` and the suite's own producer kernels write there."""
+        """The tensors in which `call` reads each live operand. `load` and the suite's own producer kernels
+        write there."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """The same for a reader that writes nothing. It differs where calling `inputs` changes what `call`
-        reads; what only `load` can write is left out."""
+        """The same tensors for a reader that writes nothing. They differ from `inputs` where calling that
+        changes what `call` reads. What only `load` can write is left out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
@@ -309,13 +310,14 @@ class Implementation:
 
     @property
     def version(self) -> str:
-        """Of its library as installed here, empty where it is not; imports nothing."""
+        """The version of its library as installed here, empty where it is not. Nothing is imported."""
         from kernels.platform import version
 
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all; imports nothing. Default: with torch."""
+        """Whether this platform and its libraries can run it at all. Nothing is imported. By default it needs
+        torch alone."""
         return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
@@ -474,7 +476,7 @@ def _check_declaration(name: object, base: object, said: Mapping[str, Any]) -> N
 
 
 def _member(base: type[Implementation], member: str, value: Any) -> Any:
-    """Of a class that a declaration makes: the attribute, or the method that calls a function."""
+    """A member of a class that a declaration makes: the attribute, or a method that calls the function."""
     if member not in (*REQUIREMENTS, *ANSWERS):
         return value
 
@@ -494,7 +496,7 @@ class Op(ABC):
     name: ClassVar[str]
     # A frozen dataclass; its fields are the sizes on the command line.
     Sizes: ClassVar[type[DataclassInstance]]
-    # Those that it has, from the narrowest.
+    # The boundaries that it has, from the narrowest.
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     # Platform kind -> the best torch implementation there: the default baseline.
     baseline: ClassVar[Mapping[str, str]]
@@ -556,7 +558,7 @@ class Op(ABC):
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
     def output_shape(self, sizes: DataclassInstance) -> tuple[int, ...]:
-        """Of the output in bf16. An op with another output defines the next two methods instead."""
+        """The shape of the output in bf16. An op with another dtype defines the next two methods instead."""
         raise NotImplementedError(f"{self.name} does not say the shape of its output")
 
     def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor:
@@ -606,4 +608,4 @@ class Op(ABC):
 
 
 OPS: dict[str, Op] = {}
-"""By name: those in folders that `kernels` finds."""
+"""All ops by name: those in the folders that `kernels` finds."""

@@ -85,8 +85,7 @@ class Operands(ABC):
     def far(self: Own) -> Own | None:
         """The same values, so far apart in memory that their offsets, counted in values, need more than 32
         bits. NaN is where an offset of 32 bits would lead. None where the sizes do not allow it. The gaps
-        need not be
-        filled: on a CPU, memory that is never touched costs nothing."""
+        need not be filled: on a CPU, memory that is never touched costs nothing."""
         return None
 
     def narrowed(self: Own) -> Own:
@@ -109,8 +108,8 @@ DRAWN_AT_ONCE = 1 << 24
 
 def draw_normal(target: torch.Tensor, generator: torch.Generator) -> None:
     """Fills a tensor of any dtype with normal values, some rows at a time. They are drawn in fp32, because
-    that is the
-    same in all versions of torch: in bf16, 2.11 draws other values than 2.13, among them zeros."""
+    that is the same in all versions of torch: in bf16, 2.11 draws other values than 2.13, among them zeros.
+    """
     rows = max(1, DRAWN_AT_ONCE * len(target) // target.numel())
     for part in target.split(rows):
         part.copy_(torch.empty(part.shape, device=part.device).normal_(generator=generator))

@@ -19,12 +19,12 @@ from kernels.support import Support, need
 from shapes.case import Case
 
 BLACKWELL = ("sm_100", "sm_103")
-"""The data centre's: B200 and B300."""
+"""The data centre's Blackwell: B200 and B300."""
 
 SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
 
 TRITON: Mapping[str, str] = {"triton": ""}
-"""For `also`: torch brings it."""
+"""A value for `also`. torch brings Triton."""
 
 READ_TO: Mapping[str, tuple[str, ...]] = {
     "aiter": ("0.1.20.post1",),
@@ -215,7 +215,7 @@ class FlashInfer(Vendor):
 
 
 class Sglang(Vendor):
-    """Its Triton kernels."""
+    """SGLang's Triton kernels."""
 
     runtime = "sglang"
     library = "sglang"
@@ -223,7 +223,7 @@ class Sglang(Vendor):
     kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
     also = TRITON
 
-    # Where those of attention are, and where they were before.
+    # Where its attention kernels are now, and where they were before.
     ATTENTION = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
     def environment(self, platform: Platform) -> dict[str, str]:
@@ -271,7 +271,7 @@ class TileLang(Vendor):
 
 
 class Vllm(Vendor):
-    """By default its Triton kernels on GPUs."""
+    """vLLM, by default its Triton kernels on GPUs."""
 
     runtime = "vllm"
     library = "vllm"
@@ -315,8 +315,9 @@ dispatcher control)."""
 
 
 def onednn_may_use(isa: str) -> Support:
-    """Whether this process's environment lets oneDNN use the instruction set; `""`: none. oneDNN takes values
-    in upper or lower case, reads the older name where the newer is not set, and ignores unknown values."""
+    """Whether this process's environment lets oneDNN use the instruction set `isa`; `""` is none. oneDNN takes
+    values in upper or lower case, reads the older name where the newer is not set, and ignores unknown
+    values."""
     name = next((n for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)), "")
     most = os.environ.get(name, "").upper()
     below = isa and most in ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]

@@ -54,7 +54,7 @@ class MhaPrefill(Op):
         return 0
 
     def turn_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """For the `cold` mode: in `serving` there is one set."""
+        """The bytes of a further set in the mode `cold`. The mode `serving` has one set."""
         return self.operand_bytes(sizes)
 
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:

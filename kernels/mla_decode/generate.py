@@ -12,16 +12,16 @@ from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSiz
 from kernels.operands import Seeds, draw_normal
 
 CONSTANT = WIDTH - 1
-"""The channel by which adversarial operands shift scores."""
+"""The channel with which adversarial operands shift scores."""
 
 OF_TOKENS, OF_HEADS = 8.0, 208.0
-"""Its values in kv and in q: their product times the scale is 120."""
+"""The values of that channel in kv and in q. Their product times the scale is 120."""
 
 PAGES = (1 << 15) + (1 << 12)
-"""So many pages that a signed number of 16 bits cannot hold an eighth of their numbers."""
+"""A number of pages of which an eighth have numbers that a signed integer of 16 bits cannot hold."""
 
 MOST_BYTES = 200 << 20
-"""Bytes that a cache may take for that many pages."""
+"""The most bytes that a cache of so many pages may take."""
 
 
 def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:

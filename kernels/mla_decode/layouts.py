@@ -23,7 +23,7 @@ HOPPER_UNITS = 132  # compute units of an H100 or H200
 MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
 
 SLACK = 256
-"""Entries behind the last one of a list: kernels fetch whole blocks of it."""
+"""Entries in memory behind the end of a list, because kernels fetch whole blocks of it."""
 
 
 def compute_units(device: torch.device) -> int:
@@ -35,24 +35,25 @@ def page_counts(operands: MlaDecodeOperands, page: int) -> list[int]:
 
 
 def starts(counts: Iterable[int], device: torch.device) -> torch.Tensor:
-    """Where each sequence begins in a list of all: int32 [batch + 1], from 0 to the sum."""
+    """Where each sequence begins in a list of the items of all sequences: int32 [batch + 1], from 0 to the
+    sum of the counts."""
     return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
 
 
 def query_starts(operands: MlaDecodeOperands) -> torch.Tensor:
-    """int32 [batch + 1], for one query token of each sequence."""
+    """Where the query tokens of each sequence begin, one token each: int32 [batch + 1]."""
     return starts([1] * len(operands.host_lengths), operands.q.device)
 
 
 def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
-    """int32 [batch + 1], in pages of that many tokens."""
+    """Where each sequence begins in `page_list`: int32 [batch + 1]. page: tokens of a page."""
     return starts(page_counts(operands, page), operands.q.device)
 
 
 def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.Tensor:
-    """The pages of all sequences one after the other, int32 [pages], as numbers in the cache that is seen as
-    pages of that many tokens. The first page fills the list up to `least` entries, and SLACK more in
-    memory."""
+    """The page numbers of all sequences one after the other, int32 [pages]. page: tokens of a page, which
+    divide the cache's own. The first page number fills the list up to `least` entries, and SLACK further ones
+    in memory."""
     table = operands.split_pages(page)
     pages = [row[:count] for row, count in zip(table, page_counts(operands, page), strict=True)]
     missing = max(0, least - sum(map(len, pages)))
@@ -76,12 +77,12 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def partial_bytes(rows: int) -> int:
-    """Of partial results in fp32: 512 values and the logarithm of a sum for each row."""
+    """The bytes of partial results in fp32: 512 values and the logarithm of a sum for each row."""
     return rows * (LATENT + 1) * 4
 
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
-    """Of a copy of the cache, about: a page more or less."""
+    """The bytes of a copy of the cache, to within a page."""
     element = 1 if sizes.kv == "fp8" else 2
     return (sizes.used_pages + 4) * sizes.page * WIDTH * element
 
@@ -118,7 +119,7 @@ class FiniteCache:
 
 
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
-    """What a kernel reads that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer of the
+    """The query for a kernel that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer in the
     cache's format, which `after_query` fills."""
     if not operands.is_fp8:
         return operands.q
@@ -126,7 +127,7 @@ def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
 
 
 def after_query(operands: MlaDecodeOperands, query: torch.Tensor, decode: Call) -> Call:
-    """The call that first rounds q into that buffer."""
+    """A call that first rounds q into that buffer, then decodes."""
     if query is operands.q:
         return decode
 

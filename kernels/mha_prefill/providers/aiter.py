@@ -198,7 +198,7 @@ KEYS = 128  # keys, of its tiles
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
 
 TENSORS = "work_metadata_ptrs work_indptr work_info reduce_indptr reduce_final_map reduce_partial_map"
-"""Of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
+"""The tensors of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
 
 INFO = Function(
     "aiter.get_ps_metadata_info_v1",

@@ -81,7 +81,8 @@ def fa2(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa3(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """Hopper's, 192/128 as it is; FP8 with weights rounded to e4m3fn."""
+    """Hopper's kernels, which take widths of 192 and 128 as they are. With FP8 they round the softmax weights
+    to e4m3fn."""
     return varlen(operands, None, FA3_FP8 if operands.is_fp8 else FA3, **descales(operands))
 
 
@@ -94,7 +95,7 @@ def fa3(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa3_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """As vLLM ships and calls it: its default on Hopper. vLLM itself keeps q, k and v in bf16."""
+    """FlashAttention 3 as vLLM ships and calls it, its default on Hopper. vLLM keeps q, k and v in bf16."""
     return of_vllm(operands, 3)
 
 
@@ -107,7 +108,7 @@ def fa3_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
     **TAKES_BOTH,
 )
 def fa3_of_sglang(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """As SGLang ships it: its default on Hopper."""
+    """FlashAttention 3 as SGLang ships it, SGLang's default on Hopper."""
     return varlen(operands, None, SGLANG_FP8 if operands.is_fp8 else SGLANG, **descales(operands))
 
 
@@ -121,7 +122,8 @@ def fa3_of_sglang(operands: MhaPrefillOperands, out: None) -> Prepared:
     workspace=workspace,
 )
 def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """In CuTe, for Hopper and Blackwell, 192/128 as it is. Its public call takes no descales."""
+    """The kernels in CuTe for Hopper and Blackwell, which take widths of 192 and 128 as they are. The public
+    call takes no descales."""
     return varlen(operands, None, FA4, num_splits=1)
 
 
@@ -141,7 +143,8 @@ def fp8_on_blackwell(case: Case, platform: Platform) -> Support:
     **TAKES_BOTH,
 )
 def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """As vLLM ships and calls it, which leaves the number of splits to it; FP8 on Blackwell alone."""
+    """FlashAttention 4 as vLLM ships and calls it: the kernel chooses the number of splits. It takes FP8 on
+    Blackwell only."""
     return of_vllm(operands, 4)
 
 

@@ -87,7 +87,7 @@ class Sdpa(Implementation):
         return (widened + padded) * sizes.heads * 2
 
     def scratch(self, sizes: MhaPrefillSizes) -> int:
-        """Of the longest sequence the mask written out and the call's own output."""
+        """The mask of the longest sequence, written out, and the call's own output for it."""
         longest = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
         return longest + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
 
@@ -163,7 +163,7 @@ class Cudnn(Sdpa):
 
 
 def reading(o: MhaPrefillOperands, v: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    """Where a call reads that has v in a layout of its own."""
+    """The live operands of a call that reads v in a layout of its own."""
     return {**o.live_tensors(), "v": v[..., :VALUE]}
 
 
@@ -307,7 +307,7 @@ def block_mask(operands: MhaPrefillOperands) -> BlockMask:
 
 
 def _key_ranges(operands: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of every query row the first key that it sees and its own, the last, int64 [T]."""
+    """The first key that each query row sees, and the last, which is its own: int64 [T] each."""
     first = [torch.full((s.new,), s.keys.start) for s in operands.sequences]
     own = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in operands.sequences]
     return torch.cat(first).to(operands.q.device), torch.cat(own).to(operands.q.device)

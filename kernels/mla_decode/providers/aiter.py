@@ -31,8 +31,8 @@ from shapes.case import Case
 HEADS = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
 
 Q_SCALE = 1.0
-"""Of a query in FP8, static as in engines: theirs unless a checkpoint brings another. The widest values of
-q lie near 30, a tenth of what either format holds."""
+"""The scale of a query in FP8. It is static as in engines, whose checkpoints may bring another. The widest
+values of q lie near 30, a tenth of what either format holds."""
 
 PADDED = 16
 """vLLM repeats heads up to a multiple of this for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
@@ -54,8 +54,8 @@ SPLITS_OF_SGLANG = 64
 attention (max_split_per_batch)."""
 
 LEAST_TOKENS = 196
-"""Of the shortest sequence that SGLang's schedule takes on gfx950: it divides shorter ones by 0 parts
-(get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
+"""The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
+parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
 
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALED = "q_scale kv_scale intra_batch_mode"
@@ -100,7 +100,7 @@ def fits_asm(sizes: MlaDecodeSizes) -> Support:
 
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
-    """Of partial results of so many splits, of q in FP8 and of the copy of the cache."""
+    """The bytes of partial results of so many splits, of q in FP8 and of the copy of the cache."""
     rows = sizes.batch * sizes.heads
     return layouts.partial_bytes(rows * splits) + rows * WIDTH + layouts.cache_bytes(sizes)
 

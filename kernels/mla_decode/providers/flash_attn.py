@@ -64,7 +64,7 @@ MLA_PLAN = Symbol("flash_attn.cute.interface._mla_fwd_plan")
 
 
 def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
-    """Of partial results, for all of which the call allocates, and of the cache."""
+    """The bytes of the copy of the cache and of partial results: the call allocates for all splits."""
     return layouts.partial_bytes(sizes.batch * splits * sizes.heads) + layouts.cache_bytes(sizes)
 
 

@@ -25,7 +25,7 @@ from kernels.vendor import Vendor, Vllm
 
 PAGE = 64
 Q_SCALE = 1.0
-"""Of a query in FP8, static as in engines."""
+"""The scale of a query in FP8, static as in engines."""
 
 ARGUMENTS = (
     "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal"

@@ -26,7 +26,8 @@ MIN_BLOCK = 32
 MOST_ON_GFX942 = 256
 
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
-"""Where a kernel may begin before the one before it ends: is_arch_support_pdl of sgl_kernel/utils.py."""
+"""Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
+sgl_kernel/utils.py)."""
 
 DECODE = Function(
     *(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION),

@@ -60,7 +60,8 @@ TILES = {
     "gfx942": (AttendTile(16, 32, 128, 0), AttendTile(64, 32, 128, 0, query_in_registers=True)),
     "gfx950": (AttendTile(16, 64, 256, 0), AttendTile(64, 64, 256, 0)),
 }
-"""For heads that 64 does not divide, and for others: what shared memory holds (228 KiB, 64 KiB, 160 KiB)."""
+"""Two tiles for each architecture: for numbers of heads that 64 does not divide, and for others. Shared
+memory of 228 KiB (sm_90, sm_100), 64 KiB (gfx942) or 160 KiB (gfx950) holds them."""
 
 COMBINE_THREADS = 128
 

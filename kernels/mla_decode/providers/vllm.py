@@ -135,7 +135,7 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
 
 
 def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
-    """Of partial results, as many as the largest device would split into."""
+    """The bytes of partial results, for as many splits as the largest device makes."""
     return layouts.partial_bytes(sizes.batch * sizes.heads * splits_for(longest, layouts.MOST_UNITS))
 
 

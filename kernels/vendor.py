@@ -315,8 +315,8 @@ dispatcher control)."""
 
 
 def onednn_may_use(isa: str) -> Support:
-    """Whether this process's environment lets oneDNN use the instruction set `isa`; `""` is none. oneDNN takes
-    values in upper or lower case, reads the older name where the newer is not set, and ignores unknown
+    """Whether this process's environment lets oneDNN use the instruction set `isa`; `""` is none. oneDNN
+    takes values in upper or lower case, reads the older name where the newer is not set, and ignores unknown
     values."""
     name = next((n for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)), "")
     most = os.environ.get(name, "").upper()

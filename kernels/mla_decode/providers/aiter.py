@@ -13,6 +13,7 @@ Untested on hardware.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kernels.binding import Function
@@ -159,7 +160,7 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     lists = token_pages(o, REQUESTS["vllm"])
     schedule = scheduled(o, query, query.dtype, lists, SHAPES, PLAN, is_causal=True, fast_mode=True)
     function = PERSISTENT_FP8 if o.is_fp8 else PERSISTENT
-    decode = bound(function, o, cache, query, answer, lists, schedule)
+    decode = bound(function, o, cache, query, answer, {**lists, **schedule})
 
     def call() -> None:
         repeat_heads(o.q, query)
@@ -213,8 +214,8 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
     lists = token_pages(o, 0)  # the number of splits is given
     way = {"is_causal": False, "fast_mode": False, "intra_batch_mode": True}
     schedule = scheduled(o, query, o.kv.dtype, lists, SHAPES_OF_SGLANG, PLAN_OF_SGLANG, **way)
-    schedule["num_kv_splits"] = SPLITS_OF_SGLANG
-    decode = bound(PERSISTENT_OF_SGLANG, o, cache, query, out, lists, schedule, intra_batch_mode=True)
+    further = {"num_kv_splits": SPLITS_OF_SGLANG, "intra_batch_mode": True}
+    decode = bound(PERSISTENT_OF_SGLANG, o, cache, query, out, {**lists, **schedule, **further})
     return cache.prepared(out, layouts.after_query(o, query, decode))
 
 
@@ -224,28 +225,21 @@ def bound(
     cache: layouts.FiniteCache,
     query: torch.Tensor,
     out: torch.Tensor,
-    lists: dict[str, torch.Tensor],
-    schedule: dict[str, Any] | None = None,
-    intra_batch_mode: bool = False,
+    further: Mapping[str, object],
 ) -> Call:
-    scaling: dict[str, Any] = {}
+    """The call of `mla_decode_fwd`. further: the lists of pages, and the schedule if there is one."""
     if o.is_fp8:
-        scaling = {
-            "q_scale": one_value(Q_SCALE, query.device),
-            "kv_scale": one_value(o.kv_scale, query.device),
-            "intra_batch_mode": intra_batch_mode,
-        }
+        scales = {"q_scale": one_value(Q_SCALE, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
+        further = {**scales, "intra_batch_mode": False, **further}
     return function.bind(
         q=query,
         kv_buffer=cache.kv.view(-1, 1, 1, WIDTH),  # engines give every token a page of its own
         o=out,
-        **lists,
         max_seqlen_q=1,
         sm_scale=o.scale,
         page_size=1,
         nhead_kv=1,
-        **scaling,
-        **(schedule or {}),
+        **further,
     )
 
 

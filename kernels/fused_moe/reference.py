@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
+from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
 from kernels.lazy import torch
 from kernels.op import Reference, affordable, spread
 
 if TYPE_CHECKING:
     from kernels.fused_moe.operands import FusedMoeOperands
-    from kernels.fused_moe.sizes import FusedMoeSizes
 
 UNIT = 2.0**-9
 """The relative root mean square error of rounding to bf16."""
@@ -26,8 +26,6 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     inference/model.py). The scores are sigmoids. The sum of the two highest biased scores of a group chooses
     the groups, and the biased scores choose the experts in them. The weights are the unbiased scores of
     these, normalised and multiplied by 2.5."""
-    from kernels.fused_moe.sizes import SCALING
-
     if operands.logits is None:
         return operands.topk_ids.long(), operands.topk_weights.double()
     sizes: FusedMoeSizes = operands.sizes

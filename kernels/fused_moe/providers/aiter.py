@@ -13,13 +13,14 @@ DeepEP, give one further id to all experts on other ranks, which takes one more 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
 from kernels.fused_moe import layouts
+from kernels.fused_moe.layouts import Pair
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
@@ -28,9 +29,6 @@ from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.triton_runtime import require_interpreter
-
-if TYPE_CHECKING:
-    Pair = tuple[torch.Tensor, torch.Tensor]
 
 ONE_STAGE_ROWS = 32
 """Rows of a sorted block for the one-stage assembly."""

@@ -18,13 +18,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, fp8_format, native_scales
-from kernels.fused_moe.layouts import WORD, activation_bytes, between_products
+from kernels.fused_moe.layouts import WORD, Pair, activation_bytes, between_products
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import chunk_for, tiles_for
@@ -35,9 +35,6 @@ from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
 from kernels.vendor import BLACKWELL, TRITON, Sglang, Vllm
 from shapes.case import Case
-
-if TYPE_CHECKING:
-    Pair = tuple[torch.Tensor, torch.Tensor]
 
 ALIGNMENTS = range(32, 225, 32)
 """Multiples that an expert's rows may have to be, for the memory plan; at run time the library is asked."""

@@ -4,13 +4,15 @@ says what it needs beyond that.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from packaging.version import InvalidVersion, Version
 
-from kernels.binding import Function, Operator, Symbol, Taken, load
+from kernels.binding import Function, Operator, Symbol, Taken, VendorFunction, load
 from kernels.defects import known_defects
 from kernels.formats import native, native_scales
 from kernels.op import OPS, Implementation, Unsupported
@@ -268,6 +270,15 @@ class TileLang(Vendor):
         Function("tilelang.language.clear", positions=1),
         Function("tilelang.language.gemm", positions=3, needs="transpose_B"),
     )
+
+    @staticmethod
+    @functools.cache
+    def compiled(module: str, source: str, *constants: Hashable) -> VendorFunction:
+        """The kernel that a function `source` of a module of TileLang programs describes for these constants.
+        Raises Unsupported and BindingError."""
+        TileLang.COMPILE.at()  # tells what is missing before the module imports TileLang
+        program = getattr(importlib.import_module(module), source)(*constants)
+        return TileLang.COMPILE.bind(func=program)()
 
 
 class Vllm(Vendor):

@@ -92,7 +92,7 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "
         q[..., channels] *= 2.0**-17
         kv[..., channels] *= 2.0**17
     operands.q = q.bfloat16()
-    _poison_unused(operands)
+    kv.view(-1, WIDTH)[operands.unused_slots()] = float("nan")
     if sizes.kv == "fp8":
         fmt = fp8_format(sizes.fp8)
         operands.kv_scale = KV_SCALE[sizes.fp8]
@@ -136,10 +136,3 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
         below[_landmarks(length, operands.page, adversarial)] = 0.0
         rope = flat[slots, LATENT:].float()
         flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)
-
-
-def _poison_unused(operands: MlaDecodeOperands) -> None:
-    unused = torch.ones(operands.kv.shape[0] * operands.page, dtype=torch.bool, device=operands.kv.device)
-    for sequence in range(len(operands.host_lengths)):
-        unused[operands.token_slots(sequence)] = False
-    operands.kv.view(-1, WIDTH)[unused] = float("nan")

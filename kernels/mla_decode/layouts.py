@@ -93,11 +93,7 @@ class FiniteCache:
 
     def __init__(self, operands: MlaDecodeOperands) -> None:
         self.operands = operands
-        self.kv = operands.kv.clone()
-        used = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
-        unused = torch.ones(self.kv.numel() // WIDTH, dtype=torch.bool, device=self.kv.device)
-        unused[torch.cat(used)] = False
-        self.unused = unused.nonzero().flatten()
+        self.kv, self.unused = operands.kv.clone(), operands.unused_slots()
         self.clear()
 
     def clear(self) -> None:

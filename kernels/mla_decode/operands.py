@@ -59,6 +59,13 @@ class MlaDecodeOperands(Operands):
         pages = self.page_table[sequence, : -(-length // page)].long()
         return (pages[:, None] * page + torch.arange(page, device=pages.device)).flatten()[:length]
 
+    def unused_slots(self) -> torch.Tensor:
+        """Rows of kv.view(-1, 576) without a token, int64 [rows]."""
+        unused = torch.ones(self.kv.shape[0] * self.page, dtype=torch.bool, device=self.kv.device)
+        for sequence in range(len(self.host_lengths)):
+            unused[self.token_slots(sequence)] = False
+        return unused.nonzero().flatten()
+
     def split_pages(self, page: int) -> torch.Tensor:
         """The page table of the same cache seen as smaller pages, int32 [batch, max_pages * parts]: a kernel
         with a page that divides the case's takes `kv.view(-1, page, 576)` with this table."""

@@ -7,13 +7,12 @@ compiled offline for these four, untested on hardware.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernels import platform as platforms
-from kernels.binding import Function, Symbol, VendorFunction
+from kernels.binding import Function, Symbol
 from kernels.lazy import torch
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
 from kernels.mla_decode.operands import MlaDecodeOperands
@@ -22,6 +21,8 @@ from kernels.mla_decode.triton.split_kv_plan import plan
 from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import TileLang
+
+SOURCES = "kernels.mla_decode.providers.tilelang_jit"
 
 ATTEND = Function(*TileLang.CALL, positions=8)
 COMBINE = Function(*TileLang.CALL, positions=4)
@@ -102,30 +103,14 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     partial, log_sums = buffer(heads, LATENT), buffer(heads)
     scale = o.scale * math.log2(math.e)
     given = (o.q, cache.kv.view(-1, WIDTH), o.page_table, table(parts.parts), scale, partial, log_sums, out)
-    attend = ATTEND.bind(*given, of=compiled_attend(heads, o.page, tile))
+    attend = ATTEND.bind(*given, of=TileLang.compiled(SOURCES, "attend", heads, o.page, *tile))
     if not parts.split:
         return cache.prepared(out, attend)
-    combine = COMBINE.bind(partial, log_sums, table(parts.split), out, of=compiled_combine(heads))
+    kernel = TileLang.compiled(SOURCES, "combine", heads, COMBINE_THREADS)
+    combine = COMBINE.bind(partial, log_sums, table(parts.split), out, of=kernel)
 
     def call() -> None:
         attend()
         combine()
 
     return cache.prepared(out, call)
-
-
-@functools.cache
-def compiled_attend(heads: int, page: int, tile: AttendTile) -> VendorFunction:
-    """The kernel for any sequences. Raises Unsupported and BindingError."""
-    TileLang.COMPILE.at()  # before the source imports TileLang
-    from kernels.mla_decode.providers.tilelang_jit import attend
-
-    return TileLang.COMPILE.bind(func=attend(heads, page, *tile))()
-
-
-@functools.cache
-def compiled_combine(heads: int) -> VendorFunction:
-    TileLang.COMPILE.at()
-    from kernels.mla_decode.providers.tilelang_jit import combine
-
-    return TileLang.COMPILE.bind(func=combine(heads, COMBINE_THREADS))()

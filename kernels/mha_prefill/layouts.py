@@ -31,8 +31,12 @@ def varlen(
     attend = function.bind(
         q=o.q, k=o.k, v=v, softmax_scale=o.scale, **lengths(o), causal=True, **output, **further
     )
-    inputs = {**o.live_tensors(), "v": v[..., :VALUE]}
-    return Prepared(o, out, attend, inputs=inputs, result=of_values if out is None else None)
+    return Prepared(o, out, attend, inputs=reading(o, v), result=of_values if out is None else None)
+
+
+def reading(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The live operands of a call that reads v in a layout of its own."""
+    return {**o.live_tensors(), "v": v[..., :VALUE]}
 
 
 def of_values(returned: Any) -> torch.Tensor:

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 from kernels.lazy import torch
-from kernels.mha_prefill.layouts import padded
+from kernels.mha_prefill.layouts import padded, reading
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
 from kernels.op import Call, Implementation, Prepared, Unsupported, implementation
@@ -92,7 +92,24 @@ class Sdpa(Implementation):
         return longest + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
 
     def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
-        return widened(operands, out, self.in_bf16) if operands.is_fp8 else self.in_bf16(operands, out)
+        """FP8 operands are made bf16 within the call, before the call that takes those."""
+        import torch
+
+        o = operands
+        if not o.is_fp8:
+            return self.in_bf16(o, out)
+        in_bf16 = {name: tensor.bfloat16() for name, tensor in o.live_tensors().items()}
+        no_descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
+        inner = self.in_bf16(o.replaced(**in_bf16, **no_descales, scale=o.score_scale), out)
+        read = inner.inputs()
+
+        def call() -> None:
+            read["q"].copy_(o.q)
+            read["k"].copy_(o.k)
+            torch.mul(o.v.bfloat16(), o.v_descale, out=read["v"])
+            inner.call()
+
+        return Prepared(o, out, call)
 
     def in_bf16(self, o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
         import torch.nn.attention
@@ -160,33 +177,6 @@ class Cudnn(Sdpa):
     def fits(self, sizes: MhaPrefillSizes) -> Support:
         cached = any(prefix for prefix, _ in sizes.lengths())
         return need(not cached, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
-
-
-def reading(o: MhaPrefillOperands, v: torch.Tensor) -> Mapping[str, torch.Tensor]:
-    """The live operands of a call that reads v in a layout of its own."""
-    return {**o.live_tensors(), "v": v[..., :VALUE]}
-
-
-def widened(
-    o: MhaPrefillOperands,
-    out: torch.Tensor,
-    prepare: Callable[[MhaPrefillOperands, torch.Tensor], Prepared],
-) -> Prepared:
-    """FP8 operands made bf16 in the call, before the call that takes those."""
-    import torch
-
-    in_bf16 = {name: tensor.bfloat16() for name, tensor in o.live_tensors().items()}
-    no_descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
-    inner = prepare(o.replaced(**in_bf16, **no_descales, scale=o.score_scale), out)
-    read = inner.inputs()
-
-    def call() -> None:
-        read["q"].copy_(o.q)
-        read["k"].copy_(o.k)
-        torch.mul(o.v.bfloat16(), o.v_descale, out=read["v"])
-        inner.call()
-
-    return Prepared(o, out, call)
 
 
 def batched(

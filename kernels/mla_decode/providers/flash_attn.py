@@ -135,9 +135,16 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
 def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
     table has room for the server's context length, by which the call limits the splits of a sequence."""
-    table, starts = layouts.full_pages(o, o.page, tokens=o.sizes.model_len), layouts.query_starts(o)
-    queries: dict[str, Any] = {"cu_seqlens_q": starts, "max_seqlen_q": 1}
-    cache, call = with_cache(SGLANG_WITH_CACHE, o, o.q, table, causal=True, **queries, num_splits=0)
+    cache, call = with_cache(
+        SGLANG_WITH_CACHE,
+        o,
+        o.q,
+        layouts.full_pages(o, o.page, tokens=o.sizes.model_len),
+        cu_seqlens_q=layouts.query_starts(o),
+        max_seqlen_q=1,
+        causal=True,
+        num_splits=0,
+    )
     return cache.prepared(None, call)
 
 
@@ -183,8 +190,17 @@ def with_cache(
     cache = layouts.FiniteCache(o)
     qv, q = layouts.parts(q)
     v, k = layouts.parts(cache.kv[:, :, None])
-    tables = {"page_table": table, "cache_seqlens": o.lengths}
-    return cache, function.bind(q=q, k_cache=k, v_cache=v, qv=qv, **tables, softmax_scale=o.scale, **further)
+    call = function.bind(
+        q=q,
+        k_cache=k,
+        v_cache=v,
+        qv=qv,
+        page_table=table,
+        cache_seqlens=o.lengths,
+        softmax_scale=o.scale,
+        **further,
+    )
+    return cache, call
 
 
 def most_splits(heads: int, tokens: int) -> int:

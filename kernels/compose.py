@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kernels.lazy import torch
 from kernels.op import Implementation, Op, Prepared, as_prepared
 from kernels.operands import Operands
-
-if TYPE_CHECKING:
-    import torch
 
 
 def bind(
@@ -18,7 +14,8 @@ def bind(
     out: torch.Tensor | None,
     first: Prepared | None = None,
 ) -> Prepared:
-    """Prepares an implementation on operands of any boundary that it supports.
+    """Prepares an implementation on operands of any boundary that it supports. For a wider boundary than its
+    own the call has two parts: the step to the next narrower boundary, then the call of that boundary.
 
     first: what this returned for the first of the sets of operands that calls rotate over
     """
@@ -29,36 +26,17 @@ def bind(
         else:
             given = implementation.prepare_turn(first, operands, out)
         return as_prepared(given, f"{type(implementation).__name__}.prepare()", operands, out)
-    return _Composed(op, implementation, operands, out, first)
+    # The step writes directly into the tensors that the inner call reads, as an engine's fused producer does.
+    narrowed = operands.narrowed()
+    # An implementation may read activations when it prepares, so they must have values.
+    op.step(operands, narrowed.live_tensors())()
+    inner = bind(op, implementation, narrowed, out, None if first is None else first.stationary)
+    step = op.step(operands, inner.inputs())
 
+    def call() -> None:
+        step()
+        inner.call()
 
-class _Composed(Prepared):
-    """A call of two parts: the step from the operands' boundary to the next narrower one, then the call of
-    that boundary. The step writes directly into the tensors that the inner call reads, as an engine's fused
-    producer does."""
-
-    def __init__(
-        self,
-        op: Op,
-        implementation: Implementation,
-        operands: Operands,
-        out: torch.Tensor | None,
-        first: Prepared | None,
-    ) -> None:
-        super().__init__(operands, out)
-        inner = operands.narrowed()
-        # An implementation may read activations when it prepares, so they must have values.
-        op.step(operands, inner.live_tensors())()
-        inner_first = first.inner if isinstance(first, _Composed) else None
-        self.inner: Prepared = bind(op, implementation, inner, out, inner_first)
-        self.step = op.step(operands, self.inner.inputs())
-
-    def call(self) -> None:
-        self.step()
-        self.inner.call()
-
-    def result(self) -> torch.Tensor:
-        return self.inner.result()
-
-    def picked(self) -> str:
-        return self.inner.picked()
+    composed = Prepared(operands, out, call, result=lambda _: inner.result(), picked=inner.picked)
+    composed.stationary = inner
+    return composed

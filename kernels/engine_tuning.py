@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kernels.binding import BindingError
-from kernels.op import Prepared, Unsupported
+from kernels.op import Call, Prepared, Unsupported
 from kernels.tuning import Demand, Target, Tunable
 from shapes.case import text_of
 
@@ -172,6 +172,19 @@ class EngineTuned(Tunable):
     reads: str
     """Tells the user how to make the engine read a file that was written."""
 
+    def prepared(self, operands: Operands, call: Call) -> Prepared:
+        """A call of the engine's kernel, which allocates its output, with the forced configuration or the
+        engine's own."""
+        overridden = self.tables.overridden(self.forced)
+
+        def configured() -> object:
+            with overridden():
+                return call()
+
+        return Prepared(
+            operands, None, configured, picked=lambda: self.tables.picked(operands.sizes, self.forced)
+        )
+
     def engine_table(self, sizes: DataclassInstance) -> EngineTable:
         """What the installed engine uses on this machine's device. Raises Unsupported or BindingError."""
         return self.tables.engine_table(sizes)
@@ -197,18 +210,6 @@ class EngineTuned(Tunable):
             lanes, limit = (64, 512) if rocm else (32, 255)
             if config.shared <= target.shared and config.registers(lanes) <= limit:
                 yield config
-
-
-class EngineCall(Prepared):
-    """A call of an engine's Triton kernel, with a given configuration or the engine's own."""
-
-    def __init__(self, operands: Operands, tables: EngineLookUp, config: EngineConfig | None) -> None:
-        super().__init__(operands)
-        self.tables, self.config = tables, config
-        self.overridden = tables.overridden(config)
-
-    def picked(self) -> str:
-        return self.tables.picked(self.operands.sizes, self.config)
 
 
 def product(

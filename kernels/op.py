@@ -7,24 +7,26 @@ functions, so that `list` works on a machine that has none of them.
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+from kernels.formats import native, native_scales
+from kernels.lazy import torch
 from kernels.operands import Operands, Seeds
 from kernels.sizes import read_sizes
 from kernels.support import Support, as_support, need
 from shapes.case import Case, Size
 
 if TYPE_CHECKING:
-    import torch
     from _typeshed import DataclassInstance
 
     from kernels.platform import Platform
 
 BOUNDARIES = ("core", "with_quant", "with_routing")
-"""What a timed call covers, from the narrowest: each includes those before it."""
+"""What a timed call covers, from the narrowest to the widest. Each includes those before it."""
 
 PRODUCERS = {"with_quant": "quantise", "with_routing": "routing"}
 """The suite's own kernel between a boundary and the next narrower one."""
@@ -33,7 +35,7 @@ INTERPRETED_S = 1.0
 """Seconds that one interpreted call may take: it is checked and never timed."""
 
 DTYPES = ("fp8", "bf16", "fp32")
-"""Of operands of products, from the narrowest: each holds all values of those before it."""
+"""The dtypes of operands of products, from the narrowest. Each holds all values of those before it."""
 
 
 class Unsupported(Exception):
@@ -42,7 +44,7 @@ class Unsupported(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """The least that a call must do."""
+    """The least work that a call must do."""
 
     flops: float
 
@@ -50,7 +52,7 @@ class Work:
     """Bytes moved, each byte once."""
 
     dtype: str = "bf16"
-    """The narrowest that right products may take their operands in: the ceiling is that of this dtype."""
+    """The narrowest dtype of operands with which products are right. The ceiling is that of this dtype."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Tolerance:
     writes, so that an error in one block is not diluted by its neighbours."""
 
     bias: float = 0.015
-    """How much larger or smaller than the reference the whole output may be, relative, for calls that round
-    to FP8 or truncate. Their sigma is so wide that a common factor would be within it."""
+    """By what share the whole output may be larger or smaller than the reference, for calls that round to FP8
+    or truncate. Their sigma is so wide that it would hide a common factor."""
 
     bias_bf16: float = 0.006
     """The same for all other calls. Rounding to nearest makes an output no larger or smaller; each truncation
@@ -98,7 +100,7 @@ class Reference:
     """The sampled row numbers; None: all rows were computed."""
 
     sigma_fp8: torch.Tensor | None = None
-    """For calls that round activations to FP8 themselves; None where no call can."""
+    """Like `sigma`, for calls that round activations to FP8 themselves; None where no call can."""
 
     even: torch.Tensor | None = None
     """Bool, of all dimensions but the last: rows in which sigma_fp8 is made of many independent errors of one
@@ -114,15 +116,15 @@ GOLDEN = 0.5 * (5**0.5 - 1)
 
 
 def spread(count: int, offset: float = 0.0) -> list[int]:
-    """All of 0 .. count - 1 in steps of the golden section, of which any beginning is spread evenly. offset:
-    where it begins, as a share of the count."""
+    """The numbers 0 .. count - 1 in steps of the golden section, so that the first n of them are spread
+    evenly for any n. offset: where the list begins, as a share of the count."""
     steps = (int((offset + i * GOLDEN) % 1 * count) for i in range(2 * count))
     return list(dict.fromkeys([*steps, *range(count)]))
 
 
 MOST_ELEMENTS = 1 << 27
-"""Elements of a reference, so that several with their sigmas, 1 to 3 GiB each, stay in the host's memory: all
-of 16384 rows of 7168."""
+"""The most elements of a reference: 16384 rows of 7168. The host's memory has to hold several references with
+their sigmas, 1 to 3 GiB each."""
 
 
 def rows_kept(rows: int, width: int) -> int:
@@ -132,25 +134,27 @@ def rows_kept(rows: int, width: int) -> int:
 
 def affordable(
     order: Iterable[int], flops: Callable[[int], float], max_flops: float, width: int = 1
-) -> list[int]:
+) -> list[int] | None:
     """The first rows of an order, ascending, that together take at most `max_flops` and MOST_ELEMENTS; at
-    least one. flops: of a row, called once for each in this order; width: elements of a row."""
+    least one. None where all of them do. flops: of a row, called once for each in this order; width: elements
+    of a row."""
     rows: list[int] = []
     spent = 0.0
-    for row in dict.fromkeys(order):
+    order = dict.fromkeys(order)
+    for row in order:
         spent += flops(row)
         if rows and (spent > max_flops or (len(rows) + 1) * width > MOST_ELEMENTS):
             break
         rows.append(row)
-    return sorted(rows)
+    return sorted(rows) if len(rows) < len(order) else None
 
 
 @dataclass(frozen=True)
 class RowGroups:
-    """What the rows of an output belong to, for messages: tokens to sequences, or to experts."""
+    """What the rows of an output belong to, for messages: a token to its sequence, or to its experts."""
 
     name: str
-    """Of one group."""
+    """The name of one group, such as `sequence`."""
 
     of: torch.Tensor
     """int64 [rows, groups of a row], -1 where a row has fewer."""
@@ -193,7 +197,8 @@ class Prepared:
         # None only for a library that allocates its own output. Other rows need no check for None.
         self.out = cast("torch.Tensor", out)
         self.stationary: Any = None
-        """What the declaration's `stationary` made of the operands, which further sets of them share."""
+        """What further sets of operands share: what the declaration's `stationary` made of them; of a call
+        that kernels/compose.py composed, its inner call."""
         self._call, self._inputs, self._after_load = call, inputs, after_load
         self._result, self._picked = result, picked
         self._returned: Any = None
@@ -211,8 +216,6 @@ class Prepared:
 
     def _check_written(self, returned: Any) -> None:
         """Raises TypeError where a first call returned its output and left `out` as it was poisoned."""
-        import torch
-
         out = self.out
         if not isinstance(returned, torch.Tensor) or returned.shape != out.shape:
             return
@@ -227,12 +230,13 @@ class Prepared:
             self._after_load()
 
     def inputs(self) -> Mapping[str, torch.Tensor]:
-        """Where `call` reads each live operand: `load` and the suite's own producer kernels write there."""
+        """The tensors in which `call` reads each live operand. `load` and the suite's own producer kernels
+        write there."""
         return self.operands.live_tensors() if self._inputs is None else self._inputs
 
     def reads(self) -> Mapping[str, torch.Tensor]:
-        """The same for a reader that writes nothing. It differs where calling `inputs` changes what `call`
-        reads; what only `load` can write is left out."""
+        """The same tensors for a reader that writes nothing. They differ from `inputs` where calling that
+        changes what `call` reads. What only `load` can write is left out."""
         return self.inputs()
 
     def result(self) -> torch.Tensor:
@@ -306,13 +310,14 @@ class Implementation:
 
     @property
     def version(self) -> str:
-        """Of its library as installed here, empty where it is not; imports nothing."""
+        """The version of its library as installed here, empty where it is not. Nothing is imported."""
         from kernels.platform import version
 
         return version(self.library or self.provider) or ""
 
     def available(self, platform: Platform) -> Support:
-        """Whether this platform and its libraries can run it at all; imports nothing. Default: with torch."""
+        """Whether this platform and its libraries can run it at all. Nothing is imported. By default it needs
+        torch alone."""
         return platform.library("torch")
 
     def fits(self, sizes: DataclassInstance) -> Support:
@@ -471,7 +476,7 @@ def _check_declaration(name: object, base: object, said: Mapping[str, Any]) -> N
 
 
 def _member(base: type[Implementation], member: str, value: Any) -> Any:
-    """Of a class that a declaration makes: the attribute, or the method that calls a function."""
+    """A member of a class that a declaration makes: the attribute, or a method that calls the function."""
     if member not in (*REQUIREMENTS, *ANSWERS):
         return value
 
@@ -491,7 +496,7 @@ class Op(ABC):
     name: ClassVar[str]
     # A frozen dataclass; its fields are the sizes on the command line.
     Sizes: ClassVar[type[DataclassInstance]]
-    # Those that it has, from the narrowest.
+    # The boundaries that it has, from the narrowest.
     boundaries: ClassVar[tuple[str, ...]] = ("core",)
     # Platform kind -> the best torch implementation there: the default baseline.
     baseline: ClassVar[Mapping[str, str]]
@@ -508,6 +513,9 @@ class Op(ABC):
     sums: ClassVar[bool] = False
     # Sizes that cases and records leave out at their default: older records have none of them.
     unsaid: ClassVar[tuple[str, ...]] = ()
+    # The size that says whether operands are FP8: only then a case says the format, and a bf16 case is the
+    # same on all architectures. Empty: operands are always FP8, or never.
+    fp8_where: ClassVar[str] = ""
 
     def sizes(self, given: Mapping[str, Size]) -> DataclassInstance:
         """Reads sizes given as text or numbers; raises ValueError with one clear line."""
@@ -520,11 +528,15 @@ class Op(ABC):
     def said(self, sizes: DataclassInstance) -> dict[str, Size]:
         """Sizes as the texts of cases and records say them."""
         default = {field.name: field.default for field in fields(sizes) if field.name in self.unsaid}
-        return {name: value for name, value in asdict(sizes).items() if default.get(name) != value}
+        said = {name: value for name, value in asdict(sizes).items() if default.get(name) != value}
+        if self.fp8_where and said[self.fp8_where] != "fp8":
+            del said["fp8"]
+        return said
 
     def defaults(self, arch: str) -> Mapping[str, Size]:
-        """Sizes that a case leaves to the architecture it runs on: its FP8 format, say."""
-        return {}
+        """Sizes that a case leaves to the architecture it runs on: the FP8 format and the kind of scales."""
+        of_arch = {"fp8": native(arch), "scales": native_scales(arch)}
+        return {field.name: of_arch[field.name] for field in fields(self.Sizes) if field.name in of_arch}
 
     def make(self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
         """The canonical operands of a case, of the set `seeds.turn`."""
@@ -532,10 +544,8 @@ class Op(ABC):
         return operands.turned(seeds.turn) if seeds.turn else operands
 
     @abstractmethod
-    def operands(
-        self, sizes: DataclassInstance, seeds: Seeds, device: str, boundary: str = "core"
-    ) -> Operands:
-        """The operands of the first set, a pure function of these arguments."""
+    def operands(self, sizes: Any, seeds: Seeds, device: str, boundary: str = "core") -> Operands:
+        """The operands of the first set, a pure function of these arguments. sizes: of the op's class."""
 
     @abstractmethod
     def empty_operands(self, sizes: DataclassInstance, device: str) -> Operands:
@@ -547,17 +557,22 @@ class Op(ABC):
         that reads `operands` and writes the narrower boundary's live operands into these views."""
         raise NotImplementedError(f"{self.name} has no step inside {operands.boundary}")
 
-    @abstractmethod
-    def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor: ...
+    def output_shape(self, sizes: DataclassInstance) -> tuple[int, ...]:
+        """The shape of the output in bf16. An op with another dtype defines the next two methods instead."""
+        raise NotImplementedError(f"{self.name} does not say the shape of its output")
+
+    def empty_output(self, sizes: DataclassInstance, device: str) -> torch.Tensor:
+        return torch.empty(self.output_shape(sizes), dtype=torch.bfloat16, device=device)
+
+    def output_bytes(self, sizes: DataclassInstance) -> int:
+        return 2 * math.prod(self.output_shape(sizes))
 
     def row_groups(self, operands: Operands) -> RowGroups | None:
         """What the rows of its output belong to; None where the row's number says it."""
         return None
 
     @abstractmethod
-    def reference(
-        self, operands: Operands, max_flops: float = float("inf"), offset: float = 0.0
-    ) -> Reference:
+    def reference(self, operands: Any, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
         """Computes the op from the same operands in fp64, or in fp32 where that errs far below a sigma. It
         samples rows above `max_flops` and MOST_ELEMENTS. offset: in [0, 1), of the sample (see `spread`): a
         kernel that does not know it cannot tell which rows are compared."""
@@ -583,9 +598,6 @@ class Op(ABC):
         return 0
 
     @abstractmethod
-    def output_bytes(self, sizes: DataclassInstance) -> int: ...
-
-    @abstractmethod
     def streamed_bytes(self, sizes: DataclassInstance, turns: int = 1) -> int:
         """Bytes that so many calls, each on the next set, read from memory at least, each byte once: for the
         cache policy. 0 if nothing is streamed."""
@@ -596,4 +608,4 @@ class Op(ABC):
 
 
 OPS: dict[str, Op] = {}
-"""By name: those in folders that `kernels` finds."""
+"""All ops by name: those in the folders that `kernels` finds."""

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from dataclasses import Field, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from kernels.lazy import torch
+
 if TYPE_CHECKING:
-    import torch
     from _typeshed import DataclassInstance
 
 
@@ -49,8 +50,6 @@ class Operands(ABC):
     """Names of the tensors that a serving step reads from memory, not from a warm cache."""
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        import torch
-
         return {
             f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), torch.Tensor)
         }
@@ -86,8 +85,7 @@ class Operands(ABC):
     def far(self: Own) -> Own | None:
         """The same values, so far apart in memory that their offsets, counted in values, need more than 32
         bits. NaN is where an offset of 32 bits would lead. None where the sizes do not allow it. The gaps
-        need not be
-        filled: on a CPU, memory that is never touched costs nothing."""
+        need not be filled: on a CPU, memory that is never touched costs nothing."""
         return None
 
     def narrowed(self: Own) -> Own:
@@ -110,10 +108,8 @@ DRAWN_AT_ONCE = 1 << 24
 
 def draw_normal(target: torch.Tensor, generator: torch.Generator) -> None:
     """Fills a tensor of any dtype with normal values, some rows at a time. They are drawn in fp32, because
-    that is the
-    same in all versions of torch: in bf16, 2.11 draws other values than 2.13, among them zeros."""
-    import torch
-
+    that is the same in all versions of torch: in bf16, 2.11 draws other values than 2.13, among them zeros.
+    """
     rows = max(1, DRAWN_AT_ONCE * len(target) // target.numel())
     for part in target.split(rows):
         part.copy_(torch.empty(part.shape, device=part.device).normal_(generator=generator))
@@ -121,7 +117,6 @@ def draw_normal(target: torch.Tensor, generator: torch.Generator) -> None:
 
 def _digest(tensor: torch.Tensor) -> int:
     """Sums a table of 64-bit words by row and by column, each sum weighted by its place."""
-    import torch
 
     def weighted(words: torch.Tensor) -> int:
         return int((words * (2 * torch.arange(words.numel(), device=words.device) + 1)).sum())

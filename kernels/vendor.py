@@ -4,13 +4,15 @@ says what it needs beyond that.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import ClassVar
 
 from packaging.version import InvalidVersion, Version
 
-from kernels.binding import Function, Operator, Symbol, Taken, load
+from kernels.binding import Function, Operator, Symbol, Taken, VendorFunction, load
 from kernels.defects import known_defects
 from kernels.formats import native, native_scales
 from kernels.op import OPS, Implementation, Unsupported
@@ -19,12 +21,12 @@ from kernels.support import Support, need
 from shapes.case import Case
 
 BLACKWELL = ("sm_100", "sm_103")
-"""The data centre's: B200 and B300."""
+"""The data centre's Blackwell: B200 and B300."""
 
 SINCE_AMPERE = ("sm_80", "sm_86", "sm_89", "sm_90", *BLACKWELL, "sm_120")
 
 TRITON: Mapping[str, str] = {"triton": ""}
-"""For `also`: torch brings it."""
+"""A value for `also`. torch brings Triton."""
 
 READ_TO: Mapping[str, tuple[str, ...]] = {
     "aiter": ("0.1.20.post1",),
@@ -176,14 +178,16 @@ class DeepGemm(Vendor):
     archs: ClassVar[tuple[str, ...]] = ("sm_90", *BLACKWELL)
 
     def supports(self, case: Case, platform: Platform) -> Support:
-        scales = case.sizes.get("scales", "ue8m0")
-        return Support.all_of(
-            super().supports(case, platform),
-            need(
-                native_scales(platform.arch) in ("fp32", scales),
-                f"{platform.arch} takes power-of-two scales (scales=ue8m0), not {scales}",
-            ),
-        )
+        return Support.all_of(super().supports(case, platform), takes_scales(case, platform))
+
+
+def takes_scales(case: Case, platform: Platform) -> Support:
+    """Whether DeepGEMM's products take the case's kind of block scales."""
+    scales = case.sizes.get("scales", "ue8m0")
+    return need(
+        native_scales(platform.arch) in ("fp32", scales),
+        f"{platform.arch} takes power-of-two scales (scales=ue8m0), not {scales}",
+    )
 
 
 class FlashAttention(Vendor):
@@ -213,7 +217,7 @@ class FlashInfer(Vendor):
 
 
 class Sglang(Vendor):
-    """Its Triton kernels."""
+    """SGLang's Triton kernels."""
 
     runtime = "sglang"
     library = "sglang"
@@ -221,7 +225,7 @@ class Sglang(Vendor):
     kinds: ClassVar[tuple[str, ...]] = ("cuda", "rocm")
     also = TRITON
 
-    # Where those of attention are, and where they were before.
+    # Where its attention kernels are now, and where they were before.
     ATTENTION = ("sglang.kernels.ops.attention", "sglang.srt.layers.attention.triton_ops")
 
     def environment(self, platform: Platform) -> dict[str, str]:
@@ -267,9 +271,18 @@ class TileLang(Vendor):
         Function("tilelang.language.gemm", positions=3, needs="transpose_B"),
     )
 
+    @staticmethod
+    @functools.cache
+    def compiled(module: str, source: str, *constants: Hashable) -> VendorFunction:
+        """The kernel that a function `source` of a module of TileLang programs describes for these constants.
+        Raises Unsupported and BindingError."""
+        TileLang.COMPILE.at()  # tells what is missing before the module imports TileLang
+        program = getattr(importlib.import_module(module), source)(*constants)
+        return TileLang.COMPILE.bind(func=program)()
+
 
 class Vllm(Vendor):
-    """By default its Triton kernels on GPUs."""
+    """vLLM, by default its Triton kernels on GPUs."""
 
     runtime = "vllm"
     library = "vllm"
@@ -313,8 +326,9 @@ dispatcher control)."""
 
 
 def onednn_may_use(isa: str) -> Support:
-    """Whether this process's environment lets oneDNN use the instruction set; `""`: none. oneDNN takes values
-    in upper or lower case, reads the older name where the newer is not set, and ignores unknown values."""
+    """Whether this process's environment lets oneDNN use the instruction set `isa`; `""` is none. oneDNN
+    takes values in upper or lower case, reads the older name where the newer is not set, and ignores unknown
+    values."""
     name = next((n for n in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA") if os.environ.get(n)), "")
     most = os.environ.get(name, "").upper()
     below = isa and most in ONEDNN_ISAS[: ONEDNN_ISAS.index(isa)]

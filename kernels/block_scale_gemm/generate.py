@@ -6,8 +6,6 @@ changes the output. Codes look like quantised normal data, because a GPU's power
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import (
@@ -19,10 +17,8 @@ from kernels.formats import (
     known_scales,
     quantise_activations,
 )
+from kernels.lazy import torch
 from kernels.operands import Seeds
-
-if TYPE_CHECKING:
-    import torch
 
 # Normal values are drawn once and repeated. Both counts are prime, so that no two rows begin at the same
 # place of the draw unless there are more rows than that.
@@ -69,8 +65,6 @@ def weights(
     is moved by up to 0.05 octaves. So neighbours differ by at least 1 octave, the transposed table is a
     different one, and no block is so small that the others hide it.
     """
-    import torch
-
     generator = torch.Generator(device).manual_seed(seed)
     values = torch.empty(min(WEIGHT_VALUES, n * k), device=device).normal_(generator=generator)
     values = values.mul_(fmt.max / DEVIATIONS).clamp_(-fmt.max, fmt.max).to(fmt.dtype).view(torch.uint8)
@@ -92,8 +86,6 @@ def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
     a few blocks (1), have outlier channels of 2^10 to 2^13 times the rest (3), range over 18 octaves (5), or
     have blocks of zeros (7). One row in 61 is zero. Neighbouring rows lie 14 or 21 octaves apart.
     """
-    import torch
-
     generator = torch.Generator(device).manual_seed(seed)
     blocks = -(-k // BLOCK)
     pool = torch.empty(min(ACTIVATION_BLOCKS, m * blocks), BLOCK, device=device).normal_(generator=generator)
@@ -118,8 +110,6 @@ def activations(m: int, k: int, seed: int, device: str) -> torch.Tensor:
 
 def _magnitudes(m: int, blocks: int, generator: torch.Generator) -> torch.Tensor:
     """The largest value of each block: fp32 [M, blocks]."""
-    import torch
-
     device = generator.device
     row = torch.arange(m, device=device)[:, None]
     block = torch.arange(blocks, device=device)
@@ -148,8 +138,6 @@ def _spoil_weights(
       shows in no column that has other codes.
     - Where K and N have four blocks, block (3, 3) is zero and has the smallest scale.
     """
-    import torch
-
     generator = torch.Generator(b_q.device).manual_seed(seed + 1)
     codes = b_q.view(torch.uint8)
     n, k = codes.shape
@@ -190,8 +178,6 @@ def _spoil_activations(a: torch.Tensor, fmt: Fp8Format, seed: int) -> None:
           where the weights do not differ.
     7:    zero.
     """
-    import torch
-
     k = a.shape[1]
     generator = torch.Generator(a.device).manual_seed(seed + 1)
     blocks = -(-k // BLOCK)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
+from kernels.lazy import torch
 from kernels.op import Call, Prepared
 from kernels.support import Support, need
-
-if TYPE_CHECKING:
-    import torch
 
 
 def column_major(a_scale: torch.Tensor, multiple: int = 1) -> torch.Tensor:

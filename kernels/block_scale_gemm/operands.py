@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import Scales
+from kernels.lazy import torch
 from kernels.operands import ABSENT, Operands
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass
@@ -32,8 +30,6 @@ class BlockScaleGemmOperands(Operands):
         return (self.a_q if self.a is None else self.a).shape[0]
 
     def narrowed(self) -> BlockScaleGemmOperands:
-        import torch
-
         if self.a is None:
             return super().narrowed()
         a_q = torch.empty_like(self.a, dtype=self.b_q.dtype)

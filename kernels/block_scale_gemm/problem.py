@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kernels.block_scale_gemm.generate import generate
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.reference import REFERENCE_COLUMNS, REFERENCE_ROWS, reference
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.formats import BLOCK, fp8_format, known_scales, native, native_scales
-from kernels.op import Op, Reference, Tolerance, Work, rows_kept
-from kernels.operands import Seeds
+from kernels.formats import BLOCK, fp8_format, known_scales
+from kernels.lazy import torch
+from kernels.op import Op, Tolerance, Work, rows_kept
 from kernels.quantise import quantiser
-from shapes.case import Size
-
-if TYPE_CHECKING:
-    import torch
 
 
 class BlockScaleGemm(Op):
@@ -35,9 +31,8 @@ class BlockScaleGemm(Op):
     engine_like = "triton.split_k"  # the dequantised weights of a whole rank fit on no device
     axes = ("row", "column")
     sums = True
-
-    def defaults(self, arch: str) -> Mapping[str, Size]:
-        return {"fp8": native(arch), "scales": native_scales(arch)}
+    operands = staticmethod(generate)
+    reference = staticmethod(reference)
 
     def work(self, sizes: BlockScaleGemmSizes, boundary: str = "core") -> Work:
         """2 * m * n * k flops. The activations, the weights with their scales, and the output are moved once.
@@ -55,8 +50,8 @@ class BlockScaleGemm(Op):
     def narrowed_bytes(self, sizes: BlockScaleGemmSizes) -> int:
         return sizes.quantised_bytes
 
-    def output_bytes(self, sizes: BlockScaleGemmSizes) -> int:
-        return 2 * sizes.m * sizes.n
+    def output_shape(self, sizes: BlockScaleGemmSizes) -> tuple[int, ...]:
+        return sizes.m, sizes.n
 
     def streamed_bytes(self, sizes: BlockScaleGemmSizes, turns: int = 1) -> int:
         return turns * (sizes.n * sizes.k + 4 * sizes.n_blocks * sizes.k_blocks)
@@ -68,19 +63,7 @@ class BlockScaleGemm(Op):
         some, columns = min(rows, REFERENCE_ROWS), min(sizes.n, REFERENCE_COLUMNS)
         return 4 * (rows * 3 * sizes.n + some * (3 * sizes.k + 6 * columns) + 3 * columns * sizes.k)
 
-    def empty_output(self, sizes: BlockScaleGemmSizes, device: str) -> torch.Tensor:
-        import torch
-
-        return torch.empty(sizes.m, sizes.n, dtype=torch.bfloat16, device=device)
-
-    def operands(
-        self, sizes: BlockScaleGemmSizes, seeds: Seeds, device: str, boundary: str = "core"
-    ) -> BlockScaleGemmOperands:
-        return generate(sizes, seeds, device, boundary)
-
     def empty_operands(self, sizes: BlockScaleGemmSizes, device: str) -> BlockScaleGemmOperands:
-        import torch
-
         return BlockScaleGemmOperands(
             b_q=torch.empty(sizes.n, sizes.k, dtype=fp8_format(sizes.fp8).dtype, device=device),
             b_scale=torch.empty(sizes.n_blocks, sizes.k_blocks, device=device),
@@ -94,11 +77,6 @@ class BlockScaleGemm(Op):
         if operands.a is None:
             return super().step(operands, into)
         return quantiser(operands.a, into["a_q"], into["a_scale"], operands.scales)
-
-    def reference(
-        self, operands: BlockScaleGemmOperands, max_flops: float = float("inf"), offset: float = 0.0
-    ) -> Reference:
-        return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: BlockScaleGemmSizes) -> Tolerance:
         """A segment has 128 columns, because that is what one block of weights can spoil. It has a few less

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights, fp8_format, rounding_deviation
-from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
-
-if TYPE_CHECKING:
-    import torch
+from kernels.lazy import torch
+from kernels.op import Reference, affordable, spread
 
 UNIT = 2.0**-9
 """The relative root mean square error of rounding to bf16: at most 2^-8, spread over the mantissas."""
@@ -39,10 +35,10 @@ def reference(
     sigma_fp8: where a call quantises the activations, their rounding (d of formats.rounding_deviation) adds
     sqrt(sum_k (d b)^2). d assumes power-of-two scales, which bounds every scheme in use.
     """
-    import torch
-
-    rows = _sampled_rows(operands, max_flops, offset)
     core = operands.a is None
+    row_flops = 2 * (2 if core else 3) * operands.b_q.numel()
+    order = [0, operands.m - 1, *spread(operands.m, offset)]
+    rows = affordable(order, lambda row: row_flops, max_flops, len(operands.b_q))
     fmt = fp8_format(str(operands.b_q.dtype).removeprefix("torch.float8_"))
 
     n, blocks = operands.b_q.shape[0], REFERENCE_COLUMNS // BLOCK
@@ -78,8 +74,6 @@ def reference(
 def _near_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Divides each row of x fp32 [rows, K], in place, by the power of two that brings its largest magnitude
     into [0.5, 1). Returns x and the exponents [rows, 1]."""
-    import torch
-
     largest = torch.maximum(x.amax(1, keepdim=True), x.amin(1, keepdim=True).neg_())
     exponent = torch.frexp(largest).exponent
     # In two steps, because 2^127 is the largest power that fp32 holds.
@@ -87,14 +81,3 @@ def _near_one(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     for step in (half, exponent - half):
         x.mul_(torch.ldexp(torch.ones_like(largest), -step))
     return x, exponent
-
-
-def _sampled_rows(operands: BlockScaleGemmOperands, max_flops: float, offset: float) -> list[int] | None:
-    """The rows that are computed; None for all."""
-    n, k = operands.b_q.shape
-    products = 2 if operands.a is None else 3
-    count, row_flops = operands.m, 2 * products * n * k
-    if count * row_flops <= max_flops and count * n <= MOST_ELEMENTS:
-        return None
-    order = [0, count - 1, *spread(count, offset)]
-    return affordable(order, lambda row: row_flops, max_flops, n)

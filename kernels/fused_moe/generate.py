@@ -6,16 +6,12 @@ rows are equal, and R1's 1.4 GB take about a second. Only scales are drawn for e
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.formats import BLOCK, fp8_format, known_scales, quantise_activations
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.picks import generator_of, picks
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.lazy import torch
 from kernels.operands import Seeds, draw_normal
-
-if TYPE_CHECKING:
-    import torch
 
 STRIDE = 4099
 """Values between the places where two experts begin in the pool: a prime, so that no two rows are aligned."""
@@ -45,8 +41,6 @@ def weights(sizes: FusedMoeSizes, seeds: Seeds, device: str) -> dict[str, torch.
     """w13, w13_scale, w2 and w2_scale. Codes are those of normal values whose largest in a block of 128x128
     is about four deviations. The scales of neighbouring blocks along K, along N and of the next expert differ
     by a factor of 2 to 8. No two scales of an expert are equal, unless they have to be powers of two."""
-    import torch
-
     generator = generator_of(device, 1, seeds.stationary)
     fmt = fp8_format(sizes.fp8)
     local_experts, hidden, inter = sizes.local_experts, sizes.hidden, sizes.inter
@@ -77,8 +71,6 @@ def _scales(
 ) -> torch.Tensor:
     """fp32 [local, rows/128, columns/128] with a root mean square of about `size`: low and high scales as the
     fields of a chessboard, 1 to 2 and 4 to 8 times the lowest."""
-    import torch
-
     shape = (local_experts, rows // BLOCK, columns // BLOCK)
     exponent = torch.rand(shape, generator=generator, device=device)
     lowest = torch.tensor(size / 4.3)
@@ -94,8 +86,6 @@ def activations(sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str) 
     """x, or in `core` x_q and x_scale. By token modulo 4, a token is dense (0); zero in all but one of eight
     blocks of K (1); small in these (2); dense with four large values (3). Magnitudes of tokens differ by a
     factor of up to 8."""
-    import torch
-
     generator = generator_of(device, 2, seeds.stationary, seeds.live)
     tokens, blocks = sizes.tokens, sizes.hidden // BLOCK
 

@@ -3,16 +3,18 @@ two products."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from kernels.formats import BLOCK, SMALLEST_SCALE, fp8_format
+from kernels.fp8_to_fp32 import fp8_to_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.grouped import COMBINED
+from kernels.lazy import torch
 from kernels.op import Call
 
-if TYPE_CHECKING:
-    import torch
+Pair = tuple["torch.Tensor", "torch.Tensor"]
+"""What w13 and w2 became in a library's layout, or their scales."""
 
 WORD = 4
 """Exponents of scales in an int32, and blocks of 128 values that a program of SiLU computes."""
@@ -34,8 +36,6 @@ def expert_ids(operands: FusedMoeOperands) -> tuple[torch.Tensor, Call]:
 
 def per_expert(operands: FusedMoeOperands, values: list[int]) -> torch.Tensor | None:
     """A value for each of these ids: int32 [local_experts + 1]; None where all experts are on this rank."""
-    import torch
-
     if operands.sizes.ep == 1:
         return None
     return torch.tensor(values, dtype=torch.int32, device=operands.topk_ids.device)
@@ -61,7 +61,6 @@ def between_products(
     h_scale:  its scales, MN-major in groups of `capacity` rows: fp32, or `packed`, four exponents in an int32
     given:    bf16 [rows, hidden]: the output of the second product
     """
-    import torch
     import triton
 
     from kernels.fused_moe.triton import rows_jit
@@ -100,6 +99,22 @@ def between_products(
             out.copy_(written)
 
     return activate, add_up
+
+
+def weights_in_bf16(
+    operands: FusedMoeOperands, pack: Callable[[torch.Tensor], torch.Tensor] = lambda weights: weights
+) -> Pair:
+    """w13 and w2 dequantised to bf16 [local, N, K], each expert's packed by `pack`, which gets [1, N, K]. It
+    goes expert by expert, so that memory never holds the weights twice."""
+
+    def made(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        all_experts = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
+        for expert, values, scales in zip(all_experts, q, scale, strict=True):
+            expert.copy_(pack(fp8_to_bf16(values, scales)[None])[0])
+        return all_experts
+
+    o = operands
+    return made(o.w13, o.w13_scale), made(o.w2, o.w2_scale)
 
 
 def activation_bytes(sizes: FusedMoeSizes) -> int:

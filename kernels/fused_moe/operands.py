@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from kernels.formats import BLOCK
 from kernels.fused_moe.picks import picks
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.lazy import torch
 from kernels.operands import ABSENT, Operands, Seeds
-
-if TYPE_CHECKING:
-    import torch
 
 
 @dataclass
@@ -59,8 +57,6 @@ class FusedMoeOperands(Operands):
         return first.replaced(seeds=seeds, **live)
 
     def narrowed(self) -> FusedMoeOperands:
-        import torch
-
         sizes, device = self.sizes, self.w13.device
         if self.boundary == "with_routing":
             shape = (sizes.tokens, sizes.picks)

@@ -11,21 +11,18 @@ and the router's logits. The router's GEMM is not part of any boundary.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from kernels.formats import BLOCK, fp8_format, known_scales, native, native_scales
+from kernels.formats import BLOCK, fp8_format, known_scales
 from kernels.fused_moe.generate import generate
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.reference import reference, routing
 from kernels.fused_moe.routing import Router, router
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
-from kernels.op import BOUNDARIES, Op, Reference, RowGroups, Tolerance, Work, rows_kept
+from kernels.lazy import torch
+from kernels.op import BOUNDARIES, Op, RowGroups, Tolerance, Work, rows_kept
 from kernels.operands import Seeds
 from kernels.quantise import quantiser
-from shapes.case import Size
-
-if TYPE_CHECKING:
-    import torch
 
 
 class FusedMoe(Op):
@@ -37,9 +34,8 @@ class FusedMoe(Op):
     turns = True
     axes = ("token", "column")
     sums = True
-
-    def defaults(self, arch: str) -> Mapping[str, Size]:
-        return {"fp8": native(arch), "scales": native_scales(arch)}
+    operands = staticmethod(generate)
+    reference = staticmethod(reference)
 
     def work(self, sizes: FusedMoeSizes, boundary: str = "core") -> Work:
         """6 * pairs * hidden * inter flops, of the pairs on this rank. The bytes are those of the experts
@@ -61,8 +57,8 @@ class FusedMoe(Op):
         choice = sizes.tokens * (sizes.picks * 8 + sizes.experts * 4)
         return sizes.local_experts * sizes.expert_bytes + 3 * x + x // BLOCK * 4 + choice
 
-    def output_bytes(self, sizes: FusedMoeSizes) -> int:
-        return sizes.tokens * sizes.hidden * 2
+    def output_shape(self, sizes: FusedMoeSizes) -> tuple[int, ...]:
+        return sizes.tokens, sizes.hidden
 
     def streamed_bytes(self, sizes: FusedMoeSizes, turns: int = 1) -> int:
         """The bytes of the experts that so many calls touch."""
@@ -80,19 +76,7 @@ class FusedMoe(Op):
         rows += min(rows, sizes.routed.busiest)
         return sizes.hidden * (80 * rows + 3 * 4 * 2 * sizes.inter)
 
-    def empty_output(self, sizes: FusedMoeSizes, device: str) -> torch.Tensor:
-        import torch
-
-        return torch.empty(sizes.tokens, sizes.hidden, dtype=torch.bfloat16, device=device)
-
-    def operands(
-        self, sizes: FusedMoeSizes, seeds: Seeds, device: str, boundary: str = "core"
-    ) -> FusedMoeOperands:
-        return generate(sizes, seeds, device, boundary)
-
     def empty_operands(self, sizes: FusedMoeSizes, device: str) -> FusedMoeOperands:
-        import torch
-
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=device)
 
@@ -135,15 +119,8 @@ class FusedMoe(Op):
 
     def row_groups(self, operands: FusedMoeOperands) -> RowGroups:
         """The routed experts of each token on this rank; every token has the shared one."""
-        import torch
-
         ids = routing(operands)[0].cpu()
         return RowGroups("expert", torch.where(ids < operands.sizes.routed.local, ids, -1))
-
-    def reference(
-        self, operands: FusedMoeOperands, max_flops: float = float("inf"), offset: float = 0.0
-    ) -> Reference:
-        return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: FusedMoeSizes) -> Tolerance:
         """A segment is as wide as a block of weights, so that the error of one block is not diluted by

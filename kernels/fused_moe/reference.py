@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from kernels.formats import dequantise_activations, fp8_format, rounding_deviation
 from kernels.fp8_to_fp32 import fp8_to_fp32
-from kernels.op import MOST_ELEMENTS, Reference, affordable, spread
+from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.lazy import torch
+from kernels.op import Reference, affordable, spread
 
 if TYPE_CHECKING:
-    import torch
-
     from kernels.fused_moe.operands import FusedMoeOperands
-    from kernels.fused_moe.sizes import FusedMoeSizes
 
 UNIT = 2.0**-9
 """The relative root mean square error of rounding to bf16."""
@@ -27,10 +26,6 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     inference/model.py). The scores are sigmoids. The sum of the two highest biased scores of a group chooses
     the groups, and the biased scores choose the experts in them. The weights are the unbiased scores of
     these, normalised and multiplied by 2.5."""
-    import torch
-
-    from kernels.fused_moe.sizes import SCALING
-
     if operands.logits is None:
         return operands.topk_ids.long(), operands.topk_weights.double()
     sizes: FusedMoeSizes = operands.sizes
@@ -50,7 +45,7 @@ def routing(operands: FusedMoeOperands) -> tuple[torch.Tensor, torch.Tensor]:
     return ids, weights
 
 
-def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0) -> Reference:
+def reference(operands: FusedMoeOperands, max_flops: float = float("inf"), offset: float = 0.0) -> Reference:
     """fp32 products of exact operands, and fp64 sums over experts. A product errs by about 2^-24 sqrt(K) of
     the root of the summed squares of its terms, which is 5e-6 at K = 7168; a sigma is at least 2^-9 of it.
 
@@ -67,8 +62,6 @@ def reference(operands: FusedMoeOperands, max_flops: float, offset: float = 0.0)
     sigma_fp8: the call also rounds h to FP8 by 1x128, and x too unless the boundary is `core`: see
     kernels.formats.rounding_deviation.
     """
-    import torch
-
     sizes: FusedMoeSizes = operands.sizes
     ids, weights = routing(operands)
     rows = _sampled_rows(ids, sizes, max_flops, offset)
@@ -102,8 +95,6 @@ def _expert(
 
     errors: of x, in bf16, and in FP8 where these differ
     """
-    import torch
-
     sizes: FusedMoeSizes = operands.sizes
     both, of_inputs = _products(
         operands.w13[expert], operands.w13_scale[expert], x, torch.stack([x, *errors])
@@ -131,7 +122,6 @@ def _expert(
 
 def _steepest(gate: torch.Tensor, reach: torch.Tensor) -> torch.Tensor:
     """The largest |silu'| at gate - reach, gate and gate + reach."""
-    import torch
 
     def slope(at: torch.Tensor) -> torch.Tensor:
         sigmoid = at.sigmoid()
@@ -168,17 +158,12 @@ def _x(operands: FusedMoeOperands, rows: list[int] | None) -> torch.Tensor:
 def _sampled_rows(
     ids: torch.Tensor, sizes: FusedMoeSizes, max_flops: float, offset: float
 ) -> list[int] | None:
-    per_pair = 6 * sizes.hidden * sizes.inter
-    tokens = len(ids)
-    local = (ids >= 0).sum(-1).tolist()
-    hit = len(ids.cpu().unique())
-    if per_pair * (sum(local) + EXPERT_PAIRS * hit) <= max_flops and tokens * sizes.hidden <= MOST_ELEMENTS:
-        return None
+    local = [[expert for expert in row if expert >= 0] for row in ids.tolist()]
     seen: set[int] = set()
 
     def flops(row: int) -> float:
-        new = {expert for expert in ids[row].tolist() if expert >= 0} - seen
+        new = set(local[row]) - seen
         seen.update(new)
-        return per_pair * (local[row] + EXPERT_PAIRS * len(new))
+        return 6 * sizes.hidden * sizes.inter * (len(local[row]) + EXPERT_PAIRS * len(new))
 
-    return affordable([0, tokens - 1, *spread(tokens, offset)], flops, max_flops, sizes.hidden)
+    return affordable([0, len(ids) - 1, *spread(len(ids), offset)], flops, max_flops, sizes.hidden)

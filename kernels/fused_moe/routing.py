@@ -5,10 +5,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    import torch
+from kernels.lazy import torch
 
 ROWS = 1  # tokens of a program, because decode has few
 WARPS = 1  # one warp holds a token's scores: the choice is a chain of reductions, for which warps would wait

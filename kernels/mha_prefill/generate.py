@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.formats import Fp8Format, fp8_format
+from kernels.lazy import torch
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence, guarded, sequences_of
 from kernels.mha_prefill.sizes import NOPE, SCALE, VALUE, WIDTH, MhaPrefillSizes
 from kernels.operands import Seeds, draw_normal
-
-if TYPE_CHECKING:
-    import torch
 
 DRAWN = 4096  # tokens; further ones take the same numbers with other signs
 # The largest magnitude that FP8 operands hold: eight deviations or more, so that none has to be clipped.
@@ -18,7 +14,7 @@ LARGEST = {"q": 64.0, "k": 12.0, "v": 8.0}
 FAR = 4.0  # an ordinary key is so far below a landmark, along their channel
 
 
-def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOperands:
+def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = "core") -> MhaPrefillOperands:
     """The operands, a pure function of the arguments.
 
     - Temperature differs by head, from flat to peaked (in the odd heads scores deviate by 0.3 to 8), so that
@@ -37,8 +33,6 @@ def generate(sizes: MhaPrefillSizes, seeds: Seeds, device: str) -> MhaPrefillOpe
       120 from those of another fourth (see kernels/mla_decode/generate.py).
     - Keys at the edges of tiles of 64 and 128, and of halves, are landmarks too.
     """
-    import torch
-
     lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
     sequences = sequences_of(lengths)
     generator = torch.Generator(device).manual_seed(1_000_003 * seeds.stationary + seeds.live)
@@ -132,8 +126,6 @@ def _add_landmarks(q: torch.Tensor, k: torch.Tensor, sequences: list[Sequence], 
     own query does not count them twice; the first key leaves out the other code too, which belongs to another
     sequence.
     """
-    import torch
-
     q_rope, k_rope = q[:, ::2, NOPE:], k[:, ::2, NOPE:]
     code = k_rope.clone()
     k_rope[1:] += code[:-1]

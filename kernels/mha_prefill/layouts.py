@@ -5,15 +5,13 @@ and v as wide as q and k.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mha_prefill.operands import MhaPrefillOperands, guarded
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
 from kernels.op import Call, Prepared
-
-if TYPE_CHECKING:
-    import torch
 
 VARLEN = "q k v softmax_scale cu_seqlens_q cu_seqlens_k max_seqlen_q max_seqlen_k causal"
 """What a call of `varlen` needs by name."""
@@ -33,8 +31,12 @@ def varlen(
     attend = function.bind(
         q=o.q, k=o.k, v=v, softmax_scale=o.scale, **lengths(o), causal=True, **output, **further
     )
-    inputs = {**o.live_tensors(), "v": v[..., :VALUE]}
-    return Prepared(o, out, attend, inputs=inputs, result=of_values if out is None else None)
+    return Prepared(o, out, attend, inputs=reading(o, v), result=of_values if out is None else None)
+
+
+def reading(o: MhaPrefillOperands, v: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The live operands of a call that reads v in a layout of its own."""
+    return {**o.live_tensors(), "v": v[..., :VALUE]}
 
 
 def of_values(returned: Any) -> torch.Tensor:
@@ -67,8 +69,6 @@ class NewTokens:
     copies, as an engine holds them apart from its cache."""
 
     def __init__(self, operands: MhaPrefillOperands) -> None:
-        import torch
-
         o = self.operands = operands
         self.k, self.v = o.k, o.v
         self.rows: torch.Tensor | None = None

@@ -5,14 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
+from kernels.lazy import torch
 from kernels.mha_prefill.sizes import SCALE, MhaPrefillSizes
 from kernels.operands import ABSENT, Operands
-
-if TYPE_CHECKING:
-    import torch
-
 
 GUARD = 256  # tokens of NaN before and behind q, k and v: at least what a kernel's tile reads at once
 
@@ -118,8 +115,6 @@ def guarded(
 ) -> torch.Tensor:
     """An empty tensor [tokens, heads, width] of dtype, by default bf16, between tokens of NaN, which show a
     read past an end."""
-    import torch
-
     shape = (GUARD + tokens + GUARD, heads, width)
     storage = torch.empty(shape, dtype=dtype or torch.bfloat16, device=device)
     nan = torch.tensor(torch.nan, device=device)

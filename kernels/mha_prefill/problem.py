@@ -12,20 +12,16 @@ multiplied. The output is bf16 in both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from kernels.formats import fp8_format, native
+from kernels.formats import fp8_format
+from kernels.lazy import torch
 from kernels.mha_prefill.generate import generate
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, guarded, sequences_of
 from kernels.mha_prefill.reference import HEADS, SCORES, reference
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes
-from kernels.op import Op, Reference, RowGroups, Tolerance, Work, rows_kept
-from kernels.operands import ABSENT, Seeds
-from shapes.case import Case, Size
-
-if TYPE_CHECKING:
-    import torch
+from kernels.op import Op, RowGroups, Tolerance, Work, rows_kept
+from kernels.operands import ABSENT
 
 
 class MhaPrefill(Op):
@@ -34,16 +30,9 @@ class MhaPrefill(Op):
     lengths = True
     axes = ("token", "head", "column")
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
-
-    def defaults(self, arch: str) -> Mapping[str, Size]:
-        return {"fp8": native(arch)}
-
-    def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
-        """A bf16 case names no FP8 format: it is the same on every architecture."""
-        case = super().case(given, **place)
-        if case.sizes["dtype"] == "fp8":
-            return case
-        return case.with_sizes({name: size for name, size in case.sizes.items() if name != "fp8"})
+    fp8_where = "dtype"
+    operands = staticmethod(generate)
+    reference = staticmethod(reference)
 
     def work(self, sizes: MhaPrefillSizes, boundary: str = "core") -> Work:
         """2 * heads * (192 + 128) flops for each pair of a query and a key that it attends to; q, k, v and
@@ -58,14 +47,14 @@ class MhaPrefill(Op):
     def operand_bytes(self, sizes: MhaPrefillSizes) -> int:
         return self._bytes(sizes, sizes.queries + 2 * GUARD, sizes.keys + 2 * GUARD)
 
-    def output_bytes(self, sizes: MhaPrefillSizes) -> int:
-        return sizes.queries * sizes.heads * VALUE * 2
+    def output_shape(self, sizes: MhaPrefillSizes) -> tuple[int, ...]:
+        return sizes.queries, sizes.heads, VALUE
 
     def streamed_bytes(self, sizes: MhaPrefillSizes, turns: int = 1) -> int:
         return 0
 
     def turn_bytes(self, sizes: MhaPrefillSizes) -> int:
-        """For the `cold` mode: in `serving` there is one set."""
+        """The bytes of a further set in the mode `cold`. The mode `serving` has one set."""
         return self.operand_bytes(sizes)
 
     def reference_bytes(self, sizes: MhaPrefillSizes) -> int:
@@ -78,19 +67,7 @@ class MhaPrefill(Op):
         results = (3 if sizes.dtype == "fp8" else 2) * rows_kept(sizes.queries, row) * row
         return 4 * (results + keys + 10 * max(SCORES, heads * longest))
 
-    def empty_output(self, sizes: MhaPrefillSizes, device: str) -> torch.Tensor:
-        import torch
-
-        return torch.empty(sizes.queries, sizes.heads, VALUE, dtype=torch.bfloat16, device=device)
-
-    def operands(
-        self, sizes: MhaPrefillSizes, seeds: Seeds, device: str, boundary: str = "core"
-    ) -> MhaPrefillOperands:
-        return generate(sizes, seeds, device)
-
     def empty_operands(self, sizes: MhaPrefillSizes, device: str) -> MhaPrefillOperands:
-        import torch
-
         starts = torch.empty(sizes.batch + 1, dtype=torch.int32, device=device)
         fp8 = sizes.dtype == "fp8"
         dtype = fp8_format(sizes.fp8).dtype if fp8 else torch.bfloat16
@@ -110,15 +87,8 @@ class MhaPrefill(Op):
 
     def row_groups(self, operands: MhaPrefillOperands) -> RowGroups:
         """The sequence of each token."""
-        import torch
-
         lengths = torch.tensor([s.new for s in operands.sequences])
         return RowGroups("sequence", torch.arange(len(lengths)).repeat_interleave(lengths)[:, None])
-
-    def reference(
-        self, operands: MhaPrefillOperands, max_flops: float = float("inf"), offset: float = 0.0
-    ) -> Reference:
-        return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: MhaPrefillSizes) -> Tolerance:
         """The worst rows of random cases, in sigma: 1.3 for a kernel with exactly the two roundings of

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from kernels.formats import Fp8Format, fp8_format
+from kernels.lazy import torch
 from kernels.mha_prefill.operands import MhaPrefillOperands, Sequence
 from kernels.mha_prefill.sizes import VALUE, WIDTH
-from kernels.op import LEAST_SIGMA, MOST_ELEMENTS, Reference, affordable, spread
-
-if TYPE_CHECKING:
-    import torch
+from kernels.op import LEAST_SIGMA, Reference, affordable, spread
 
 UNIT = 2.0**-9  # relative error of rounding to bf16, about, in root mean square
 UNIT_FP8 = 2.0**-5  # the same for FP8 with 3 mantissa bits
@@ -45,8 +42,6 @@ def reference(
     number their errors do not cancel (below half of the smallest step all vanish): the square of the shift of
     the output is added. Scores and output may be summed in 14 bits. even: as in MLA decode.
     """
-    import torch
-
     q, k, v = operands.q, operands.k, operands.v
     rows = sampled_rows(operands.sequences, q.shape[1], max_flops, offset)
     every = torch.arange(len(q)) if rows is None else torch.tensor(rows)
@@ -94,8 +89,6 @@ def _attend(
     q: [heads, n, 192], at `position` in its sequence, int64 [n]; k: [heads, 192, keys]; v: with its squares
     beside it, [heads, keys, 256]
     """
-    import torch
-
     scores = (q @ k).mul_(scale)
     # fp32 sums of 192 products of the scores' size err by about sqrt(192) 2^-24 |s|.
     size = scores.abs()
@@ -134,8 +127,6 @@ def sampled_rows(
     """Rows of the output to compute for at most `max_flops`, ascending; None for all."""
     per_pair = OVERHEAD * 2 * heads * (WIDTH + 3 * VALUE)
     keys = [n for s in sequences for n in range(s.prefix + 1, s.length + 1)]
-    if sum(keys) * per_pair <= max_flops and len(keys) * heads * VALUE <= MOST_ELEMENTS:
-        return None
     ends = [row for s in sequences for row in (s.queries.start, s.queries.stop - 1)]
     edges = [s.queries.start + row for s in sequences for row in _edges(s.new)]
     order = [*ends, *edges, *spread(len(keys), offset)]

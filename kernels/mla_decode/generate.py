@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import math
 import random
-from typing import TYPE_CHECKING
 
 from kernels.formats import fp8_format
+from kernels.lazy import torch
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.operands import Seeds, draw_normal
 
-if TYPE_CHECKING:
-    import torch
-
-
 CONSTANT = WIDTH - 1
-"""The channel by which adversarial operands shift scores."""
+"""The channel with which adversarial operands shift scores."""
 
 OF_TOKENS, OF_HEADS = 8.0, 208.0
-"""Its values in kv and in q: their product times the scale is 120."""
+"""The values of that channel in kv and in q. Their product times the scale is 120."""
 
 PAGES = (1 << 15) + (1 << 12)
-"""So many pages that a signed number of 16 bits cannot hold an eighth of their numbers."""
+"""A number of pages of which an eighth have numbers that a signed integer of 16 bits cannot hold."""
 
 MOST_BYTES = 200 << 20
-"""Bytes that a cache may take for that many pages."""
+"""The most bytes that a cache of so many pages may take."""
 
 
-def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOperands:
+def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core") -> MlaDecodeOperands:
     """The operands, a pure function of the arguments.
 
     - Temperature differs by head, from flat to peaked (scores deviate by 0.3 to 8), so that a wrong scale, a
@@ -50,8 +46,6 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
       sum nothing shows how the others are rounded.
     - There are so many small pages that their numbers exceed 16 bits.
     """
-    import torch
-
     lengths = sizes.lengths(seeds.stationary if seeds.lengths is None else seeds.lengths)
     counts = [-(-n // sizes.page) for n in lengths]
     total = sum(counts) + SPARE_PAGES
@@ -98,7 +92,7 @@ def generate(sizes: MlaDecodeSizes, seeds: Seeds, device: str) -> MlaDecodeOpera
         q[..., channels] *= 2.0**-17
         kv[..., channels] *= 2.0**17
     operands.q = q.bfloat16()
-    _poison_unused(operands)
+    kv.view(-1, WIDTH)[operands.unused_slots()] = float("nan")
     if sizes.kv == "fp8":
         fmt = fp8_format(sizes.fp8)
         operands.kv_scale = KV_SCALE[sizes.fp8]
@@ -131,8 +125,6 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
     Along u, q becomes 4 in the even heads and 0 in the odd ones, a landmark row becomes 0, and any other row
     so far below 0 that it scores ln(length / 16) less than a landmark. A row of zeros scores like a landmark.
     """
-    import torch
-
     unit = direction / direction.norm(dim=-1, keepdim=True)
     q_rope = operands.q[..., LATENT:]
     q_rope -= (q_rope @ unit[:, :, None]) * unit[:, None, :]
@@ -144,12 +136,3 @@ def _add_landmarks(operands: MlaDecodeOperands, direction: torch.Tensor, adversa
         below[_landmarks(length, operands.page, adversarial)] = 0.0
         rope = flat[slots, LATENT:].float()
         flat[slots, LATENT:] = (rope - (rope @ u + below)[:, None] * u).to(flat.dtype)
-
-
-def _poison_unused(operands: MlaDecodeOperands) -> None:
-    import torch
-
-    unused = torch.ones(operands.kv.shape[0] * operands.page, dtype=torch.bool, device=operands.kv.device)
-    for sequence in range(len(operands.host_lengths)):
-        unused[operands.token_slots(sequence)] = False
-    operands.kv.view(-1, WIDTH)[unused] = float("nan")

@@ -1,5 +1,7 @@
 """What several libraries ask for: layouts of the paged cache (page lists, padded tables, finite copies),
-layouts of the query, and the number of compute units.
+the query in FP8, and the number of compute units. Where a library wants one head of the cache, a row gives it
+kv[:, :, None] [pages, page, 1, 576]; where it wants one query token of each sequence, q[:, None] [batch, 1,
+heads, 576]; and for smaller pages kv.view(-1, page, 576).
 
 Layouts of the cache are stationary: they follow from the page table and the lengths, and are made before
 timing.
@@ -10,25 +12,21 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kernels.lazy import torch
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Call, Prepared
-
-if TYPE_CHECKING:
-    import torch
 
 HOPPER_UNITS = 132  # compute units of an H100 or H200
 MOST_UNITS = 304  # of an MI300X, the most of all devices: for plans of memory
 
 SLACK = 256
-"""Entries behind the last one of a list: kernels fetch whole blocks of it."""
+"""Entries in memory behind the end of a list, because kernels fetch whole blocks of it."""
 
 
 def compute_units(device: torch.device) -> int:
-    import torch
-
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -37,28 +35,25 @@ def page_counts(operands: MlaDecodeOperands, page: int) -> list[int]:
 
 
 def starts(counts: Iterable[int], device: torch.device) -> torch.Tensor:
-    """Where each sequence begins in a list of all: int32 [batch + 1], from 0 to the sum."""
-    import torch
-
+    """Where each sequence begins in a list of the items of all sequences: int32 [batch + 1], from 0 to the
+    sum of the counts."""
     return torch.tensor([0, *itertools.accumulate(counts)], dtype=torch.int32, device=device)
 
 
 def query_starts(operands: MlaDecodeOperands) -> torch.Tensor:
-    """int32 [batch + 1], for one query token of each sequence."""
+    """Where the query tokens of each sequence begin, one token each: int32 [batch + 1]."""
     return starts([1] * len(operands.host_lengths), operands.q.device)
 
 
 def page_starts(operands: MlaDecodeOperands, page: int) -> torch.Tensor:
-    """int32 [batch + 1], in pages of that many tokens."""
+    """Where each sequence begins in `page_list`: int32 [batch + 1]. page: tokens of a page."""
     return starts(page_counts(operands, page), operands.q.device)
 
 
 def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.Tensor:
-    """The pages of all sequences one after the other, int32 [pages], as numbers in the cache that is seen as
-    pages of that many tokens. The first page fills the list up to `least` entries, and SLACK more in
-    memory."""
-    import torch
-
+    """The page numbers of all sequences one after the other, int32 [pages]. page: tokens of a page, which
+    divide the cache's own. The first page number fills the list up to `least` entries, and SLACK further ones
+    in memory."""
     table = operands.split_pages(page)
     pages = [row[:count] for row, count in zip(table, page_counts(operands, page), strict=True)]
     missing = max(0, least - sum(map(len, pages)))
@@ -66,21 +61,9 @@ def page_list(operands: MlaDecodeOperands, page: int, least: int = 0) -> torch.T
     return listed[:-SLACK]
 
 
-def pages_of(kv: torch.Tensor, page: int) -> torch.Tensor:
-    """The cache [pages, page, 576] with pages of that many tokens, which divide its own."""
-    return kv.view(-1, page, WIDTH)
-
-
-def one_head(kv: torch.Tensor) -> torch.Tensor:
-    """[pages, page, 1, 576]: one head that all query heads share."""
-    return kv[:, :, None]
-
-
 def full_pages(operands: MlaDecodeOperands, page: int, multiple: int = 1, *, tokens: int = 0) -> torch.Tensor:
     """A page table without the page of NaN: int32 [batch, width]. The width is that of the longest sequence,
     or of so many tokens, rounded up to a multiple. Unused places repeat the sequence's first page."""
-    import torch
-
     table, counts = operands.split_pages(page), page_counts(operands, page)
     width = math.ceil(max(*counts, math.ceil(tokens / page)) / multiple) * multiple
     table = torch.nn.functional.pad(table, (0, max(0, width - table.shape[1])))[:, :width]
@@ -94,12 +77,12 @@ def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def partial_bytes(rows: int) -> int:
-    """Of partial results in fp32: 512 values and the logarithm of a sum for each row."""
+    """The bytes of partial results in fp32: 512 values and the logarithm of a sum for each row."""
     return rows * (LATENT + 1) * 4
 
 
 def cache_bytes(sizes: MlaDecodeSizes) -> int:
-    """Of a copy of the cache, about: a page more or less."""
+    """The bytes of a copy of the cache, to within a page."""
     element = 1 if sizes.kv == "fp8" else 2
     return (sizes.used_pages + 4) * sizes.page * WIDTH * element
 
@@ -109,19 +92,11 @@ class FiniteCache:
     weights that a mask made 0. Engines give them pools in which every page is finite."""
 
     def __init__(self, operands: MlaDecodeOperands) -> None:
-        import torch
-
         self.operands = operands
-        self.kv = operands.kv.clone()
-        used = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
-        unused = torch.ones(self.kv.numel() // WIDTH, dtype=torch.bool, device=self.kv.device)
-        unused[torch.cat(used)] = False
-        self.unused = unused.nonzero().flatten()
+        self.kv, self.unused = operands.kv.clone(), operands.unused_slots()
         self.clear()
 
     def clear(self) -> None:
-        import torch
-
         # As bytes, because indexing does not take FP8: all bits of a zero are 0.
         slots = self.kv.view(torch.uint8).flatten(0, 1)
         slots.index_fill_(0, self.unused, 0)
@@ -139,28 +114,16 @@ class FiniteCache:
         return Prepared(self.operands, out, call, inputs=inputs, after_load=self.clear, result=result)
 
 
-def one_token(q: torch.Tensor) -> torch.Tensor:
-    """[batch, 1, heads, 576]: one query token of each sequence."""
-    return q[:, None]
-
-
-def of_one_token(answer: torch.Tensor) -> torch.Tensor:
-    """[batch, heads, 512] of [batch, 1, heads, 512]."""
-    return answer[:, 0]
-
-
 def query_buffer(operands: MlaDecodeOperands) -> torch.Tensor:
-    """What a kernel reads that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer of the
+    """The query for a kernel that takes q in the cache's dtype: q itself, or on an FP8 cache a buffer in the
     cache's format, which `after_query` fills."""
-    import torch
-
     if not operands.is_fp8:
         return operands.q
     return torch.empty_like(operands.q, dtype=operands.kv.dtype)
 
 
 def after_query(operands: MlaDecodeOperands, query: torch.Tensor, decode: Call) -> Call:
-    """The call that first rounds q into that buffer."""
+    """A call that first rounds q into that buffer, then decodes."""
     if query is operands.q:
         return decode
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from kernels.lazy import torch
 from kernels.mla_decode.sizes import SCALE, MlaDecodeSizes
 from kernels.operands import Operands
-
-if TYPE_CHECKING:
-    import torch
 
 SPARE_PAGES = 3
 
@@ -48,8 +46,6 @@ class MlaDecodeOperands(Operands):
 
     def far(self) -> MlaDecodeOperands:
         """On pages with numbers so large that places need more than 32 bits."""
-        import torch
-
         pages, page, width = self.kv.shape
         first = -(-(1 << 32) // (page * width))
         kv = self.kv.new_empty(first + pages, page, width)
@@ -59,17 +55,20 @@ class MlaDecodeOperands(Operands):
 
     def token_slots(self, sequence: int) -> torch.Tensor:
         """Rows of kv.view(-1, 576) that hold the sequence's tokens, int64 [length]."""
-        import torch
-
         length, page = self.host_lengths[sequence], self.page
         pages = self.page_table[sequence, : -(-length // page)].long()
         return (pages[:, None] * page + torch.arange(page, device=pages.device)).flatten()[:length]
 
+    def unused_slots(self) -> torch.Tensor:
+        """Rows of kv.view(-1, 576) without a token, int64 [rows]."""
+        unused = torch.ones(self.kv.shape[0] * self.page, dtype=torch.bool, device=self.kv.device)
+        for sequence in range(len(self.host_lengths)):
+            unused[self.token_slots(sequence)] = False
+        return unused.nonzero().flatten()
+
     def split_pages(self, page: int) -> torch.Tensor:
         """The page table of the same cache seen as smaller pages, int32 [batch, max_pages * parts]: a kernel
         with a page that divides the case's takes `kv.view(-1, page, 576)` with this table."""
-        import torch
-
         parts = self.page // page
         part = torch.arange(parts, dtype=torch.int32, device=self.page_table.device)
         return (self.page_table[:, :, None] * parts + part).flatten(1).contiguous()

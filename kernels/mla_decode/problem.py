@@ -9,20 +9,15 @@ latent part. scale = 1/sqrt(192), of the 128 + 64 wide query-key product before 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import ClassVar
 
-from kernels.formats import fp8_format, native
+from kernels.formats import fp8_format
+from kernels.lazy import torch
 from kernels.mla_decode.generate import generate
 from kernels.mla_decode.operands import KV_SCALE, SPARE_PAGES, MlaDecodeOperands
 from kernels.mla_decode.reference import reference
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
-from kernels.op import Op, Reference, Tolerance, Work
-from kernels.operands import Seeds
-from shapes.case import Case, Size
-
-if TYPE_CHECKING:
-    import torch
+from kernels.op import Op, Tolerance, Work
 
 
 class MlaDecode(Op):
@@ -33,16 +28,9 @@ class MlaDecode(Op):
     baseline: ClassVar = {"cpu": "torch.sdpa", "cuda": "torch.sdpa", "rocm": "torch.sdpa"}
     engine_like = "triton.split_kv"
     axes = ("sequence", "head", "column")
-
-    def case(self, given: Mapping[str, Size], **place: Any) -> Case:  # a Case's further fields
-        """A case with a bf16 cache says nothing of FP8: its key is the same on all architectures."""
-        case = super().case(given, **place)
-        if case.sizes["kv"] == "fp8":
-            return case
-        return case.with_sizes({name: value for name, value in case.sizes.items() if name != "fp8"})
-
-    def defaults(self, arch: str) -> Mapping[str, Size]:
-        return {"fp8": native(arch)}
+    fp8_where = "kv"
+    operands = staticmethod(generate)
+    reference = staticmethod(reference)
 
     def work(self, sizes: MlaDecodeSizes, boundary: str = "core") -> Work:
         """2 * tokens * heads * (576 + 512) flops; each cached row, q and out moved once. On an FP8 cache a
@@ -56,8 +44,8 @@ class MlaDecode(Op):
         slots = (sizes.used_pages + SPARE_PAGES) * sizes.page
         return slots * WIDTH * KV_BYTES[sizes.kv] + sizes.batch * sizes.heads * WIDTH * 2
 
-    def output_bytes(self, sizes: MlaDecodeSizes) -> int:
-        return sizes.batch * sizes.heads * LATENT * 2
+    def output_shape(self, sizes: MlaDecodeSizes) -> tuple[int, ...]:
+        return sizes.batch, sizes.heads, LATENT
 
     def streamed_bytes(self, sizes: MlaDecodeSizes, turns: int = 1) -> int:
         return turns * sizes.tokens * WIDTH * KV_BYTES[sizes.kv]
@@ -67,19 +55,7 @@ class MlaDecode(Op):
         longest = max(sizes.lengths())
         return 3 * 4 * self.output_bytes(sizes) + 8 * longest * (WIDTH + LATENT + 8 * sizes.heads)
 
-    def empty_output(self, sizes: MlaDecodeSizes, device: str) -> torch.Tensor:
-        import torch
-
-        return torch.empty(sizes.batch, sizes.heads, LATENT, dtype=torch.bfloat16, device=device)
-
-    def operands(
-        self, sizes: MlaDecodeSizes, seeds: Seeds, device: str, boundary: str = "core"
-    ) -> MlaDecodeOperands:
-        return generate(sizes, seeds, device)
-
     def empty_operands(self, sizes: MlaDecodeSizes, device: str) -> MlaDecodeOperands:
-        import torch
-
         lengths = sizes.lengths()
         counts = [-(-n // sizes.page) for n in lengths]
         fp8 = sizes.kv == "fp8"
@@ -93,11 +69,6 @@ class MlaDecode(Op):
             kv_scale=KV_SCALE[sizes.fp8] if fp8 else 1.0,
             sizes=sizes,
         )
-
-    def reference(
-        self, operands: MlaDecodeOperands, max_flops: float = float("inf"), offset: float = 0.0
-    ) -> Reference:
-        return reference(operands, max_flops, offset)
 
     def tolerance(self, sizes: MlaDecodeSizes) -> Tolerance:
         """A kernel with exactly the two roundings of `reference` has a row error of 1 sigma or less. The

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.formats import Fp8Format, fp8_format, rounding_deviation
+from kernels.lazy import torch
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH
-from kernels.op import LEAST_SIGMA, MOST_ELEMENTS, Reference, affordable, spread
-
-if TYPE_CHECKING:
-    import torch
-
+from kernels.op import LEAST_SIGMA, Reference, affordable, spread
 
 EVEN = 0.1
 """The largest weight of rows that are judged together: a heavier weight is 1 before it is normalised, and has
@@ -33,8 +28,6 @@ def reference(operands: MlaDecodeOperands, max_flops: float = float("inf"), offs
     sigma_fp8, where the cache is FP8: fp8_variance is added. even: rows in which no weight is more than EVEN,
     and in which the common error of the rounded weights is a tenth of their sigma at most.
     """
-    import torch
-
     rows = _sampled_rows(operands, max_flops, offset)
     sequences = range(len(operands.host_lengths)) if rows is None else rows
     heads = operands.q.shape[1]
@@ -77,12 +70,9 @@ def _sampled_rows(operands: MlaDecodeOperands, max_flops: float, offset: float) 
         squares = min(WIDTH * LATENT, length * (WIDTH + LATENT)) if is_fp8 else 0
         return 2.0 * operands.q.shape[1] * length * (WIDTH + LATENT + squares)
 
-    count, width = len(lengths), operands.q.shape[1] * LATENT
-    if sum(map(flops, lengths)) <= max_flops and count * width <= MOST_ELEMENTS:
-        return None
-    first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, count - 1]
-    order = [*first, *spread(count, offset)]
-    return affordable(order, lambda row: flops(lengths[row]), max_flops, width)
+    first = [lengths.index(min(lengths)), lengths.index(max(lengths)), 0, len(lengths) - 1]
+    order = [*first, *spread(len(lengths), offset)]
+    return affordable(order, lambda row: flops(lengths[row]), max_flops, operands.q.shape[1] * LATENT)
 
 
 def format_of(tensor: torch.Tensor) -> Fp8Format:
@@ -110,8 +100,6 @@ def fp8_variance(
     weights of one size that their errors do not cancel (below half of the smallest subnormal all vanish).
     This shift of the output is computed, and its square is returned apart.
     """
-    import torch
-
     kv, p, out = kv.float(), p.float(), out.float()
     v = kv[:, : out.shape[1]]
     deviation = rounding_deviation(q, fmt).mul_(2).square_()

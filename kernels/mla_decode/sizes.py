@@ -58,5 +58,5 @@ class MlaDecodeSizes:
 
 
 def takes_bf16(sizes: MlaDecodeSizes) -> Support:
-    """For rows that take no FP8 cache."""
+    """Whether a row without kernels for an FP8 cache takes these sizes."""
     return need(sizes.kv == "bf16", f"takes a bf16 cache, not {sizes.kv}")

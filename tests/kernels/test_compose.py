@@ -13,6 +13,7 @@ from kernels.operands import Seeds
 from kernels.platform import detect
 from shapes.suites import suite
 from tests.support.command_line import undisturbed
+from tests.support.composed import innermost
 from tests.support.workers_here import run_here
 
 WIDE = [
@@ -99,7 +100,7 @@ def test_a_composed_call_is_prepared_on_what_it_will_read_and_beside_the_first()
     first = bind(op, Looks(), outer, out)
     assert torch.equal(Looks.seen[0].x_q.view(torch.uint8), core.x_q.view(torch.uint8))
     bind(op, Looks(), outer.turned(1), out, first)
-    assert Looks.seen[1] is first.inner.inner
+    assert Looks.seen[1] is innermost(first)
 
 
 CHEAT = """

@@ -18,11 +18,12 @@ import kernels
 from kernels.block_scale_gemm.providers import flashinfer
 from kernels.compose import bind
 from kernels.interfaces import signatures
-from kernels.mha_prefill.providers import aiter, cudnn, torch_sdpa
+from kernels.mha_prefill.providers import aiter, cudnn, torch_eager
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from shapes.case import parse
 from tests.support.answers import ANSWERS, VALUES
+from tests.support.composed import innermost
 from tests.support.gemm_moe_rows import EP, MANY, RAGGED
 from tests.support.judging import judged
 from tests.support.recorded import Case, record
@@ -166,8 +167,7 @@ FLASHINFERS = {case.name: case for case in CASES if case.op == MOE and case.name
 @pytest.mark.parametrize("case", FLASHINFERS.values(), ids=FLASHINFERS)
 def test_turns_share_what_was_made_of_the_same_weights_and_of_no_others(case):
     def made(call: Any) -> dict[str, torch.Tensor]:
-        weights = getattr(call, "inner", call).stationary
-        return {name: it for name, it in vars(weights).items() if name[0] == "w"}
+        return {name: it for name, it in vars(innermost(call).stationary).items() if name[0] == "w"}
 
     with case.prepared() as first:
         turn, cold = (
@@ -220,7 +220,7 @@ def test_which_engine_of_cudnn_ran_is_told(graph, picked):
     assert cudnn.engine_of(graph) == picked
 
 
-HELD = [torch_sdpa.Flash(), torch_sdpa.Efficient(), torch_sdpa.Cudnn()]
+HELD = [torch_eager.Flash(), torch_eager.Efficient(), torch_eager.Cudnn()]
 
 
 def prefill(text: str = "batch=2 new=1..9 prefix=0..5 heads=2") -> tuple[Any, torch.Tensor]:
@@ -233,7 +233,7 @@ def prefill(text: str = "batch=2 new=1..9 prefix=0..5 heads=2") -> tuple[Any, to
 def test_torch_is_held_to_one_kernel_and_asked_whether_that_takes_each_sequence(monkeypatch, row, kind):
     asked, held = [], []
     (o, out), can_use = prefill(), f"can_use_{row.backend}_attention"
-    monkeypatch.setattr(torch_sdpa, "kind_of", lambda device: kind)
+    monkeypatch.setattr(torch_eager, "kind_of", lambda device: kind)
     hold = wraps(torch.nn.attention.sdpa_kernel)(lambda kernel: held.append(kernel) or nullcontext())
     monkeypatch.setattr(torch.nn.attention, "sdpa_kernel", hold)
     with monkeypatch.context() as patch:
@@ -267,7 +267,7 @@ def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatc
     o = o.replaced(scale=options.get("scale", o.scale))
     attend = create_autospec(version, side_effect=lambda q, *rest, **more: q + 1)
     monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", SimpleNamespace(varlen_attn=attend))
-    prepared = torch_sdpa.varlen().prepare(o, out)
+    prepared = torch_eager.varlen().prepare(o, out)
     prepared.call()
     ((q, k, v, *lengths), given), at = attend.call_args, [(s.new, s.length) for s in o.sequences]
     assert q is o.q and k is o.k and torch.equal(v[..., :128], o.v) and not v[..., 128:].any()
@@ -276,7 +276,7 @@ def test_torchs_call_on_all_sequences_is_given_what_its_version_takes(monkeypatc
     assert torch.equal(out, (o.q + 1)[..., :128])
     if version is OLDER:
         with pytest.raises(Unsupported, match="takes no scale"):
-            torch_sdpa.varlen().prepare(o.replaced(scale=1.0), out)
+            torch_eager.varlen().prepare(o.replaced(scale=1.0), out)
 
 
 def test_aiter_that_imports_flydsl_needs_it(monkeypatch):
@@ -307,7 +307,7 @@ def test_what_was_prepared_is_freed_at_once(case):
     gc.disable()
     try:
         with case.prepared() as prepared:
-            held = weakref.ref(getattr(prepared, "inner", prepared))
+            held = weakref.ref(innermost(prepared))
             del prepared
         assert held() is None
     finally:

@@ -9,7 +9,7 @@ TINY = (
 )
 
 PLUGIN = """
-from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+from kernels.mla_decode.providers.torch_eager import naive as NaiveMlaDecode
 
 class Elsewhere(NaiveMlaDecode):
     op = "mla_decode"

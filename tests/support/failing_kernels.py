@@ -4,8 +4,8 @@ They do it on so many sequences as `batches` says, of the case or of a ragged on
 """
 
 from harness.workers.process import WorkerFailure
-from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode, attend
-from kernels.mla_decode.providers.torch_eager import calling as calling_torch
+from kernels.mla_decode.providers.torch_eager import attend
+from kernels.mla_decode.providers.torch_eager import naive as NaiveMlaDecode
 from kernels.op import Unsupported
 
 CHECKED = 2  # calls before anything is timed: one in prepare, one for the check
@@ -141,7 +141,10 @@ class StalePageTable(_Failing):
         if self.fails_on(operands):
             slots, valid = prepared.stationary
             self.slots = slots if self.slots is None else self.slots
-            prepared.compute = calling_torch(attend, operands, out, (self.slots, valid)).call
+            tables = self.slots, valid
+            prepared.compute = lambda: out.copy_(
+                attend(operands.q, operands.kv, *tables, operands.scale, operands.kv_scale)
+            )
         return prepared
 
 

@@ -29,6 +29,7 @@ from kernels.operands import Operands, Seeds
 from kernels.platform import Platform
 from shapes.case import parse
 from tests.support.answers import ALSO, ANSWERS, VALUES
+from tests.support.composed import innermost
 from tests.support.stand_ins import Answer, Arguments, Libraries, Made, StandIn, lent
 
 RECORDS = Path(__file__).parent.parent / "kernels" / "recorded"
@@ -233,7 +234,7 @@ def unmoved(prepared: Prepared, step: Callable[[], object]) -> None:
 
 def pointers(prepared: Prepared) -> list[int]:
     """Where the library reads and writes, by the calls that are bound."""
-    inner = getattr(prepared, "inner", prepared)
+    inner = innermost(prepared)
     held = [*vars(inner).values()]
     for value in vars(inner).values():  # of a call that is a function of its own, what it calls
         held += [cell.cell_contents for cell in getattr(value, "__closure__", None) or ()]

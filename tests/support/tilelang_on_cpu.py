@@ -13,10 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from kernels.block_scale_gemm.providers import tilelang as gemm
-from kernels.mla_decode.providers import tilelang as mla
-
-COMPILED = (gemm.compiled, mla.compiled_attend, mla.compiled_combine)
+from kernels.vendor import TileLang
 
 
 class CpuKernel:
@@ -68,11 +65,6 @@ def on_cpu() -> Iterator[None]:
         patch.setattr(language, "alloc_fragment", alloc)
         patch.setattr(language, "Parallel", language.grid)
         patch.setattr(tilelang, "compile", compiled)
-        forget()
+        TileLang.compiled.cache_clear()
         yield
-        forget()
-
-
-def forget() -> None:
-    for function in COMPILED:
-        function.cache_clear()
+        TileLang.compiled.cache_clear()

@@ -10,7 +10,7 @@ model_executor/kernels/linear/scaled_mm/aiter.py of vLLM 0.33. Untested on hardw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
@@ -18,11 +18,9 @@ from kernels.block_scale_gemm.layouts import multiples
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
+from kernels.lazy import torch
 from kernels.op import Prepared, Unsupported
 from kernels.support import Support
-
-if TYPE_CHECKING:
-    import torch
 
 TILE_N = 16  # rows of b in a tile of shuffle_weight(x, layout=(16, 16))
 MOST_SPLITS = 28  # the most splits of K in the Triton kernels' tuned configurations
@@ -77,6 +75,11 @@ class AiterGemm(vendor.Aiter):
     step_n: ClassVar[int] = TILE_N
     preshuffled: ClassVar[bool] = False  # takes b in tiles, and the scales of a column by column
 
+    def __init_subclass__(cls) -> None:
+        triton = " with Triton" if cls.also else ""
+        cls.requires = f"AITER {cls.since} or later (read to 0.1.20){triton}, gfx942 or gfx950"
+        cls.symbols = (cls.multiply, SHUFFLE) if cls.preshuffled else (cls.multiply,)
+
     def fits(self, sizes: BlockScaleGemmSizes) -> Support:
         return multiples(sizes, self.step_n, BLOCK)
 
@@ -91,8 +94,6 @@ class AiterGemm(vendor.Aiter):
         return in_tiles(b_q) if self.preshuffled else b_q
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        import torch
-
         taken = a_scale = operands.a_scale
         if self.preshuffled:
             # The kernel gets a tensor that looks like [M, blocks] but holds the scales block after block.
@@ -145,11 +146,9 @@ class DispatchGemm(AiterGemm):
     SGLANG_AITER_GFX942_BLOCKSCALE_USE_CK=1, or on gfx950 before ROCm 7.2."""
 
     name = "aiter.dispatch"
-    requires = "AITER 0.1.4 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.4"
     allocates = True
     multiply = DISPATCH
-    symbols = (DISPATCH,)
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_FILE"
 
 
@@ -159,11 +158,9 @@ class DispatchPreshuffled(AiterGemm):
     304 compute units (MI300X, MI325X): there it is CK's default."""
 
     name = "aiter.dispatch_preshuffled"
-    requires = "AITER 0.1.5.post3 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.5.post3"
     allocates = True
     multiply = DISPATCH_PRESHUFFLED
-    symbols = (DISPATCH_PRESHUFFLED, SHUFFLE)
     table = "AITER_CONFIG_GEMM_A8W8_BLOCKSCALE_BPRESHUFFLE_FILE"
     preshuffled = True
 
@@ -173,10 +170,8 @@ class CkGemm(AiterGemm):
     Engines run it only through `aiter.dispatch`."""
 
     name = "aiter.ck"
-    requires = "AITER 0.1.4 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.4"
     multiply = CK
-    symbols = (CK,)
 
 
 class CkTile(AiterGemm):
@@ -184,20 +179,16 @@ class CkTile(AiterGemm):
     sizes. Engines run it only through `aiter.dispatch`."""
 
     name = "aiter.cktile"
-    requires = "AITER 0.1.10 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.10"
     multiply = CKTILE
-    symbols = (CKTILE,)
 
 
 class CkPreshuffled(AiterGemm):
     """As `aiter.ck` with b in tiles. Engines run it only through `aiter.dispatch_preshuffled`."""
 
     name = "aiter.ck_preshuffled"
-    requires = "AITER 0.1.5.post3 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.5.post3"
     multiply = CK_PRESHUFFLED
-    symbols = (CK_PRESHUFFLED, SHUFFLE)
     preshuffled = True
 
 
@@ -206,10 +197,8 @@ class CkTilePreshuffled(AiterGemm):
     kernels the call transposes the scales of a back."""
 
     name = "aiter.cktile_preshuffled"
-    requires = "AITER 0.1.11 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.11"
     multiply = CKTILE_PRESHUFFLED
-    symbols = (CKTILE_PRESHUFFLED, SHUFFLE)
     preshuffled = True
 
 
@@ -219,10 +208,8 @@ class AsmGemm(AiterGemm):
     0.1.12 to 0.1.14 the call first fills a bias with zeros."""
 
     name = "aiter.asm"
-    requires = "AITER 0.1.7.post3 or later (read to 0.1.20), gfx942 or gfx950"
     since = "0.1.7.post3"
     multiply = ASM
-    symbols = (ASM, SHUFFLE)
     step_n = BLOCK
     preshuffled = True
 
@@ -233,10 +220,8 @@ class AiterTritonGemm(AiterGemm):
     k that AITER keeps a configuration for."""
 
     name = "aiter.triton"
-    requires = "AITER 0.1.4 or later (read to 0.1.20) with Triton, gfx942 or gfx950"
     since = "0.1.4"
     multiply = TRITON
-    symbols = (TRITON,)
     also = vendor.TRITON
     splits = MOST_SPLITS
 
@@ -246,11 +231,9 @@ class AiterTritonPreshuffled(AiterGemm):
     run it on gfx950 where the table of `aiter.dispatch_preshuffled` says so."""
 
     name = "aiter.triton_preshuffled"
-    requires = "AITER 0.1.10 or later (read to 0.1.20) with Triton, gfx942 or gfx950"
     since = "0.1.10"
     multiply = TRITON_PRESHUFFLED
     flags: ClassVar = {"is_x_scale_tranposed": True}  # AITER spells it so
-    symbols = (TRITON_PRESHUFFLED, SHUFFLE)
     also = vendor.TRITON
     splits = MOST_SPLITS
     preshuffled = True

@@ -14,7 +14,7 @@ and everything on Blackwell are untested on hardware.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kernels import platform as platforms
 from kernels import vendor
@@ -23,11 +23,9 @@ from kernels.block_scale_gemm.layouts import column_major, multiples, product, r
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, native_scales
+from kernels.lazy import torch
 from kernels.op import Prepared
 from kernels.support import Support
-
-if TYPE_CHECKING:
-    import torch
 
 TMA_ROWS = 4  # fp32 or int32 in 16 bytes (get_tma_aligned_size)
 RECIPE = (1, 128, 128)  # how many rows of M, rows of N and columns of K share a scale

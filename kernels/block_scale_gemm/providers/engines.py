@@ -21,7 +21,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from kernels import platform as platforms
 from kernels.binding import Function
@@ -31,16 +30,14 @@ from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.aiter import SHUFFLE, in_tiles
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.block_scale_gemm.triton.split_k import interpreted_s
-from kernels.engine_tuning import EngineCall, EngineConfig, EngineTuned
+from kernels.engine_tuning import EngineConfig, EngineTuned
 from kernels.formats import BLOCK
+from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.support import Support, need
 from kernels.triton_runtime import TritonImplementation, require_interpreter
 from kernels.tuning import Target
 from kernels.vendor import BLACKWELL, Aiter, Sglang, Vllm
-
-if TYPE_CHECKING:
-    import torch
 
 # CUTLASS
 
@@ -89,8 +86,6 @@ def cutlass_of_sglang(operands: BlockScaleGemmOperands, out: None) -> Prepared:
 
 def cutlass(function: Function, operands: BlockScaleGemmOperands) -> Prepared:
     """The function takes a, b, their scales and the output's dtype, in this order."""
-    import torch
-
     rows = ROWS if platforms.of(operands.b_q.device).arch == "sm_90" else 1
     a_q = padded_rows(operands.a_q, rows)
     a_scale = column_major(padded_rows(operands.a_scale, rows))
@@ -193,7 +188,17 @@ class TritonGemm(EngineTuned):
         )
 
     def prepare(self, operands: BlockScaleGemmOperands, out: torch.Tensor | None) -> Prepared:
-        return _TritonProduct(operands, self.tables, self.forced)
+        # The interpreter truncates to bf16 where it should round. There torch rounds the output.
+        interpreted = operands.b_q.device.type == "cpu"
+        multiply = self.tables.multiply.bind(
+            A=operands.a_q,
+            B=operands.b_q,
+            As=operands.a_scale,
+            Bs=operands.b_scale,
+            block_size=[BLOCK, BLOCK],
+            output_dtype=torch.float32 if interpreted else torch.bfloat16,
+        )
+        return self.prepared(operands, (lambda: multiply().bfloat16()) if interpreted else multiply)
 
 
 class VllmTritonGemm(Vllm, TritonImplementation, TritonGemm):
@@ -248,27 +253,3 @@ def _triton_let_in(device: torch.device) -> Iterator[None]:
         yield
     finally:
         del backends["cpu"]
-
-
-class _TritonProduct(EngineCall):
-    def __init__(
-        self, operands: BlockScaleGemmOperands, tables: GemmTables, config: EngineConfig | None
-    ) -> None:
-        import torch
-
-        super().__init__(operands, tables, config)
-        # The interpreter truncates to bf16 where it should round. There torch rounds the output.
-        self.interpreted = operands.b_q.device.type == "cpu"
-        self.multiply = tables.multiply.bind(
-            A=operands.a_q,
-            B=operands.b_q,
-            As=operands.a_scale,
-            Bs=operands.b_scale,
-            block_size=[BLOCK, BLOCK],
-            output_dtype=torch.float32 if self.interpreted else torch.bfloat16,
-        )
-
-    def call(self) -> None:
-        with self.overridden():
-            result = self.multiply()
-        self.out = result.bfloat16() if self.interpreted else result

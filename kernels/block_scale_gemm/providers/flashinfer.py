@@ -10,19 +10,15 @@ on an H200 (0.6.16); the others are untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels import vendor
 from kernels.binding import Function
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, product, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
+from kernels.lazy import torch
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
-
-if TYPE_CHECKING:
-    import torch
 
 ROWS = 4  # fp32 scales in 16 bytes, which the kernels for sm_90 and CUTLASS's read at a time
 TWO_SMS = 256  # rows from which an instruction over two SMs is faster (gemm_fp8_nt_groupwise)

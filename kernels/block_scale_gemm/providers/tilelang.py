@@ -7,19 +7,18 @@ TileLang's compiler for CPUs and compiled offline for these four. Untested on ha
 
 from __future__ import annotations
 
-import functools
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kernels import platform as platforms
-from kernels.binding import Function, VendorFunction
+from kernels.binding import Function
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.formats import BLOCK
+from kernels.lazy import torch
 from kernels.op import Call, implementation
 from kernels.support import need
 from kernels.vendor import TileLang
 
-if TYPE_CHECKING:
-    import torch
+SOURCES = "kernels.block_scale_gemm.providers.tilelang_jit"
 
 MULTIPLY = Function(*TileLang.CALL, positions=5)
 
@@ -50,14 +49,6 @@ def tiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     o = operands
     few, many = TILES[platforms.of(out.device).kind]
     tile = few if o.m <= few.rows else many
-    kernel = compiled(*o.b_q.shape, str(o.b_q.dtype).removeprefix("torch."), tile)
+    fp8 = str(o.b_q.dtype).removeprefix("torch.")
+    kernel = TileLang.compiled(SOURCES, "scaled_product", *o.b_q.shape, fp8, *tile)
     return MULTIPLY.bind(o.a_q, o.a_scale, o.b_q, o.b_scale, out, of=kernel)
-
-
-@functools.cache
-def compiled(n: int, k: int, fp8: str, tile: GemmTile) -> VendorFunction:
-    """The kernel for any number of rows. Raises Unsupported and BindingError."""
-    TileLang.COMPILE.at()  # tells what is missing before the source file imports TileLang
-    from kernels.block_scale_gemm.providers.tilelang_jit import scaled_product
-
-    return TileLang.COMPILE.bind(func=scaled_product(n, k, fp8, *tile))()

@@ -13,18 +13,14 @@ fast FP8 products are without block scales is what `doctor` measures as the ceil
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.binding import Function, Symbol
 from kernels.block_scale_gemm.layouts import column_major, padded_rows, padding_bytes, product, rounded_up
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.providers.torch_eager import DEQUANTISED, bf16_product
+from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.support import need
 from kernels.vendor import Vendor
-
-if TYPE_CHECKING:
-    import torch
 
 ROWS = 4  # cuBLASLt takes a multiple of so many rows
 K_BLOCKS = 4  # and scales of b for a multiple of so many blocks of K
@@ -56,8 +52,6 @@ PREFERRED = Function("torch.backends.cuda.preferred_blas_library")
 def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
     """Where M is not a multiple of four, the call also computes the rows of zeros up to the next multiple, as
     an engine does that pads its tokens for this kernel."""
-    import torch
-
     cuda = tuple(map(int, (torch.version.cuda or "0.0").split(".")))
     if operands.b_q.device.type == "cuda" and cuda < (12, 9):
         raise Unsupported(
@@ -96,8 +90,6 @@ def cublaslt(operands: BlockScaleGemmOperands, out: None) -> Prepared:
 def hipblaslt(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """`torch.bf16` with hipBLASLt, whatever torch would choose. On some sizes, versions and architectures it
     chooses hipBLAS (TORCH_BLAS_PREFER_HIPBLASLT in torch's aten/src/ATen/Context.h)."""
-    import torch
-
     picked = PREFERRED.bind()().name
     if out.device.type != "cpu" and picked != "Cublaslt":  # torch's name for hipBLASLt too
         raise Unsupported(f"torch {torch.__version__} does not take hipBLASLt here, but {picked}")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK, dequantise_activations, dequantise_weights
 from kernels.fp8_to_fp32 import fp8_to_bf16
+from kernels.lazy import torch
 from kernels.op import Call, implementation
-
-if TYPE_CHECKING:
-    import torch
 
 CPU_ROWS = 128  # rows of activations dequantised at a time, so that they stay in cache from step to step
 
@@ -141,8 +139,6 @@ def _block_of(q: torch.Tensor, dim: int) -> torch.Tensor:
 def compiled(operands: BlockScaleGemmOperands, out: torch.Tensor) -> Call:
     """The weights stay FP8 and are dequantised in the call. The compiler makes that one kernel, or fuses it
     into the product where it has a template for it."""
-    import torch
-
     function = torch.compile(_w8a8 if operands.a is None else _w8a16, dynamic=False)
     arguments = (*operands.live_tensors().values(), operands.b_q, operands.b_scale)
     return lambda: out.copy_(function(*arguments))

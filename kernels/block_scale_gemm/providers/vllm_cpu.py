@@ -7,19 +7,15 @@ in vllm/model_executor/layers/utils.py for bf16.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.binding import Function
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
 from kernels.formats import BLOCK
 from kernels.fp8_to_fp32 import fp8_to_bf16
+from kernels.lazy import torch
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu, vllm_operator
-
-if TYPE_CHECKING:
-    import torch
 
 PACK = vllm_operator("convert_weight_packed", positions=1)
 FP8 = vllm_operator("fp8_scaled_mm_cpu", positions=7)
@@ -49,8 +45,6 @@ def takes_fp8(sizes: BlockScaleGemmSizes) -> Support:
 
 
 def of_fp8(operands: BlockScaleGemmOperands, weights: torch.Tensor, packed: bool) -> Call:
-    import torch
-
     o, blocks = operands, [BLOCK, BLOCK]
     return FP8.bind(o.a, weights, o.b_scale, blocks, None, torch.bfloat16, packed)
 

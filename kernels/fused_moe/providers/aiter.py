@@ -12,32 +12,23 @@ DeepEP, give one further id to all experts on other ranks, which takes one more 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 from kernels import platform as platforms
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol, Taken, first_of
 from kernels.formats import BLOCK, fp8_format
-from kernels.fused_moe.layouts import (
-    activation_bytes,
-    between_products,
-    expert_ids,
-    per_expert,
-    weight_values,
-)
+from kernels.fused_moe import layouts
+from kernels.fused_moe.layouts import Pair
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import MOST_SEGMENTS, Alignment, tiles_for
+from kernels.lazy import torch
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.platform import Platform
 from kernels.support import Support
 from kernels.triton_runtime import require_interpreter
-
-if TYPE_CHECKING:
-    import torch
-
-    Pair = tuple[torch.Tensor, torch.Tensor]
 
 ONE_STAGE_ROWS = 32
 """Rows of a sorted block for the one-stage assembly."""
@@ -130,7 +121,7 @@ class Shuffled(AiterMoe):
     allocates = True
 
     def layout(self, sizes: FusedMoeSizes) -> int:
-        return weight_values(sizes)
+        return layouts.weight_values(sizes)
 
     def workspace(self, sizes: FusedMoeSizes) -> int:
         """Sorted pairs; x in FP8; h of every pair in bf16 and in FP8. Where there are fewer pairs than
@@ -139,7 +130,7 @@ class Shuffled(AiterMoe):
         ordered = (pairs + (sizes.local_experts + 1) * MOST_ROWS) * 12
         h = pairs * (sizes.inter * 3 + sizes.inter // BLOCK * 4)
         split = pairs * 16 * 2 * sizes.inter * 4 if pairs <= sizes.local_experts else 0
-        return ordered + activation_bytes(sizes) + h + split
+        return ordered + layouts.activation_bytes(sizes) + h + split
 
 
 class Dispatched(Shuffled):
@@ -163,7 +154,7 @@ def shuffled(operands: FusedMoeOperands) -> Pair:
 
 def expert_mask(operands: FusedMoeOperands) -> torch.Tensor | None:
     """int32: 1 for the experts of the rank, 0 for the id that stands for all others."""
-    return per_expert(operands, [1] * operands.sizes.local_experts + [0])
+    return layouts.per_expert(operands, [1] * operands.sizes.local_experts + [0])
 
 
 @implementation("aiter.dispatch", Dispatched, stationary=shuffled)
@@ -185,7 +176,7 @@ class DispatchOfSglang(Dispatched, vendor.Sglang):
     library = Dispatched.library
     kinds = Dispatched.kinds
     install = Dispatched.install
-    also: ClassVar[Mapping[str, str]] = {}
+    also: ClassVar = {}
     symbols = (*Dispatched.symbols, (SMALL_SORT, WITHOUT_SMALL_SORT))
 
     def installed(self, platform: Platform) -> Support:
@@ -212,7 +203,7 @@ class DispatchOfSglang(Dispatched, vendor.Sglang):
 
 def dispatched(operands: FusedMoeOperands, weights: Pair, sorting: int) -> Prepared:
     o, mask = operands, expert_mask(operands)
-    ids, write_ids = expert_ids(operands)
+    ids, write_ids = layouts.expert_ids(operands)
     layer = LAYER.bind(
         hidden_states=o.x,
         w1=weights[0],
@@ -249,8 +240,6 @@ def picked(sizes: FusedMoeSizes, masked: bool) -> str:
 def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
     """AITER's MOEMetadata for these sizes (stage1, stage2, run_1stage ...), found as `fused_moe` finds it.
     Raises BindingError or Unsupported where this version does not tell."""
-    import torch
-
     q_dtype = fp8_format(sizes.fp8).dtype
     return CONFIGURATION.bind(
         token=PADDED_TOKENS.bind(sizes.tokens)(),
@@ -278,10 +267,8 @@ def configuration(sizes: FusedMoeSizes, masked: bool) -> Any:  # of AITER
 def sorter(operands: FusedMoeOperands, rows: int) -> Callable[[], dict[str, torch.Tensor]]:
     """Sorts the pairs into blocks of so many rows, for kernels below `fused_moe`. Returns the arguments of
     these kernels; `out` is zeroed, because they add to it."""
-    import torch
-
     o, sizes, mask = operands, operands.sizes, expert_mask(operands)
-    ids, write_ids = expert_ids(operands)
+    ids, write_ids = layouts.expert_ids(operands)
     sort = SORT.bind(
         topk_ids=ids,
         topk_weights=o.topk_weights,
@@ -334,8 +321,6 @@ def asm(operands: FusedMoeOperands, out: None, weights: Pair) -> Prepared:
 def ck(operands: FusedMoeOperands, out: None, weights: Pair) -> Call:
     """Sorting, CK's gate and up with SiLU in bf16, requantising, and CK's down, with CK's own choice of
     kernels. K is not split; AITER's dispatch splits it where there are fewer pairs than experts."""
-    import torch
-
     o, sizes = operands, operands.sizes
     rows = 64 if sizes.tokens > 32 else 16  # as `get_2stage_cfgs` for block scales, where nothing is tuned
     sorted_pairs = sorter(o, rows)
@@ -407,7 +392,7 @@ def triton_products(operands: FusedMoeOperands, out: torch.Tensor) -> Prepared:
     h_scale = empty(sizes.inter // BLOCK, pairs, dtype=torch.float32)
     given = empty(sizes.tokens, sizes.picks, sizes.hidden, dtype=torch.bfloat16)
     around = (row_of, gate_up, h_q, h_scale, given)
-    activate, add_up = between_products(o, out, *around, capacity=pairs, packed=False)
+    activate, add_up = layouts.between_products(o, out, *around, capacity=pairs, packed=False)
     both = {
         "B_zp": None,
         "topk_weights": o.topk_weights,

@@ -18,27 +18,23 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import platform as machine
 from kernels import vendor
 from kernels.binding import Function, first_of
 from kernels.formats import BLOCK, fp8_format, native_scales
-from kernels.fused_moe.layouts import WORD, activation_bytes, between_products
+from kernels.fused_moe.layouts import WORD, Pair, activation_bytes, between_products
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
 from kernels.fused_moe.triton.align import chunk_for, tiles_for
+from kernels.lazy import torch
 from kernels.op import OPS, Call, Prepared, implementation
 from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.triton_runtime import require_interpreter
 from kernels.vendor import BLACKWELL, TRITON, Sglang, Vllm
 from shapes.case import Case
-
-if TYPE_CHECKING:
-    import torch
-
-    Pair = tuple[torch.Tensor, torch.Tensor]
 
 ALIGNMENTS = range(32, 225, 32)
 """Multiples that an expert's rows may have to be, for the memory plan; at run time the library is asked."""
@@ -171,8 +167,6 @@ def setter(aligned: int) -> Call:
 def mn_major(groups: int, rows: int, k: int, packed: bool, device: torch.device) -> torch.Tensor:
     """Scales of activations [groups, rows, columns], fp32 or packed int32, with the rows next to each other
     as TMA reads them. `rows` is a multiple of 4, so that columns begin at multiples of 16 bytes."""
-    import torch
-
     dtype = torch.int32 if packed else torch.float32
     shape = (groups, scale_columns(k, packed), rows)
     return torch.empty(shape, dtype=dtype, device=device).transpose(1, 2)
@@ -184,7 +178,6 @@ class AroundDeepGemm(Prepared):
     operands: FusedMoeOperands
 
     def __init__(self, operands: FusedMoeOperands, out: torch.Tensor, scales: Pair, packed: bool) -> None:
-        import torch
         import triton
 
         from kernels.fused_moe.triton import rows_jit
@@ -268,7 +261,6 @@ class Contiguous(AroundDeepGemm):
         return 1, tiles_for(aligned, sizes) * aligned
 
     def placing(self) -> Call:
-        import torch
         import triton
 
         from kernels.fused_moe.triton import align_jit, rows_jit
@@ -353,14 +345,6 @@ def masked(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Prepa
 # As engines run them
 
 
-def takes_scales(case: Case, platform: Platform) -> Support:
-    scales = case.sizes.get("scales", "ue8m0")
-    return need(
-        scales == "ue8m0" or not packs(platform.arch),
-        f"{platform.arch} takes power-of-two scales (scales=ue8m0), not {scales}",
-    )
-
-
 @implementation(
     "deepgemm@vllm",
     Vllm,
@@ -376,7 +360,7 @@ def takes_scales(case: Case, platform: Platform) -> Support:
         *(VLLM_QUANTISE, VLLM_PERMUTE, VLLM_ROWS, VLLM_ALIGNMENT, VLLM_ALIGNED, VLLM_MULTIPLY),
         *(VLLM_ACTIVATE, VLLM_ACTIVATE_PACKED, VLLM_ADD_UP, VLLM_TRANSFORM),
     ),
-    supports=takes_scales,
+    supports=vendor.takes_scales,
     stationary=functools.partial(weight_scales, transform=VLLM_TRANSFORM),
     layout=packed_scale_bytes,
     workspace=lambda sizes: (
@@ -391,8 +375,6 @@ def of_vllm(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Call
     powers of two, to which vLLM rounds them as it loads; on sm_90 only those of activations are rounded up
     to powers of two. The products get the end of each expert's rows (vLLM's psum layout), or the expert of
     each row on sm_120 and before vLLM 0.32."""
-    import torch
-
     o, sizes, arch = operands, operands.sizes, machine.of(out.device).arch
     by_ends = arch != "sm_120" and VLLM_PERMUTE.takes("use_psum_layout")
     rows, _ = VLLM_ROWS.bind(
@@ -482,8 +464,6 @@ def of_sglang(operands: FusedMoeOperands, out: torch.Tensor, scales: Pair) -> Ca
     where dispatching has quantised and placed. SGLang takes this layout while it fits into a quarter of free
     memory (SGLANG_DEEPGEMM_MASKED_MEMORY_BUDGET_FRACTION), and a contiguous one for longer prefill, which
     this row does not."""
-    import torch
-
     o, sizes, packed = operands, operands.sizes, packs(machine.of(out.device).arch)
     shape = (sizes.local_experts, (sizes.tokens // CAPACITY + 1) * CAPACITY)
     gate_up = torch.empty(*shape, 2 * sizes.inter, dtype=torch.bfloat16, device=out.device)

@@ -8,21 +8,18 @@ Read in vLLM 0.31 to 0.33 (fused_moe/fused_moe.py) and in SGLang to 0.5.23 (fuse
 from __future__ import annotations
 
 import tempfile
-from typing import TYPE_CHECKING
 
-from kernels.binding import Function, VendorFunction
-from kernels.engine_tuning import EngineCall, EngineConfig, EngineLookUp, EngineTable, EngineTuned
+from kernels.binding import Function
+from kernels.engine_tuning import EngineTable, EngineTuned
 from kernels.formats import BLOCK
 from kernels.fused_moe.engine_tables import MoeTables
 from kernels.fused_moe.layouts import activation_bytes, expert_ids, per_expert
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.op import Call, Prepared
+from kernels.lazy import torch
+from kernels.op import Prepared
 from kernels.platform import version
 from kernels.vendor import Sglang, Vllm
-
-if TYPE_CHECKING:
-    import torch
 
 TO_TAKE = "w1_shape w2_shape top_k dtype M block_shape"
 TO_NAME = "E N dtype block_shape"
@@ -122,7 +119,12 @@ class VllmTritonMoe(Vllm, TritonMoe):
             expert_map=to_local,
             quant_config=QUANTISATION.bind(**scales, block_shape=[BLOCK, BLOCK])(),
         )
-        return _Experts(o, self.tables, self.forced, experts, write_ids)
+
+        def call() -> object:
+            write_ids()
+            return experts()
+
+        return self.prepared(o, call)
 
 
 class SglangTritonMoe(Sglang, TritonMoe):
@@ -157,7 +159,7 @@ class SglangTritonMoe(Sglang, TritonMoe):
             w2_scale=o.w2_scale,
             block_shape=[BLOCK, BLOCK],
         )
-        return _Experts(o, self.tables, self.forced, experts, lambda: None)
+        return self.prepared(o, experts)
 
 
 def alone() -> None:
@@ -169,21 +171,3 @@ def alone() -> None:
     meeting = f"file://{tempfile.mkdtemp()}/ranks"
     START.bind(world_size=1, rank=0, local_rank=0, distributed_init_method=meeting)()
     FORM.bind(tensor_model_parallel_size=1)()
-
-
-class _Experts(EngineCall):
-    def __init__(
-        self,
-        operands: FusedMoeOperands,
-        tables: EngineLookUp,
-        config: EngineConfig | None,
-        experts: VendorFunction,
-        write_ids: Call,
-    ) -> None:
-        super().__init__(operands, tables, config)
-        self.experts, self.write_ids = experts, write_ids
-
-    def call(self) -> None:
-        self.write_ids()
-        with self.overridden():
-            self.out = self.experts()

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from kernels import vendor
 from kernels.binding import Function
@@ -19,13 +18,11 @@ from kernels.formats import BLOCK, known_scales
 from kernels.fused_moe.layouts import activation_bytes
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import SCALING, FusedMoeSizes
+from kernels.lazy import torch
 from kernels.op import Call, Unsupported, implementation
 from kernels.platform import version
 from kernels.quantise import quantiser
 from kernels.support import Support, need
-
-if TYPE_CHECKING:
-    import torch
 
 EPILOGUE_ROWS = 64
 """Rows of an epilogue tile of the generated kernels, which orders the rows of a weight."""
@@ -95,7 +92,6 @@ class FlashInferMoe(vendor.FlashInfer):
 
 def up_first(operands: FusedMoeOperands) -> Weights:
     """The weights with up rows before gate rows, as [local, 2 * inter, K]."""
-    import torch
 
     def swapped(rows: torch.Tensor) -> torch.Tensor:
         gate, up = rows.chunk(2, 1)
@@ -107,7 +103,6 @@ def up_first(operands: FusedMoeOperands) -> Weights:
 
 def blocked(operands: FusedMoeOperands) -> Weights:
     """The same as FP8 [local, K/128, N, 128], with the rows in the order of the epilogue's tiles."""
-    import torch
 
     def laid(weight: torch.Tensor) -> torch.Tensor:
         bits = weight.view(torch.uint8)
@@ -296,8 +291,6 @@ def layer(
 
     arguments: those that differ between rows
     """
-    import torch
-
     o, sizes = operands, operands.sizes
     x_q = torch.empty_like(o.x, dtype=o.w13.dtype)
     x_scale = torch.empty(sizes.hidden // BLOCK, sizes.tokens, device=o.x.device)

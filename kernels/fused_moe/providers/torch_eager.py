@@ -7,17 +7,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from kernels.formats import dequantise_activations, dequantise_weights
-from kernels.fp8_to_fp32 import fp8_to_bf16
-from kernels.fused_moe.layouts import weight_values
+from kernels.fused_moe.layouts import Pair, weight_values, weights_in_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.lazy import torch
 from kernels.op import Call, Implementation, implementation
 
 if TYPE_CHECKING:
-    import torch
     from torch.utils.weak import WeakIdKeyDictionary
-
-    Pair = tuple[torch.Tensor, torch.Tensor]
 
 ROWS = 4096
 """Tokens that are computed at a time: their gathered rows and the experts' outputs are topk times as large
@@ -93,19 +90,10 @@ def _fused_moe(
 def in_bf16(operands: FusedMoeOperands) -> Pair:
     """w13 and w2 in bf16: one copy for all calls that read the same w13. A copy for each, with twice the
     bytes of the weights, took most of the time before measuring."""
-    import torch
-
-    o, known = operands, _bf16_weights()
-
-    def dequantised(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        wide = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-        for expert, values, scales in zip(wide, q, scale, strict=True):
-            expert.copy_(fp8_to_bf16(values, scales))
-        return wide
-
-    if o.w13 not in known:
-        known[o.w13] = (dequantised(o.w13, o.w13_scale), dequantised(o.w2, o.w2_scale))
-    return known[o.w13]
+    known = _bf16_weights()
+    if operands.w13 not in known:
+        known[operands.w13] = weights_in_bf16(operands)
+    return known[operands.w13]
 
 
 @functools.cache
@@ -135,8 +123,6 @@ def grouped(
     operands: FusedMoeOperands, out: torch.Tensor, weights: Pair, function: Callable[..., Any]
 ) -> Call:
     """Calls the function on ROWS tokens at a time."""
-    import torch
-
     o, (w13, w2) = operands, weights
     experts = torch.arange(len(w13), dtype=torch.int32, device=w13.device)
 
@@ -165,8 +151,6 @@ def bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
 
 
 def compiled_in_bf16(operands: FusedMoeOperands) -> tuple[Pair, Callable[..., Any]]:
-    import torch
-
     return in_bf16(operands), torch.compile(_fused_moe, dynamic=False)
 
 

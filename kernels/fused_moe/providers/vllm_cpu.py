@@ -4,23 +4,16 @@ bf16, which get dequantised weights."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from kernels.binding import Function, Symbol
 from kernels.formats import BLOCK
-from kernels.fp8_to_fp32 import fp8_to_bf16
-from kernels.fused_moe.layouts import weight_values
+from kernels.fused_moe.layouts import Pair, weight_values, weights_in_bf16
 from kernels.fused_moe.operands import FusedMoeOperands
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.lazy import torch
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu, vllm_operator
-
-if TYPE_CHECKING:
-    import torch
-
-    Pair = tuple[torch.Tensor, torch.Tensor]
 
 PACK = vllm_operator("convert_weight_packed", positions=1)
 FUSED = vllm_operator("fused_experts_cpu", positions=18)
@@ -58,20 +51,6 @@ def takes_own_ids(sizes: FusedMoeSizes) -> Support:
     return need(sizes.ep == 1, "counts every id, and an id of -1 outside its table: needs ep=1")
 
 
-def packed_in_bf16(operands: FusedMoeOperands, pack: Callable[[torch.Tensor], torch.Tensor]) -> Pair:
-    """w13 and w2 in bf16 [local, N, K], packed expert by expert, so that memory never holds them twice."""
-    import torch
-
-    def packed(q: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-        all_experts = torch.empty(q.shape, dtype=torch.bfloat16, device=q.device)
-        for expert, values, scales in zip(all_experts, q, scale, strict=True):
-            expert.copy_(pack(fp8_to_bf16(values, scales)[None])[0])
-        return all_experts
-
-    o = operands
-    return packed(o.w13, o.w13_scale), packed(o.w2, o.w2_scale)
-
-
 @implementation(
     "vllm.amx",
     Moe,
@@ -101,7 +80,7 @@ def amx(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     since="0.25",  # the first that was read to have it
     symbols=(FUSED, PACK, BF16),
     onednn_isa="AVX512_CORE_BF16",
-    stationary=lambda operands: packed_in_bf16(operands, lambda weights: PACK.bind(weights)()),
+    stationary=lambda operands: weights_in_bf16(operands, lambda weights: PACK.bind(weights)()),
 )
 def brgemm_bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     """`fused_experts_cpu` without quantisation."""
@@ -116,7 +95,9 @@ def brgemm_bf16(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) ->
     requires="vLLM's CPU build, AVX-512",
     since="0.20",  # the first that was read to have it
     symbols=(VEC, VEC_PACK, vllm_operator("cpu_fused_moe", positions=11)),
-    stationary=lambda operands: packed_in_bf16(operands, lambda weights: VEC_PACK.bind(weights, isa="vec")()),
+    stationary=lambda operands: weights_in_bf16(
+        operands, lambda weights: VEC_PACK.bind(weights, isa="vec")()
+    ),
 )
 def vec(operands: FusedMoeOperands, out: torch.Tensor, weights: Pair) -> Call:
     """`cpu_fused_moe`, vLLM's own grouped product, in its AVX-512 variant: CPUUnquantizedExperts."""

@@ -13,19 +13,17 @@ makes one call, as here. Untested on hardware.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import vendor
 from kernels.binding import BindingError, Function, Symbol
+from kernels.lazy import torch
 from kernels.mha_prefill.layouts import VARLEN, lengths, varlen
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import BYTES, VALUE, WIDTH, MhaPrefillSizes, takes, takes_bf16, takes_fp8
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import Aiter
-
-if TYPE_CHECKING:
-    import torch
 
 DISPATCH = Function(
     "aiter.flash_attn_varlen_func", "aiter.ops.mha.flash_attn_varlen_func", needs=f"{VARLEN} out"
@@ -200,7 +198,7 @@ KEYS = 128  # keys, of its tiles
 REDUCED_HEADS = (1, 2, 4, 8, 10, 16, 32, 64, 128)
 
 TENSORS = "work_metadata_ptrs work_indptr work_info reduce_indptr reduce_final_map reduce_partial_map"
-"""Of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
+"""The tensors of a plan, in the order in which `get_ps_metadata_info_v1` lists their shapes."""
 
 INFO = Function(
     "aiter.get_ps_metadata_info_v1",
@@ -248,8 +246,6 @@ def persistent_bytes(sizes: MhaPrefillSizes) -> int:
 def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     """`mla.mla_prefill_ps_fwd`: the asm kernel, in which each program takes a share of tiles planned
     beforehand, and the reduction of those tiles that were split over keys."""
-    import torch
-
     plan = planned(o)
     return PERSISTENT.bind(
         Q=o.q,
@@ -276,8 +272,6 @@ def fp8_persistent(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
 
 def planned(o: MhaPrefillOperands) -> dict[str, torch.Tensor]:
     """The tiles that each program takes, and how their parts are put together. The host plans."""
-    import torch
-
     heads, names = o.q.shape[1], TENSORS.split()
     shapes = INFO.bind(
         batch_size=len(o.sequences), num_head_k=heads, max_qlen=o.longest[0], qlen_granularity=TILE

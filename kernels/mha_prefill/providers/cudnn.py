@@ -11,16 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import vendor
 from kernels.binding import Function, Symbol
+from kernels.lazy import torch
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import VALUE, WIDTH, takes_both
 from kernels.op import Prepared, Unsupported, implementation
-
-if TYPE_CHECKING:
-    import torch
 
 FP8_WEIGHTS = 256.0  # scales softmax weights, 1 at most, up into e4m3fn before they are rounded
 
@@ -119,8 +117,6 @@ def refusals(*kinds: type[Exception]) -> Iterator[None]:
 
 def built(o: MhaPrefillOperands, out: torch.Tensor, handle: Any) -> tuple[Any, dict[int, torch.Tensor]]:
     """A graph of cudnn, and its tensors by number: a call gives their addresses."""
-    import torch
-
     types, bound = DATA_TYPE.find(), dict[int, torch.Tensor]()
     kinds = {
         torch.bfloat16: types.BFLOAT16,
@@ -197,7 +193,6 @@ def shape(o: MhaPrefillOperands, name: str) -> tuple[list[int], list[int]]:
 
 def fp8_scales(o: MhaPrefillOperands, like: Callable[[torch.Tensor], Any]) -> dict[str, Any]:
     """Nodes for fp32 [1, 1, 1, 1]: the operands' descales, and factors for the weights and the output."""
-    import torch
 
     def number(value: float) -> torch.Tensor:
         return torch.full((1, 1, 1, 1), value, device=o.q.device)

@@ -47,6 +47,10 @@ def workspace(sizes: MhaPrefillSizes) -> int:
     return sizes.queries * sizes.heads * (VALUE * BYTES["bf16"] + 4)
 
 
+TAKES_BOTH: dict[str, Any] = {"activations": "fp8", "fits": takes_both, "workspace": workspace}
+"""What the rows declare that take FP8 operands too."""
+
+
 def wide_workspace(sizes: MhaPrefillSizes) -> int:
     """v in its layout, the call's own output as wide, and a sum of exponentials for each row."""
     wide = (sizes.keys + 2 * GUARD + sizes.queries) * sizes.heads * WIDTH * BYTES["bf16"]
@@ -73,13 +77,12 @@ def fa2(operands: MhaPrefillOperands, out: None) -> Prepared:
     "flash_attn.fa3",
     vendor.FlashAttention3,
     requires="FlashAttention 3 of 2025-03 or later (module flash_attn_interface), CUDA sm_90",
-    activations="fp8",
     symbols=(FA3, FA3_FP8),
-    fits=takes_both,
-    workspace=workspace,
+    **TAKES_BOTH,
 )
 def fa3(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """Hopper's, 192/128 as it is; FP8 with weights rounded to e4m3fn."""
+    """Hopper's kernels, which take widths of 192 and 128 as they are. With FP8 they round the softmax weights
+    to e4m3fn."""
     return varlen(operands, None, FA3_FP8 if operands.is_fp8 else FA3, **descales(operands))
 
 
@@ -88,13 +91,11 @@ def fa3(operands: MhaPrefillOperands, out: None) -> Prepared:
     vendor.FlashAttentionOfVllm,
     requires="vLLM for CUDA (read at 0.33), sm_90",
     archs=("sm_90",),
-    activations="fp8",
     symbols=(VLLM, VLLM_FP8),
-    fits=takes_both,
-    workspace=workspace,
+    **TAKES_BOTH,
 )
 def fa3_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """As vLLM ships and calls it: its default on Hopper. vLLM itself keeps q, k and v in bf16."""
+    """FlashAttention 3 as vLLM ships and calls it, its default on Hopper. vLLM keeps q, k and v in bf16."""
     return of_vllm(operands, 3)
 
 
@@ -103,13 +104,11 @@ def fa3_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
     vendor.FlashAttentionOfSglang,
     requires="sglang-kernel (read at 0.4.10), sm_90",
     archs=("sm_90",),
-    activations="fp8",
     symbols=(SGLANG, SGLANG_FP8),
-    fits=takes_both,
-    workspace=workspace,
+    **TAKES_BOTH,
 )
 def fa3_of_sglang(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """As SGLang ships it: its default on Hopper."""
+    """FlashAttention 3 as SGLang ships it, SGLang's default on Hopper."""
     return varlen(operands, None, SGLANG_FP8 if operands.is_fp8 else SGLANG, **descales(operands))
 
 
@@ -123,7 +122,8 @@ def fa3_of_sglang(operands: MhaPrefillOperands, out: None) -> Prepared:
     workspace=workspace,
 )
 def fa4(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """In CuTe, for Hopper and Blackwell, 192/128 as it is. Its public call takes no descales."""
+    """The kernels in CuTe for Hopper and Blackwell, which take widths of 192 and 128 as they are. The public
+    call takes no descales."""
     return varlen(operands, None, FA4, num_splits=1)
 
 
@@ -138,14 +138,13 @@ def fp8_on_blackwell(case: Case, platform: Platform) -> Support:
     requires="vLLM for CUDA (read at 0.33), sm_90, sm_100 or sm_103",
     runtime="flash_attn",
     archs=FROM_HOPPER,
-    activations="fp8",
     symbols=(VLLM, VLLM_FP8),
     supports=fp8_on_blackwell,
-    fits=takes_both,
-    workspace=workspace,
+    **TAKES_BOTH,
 )
 def fa4_of_vllm(operands: MhaPrefillOperands, out: None) -> Prepared:
-    """As vLLM ships and calls it, which leaves the number of splits to it; FP8 on Blackwell alone."""
+    """FlashAttention 4 as vLLM ships and calls it: the kernel chooses the number of splits. It takes FP8 on
+    Blackwell only."""
     return of_vllm(operands, 4)
 
 

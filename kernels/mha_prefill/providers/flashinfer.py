@@ -10,17 +10,15 @@ cuDNN ran on an H200 (0.6.16); others are untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16, takes_both, takes_fp8
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, Cudnn, FlashInfer
-
-if TYPE_CHECKING:
-    import torch
 
 WORKSPACE = 384 << 20  # of partial results, as vLLM gives it (VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE)
 PLAN_BYTES = 8 << 20  # that the wrapper allocates for its plan
@@ -150,8 +148,6 @@ def ragged(
     o: MhaPrefillOperands, out: torch.Tensor, backend: str, lengths: dict[str, Any], plan: Function = PLAN
 ) -> Call:
     """The wrapper of one backend, planned for the lengths."""
-    import torch
-
     room = torch.empty(WORKSPACE, dtype=torch.uint8, device=out.device)
     wrapper = MAKE.bind(float_workspace_buffer=room, kv_layout="NHD", backend=backend)()
     run, scales = RUN, {}
@@ -211,8 +207,6 @@ def cute_dsl(operands: MhaPrefillOperands, out: torch.Tensor) -> Call:
 
 
 def deepseek(o: MhaPrefillOperands, out: torch.Tensor, function: Function, **further: Any) -> Call:
-    import torch
-
     # Versions that look for empty sequences would ask the device in every call: where they can be told that
     # there are none, as vLLM does, they are told; else they get the lengths.
     if TRTLLM.takes("skip_all_rows_active_check"):

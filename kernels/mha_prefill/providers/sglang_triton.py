@@ -7,17 +7,13 @@ hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.binding import Function
+from kernels.lazy import torch
 from kernels.mha_prefill.layouts import NewTokens
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import takes_bf16
 from kernels.op import Prepared, implementation
 from kernels.vendor import Sglang
-
-if TYPE_CHECKING:
-    import torch
 
 # Versions without is_causal are causal. On ROCm the lengths make a grid without idle programs.
 EXTEND = Function(
@@ -39,8 +35,6 @@ EXTEND = Function(
 )
 def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_fwd`: cached keys through a table of rows, then the new ones, causal among those."""
-    import torch
-
     new = NewTokens(o)
     begins = torch.tensor([0, *(s.prefix for s in o.sequences)], dtype=torch.int32).cumsum(0).int()
     cached = [torch.arange(s.keys.start, s.keys.start + s.prefix) for s in o.sequences]

@@ -1,26 +1,36 @@
-"""MHA prefill in plain torch: the obvious code, one sequence after the other."""
+"""MHA prefill in plain torch: the obvious code; torch's fused attention, in a call for each sequence or in
+one for all; and flex_attention, which torch's compiler makes for all sequences at once.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from kernels.mha_prefill.operands import MhaPrefillOperands
-from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes
-from kernels.op import Call, implementation
+from kernels.lazy import torch
+from kernels.mha_prefill.layouts import padded, reading
+from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence
+from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
+from kernels.op import Call, Implementation, Prepared, Unsupported, implementation
+from kernels.platform import Platform
+from kernels.support import Support, need
+from kernels.triton_runtime import kind_of
 
 if TYPE_CHECKING:
-    import torch
+    from torch.nn.attention.flex_attention import BlockMask
 
 ROWS = 256  # query rows at once: all heads' scores of a whole sequence would not fit
 
 
-def scratch(sizes: MhaPrefillSizes) -> int:
+def naive_bytes(sizes: MhaPrefillSizes) -> int:
     longest = max(prefix + new for prefix, new in sizes.lengths())
     row = longest + 2 * WIDTH + 2 * VALUE
     return 4 * sizes.heads * (longest * (WIDTH + VALUE) * 2 + 3 * ROWS * row)
 
 
-@implementation("torch.naive", requires="torch", rebinds=True, scratch=scratch)
+@implementation("torch.naive", requires="torch", rebinds=True, scratch=naive_bytes)
 def naive(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
     import torch
 
@@ -46,3 +56,262 @@ def attend(
     hidden [rows, keys] true where the mask hides a key: product, mask, softmax, product."""
     scores = q @ k.transpose(1, 2) * scale
     return scores.masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+
+class Sdpa(Implementation):
+    """scaled_dot_product_attention, by the kernel that torch chooses. FP8 operands are made bf16 first: that
+    is exact for q and k, because their descales are in the softmax scale, while v is multiplied by its own
+    and rounded."""
+
+    name = "torch.sdpa"
+    requires = "torch"
+    rebinds = True
+
+    backend: ClassVar[str] = ""
+    """The kernel that a row is held to, by its name in torch.nn.attention.SDPBackend; empty: any."""
+
+    padded: ClassVar[bool] = True
+    """Whether v is as wide as q and k: torch's flash kernels take one head size. kv_b's product would write
+    it so; the output's columns from the 128th on are dropped."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("cpu", "cuda", "rocm")
+    """Platforms that have the kernel."""
+
+    def available(self, platform: Platform) -> Support:
+        return Support.all_of(platform.is_a(*self.kinds), super().available(platform))
+
+    def workspace(self, sizes: MhaPrefillSizes) -> int:
+        """v in its layout and FP8 operands made bf16."""
+        widened = sizes.queries * WIDTH + sizes.keys * (WIDTH + 2 * VALUE) if sizes.dtype == "fp8" else 0
+        padded = (sizes.keys + 2 * GUARD) * WIDTH if self.padded else 0
+        return (widened + padded) * sizes.heads * 2
+
+    def scratch(self, sizes: MhaPrefillSizes) -> int:
+        """The mask of the longest sequence, written out, and the call's own output for it."""
+        longest = max(new * (prefix + new) * (1 + 2) for prefix, new in sizes.lengths())
+        return longest + max(new for _, new in sizes.lengths()) * sizes.heads * WIDTH * 2
+
+    def prepare(self, operands: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        """FP8 operands are made bf16 within the call, before the call that takes those."""
+        import torch
+
+        o = operands
+        if not o.is_fp8:
+            return self.in_bf16(o, out)
+        in_bf16 = {name: tensor.bfloat16() for name, tensor in o.live_tensors().items()}
+        no_descales = dict.fromkeys(("q_descale", "k_descale", "v_descale"))
+        inner = self.in_bf16(o.replaced(**in_bf16, **no_descales, scale=o.score_scale), out)
+        read = inner.inputs()
+
+        def call() -> None:
+            read["q"].copy_(o.q)
+            read["k"].copy_(o.k)
+            torch.mul(o.v.bfloat16(), o.v_descale, out=read["v"])
+            inner.call()
+
+        return Prepared(o, out, call)
+
+    def in_bf16(self, o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+        import torch.nn.attention
+
+        v = padded(o.v) if self.padded else o.v
+        masks = [causal(s, out.device) for s in o.sequences]
+        kernel = None
+        if self.backend:
+            self.ask(o, v, masks)
+            kernel = getattr(torch.nn.attention.SDPBackend, f"{self.backend.upper()}_ATTENTION")
+
+        def call() -> None:
+            held = contextlib.nullcontext() if kernel is None else torch.nn.attention.sdpa_kernel(kernel)
+            with held:
+                for sequence, mask in zip(o.sequences, masks, strict=True):
+                    q, k, values = batched(o, v, sequence)
+                    attended = torch.nn.functional.scaled_dot_product_attention(
+                        q, k, values, attn_mask=mask, scale=o.scale
+                    )
+                    out[sequence.queries] = attended[0, ..., :VALUE].transpose(0, 1)
+
+        return Prepared(o, out, call, inputs=reading(o, v))
+
+    def ask(self, o: MhaPrefillOperands, v: torch.Tensor, masks: list[torch.Tensor]) -> None:
+        """Raises Unsupported where torch lacks the kernel for these operands: in the call that would be an
+        error."""
+        can_use = getattr(torch.backends.cuda, f"can_use_{self.backend}_attention")
+        for sequence, mask in zip(o.sequences, masks, strict=True):
+            written_out = mask if type(mask) is torch.Tensor else None
+            is_causal = sequence.prefix == 0
+            q, k, values = batched(o, v, sequence)
+            params = torch.backends.cuda.SDPAParams(q, k, values, written_out, 0.0, is_causal, False)
+            if not can_use(params, False):
+                raise Unsupported(
+                    f"this torch's {self.backend} kernel does not take {sequence.new} queries over "
+                    f"{sequence.length} keys with v {v.shape[-1]} wide on this device"
+                )
+
+
+class Flash(Sdpa):
+    """On ROCm this is AOTriton's flash attention, which torch's build carries (CK only where
+    torch.backends.cuda.preferred_rocm_fa_library was set to that): its row there, and it has no other."""
+
+    name = "torch.sdpa_flash"
+    requires = "torch's build for CUDA or ROCm (there AOTriton)"
+    kinds = ("cuda", "rocm")
+    backend = "flash"
+
+
+class Efficient(Flash):
+    """On ROCm AOTriton too, by torch's other entry, which takes v as narrow as it is."""
+
+    name = "torch.sdpa_efficient"
+    backend = "efficient"
+    padded = False
+
+
+class Cudnn(Sdpa):
+    name = "torch.sdpa_cudnn"
+    requires = "torch's build for CUDA, with cuDNN 9 or later"
+    kinds = ("cuda",)
+    backend = "cudnn"
+    padded = False
+
+    def fits(self, sizes: MhaPrefillSizes) -> Support:
+        cached = any(prefix for prefix, _ in sizes.lengths())
+        return need(not cached, "torch gives cuDNN no causal mask over cached tokens; needs prefix=0")
+
+
+def batched(
+    o: MhaPrefillOperands, v: torch.Tensor, sequence: Sequence
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v of a sequence, [1, heads, tokens, width]."""
+    q, k, v = o.q[sequence.queries], o.k[sequence.keys], v[sequence.keys]
+    return q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]
+
+
+def causal(sequence: Sequence, device: torch.device) -> torch.Tensor:
+    """The mask [new, length]: torch's own bias, which its kernels know as causal. On ROCm they align that to
+    the first key and not to the last: there it is written out if tokens are cached."""
+    from torch.nn.attention.bias import causal_lower_right
+
+    if sequence.prefix and kind_of(device) == "rocm":
+        every = torch.ones(sequence.new, sequence.length, dtype=torch.bool, device=device)
+        return every.tril_(sequence.prefix)
+    return causal_lower_right(sequence.new, sequence.length)
+
+
+@implementation(
+    "torch.varlen",
+    requires="torch's build for CUDA, 2.10 or later",
+    available=lambda platform: platform.is_a("cuda"),
+    fits=takes_bf16,
+    # v as wide as q and k
+    workspace=lambda sizes: (sizes.keys + 2 * GUARD) * sizes.heads * WIDTH * 2,
+    scratch=lambda sizes: sizes.queries * sizes.heads * (WIDTH * 2 + 4),
+)
+def varlen(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
+    """varlen_attn, FlashAttention over all sequences at once; it aligns the causal mask to the last key."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        raise Unsupported("this torch has no torch.nn.attention.varlen (2.10 or later has)") from None
+    takes = inspect.signature(varlen_attn).parameters
+    if "scale" not in takes and o.scale != WIDTH**-0.5:
+        raise Unsupported("this torch's varlen_attn takes no scale")
+    attend = cast("Callable[..., torch.Tensor]", varlen_attn)  # its signature differs by version
+    options: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in takes else {"is_causal": True}
+    if "scale" in takes:
+        options["scale"] = o.scale
+    v = padded(o.v)
+
+    def call() -> None:
+        out.copy_(attend(o.q, o.k, v, o.cu_q, o.cu_k, *o.longest, **options)[..., :VALUE])
+
+    return Prepared(o, out, call, inputs=reading(o, v))
+
+
+# By the compiler
+
+BLOCK = 128  # rows of the mask's blocks, and keys
+SHAPES = 256  # one process may compile for so many; beyond torch's default of 8 they would run unfused
+
+
+def mask_bytes(sizes: MhaPrefillSizes) -> int:
+    """The mask's tables, which backward products would read too."""
+    blocks = (sizes.queries // BLOCK + 1) * (sizes.keys // BLOCK + 1)
+    return sizes.queries * 16 + blocks * 4 * 8
+
+
+@implementation(
+    "torch.compile",
+    requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
+    available=lambda platform: platform.compiler(),
+    per_size=True,
+    fits=takes_bf16,
+    workspace=mask_bytes,
+    scratch=lambda sizes: sizes.queries * sizes.heads * 128 * 2,  # the call's own output
+)
+def compiled(o: MhaPrefillOperands, out: torch.Tensor) -> Call:
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    torch._dynamo.config.recompile_limit = SHAPES
+    mask = block_mask(o)
+    attend = torch.compile(flex_attention, dynamic=False)
+
+    def call() -> None:
+        q, k, v = (tensor.transpose(0, 1)[None] for tensor in (o.q, o.k, o.v))
+        with torch.no_grad():
+            attended = attend(q, k, v, block_mask=mask, scale=o.scale)
+        out.copy_(attended[0].transpose(0, 1))
+
+    return call
+
+
+def block_mask(operands: MhaPrefillOperands) -> BlockMask:
+    """Which blocks of keys a block of query rows sees, wholly or in part; written down and not searched for,
+    because a mask of all rows and keys would take gigabytes.
+
+    Query rows that follow each other, of one sequence or several, see keys that follow each other: from the
+    first key of the first row's sequence to the last row's own.
+    """
+    from torch.nn.attention.flex_attention import BlockMask
+
+    first_key, own_key = _key_ranges(operands)
+    rows, keys = len(first_key), len(operands.k)
+    begin = torch.arange(0, rows, BLOCK, device=first_key.device)
+    end = (begin + BLOCK).clamp(max=rows) - 1
+    # Blocks [low, high) are seen; of those [full_low, full_high) by every row.
+    low, high = first_key[begin] // BLOCK, own_key[end] // BLOCK + 1
+    one_sequence = first_key[begin] == first_key[end]
+    full_low = -(-first_key[begin] // BLOCK)
+    full_high = torch.where(one_sequence, (own_key[begin] + 1) // BLOCK, 0).maximum(full_low)
+    block = torch.arange(-(-keys // BLOCK), device=low.device)[None, :]
+    full = (block >= full_low[:, None]) & (block < full_high[:, None])
+    partial = (block >= low[:, None]) & (block < high[:, None]) & ~full
+    return BlockMask.from_kv_blocks(
+        *_listed(partial),
+        *_listed(full),
+        BLOCK_SIZE=BLOCK,
+        mask_mod=_sees(first_key, own_key),
+        seq_lengths=(rows, keys),
+    )
+
+
+def _key_ranges(operands: MhaPrefillOperands) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first key that each query row sees, and the last, which is its own: int64 [T] each."""
+    first = [torch.full((s.new,), s.keys.start) for s in operands.sequences]
+    own = [torch.arange(s.keys.start + s.prefix, s.keys.stop) for s in operands.sequences]
+    return torch.cat(first).to(operands.q.device), torch.cat(own).to(operands.q.device)
+
+
+def _sees(first_key: torch.Tensor, own_key: torch.Tensor) -> Callable[..., torch.Tensor]:
+    def sees(batch, head, row, key):
+        return (key >= first_key[row]) & (key <= own_key[row])
+
+    return sees
+
+
+def _listed(seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """How many blocks of keys each block of rows sees, and which, those first: int32 [1, 1, rows] and
+    [1, 1, rows, keys] of a bool [rows, keys]."""
+    order = torch.argsort((~seen).int(), dim=-1, stable=True)
+    return seen.sum(-1, dtype=torch.int32)[None, None], order.int()[None, None]

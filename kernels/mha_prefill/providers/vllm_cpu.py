@@ -3,18 +3,14 @@ runs for MLA, dense attention in torch, one request after the other."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.binding import Function, Symbol
+from kernels.lazy import torch
 from kernels.mha_prefill.layouts import NewTokens
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import VALUE, WIDTH, MhaPrefillSizes, takes_bf16
 from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import Vllm, VllmCpu, vllm_operator
-
-if TYPE_CHECKING:
-    import torch
 
 EXTEND = vllm_operator("extend_attention_cpu", positions=18)
 
@@ -42,8 +38,6 @@ def extend(o: MhaPrefillOperands, out: torch.Tensor) -> Prepared:
     """`extend_attention_cpu` (SGLang's CPU kernel): cached keys through a table of rows, then the new ones,
     causal. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not. vLLM's
     backend AMX_MLA calls it absorbed, on the latents; SGLang's `intel_amx` backend as here, with heads."""
-    import torch
-
     new, (most_new, longest) = NewTokens(o), o.longest
     table = torch.zeros(len(o.sequences), longest, dtype=torch.int64)
     for row, s in zip(table, o.sequences, strict=True):

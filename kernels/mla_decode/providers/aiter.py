@@ -13,25 +13,12 @@ Untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from kernels.binding import Function
-from kernels.mla_decode.layouts import (
-    MOST_UNITS,
-    SLACK,
-    FiniteCache,
-    after_query,
-    cache_bytes,
-    full_pages,
-    one_head,
-    page_list,
-    page_starts,
-    pages_of,
-    partial_bytes,
-    parts,
-    query_buffer,
-    query_starts,
-)
+from kernels.lazy import torch
+from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import SPARE_PAGES, MlaDecodeOperands
 from kernels.mla_decode.providers import vllm
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
@@ -41,15 +28,12 @@ from kernels.support import Support, need
 from kernels.vendor import TRITON, Aiter
 from shapes.case import Case
 
-if TYPE_CHECKING:
-    import torch
-
 # What the assembly kernels take, one query token a sequence. A query on an FP8 cache is FP8 too.
 HEADS = {"bf16": (8, 16, 32, 64, 128), "fp8": (8, 16, 128)}
 
 Q_SCALE = 1.0
-"""Of a query in FP8, static as in engines: theirs unless a checkpoint brings another. The widest values of
-q lie near 30, a tenth of what either format holds."""
+"""The scale of a query in FP8. It is static as in engines, whose checkpoints may bring another. The widest
+values of q lie near 30, a tenth of what either format holds."""
 
 PADDED = 16
 """vLLM repeats heads up to a multiple of this for the persistent kernel (AiterMLAHelper.get_mla_padded_q)."""
@@ -71,8 +55,8 @@ SPLITS_OF_SGLANG = 64
 attention (max_split_per_batch)."""
 
 LEAST_TOKENS = 196
-"""Of the shortest sequence that SGLang's schedule takes on gfx950: it divides shorter ones by 0 parts
-(get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
+"""The tokens of the shortest sequence that SGLang's schedule takes on gfx950. It divides shorter ones by 0
+parts (get_local_splits in csrc/kernels/mla/metadata/v1_0_device.cuh)."""
 
 PAGED = "q kv_buffer o qo_indptr kv_indptr kv_indices kv_last_page_lens max_seqlen_q sm_scale"
 SCALED = "q_scale kv_scale intra_batch_mode"
@@ -117,9 +101,9 @@ def fits_asm(sizes: MlaDecodeSizes) -> Support:
 
 
 def split_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
-    """Of partial results of so many splits, of q in FP8 and of the copy of the cache."""
+    """The bytes of partial results of so many splits, of q in FP8 and of the copy of the cache."""
     rows = sizes.batch * sizes.heads
-    return partial_bytes(rows * splits) + rows * WIDTH + cache_bytes(sizes)
+    return layouts.partial_bytes(rows * splits) + rows * WIDTH + layouts.cache_bytes(sizes)
 
 
 @implementation(
@@ -134,19 +118,19 @@ def asm(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """Without a schedule: the sequence is split evenly, and a Triton kernel combines. SGLang's choice for a
     bf16 cache at 16 and 128 heads. AITER chooses the splits by the length of the list of pages, which is
     that of the buffer in SGLang's graphs, whatever the sequences hold."""
-    cache, query = FiniteCache(o), query_buffer(o)
+    cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     function = DECODE_FP8 if o.is_fp8 else DECODE
     decode = bound(function, o, cache, query, out, token_pages(o, REQUESTS["sglang"]))
-    return cache.prepared(out, after_query(o, query, decode))
+    return cache.prepared(out, layouts.after_query(o, query, decode))
 
 
 def persistent_bytes(sizes: MlaDecodeSizes) -> int:
     """Partial results: one more for each unit, of 16 heads or of all; q in FP8 or with repeated heads, the
     output of these; the cache."""
-    tiles, heads = sizes.batch + MOST_UNITS, padded(sizes.heads)
+    tiles, heads = sizes.batch + layouts.MOST_UNITS, padded(sizes.heads)
     rows = sizes.batch * heads
     repeated = rows * 2 * (WIDTH + LATENT) if heads > sizes.heads else rows * WIDTH
-    return partial_bytes(tiles * heads) + repeated + cache_bytes(sizes)
+    return layouts.partial_bytes(tiles * heads) + repeated + layouts.cache_bytes(sizes)
 
 
 @implementation(
@@ -169,14 +153,14 @@ def asm_persistent(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     clang 20 or later (at e404860). The assembly kernels round to nearest: they contain the constants of that
     code."""
     batch, heads = o.q.shape[:2]
-    cache, query, answer = FiniteCache(o), query_buffer(o), out
+    cache, query, answer = layouts.FiniteCache(o), layouts.query_buffer(o), out
     if padded(heads) > heads:
         query = cache.kv.new_empty(batch, padded(heads), WIDTH)
         answer = out.new_empty(batch, padded(heads), LATENT)
     lists = token_pages(o, REQUESTS["vllm"])
     schedule = scheduled(o, query, query.dtype, lists, SHAPES, PLAN, is_causal=True, fast_mode=True)
     function = PERSISTENT_FP8 if o.is_fp8 else PERSISTENT
-    decode = bound(function, o, cache, query, answer, lists, schedule)
+    decode = bound(function, o, cache, query, answer, {**lists, **schedule})
 
     def call() -> None:
         repeat_heads(o.q, query)
@@ -225,44 +209,37 @@ def asm_persistent_of_sglang(o: MlaDecodeOperands, out: torch.Tensor) -> Prepare
     """As SGLang calls it on an FP8 cache at 16 heads: each sequence is split by itself (intra_batch_mode).
     On gfx950 q is FP8; on gfx942 it stays bf16, although the schedule is asked for FP8. SGLang zeroes row 0
     of the cache before each call, which is not in the time."""
-    cache = FiniteCache(o)
-    query = o.q if of(o.q.device).arch == "gfx942" else query_buffer(o)
+    cache = layouts.FiniteCache(o)
+    query = o.q if of(o.q.device).arch == "gfx942" else layouts.query_buffer(o)
     lists = token_pages(o, 0)  # the number of splits is given
     way = {"is_causal": False, "fast_mode": False, "intra_batch_mode": True}
     schedule = scheduled(o, query, o.kv.dtype, lists, SHAPES_OF_SGLANG, PLAN_OF_SGLANG, **way)
-    schedule["num_kv_splits"] = SPLITS_OF_SGLANG
-    decode = bound(PERSISTENT_OF_SGLANG, o, cache, query, out, lists, schedule, intra_batch_mode=True)
-    return cache.prepared(out, after_query(o, query, decode))
+    further = {"num_kv_splits": SPLITS_OF_SGLANG, "intra_batch_mode": True}
+    decode = bound(PERSISTENT_OF_SGLANG, o, cache, query, out, {**lists, **schedule, **further})
+    return cache.prepared(out, layouts.after_query(o, query, decode))
 
 
 def bound(
     function: Function,
     o: MlaDecodeOperands,
-    cache: FiniteCache,
+    cache: layouts.FiniteCache,
     query: torch.Tensor,
     out: torch.Tensor,
-    lists: dict[str, torch.Tensor],
-    schedule: dict[str, Any] | None = None,
-    intra_batch_mode: bool = False,
+    further: Mapping[str, object],
 ) -> Call:
-    scaling: dict[str, Any] = {}
+    """The call of `mla_decode_fwd`. further: the lists of pages, and the schedule if there is one."""
     if o.is_fp8:
-        scaling = {
-            "q_scale": one_value(Q_SCALE, query.device),
-            "kv_scale": one_value(o.kv_scale, query.device),
-            "intra_batch_mode": intra_batch_mode,
-        }
+        scales = {"q_scale": one_value(Q_SCALE, out.device), "kv_scale": one_value(o.kv_scale, out.device)}
+        further = {**scales, "intra_batch_mode": False, **further}
     return function.bind(
         q=query,
-        kv_buffer=one_head(pages_of(cache.kv, 1)),  # engines give every token a page of its own
+        kv_buffer=cache.kv.view(-1, 1, 1, WIDTH),  # engines give every token a page of its own
         o=out,
-        **lists,
         max_seqlen_q=1,
         sm_scale=o.scale,
         page_size=1,
         nhead_kv=1,
-        **scaling,
-        **(schedule or {}),
+        **further,
     )
 
 
@@ -277,25 +254,21 @@ def listed(sizes: MlaDecodeSizes, requests: int) -> int:
 
 
 def list_bytes(sizes: MlaDecodeSizes, requests: int) -> int:
-    return (listed(sizes, requests) + SLACK) * 4
+    return (listed(sizes, requests) + layouts.SLACK) * 4
 
 
 def token_pages(operands: MlaDecodeOperands, requests: int) -> dict[str, torch.Tensor]:
     """qo_indptr and kv_indptr [batch + 1], kv_indices with the tokens' entries first, kv_last_page_lens
     [batch], all int32."""
-    import torch
-
     return {
-        "qo_indptr": query_starts(operands),
-        "kv_indptr": page_starts(operands, 1),
-        "kv_indices": page_list(operands, 1, listed(operands.sizes, requests)),
+        "qo_indptr": layouts.query_starts(operands),
+        "kv_indptr": layouts.page_starts(operands, 1),
+        "kv_indices": layouts.page_list(operands, 1, listed(operands.sizes, requests)),
         "kv_last_page_lens": torch.ones_like(operands.lengths),
     }
 
 
 def one_value(value: float, device: torch.device) -> torch.Tensor:
-    import torch
-
     return torch.full((1,), value, dtype=torch.float32, device=device)
 
 
@@ -311,8 +284,6 @@ def scheduled(
     **way: bool,
 ) -> dict[str, Any]:
     """The tensors of a schedule, filled, by the names that mla_decode_fwd gives them."""
-    import torch
-
     heads, by_itself = query.shape[1], "intra_batch_mode" in way
     found = shapes.bind(
         batch_size=len(o.q),
@@ -389,20 +360,22 @@ class AiterTriton(Aiter):
     fits=lambda sizes: need(
         tile_page(sizes.page) >= 16, f"needs pages of a multiple of 16 tokens, not {sizes.page}"
     ),
-    workspace=lambda sizes: sizes.batch * sizes.heads * SEGMENTS * (LATENT + 2) * 4 + cache_bytes(sizes),
+    workspace=lambda sizes: (
+        sizes.batch * sizes.heads * SEGMENTS * (LATENT + 2) * 4 + layouts.cache_bytes(sizes)
+    ),
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The segmented kernel, which multiplies whole pages, so it gets a cache without NaN. q stays bf16, to
     which an FP8 cache is converted on the way."""
-    cache, page = FiniteCache(o), tile_page(o.page)
+    cache, page = layouts.FiniteCache(o), tile_page(o.page)
     decode = SEGMENTED.bind(
         q=o.q,
-        kv_buffer=one_head(pages_of(cache.kv, page)),
+        kv_buffer=cache.kv.view(-1, page, 1, WIDTH),
         out=out,
-        cu_seqlens_q=query_starts(o),
+        cu_seqlens_q=layouts.query_starts(o),
         seqused_k=o.lengths,
         max_seqlen_kv=max(o.host_lengths),
-        block_tables=full_pages(o, page),
+        block_tables=layouts.full_pages(o, page),
         softmax_scale=o.scale,
         kv_lora_rank=LATENT,
         qk_rope_head_dim=ROPE,
@@ -450,14 +423,14 @@ def fits_gluon(sizes: MlaDecodeSizes) -> Support:
 def gluon(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`mla_gluon`: what vLLM runs for 1, 2, 4 or 8 heads where the cache of a layer, that of all requests,
     takes up to 2 GiB. It masks no loads of a larger one, and vLLM runs `aiter.asm_persistent`."""
-    q_nope, q_pe = parts(o.q)
+    q_nope, q_pe = layouts.parts(o.q)
     return GLUON.bind(
         q_nope=q_nope,
         q_pe=q_pe,
         kv_c=o.kv.view(-1, WIDTH),
         o=out,
-        page_table=page_list(o, 1),
-        seq_info=page_starts(o, 1),
+        page_table=layouts.page_list(o, 1),
+        seq_info=layouts.page_starts(o, 1),
         sm_scale=o.scale,
         k_pe=None,
         kv_pe_offset=LATENT,

@@ -11,31 +11,16 @@ flash_attn/cute/interface.py of flash-attn-4 4.0.0b36. Untested on hardware.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels import vendor
 from kernels.binding import Function, Symbol
-from kernels.mla_decode.layouts import (
-    HOPPER_UNITS,
-    MOST_UNITS,
-    FiniteCache,
-    cache_bytes,
-    full_pages,
-    of_one_token,
-    one_head,
-    one_token,
-    partial_bytes,
-    parts,
-    query_starts,
-)
+from kernels.lazy import torch
+from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, MlaDecodeSizes, takes_bf16
-from kernels.op import Prepared, implementation
+from kernels.op import Call, Prepared, implementation
 from kernels.support import Support, need
-
-if TYPE_CHECKING:
-    import torch
-
 
 ATTEND = "q k_cache v_cache qv page_table cache_seqlens softmax_scale causal"
 SCHEDULED = (
@@ -79,8 +64,8 @@ MLA_PLAN = Symbol("flash_attn.cute.interface._mla_fwd_plan")
 
 
 def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
-    """Of partial results, for all of which the call allocates, and of the cache."""
-    return partial_bytes(sizes.batch * splits * sizes.heads) + cache_bytes(sizes)
+    """The bytes of the copy of the cache and of partial results: the call allocates for all splits."""
+    return layouts.partial_bytes(sizes.batch * splits * sizes.heads) + layouts.cache_bytes(sizes)
 
 
 @implementation(
@@ -94,21 +79,10 @@ def fa3_bytes(sizes: MlaDecodeSizes, splits: int) -> int:
 def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_with_kvcache`, its schedule made before timing. With more than 64 heads it multiplies whole
     pages, so it gets a cache without NaN."""
-    cache, table = FiniteCache(o), full_pages(o, o.page)
-    qv, q = parts(one_token(o.q))
-    v, k = parts(one_head(cache.kv))
-    attend = WITH_CACHE.bind(
-        q=q,
-        k_cache=k,
-        v_cache=v,
-        qv=qv,
-        cache_seqlens=o.lengths,
-        page_table=table,
-        softmax_scale=o.scale,
-        causal=False,
-        scheduler_metadata=SCHEDULE.bind(**scheduled(o, table), causal=False)(),
-    )
-    return cache.prepared(None, attend, result=of_one_token)
+    table = layouts.full_pages(o, o.page)
+    schedule = SCHEDULE.bind(**scheduled(o, table), causal=False)()
+    cache, call = with_cache(WITH_CACHE, o, o.q[:, None], table, causal=False, scheduler_metadata=schedule)
+    return cache.prepared(None, call, result=lambda answer: answer[:, 0])
 
 
 @implementation(
@@ -123,9 +97,9 @@ def fa3(o: MlaDecodeOperands, out: None) -> Prepared:
 def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
     """As vLLM ships it and records it into graphs: `flash_attn_varlen_func` over a paged cache, its schedule
     made before, the splits of a sequence limited. Without graphs vLLM sets no limit, as `flash_attn.fa3`."""
-    cache, table, starts = FiniteCache(o), full_pages(o, o.page), query_starts(o)
-    qv, q = parts(o.q)
-    v, k = parts(one_head(cache.kv))
+    cache, table, starts = layouts.FiniteCache(o), layouts.full_pages(o, o.page), layouts.query_starts(o)
+    qv, q = layouts.parts(o.q)
+    v, k = layouts.parts(cache.kv[:, :, None])
     # The schedule is made anew in each step, by the lengths that are there; the call is recorded once.
     sizes = scheduled(o, table) | {"max_seqlen_k": max(o.host_lengths)}
     schedule = VLLM_SCHEDULE.bind(**sizes, cu_seqlens_q=starts, causal=True, num_splits=SPLITS_OF_VLLM)
@@ -161,23 +135,17 @@ def fa3_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
 def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
     """As SGLang ships and calls it: without a schedule for MLA, which a kernel makes within each call. The
     table has room for the server's context length, by which the call limits the splits of a sequence."""
-    cache = FiniteCache(o)
-    qv, q = parts(o.q)
-    v, k = parts(one_head(cache.kv))
-    attend = SGLANG_WITH_CACHE.bind(
-        q=q,
-        k_cache=k,
-        v_cache=v,
-        qv=qv,
-        page_table=full_pages(o, o.page, tokens=o.sizes.model_len),
-        cache_seqlens=o.lengths,
-        cu_seqlens_q=query_starts(o),
+    cache, call = with_cache(
+        SGLANG_WITH_CACHE,
+        o,
+        o.q,
+        layouts.full_pages(o, o.page, tokens=o.sizes.model_len),
+        cu_seqlens_q=layouts.query_starts(o),
         max_seqlen_q=1,
-        softmax_scale=o.scale,
         causal=True,
         num_splits=0,
     )
-    return cache.prepared(None, attend)
+    return cache.prepared(None, call)
 
 
 @implementation(
@@ -190,32 +158,54 @@ def fa3_of_sglang(o: MlaDecodeOperands, out: None) -> Prepared:
         takes_bf16(sizes), need(128 % sizes.heads == 0, f"takes heads that divide 128, not {sizes.heads}")
     ),
     # Partial results of splits that fill the device; the cache.
-    workspace=lambda sizes: partial_bytes((sizes.batch + MOST_UNITS) * sizes.heads) + cache_bytes(sizes),
+    workspace=lambda sizes: (
+        layouts.partial_bytes((sizes.batch + layouts.MOST_UNITS) * sizes.heads) + layouts.cache_bytes(sizes)
+    ),
 )
 def fa4(o: MlaDecodeOperands, out: None) -> Prepared:
     """`flash_attn_varlen_func` of the CuTe DSL, which chooses its splits where it can split. It loads whole
     pages, so it gets a cache without NaN."""
-    cache = FiniteCache(o)
-    qv, q = parts(one_token(o.q))
-    v, k = parts(one_head(cache.kv))
+    cache = layouts.FiniteCache(o)
+    qv, q = layouts.parts(o.q[:, None])
+    v, k = layouts.parts(cache.kv[:, :, None])
     attend = FA4_VARLEN.bind(
         q=q,
         k=k,
         v=v,
         qv=qv,
         seqused_k=o.lengths,
-        page_table=full_pages(o, o.page),
+        page_table=layouts.full_pages(o, o.page),
         softmax_scale=o.scale,
         causal=False,
         max_seqlen_k=max(o.host_lengths),
         num_splits=0 if MLA_PLAN.exists() else 1,
     )
-    return cache.prepared(None, attend, result=lambda answer: of_one_token(answer[0]))
+    return cache.prepared(None, attend, result=lambda answer: answer[0][:, 0])
+
+
+def with_cache(
+    function: Function, o: MlaDecodeOperands, q: torch.Tensor, table: torch.Tensor, **further: Any
+) -> tuple[layouts.FiniteCache, Call]:
+    """A cache without NaN, and the call of `flash_attn_with_kvcache` on it."""
+    cache = layouts.FiniteCache(o)
+    qv, q = layouts.parts(q)
+    v, k = layouts.parts(cache.kv[:, :, None])
+    call = function.bind(
+        q=q,
+        k_cache=k,
+        v_cache=v,
+        qv=qv,
+        page_table=table,
+        cache_seqlens=o.lengths,
+        softmax_scale=o.scale,
+        **further,
+    )
+    return cache, call
 
 
 def most_splits(heads: int, tokens: int) -> int:
     """FA3's own limit for sequences of so many tokens: what fills an H100 with a single one of them."""
-    fills = HOPPER_UNITS // math.ceil(heads / TILE_HEADS)
+    fills = layouts.HOPPER_UNITS // math.ceil(heads / TILE_HEADS)
     return max(1, min(MOST_SPLITS, fills, math.ceil(tokens / TILE_TOKENS)))
 
 

@@ -12,32 +12,20 @@ an H100 and an H200; as vLLM ships it, it is untested on hardware.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kernels.binding import Function
-from kernels.mla_decode.layouts import (
-    HOPPER_UNITS,
-    after_query,
-    full_pages,
-    of_one_token,
-    one_head,
-    one_token,
-    pages_of,
-    partial_bytes,
-    query_buffer,
-)
+from kernels.lazy import torch
+from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared, Unsupported, implementation
 from kernels.support import Support, need
 from kernels.vendor import Vendor, Vllm
 
-if TYPE_CHECKING:
-    import torch
-
 PAGE = 64
 Q_SCALE = 1.0
-"""Of a query in FP8, static as in engines."""
+"""The scale of a query in FP8, static as in engines."""
 
 ARGUMENTS = (
     "q k_cache block_table cache_seqlens head_dim_v tile_scheduler_metadata num_splits softmax_scale causal"
@@ -71,7 +59,7 @@ def takes_page(sizes: MlaDecodeSizes) -> Support:
 
 def workspace(sizes: MlaDecodeSizes) -> int:
     """Partial results of all parts; the table; q in FP8."""
-    partial = partial_bytes((sizes.batch + HOPPER_UNITS) * sizes.heads)
+    partial = layouts.partial_bytes((sizes.batch + layouts.HOPPER_UNITS) * sizes.heads)
     table = sizes.batch * max(sizes.lengths()) // PAGE * 4
     return partial + table + sizes.batch * sizes.heads * WIDTH
 
@@ -134,11 +122,11 @@ def flashmla_of_vllm(o: MlaDecodeOperands, out: None) -> Prepared:
 def decoding(
     o: MlaDecodeOperands, function: Function, schedule: object, splits: object, **further: Any
 ) -> Prepared:
-    query = query_buffer(o)
+    query = layouts.query_buffer(o)
     decode = function.bind(
-        q=one_token(query),
-        k_cache=one_head(pages_of(o.kv, PAGE)),
-        block_table=full_pages(o, PAGE),
+        q=query[:, None],
+        k_cache=o.kv.view(-1, PAGE, 1, WIDTH),
+        block_table=layouts.full_pages(o, PAGE),
         cache_seqlens=o.lengths,
         head_dim_v=LATENT,
         tile_scheduler_metadata=schedule,
@@ -147,12 +135,11 @@ def decoding(
         causal=False,
         **further,
     )
-    return Prepared(o, None, after_query(o, query, decode), result=lambda answer: of_one_token(answer[0]))
+    call = layouts.after_query(o, query, decode)
+    return Prepared(o, None, call, result=lambda answer: answer[0][:, 0])
 
 
 def scales(o: MlaDecodeOperands) -> dict[str, torch.Tensor]:
     """fp32 [1] each."""
-    import torch
-
     named = {"descale_q": Q_SCALE, "descale_k": o.kv_scale}
     return {name: torch.full((1,), scale, device=o.kv.device) for name, scale in named.items()}

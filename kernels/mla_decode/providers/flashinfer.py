@@ -10,23 +10,9 @@ SGLang 0.5.23. fa2 and fa3 ran on an H200 (0.6.16); others are untested on hardw
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from kernels.binding import Function
-from kernels.mla_decode.layouts import (
-    FiniteCache,
-    after_query,
-    cache_bytes,
-    compute_units,
-    full_pages,
-    one_token,
-    page_list,
-    page_starts,
-    pages_of,
-    parts,
-    query_buffer,
-    query_starts,
-)
+from kernels.lazy import torch
+from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes, takes_bf16
 from kernels.op import Call, Prepared, Unsupported, implementation
@@ -34,9 +20,6 @@ from kernels.platform import Platform
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, SINCE_AMPERE, FlashInfer
 from shapes.case import Case
-
-if TYPE_CHECKING:
-    import torch
 
 WORKSPACE = 128 << 20
 """Bytes that the wrappers ask for."""
@@ -123,9 +106,9 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
     wrapper = WRAPPER.bind(workspace(o), backend=backend)()
     plan = PLAN.bind(
         of=wrapper,
-        qo_indptr=query_starts(o),
-        kv_indptr=page_starts(o, o.page),
-        kv_indices=page_list(o, o.page),
+        qo_indptr=layouts.query_starts(o),
+        kv_indptr=layouts.page_starts(o, o.page),
+        kv_indices=layouts.page_list(o, o.page),
         kv_len_arr=o.lengths,
         num_heads=o.q.shape[1],
         head_dim_ckv=LATENT,
@@ -153,26 +136,26 @@ def planned(o: MlaDecodeOperands, out: torch.Tensor, backend: str) -> Call:
         takes_bf16(sizes),
         need(TILE % sizes.page == 0, f"needs a page that divides {TILE}"),
     ),
-    workspace=lambda sizes: WORKSPACE + 2 * cache_bytes(sizes),
+    workspace=lambda sizes: WORKSPACE + 2 * layouts.cache_bytes(sizes),
 )
 def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """CUTLASS's kernel through the same wrapper, without a plan. Up to 0.6.18 its call first joins the two
     parts of q and of the whole cache in new memory, which is in its time; 0.7 takes them where they are
     neighbours. The softmax scale is built in. No engine runs it: vLLM has the kernel itself."""
-    cache = FiniteCache(o)
+    cache = layouts.FiniteCache(o)
     run = RUN_CUTLASS.bind(
         of=WRAPPER.bind(workspace(o), backend="cutlass")(),
         **split(o.q, cache.kv),
         out=out,
         kv_len=o.lengths,
-        page_table=full_pages(o, o.page, TILE // o.page),
+        page_table=layouts.full_pages(o, o.page, TILE // o.page),
     )
     return cache.prepared(out, run)
 
 
 def split(q: torch.Tensor, kv: torch.Tensor) -> dict[str, torch.Tensor]:
-    q_nope, q_pe = parts(q)
-    ckv, kpe = parts(kv)
+    q_nope, q_pe = layouts.parts(q)
+    ckv, kpe = layouts.parts(kv)
     return {"q_nope": q_nope, "q_pe": q_pe, "ckv_cache": ckv, "kpe_cache": kpe}
 
 
@@ -189,7 +172,7 @@ class Paged(FlashInfer):
         return need(sizes.page % 32 == 0, "needs a page that is a multiple of 32")
 
     def workspace(self, sizes: MlaDecodeSizes) -> int:
-        return WORKSPACE + cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
+        return WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
 
 
 @implementation(
@@ -254,17 +237,17 @@ def auto(operands: MlaDecodeOperands, out: None) -> Prepared:
 
 
 def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
-    cache, query = FiniteCache(o), query_buffer(o)
+    cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     page, model_len = 64 if o.page % 64 == 0 else 32, o.sizes.model_len
     has_counters = backend != "cute-dsl" and DECODE.takes("multi_ctas_kv_counter_buffer")
     decode = DECODE.bind(
-        query=one_token(query),
-        kv_cache=pages_of(cache.kv, page)[:, None],
+        query=query[:, None],
+        kv_cache=cache.kv.view(-1, 1, page, WIDTH),
         workspace_buffer=workspace(o),
         qk_nope_head_dim=NOPE,
         kv_lora_rank=LATENT,
         qk_rope_head_dim=ROPE,
-        block_tables=full_pages(o, page, TILE // page, tokens=model_len),
+        block_tables=layouts.full_pages(o, page, TILE // page, tokens=model_len),
         seq_lens=o.lengths,
         max_seq_len=model_len,
         bmm1_scale=o.scale * o.kv_scale,  # of q . kv; q in FP8 has the scale 1, as in engines
@@ -272,8 +255,8 @@ def paged(o: MlaDecodeOperands, backend: str) -> Prepared:
         backend=backend,
         **({"multi_ctas_kv_counter_buffer": counters(o)} if has_counters else {}),
     )
-    shape = (*o.q.shape[:2], LATENT)
-    return cache.prepared(None, after_query(o, query, decode), result=lambda answer: answer.view(shape))
+    call, shape = layouts.after_query(o, query, decode), (*o.q.shape[:2], LATENT)
+    return cache.prepared(None, call, result=lambda answer: answer.view(shape))
 
 
 def tiles_heads(heads: int) -> bool:
@@ -283,16 +266,12 @@ def tiles_heads(heads: int) -> bool:
 
 def counters(operands: MlaDecodeOperands) -> torch.Tensor:
     """uint8, zeros: each launch leaves them as it found them."""
-    import torch
-
     batch, heads = operands.q.shape[:2]
     device = operands.q.device
-    size = COUNTER_BYTES.bind(batch, heads, compute_units(device))()
+    size = COUNTER_BYTES.bind(batch, heads, layouts.compute_units(device))()
     return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def workspace(operands: MlaDecodeOperands) -> torch.Tensor:
     """Zeros, because semaphores lie in it, and int8, which the CuTe DSL wants."""
-    import torch
-
     return torch.zeros(WORKSPACE, dtype=torch.int8, device=operands.q.device)

@@ -10,26 +10,15 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 from kernels.binding import Function
-from kernels.mla_decode.layouts import (
-    MOST_UNITS,
-    SLACK,
-    compute_units,
-    page_list,
-    page_starts,
-    pages_of,
-    partial_bytes,
-)
+from kernels.lazy import torch
+from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MlaDecodeOperands
-from kernels.mla_decode.sizes import LATENT, MlaDecodeSizes
+from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes
 from kernels.op import Call, Unsupported, implementation
 from kernels.platform import of
 from kernels.vendor import BLACKWELL, Sglang
-
-if TYPE_CHECKING:
-    import torch
 
 # triton_backend.py, _mla_decode_kv_splits_cap; the first is the server's --triton-attention-num-kv-splits.
 LEAST_CAP = 8
@@ -37,7 +26,8 @@ MIN_BLOCK = 32
 MOST_ON_GFX942 = 256
 
 WITH_PDL = ("sm_90", *BLACKWELL, "sm_120")
-"""Where a kernel may begin before the one before it ends: is_arch_support_pdl of sgl_kernel/utils.py."""
+"""Architectures on which a kernel may begin before the previous one ends (is_arch_support_pdl of
+sgl_kernel/utils.py)."""
 
 DECODE = Function(
     *(f"{ops}.decode_attention.decode_attention_fwd" for ops in Sglang.ATTENTION),
@@ -56,8 +46,8 @@ SCHEDULE = Function(
 
 def workspace(sizes: MlaDecodeSizes) -> int:
     # The device with the most units has the lower cap of all devices.
-    splits = most_splits(sizes.model_len, MOST_UNITS, "gfx942")
-    return partial_bytes(sizes.batch * sizes.heads * splits)
+    splits = most_splits(sizes.model_len, layouts.MOST_UNITS, "gfx942")
+    return layouts.partial_bytes(sizes.batch * sizes.heads * splits)
 
 
 @implementation(
@@ -67,32 +57,30 @@ def workspace(sizes: MlaDecodeSizes) -> int:
     activations="fp8",
     any_fp8=True,
     symbols=(DECODE, SCHEDULE),
-    layout=lambda sizes: (sizes.tokens + SLACK) * (4 + 8),
+    layout=lambda sizes: (sizes.tokens + layouts.SLACK) * (4 + 8),
     workspace=workspace,
 )
 def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
     """`decode_attention_fwd`: split-KV in two kernels. SGLang's scheduler kernel chooses the splits of each
     sequence and looks whether lengths differ (sequences then change places on ROCm); it runs before timing.
     On an FP8 cache the softmax weights are rounded to FP8."""
-    import torch
-
     if o.is_fp8 and not DECODE.takes("k_scale"):
         raise Unsupported(f"{DECODE.release} has no scales for an FP8 cache")
     device = o.q.device
-    platform, cores = of(device), compute_units(device)
+    platform, cores = of(device), layouts.compute_units(device)
     batch, heads = o.q.shape[:2]
     most = most_splits(o.sizes.model_len, cores, platform.arch)
     partial = torch.empty(batch, heads, most, LATENT, dtype=torch.float32, device=device)
     uneven = torch.zeros(1, dtype=torch.int32, device=device)
-    cache = pages_of(o.kv, 1)  # [slots, 1, 576]: SGLang addresses tokens, of one head
+    cache = o.kv.view(-1, 1, WIDTH)  # [slots, 1, 576]: SGLang addresses tokens, of one head
     return DECODE.bind(
         q=o.q,
         k_buffer=cache,
         v_buffer=cache[..., :LATENT],
         o=out,
-        kv_indptr=page_starts(o, 1),
+        kv_indptr=layouts.page_starts(o, 1),
         # int32 ends at 3.7 million slots: the kernel multiplies by 576.
-        kv_indices=page_list(o, 1).long(),
+        kv_indices=layouts.page_list(o, 1).long(),
         attn_logits=partial,
         attn_lse=torch.empty_like(partial[..., 0]),
         num_kv_splits=splits(o, most, cores, uneven),
@@ -118,8 +106,6 @@ def power_of_two(n: int) -> int:
 
 def splits(operands: MlaDecodeOperands, most: int, cores: int, uneven: torch.Tensor) -> torch.Tensor:
     """int32 [batch], by SGLang's own kernel, which also notes in `uneven`, int32 [1], if lengths differ."""
-    import torch
-
     batch, heads = operands.q.shape[:2]
     counts = torch.empty(batch, dtype=torch.int32, device=operands.q.device)
     launched = SimpleNamespace(get_num_kv_splits_triton=SCHEDULE.find()[(1,)])

@@ -7,13 +7,13 @@ compiled offline for these four, untested on hardware.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from kernels import platform as platforms
-from kernels.binding import Function, Symbol, VendorFunction
+from kernels.binding import Function, Symbol
+from kernels.lazy import torch
 from kernels.mla_decode.layouts import MOST_UNITS, FiniteCache, cache_bytes, compute_units, partial_bytes
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
@@ -22,8 +22,7 @@ from kernels.op import Prepared, implementation
 from kernels.support import Support, need
 from kernels.vendor import TileLang
 
-if TYPE_CHECKING:
-    import torch
+SOURCES = "kernels.mla_decode.providers.tilelang_jit"
 
 ATTEND = Function(*TileLang.CALL, positions=8)
 COMBINE = Function(*TileLang.CALL, positions=4)
@@ -62,7 +61,8 @@ TILES = {
     "gfx942": (AttendTile(16, 32, 128, 0), AttendTile(64, 32, 128, 0, query_in_registers=True)),
     "gfx950": (AttendTile(16, 64, 256, 0), AttendTile(64, 64, 256, 0)),
 }
-"""For heads that 64 does not divide, and for others: what shared memory holds (228 KiB, 64 KiB, 160 KiB)."""
+"""Two tiles for each architecture: for numbers of heads that 64 does not divide, and for others. Shared
+memory of 228 KiB (sm_90, sm_100), 64 KiB (gfx942) or 160 KiB (gfx950) holds them."""
 
 COMBINE_THREADS = 128
 
@@ -89,8 +89,6 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """A second kernel combines what several parts of a sequence found; it is not called where none was split.
     Where a page is no whole number of steps, tokens are loaded one by one. The plan is made here, from
     lengths that are known before the step; a call only reads it."""
-    import torch
-
     cache, heads = FiniteCache(o), o.q.shape[1]
     tile = tile_for(platforms.of(out.device).arch, heads, o.page)
     programs = max(1, compute_units(out.device) // (heads // tile.heads))
@@ -105,30 +103,14 @@ def split(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     partial, log_sums = buffer(heads, LATENT), buffer(heads)
     scale = o.scale * math.log2(math.e)
     given = (o.q, cache.kv.view(-1, WIDTH), o.page_table, table(parts.parts), scale, partial, log_sums, out)
-    attend = ATTEND.bind(*given, of=compiled_attend(heads, o.page, tile))
+    attend = ATTEND.bind(*given, of=TileLang.compiled(SOURCES, "attend", heads, o.page, *tile))
     if not parts.split:
         return cache.prepared(out, attend)
-    combine = COMBINE.bind(partial, log_sums, table(parts.split), out, of=compiled_combine(heads))
+    kernel = TileLang.compiled(SOURCES, "combine", heads, COMBINE_THREADS)
+    combine = COMBINE.bind(partial, log_sums, table(parts.split), out, of=kernel)
 
     def call() -> None:
         attend()
         combine()
 
     return cache.prepared(out, call)
-
-
-@functools.cache
-def compiled_attend(heads: int, page: int, tile: AttendTile) -> VendorFunction:
-    """The kernel for any sequences. Raises Unsupported and BindingError."""
-    TileLang.COMPILE.at()  # before the source imports TileLang
-    from kernels.mla_decode.providers.tilelang_jit import attend
-
-    return TileLang.COMPILE.bind(func=attend(heads, page, *tile))()
-
-
-@functools.cache
-def compiled_combine(heads: int) -> VendorFunction:
-    TileLang.COMPILE.at()
-    from kernels.mla_decode.providers.tilelang_jit import combine
-
-    return TileLang.COMPILE.bind(func=combine(heads, COMBINE_THREADS))()

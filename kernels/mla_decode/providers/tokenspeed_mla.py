@@ -7,18 +7,8 @@ v1/attention/backends/mla/tokenspeed_mla.py of vLLM 0.33 calls it. Untested on h
 from __future__ import annotations
 
 from kernels.binding import Function
-from kernels.mla_decode.layouts import (
-    MOST_UNITS,
-    FiniteCache,
-    after_query,
-    cache_bytes,
-    full_pages,
-    of_one_token,
-    one_token,
-    pages_of,
-    partial_bytes,
-    query_buffer,
-)
+from kernels.lazy import torch
+from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.op import Prepared, implementation
@@ -51,8 +41,8 @@ def fits(sizes: MlaDecodeSizes) -> Support:
 
 
 def workspace(sizes: MlaDecodeSizes) -> int:
-    partial = partial_bytes(MOST_UNITS * sizes.heads * QUERIES)
-    return partial + cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
+    partial = layouts.partial_bytes(layouts.MOST_UNITS * sizes.heads * QUERIES)
+    return partial + layouts.cache_bytes(sizes) + sizes.batch * sizes.heads * WIDTH
 
 
 @implementation(
@@ -73,19 +63,17 @@ def workspace(sizes: MlaDecodeSizes) -> int:
 def decode(o: MlaDecodeOperands, out: None) -> Prepared:
     """vLLM's choice where it is asked for. The call rounds q to FP8 first, which vLLM fuses into the kernel
     before. It gets a cache without NaN."""
-    import torch
-
-    cache, query = FiniteCache(o), query_buffer(o)
+    cache, query = layouts.FiniteCache(o), layouts.query_buffer(o)
     device, heads = o.q.device, o.q.shape[1]
     page = PAGES[1] if o.page % PAGES[1] == 0 else PAGES[0]
-    room = partial_bytes(UNITS.bind(device)() * heads * QUERIES)
+    room = layouts.partial_bytes(UNITS.bind(device)() * heads * QUERIES)
     call = DECODE.bind(
-        query=one_token(query),
-        kv_cache=pages_of(cache.kv, page),
+        query=query[:, None],
+        kv_cache=cache.kv.view(-1, page, WIDTH),
         workspace_buffer=torch.empty(room, dtype=torch.int8, device=device),
         kv_lora_rank=LATENT,
         qk_rope_head_dim=ROPE,
-        block_tables=full_pages(o, page, tokens=o.sizes.model_len),
+        block_tables=layouts.full_pages(o, page, tokens=o.sizes.model_len),
         seq_lens=o.lengths,
         max_seq_len=o.sizes.model_len,
         softmax_scale=o.scale * o.kv_scale,
@@ -93,4 +81,4 @@ def decode(o: MlaDecodeOperands, out: None) -> Prepared:
         enable_pdl=False,
         causal_mask=True,
     )
-    return cache.prepared(None, after_query(o, query, call), result=of_one_token)
+    return cache.prepared(None, layouts.after_query(o, query, call), result=lambda answer: answer[:, 0])

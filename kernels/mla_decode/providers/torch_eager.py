@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
-
+from kernels.lazy import torch
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, WIDTH, MlaDecodeSizes
-from kernels.op import Implementation, Prepared, implementation
-
-if TYPE_CHECKING:
-    import torch
+from kernels.op import Call, Implementation, Prepared, implementation
 
 Tables = tuple["torch.Tensor", "torch.Tensor"]
 
@@ -18,8 +13,6 @@ Tables = tuple["torch.Tensor", "torch.Tensor"]
 def padded(operands: MlaDecodeOperands) -> Tables:
     """Where each token is in the flat cache, int64 [batch, longest], and which entries are tokens, bool.
     Places past a length are masked and repeat the first token, because its value is finite."""
-    import torch
-
     of_sequences = [operands.token_slots(i) for i in range(len(operands.host_lengths))]
     slots = torch.nn.utils.rnn.pad_sequence(of_sequences, batch_first=True)
     position = torch.arange(slots.shape[1], device=slots.device)
@@ -37,14 +30,6 @@ def attend(
     return scores.softmax(-1) @ rows[..., :LATENT]
 
 
-def calling(
-    function: Callable[..., torch.Tensor], o: MlaDecodeOperands, out: torch.Tensor, tables: Tables
-) -> Prepared:
-    prepared = Prepared(o, out, lambda: out.copy_(function(o.q, o.kv, *tables, o.scale, o.kv_scale)))
-    prepared.stationary = tables
-    return prepared
-
-
 class TorchMlaDecode(Implementation):
     requires = "torch"
 
@@ -56,18 +41,9 @@ class TorchMlaDecode(Implementation):
         return sizes.batch * max(sizes.lengths()) * (WIDTH * (4 + 4 + 2) + sizes.heads * 4 * 4)
 
 
-class NaiveMlaDecode(TorchMlaDecode):
-    name = "torch.naive"
-    rebinds = True
-
-    def prepare(self, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        return calling(attend, operands, out, padded(operands))
-
-    def prepare_turn(self, first: Prepared, operands: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-        # A subclass that prepares otherwise shares nothing.
-        if first.stationary is None or not operands.same_stationary(first.operands):
-            return self.prepare(operands, out)
-        return calling(attend, operands, out, first.stationary)
+@implementation("torch.naive", TorchMlaDecode, rebinds=True, stationary=padded)
+def naive(o: MlaDecodeOperands, out: torch.Tensor, tables: Tables) -> Call:
+    return lambda: out.copy_(attend(o.q, o.kv, *tables, o.scale, o.kv_scale))
 
 
 @implementation(
@@ -76,11 +52,11 @@ class NaiveMlaDecode(TorchMlaDecode):
     requires="torch with its compiler (a C++ compiler on cpu, Triton on cuda and rocm)",
     available=lambda platform: platform.compiler(),
     per_size=True,
+    stationary=padded,
 )
-def compiled(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
-    import torch
-
-    return calling(torch.compile(attend, dynamic=False), o, out, padded(o))
+def compiled(o: MlaDecodeOperands, out: torch.Tensor, tables: Tables) -> Call:
+    function = torch.compile(attend, dynamic=False)
+    return lambda: out.copy_(function(o.q, o.kv, *tables, o.scale, o.kv_scale))
 
 
 class SdpaMlaDecode(TorchMlaDecode):

@@ -9,27 +9,15 @@ vLLM's CPU build switches Triton off, interpreted too. Untested on hardware.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from kernels.binding import Function
-from kernels.mla_decode.layouts import (
-    MOST_UNITS,
-    FiniteCache,
-    cache_bytes,
-    compute_units,
-    full_pages,
-    one_head,
-    partial_bytes,
-    parts,
-)
+from kernels.lazy import torch
+from kernels.mla_decode import layouts
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, MlaDecodeSizes, takes_bf16
 from kernels.op import Call, Prepared, Unsupported, implementation
 from kernels.support import Support, need
 from kernels.vendor import BLACKWELL, Vllm
-
-if TYPE_CHECKING:
-    import torch
 
 HEADS = 128
 """CUTLASS's output has so many, and vLLM pads the query to them."""
@@ -67,24 +55,24 @@ def fits_cutlass(sizes: MlaDecodeSizes) -> Support:
     symbols=(CUTLASS, CUTLASS_BYTES),
     fits=fits_cutlass,
     layout=lambda sizes: sizes.batch * math.ceil(sizes.model_len / sizes.page) * 4,
-    workspace=lambda sizes: WORKSPACE + cache_bytes(sizes) + sizes.batch * HEADS * 2 * (WIDTH + LATENT),
+    workspace=lambda sizes: (
+        WORKSPACE + layouts.cache_bytes(sizes) + sizes.batch * HEADS * 2 * (WIDTH + LATENT)
+    ),
 )
 def cutlass(o: MlaDecodeOperands, out: torch.Tensor) -> Prepared:
     """The first of vLLM's choices on Blackwell before FlashInfer's. It gets a cache without NaN."""
-    import torch
-
     batch, heads = o.q.shape[:2]
-    cache, padded_q = FiniteCache(o), o.q.new_zeros(batch, HEADS, WIDTH)
+    cache, padded_q = layouts.FiniteCache(o), o.q.new_zeros(batch, HEADS, WIDTH)
     q = padded_q[:, :heads]
     q.copy_(o.q)
     padded = out if heads == HEADS else out.new_empty(batch, HEADS, LATENT)
-    of_device = CUTLASS_BYTES.bind(TILE, batch, compute_units(out.device), num_kv_splits=SPLITS)()
+    of_device = CUTLASS_BYTES.bind(TILE, batch, layouts.compute_units(out.device), num_kv_splits=SPLITS)()
     room = torch.empty(max(WORKSPACE, of_device), dtype=torch.uint8, device=out.device)
     # It splits a single sequence by the width of the table (set_split_kv in sm100_mla.hpp).
-    table = full_pages(o, o.page, TILE // o.page, tokens=o.sizes.model_len)
+    table = layouts.full_pages(o, o.page, TILE // o.page, tokens=o.sizes.model_len)
     unwanted_lse = torch.empty(0, device=out.device)
     decode = CUTLASS.bind(
-        padded, unwanted_lse, *parts(padded_q), cache.kv, o.lengths, table, room, o.scale, SPLITS
+        padded, unwanted_lse, *layouts.parts(padded_q), cache.kv, o.lengths, table, room, o.scale, SPLITS
     )
     return cache.prepared(out, decode, q=q, result=padded[:, :heads])
 
@@ -123,11 +111,9 @@ def triton(o: MlaDecodeOperands, out: torch.Tensor) -> Call:
 def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longest: int) -> Call:
     """`decode_attention_fwd` of vLLM, or of a library that took it over, with the splits of a sequence of
     `longest` tokens."""
-    import torch
-
     batch, heads = o.q.shape[:2]
-    splits = splits_for(longest, compute_units(o.q.device))
-    cache = one_head(o.kv)
+    splits = splits_for(longest, layouts.compute_units(o.q.device))
+    cache = o.kv[:, :, None]
     # fp32 of no dimension: a call without scales makes some of its own each time.
     scale = torch.tensor(o.kv_scale, dtype=torch.float32, device=o.q.device)
     return function.bind(
@@ -149,8 +135,8 @@ def split_kv(o: MlaDecodeOperands, out: torch.Tensor, function: Function, longes
 
 
 def split_bytes(sizes: MlaDecodeSizes, longest: int) -> int:
-    """Of partial results, as many as the largest device would split into."""
-    return partial_bytes(sizes.batch * sizes.heads * splits_for(longest, MOST_UNITS))
+    """The bytes of partial results, for as many splits as the largest device makes."""
+    return layouts.partial_bytes(sizes.batch * sizes.heads * splits_for(longest, layouts.MOST_UNITS))
 
 
 def splits_for(longest: int, units: int) -> int:

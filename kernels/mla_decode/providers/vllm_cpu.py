@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from kernels.lazy import torch
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, WIDTH, takes_bf16
 from kernels.op import Call, implementation
 from kernels.support import Support, need
 from kernels.vendor import VllmCpu, vllm_operator
-
-if TYPE_CHECKING:
-    import torch
 
 VEC = vllm_operator("mla_decode_kvcache", positions=6)
 VEC_PAGE = 16  # built into the kernel
@@ -43,8 +39,6 @@ def vec(operands: MlaDecodeOperands, out: torch.Tensor, table: torch.Tensor) -> 
 
 def tables(operands: MlaDecodeOperands) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The rows of tokens, int32 [batch, tokens], the requests and the lengths, int64 [batch]."""
-    import torch
-
     return operands.split_pages(1), torch.arange(len(operands.q)), operands.lengths.long()
 
 
@@ -63,8 +57,6 @@ def amx(
 ) -> Call:
     """`decode_attention_cpu` (SGLang's CPU kernel), of the backend AMX_MLA: split over the cache, with a
     combine. Built on oneDNN's brgemm, which takes AMX tiles where the CPU has them, AVX-512 where not."""
-    import torch
-
     o, kv = operands, operands.kv.view(-1, 1, WIDTH)
     splits = splits_for(max(o.host_lengths), torch.get_num_threads())
     partial = torch.zeros(*o.q.shape[:2], splits, LATENT + 1)

@@ -19,7 +19,7 @@ from tests.support.workers_here import run_here
 check_here = functools.partial(run_here, command="check")
 
 PLUGIN = """
-from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+from kernels.mla_decode.providers.torch_eager import naive as NaiveMlaDecode
 
 class Doubled(NaiveMlaDecode):
     op = "mla_decode"

@@ -13,12 +13,12 @@ pytestmark = pytest.mark.slow
 
 ADDED = """
 
-class Steady(NaiveMlaDecode):
+class Steady(naive):
     name = "torch.steady"
 """
 CHANGED = """
 
-class Changed(NaiveMlaDecode):
+class Changed(naive):
     name = "torch.changed"
 
     def prepare(self, operands, out):
@@ -45,7 +45,7 @@ def clone(tmp_path) -> Path:
     folder = tmp_path / "suite"
     git("clone", "-q", "--shared", ROOT, folder)
     before = git("-C", folder, "log", "-1", "--diff-filter=A", "--format=%H^", "--", MOVED)
-    own = CHANGED.replace("NaiveMlaDecode", "Naive"), CHANGED + ADDED
+    own = CHANGED.replace("(naive)", "(Naive)"), CHANGED + ADDED
     for name, at, file, added in (("first", before, OLD, own[0]), ("second", "HEAD", MOVED, own[1])):
         git("-C", folder, "checkout", "-q", "-b", name, git("-C", ROOT, "rev-parse", at))
         with (folder / file).open("a") as source:

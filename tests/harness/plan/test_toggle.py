@@ -19,7 +19,7 @@ from tests.support.recorded_verdicts import redo
 
 PROBE = """
 import os
-from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+from kernels.mla_decode.providers.torch_eager import naive as NaiveMlaDecode
 
 class Probe(NaiveMlaDecode):
     op = "mla_decode"

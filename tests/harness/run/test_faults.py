@@ -58,7 +58,7 @@ def cells(records: list[Record]) -> dict[str, Cell]:
 WAITING = """
 import time
 from pathlib import Path
-from kernels.mla_decode.providers.torch_eager import NaiveMlaDecode
+from kernels.mla_decode.providers.torch_eager import naive as NaiveMlaDecode
 
 HERE = Path(__file__).parent
 

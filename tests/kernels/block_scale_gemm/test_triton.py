@@ -18,6 +18,7 @@ from kernels.formats import FORMATS
 from kernels.operands import Seeds
 from kernels.tuning import Target
 from shapes.case import parse
+from tests.support.composed import innermost
 from tests.support.interpreting import each_part, print_found, wrong, wrong_interpreted
 
 torch = pytest.importorskip("torch")
@@ -73,7 +74,7 @@ def interpret(text: str, boundary: str, differs: dict[str, Any]) -> list[str]:
     sizes = sizes_of(text)
     operands, out = OP.operands(sizes, Seeds(), "cpu", boundary), OP.empty_output(sizes, "cpu")
     prepared = bind(OP, Set(**differs), operands, out)
-    inner = getattr(prepared, "inner", prepared)
+    inner = innermost(prepared)
     assert ("units" in differs) <= (inner.choice.config.persistent or inner.parts.shape[0] != 1)
     return wrong(OP, IMPLEMENTATION, prepared, operands, (out, inner.parts, inner.written), largest)
 

@@ -150,7 +150,7 @@ TRUNCATED: dict[str, Attend] = {
     "output truncated": truncating(flash),
 }
 OF_FP8: dict[str, Attend] = {
-    # torch.sdpa: kernels/mha_prefill/providers/torch_sdpa.py (widened)
+    # torch.sdpa: kernels/mha_prefill/providers/torch_eager.py (Sdpa.prepare)
     "FP8 operands made bf16": widened,
 }
 FP8: dict[str, Attend] = {

@@ -205,7 +205,7 @@ def test_what_underflow_leaves_beside_a_value_of_zero_passes(least):
 
 
 def test_the_compiled_mask_says_what_every_row_sees():
-    from kernels.mha_prefill.providers.torch_flex import BLOCK, block_mask
+    from kernels.mha_prefill.providers.torch_eager import BLOCK, block_mask
 
     o = made("batch=4 new=1..300 prefix=0..200 heads=1")
     mask = block_mask(o)

@@ -48,21 +48,21 @@ class Opened:
             "[...document.querySelectorAll('.picture')].every(p => p.querySelector('svg.marks, .warning'))"
         )
 
-    def marks(self, baseline: str) -> int:
+    def marks(self, anchor: str) -> int:
         """The marks of a chart that have a tooltip; Vega leaves each mark's item with its element."""
-        return self.page.locator(f"[id='{baseline}'] svg.marks").evaluate(
+        return self.page.locator(f"[id='{anchor}'] svg.marks").evaluate(
             "svg => [...svg.querySelectorAll('*')].filter(e => e.__data__?.tooltip).length"
         )
 
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser) -> Callable[..., contextlib.AbstractContextManager[Opened]]:
-    """`with opened(file, baseline="a-row", color_scheme="dark") as view:`"""
+    """`with opened(file, anchor="a-row", color_scheme="dark") as view:`"""
     return functools.partial(open_file, browser)
 
 
 @contextlib.contextmanager
-def open_file(browser: Browser, file: Path, baseline: str = "", **options: Any) -> Iterator[Opened]:
+def open_file(browser: Browser, file: Path, anchor: str = "", **options: Any) -> Iterator[Opened]:
     """options: of the browser's context, such as viewport and color_scheme"""
     context: BrowserContext = browser.new_context(**options)
     page = context.new_page()
@@ -71,7 +71,7 @@ def open_file(browser: Browser, file: Path, baseline: str = "", **options: Any) 
     page.on("pageerror", lambda error: view.errors.append(str(error)))
     page.on("console", lambda message: view.errors.extend([message.text] * (message.type == "error")))
     page.on("request", lambda request: view.requests.append(request.url))
-    page.goto(file.as_uri() + (f"#{baseline}" if baseline else ""))
+    page.goto(file.as_uri() + (f"#{anchor}" if anchor else ""))
     try:
         yield view
     finally:

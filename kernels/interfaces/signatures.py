@@ -171,7 +171,8 @@ def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
     for name, rest in re.findall(r'm\.def\(\s*"(\w+)"(.*?)\);', text, re.DOTALL):
         named = re.findall(r'(?:py|pybind11)::arg\("(\w+)"\)(\s*=)?', rest)
         if named:
-            made[name] = parse(f"({', '.join(n + ('=...' if equals else '') for n, equals in named)})")
+            with contextlib.suppress(SyntaxError):  # a macro that binds several functions
+                made[name] = parse(f"({', '.join(n + ('=...' if equals else '') for n, equals in named)})")
     for name, other in re.findall(r'm\.attr\("(\w+)"\)\s*=\s*m\.attr\("(\w+)"\)', text):
         if other in made:
             made[name] = made[other]

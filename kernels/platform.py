@@ -252,7 +252,7 @@ def _gpus() -> tuple[list[Platform], str]:
         return [], "; ".join(filter(None, (none, wrong)))
     if found:
         name = settings["CUDA_VISIBLE_DEVICES"].split(",")[0]
-        unknown = f"{name} has unknown memory, as neither NVML nor nvidia-smi lists it"
+        unknown = f"{name} has unknown memory, as nvidia-smi does not list it"
         return _by_torch(found, wrong or unknown)
     trace = nvidia.driver_trace() or ("/dev/kfd" if Path("/dev/kfd").exists() else "")
     return _by_torch([], wrong or (f"{trace} is here, but no GPU is shown" if trace else ""))

@@ -1,11 +1,8 @@
-"""The NVIDIA GPUs of this machine and their MIG slices, as NVML or else nvidia-smi reports them."""
+"""The NVIDIA GPUs of this machine and their MIG slices, as nvidia-smi reports them."""
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import importlib
-import math
 import os
 import re
 import shutil
@@ -13,7 +10,6 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 from kernels.gpus.visibility import visible
 
@@ -36,11 +32,10 @@ class Gpu:
     name: str
     """The vendor's name. That of a slice ends in `MIG 1g.10gb`."""
     memory: int
-    """Bytes; 0 if unknown."""
+    """Bytes; 0 if unknown, as of a GPU that shares the CPU's memory. Those of a slice are the decimal GB of
+    its profile, a few percent less than the slice has."""
     uuid: str
     """GPU-..., or MIG-... for a slice."""
-    old_name: str = ""
-    """The name of a slice for drivers before 470: MIG-GPU-.../<GPU instance>/<compute instance>."""
     divided: bool | None = None
     """Whether the GPU is in MIG mode; None if unknown."""
     slices: tuple[Gpu, ...] = ()
@@ -48,11 +43,7 @@ class Gpu:
 
     @property
     def usable(self) -> bool:
-        return bool(self.arch) and (bool(self.slices) or not self.divided)
-
-
-LOST = Gpu("", "", 0, "")
-"""Stands for a GPU that the driver counts but that does not answer, so that the others keep their numbers."""
+        return bool(self.slices) or not self.divided
 
 
 def answer(*command: str, timeout_s: float = ANSWER_S) -> tuple[str, str]:
@@ -85,23 +76,33 @@ def smi_program() -> str | None:
 
 
 def gpus() -> tuple[list[Gpu], str]:
-    """All GPUs that the driver counts, in its order, including those that cannot be used, and what is wrong
-    according to the driver or its tools. The latter is empty where there is no sign of a GPU. nvidia-smi is
-    used where NVML does not answer."""
-    known, wrong = _by_nvml()
-    if known:
-        return known, wrong
-    known, wrong_too = _by_smi()
-    return known, wrong_too if known else "; ".join(filter(None, (wrong, wrong_too)))
+    """All GPUs that nvidia-smi shows, in the driver's order, including those that cannot be used, and what is
+    wrong according to nvidia-smi. The latter is empty where nothing is, and where nvidia-smi is not
+    installed."""
+    if smi_program() is None:
+        return [], ""
+    fields = "compute_cap,uuid,memory.total,mig.mode.current,name"
+    output, wrong = smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
+    known, other = [], ""
+    for line in output.splitlines():
+        if row := re.fullmatch(SMI_ROW, line):
+            major, minor, uuid, mebibytes, mode, name = ((cell or "").strip() for cell in row.groups())
+            memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
+            known.append(Gpu(f"sm_{major}{minor}", name, memory, uuid, divided=MIG_MODES.get(mode)))
+        else:  # a warning, or what it says of a GPU that fell off the bus
+            other = other or line.strip()
+    if any(gpu.divided for gpu in known):
+        known = _with_slices(known)
+    wrong = other or wrong or ("" if known else "it shows no GPU")
+    said = [f"nvidia-smi: {wrong}"] if wrong else []
+    for index, gpu in enumerate(known):
+        if gpu.divided and not gpu.slices:
+            said.append(f"GPU {index} is in MIG mode and has no slice for this process")
+    return known, "; ".join(said)
 
 
 def free_bytes(uuid: str) -> int | None:
-    """Bytes of a GPU's or slice's memory that no process holds. None if unknown."""
-    with contextlib.suppress(ImportError):
-        nvml = importlib.import_module("pynvml")
-        with contextlib.suppress(nvml.NVMLError):  # no driver, or one that does not report it
-            nvml.nvmlInit()
-            return int(nvml.nvmlDeviceGetMemoryInfo(nvml.nvmlDeviceGetHandleByUUID(uuid)).free)
+    """Bytes of a GPU's memory that no process holds. None if unknown, as for a slice."""
     said = smi("-i", uuid, "--query-gpu=memory.free", "--format=csv,noheader,nounits")[0]
     return int(said) << 20 if said.isdigit() else None
 
@@ -116,126 +117,6 @@ def driver_trace(root: Path = Path("/")) -> str:
     except OSError:
         return ""
     return "libcuda.so.1"
-
-
-def _by_nvml() -> tuple[list[Gpu], str]:
-    try:
-        nvml = importlib.import_module("pynvml")
-    except ImportError:
-        return [], ""
-    try:
-        nvml.nvmlInit()
-        count = nvml.nvmlDeviceGetCount()
-    except nvml.NVMLError as error:
-        is_absent = error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND
-        return [], "" if is_absent else f"NVML: {error}"
-    known, wrong = [], []
-    for index in range(count):
-        try:
-            known.append(_read(nvml, nvml.nvmlDeviceGetHandleByIndex(index)))
-        except AttributeError as error:  # pynvml is too old
-            return [], f"NVML: {error}"
-        except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # the driver is too old
-                return [], f"NVML: {error}"
-            # A GPU that fell off the bus. The others work.
-            wrong.append(f"NVML: GPU {index}: {error}")
-            if error.value != nvml.NVML_ERROR_NO_PERMISSION:  # another job's: CUDA does not count it
-                known.append(LOST)
-    return known, "; ".join([*wrong, *_without_slices(known)]) or ("" if count else "NVML shows no GPU")
-
-
-def _without_slices(known: Sequence[Gpu]) -> list[str]:
-    return [
-        f"GPU {index} is in MIG mode and has no slice for this process"
-        for index, gpu in enumerate(known)
-        if gpu.divided and not gpu.slices
-    ]
-
-
-def _read(nvml: ModuleType, handle: object) -> Gpu:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-    name, uuid = _text(nvml.nvmlDeviceGetName(handle)), _text(nvml.nvmlDeviceGetUUID(handle))
-    gpu = Gpu(f"sm_{major}{minor}", name, _memory(nvml, handle), uuid)
-    try:
-        divided = nvml.nvmlDeviceGetMigMode(handle)[0] == nvml.NVML_DEVICE_MIG_ENABLE
-        most = nvml.nvmlDeviceGetMaxMigDeviceCount(handle) if divided else 0
-    except nvml.NVMLError as error:
-        return replace(gpu, divided=False) if error.value == nvml.NVML_ERROR_NOT_SUPPORTED else gpu
-    except AttributeError:  # the library is older than MIG
-        return gpu
-    slices = []
-    for index in range(most):
-        try:
-            slices.append(_slice(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index), gpu))
-        except nvml.NVMLError as error:
-            if error.value == nvml.NVML_ERROR_FUNCTION_NOT_FOUND:  # the driver is too old to describe slices
-                raise
-            # Otherwise there is no slice of this number, or this container may not use it.
-    return replace(gpu, divided=divided, slices=tuple(slices))
-
-
-def _slice(nvml: ModuleType, handle: object, gpu: Gpu) -> Gpu:
-    name = _text(nvml.nvmlDeviceGetName(handle))
-    if " MIG " not in name:
-        name = f"{gpu.name} MIG {_profile(nvml.nvmlDeviceGetAttributes(handle), gpu.memory)}"
-    place = f"{nvml.nvmlDeviceGetGpuInstanceId(handle)}/{nvml.nvmlDeviceGetComputeInstanceId(handle)}"
-    uuid = _text(nvml.nvmlDeviceGetUUID(handle))
-    return Gpu(gpu.arch, name, _memory(nvml, handle), uuid, f"MIG-{gpu.uuid}/{place}")
-
-
-def _profile(attributes: object, memory: int) -> str:
-    """The profile of a slice: `1g.10gb`, or `1c.3g.40gb` for a compute instance that is only a part of its
-    GPU instance (NVIDIA's MIG User Guide, MIG Device Names). The size is counted in eighths of the GPU's GiB,
-    both rounded up, as getMigMemorySizeGB of NVIDIA's go-nvlib does (pkg/nvlib/device/mig_profile.go).
-
-    memory: bytes of the GPU; 0 if unknown
-    """
-    compute, whole, mebibytes = (
-        getattr(attributes, field)
-        for field in ("computeInstanceSliceCount", "gpuInstanceSliceCount", "memorySizeMB")
-    )
-    size = math.ceil(mebibytes / 1024)
-    if memory:
-        eighths = math.ceil(8 * (mebibytes << 20) / memory)
-        size = math.floor(eighths / 8 * math.ceil(memory / (1 << 30)) + 0.5)
-    return f"{f'{compute}c.' if compute != whole else ''}{whole}g.{size}gb"
-
-
-def _memory(nvml: ModuleType, handle: object) -> int:
-    try:
-        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
-    except nvml.NVMLError:  # the GPU shares the CPU's memory, as GB10 does
-        return 0
-
-
-def _text(value: str | bytes) -> str:
-    """Older releases of the library return bytes."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
-def _by_smi() -> tuple[list[Gpu], str]:
-    if smi_program() is None:
-        return [], ""
-    output, wrong = _asked_smi("compute_cap,uuid,memory.total,mig.mode.current,name")
-    if "not a valid field" in output + wrong:  # one from before MIG
-        output, wrong = _asked_smi("compute_cap,uuid,memory.total,name")
-    known, other = [], ""
-    for line in output.splitlines():
-        if row := re.fullmatch(SMI_ROW, line):
-            major, minor, uuid, mebibytes, mode, name = ((cell or "").strip() for cell in row.groups())
-            memory = int(mebibytes) << 20 if mebibytes.isdigit() else 0
-            divided = MIG_MODES.get(mode)
-            known.append(Gpu(f"sm_{major}{minor}", name, memory, uuid, divided=divided))
-        else:  # a warning, or what it says of a GPU that fell off the bus
-            other = other or line.strip()
-    known, wrong = _with_slices(known), other or wrong or ("" if known else "it shows no GPU")
-    said = [f"nvidia-smi: {wrong}"] if wrong else []
-    return known, "; ".join(said + _without_slices(known))
-
-
-def _asked_smi(fields: str) -> tuple[str, str]:
-    return smi(f"--query-gpu={fields}", "--format=csv,noheader,nounits")
 
 
 def _with_slices(known: Sequence[Gpu]) -> list[Gpu]:
@@ -266,19 +147,13 @@ def shown(known: Sequence[Gpu], environment: Mapping[str, str] = os.environ) -> 
 
 
 def _named_slice(known: Sequence[Gpu], entry: str) -> list[Gpu]:
-    """The slice of this UUID, of a beginning of it that fits no other slice, or of this old name."""
+    """The slice of this UUID, or of a beginning of it that fits no other slice. Where nvidia-smi lists no
+    slice at all, it is one of unknown memory, if all GPUs that may have it are of one kind."""
     slices = [part for gpu in known for part in gpu.slices]
-    wanted = entry.lower()
-    fits = [p for p in slices if p.uuid.lower().startswith(wanted) or p.old_name.lower() == wanted]
-    if fits:
+    if slices:
+        fits = [part for part in slices if part.uuid.lower().startswith(entry.lower())]
         return fits if len(fits) == 1 else []
-    parents = [gpu for gpu in known if gpu.usable and gpu.divided is not False]
-    if old := re.match(r"mig-(gpu-[^/]+)/", wanted):
-        parents = [gpu for gpu in parents if gpu.uuid.lower().startswith(old[1])]
-    elif slices:
-        return []
-    if len(parents) == 1 and len(parents[0].slices) == 1:
-        return list(parents[0].slices)
+    parents = [gpu for gpu in known if gpu.divided is not False]
     if len({(gpu.arch, gpu.name) for gpu in parents}) != 1:
-        return []  # it may belong to different kinds of GPUs
+        return []
     return [Gpu(parents[0].arch, f"{parents[0].name} {entry}", 0, entry)]

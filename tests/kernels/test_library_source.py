@@ -97,7 +97,7 @@ TOLD = {
     "lib._C.listed": "(a)",
     # What is there and does not tell.
     **dict.fromkeys(
-        ("lib.constant", "lib.again", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.unlisted")
+        ("lib.constant", "lib.again", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.none")
     ),
     # What is not there.
     "lib.missing": NotThere("lib has no missing"),

@@ -13,13 +13,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kernels.tables import Problem, printable
 from kernels.tables.files import Files, TableError, read
-
-if TYPE_CHECKING:
-    from kernels.tables.aiter_rules import Rules
 
 CONFIGS = "aiter/configs"
 LINE = "_line"
@@ -72,10 +68,10 @@ MOE = Family(
 )
 
 
-def packaged(files: Files, family: Family, merges: bool = True) -> list[str]:
+def packaged(files: Files, family: Family) -> list[str]:
     """The names of a family's files in the package: the default one, then those of model_configs/."""
     default = f"{CONFIGS}/{family.name}.csv"
-    models = files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv") if merges else []
+    models = files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv")
     return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
 
@@ -218,8 +214,8 @@ def rows_here(count: int) -> str:
 class Table:
     """The merged files of a family."""
 
-    def __init__(self, files: Files, family: Family, rules: Rules, environment: Mapping[str, str]) -> None:
-        self.family, self._files, self._rules = family, files, rules
+    def __init__(self, files: Files, family: Family, environment: Mapping[str, str]) -> None:
+        self.family, self._files = family, files
         self.problems: list[Problem] = []
         """What is wrong with the files, on any GPU."""
         self.dead = ""
@@ -227,7 +223,7 @@ class Table:
         self.raises = ""
         """Why AITER's first look-up raises; empty where it does not."""
         self._given = environment.get(family.variable, "")
-        in_package = packaged(files, family, rules.merges)
+        in_package = packaged(files, family)
         names = self._given.split(os.pathsep) if self._given else in_package
         self._merged = len(names) > 1
         self.sources = [source for name in names if (source := self._read(name))]
@@ -248,12 +244,11 @@ class Table:
     def rows(self, arch: str) -> list[Row]:
         """The rows for an architecture, with any number of CUs, in the order of the merge."""
         moe = self.family is MOE
-        by_gfx = self._rules.moe_gfx if moe else self.has_gfx
         return [
             row
             for row in self._rows
-            if not by_gfx or row.gfx in (arch, None)
-            if not moe or self._rules.keeps_tag(row.tag)
+            if not (moe or self.has_gfx) or row.gfx in (arch, None)
+            if not moe or row.tag != "flydsl_fallback"
         ]
 
     def _read(self, name: str) -> Source | None:
@@ -295,11 +290,8 @@ class Table:
 
     def _gfx(self, source: Source) -> list[str | None]:
         """The gfx of each row (see `Row.gfx`)."""
-        moe = self.family is MOE
-        if "gfx" in source.columns and not moe:
+        if "gfx" in source.columns and self.family is not MOE:
             return [*source.cells("gfx")]
-        if "gfx" not in source.columns and not (self._rules.moe_gfx if moe else self._rules.infers_gfx):
-            return ["0"] * len(source.rows)
         return [
             GFX_OF_UNITS.get(NUMBERS[units]) if gfx in MISSING or gfx == "0" else gfx
             for gfx, units in zip(source.cells("gfx", ""), source.cells("cu_num"), strict=True)
@@ -334,7 +326,7 @@ class Table:
     def _check_columns(self, source: Source) -> None:
         if source.error:  # pandas raises before
             return
-        rules, count = self._rules, len(source.rows)
+        count = len(source.rows)
         absent = [c for c in (*self.family.numbers, *self.family.texts) if c not in source.columns]
         if absent:
             self._say(source.file, 1, f"has no column {', '.join(absent)}: its {count} rows are never found")
@@ -342,16 +334,13 @@ class Table:
             self._check_gpus(source)
         elif self.family is MOE:
             units = {NUMBERS[cell] for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
-            if units and rules.moe_gfx:
+            if units:
                 numbers = ", ".join(f"{unit:g}" for unit in sorted(units))
                 self._say(source.file, 1, f"has no column gfx, and AITER knows none of cu_num {numbers}")
         elif count:
+            text = "AITER takes it from cu_num, 80 and 304 or 256"
             if not self.has_gfx:
                 text = "a row is found by its number of CUs on any GPU"
-            elif not rules.infers_gfx:
-                text = f"its {count} rows are never found"
-            else:
-                text = "AITER takes it from cu_num, 80 and 304 or 256"
             self._say(source.file, 1, f"has no column gfx: {text}")
 
     def _check_gpus(self, source: Source) -> None:
@@ -396,13 +385,9 @@ class Table:
         moe = self.family is MOE
         if moe and not (self._merged and self._files.has(self.family.untuned)):
             return lost  # AITER warns and keeps the first
-        raises = not self._merged or self._rules.duplicates_raise
-        if not self._merged:
-            then = "pandas raises ValueError at the first look-up"
-        elif raises:
+        then = "pandas raises ValueError at the first look-up"
+        if self._merged:
             then = "AITER keeps the fastest, rewrites its files and raises RuntimeError"
-        else:
-            then = "AITER keeps the fastest"
         best: dict[tuple[object, ...], tuple[float, int, Row]] = {}
         for source, of_source in zip(self.sources, rows, strict=True):
             if source.error:  # pandas raises before
@@ -423,6 +408,6 @@ class Table:
                     lost.add(worse[2])
                     lines.append(row.line)
             if lines:
-                say = self._say_that_it_raises if raises else self._say
-                say(source.file, lines[0], f"{rows_here(len(lines))} with a key that another row has: {then}")
+                text = f"{rows_here(len(lines))} with a key that another row has: {then}"
+                self._say_that_it_raises(source.file, lines[0], text)
         return lost

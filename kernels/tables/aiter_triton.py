@@ -15,35 +15,41 @@ from kernels.tables.files import TableError
 
 if TYPE_CHECKING:
     from kernels.tables import Target
-    from kernels.tables.aiter_rules import Rules
     from kernels.tables.files import Files
 
+SOURCE = "aiter/ops/triton/utils/gemm_config_utils.py"
+BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""The M of the buckets M_LEQ_ and M_GEQ_, where the source does not tell others."""
 FOLDER = "aiter/ops/triton/configs"
 NAME = "GEMM-A8W8_BLOCKSCALE"
 PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
 SHAPED = re.compile(r"-N=(\d+)-K=(\d+)\.json$")
 
 
-def places(arch: str, backend: str, name: str, rules: Rules) -> list[tuple[str, str]]:
+def places(arch: str, backend: str, name: str) -> list[tuple[str, str]]:
     """The folders in AITER's order, each as (how the names of its files for shapes begin, its default file).
 
     backend: triton or gluon
     """
-    found = []
-    if rules.nested:
-        folder = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
-        found.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
-    for folder in (f"gemm/{backend}", "gemm") if rules.backends else ("gemm",):
-        stem = f"{FOLDER}/{folder}/{arch}-{name}"
-        found.append((stem, f"{stem}.json"))
-    return found
+    nested = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
+    flat = (f"{FOLDER}/{folder}/{arch}-{name}" for folder in (f"gemm/{backend}", "gemm"))
+    return [(f"{nested}/{name}", f"{nested}/DEFAULT.json"), *((stem, f"{stem}.json") for stem in flat)]
+
+
+def bounds_of(files: Files) -> tuple[int, ...]:
+    """The M of the buckets, as this copy's source has them."""
+    try:
+        said = re.search(r"STANDARD_M_BOUNDS = \((\d[\d, ]{,199})\)", files.text(SOURCE))
+    except TableError:
+        return BOUNDS
+    return tuple(int(bound) for bound in re.findall(r"\d+", said[1])) if said else BOUNDS
 
 
 class TritonTables:
     """The JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not."""
 
-    def __init__(self, files: Files, rules: Rules) -> None:
-        self._files, self._rules = files, rules
+    def __init__(self, files: Files) -> None:
+        self._files, self._bounds = files, bounds_of(files)
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
         self.asked: dict[str, set[str]] = {}
@@ -74,17 +80,17 @@ class TritonTables:
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
         """The name of the bucket for m rows. It is `any` where no bound holds, even without such a bucket."""
-        for bound in self._rules.bounds:
+        for bound in self._bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
-        for bound in reversed(self._rules.bounds):
+        for bound in reversed(self._bounds):
             if m >= bound and f"M_GEQ_{bound}" in buckets:
                 return f"M_GEQ_{bound}"
         return "any"
 
     def _places(self, target: Target, name: str) -> list[tuple[str, str]]:
         """The folders in which AITER looks on this GPU, as `places` returns them."""
-        return places(target.arch, "gluon" if target.arch == "gfx1250" else "triton", name, self._rules)
+        return places(target.arch, "gluon" if target.arch == "gfx1250" else "triton", name)
 
     def _place(self, target: Target, name: str) -> tuple[str, str]:
         """The first folder that has a default file. AITER looks for the shape only there."""
@@ -159,11 +165,11 @@ class TritonTables:
             buckets = read[0]
             if set(buckets) == {"any"}:
                 only_any.append(file)
-            known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._rules.bounds} | {"any"}
+            known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._bounds} | {"any"}
             if dead := sorted(set(buckets) - known):
                 found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER never looks for such a bucket"))
             if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
-                most = max((bound for bound in self._rules.bounds if f"M_LEQ_{bound}" in buckets), default=0)
+                most = max((bound for bound in self._bounds if f"M_LEQ_{bound}" in buckets), default=0)
                 text = f"has no bucket for M above {most}: AITER raises KeyError there"
                 found.append(Problem(file, 0, text))
         if only_any:

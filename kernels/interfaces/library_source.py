@@ -266,8 +266,7 @@ class LibrarySource:
     @functools.cache  # noqa: B019
     def _compiled_in(self, root: Folder, folder: str) -> set[str]:
         """The names of the compiled modules in a folder: `_C` for `_C.abi3.so`."""
-        inside = root / folder if folder else root
-        files = inside.iterdir() if inside.is_dir() else ()
+        files = _inside(root / folder if folder else root)
         return {file.name.partition(".")[0] for file in files if file.name.endswith(".so")}
 
     def _schema(self, module: str, name: str) -> inspect.Signature | None:
@@ -400,14 +399,21 @@ def _words(tree: ast.Module) -> frozenset[str]:
 # Folders and archives
 
 
+def _inside(folder: Folder) -> list[Folder]:
+    """What a folder has, sorted by name; nothing where it does not exist or may not be read."""
+    with contextlib.suppress(PermissionError):
+        inner: list[Folder] = [*folder.iterdir()] if folder.is_dir() else []
+        return sorted(inner, key=lambda path: path.name)
+    return []
+
+
 def _folders(folder: Folder, depth: int) -> Iterator[Folder]:
     """The folders below, so deep, that are no packages themselves but may hold some."""
-    with contextlib.suppress(PermissionError):
-        for inner in sorted(folder.iterdir(), key=lambda path: path.name):
-            if inner.is_dir() and not inner.name.startswith(".") and not _is_package(inner):
-                yield inner
-                if depth > 1:
-                    yield from _folders(inner, depth - 1)
+    for inner in _inside(folder):
+        if inner.is_dir() and not inner.name.startswith(".") and not _is_package(inner):
+            yield inner
+            if depth > 1:
+                yield from _folders(inner, depth - 1)
 
 
 def _is_package(folder: Folder) -> bool:
@@ -417,7 +423,7 @@ def _is_package(folder: Folder) -> bool:
 
 def _all_files(folder: Folder) -> Iterator[Folder]:
     """All files below a folder."""
-    for inner in folder.iterdir() if folder.is_dir() else ():
+    for inner in _inside(folder):
         if inner.is_dir():
             yield from _all_files(inner)
         else:

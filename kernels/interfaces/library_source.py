@@ -152,15 +152,17 @@ class LibrarySource:
                     return signature
                 is_told = False
         if _may_make(module.tree, names[0]):
-            return self._in_table(module, names, seen)
+            return self._in_table(module.tree, module, names, seen)
         if is_told:
             raise missing
         return None
 
-    def _in_table(self, module: Module, names: list[str], seen: tuple[str, ...]) -> inspect.Signature | None:
+    def _in_table(
+        self, tree: ast.Module, module: Module, names: list[str], seen: tuple[str, ...]
+    ) -> inspect.Signature | None:
         """The signature of a name that the module makes when it is imported or asked for the name. A table
         `{name: module}` or `{name: (module, name)}` may say where the name is defined."""
-        for table in (node for node in ast.walk(module.tree or ast.Module()) if isinstance(node, ast.Dict)):
+        for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
             for key, value in zip(table.keys, table.values, strict=True):
                 if not (isinstance(key, ast.Constant) and key.value == names[0]):
                     continue

@@ -13,7 +13,7 @@ import kernels
 from harness.catalogue.devices import part_of
 from harness.run.device import device_type, machine_name
 from kernels import platform
-from kernels.gpus.nvidia import Gpu
+from kernels.gpus import Gpu
 from kernels.platform import Platform, _amd, _cpu_facts, _kfd, available_memory, free_memory, run
 from kernels.triton_runtime import target_of
 from kernels.tuning import Target
@@ -67,15 +67,15 @@ MISMATCH = "NVML: Driver/library version mismatch"
 
 
 class Machine:
-    """What a machine's tools say: NVML and nvidia-smi, a trace of a driver, the build of torch, and torch."""
+    """What a machine's tools say: nvidia-smi, a trace of a driver, the build of torch, and torch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gpus: list[Gpu] = []
         self.amds: list[Platform] = []
         self.wrong = self.trace = self.build = ""
         self.torch: tuple[str, str] | None = None
-        monkeypatch.setattr(platform.nvidia, "gpus", lambda: (self.gpus, self.wrong))
-        monkeypatch.setattr(platform.nvidia, "driver_trace", lambda: self.trace)
+        monkeypatch.setattr(platform.gpus, "nvidia_gpus", lambda: (self.gpus, self.wrong))
+        monkeypatch.setattr(platform.gpus, "driver_trace", lambda: self.trace)
         monkeypatch.setattr(platform, "_kfd", lambda *_: self.amds)
         monkeypatch.setattr(platform, "torch_build", lambda: self.build)
         monkeypatch.setattr(platform, "version", lambda module: "2.11.0")
@@ -429,7 +429,7 @@ def test_a_module_is_looked_for_without_importing_the_package_around_it(tmp_path
 def test_free_memory_of_a_gpu_is_what_its_driver_says(monkeypatch, tmp_path):
     gpu = Platform("cuda", "sm_90", "cuda:0", memory=80 << 30, uuid="GPU-1")
     for said, free in (({"GPU-1": 70 << 30}, 70 << 30), ({"GPU-1": 0}, 0), ({}, gpu.memory)):
-        monkeypatch.setattr(platform.nvidia, "free_bytes", said.get)
+        monkeypatch.setattr(platform.gpus, "free_bytes", said.get)
         assert free_memory(gpu) == free
         assert free_memory(replace(gpu, here=False)) == gpu.memory
     assert free_memory(replace(gpu, memory=0)) is None

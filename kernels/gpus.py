@@ -1,4 +1,7 @@
-"""The NVIDIA GPUs of this machine and their MIG slices, as nvidia-smi reports them."""
+"""The NVIDIA GPUs of this machine and their MIG slices, as nvidia-smi reports them.
+
+Also which GPUs, of any vendor, CUDA_VISIBLE_DEVICES and similar variables select and renumber.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,13 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
-from kernels.gpus.visibility import visible
+T = TypeVar("T")
+
 
 SMI_FOLDERS = ("/usr/local/nvidia/bin", "/usr/bin")
 """Where containers have nvidia-smi, besides PATH."""
@@ -75,7 +80,7 @@ def smi_program() -> str | None:
     return shutil.which("nvidia-smi", path=os.pathsep.join(folders))
 
 
-def gpus() -> tuple[list[Gpu], str]:
+def nvidia_gpus() -> tuple[list[Gpu], str]:
     """All GPUs that nvidia-smi shows, in the driver's order, including those that cannot be used, and what is
     wrong according to nvidia-smi. The latter is empty where nothing is, and where nvidia-smi is not
     installed."""
@@ -157,3 +162,50 @@ def _named_slice(known: Sequence[Gpu], entry: str) -> list[Gpu]:
     if len({(gpu.arch, gpu.name) for gpu in parents}) != 1:
         return []
     return [Gpu(parents[0].arch, f"{parents[0].name} {entry}", 0, entry)]
+
+
+# Variables that select devices
+
+VARIABLES = {
+    "cuda": (("CUDA_VISIBLE_DEVICES",),),
+    "rocm": (("ROCR_VISIBLE_DEVICES",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")),
+}
+"""Groups of variables, which apply one after the other. In a group only the first that is set applies."""
+
+
+def visible(
+    kind: str,
+    devices: Sequence[T],
+    name: Callable[[T], str],
+    environment: Mapping[str, str] = os.environ,
+) -> list[T]:
+    """The selected devices, in the order in which torch numbers them.
+
+    devices: all devices, in the driver's order
+    name:    returns the driver's identifier of a device
+    """
+    for variables in VARIABLES[kind]:
+        variable = next((v for v in variables if v in environment), None)
+        if variable is not None:
+            names = [name(device).lower() for device in devices]
+            chosen = _chosen(names, environment[variable], variable == "ROCR_VISIBLE_DEVICES")
+            devices = [devices[number] for number in chosen]
+    return list(devices)
+
+
+def _chosen(names: Sequence[str], setting: str, is_rocr: bool) -> list[int]:
+    """The numbers of the devices that a setting selects, by numbers or by beginnings of names. An entry that
+    fits no device, or several, ends the list. If a device is listed twice, torch takes none at all
+    (torch.cuda._parse_visible_devices), and ROCr ends the list there (RvdFilter::BuildUsrDeviceList)."""
+    chosen: list[int] = []
+    for entry in (part.strip().lower() for part in setting.split(",")):
+        if entry.isdigit():
+            fits = [number for number in range(len(names)) if number == int(entry)]
+        else:
+            fits = [number for number, name in enumerate(names) if entry and name.startswith(entry)]
+        if len(fits) != 1:
+            break
+        if fits[0] in chosen:
+            return chosen if is_rocr else []
+        chosen += fits
+    return chosen

@@ -229,13 +229,11 @@ class LibrarySource:
         return None
 
     def _stars(self, module: Module, name: str) -> Iterator[Module]:
-        """The modules from which it imports all names, this one included. A name that begins with `_` is only
-        imported where `__all__` lists it, and so is a text of the module."""
+        """The modules from which it imports all names, this one included."""
         for statement in _statements(module.tree):
             if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
                 target = self._module(module.absolute(statement))
-                is_public = not name.startswith("_") or (target.tree and name in _words(target.tree))
-                if target.exists and is_public:
+                if target.exists and _exports(target.tree, name):
                     yield target
 
     # Files of a module
@@ -372,6 +370,19 @@ def _last_name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _exports(tree: ast.Module | None, name: str) -> bool:
+    """Whether `from module import *` imports the name if the module has it. A name that the module has as a
+    text may be in `__all__`. Nothing else is where `__all__` is one list, to which nothing is added."""
+    if tree and name in _words(tree):
+        return True
+    if tree is None:
+        return not name.startswith("_")
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "__all__"]
+    lists = [getattr(s, "value", None) for s in _statements(tree) if _binds(s, "__all__")]
+    is_whole = len(uses) == len(lists) == 1 and isinstance(lists[0], ast.List | ast.Tuple)
+    return not is_whole and not name.startswith("_")
 
 
 def _may_make(tree: ast.Module, name: str) -> bool:

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.tables import Target
-from kernels.tables.configurations import parse
-from kernels.tables.engine_json import RULES, EngineTables
+from kernels.tables.engine_json import RULES, EngineTables, parse
 from kernels.tables.files import Files, TableError
 
 MI300X = Target("gfx942", 304, "AMD Instinct MI300X", "3.4.0")

@@ -32,7 +32,7 @@ class Handle:
 
 
 class FakeNvml:
-    """uuids: those of GPUs, or of MIG slices. refused: function -> the error code that it answers with. Functions in `absent` do not exist."""
+    """refused: function -> the error code that it answers with. Functions in `absent` do not exist."""
 
     NVMLError = NVMLError
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION = 3, 4

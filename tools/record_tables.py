@@ -124,8 +124,7 @@ def _aiter(files: Files) -> Iterator[tuple[str, str]]:
             yield name, _rows(files.text(name), MOE_COLUMNS if family is MOE else GEMM_COLUMNS)
         if files.has(family.untuned):
             yield family.untuned, files.text(family.untuned).split("\n")[0].strip() + "\n"
-    ways = itertools.product(("gfx942", "gfx950", "gfx1250"), ("triton", "gluon"), (NAME, PRESHUFFLED_NAME))
-    for way in ways:
+    for way in itertools.product(("gfx942", "gfx950"), (NAME, PRESHUFFLED_NAME)):
         for stem, default in places(*way):
             for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
                 if files.has(file):

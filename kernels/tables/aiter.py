@@ -112,8 +112,8 @@ class AiterTables:
         by_m = self.by_shape(family, target).get((n, k), {})
         tried = padded(m, n)
         if (hit := next((each for each in tried if each in by_m), None)) is None:
-            kernel = "AITER's Triton kernel" if target.arch == "gfx1250" else f"CK {DEFAULTS[family]}"
-            return Found(table.title, None, kernel, self._why(family, target, (n, k), by_m, tried))
+            why = self._why(family, target, (n, k), by_m, tried)
+            return Found(table.title, None, f"CK {DEFAULTS[family]}", why)
         row = by_m[hit][0]
         name = row.cell("kernelName") or f"kernelId {row.cell('kernelId')}"
         kernel = f"{row.cell('libtype')} {name}".strip()
@@ -175,7 +175,7 @@ class AiterTables:
         return found if self._asked and not self.triton.asked else found + self.triton.problems(target)
 
     def _moe_default(self, target: Target, token: int, shape: tuple[int, int, int, int]) -> str:
-        if token > 32 and shape[1] % 128 == 0 and target.arch in FORMATS:
+        if token > 32 and shape[1] % 128 == 0:
             return "1stage asm chosen by get_heuristic_kernel, block_m 32"
         block_m, split = 64 if token > 32 else 16, self._split(target.units, token, *shape)
         return f"2stage CK chosen by moe_stage1/2_heuristic_dispatch, block_m {block_m}, ksplit {split}"

@@ -26,13 +26,11 @@ PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
 SHAPED = re.compile(r"-N=(\d+)-K=(\d+)\.json$")
 
 
-def places(arch: str, backend: str, name: str) -> list[tuple[str, str]]:
+def places(arch: str, name: str) -> list[tuple[str, str]]:
     """The folders in AITER's order, each as (how the names of its files for shapes begin, its default file).
-
-    backend: triton or gluon
-    """
-    nested = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
-    flat = (f"{FOLDER}/{folder}/{arch}-{name}" for folder in (f"gemm/{backend}", "gemm"))
+    gfx1250, which has other folders, is in no engine's table here."""
+    nested = f"{FOLDER}/{arch}/triton/gemm/{name.lower().replace('-', '_')}"
+    flat = (f"{FOLDER}/{folder}/{arch}-{name}" for folder in ("gemm/triton", "gemm"))
     return [(f"{nested}/{name}", f"{nested}/DEFAULT.json"), *((stem, f"{stem}.json") for stem in flat)]
 
 
@@ -88,13 +86,9 @@ class TritonTables:
                 return f"M_GEQ_{bound}"
         return "any"
 
-    def _places(self, target: Target, name: str) -> list[tuple[str, str]]:
-        """The folders in which AITER looks on this GPU, as `places` returns them."""
-        return places(target.arch, "gluon" if target.arch == "gfx1250" else "triton", name)
-
     def _place(self, target: Target, name: str) -> tuple[str, str]:
         """The first folder that has a default file. AITER looks for the shape only there."""
-        tried = self._places(target, name)
+        tried = places(target.arch, name)
         return next((place for place in tried if self._files.has(place[1])), tried[-1])
 
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
@@ -128,10 +122,7 @@ class TritonTables:
             if self.asked and not asked:
                 continue
             used, default = self._place(target, name)
-            stems = [stem for stem, _ in self._places(target, name)]
-            if target.arch != "gfx1250":
-                stems.append(f"{FOLDER}/gemm/gluon/{target.arch}-{name}")
-            for stem in stems:
+            for stem, _ in places(target.arch, name):
                 shaped = [file for file in self._named(f"{stem}-") if self._counts(file, asked)]
                 if stem == used:
                     found += self._short(shaped)

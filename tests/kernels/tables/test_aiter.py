@@ -137,7 +137,6 @@ def test_moe_of_the_recorded_tables(recorded, target, call, line, m, notes):
         (MI300X, (16, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 2"),
         (MI300X, (32, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 0"),
         (MI300X, (64, 7168, 192, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
-        (Target("gfx1250", 256, ""), (64, 7168, 256, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
     ],
 )
 def test_moe_without_a_row(recorded, target, call, fallback):
@@ -682,7 +681,6 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
         ),
         f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
         f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE.json": "{}",
-        f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
         f"{NESTED}_preshuffled/DEFAULT.json": "{",  # which nothing asks
     }
     tables = checkout(tmp_path, files)
@@ -690,8 +688,7 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
     assert tables.triton.gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
     tables.gemm(MI300X, 8, 512, 512)
     said = [str(each) for each in tables.problems(MI300X) if each.file.startswith(FOLDER)]
-    for hidden in (FLAT, f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE"):
-        assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ comes first" in said
+    assert f"{FLAT}-N=512-K=512.json: this file is never read: {NESTED}/ comes first" in said
     assert not any("preshuffled" in each for each in said)
     assert any(each.endswith("M_LEQ_5: AITER never looks for such a bucket") for each in said)
     foreign = "2 files, the first here, are never read: the name must begin with gfx942-"

@@ -6,6 +6,7 @@ Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
 import os
@@ -88,16 +89,10 @@ def number(cell: str) -> float | None:
         return None
 
 
-class _Numbers(dict[str, float]):
-    """The number of each cell, parsed once; NaN where the cell is not a number."""
-
-    def __missing__(self, cell: str) -> float:
-        value = number(cell)
-        self[cell] = math.nan if value is None else value
-        return self[cell]
-
-
-NUMBERS = _Numbers()
+@functools.cache
+def number_or_nan(cell: str) -> float:
+    value = number(cell)
+    return math.nan if value is None else value
 
 
 class Source:
@@ -270,7 +265,7 @@ class Table:
         return source if source.columns else None
 
     def _rows_of(self, source: Source) -> list[Row]:
-        numbers = [[NUMBERS[cell] for cell in source.cells(column)] for column in self.family.numbers]
+        numbers = [[number_or_nan(cell) for cell in source.cells(column)] for column in self.family.numbers]
         texts = [source.cells(column) for column in self.family.texts]
         has_tag = any("_tag" in each.columns for each in self.sources)
         tags = source.cells("_tag", "0" if has_tag else "")
@@ -293,7 +288,7 @@ class Table:
         if "gfx" in source.columns and self.family is not MOE:
             return [*source.cells("gfx")]
         return [
-            GFX_OF_UNITS.get(NUMBERS[units]) if gfx in MISSING or gfx == "0" else gfx
+            GFX_OF_UNITS.get(number_or_nan(units)) if gfx in MISSING or gfx == "0" else gfx
             for gfx, units in zip(source.cells("gfx", ""), source.cells("cu_num"), strict=True)
         ]
 
@@ -333,7 +328,7 @@ class Table:
         elif "gfx" in source.columns:
             self._check_gpus(source)
         elif self.family is MOE:
-            units = {NUMBERS[cell] for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
+            units = {number_or_nan(cell) for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
             if units:
                 numbers = ", ".join(f"{unit:g}" for unit in sorted(units))
                 self._say(source.file, 1, f"has no column gfx, and AITER knows none of cu_num {numbers}")
@@ -349,7 +344,8 @@ class Table:
             (gfx, units)
             for gfx, units in set(pairs)
             if gfx not in MISSING and not (self.family is MOE and gfx == "0")
-            if not ARCHITECTURE.fullmatch(gfx) or NUMBERS[units] not in UNITS.get(gfx, {NUMBERS[units]})
+            if not ARCHITECTURE.fullmatch(gfx)
+            or number_or_nan(units) not in UNITS.get(gfx, {number_or_nan(units)})
         }
         if bad := [index for index, pair in enumerate(pairs) if pair in odd]:
             gfx, units = pairs[bad[0]]
@@ -394,7 +390,7 @@ class Table:
                 continue
             whole: set[tuple[str, ...]] = set()
             lines = []
-            times = (NUMBERS[cell] for cell in source.cells("us", ""))
+            times = (number_or_nan(cell) for cell in source.cells("us", ""))
             for row, us in zip(of_source, times, strict=True):
                 if not self._merged:
                     if tuple(row.cells) in whole:

@@ -74,14 +74,9 @@ class AiterTables:
         self.files, self.environment = files, environment or {}
         self.triton = TritonTables(files)
         self._tables: dict[Family, Table] = {}
-        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
+        self.asked: dict[Family, set[tuple[float, ...]]] = defaultdict(set)
+        """By family, the shapes that were looked up."""
         self._shapes: dict[tuple[Family, Target], Shapes] = {}
-
-    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
-        """The shapes of a family that were looked up. None, for all shapes, if none of any family was."""
-        if self._asked or self.triton.asked:
-            return self._asked.get(family, set())
-        return None
 
     def table(self, family: Family) -> Table:
         if family not in self._tables:
@@ -108,7 +103,7 @@ class AiterTables:
         as `gemm_a8w8_blockscale_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
         table = self.table(family)
-        self._asked[family].add((n, k))
+        self.asked[family].add((n, k))
         by_m = self.by_shape(family, target).get((n, k), {})
         tried = padded(m, n)
         if (hit := next((each for each in tried if each in by_m), None)) is None:
@@ -144,7 +139,7 @@ class AiterTables:
         table = self.table(MOE)
         topk, token = columns - int(mask), padded_tokens(tokens)
         shape = (hidden, inter, experts, topk)
-        self._asked[MOE].add(shape)
+        self.asked[MOE].add(shape)
         by_m = self.by_shape(MOE, target).get(shape, {})
         tiers = [tier for tier in reversed(MOE_TIERS) if tier < token]
         default = self._moe_default(target, token, shape)
@@ -169,10 +164,9 @@ class AiterTables:
         return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables for this GPU, one problem for each kind and file. If shapes were
-        looked up before, only what concerns these."""
-        found = _problems(self, target)
-        return found if self._asked and not self.triton.asked else found + self.triton.problems(target)
+        """What is wrong with the tables for this GPU, one problem for each kind and file. Only what concerns
+        the shapes that were looked up counts."""
+        return _problems(self, target) + self.triton.problems(target)
 
     def _moe_default(self, target: Target, token: int, shape: tuple[int, int, int, int]) -> str:
         if token > 32 and shape[1] % 128 == 0:
@@ -327,8 +321,8 @@ def _problems(tables: AiterTables, target: Target) -> list[Problem]:
         found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
     found += _unread(tables.files)
     for family in (GEMM, PRESHUFFLED, MOE):
-        asked = tables.asked(family)
-        if asked == set():
+        asked = tables.asked[family]
+        if not asked:
             if tables.environment.get(family.variable):
                 found.append(Problem(family.variable, 0, "no kernel of this deployment looks into its table"))
             continue
@@ -340,7 +334,7 @@ def _problems(tables: AiterTables, target: Target) -> list[Problem]:
                 found.append(Problem(source.file, min(source.truncated), text))
         by_file = defaultdict(list)
         for row in table.rows(target.arch):
-            if asked is None or row.shape in asked:
+            if row.shape in asked:
                 by_file[row.source.file].append(row)
         for file, rows in by_file.items():
             for text, bad in _dead(tables, family, target, rows):
@@ -380,9 +374,8 @@ def _dead(
 def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
     """Shapes that have rows, but for some M none that a look-up finds."""
     gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
-    wanted = tables.asked(family)
     for shape, by_m in tables.by_shape(family, target).items():
-        if wanted is not None and shape not in wanted:
+        if shape not in tables.asked[family]:
             continue
         missed = []
         for m in LADDER:

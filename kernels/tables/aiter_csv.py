@@ -344,8 +344,7 @@ class Table:
             (gfx, units)
             for gfx, units in set(pairs)
             if gfx not in MISSING and not (self.family is MOE and gfx == "0")
-            if not ARCHITECTURE.fullmatch(gfx)
-            or number_or_nan(units) not in UNITS.get(gfx, {number_or_nan(units)})
+            if not ARCHITECTURE.fullmatch(gfx) or (gfx in UNITS and number_or_nan(units) not in UNITS[gfx])
         }
         if bad := [index for index, pair in enumerate(pairs) if pair in odd]:
             gfx, units = pairs[bad[0]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from kernels.tables import Entry, Found, Problem
@@ -50,7 +51,7 @@ class TritonTables:
         self._files, self._bounds = files, bounds_of(files)
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
-        self.asked: dict[str, set[str]] = {}
+        self.asked: dict[str, set[str]] = defaultdict(set)
         """By NAME or PRESHUFFLED_NAME, the endings of the files for shapes that were looked for."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
@@ -58,7 +59,7 @@ class TritonTables:
         bucket `any`, which AITER calls untuned."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
         stem, default = self._place(target, name)
-        self.asked.setdefault(name, set()).add(f"-N={n}-K={k}.json")
+        self.asked[name].add(f"-N={n}-K={k}.json")
         shaped = f"{stem}-N={n}-K={k}.json"
         if not self._files.has(default):
             return Found(shaped, None, f"AITER raises AssertionError: there is no {default}")
@@ -114,13 +115,10 @@ class TritonTables:
         self._problems[file] = Problem(file, line, f"{text}: AITER raises when it reads this file")
 
     def problems(self, target: Target) -> list[Problem]:
-        """Files of this architecture that no look-up reads, that cannot be read, or that have no bucket for
-        large M. If shapes were looked up before, only their files."""
+        """Files of the shapes that were looked up: those that no look-up reads, that cannot be read, or that
+        have no bucket for large M."""
         found = []
-        for name in (NAME, PRESHUFFLED_NAME):
-            asked = self.asked.get(name, set())
-            if self.asked and not asked:
-                continue
+        for name, asked in self.asked.items():
             used, default = self._place(target, name)
             for stem, _ in places(target.arch, name):
                 shaped = [file for file in self._named(f"{stem}-") if self._counts(file, asked)]
@@ -143,9 +141,9 @@ class TritonTables:
         return [*self._problems.values(), *found]
 
     def _counts(self, file: str, asked: set[str]) -> bool:
-        """Whether a file is for a shape that was looked up, or for any shape where none was."""
+        """Whether a file is for a shape that was looked up."""
         said = SHAPED.search(file)
-        return bool(said and (not asked or said[0] in asked))
+        return bool(said and said[0] in asked)
 
     def _short(self, shaped: list[str]) -> list[Problem]:
         """Files with buckets that no M reaches, without a bucket for large M, or with only `any`."""

@@ -217,10 +217,10 @@ class EngineTables:
         return list(dict.fromkeys(names))
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the files for this GPU, one problem for each kind and folder. If shapes were
-        looked up before, only what concerns their files. Shadowed files are only found for these."""
+        """What is wrong with the files of the shapes that were looked up, one problem for each kind and
+        folder."""
         device = self._device(target, is_moe=True)
-        asked = {name[0] for name in self._asked} or {"N", "E"}
+        asked = {name[0] for name in self._asked}
         found = list(self._of_folder(self._rules.gemm, self._device(target))) if "N" in asked else []
         if "E" not in asked:
             unread = Problem(self._setting, 0, "no kernel of this deployment looks into it")
@@ -272,7 +272,7 @@ class EngineTables:
         unasked = Counter[str]()
         for name in names:
             said, shape = NAME.fullmatch(name), name.partition("device_name=")[0]
-            if asked and shape not in asked:
+            if shape not in asked:
                 continue
             if said and said["device"] == device:
                 rest = said["rest"] or ""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED, packaged
-from kernels.tables.aiter_triton import NAME, PRESHUFFLED_NAME, places
+from kernels.tables.aiter_triton import FOLDER, NAME, PRESHUFFLED_NAME, places
 from kernels.tables.engine_json import RULES
 from kernels.tables.files import RECORDED, Files
 from shapes.attention import Parallel
@@ -124,8 +124,9 @@ def _aiter(files: Files) -> Iterator[tuple[str, str]]:
             yield name, _rows(files.text(name), MOE_COLUMNS if family is MOE else GEMM_COLUMNS)
         if files.has(family.untuned):
             yield family.untuned, files.text(family.untuned).split("\n")[0].strip() + "\n"
-    for way in itertools.product(("gfx942", "gfx950"), (NAME, PRESHUFFLED_NAME)):
-        for stem, default in places(*way):
+    for arch, kernel in itertools.product(("gfx942", "gfx950"), (NAME, PRESHUFFLED_NAME)):
+        gluon = f"{FOLDER}/gemm/gluon/{arch}-{kernel}"
+        for stem, default in (*places(arch, kernel), (gluon, f"{gluon}.json")):
             for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
                 if files.has(file):
                     yield file, files.text(file)

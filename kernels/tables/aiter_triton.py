@@ -120,7 +120,8 @@ class TritonTables:
         found = []
         for name, asked in self.asked.items():
             used, default = self._place(target, name)
-            for stem, _ in places(target.arch, name):
+            stems = [stem for stem, _ in places(target.arch, name)]
+            for stem in (*stems, f"{FOLDER}/gemm/gluon/{target.arch}-{name}"):
                 shaped = [file for file in self._named(f"{stem}-") if self._counts(file, asked)]
                 if stem == used:
                     found += self._short(shaped)

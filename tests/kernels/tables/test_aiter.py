@@ -685,6 +685,7 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
         ),
         f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
         f"{FOLDER}/gemm/MI300X-GEMM-A8W8_BLOCKSCALE.json": "{}",
+        f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE-N=512-K=512.json": "{}",
         f"{NESTED}_preshuffled/DEFAULT.json": "{",  # which nothing asks
     }
     tables = checkout(tmp_path, files)
@@ -692,7 +693,8 @@ def test_the_first_folder_with_a_default_hides_the_others(tmp_path):
     assert tables.triton.gemm(MI300X, 8, 256, 512).entry.kernel.startswith("5x16x128")
     tables.gemm(MI300X, 8, 512, 512)
     said = [str(each) for each in tables.problems(MI300X) if each.file.startswith(FOLDER)]
-    assert f"{FLAT}-N=512-K=512.json: this file is never read: {NESTED}/ comes first" in said
+    for hidden in (FLAT, f"{FOLDER}/gemm/gluon/gfx942-GEMM-A8W8_BLOCKSCALE"):
+        assert f"{hidden}-N=512-K=512.json: this file is never read: {NESTED}/ comes first" in said
     assert not any("preshuffled" in each for each in said)
     assert any(each.endswith("M_LEQ_5: AITER never looks for such a bucket") for each in said)
     foreign = "2 files, the first here, are never read: the name must begin with gfx942-"

@@ -11,7 +11,6 @@ import functools
 import importlib
 import inspect
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -26,23 +25,16 @@ VendorFunction = Callable[..., Any]
 
 class BindingError(Exception):
     """The installed library does not take what a row gives it, because its interface has changed. This is an
-    error
-    of the row: nothing is missing on the machine."""
+    error of the row: nothing is missing on the machine."""
 
 
-@dataclass(frozen=True, init=False)
 class Symbol:
     """A name in a library: a class, a constant, or a function whose arguments need no check."""
 
-    places: tuple[str, ...]
-    """Dotted names. The first that exists is used, as libraries move their names."""
-
-    when: str
-    """The cases or devices that need it, such as `kv=fp8` or `sm_100`; empty for all."""
-
     def __init__(self, *places: str, when: str = "") -> None:
-        object.__setattr__(self, "places", places)
-        object.__setattr__(self, "when", when)
+        """places: dotted names. The first that exists is used, as libraries move their names
+        when:   the cases or devices that need it, such as `kv=fp8` or `sm_100`; empty for all"""
+        self.places, self.when = places, when
 
     @property
     def package(self) -> str:
@@ -106,26 +98,17 @@ class Symbol:
         return set()
 
 
-@dataclass(frozen=True, init=False)
 class Function(Symbol):
     """A function, class or method of a library, and how a row calls it."""
-
-    needs: tuple[str, ...]
-    """Arguments that every call passes by name."""
-
-    wishes: tuple[str, ...]
-    """Arguments that are passed by name where the installed version takes them."""
-
-    positions: int
-    """How many arguments are passed by position. The object of a method does not count."""
 
     def __init__(
         self, *places: str, needs: str = "", wishes: str = "", positions: int = 0, when: str = ""
     ) -> None:
+        """needs:     arguments that every call passes by name, separated by spaces
+        wishes:    arguments that are passed by name where the installed version takes them
+        positions: how many arguments are passed by position. The object of a method does not count"""
         super().__init__(*places, when=when)
-        object.__setattr__(self, "needs", tuple(needs.split()))
-        object.__setattr__(self, "wishes", tuple(wishes.split()))
-        object.__setattr__(self, "positions", positions)
+        self.needs, self.wishes, self.positions = tuple(needs.split()), tuple(wishes.split()), positions
 
     def needing(self, more: str, when: str) -> Function:
         """The function for cases that need more arguments. Some may be wishes of the other cases."""
@@ -186,17 +169,14 @@ class Function(Symbol):
         return ""
 
 
-@dataclass(frozen=True, init=False)
 class Operator(Function):
     """An operator of torch that a compiled module of a library registers. A row calls it by position. Its
     place is `library._C.name` for `torch.ops._C.name`."""
 
-    loader: str
-    """The module that registers it when it is imported."""
-
     def __init__(self, place: str, positions: int, loader: str) -> None:
+        """loader: the module that registers it when it is imported"""
         super().__init__(place, positions=positions)
-        object.__setattr__(self, "loader", loader)
+        self.loader = loader
 
     def at(self) -> tuple[str, Any]:
         import torch

@@ -82,9 +82,8 @@ def quantise_activations(
     """Quantises with one scale for each row and 128 of K. K may end in a partial block.
 
     x:      [..., K], bf16, fp16 or fp32, finite
-    scales: "fp32" for amax / max, rounded to fp32; "ue8m0" for that rounded up to a power of two. A scale is
-    at
-            least 2^-126.
+    scales: "fp32" for amax / max, rounded to fp32; "ue8m0" for that rounded up to a power of two. A scale
+            is at least 2^-126.
 
     Returns q [..., K] in fmt, which is the fp32 quotient x / scale rounded to nearest, ties to even, and the
     scales [..., ceil(K/128)] in fp32. Raises ValueError for unknown scales.

@@ -18,9 +18,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernels.gpus import nvidia
-from kernels.gpus.nvidia import answer
-from kernels.gpus.visibility import visible
+from kernels import gpus
+from kernels.gpus import answer, visible
 from kernels.support import Support, need
 
 if TYPE_CHECKING:
@@ -232,10 +231,10 @@ ALL_HIDDEN = frozenset({"", "-1", "NoDevFiles"})
 @functools.cache
 def _gpus() -> tuple[list[Platform], str]:
     """The GPUs that this process may use, with torch's names, and why others here cannot be used."""
-    known, wrong = nvidia.gpus()
+    known, wrong = gpus.nvidia_gpus()
     found = [
         Platform("cuda", gpu.arch, f"cuda:{index}", gpu.name, memory=gpu.memory, uuid=gpu.uuid)
-        for index, gpu in enumerate(nvidia.shown(known))
+        for index, gpu in enumerate(gpus.shown(known))
     ]
     count = len(known)
     if not known:
@@ -252,9 +251,9 @@ def _gpus() -> tuple[list[Platform], str]:
         return [], "; ".join(filter(None, (none, wrong)))
     if found:
         name = settings["CUDA_VISIBLE_DEVICES"].split(",")[0]
-        unknown = f"{name} has unknown memory, as neither NVML nor nvidia-smi lists it"
+        unknown = f"{name} has unknown memory, as nvidia-smi does not list it"
         return _by_torch(found, wrong or unknown)
-    trace = nvidia.driver_trace() or ("/dev/kfd" if Path("/dev/kfd").exists() else "")
+    trace = gpus.driver_trace() or ("/dev/kfd" if Path("/dev/kfd").exists() else "")
     return _by_torch([], wrong or (f"{trace} is here, but no GPU is shown" if trace else ""))
 
 
@@ -441,7 +440,7 @@ def free_memory(platform: Platform, root: Path = Path("/")) -> int | None:
         return available_memory(root)
     free = None
     if platform.kind == "cuda" and platform.here and platform.uuid:
-        free = nvidia.free_bytes(platform.uuid)
+        free = gpus.free_bytes(platform.uuid)
     amd = platform.kind == "rocm" and platform.here
     for device in root.glob("sys/class/drm/card*/device") if amd else ():
         with contextlib.suppress(OSError, ValueError):

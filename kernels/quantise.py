@@ -27,8 +27,7 @@ def quantiser(
     """Returns a function that quantises x into q and scale. The result has the bits of quantise_activations.
 
     x:     bf16 [M, K], finite
-    q:     [M, K] in one of kernels.formats.FORMATS; on a GPU, one that it can convert to
-    (kernels.formats.native)
+    q:     [M, K] in one of kernels.formats.FORMATS; on a GPU, one that the GPU can convert to
     scale: fp32 [M, ceil(K/128)]
 
     All may have any strides, and are on one device. On a GPU, and on a CPU with TRITON_INTERPRET=1, it is a

@@ -3,18 +3,15 @@
     python -m tools.record_tables --aiter DIR --vllm DIR --sglang DIR --version aiter="commit e404860"
 
 Each extract has the paths of the package, so that the same reader reads both. It holds the entries for the
-linears of TP1 to TP16, and for fused MoE with the model's hidden size. AITER's source is left out; the rules
-that the reader found in it are recorded in its place. The same input gives the same bytes.
+linears of TP1 to TP16, and for fused MoE with the model's hidden size. The same input gives the same bytes.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import io
 import itertools
-import json
 import re
 import subprocess
 import zipfile
@@ -22,9 +19,8 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernels.tables import aiter_rules
 from kernels.tables.aiter_csv import GEMM, LINE, MOE, PRESHUFFLED, packaged
-from kernels.tables.aiter_triton import NAME, PRESHUFFLED_NAME, places
+from kernels.tables.aiter_triton import FOLDER, NAME, PRESHUFFLED_NAME, places
 from kernels.tables.engine_json import RULES
 from kernels.tables.files import RECORDED, Files
 from shapes.attention import Parallel
@@ -122,16 +118,15 @@ def _json(files: Files, library: str) -> Iterator[tuple[str, str]]:
 
 
 def _aiter(files: Files) -> Iterator[tuple[str, str]]:
-    """(name, text) of the rules of this AITER, and of its CSV and Triton files for DeepSeek's shapes."""
-    yield aiter_rules.RECORDED, json.dumps(dataclasses.asdict(aiter_rules.read_rules(files)), indent=1) + "\n"
+    """(name, text) of AITER's CSV and Triton files for DeepSeek's shapes."""
     for family in (GEMM, PRESHUFFLED, MOE):
         for name in packaged(files, family):
             yield name, _rows(files.text(name), MOE_COLUMNS if family is MOE else GEMM_COLUMNS)
         if files.has(family.untuned):
             yield family.untuned, files.text(family.untuned).split("\n")[0].strip() + "\n"
-    ways = itertools.product(("gfx942", "gfx950", "gfx1250"), ("triton", "gluon"), (NAME, PRESHUFFLED_NAME))
-    for way in ways:
-        for stem, default in places(*way, aiter_rules.Rules()):
+    for arch, kernel in itertools.product(("gfx942", "gfx950"), (NAME, PRESHUFFLED_NAME)):
+        gluon = f"{FOLDER}/gemm/gluon/{arch}-{kernel}"
+        for stem, default in (*places(arch, kernel), (gluon, f"{gluon}.json")):
             for file in (default, *(f"{stem}-N={n}-K={k}.json" for n, k in sorted(LINEARS))):
                 if files.has(file):
                     yield file, files.text(file)

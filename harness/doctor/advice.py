@@ -11,7 +11,7 @@ from pathlib import Path
 import kernels
 from harness.machine.cgroups import quota
 from harness.machine.cpu_threads import cores, cpus_in
-from kernels.gpus.nvidia import smi
+from kernels.gpus import smi
 from kernels.platform import Platform, devices, run, unseen
 from kernels.vendor import Vendor, last_read
 

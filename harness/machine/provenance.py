@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.catalogue.flags import catalogue
 from harness.files import JsonObject
 from harness.paths import ROOT, portable
-from kernels.gpus.nvidia import smi
+from kernels.gpus import smi
 from kernels.platform import Platform, detect, run, version
 
 LIBRARIES = [

@@ -7,23 +7,15 @@ Tensors are fp32: scores [..., keys], values [..., keys, width]. A sum of expone
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
-from kernels.arithmetic.roundings import E4M3, Round, bf16, exact, fp8, fp16, kept
+from kernels.arithmetic.roundings import Round, bf16, exact
 
 LOG2E = math.log2(math.e)
 Partial = tuple[torch.Tensor, torch.Tensor]
 """The attention of some of the keys: their log-sum [..., 1], and their result [..., width]."""
-
-
-def exp2_linear(x: torch.Tensor) -> torch.Tensor:
-    """2 ** x by a straight line between powers of two, which is at most 6 percent too high."""
-    whole = x.clamp(min=-126.0).floor()
-    return torch.ldexp(1.0 + (x.clamp(min=-126.0) - whole), whole.int())
 
 
 @dataclass(frozen=True)
@@ -115,46 +107,3 @@ def evenly(keys: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
     make fewer parts."""
     each = math.ceil(math.ceil(keys / parts) / unit) * unit
     return [(start, min(keys, start + each)) for start in range(0, keys, each)]
-
-
-WRONG_SOFTMAX: Mapping[str, Arithmetic] = {
-    "no maximum subtracted": Arithmetic(has_maximum=False),
-    "maximum begins at 0": Arithmetic(first_peak=0.0),
-    "result not rescaled when the maximum rises": Arithmetic(of_result=False, block=32),
-    "sum not rescaled when the maximum rises": Arithmetic(of_total=False, block=32),
-    "values of the next block": Arithmetic(delayed=True, block=32),
-    "scores in bf16": Arithmetic(scores=bf16),
-    "scores in fp16": Arithmetic(scores=fp16),
-    "weights in FP8": Arithmetic(weights=partial(fp8, E4M3)),
-    "weights of 5 bits": Arithmetic(weights=partial(kept, 5)),
-    "result in bf16 after each token": Arithmetic(accumulator=bf16, block=1),
-    "sum in bf16 after each token": Arithmetic(total=bf16, block=1),
-    "exp2 by straight lines": Arithmetic(exp2=exp2_linear),
-}
-
-WRONG_LOG_SUMS: Mapping[str, Round] = {
-    "log-sums of base 2 taken for natural ones": lambda logs: logs * LOG2E,
-    "log-sums of the previous row": lambda logs: logs.roll(1, -2),
-    "log-sums in bf16": bf16,
-}
-"""Changes of the parts' log-sums before they are combined."""
-
-
-# Wrong queries, keys and values of both ops of attention
-
-
-def without(start: int, stop: int, q: torch.Tensor) -> torch.Tensor:
-    """q [..., width] with zeros in some columns."""
-    return torch.cat([q[..., :start], q[..., start:stop] * 0, q[..., stop:]], -1)
-
-
-def other_rope_order(start: int, q: torch.Tensor) -> torch.Tensor:
-    """q [..., width] whose rope part, from a column on, is interleaved though it should be in two halves."""
-    first, second = q[..., start:].chunk(2, -1)
-    return torch.cat([q[..., :start], torch.stack([first, second], -1).flatten(-2)], -1)
-
-
-def zero_counted(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Counts a key and a value of zeros behind the last key."""
-    weights = torch.nn.functional.pad(scores, (0, 1)).softmax(-1)
-    return weights[..., :-1] @ values

@@ -15,8 +15,8 @@ import inspect
 import warnings
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -49,30 +49,49 @@ class SignatureSource(Protocol):
 
 
 @dataclass(frozen=True)
-class ModuleFiles:
-    """Where a module is."""
+class Module:
+    """What the files of a module tell."""
 
+    name: str
+    exists: bool
+    """Whether there is a source, a compiled file, or a folder of that name."""
     source: Folder | None
     """Its source file; for a compiled module its stub."""
-    is_folder: bool
     is_compiled: bool
+    tree: ast.Module | None
+    """The parsed source; None where there is none, or where it cannot be read."""
+
+    @property
+    def is_bare_folder(self) -> bool:
+        return self.source is None and not self.is_compiled
+
+    @property
+    def is_stub(self) -> bool:
+        return self.source is not None and self.source.name.endswith(".pyi")
+
+    def absolute(self, statement: ast.ImportFrom) -> str:
+        """The full name of the module that an import in this module names."""
+        if not statement.level:
+            return statement.module or ""
+        package = self.name.split(".")
+        is_package = self.source is not None and self.source.name.startswith("__init__.")
+        base = package[: len(package) - statement.level + (1 if is_package else 0)]
+        return ".".join([*base, *filter(None, [statement.module])])
 
 
-@dataclass
 class LibrarySource:
     """The sources of a library."""
 
-    roots: list[Folder]
-    """Folders in which packages lie, in the order of Python's path."""
-
-    trees: dict[str, ast.Module | None] = field(default_factory=dict)
-    """Modules that were parsed; None for a module that has no Python source."""
+    def __init__(self, roots: list[Folder]) -> None:
+        """roots: folders in which packages lie, in the order of Python's path"""
+        self.roots = roots
 
     @staticmethod
     def of(path: Path) -> LibrarySource:
         """Reads a folder, a wheel or another zip. Raises OSError or zipfile.BadZipFile."""
         if not path.is_dir():
-            return LibrarySource(_archive_roots(zipfile.Path(path)))
+            archive = zipfile.Path(path)
+            return LibrarySource([archive, *_folders(archive, DEPTH)])
         if _is_package(path):
             return LibrarySource([path.parent])
         return LibrarySource([path, *_folders(path, DEPTH)])
@@ -86,137 +105,112 @@ class LibrarySource:
             places = [spec.origin]
         return LibrarySource([Path(place).parent for place in places])
 
-    def has(self, module: str) -> bool:
-        files = self._files(module)
-        return bool(files.source or files.is_compiled)
+    def has(self, name: str) -> bool:
+        """Whether there is a module of that name, which is more than a folder."""
+        module = self._module(name)
+        return module.exists and not module.is_bare_folder
 
     def signature(self, place: str) -> inspect.Signature | None:
         names = place.split(".")
-        is_unbuilt = names[-2].endswith("_C") and not self._exists(place.rpartition(".")[0])
+        is_unbuilt = names[-2].endswith("_C") and not self._module(".".join(names[:-1])).exists
         if is_unbuilt and (schema := self._schema(names[0], names[-1])):
             return schema
         for count in range(len(names) - 1, 0, -1):
-            module = ".".join(names[:count])
-            if self._exists(module):
+            module = self._module(".".join(names[:count]))
+            if module.exists:
                 return self._in_module(module, names[count:], ())
         raise NotThere(f"no module {'.'.join(names[:-1])}")
 
     # Names in a module. `seen` holds the places that were followed, so that circular imports end.
 
-    def _in_module(self, module: str, names: list[str], seen: tuple[str, ...]) -> inspect.Signature | None:
-        tree = self._tree(module)
-        name, rest = names[0], names[1:]
-        where = f"{module}.{name}"
-        if tree is None and not self.has(module):  # a folder without __init__.py
-            if rest and self._exists(where):
-                return self._in_module(where, rest, seen)
-            raise NotThere(f"no {where}")
-        if tree is None:
-            return self._schema(module, names[-1])
+    def _in_module(self, module: Module, names: list[str], seen: tuple[str, ...]) -> inspect.Signature | None:
+        where = f"{module.name}.{names[0]}"
         if where in seen:
             return None
+        if module.tree is None and not module.is_bare_folder:
+            return self._schema(module.name, names[-1])
         seen = (*seen, where)
-        missing, exists = NotThere(f"{module} has no {name}"), False
-        defined = _definitions(tree.body, name)
-        for statement in defined:
+        found: list[inspect.Signature | None] = []
+        missing = NotThere(f"no {where}" if module.is_bare_folder else f"{module.name} has no {names[0]}")
+        definitions = _definitions(module.tree, names[0]) if module.tree else []
+        for definition in definitions:
             try:
-                if signature := self._of(statement, module, name, rest, seen):
-                    if _on_condition(tree.body, name) and not self._agree(defined, module, names, seen):
-                        return None  # which branch runs is not known
-                    return signature
-                exists = True
+                found.append(self._of(definition, module, names, seen))
             except NotThere as error:
                 missing = error
-        if exists:
-            return None
-        if self._exists(where):
-            return self._in_module(where, rest, seen) if rest else None
-        if defined:
+        if found:
+            return _common(found)
+        inner = self._module(where)
+        if inner.exists:
+            return self._in_module(inner, names[1:], seen) if names[1:] else None
+        if module.tree is None or definitions:
             raise missing
-        for target in self._stars(tree, module):
-            if _exports(self._tree(target), name):
-                with contextlib.suppress(NotThere):
-                    if signature := self._in_module(target, names, seen):
-                        return signature
-                    exists = True
-        if _makes(tree, name):
-            return self._in_table(tree, module, names, seen)
-        if exists or self._is_stub(module):  # a stub may leave out what is compiled
-            return None
-        raise missing
-
-    def _agree(
-        self, statements: list[ast.stmt], module: str, names: list[str], seen: tuple[str, ...]
-    ) -> bool:
-        """Whether all definitions of a name take the same. A function that only raises does not count, as it
-        stands for one that is not available."""
-        texts = set()
-        for statement in statements:
+        is_told = not module.is_stub  # a stub may leave out what is compiled
+        for target in self._stars(module, names[0]):
             with contextlib.suppress(NotThere):
-                signature = self._of(statement, module, names[0], names[1:], seen)
-                if signature and not signatures.takes_anything(signature) and not _only_raises(statement):
-                    texts.add(signatures.text(signature))
-        return len(texts) < 2
-
-    def _stars(self, tree: ast.Module, module: str) -> Iterator[str]:
-        """The modules from which it imports all names."""
-        for statement in _statements(tree.body):
-            if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
-                target = self._absolute(statement, module)
-                if self._exists(target):
-                    yield target
+                if signature := self._in_module(target, names, seen):
+                    return signature
+                is_told = False
+        if _may_make(module.tree, names[0]):
+            return self._in_table(module.tree, module, names, seen)
+        if is_told:
+            raise missing
+        return None
 
     def _in_table(
-        self, tree: ast.Module, module: str, names: list[str], seen: tuple[str, ...]
+        self, tree: ast.Module, module: Module, names: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
-        """The signature of a name that the module makes when it is imported or asked for the name, where a
-        table says in which module the name is defined."""
-        name, rest = names[0], names[1:]
-        for text in _table(tree, name):
-            target, _, attribute = text.partition(":")
-            for place in (f"{module}.{target.lstrip('.')}", target):
-                inside = [attribute, *rest] if attribute else rest or [name]
-                if self._exists(place):
-                    with contextlib.suppress(NotThere):
-                        return self._in_module(place, inside, seen)
-        return self._schema(module, names[-1])
+        """The signature of a name that the module makes when it is imported or asked for the name. A table
+        `{name: module}` or `{name: (module, name)}` may say where the name is defined."""
+        for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
+            for key, value in zip(table.keys, table.values, strict=True):
+                if not (isinstance(key, ast.Constant) and key.value == names[0]):
+                    continue
+                target, *inside = ":".join(filter(None, map(_text, _parts(value)))).split(":")
+                for place in (f"{module.name}.{target.lstrip('.')}", target):
+                    if self._module(place).exists:
+                        with contextlib.suppress(NotThere):
+                            rest = [*inside[:1], *names[1:]]
+                            return self._in_module(self._module(place), rest or names, seen)
+        return None
 
     def _of(
-        self, statement: ast.stmt, module: str, name: str, rest: list[str], seen: tuple[str, ...]
+        self, definition: ast.AST, module: Module, names: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
-        """The signature that a statement gives a name, or a member of it where there is a rest."""
-        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-            return signatures.of_arguments(statement.args)
-        if isinstance(statement, ast.ClassDef):
-            return self._in_class(statement, module, rest, seen)
-        if isinstance(statement, ast.ImportFrom):
-            target = self._absolute(statement, module)
-            original = next(a.name for a in statement.names if (a.asname or a.name) == name)
-            inner = f"{target}.{original}"
-            if target == module and self._exists(inner):  # `from . import inner`
+        """The signature that a definition gives the first name, or a member of it where there are more."""
+        rest = names[1:]
+        if isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef):
+            return signatures.of_arguments(definition.args)
+        if isinstance(definition, ast.ClassDef):
+            return self._in_class(definition, module, rest, seen)
+        if isinstance(definition, ast.ImportFrom):
+            target = self._module(module.absolute(definition))
+            original = next(a.name for a in definition.names if (a.asname or a.name) == names[0])
+            inner = self._module(f"{target.name}.{original}")
+            if target.name == module.name and inner.exists:  # `from . import inner`
                 return self._in_module(inner, rest, seen) if rest else None
-            if self._exists(target):
+            if target.exists:
                 return self._in_module(target, [original, *rest], seen)
-            return self._schema(module, [original, *rest][-1])
-        value = statement.value if isinstance(statement, ast.Assign | ast.AnnAssign) else None
+            return self._schema(module.name, [original, *rest][-1])
+        value = definition.value if isinstance(definition, ast.Assign | ast.AnnAssign) else None
         if isinstance(value, ast.Name):
             with contextlib.suppress(NotThere):  # a builtin, or an object that is made when it is imported
                 return self._in_module(module, [value.id, *rest], seen)
         if isinstance(value, ast.Attribute):
-            return self._schema(module, value.attr)
+            return self._schema(module.name, value.attr)
         return None
 
     def _in_class(
-        self, made: ast.ClassDef, module: str, rest: list[str], seen: tuple[str, ...]
+        self, made: ast.ClassDef, module: Module, rest: list[str], seen: tuple[str, ...]
     ) -> inspect.Signature | None:
         """The signature of a class when it is called, or of one of its methods."""
         wanted = rest[0] if rest else "__init__"
-        for statement in _definitions(made.body, wanted):
-            if not isinstance(statement, ast.FunctionDef):
+        for definition in _definitions(made, wanted):
+            if not isinstance(definition, ast.FunctionDef):
                 return None
-            how = [_last_name(decorator) for decorator in statement.decorator_list]
-            signature = signatures.of_arguments(statement.args)
-            return signature if "staticmethod" in how else signatures.without_first(signature)
+            is_static = "staticmethod" in map(_last_name, definition.decorator_list)
+            signature = signatures.of_arguments(definition.args)
+            return signature if is_static else signatures.without_first(signature)
         bases = [base for base in made.bases if _last_name(base) not in ("object", "Generic", "Protocol")]
         makers = [node for node in [*made.decorator_list, *bases] if _last_name(node) in FIELDS]
         if not rest and makers:
@@ -229,34 +223,36 @@ class LibrarySource:
                 if isinstance(bases[0], ast.Name):
                     return self._in_module(module, [bases[0].id, *rest], seen)
             return None
-        tree = self._tree(module)
-        is_added = tree and _calls(tree, "setattr") and wanted in _texts(tree)
-        if rest and not is_added and not self._is_stub(module):
-            raise NotThere(f"{module}.{made.name} has no {wanted}")
+        is_added = module.tree and {"setattr", wanted} <= _words(module.tree)
+        if rest and not is_added and not module.is_stub:
+            raise NotThere(f"{module.name}.{made.name} has no {wanted}")
         return None
 
-    def _absolute(self, statement: ast.ImportFrom, module: str) -> str:
-        """The full name of the module that an import names."""
-        if not statement.level:
-            return statement.module or ""
-        package = module.split(".")
-        up = statement.level - (1 if self._files(module).is_folder else 0)
-        base = package[: len(package) - up]
-        return ".".join([*base, *filter(None, [statement.module])])
+    def _stars(self, module: Module, name: str) -> Iterator[Module]:
+        """The modules from which it imports all names, this one included."""
+        for statement in _statements(module.tree):
+            if isinstance(statement, ast.ImportFrom) and statement.names[0].name == "*":
+                target = self._module(module.absolute(statement))
+                if target.exists and _exports(target.tree, name):
+                    yield target
 
     # Files of a module
 
-    def _tree(self, module: str) -> ast.Module | None:
-        """The parsed source; None where the module is compiled, is a bare folder, or cannot be read."""
-        if module not in self.trees:
-            file = self._files(module).source
-            self.trees[module] = None
-            with contextlib.suppress(*UNREADABLE), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.trees[module] = ast.parse(file.read_bytes()) if file else None
-        return self.trees[module]
-
     @functools.cache  # noqa: B019  # a library is read once in a process
+    def _module(self, name: str) -> Module:
+        path = name.replace(".", "/")
+        folder, _, last = path.rpartition("/")
+        source, is_folder, is_compiled = None, False, False
+        for root in self._homes(_top(name)):
+            for file in (f"{path}.py", f"{path}/__init__.py", f"{path}.pyi", f"{path}/__init__.pyi"):
+                if source is None and (root / file).is_file():
+                    source = root / file
+            is_folder = is_folder or (root / path).is_dir()
+            is_compiled = is_compiled or last in self._compiled_in(root, folder)
+        exists = is_folder or is_compiled or source is not None
+        return Module(name, exists, source, is_compiled, _parsed(source) if source else None)
+
+    @functools.cache  # noqa: B019
     def _homes(self, package: str) -> list[Folder]:
         """The roots that have this top-level package or module."""
         return [
@@ -264,108 +260,88 @@ class LibrarySource:
             for root in self.roots
             if (root / package).is_dir()
             or (root / f"{package}.py").is_file()
-            or any(_module_name(file) == package for file in self._compiled_in(root, "."))
+            or package in self._compiled_in(root, "")
         ]
 
     @functools.cache  # noqa: B019
-    def _files(self, module: str) -> ModuleFiles:
-        path = module.replace(".", "/")
-        folder, _, name = path.rpartition("/")
-        source, is_folder, is_compiled = None, False, False
-        for root in self._homes(_top(module)):
-            for file in (f"{path}.py", f"{path}/__init__.py", f"{path}.pyi", f"{path}/__init__.pyi"):
-                if source is None and (root / file).is_file():
-                    source = root / file
-            is_folder = is_folder or (root / path).is_dir()
-            compiled = self._compiled_in(root, folder or ".")
-            is_compiled = is_compiled or any(_module_name(file) == name for file in compiled)
-        return ModuleFiles(source, is_folder, is_compiled)
-
-    def _exists(self, module: str) -> bool:
-        files = self._files(module)
-        return bool(files.source or files.is_folder or files.is_compiled)
-
-    def _is_stub(self, module: str) -> bool:
-        source = self._files(module).source
-        return source is not None and source.name.endswith(".pyi")
-
-    @functools.cache  # noqa: B019
-    def _compiled_in(self, root: Folder, folder: str) -> list[Folder]:
-        inside = root if folder == "." else root / folder
-        return [f for f in inside.iterdir() if f.name.endswith(".so")] if inside.is_dir() else []
+    def _compiled_in(self, root: Folder, folder: str) -> set[str]:
+        """The names of the compiled modules in a folder: `_C` for `_C.abi3.so`."""
+        files = _inside(root / folder if folder else root)
+        return {file.name.partition(".")[0] for file in files if file.name.endswith(".so")}
 
     def _schema(self, module: str, name: str) -> inspect.Signature | None:
         """The signature of one of torch's operators, by the compiled files of the module's package."""
-        return next((schemas[name] for schemas in self._schemas(_top(module)) if name in schemas), None)
+        return self._schemas(_top(module)).get(name)
 
     @functools.cache  # noqa: B019
-    def _schemas(self, package: str) -> list[dict[str, inspect.Signature]]:
+    def _schemas(self, package: str) -> dict[str, inspect.Signature]:
         """The signatures in a package's compiled files, and in the C++ sources beside the package."""
-        schemas = []
+        found: dict[str, inspect.Signature] = {}
         for home in self._homes(package):
-            compiled = home / package
-            sources = [home / "csrc", *([home.parent / "csrc"] if isinstance(home, Path) else [])]
-            for folder, endings, read in (
-                (compiled, (".so",), signatures.of_compiled),
-                *((source, CPP, signatures.of_cpp) for source in sources),
-            ):
-                if folder.is_dir():
-                    schemas += [read(f.read_bytes()) for f in _all_files(folder) if f.name.endswith(endings)]
-        return schemas
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-def _module_name(compiled: Folder) -> str:
-    """`_C` for `_C.abi3.so`."""
-    return compiled.name.partition(".")[0]
+            for file in _all_files(home / package):
+                if file.name.endswith(".so"):
+                    found = signatures.of_compiled(file.read_bytes()) | found
+            for sources in (home / "csrc", *([home.parent / "csrc"] if isinstance(home, Path) else [])):
+                for file in _all_files(sources):
+                    if file.name.endswith(CPP):
+                        found = signatures.of_cpp(file.read_bytes()) | found
+        return found
 
 
 def _top(module: str) -> str:
     return module.partition(".")[0]
 
 
+def _parsed(file: Folder) -> ast.Module | None:
+    """The parsed source; None where it cannot be read."""
+    with contextlib.suppress(*UNREADABLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return ast.parse(file.read_bytes())
+    return None
+
+
+def _common(found: list[inspect.Signature | None]) -> inspect.Signature | None:
+    """The signature that all definitions of a name have, apart from those that do not tell or take anything.
+    None where they differ, as it is not known which branch runs."""
+    told = [signature for signature in found if signature]
+    exact = [signature for signature in told if not signatures.takes_anything(signature)] or told
+    return exact[0] if len(set(map(signatures.text, exact))) == 1 else None
+
+
 # Statements of a module
 
 
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module or class, including those inside conditions, but not inside functions."""
-    for statement in body:
-        yield statement
-        if isinstance(statement, ast.If) and _last_name(statement.test) == "TYPE_CHECKING":
-            yield from _statements(statement.orelse)
-        elif isinstance(statement, ast.If | ast.Try | ast.With | ast.For):
-            for block in ("body", "handlers", "orelse", "finalbody"):
-                for inner in getattr(statement, block, []):
-                    yield from _statements(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+def _statements(block: ast.AST | None) -> Iterator[ast.AST]:
+    """The statements of a module or class, including those inside conditions, but not inside functions or
+    classes."""
+    for inner in ast.iter_child_nodes(block) if block else ():
+        if isinstance(inner, ast.If) and _last_name(inner.test) == "TYPE_CHECKING":
+            for statement in inner.orelse:
+                yield statement
+                yield from _statements(statement)
+            continue
+        yield inner
+        if not isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.expr):
+            yield from _statements(inner)
 
 
-def _definitions(body: Sequence[ast.stmt], name: str) -> list[ast.stmt]:
-    """The statements that bind a name, the most telling first: definitions without a condition, the last of
-    them first, then those on a condition, then assignments."""
-    plain = [s for s in body if _binds(s, name)]
-    nested = [s for s in _statements(body) if _binds(s, name) and s not in plain]
-    candidates = [*reversed(plain), *nested]
-    return sorted(candidates, key=lambda s: isinstance(s, ast.Assign | ast.AnnAssign))
+def _definitions(block: ast.AST, name: str) -> list[ast.AST]:
+    """The statements that bind a name. Where there are others, neither assignments count nor functions that
+    only raise, as these stand for one that is not available."""
+    binding = [s for s in _statements(block) if _binds(s, name)]
+    telling = [s for s in binding if not isinstance(s, ast.Assign | ast.AnnAssign) and not _only_raises(s)]
+    return telling or binding
 
 
-def _on_condition(body: Sequence[ast.stmt], name: str) -> bool:
-    """Whether a branch of an `if` binds the name."""
-    branches = (_statements([statement]) for statement in _statements(body) if isinstance(statement, ast.If))
-    return any(_binds(inner, name) for branch in branches for inner in branch)
-
-
-def _only_raises(statement: ast.stmt) -> bool:
+def _only_raises(statement: ast.AST) -> bool:
     body = statement.body if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef) else []
     return bool(body) and isinstance(body[-1], ast.Raise) and len(body) <= 2
 
 
-def _binds(statement: ast.stmt, name: str) -> bool:
+def _binds(statement: ast.AST, name: str) -> bool:
     """Whether a statement binds a name. A definition with `@overload` does not count."""
     if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef):
-        is_overload = any(_last_name(d) == "overload" for d in statement.decorator_list)
-        return statement.name == name and not is_overload
+        return statement.name == name and "overload" not in map(_last_name, statement.decorator_list)
     if isinstance(statement, ast.ClassDef):
         return statement.name == name
     if isinstance(statement, ast.Import | ast.ImportFrom):
@@ -378,9 +354,14 @@ def _binds(statement: ast.stmt, name: str) -> bool:
     return any(isinstance(t, ast.Name) and t.id == name for target in targets for t in _parts(target))
 
 
-def _parts(target: ast.expr) -> list[ast.expr]:
+def _parts(node: ast.expr) -> list[ast.expr]:
     """`a` and `b` for `a, b`."""
-    return target.elts if isinstance(target, ast.Tuple | ast.List) else [target]
+    return node.elts if isinstance(node, ast.Tuple | ast.List) else [node]
+
+
+def _text(node: ast.expr) -> str:
+    """The text of a string constant, else an empty one."""
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def _last_name(node: ast.expr) -> str:
@@ -391,105 +372,72 @@ def _last_name(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
-# Names that a module exports, or makes when it is imported
-
-
 def _exports(tree: ast.Module | None, name: str) -> bool:
     """Whether `from module import *` imports the name if the module has it. A name that the module has as a
-    text may be in `__all__`."""
-    if tree and name in _texts(tree):
+    text may be in `__all__`. Nothing else is where `__all__` is one list, to which nothing is added."""
+    if tree and name in _words(tree):
         return True
-    return not name.startswith("_") and not (tree and _lists_all_names(tree))
-
-
-@functools.cache
-def _lists_all_names(tree: ast.Module) -> bool:
-    """Whether the module's `__all__` is one list, to which nothing is added."""
+    if tree is None:
+        return not name.startswith("_")
     uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "__all__"]
-    lists = [s for s in _statements(tree.body) if _binds(s, "__all__")]
-    return len(uses) == len(lists) == 1 and isinstance(getattr(lists[0], "value", None), ast.List | ast.Tuple)
+    lists = [getattr(s, "value", None) for s in _statements(tree) if _binds(s, "__all__")]
+    is_whole = len(uses) == len(lists) == 1 and isinstance(lists[0], ast.List | ast.Tuple)
+    return not is_whole and not name.startswith("_")
 
 
-def _makes(tree: ast.Module, name: str) -> bool:
-    """Whether the module may make the name when it is imported or asked for it: it has the name as a text, or
-    it answers for any name."""
-    asked = [s for s in _statements(tree.body) if _binds(s, "__getattr__")]
-    if any(isinstance(s, ast.FunctionDef) and not _raises(s) for s in asked):
+def _may_make(tree: ast.Module, name: str) -> bool:
+    """Whether the module may make the name when it is imported or asked for it: it answers for any name, it
+    takes all names of another module, or it has the name as a text."""
+    words = _words(tree)
+    answering = [s for s in _statements(tree) if _binds(s, "__getattr__")]
+    if any(isinstance(s, ast.FunctionDef) and not _raises(s) for s in answering):
         return True
-    made = _calls(tree, "globals")
-    loops = (s for s in _statements(tree.body) if isinstance(s, ast.For))
-    if any(call in ast.walk(loop) for loop in loops if not _lists(loop.iter) for call in made):
+    if "globals" in words and {"getattr", "dir"} & words:
         return True
-    return name in _texts(tree) and bool(asked or made)
-
-
-def _lists(names: ast.expr) -> bool:
-    """Whether a loop runs over names that stand in the module itself."""
-    return isinstance(names, ast.List | ast.Tuple | ast.Set | ast.Dict | ast.Name)
-
-
-@functools.cache
-def _texts(tree: ast.Module) -> frozenset[str]:
-    """The string constants of the module."""
-    constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    return frozenset(text for text in constants if isinstance(text, str))
-
-
-@functools.cache
-def _calls(tree: ast.Module, function: str) -> list[ast.Call]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _last_name(node) == function]
+    return name in words and bool(answering or "globals" in words)
 
 
 def _raises(function: ast.FunctionDef) -> bool:
     return any(isinstance(node, ast.Raise) for node in ast.walk(function))
 
 
-def _table(tree: ast.Module, name: str) -> Iterator[str]:
-    """Where tables of the module say that a name is defined, as `module` or `module:name`. A table is
-    `{name: module}` or `{name: (module, name)}`."""
-    for table in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
-        for key, value in zip(table.keys, table.values, strict=True):
-            texts = [part.value for part in _parts(value) if isinstance(part, ast.Constant)]
-            words = [text for text in texts if isinstance(text, str)]
-            if isinstance(key, ast.Constant) and key.value == name and words:
-                yield ":".join(words[:2])
+@functools.cache
+def _words(tree: ast.Module) -> frozenset[str]:
+    """The string constants of a module, and the names that it uses."""
+    texts = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    names = (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
+    return frozenset([*names, *(text for text in texts if isinstance(text, str))])
 
 
 # Folders and archives
 
 
-def _folders(folder: Path, depth: int) -> Iterator[Path]:
-    """The folders below, so deep, that are no packages themselves but may hold some."""
+def _inside(folder: Folder) -> list[Folder]:
+    """What a folder has, sorted by name; nothing where it does not exist or may not be read."""
     with contextlib.suppress(PermissionError):
-        for inner in sorted(folder.iterdir()):
-            if inner.is_dir() and not inner.name.startswith(".") and not _is_package(inner):
-                yield inner
-                if depth > 1:
-                    yield from _folders(inner, depth - 1)
+        inner: list[Folder] = [*folder.iterdir()] if folder.is_dir() else []
+        return sorted(inner, key=lambda path: path.name)
+    return []
 
 
-def _is_package(folder: Path) -> bool:
+def _folders(folder: Folder, depth: int) -> Iterator[Folder]:
+    """The folders below, so deep, that are no packages themselves but may hold some."""
+    for inner in _inside(folder):
+        if inner.is_dir() and not inner.name.startswith(".") and not _is_package(inner):
+            yield inner
+            if depth > 1:
+                yield from _folders(inner, depth - 1)
+
+
+def _is_package(folder: Folder) -> bool:
     """A folder with a setup.py is a project, as FlashAttention's `hopper`, even with an __init__.py."""
-    return (folder / "__init__.py").exists() and not (folder / "setup.py").exists()
-
-
-def _archive_roots(archive: zipfile.Path) -> list[Folder]:
-    """The archive, and the folders in it that are no packages themselves but may hold some."""
-    names = archive.root.namelist()
-    packages = {name.removesuffix("/__init__.py") for name in names if name.endswith("/__init__.py")}
-    folders = {
-        "/".join(parts[:depth])
-        for parts in (name.split("/") for name in names)
-        for depth in range(1, min(DEPTH, len(parts) - 1) + 1)
-    }
-    inside = [f for f in sorted(folders) if not any(f == p or f.startswith(f"{p}/") for p in packages)]
-    return [archive, *(archive / folder for folder in inside)]
+    return (folder / "__init__.py").is_file() and not (folder / "setup.py").is_file()
 
 
 def _all_files(folder: Folder) -> Iterator[Folder]:
     """All files below a folder."""
-    if isinstance(folder, Path):
-        yield from (path for path in folder.rglob("*") if path.is_file())
-    else:  # by the archive's list of names: iterdir would read the list again for each folder
-        inside = (n for n in folder.root.namelist() if n.startswith(folder.at) and not n.endswith("/"))
-        yield from (zipfile.Path(folder.root, name) for name in inside)
+    for inner in _inside(folder):
+        if inner.is_dir():
+            yield from _all_files(inner)
+        else:
+            yield inner

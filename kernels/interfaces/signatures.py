@@ -84,9 +84,8 @@ def _parameter(argument: ast.arg, kind: Any, default: ast.expr | None) -> inspec
 
 
 def of_fields(body: Iterable[ast.stmt], by_name: bool) -> inspect.Signature | None:
-    """The signature of the class of a dataclass, named tuple or model, by the annotated names in its body.
-    None
-    where a field is declared in a way that is not read here: by `field(...)`, `ClassVar` or `KW_ONLY`.
+    """The signature of a dataclass, named tuple or model, by the annotated names in its body. None where a
+    field is declared in a way that is not read here: by `field(...)`, `ClassVar` or `KW_ONLY`.
 
     by_name: whether all fields are keyword-only
     """
@@ -171,7 +170,8 @@ def of_cpp(source: bytes) -> dict[str, inspect.Signature]:
     for name, rest in re.findall(r'm\.def\(\s*"(\w+)"(.*?)\);', text, re.DOTALL):
         named = re.findall(r'(?:py|pybind11)::arg\("(\w+)"\)(\s*=)?', rest)
         if named:
-            made[name] = parse(f"({', '.join(n + ('=...' if equals else '') for n, equals in named)})")
+            with contextlib.suppress(SyntaxError):  # a macro that binds several functions
+                made[name] = parse(f"({', '.join(n + ('=...' if equals else '') for n, equals in named)})")
     for name, other in re.findall(r'm\.attr\("(\w+)"\)\s*=\s*m\.attr\("(\w+)"\)', text):
         if other in made:
             made[name] = made[other]

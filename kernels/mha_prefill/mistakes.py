@@ -8,26 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from kernels.arithmetic.attention import (
-    EXACT,
-    IN_BF16,
-    WRONG_LOG_SUMS,
-    WRONG_SOFTMAX,
-    Arithmetic,
-    Partial,
-    attend,
-    combine,
-    other_rope_order,
-    without,
-    zero_counted,
-)
-from kernels.arithmetic.roundings import E4M3, E5M2, OTHER_FP8, Round, bf16, fp8, fp8_truncated, fp16, kept
+from kernels.arithmetic.attention import Arithmetic
+from kernels.arithmetic.attention_mistakes import AttentionOp
+from kernels.arithmetic.roundings import E4M3, E5M2, OTHER_FP8, Round, fp8, fp16
 from kernels.mha_prefill.operands import GUARD, MhaPrefillOperands, Sequence, beyond
 from kernels.mha_prefill.sizes import NOPE, WIDTH, MhaPrefillSizes
 from kernels.mistakes import Compute, Mistake, any_size, put
@@ -102,27 +90,6 @@ def scored(
     return (q @ k.mT * (o.score_scale * scale)).masked_fill_(~seen, -math.inf), v * o.value_scale
 
 
-def prefill(o: MhaPrefillOperands, s: Sequence, how: Arithmetic = EXACT, **changed: Any) -> torch.Tensor:
-    return attend(*scored(o, s, **changed), how)[1].transpose(0, 1)
-
-
-def in_fp8(
-    o: MhaPrefillOperands,
-    s: Sequence,
-    how: Arithmetic = IN_BF16,
-    weights: torch.dtype | None = None,
-    **changed: Any,
-) -> torch.Tensor:
-    """Rounds the softmax weights to the operands' format unless another one is given."""
-    if how.weights is bf16:
-        how = replace(how, weights=partial(fp8, weights or o.q.dtype))
-    return prefill(o, s, how, **changed)
-
-
-def everywhere(of: Attend) -> Compute:
-    return lambda o, right: torch.cat([of(o, s) for s in o.sequences]).to(right.dtype)
-
-
 def victim(o: MhaPrefillOperands) -> Sequence:
     return max(o.sequences[1:] or o.sequences, key=lambda s: (s.prefix > 0, s.new))
 
@@ -131,8 +98,24 @@ def previous(o: MhaPrefillOperands, s: Sequence) -> Sequence:
     return o.sequences[o.sequences.index(s) - 1]
 
 
-def in_one(of: Attend) -> Compute:
-    return lambda o, right: put(right, victim(o).queries, of(o, victim(o)).to(right.dtype))
+def cached_and_new(s: Sequence, keys: int) -> list[tuple[int, int]]:
+    """Without cached keys the parts are two halves."""
+    middle = s.prefix or keys // 2
+    return [(0, middle), (middle, keys)]
+
+
+OP = AttentionOp(
+    rope=slice(NOPE, WIDTH),
+    sequences=lambda o: list(o.sequences),
+    victim=victim,
+    rows=lambda s: s.queries,
+    queries=queries,
+    scored=scored,
+    parts=cached_and_new,
+    laid_out=lambda result: result.transpose(0, 1),
+    fp8=lambda o: o.q.dtype,
+)
+prefill, in_fp8, everywhere = OP.attend, OP.in_fp8, OP.everywhere
 
 
 # Wrong keys and masks
@@ -195,35 +178,6 @@ def of_keys(keys: Keys, of: Callable[..., torch.Tensor] = prefill) -> Attend:
     return lambda o, s: of(o, s, **keys(o, s))
 
 
-# Cached and new keys are two parts, which are combined. Without cached keys the parts are two halves
-
-
-def in_parts(by: Callable[[list[Partial]], torch.Tensor]) -> Attend:
-    def of(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
-        scores, v = scored(o, s)
-        middle = s.prefix or s.length // 2
-        parts = (slice(0, middle), slice(middle, None))
-        return by([attend(scores[..., part], v[:, part]) for part in parts]).transpose(0, 1)
-
-    return of
-
-
-SEQUENCES: Mapping[str, Attend] = {
-    "parts averaged": in_parts(lambda parts: (parts[0][1] + parts[1][1]) / 2),
-    **{name: in_parts(partial(combine, log_sums=change)) for name, change in WRONG_LOG_SUMS.items()},
-    **{name: partial(prefill, how=how) for name, how in WRONG_SOFTMAX.items()},
-    "result in fp16": partial(prefill, how=Arithmetic(accumulator=fp16)),
-}
-
-
-# Wrong queries, keys and values
-
-
-def query(change: Round) -> Attend:
-    """change: q [heads, new, 192] -> other q."""
-    return lambda o, s: prefill(o, s, q=change(queries(o, s)))
-
-
 def operand(name: str, change: Round, of: Attend = prefill) -> Attend:
     """change: q, k or v with its guards, fp32 [tokens, heads, width] -> another."""
     return lambda o, s: of(o.replaced(**{name: change(beyond(getattr(o, name)).float())[GUARD:-GUARD]}), s)
@@ -235,27 +189,13 @@ def hidden_keys_scored(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
     return (scores.nan_to_num(neginf=-10.0).softmax(-1) @ v).transpose(0, 1)
 
 
-def row_of_zeros(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
-    return zero_counted(*scored(o, s)).transpose(0, 1)
-
-
-OPERANDS: Mapping[str, Attend] = {
-    "row of zeros counted behind the last key": row_of_zeros,
+SEQUENCES: Mapping[str, Attend] = {
+    "result in fp16": partial(prefill, how=Arithmetic(accumulator=fp16)),
     "hidden keys scored -10": hidden_keys_scored,
-    "scale 1/sqrt(128)": partial(prefill, scale=(192 / 128) ** 0.5),
-    "scale 2 percent too small": partial(prefill, scale=0.98),
-    "rope part left out": query(partial(without, NOPE, WIDTH)),
-    "last channel left out": query(partial(without, WIDTH - 1, WIDTH)),
-    "rope part in the other order": query(partial(other_rope_order, NOPE)),
     "values rounded to FP8": operand("v", partial(fp8, E4M3)),
     "keys of the previous head": operand("k", lambda k: k.roll(1, 1)),
     "values one token behind": operand("v", lambda v: v.roll(1, 0)),
 }
-
-
-def output(change: Round) -> Compute:
-    """change: the right output of a sequence, bf16 [new, heads, 128] -> another."""
-    return lambda o, right: put(right, victim(o).queries, change(right[victim(o).queries]).to(right.dtype))
 
 
 def stored_past_the_end(o: MhaPrefillOperands, right: torch.Tensor) -> torch.Tensor:
@@ -264,29 +204,7 @@ def stored_past_the_end(o: MhaPrefillOperands, right: torch.Tensor) -> torch.Ten
     return put(right, slice(end, end + 16), right[end - 1])
 
 
-OUTPUTS: Mapping[str, Compute] = {
-    "heads shifted by one": output(lambda out: out.roll(1, 1)),
-    "rows shifted by one": output(lambda out: out.roll(1, 0)),
-    "last row never written": output(lambda out: put(out, -1, math.nan)),
-    "last 8 columns zero": output(lambda out: put(out, (..., slice(-8, None)), 0.0)),
-    "columns in pairs swapped": output(lambda out: out.unflatten(-1, (64, 2)).flip(-1).flatten(2)),
-    "added to what the output held": output(lambda out: out.float() * 2.0),
-    "last sequence never computed": lambda o, right: put(right, o.sequences[-1].queries, 0.0),
-    "stored past the end of a sequence": stored_past_the_end,
-    "output 2 percent too large": output(lambda out: out.float() * 1.02),
-    "output of 5 bits": output(lambda out: kept(5, out.float())),
-}
-
-
 # Calls that round the softmax weights to FP8
-
-
-def times_in_fp8(factor: float) -> Compute:
-    return everywhere(lambda o, s: in_fp8(o, s) * factor)
-
-
-def truncated_weights(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
-    return in_fp8(o, s, Arithmetic(weights=partial(fp8_truncated, o.q.dtype)))
 
 
 def through_e5m2(name: str) -> Compute:
@@ -298,7 +216,7 @@ def through_e5m2(name: str) -> Compute:
 
 
 def descales(change: Callable[[MhaPrefillOperands], dict[str, torch.Tensor]]) -> Compute:
-    return in_one(lambda o, s: in_fp8(o.replaced(**change(o)), s))
+    return OP.in_one(lambda o, s: in_fp8(o.replaced(**change(o)), s))
 
 
 def v_in_the_other_format(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
@@ -306,23 +224,15 @@ def v_in_the_other_format(o: MhaPrefillOperands, s: Sequence) -> torch.Tensor:
 
 
 IN_FP8: Mapping[str, Compute] = {
-    "output 2 percent too large everywhere": times_in_fp8(1.02),
-    "output 3 percent too large everywhere": times_in_fp8(1.03),
-    "output 5 percent too small everywhere": times_in_fp8(0.95),
-    "output twice too large everywhere": times_in_fp8(2.0),
-    "weights truncated": everywhere(truncated_weights),
-    "weights in e5m2": everywhere(partial(in_fp8, weights=E5M2)),
+    **OP.mistakes_in_fp8(),
     "weights up to 2^11 saturated": everywhere(partial(in_fp8, how=Arithmetic(headroom=11.0))),
     "queries through e5m2": through_e5m2("q"),
     "values through e5m2": through_e5m2("v"),
     "maximum kept until 2^20 above it": everywhere(partial(in_fp8, how=Arithmetic(block=16, lazy=20.0))),
-    "block of 64 in the middle left out": in_one(of_keys(left_out(in_the_middle), in_fp8)),
-    "scores in FP8": in_one(lambda o, s: in_fp8(o, s, Arithmetic(scores=partial(fp8, o.q.dtype)))),
-    "scale 10 percent too large": in_one(partial(in_fp8, scale=1.1)),
-    "scale 1/sqrt(128)": in_one(partial(in_fp8, scale=(192 / 128) ** 0.5)),
+    "block of 64 in the middle left out": OP.in_one(of_keys(left_out(in_the_middle), in_fp8)),
     "q's descale left out": descales(lambda o: {"q_descale": torch.ones_like(o.q_descale)}),
     "descales of k and v swapped": descales(lambda o: {"k_descale": o.v_descale, "v_descale": o.k_descale}),
-    "values read in the other FP8 format": in_one(v_in_the_other_format),
+    "values read in the other FP8 format": OP.in_one(v_in_the_other_format),
 }
 
 
@@ -342,9 +252,11 @@ FITS: Mapping[str, Fits] = {
 }
 
 COMPUTED: Mapping[str, Compute] = {
-    **{name: in_one(of_keys(keys)) for name, keys in KEYS.items()},
-    **{name: in_one(of) for name, of in {**SEQUENCES, **OPERANDS}.items()},
-    **OUTPUTS,
+    **OP.mistakes(),
+    **{name: OP.in_one(of_keys(keys)) for name, keys in KEYS.items()},
+    **{name: OP.in_one(of) for name, of in SEQUENCES.items()},
+    "rows shifted by one": OP.output(lambda out: out.roll(1, 0)),
+    "stored past the end of a sequence": stored_past_the_end,
 }
 
 MISTAKES: tuple[Mistake, ...] = (

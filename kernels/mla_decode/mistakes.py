@@ -7,27 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import torch
 
-from kernels.arithmetic.attention import (
-    EXACT,
-    IN_BF16,
-    WRONG_LOG_SUMS,
-    WRONG_SOFTMAX,
-    Arithmetic,
-    Partial,
-    attend,
-    combine,
-    evenly,
-    other_rope_order,
-    without,
-    zero_counted,
-)
-from kernels.arithmetic.roundings import E4M3, E5M2, OTHER_FP8, Round, bf16, fp8, fp8_truncated, kept
+from kernels.arithmetic.attention import Arithmetic, Partial, combine, evenly
+from kernels.arithmetic.attention_mistakes import AttentionOp, without
+from kernels.arithmetic.roundings import E4M3, E5M2, OTHER_FP8, fp8, kept
 from kernels.mistakes import Compute, Mistake, any_size, put
 from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import LATENT, ROPE, WIDTH, MlaDecodeSizes
@@ -84,40 +70,23 @@ def scored(
     return q @ kv.T * o.scale * scale, kv[:, :LATENT]
 
 
-def decode(o: MlaDecodeOperands, i: int, how: Arithmetic = EXACT, **changed: Any) -> torch.Tensor:
-    return attend(*scored(o, i, **changed), how)[1]
-
-
-def in_fp8(
-    o: MlaDecodeOperands,
-    i: int,
-    how: Arithmetic = IN_BF16,
-    weights: torch.dtype | None = None,
-    query: torch.dtype | None = None,
-    q: torch.Tensor | None = None,
-    **changed: Any,
-) -> torch.Tensor:
-    """Rounds q and the softmax weights to the cache's format unless another one is given."""
-    if how.weights is bf16:
-        how = replace(how, weights=partial(fp8, weights or o.kv.dtype))
-    q = fp8(query or o.kv.dtype, o.q[i].float() if q is None else q)
-    return decode(o, i, how, q=q, **changed)
-
-
-def everywhere(sequence: Sequence) -> Compute:
-    return lambda o, right: torch.stack([sequence(o, i) for i in range(len(o.host_lengths))]).to(right.dtype)
-
-
 def victim(o: MlaDecodeOperands) -> int:
     """The longest sequence behind the first, or the only one."""
     return max(range(min(1, len(o.host_lengths) - 1), len(o.host_lengths)), key=o.host_lengths.__getitem__)
 
 
-def in_one(sequence: Sequence) -> Compute:
-    def compute(o: MlaDecodeOperands, right: torch.Tensor) -> torch.Tensor:
-        return put(right, victim(o), sequence(o, victim(o)).to(right.dtype))
-
-    return compute
+OP = AttentionOp(
+    rope=slice(LATENT, WIDTH),
+    sequences=lambda o: list(range(len(o.host_lengths))),
+    victim=victim,
+    rows=lambda i: i,
+    queries=lambda o, i: o.q[i].float(),
+    scored=scored,
+    parts=lambda i, keys: evenly(keys, 4),
+    laid_out=lambda result: result,
+    fp8=lambda o: o.kv.dtype,
+)
+decode, in_fp8, everywhere = OP.attend, OP.in_fp8, OP.everywhere
 
 
 # Wrong tokens, pages and page tables
@@ -178,42 +147,10 @@ def of_slots(slots: Slots, of: Callable[..., torch.Tensor] = decode) -> Sequence
     return lambda o, i: of(o, i, slots=slots(o, i))
 
 
-# Four parts of a sequence, which are combined
-
-
-def in_parts(by: Callable[[list[Partial]], torch.Tensor], overlap: int = 0) -> Sequence:
-    """by: combines the parts' results; overlap: so many tokens are counted in the part before, too."""
-
-    def sequence(o: MlaDecodeOperands, i: int) -> torch.Tensor:
-        scores, v = scored(o, i)
-        places = [slice(a, b + overlap) for a, b in evenly(len(v), 4)]
-        return by([attend(scores[:, part], v[part], IN_BF16) for part in places])
-
-    return sequence
-
-
 def with_empty_part(partials: list[Partial]) -> torch.Tensor:
     """A part without tokens has a log-sum of 0 where it should have -inf."""
     log, result = partials[0]
     return combine([*partials, (torch.zeros_like(log), torch.zeros_like(result))])
-
-
-SEQUENCES: Mapping[str, Sequence] = {
-    "first token of a part counted in the part before too": in_parts(combine, overlap=1),
-    "partial results averaged": in_parts(lambda parts: torch.stack([result for _, result in parts]).mean(0)),
-    "empty part with a log-sum of 0": in_parts(with_empty_part),
-    "partial results in FP8": in_parts(partial(combine, results=partial(fp8, E4M3))),
-    **{name: in_parts(partial(combine, log_sums=change)) for name, change in WRONG_LOG_SUMS.items()},
-    **{name: partial(decode, how=how) for name, how in WRONG_SOFTMAX.items()},
-}
-
-
-# Wrong queries, keys and values
-
-
-def query(change: Round) -> Sequence:
-    """change: q [heads, 576] -> other q."""
-    return lambda o, i: decode(o, i, q=change(o.q[i].float()))
 
 
 def unused_slots_weigh_0(o: MlaDecodeOperands, i: int) -> torch.Tensor:
@@ -232,16 +169,13 @@ def cache_in_the_other_format(o: MlaDecodeOperands, i: int) -> torch.Tensor:
     return decode(o.replaced(kv=o.kv.view(OTHER_FP8[o.kv.dtype])), i)
 
 
-OPERANDS: Mapping[str, Sequence] = {
-    "row of zeros counted behind the last token": lambda o, i: zero_counted(*scored(o, i)),
+SEQUENCES: Mapping[str, Sequence] = {
+    "first token of a part counted in the part before too": OP.in_parts(combine, overlap=1),
+    "empty part with a log-sum of 0": OP.in_parts(with_empty_part),
+    "partial results in FP8": OP.in_parts(partial(combine, results=partial(fp8, E4M3))),
     "unused slots weigh 0 and hold NaN": unused_slots_weigh_0,
-    "scale 1/sqrt(128)": partial(decode, scale=(192 / 128) ** 0.5),
     "scale 1/sqrt(576)": partial(decode, scale=(192 / 576) ** 0.5),
-    "scale 2 percent too small": partial(decode, scale=0.98),
-    "rope part left out": query(partial(without, LATENT, WIDTH)),
-    "last channel left out": query(partial(without, WIDTH - 1, WIDTH)),
-    "rope part in the other order": query(partial(other_rope_order, LATENT)),
-    "queries rounded to FP8": query(partial(fp8, E4M3)),
+    "queries rounded to FP8": OP.query(partial(fp8, E4M3)),
     "values of the last 512 columns": values_of_the_last_columns,
     "cache's scale left out in scores": lambda o, i: decode(o, i, scale=1 / o.kv_scale),
     "cache's scale left out in values": lambda o, i: decode(o, i) / o.kv_scale,
@@ -249,52 +183,21 @@ OPERANDS: Mapping[str, Sequence] = {
 }
 
 
-def output(change: Round) -> Compute:
-    """change: the right output of a sequence, bf16 [heads, 512] -> another."""
-    return lambda o, right: put(right, victim(o), change(right[victim(o)]).to(right.dtype))
-
-
-OUTPUTS: Mapping[str, Compute] = {
-    "heads shifted by one": output(lambda out: out.roll(1, 0)),
-    "last head never written": output(lambda out: put(out, -1, math.nan)),
-    "last 16 columns zero": output(lambda out: put(out, (..., slice(-16, None)), 0.0)),
-    "columns in pairs swapped": output(lambda out: out.view(-1, 256, 2).flip(-1).flatten(1)),
-    "added to what the output held": output(lambda out: out.float() * 2.0),
-    "last sequence never computed": lambda o, right: put(right, -1, 0.0),
-    "output 2 percent too large": output(lambda out: out.float() * 1.02),
-    "output of 5 bits": output(lambda out: kept(5, out.float())),
-}
-
-
-# Calls that round q and the softmax weights to FP8 themselves
-
-
-def truncated_weights(o: MlaDecodeOperands, i: int) -> torch.Tensor:
-    return in_fp8(o, i, Arithmetic(weights=partial(fp8_truncated, o.kv.dtype)))
-
-
-def times_in_fp8(factor: float) -> Compute:
-    return everywhere(lambda o, i: in_fp8(o, i) * factor)
+def without_rope_in_fp8(o: MlaDecodeOperands, i: int) -> torch.Tensor:
+    return in_fp8(o, i, q=without(OP.rope, o.q[i].float()))
 
 
 IN_FP8: Mapping[str, Compute] = {
-    "output 2 percent too large everywhere": times_in_fp8(1.02),
-    "output 3 percent too large everywhere": times_in_fp8(1.03),
-    "output 5 percent too small everywhere": times_in_fp8(0.95),
-    "output twice too large everywhere": times_in_fp8(2.0),
-    "weights truncated": everywhere(truncated_weights),
-    "weights in e5m2": everywhere(partial(in_fp8, weights=E5M2)),
+    **OP.mistakes_in_fp8(),
     "queries in e5m2": everywhere(partial(in_fp8, query=E5M2)),
     "weights up to 2^10 saturated": everywhere(partial(in_fp8, how=Arithmetic(headroom=10.0))),
-    "maximum kept until 2^20 above it": in_one(partial(in_fp8, how=Arithmetic(block=1, lazy=20.0))),
-    "scale 10 percent too large": in_one(partial(in_fp8, scale=1.1)),
-    "scale 1/sqrt(128)": in_one(partial(in_fp8, scale=(192 / 128) ** 0.5)),
-    "cache's scale twice in values": in_one(lambda o, i: in_fp8(o, i) * o.kv_scale),
-    "rope part left out": in_one(lambda o, i: in_fp8(o, i, q=without(LATENT, WIDTH, o.q[i].float()))),
-    "scores in FP8": in_one(lambda o, i: in_fp8(o, i, Arithmetic(scores=partial(fp8, o.kv.dtype)))),
-    "sums of 5 bits": in_one(partial(in_fp8, how=Arithmetic(accumulator=partial(kept, 5)))),
-    **{name: in_one(of_slots(SLOTS[name], in_fp8)) for name in SLOTS_IN_FP8},
+    "maximum kept until 2^20 above it": OP.in_one(partial(in_fp8, how=Arithmetic(block=1, lazy=20.0))),
+    "cache's scale twice in values": OP.in_one(lambda o, i: in_fp8(o, i) * o.kv_scale),
+    "rope part left out": OP.in_one(without_rope_in_fp8),
+    "sums of 5 bits": OP.in_one(partial(in_fp8, how=Arithmetic(accumulator=partial(kept, 5)))),
+    **{name: OP.in_one(of_slots(SLOTS[name], in_fp8)) for name in SLOTS_IN_FP8},
 }
+"""Calls that round q and the softmax weights to FP8 themselves."""
 
 
 FITS: Mapping[str, Fits] = {
@@ -320,9 +223,9 @@ def called_in_fp8(name: str, compute: Compute) -> Mistake:
 
 
 COMPUTED: Mapping[str, Compute] = {
-    **{name: in_one(of_slots(slots)) for name, slots in SLOTS.items()},
-    **{name: in_one(of) for name, of in {**SEQUENCES, **OPERANDS}.items()},
-    **OUTPUTS,
+    **OP.mistakes(),
+    **{name: OP.in_one(of_slots(slots)) for name, slots in SLOTS.items()},
+    **{name: OP.in_one(of) for name, of in SEQUENCES.items()},
 }
 
 MISTAKES: tuple[Mistake, ...] = (

@@ -1,7 +1,9 @@
 """What AITER finds in its tuned tables for GEMM and fused MoE with block FP8, what it runs after a miss, and
 what is wrong with the tables.
 
-Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `get_2stage_cfgs`.
+Source: `aiter/ops/gemm_op_a8w8.py` `get_CKGEMM_config`, `aiter/fused_moe.py` `get_2stage_cfgs` of commit
+e404860 (v0.1.21.dev0). v0.1.19 and v0.1.20 look up in the same way. Older releases differ in the key of MoE,
+and in what a merge does with gfx and with equal keys. `older` finds them, and a problem says so.
 """
 
 from __future__ import annotations
@@ -15,9 +17,8 @@ from typing import TYPE_CHECKING
 
 from kernels.tables import Entry, Found, Problem
 from kernels.tables.aiter_csv import CONFIGS, GEMM, MOE, PRESHUFFLED, UNITS, Family, Row, Table, rows_here
-from kernels.tables.aiter_rules import FORMATS, fp8_of, padded, read_rules
 from kernels.tables.aiter_triton import TritonTables
-from kernels.tables.files import TableError
+from kernels.tables.files import RECORDED, TableError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -27,6 +28,13 @@ if TYPE_CHECKING:
 
 Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
 """Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""
+
+FORMATS = {"gfx942": "torch.float8_e4m3fnuz", "gfx950": "torch.float8_e4m3fn"}
+"""FP8 formats by architecture (`aiter/utility/dtypes.py`). All others have e4m3fn."""
+
+MOE_TIERS = (32768, 131072)
+"""From the first of these on, tokens are rounded down to one of these in the key of MoE. Below, they are
+rounded up to a power of two."""
 
 PEAK = {"gfx942": 2614.9 / 304, "gfx950": 5033.2 / 256}
 """Dense FP8 TFLOP/s of a CU, by AMD's data sheets of MI300X and MI355X."""
@@ -64,21 +72,15 @@ class AiterTables:
     def __init__(self, files: Files, environment: Mapping[str, str] | None = None) -> None:
         """environment: the variables with which the engine is started."""
         self.files, self.environment = files, environment or {}
-        self.rules = read_rules(files)
-        self.triton = TritonTables(files, self.rules)
+        self.triton = TritonTables(files)
         self._tables: dict[Family, Table] = {}
-        self._asked: dict[Family, set[tuple[int, ...]]] = defaultdict(set)
+        self.asked: dict[Family, set[tuple[float, ...]]] = defaultdict(set)
+        """By family, the shapes that were looked up."""
         self._shapes: dict[tuple[Family, Target], Shapes] = {}
-
-    def asked(self, family: Family) -> set[tuple[int, ...]] | None:
-        """The shapes of a family that were looked up. None, for all shapes, if none of any family was."""
-        if self._asked or self.triton.asked:
-            return self._asked.get(family, set())
-        return None
 
     def table(self, family: Family) -> Table:
         if family not in self._tables:
-            self._tables[family] = Table(self.files, family, self.rules, self.environment)
+            self._tables[family] = Table(self.files, family, self.environment)
         return self._tables[family]
 
     def by_shape(self, family: Family, target: Target) -> Shapes:
@@ -101,12 +103,12 @@ class AiterTables:
         as `gemm_a8w8_blockscale_bpreshuffle` does."""
         family = PRESHUFFLED if preshuffled else GEMM
         table = self.table(family)
-        self._asked[family].add((n, k))
+        self.asked[family].add((n, k))
         by_m = self.by_shape(family, target).get((n, k), {})
         tried = padded(m, n)
         if (hit := next((each for each in tried if each in by_m), None)) is None:
-            kernel = "AITER's Triton kernel" if target.arch == "gfx1250" else f"CK {DEFAULTS[family]}"
-            return Found(table.title, None, kernel, self._why(family, target, (n, k), by_m, tried))
+            why = self._why(family, target, (n, k), by_m, tried)
+            return Found(table.title, None, f"CK {DEFAULTS[family]}", why)
         row = by_m[hit][0]
         name = row.cell("kernelName") or f"kernelId {row.cell('kernelId')}"
         kernel = f"{row.cell('libtype')} {name}".strip()
@@ -135,21 +137,21 @@ class AiterTables:
         mask:    whether an expert_mask is passed, as with EP
         """
         table = self.table(MOE)
-        topk, token = self.rules.topk(columns, mask), self.rules.token(tokens)
+        topk, token = columns - int(mask), padded_tokens(tokens)
         shape = (hidden, inter, experts, topk)
-        self._asked[MOE].add(shape)
+        self.asked[MOE].add(shape)
         by_m = self.by_shape(MOE, target).get(shape, {})
-        tiers = [tier for tier in reversed(self.rules.moe_tiers) if tier < token]
+        tiers = [tier for tier in reversed(MOE_TIERS) if tier < token]
         default = self._moe_default(target, token, shape)
         for tried in (token, *tiers):
-            if (row := self._of_silu(by_m.get(tried, []))) is None:
+            if not (rows := by_m.get(tried, [])):
                 continue
+            row = rows[0]
             if self.environment.get("AITER_BYPASS_TUNE_CONFIG", "0").strip() not in ("", "0"):
                 note = f"AITER_BYPASS_TUNE_CONFIG: {row.source.file}:{row.line} is not used"
                 return Found(table.title, None, default, (note,))
             fp8 = fp8_of(target.arch).removeprefix("torch.")
-            key = ",".join(map(str, (target.units, tried, *shape, fp8)))
-            key = f"{target.arch},{key}" if self.rules.moe_gfx else key
+            key = ",".join(map(str, (target.arch, target.units, tried, *shape, fp8)))
             notes = [*_doubts(row, by_m, tried, 6 * tried * topk * hidden * inter, target)]
             if row.texts[0] != "ActivationType.Silu":
                 act = row.cell("act_type").removeprefix("ActivationType.")
@@ -162,20 +164,12 @@ class AiterTables:
         return Found(table.title, None, default, self._why(MOE, target, shape, by_m, [token]))
 
     def problems(self, target: Target) -> list[Problem]:
-        """What is wrong with the tables for this GPU, one problem for each kind and file. If shapes were
-        looked up before, only what concerns these."""
-        found = _problems(self, target)
-        return found if self._asked and not self.triton.asked else found + self.triton.problems(target)
-
-    def _of_silu(self, rows: list[Row]) -> Row | None:
-        """The row that AITER uses for SiLU, of rows that differ only in act_type."""
-        same = [row for row in rows if row.texts[0] == "ActivationType.Silu"]
-        if self.rules.moe_act != "blind" and same:
-            return same[0]
-        return rows[0] if rows and self.rules.moe_act != "exact" else None
+        """What is wrong with the tables for this GPU, one problem for each kind and file. Only what concerns
+        the shapes that were looked up counts."""
+        return _problems(self, target) + self.triton.problems(target)
 
     def _moe_default(self, target: Target, token: int, shape: tuple[int, int, int, int]) -> str:
-        if token > 32 and shape[1] % self.rules.one_stage == 0 and target.arch in FORMATS:
+        if token > 32 and shape[1] % 128 == 0:
             return "1stage asm chosen by get_heuristic_kernel, block_m 32"
         block_m, split = 64 if token > 32 else 16, self._split(target.units, token, *shape)
         return f"2stage CK chosen by moe_stage1/2_heuristic_dispatch, block_m {block_m}, ksplit {split}"
@@ -232,11 +226,51 @@ class AiterTables:
         fp8 = fp8_of(target.arch)
         rest = f"ActivationType.Silu,torch.bfloat16,{fp8},{fp8},QuantType.per_1x128,1,0"
         rows = {
-            (hidden, inter, experts, self.rules.topk(columns, mask), self.rules.token(tokens))
+            (hidden, inter, experts, columns - int(mask), padded_tokens(tokens))
             for tokens, hidden, inter, experts, columns, mask in calls
         }
         lines = (f"{row[-1]},{','.join(map(str, row[:-1]))},{rest}" for row in sorted(rows))
         return "\n".join((MOE_HEADER, *lines)) + "\n"
+
+
+def fp8_of(arch: str) -> str:
+    return FORMATS.get(arch, "torch.float8_e4m3fn")
+
+
+def padded(m: int, n: int) -> list[int]:
+    """The M for which a GEMM is looked up, in order: m, then two paddings of it (`getPaddedM` of
+    csrc/py_itfs_cu/gemm_common.cu)."""
+    step = next((step for most, step in ((256, 16), (1024, 32), (4096, 64)) if m <= most), 128)
+    coarse = 8192 if m > 8192 and n > 4096 else power_of_two(m)
+    return list(dict.fromkeys((m, -(-m // step) * step, coarse)))
+
+
+def padded_tokens(tokens: int) -> int:
+    """The number of tokens in the key of MoE, as `get_padded_M` of `aiter/fused_moe.py` returns it."""
+    return max((tier for tier in MOE_TIERS if tokens >= tier), default=power_of_two(tokens))
+
+
+def power_of_two(m: int) -> int:
+    """The smallest power of two that is at least m."""
+    return 1 << max(m - 1, 0).bit_length()
+
+
+def older(files: Files) -> str:
+    """Says that the look-ups of this copy may be others than those here; empty where its source has them, and
+    for the recorded extracts."""
+    if files.path.parent == RECORDED:
+        return ""
+    texts = {}
+    for name in ("jit/core.py", "fused_moe.py"):
+        try:
+            texts[name] = files.text(f"aiter/{name}")
+        except TableError:
+            return f"it has no readable {name}"
+    moe = texts["fused_moe.py"]
+    is_known = "gfx_from_cu_num" in texts["jit/core.py"] and "_PADDED_M_TIERS" in moe
+    compares_act = re.search(r"^ +str\(activation\),$", moe, re.MULTILINE)
+    is_tagged = '["_tag"].fillna("") == ""' in moe
+    return "" if is_known and not compares_act and not is_tagged else "older than v0.1.19"
 
 
 def _smaller(hit: int, m: int) -> list[str]:
@@ -283,12 +317,12 @@ def _doubts(row: Row, shape: Mapping[int, list[Row]], m: int, flops: int, target
 def _problems(tables: AiterTables, target: Target) -> list[Problem]:
     """What is wrong with the tables that were asked: with their files, then with their rows for this GPU."""
     found = []
-    if assumed := tables.rules.assumed:
-        found.append(Problem("aiter", 0, f"{assumed}: the look-ups may differ from its own"))
+    if reason := older(tables.files):
+        found.append(Problem("aiter", 0, f"{reason}: the look-ups may differ from its own"))
     found += _unread(tables.files)
     for family in (GEMM, PRESHUFFLED, MOE):
-        asked = tables.asked(family)
-        if asked == set():
+        asked = tables.asked[family]
+        if not asked:
             if tables.environment.get(family.variable):
                 found.append(Problem(family.variable, 0, "no kernel of this deployment looks into its table"))
             continue
@@ -300,7 +334,7 @@ def _problems(tables: AiterTables, target: Target) -> list[Problem]:
                 found.append(Problem(source.file, min(source.truncated), text))
         by_file = defaultdict(list)
         for row in table.rows(target.arch):
-            if asked is None or row.shape in asked:
+            if row.shape in asked:
                 by_file[row.source.file].append(row)
         for file, rows in by_file.items():
             for text, bad in _dead(tables, family, target, rows):
@@ -329,7 +363,7 @@ def _dead(
         (other,) = set(FORMATS.values()) - {fp8_of(arch)}
         if bad := [row for row in rows if other in row.texts[2:4]]:
             yield f"of {other}, which {arch} never looks up", bad
-        reachable = {*LADDER, *tables.rules.moe_tiers}
+        reachable = {*LADDER, *MOE_TIERS}
         if bad := [row for row in rows if row.m not in reachable]:
             yield f"for {bad[0].m:g} tokens, which no number of tokens is padded to", bad
     if family is GEMM and (bad := [row for row in rows if row.cell("libtype") not in ("ck", "cktile", "")]):
@@ -340,13 +374,12 @@ def _dead(
 def _gaps(tables: AiterTables, family: Family, target: Target) -> Iterator[Problem]:
     """Shapes that have rows, but for some M none that a look-up finds."""
     gaps: dict[str, list[tuple[list[int], Row]]] = defaultdict(list)
-    wanted = tables.asked(family)
     for shape, by_m in tables.by_shape(family, target).items():
-        if wanted is not None and shape not in wanted:
+        if shape not in tables.asked[family]:
             continue
         missed = []
         for m in LADDER:
-            asked = [tables.rules.token(m)] if family is MOE else padded(m, int(shape[0]))
+            asked = [padded_tokens(m)] if family is MOE else padded(m, int(shape[0]))
             if not any(tried in by_m for tried in asked):
                 missed.append(m)
         if missed and len(by_m) > 1:

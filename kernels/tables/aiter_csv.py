@@ -6,6 +6,7 @@ Source: `aiter/jit/core.py` `AITER_CONFIG.get_config_file`, `update_config_files
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import math
 import os
@@ -13,13 +14,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kernels.tables import Problem, printable
 from kernels.tables.files import Files, TableError, read
-
-if TYPE_CHECKING:
-    from kernels.tables.aiter_rules import Rules
 
 CONFIGS = "aiter/configs"
 LINE = "_line"
@@ -72,10 +69,10 @@ MOE = Family(
 )
 
 
-def packaged(files: Files, family: Family, merges: bool = True) -> list[str]:
+def packaged(files: Files, family: Family) -> list[str]:
     """The names of a family's files in the package: the default one, then those of model_configs/."""
     default = f"{CONFIGS}/{family.name}.csv"
-    models = files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv") if merges else []
+    models = files.names(f"{CONFIGS}/model_configs/*{family.name}*.csv")
     return [default, *(name for name in models if "untuned" not in name.rsplit("/", 1)[-1])]
 
 
@@ -92,16 +89,10 @@ def number(cell: str) -> float | None:
         return None
 
 
-class _Numbers(dict[str, float]):
-    """The number of each cell, parsed once; NaN where the cell is not a number."""
-
-    def __missing__(self, cell: str) -> float:
-        value = number(cell)
-        self[cell] = math.nan if value is None else value
-        return self[cell]
-
-
-NUMBERS = _Numbers()
+@functools.cache
+def number_or_nan(cell: str) -> float:
+    value = number(cell)
+    return math.nan if value is None else value
 
 
 class Source:
@@ -218,8 +209,8 @@ def rows_here(count: int) -> str:
 class Table:
     """The merged files of a family."""
 
-    def __init__(self, files: Files, family: Family, rules: Rules, environment: Mapping[str, str]) -> None:
-        self.family, self._files, self._rules = family, files, rules
+    def __init__(self, files: Files, family: Family, environment: Mapping[str, str]) -> None:
+        self.family, self._files = family, files
         self.problems: list[Problem] = []
         """What is wrong with the files, on any GPU."""
         self.dead = ""
@@ -227,7 +218,7 @@ class Table:
         self.raises = ""
         """Why AITER's first look-up raises; empty where it does not."""
         self._given = environment.get(family.variable, "")
-        in_package = packaged(files, family, rules.merges)
+        in_package = packaged(files, family)
         names = self._given.split(os.pathsep) if self._given else in_package
         self._merged = len(names) > 1
         self.sources = [source for name in names if (source := self._read(name))]
@@ -248,12 +239,11 @@ class Table:
     def rows(self, arch: str) -> list[Row]:
         """The rows for an architecture, with any number of CUs, in the order of the merge."""
         moe = self.family is MOE
-        by_gfx = self._rules.moe_gfx if moe else self.has_gfx
         return [
             row
             for row in self._rows
-            if not by_gfx or row.gfx in (arch, None)
-            if not moe or self._rules.keeps_tag(row.tag)
+            if not (moe or self.has_gfx) or row.gfx in (arch, None)
+            if not moe or row.tag != "flydsl_fallback"
         ]
 
     def _read(self, name: str) -> Source | None:
@@ -275,7 +265,7 @@ class Table:
         return source if source.columns else None
 
     def _rows_of(self, source: Source) -> list[Row]:
-        numbers = [[NUMBERS[cell] for cell in source.cells(column)] for column in self.family.numbers]
+        numbers = [[number_or_nan(cell) for cell in source.cells(column)] for column in self.family.numbers]
         texts = [source.cells(column) for column in self.family.texts]
         has_tag = any("_tag" in each.columns for each in self.sources)
         tags = source.cells("_tag", "0" if has_tag else "")
@@ -295,13 +285,10 @@ class Table:
 
     def _gfx(self, source: Source) -> list[str | None]:
         """The gfx of each row (see `Row.gfx`)."""
-        moe = self.family is MOE
-        if "gfx" in source.columns and not moe:
+        if "gfx" in source.columns and self.family is not MOE:
             return [*source.cells("gfx")]
-        if "gfx" not in source.columns and not (self._rules.moe_gfx if moe else self._rules.infers_gfx):
-            return ["0"] * len(source.rows)
         return [
-            GFX_OF_UNITS.get(NUMBERS[units]) if gfx in MISSING or gfx == "0" else gfx
+            GFX_OF_UNITS.get(number_or_nan(units)) if gfx in MISSING or gfx == "0" else gfx
             for gfx, units in zip(source.cells("gfx", ""), source.cells("cu_num"), strict=True)
         ]
 
@@ -334,24 +321,21 @@ class Table:
     def _check_columns(self, source: Source) -> None:
         if source.error:  # pandas raises before
             return
-        rules, count = self._rules, len(source.rows)
+        count = len(source.rows)
         absent = [c for c in (*self.family.numbers, *self.family.texts) if c not in source.columns]
         if absent:
             self._say(source.file, 1, f"has no column {', '.join(absent)}: its {count} rows are never found")
         elif "gfx" in source.columns:
             self._check_gpus(source)
         elif self.family is MOE:
-            units = {NUMBERS[cell] for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
-            if units and rules.moe_gfx:
+            units = {number_or_nan(cell) for cell in source.cells("cu_num")} - set(GFX_OF_UNITS)
+            if units:
                 numbers = ", ".join(f"{unit:g}" for unit in sorted(units))
                 self._say(source.file, 1, f"has no column gfx, and AITER knows none of cu_num {numbers}")
         elif count:
+            text = "AITER takes it from cu_num, 80 and 304 or 256"
             if not self.has_gfx:
                 text = "a row is found by its number of CUs on any GPU"
-            elif not rules.infers_gfx:
-                text = f"its {count} rows are never found"
-            else:
-                text = "AITER takes it from cu_num, 80 and 304 or 256"
             self._say(source.file, 1, f"has no column gfx: {text}")
 
     def _check_gpus(self, source: Source) -> None:
@@ -360,7 +344,7 @@ class Table:
             (gfx, units)
             for gfx, units in set(pairs)
             if gfx not in MISSING and not (self.family is MOE and gfx == "0")
-            if not ARCHITECTURE.fullmatch(gfx) or NUMBERS[units] not in UNITS.get(gfx, {NUMBERS[units]})
+            if not ARCHITECTURE.fullmatch(gfx) or (gfx in UNITS and number_or_nan(units) not in UNITS[gfx])
         }
         if bad := [index for index, pair in enumerate(pairs) if pair in odd]:
             gfx, units = pairs[bad[0]]
@@ -396,20 +380,16 @@ class Table:
         moe = self.family is MOE
         if moe and not (self._merged and self._files.has(self.family.untuned)):
             return lost  # AITER warns and keeps the first
-        raises = not self._merged or self._rules.duplicates_raise
-        if not self._merged:
-            then = "pandas raises ValueError at the first look-up"
-        elif raises:
+        then = "pandas raises ValueError at the first look-up"
+        if self._merged:
             then = "AITER keeps the fastest, rewrites its files and raises RuntimeError"
-        else:
-            then = "AITER keeps the fastest"
         best: dict[tuple[object, ...], tuple[float, int, Row]] = {}
         for source, of_source in zip(self.sources, rows, strict=True):
             if source.error:  # pandas raises before
                 continue
             whole: set[tuple[str, ...]] = set()
             lines = []
-            times = (NUMBERS[cell] for cell in source.cells("us", ""))
+            times = (number_or_nan(cell) for cell in source.cells("us", ""))
             for row, us in zip(of_source, times, strict=True):
                 if not self._merged:
                     if tuple(row.cells) in whole:
@@ -423,6 +403,6 @@ class Table:
                     lost.add(worse[2])
                     lines.append(row.line)
             if lines:
-                say = self._say_that_it_raises if raises else self._say
-                say(source.file, lines[0], f"{rows_here(len(lines))} with a key that another row has: {then}")
+                text = f"{rows_here(len(lines))} with a key that another row has: {then}"
+                self._say_that_it_raises(source.file, lines[0], text)
         return lost

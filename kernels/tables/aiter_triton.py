@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from kernels.tables import Entry, Found, Problem
@@ -15,38 +16,42 @@ from kernels.tables.files import TableError
 
 if TYPE_CHECKING:
     from kernels.tables import Target
-    from kernels.tables.aiter_rules import Rules
     from kernels.tables.files import Files
 
+SOURCE = "aiter/ops/triton/utils/gemm_config_utils.py"
+BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
+"""The M of the buckets M_LEQ_ and M_GEQ_, where the source does not tell others."""
 FOLDER = "aiter/ops/triton/configs"
 NAME = "GEMM-A8W8_BLOCKSCALE"
 PRESHUFFLED_NAME = f"{NAME}_PRESHUFFLED"
 SHAPED = re.compile(r"-N=(\d+)-K=(\d+)\.json$")
 
 
-def places(arch: str, backend: str, name: str, rules: Rules) -> list[tuple[str, str]]:
+def places(arch: str, name: str) -> list[tuple[str, str]]:
     """The folders in AITER's order, each as (how the names of its files for shapes begin, its default file).
+    gfx1250, which has other folders, is in no engine's table here."""
+    nested = f"{FOLDER}/{arch}/triton/gemm/{name.lower().replace('-', '_')}"
+    flat = (f"{FOLDER}/{folder}/{arch}-{name}" for folder in ("gemm/triton", "gemm"))
+    return [(f"{nested}/{name}", f"{nested}/DEFAULT.json"), *((stem, f"{stem}.json") for stem in flat)]
 
-    backend: triton or gluon
-    """
-    found = []
-    if rules.nested:
-        folder = f"{FOLDER}/{arch}/{backend}/gemm/{name.lower().replace('-', '_')}"
-        found.append((f"{folder}/{name}", f"{folder}/DEFAULT.json"))
-    for folder in (f"gemm/{backend}", "gemm") if rules.backends else ("gemm",):
-        stem = f"{FOLDER}/{folder}/{arch}-{name}"
-        found.append((stem, f"{stem}.json"))
-    return found
+
+def bounds_of(files: Files) -> tuple[int, ...]:
+    """The M of the buckets, as this copy's source has them."""
+    try:
+        said = re.search(r"STANDARD_M_BOUNDS = \((\d[\d, ]{,199})\)", files.text(SOURCE))
+    except TableError:
+        return BOUNDS
+    return tuple(int(bound) for bound in re.findall(r"\d+", said[1])) if said else BOUNDS
 
 
 class TritonTables:
     """The JSON files of `GEMM-A8W8_BLOCKSCALE`, for weights that are preshuffled or not."""
 
-    def __init__(self, files: Files, rules: Rules) -> None:
-        self._files, self._rules = files, rules
+    def __init__(self, files: Files) -> None:
+        self._files, self._bounds = files, bounds_of(files)
         self._read: dict[str, tuple[dict[str, Any], str] | None] = {}
         self._problems: dict[str, Problem] = {}
-        self.asked: dict[str, set[str]] = {}
+        self.asked: dict[str, set[str]] = defaultdict(set)
         """By NAME or PRESHUFFLED_NAME, the endings of the files for shapes that were looked for."""
 
     def gemm(self, target: Target, m: int, n: int, k: int, preshuffled: bool = False) -> Found:
@@ -54,7 +59,7 @@ class TritonTables:
         bucket `any`, which AITER calls untuned."""
         name = PRESHUFFLED_NAME if preshuffled else NAME
         stem, default = self._place(target, name)
-        self.asked.setdefault(name, set()).add(f"-N={n}-K={k}.json")
+        self.asked[name].add(f"-N={n}-K={k}.json")
         shaped = f"{stem}-N={n}-K={k}.json"
         if not self._files.has(default):
             return Found(shaped, None, f"AITER raises AssertionError: there is no {default}")
@@ -74,21 +79,17 @@ class TritonTables:
 
     def _bucket(self, buckets: dict[str, Any], m: int) -> str:
         """The name of the bucket for m rows. It is `any` where no bound holds, even without such a bucket."""
-        for bound in self._rules.bounds:
+        for bound in self._bounds:
             if m <= bound and f"M_LEQ_{bound}" in buckets:
                 return f"M_LEQ_{bound}"
-        for bound in reversed(self._rules.bounds):
+        for bound in reversed(self._bounds):
             if m >= bound and f"M_GEQ_{bound}" in buckets:
                 return f"M_GEQ_{bound}"
         return "any"
 
-    def _places(self, target: Target, name: str) -> list[tuple[str, str]]:
-        """The folders in which AITER looks on this GPU, as `places` returns them."""
-        return places(target.arch, "gluon" if target.arch == "gfx1250" else "triton", name, self._rules)
-
     def _place(self, target: Target, name: str) -> tuple[str, str]:
         """The first folder that has a default file. AITER looks for the shape only there."""
-        tried = self._places(target, name)
+        tried = places(target.arch, name)
         return next((place for place in tried if self._files.has(place[1])), tried[-1])
 
     def _json(self, file: str) -> tuple[dict[str, Any], str] | None:
@@ -114,18 +115,13 @@ class TritonTables:
         self._problems[file] = Problem(file, line, f"{text}: AITER raises when it reads this file")
 
     def problems(self, target: Target) -> list[Problem]:
-        """Files of this architecture that no look-up reads, that cannot be read, or that have no bucket for
-        large M. If shapes were looked up before, only their files."""
+        """Files of the shapes that were looked up: those that no look-up reads, that cannot be read, or that
+        have no bucket for large M."""
         found = []
-        for name in (NAME, PRESHUFFLED_NAME):
-            asked = self.asked.get(name, set())
-            if self.asked and not asked:
-                continue
+        for name, asked in self.asked.items():
             used, default = self._place(target, name)
-            stems = [stem for stem, _ in self._places(target, name)]
-            if target.arch != "gfx1250":
-                stems.append(f"{FOLDER}/gemm/gluon/{target.arch}-{name}")
-            for stem in stems:
+            stems = [stem for stem, _ in places(target.arch, name)]
+            for stem in (*stems, f"{FOLDER}/gemm/gluon/{target.arch}-{name}"):
                 shaped = [file for file in self._named(f"{stem}-") if self._counts(file, asked)]
                 if stem == used:
                     found += self._short(shaped)
@@ -146,9 +142,9 @@ class TritonTables:
         return [*self._problems.values(), *found]
 
     def _counts(self, file: str, asked: set[str]) -> bool:
-        """Whether a file is for a shape that was looked up, or for any shape where none was."""
+        """Whether a file is for a shape that was looked up."""
         said = SHAPED.search(file)
-        return bool(said and (not asked or said[0] in asked))
+        return bool(said and said[0] in asked)
 
     def _short(self, shaped: list[str]) -> list[Problem]:
         """Files with buckets that no M reaches, without a bucket for large M, or with only `any`."""
@@ -159,11 +155,11 @@ class TritonTables:
             buckets = read[0]
             if set(buckets) == {"any"}:
                 only_any.append(file)
-            known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._rules.bounds} | {"any"}
+            known = {f"M_{way}_{bound}" for way in ("LEQ", "GEQ") for bound in self._bounds} | {"any"}
             if dead := sorted(set(buckets) - known):
                 found.append(Problem(file, 0, f"{', '.join(dead[:3])}: AITER never looks for such a bucket"))
             if not any(name == "any" or name.startswith("M_GEQ") for name in buckets):
-                most = max((bound for bound in self._rules.bounds if f"M_LEQ_{bound}" in buckets), default=0)
+                most = max((bound for bound in self._bounds if f"M_LEQ_{bound}" in buckets), default=0)
                 text = f"has no bucket for M above {most}: AITER raises KeyError there"
                 found.append(Problem(file, 0, text))
         if only_any:

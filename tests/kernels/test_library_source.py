@@ -93,12 +93,11 @@ TOLD = {
     "lib.ops.attention.Config": "(experts, inplace=...)",
     "lib.ops.attention.Picks": "(weights, ids)",
     "lib.wrapper": "(a, b=1)",
-    "lib.again": "(a, b)",
     "lib.fast": "(q, kv, *, page=None)",
     "lib._C.listed": "(a)",
     # What is there and does not tell.
     **dict.fromkeys(
-        ("lib.constant", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.unlisted")
+        ("lib.constant", "lib.again", "lib.late.anything", "lib.ops", "lib._C.unlisted", "lib._C.Kind.none")
     ),
     # What is not there.
     "lib.missing": NotThere("lib has no missing"),
@@ -128,7 +127,8 @@ def test_what_compiled_files_and_bindings_in_cpp_tell():
         b"\x00aten::f(Tensor self, int[2] size=[1, 2], *, bool x=False) -> (Tensor, Tensor)\x00f(garbage\x00"
     )
     bound = b"""m.def("first", &first, py::arg("a"), py::arg("b") = std::nullopt);
-    m.def("silent", &silent); m.attr("second") = m.attr("first");"""
+    m.def("silent", &silent); m.attr("second") = m.attr("first");
+    m.def("macro", py::arg("a") = 1, py::arg("b"));"""
     found = signatures.of_compiled(schemas) | signatures.of_cpp(bound)
     assert {name: signatures.text(s) for name, s in found.items()} == {
         "f": "(self, size=[1, 2], *, x=False)",

@@ -13,8 +13,7 @@ import kernels
 from harness.catalogue.devices import part_of
 from harness.run.device import device_type, machine_name
 from kernels import platform
-from kernels.gpus import nvidia
-from kernels.gpus.nvidia import Gpu
+from kernels.gpus import Gpu
 from kernels.platform import Platform, _amd, _cpu_facts, _kfd, available_memory, free_memory, run
 from kernels.triton_runtime import target_of
 from kernels.tuning import Target
@@ -68,15 +67,15 @@ MISMATCH = "NVML: Driver/library version mismatch"
 
 
 class Machine:
-    """What a machine's tools say: NVML and nvidia-smi, a trace of a driver, the build of torch, and torch."""
+    """What a machine's tools say: nvidia-smi, a trace of a driver, the build of torch, and torch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.gpus: list[Gpu] = []
         self.amds: list[Platform] = []
         self.wrong = self.trace = self.build = ""
         self.torch: tuple[str, str] | None = None
-        monkeypatch.setattr(platform.nvidia, "gpus", lambda: (self.gpus, self.wrong))
-        monkeypatch.setattr(platform.nvidia, "driver_trace", lambda: self.trace)
+        monkeypatch.setattr(platform.gpus, "nvidia_gpus", lambda: (self.gpus, self.wrong))
+        monkeypatch.setattr(platform.gpus, "driver_trace", lambda: self.trace)
         monkeypatch.setattr(platform, "_kfd", lambda *_: self.amds)
         monkeypatch.setattr(platform, "torch_build", lambda: self.build)
         monkeypatch.setattr(platform, "version", lambda module: "2.11.0")
@@ -105,7 +104,7 @@ def test_gpus_are_called_as_torch_does(machine):
     assert (found[0].name, found[0].memory, wrong) == (H100.name, H100.memory, "")
 
 
-WHOLE = replace(H100, divided=False)
+WHOLE, DIVIDED = replace(H100, divided=False), replace(H100, divided=True)
 NOT_SHOWN = "/dev/nvidia0 is here, but no GPU is shown"
 
 
@@ -126,11 +125,11 @@ NOT_SHOWN = "/dev/nvidia0 is here, but no GPU is shown"
         "7",
         "CUDA_VISIBLE_DEVICES=7 selects none of the GPUs here (2)",
     ),
-    ({"gpus": [nvidia.LOST], "wrong": "GPU is lost"}, None, "GPU is lost"),
+    ({"gpus": [DIVIDED], "wrong": "no slice"}, None, "no slice"),
     (
-        {"gpus": [nvidia.LOST], "wrong": "GPU is lost"},
+        {"gpus": [DIVIDED], "wrong": "no slice"},
         "0",
-        "CUDA_VISIBLE_DEVICES=0 selects none of the GPUs here (1); GPU is lost",
+        "CUDA_VISIBLE_DEVICES=0 selects none of the GPUs here (1); no slice",
     ),
 ])  # fmt: skip
 def test_why_no_gpu_is_found(machine, monkeypatch, given, visible, said):
@@ -153,7 +152,7 @@ def test_torch_tells_what_the_driver_s_tools_do_not(machine, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-1234")
     (found,), wrong = machine.found()
     assert (found.name, found.memory, found.uuid) == ("NVIDIA H100 80GB HBM3 MIG-1234", 0, "MIG-1234")
-    assert wrong.startswith("MIG-1234 has unknown memory, as neither NVML nor nvidia-smi lists it; torch: ")
+    assert wrong.startswith("MIG-1234 has unknown memory, as nvidia-smi does not list it; torch: ")
     machine.torch = 'a warning\n[["sm_90", "NVIDIA H100 MIG 1g.10gb", 10200547328, "MIG-1234"]]', ""
     (found,), wrong = machine.found()
     assert (found.name, found.memory, wrong) == ("NVIDIA H100 MIG 1g.10gb", 10200547328, "")
@@ -430,7 +429,7 @@ def test_a_module_is_looked_for_without_importing_the_package_around_it(tmp_path
 def test_free_memory_of_a_gpu_is_what_its_driver_says(monkeypatch, tmp_path):
     gpu = Platform("cuda", "sm_90", "cuda:0", memory=80 << 30, uuid="GPU-1")
     for said, free in (({"GPU-1": 70 << 30}, 70 << 30), ({"GPU-1": 0}, 0), ({}, gpu.memory)):
-        monkeypatch.setattr(platform.nvidia, "free_bytes", said.get)
+        monkeypatch.setattr(platform.gpus, "free_bytes", said.get)
         assert free_memory(gpu) == free
         assert free_memory(replace(gpu, here=False)) == gpu.memory
     assert free_memory(replace(gpu, memory=0)) is None

@@ -27,11 +27,8 @@ class NVMLError(Exception):
 class Handle:
     """Like c_nvmlDevice_t: it can only be handed back."""
 
-    def __init__(self, uuid: str, name: str = "NVIDIA H100 80GB HBM3", mebibytes: int = 81559) -> None:
-        self.uuid, self.name, self.mebibytes = uuid, name, mebibytes
-        self.slices: list[Handle | None] = []
-        self.place = (0, 0)
-        self.refusal = 0
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
 
 
 class FakeNvml:
@@ -39,10 +36,8 @@ class FakeNvml:
 
     NVMLError = NVMLError
     NVML_ERROR_NOT_SUPPORTED, NVML_ERROR_NO_PERMISSION = 3, 4
-    NVML_ERROR_NOT_FOUND, NVML_ERROR_LIBRARY_NOT_FOUND = 6, 12
-    NVML_ERROR_FUNCTION_NOT_FOUND = 13
+    NVML_ERROR_NOT_FOUND = 6
     NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
-    NVML_DEVICE_MIG_ENABLE = 1
 
     def __init__(self, uuids: tuple[str, ...] = ("GPU-aa",), absent: tuple[str, ...] = ()) -> None:
         self.handles = [Handle(uuid) for uuid in uuids]
@@ -65,18 +60,7 @@ class FakeNvml:
         return super().__getattribute__(name)
 
     def __getattr__(self, name: str) -> Any:
-        """What a device says of itself, always and now."""
-        slices = {"computeInstanceSliceCount": 1, "gpuInstanceSliceCount": 3}
-        always = {
-            "nvmlDeviceGetUUID": lambda handle: handle.uuid,
-            "nvmlDeviceGetName": lambda handle: handle.name,
-            "nvmlDeviceGetCudaComputeCapability": lambda h: self._fail(h.refusal) if h.refusal else [9, 0],
-            "nvmlDeviceGetMigMode": lambda handle: [1, 1] if handle.slices else self._fail(3),
-            "nvmlDeviceGetMaxMigDeviceCount": lambda handle: 7,
-            "nvmlDeviceGetGpuInstanceId": lambda handle: handle.place[0],
-            "nvmlDeviceGetComputeInstanceId": lambda handle: handle.place[1],
-            "nvmlDeviceGetAttributes": lambda h: SimpleNamespace(**slices, memorySizeMB=h.mebibytes),
-        }
+        """What a device says of itself now."""
         said = {
             "nvmlDeviceGetClockInfo": lambda type: self.clocks[type],
             "nvmlDeviceGetCurrentClocksEventReasons": lambda: self.reasons,
@@ -93,10 +77,8 @@ class FakeNvml:
                 SimpleNamespace(pid=pid, usedGpuMemory=held) for pid, held in self.processes.items()
             ],
         }
-        if name in self.absent or name not in always | said:
+        if name in self.absent or name not in said:
             raise AttributeError(f"module 'pynvml' has no attribute '{name}'")
-        if name in always:
-            return always[name]
 
         def ask(handle: Handle, *arguments: Any) -> Any:
             assert self.started
@@ -111,24 +93,8 @@ class FakeNvml:
     def nvmlInit(self) -> None:
         self.started = True
 
-    def nvmlDeviceGetCount(self) -> int:
-        assert self.started
-        return len(self.handles)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
-        return self.handles[index]
-
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Handle:
-        known = [each for handle in self.handles for each in (handle, *handle.slices)]
-        return next((each for each in known if each and each.uuid == uuid), None) or self._fail(6)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Handle, version: int | None = None) -> SimpleNamespace:
-        if not handle.mebibytes:
-            self._fail(3)
-        return SimpleNamespace(total=handle.mebibytes << 20, free=(handle.mebibytes - 1000) << 20)
-
-    def nvmlDeviceGetMigDeviceHandleByIndex(self, device: Handle, index: int) -> Handle:
-        return (device.slices[index] if index < len(device.slices) else None) or self._fail(6)
+        return next((handle for handle in self.handles if handle.uuid == uuid), None) or self._fail(6)
 
     def nvmlSystemGetProcessName(self, pid: int) -> str:
         return "/usr/bin/python3" if pid <= 100_000 else self._fail(6)

@@ -17,7 +17,7 @@ from typing import Any
 from harness.errors import one_line
 from harness.machine.monitor.base import Blind, Monitor, Ours
 from harness.machine.monitor.gpu import GpuMonitor, Holder, Look
-from kernels.gpus.visibility import VARIABLES, visible
+from kernels.gpus import VARIABLES, visible
 from kernels.platform import Platform
 
 POWER_LIMIT = "package power limit"

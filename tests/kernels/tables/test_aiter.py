@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kernels.tables import Target
-from kernels.tables.aiter import AiterTables
+from kernels.tables import Problem, Target
+from kernels.tables.aiter import AiterTables, older, padded
 from kernels.tables.aiter_csv import number
-from kernels.tables.aiter_rules import Rules, padded, read_rules
 from kernels.tables.files import RECORDED, Files
 from shapes.suites import suite
 
@@ -31,18 +30,14 @@ MOE_KEY = (
 )
 MOE_HEADER = f"gfx,cu_num,{MOE_KEY},block_m,ksplit,kernelName1,kernelName2,us,run_1stage"
 
-CORE = "# model_configs gfx_from_cu_num re-run all_cols\n"
+CORE = "# model_configs gfx_from_cu_num\n"
 FUSED = """
 _PADDED_M_TIERS = [32768, 131072]
-_ACT_TYPE_DISABLED_KEY = ""
-    _INDEX_COLS = [
-        "gfx",
-    topk -= int(is_ep)
     keys = (
         activation,
     )
 """
-TRITON = "# _dtype_dir( gemm/{backend}\nSTANDARD_M_BOUNDS = (1, 4, 8, 16, 32, 64)\n"
+TRITON = "STANDARD_M_BOUNDS = (1, 4, 8, 16, 32, 64)\n"
 
 
 def gemm_row(m, us, *, gfx="gfx942", units=304, nk="2112,7168", rest="ck,7,2", name="kernel"):
@@ -79,6 +74,14 @@ def checkout(folder: Path, files: dict[str, str]) -> AiterTables:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return AiterTables(Files("aiter", folder))
+
+
+def problems(tables: AiterTables) -> list[Problem]:
+    """What is wrong with the tables for the shapes of `gemm_row` and `moe_row`, which are looked up here."""
+    for preshuffled in (False, True):
+        tables.gemm(MI300X, 48, 2112, 7168, preshuffled)
+    tables.moe(MI300X, 64, 7168, 256, 256, 8)
+    return tables.problems(MI300X)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +145,6 @@ def test_moe_of_the_recorded_tables(recorded, target, call, line, m, notes):
         (MI300X, (16, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 2"),
         (MI300X, (32, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 0"),
         (MI300X, (64, 7168, 192, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
-        (Target("gfx1250", 256, ""), (64, 7168, 256, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
     ],
 )
 def test_moe_without_a_row(recorded, target, call, fallback):
@@ -213,24 +215,22 @@ def test_a_variable_replaces_the_merge(tmp_path, monkeypatch):
     alone = given(mine)
     assert alone.gemm(MI300X, 16, 2112, 7168).entry is None
     assert alone.gemm(MI300X, 64, 2112, 7168).entry.us == 8
-    assert [
-        str(each) for each in alone.problems(MI300X) if variable in each.file or each.file == str(mine)
-    ] == [
+    assert [str(each) for each in problems(alone) if variable in each.file or each.file == str(mine)] == [
         f"{variable}: replaces the 2 files of the package, 3 rows, by {mine}: to add to them, name them too",
         f"{mine}:4: 1 row with a key that another row has: pandas raises ValueError at the first look-up",
     ]
     joined = given(mine, other, tables.files.path / MODEL)
     assert joined.gemm(MI300X, 16, 2112, 7168).entry.file == str(tables.files.path / MODEL)
-    texts = [each.text for each in joined.problems(MI300X)]
+    texts = [each.text for each in problems(joined)]
     assert "does not exist: AITER merges the other files" in texts
     assert any(
         "AITER keeps the fastest, rewrites its files and raises RuntimeError" in text for text in texts
     )
-    assert "No such file" in given(other).problems(MI300X)[0].text
+    assert "No such file" in problems(given(other))[0].text
     extract = AiterTables(Files("aiter", RECORDED / "aiter.zip"), {variable: str(mine)})
     assert extract.gemm(MI300X, 64, 2112, 7168).entry.us == 8
     assert f"replaces the 10 files of the package by {mine}: to add to them, name them too" in [
-        each.text for each in extract.problems(MI300X)
+        each.text for each in problems(extract)
     ]
 
 
@@ -338,8 +338,8 @@ def test_a_fault_is_one_line(tmp_path, fault):
     files, line, us = FAULTS[fault]
     said = 'get_config_file("a8w8_blockscale_tuned_gemm")\n"untuned".join(name.rsplit("tuned", 1))\n'
     tables = checkout(tmp_path, {**files, "aiter/jit/core.py": CORE + said})
-    before = [str(each) for each in checkout(tmp_path / "good", ds(GOOD)).problems(MI300X)]
-    said = [str(each) for each in tables.problems(MI300X) if each.file in files]
+    before = [str(each) for each in problems(checkout(tmp_path / "good", ds(GOOD)))]
+    said = [str(each) for each in problems(tables) if each.file in files]
     assert said == [f"{next(iter(files))}{line}"]
     assert all("\n" not in each for each in said) and not any(MODEL in each for each in before)
     found = tables.gemm(MI300X, 48, 2112, 7168)
@@ -347,41 +347,19 @@ def test_a_fault_is_one_line(tmp_path, fault):
     assert any("AITER raises before" in note for note in found.notes) == ("raises" in line)
 
 
-@pytest.mark.parametrize(
-    ("core", "other", "line", "us"),
-    [
-        (CORE, (), ":1: has no column gfx: a row is found by its number of CUs on any GPU", 15.8),
-        (
-            "# model_configs all_cols",
-            (gemm_row(16, 5),),
-            ":1: has no column gfx: its 1 rows are never found",
-            None,
-        ),
-    ],
-    ids=["in no file", "before v0.1.16"],
-)
-def test_files_without_gfx(tmp_path, core, other, line, us):
+def test_files_without_gfx(tmp_path):
     bare = HEADER.removeprefix("gfx,")
-    files = ds(GOOD.removeprefix("gfx942,"), header=bare) | {"aiter/jit/core.py": core}
-    files[GEMM] = csv(*other) if other else csv(header=bare)
-    tables = checkout(tmp_path, files)
-    assert [str(each) for each in tables.problems(MI300X) if each.file == MODEL] == [f"{MODEL}{line}"]
-    found = tables.gemm(MI300X, 48, 2112, 7168).entry
-    assert (found and found.us) == us
+    tables = checkout(tmp_path, ds(GOOD.removeprefix("gfx942,"), header=bare) | {GEMM: csv(header=bare)})
+    line = ":1: has no column gfx: a row is found by its number of CUs on any GPU"
+    assert [str(each) for each in problems(tables) if each.file == MODEL] == [f"{MODEL}{line}"]
+    assert tables.gemm(MI300X, 48, 2112, 7168).entry.us == 15.8
 
 
-def test_keys_that_two_rows_have_by_release_and_by_table(tmp_path):
-    """update_config_files of v0.1.9 keeps the fastest row; get_2stage_cfgs keeps the first of one file."""
-    rows = ds(GOOD, gemm_row(48, 9.5)) | {"aiter/jit/core.py": "# model_configs all_cols"}
-    old = checkout(tmp_path / "old", rows)
-    found = old.gemm(MI300X, 48, 2112, 7168)
-    assert (found.entry.us, found.notes) == (9.5, ())
-    assert any(
-        each.text.endswith("another row has: AITER keeps the fastest") for each in old.problems(MI300X)
-    )
+def test_a_key_that_two_rows_of_one_file_for_moe_have(tmp_path):
+    """get_2stage_cfgs keeps the first of one file."""
     mine = tmp_path / "mine.csv"
     mine.write_text(csv(moe_row(64, 90), moe_row(64, 50), header=MOE_HEADER))
-    single = AiterTables(old.files, {"AITER_CONFIG_FMOE": str(mine)})
+    single = AiterTables(checkout(tmp_path / "package", {}).files, {"AITER_CONFIG_FMOE": str(mine)})
     found = single.moe(MI300X, 64, 7168, 256, 256, 8)
     assert (found.entry.us, found.notes) == (90, ())
 
@@ -399,7 +377,7 @@ def test_a_row_without_a_time(tmp_path, us):
 
 def test_rows_for_other_cus_are_no_fault_where_the_shape_has_its_own(tmp_path):
     tables = checkout(tmp_path, ds(GOOD, gemm_row(64, 9, units=80), gemm_row(64, 9, gfx="gfx950", units=256)))
-    assert not [each for each in tables.problems(MI300X) if "CUs" in each.text]
+    assert not [each for each in problems(tables) if "CUs" in each.text]
 
 
 @pytest.mark.parametrize("cell", ["６４", "6_4", "0x40", "64L"])
@@ -425,7 +403,7 @@ def test_what_python_takes_for_a_number_and_pandas_does_not(tmp_path, cell):
 def test_what_pandas_reads_is_read_and_not_reported(tmp_path, text):
     tables = checkout(tmp_path, {MODEL: text})
     assert tables.gemm(MI300X, 48, 2112, 7168).entry.us == 15.8
-    assert not [each for each in tables.problems(MI300X) if each.file == MODEL]
+    assert not [each for each in problems(tables) if each.file == MODEL]
 
 
 def test_problems_are_of_what_is_asked(tmp_path):
@@ -498,12 +476,12 @@ def test_a_renamed_kernel_is_in_no_list(tmp_path):
             ),
         },
     )
-    said = [str(each) for each in tables.problems(MI300X) if "does not have" in each.text]
+    said = [str(each) for each in problems(tables) if "does not have" in each.text]
     assert f"{MODEL}:3: 1 row of kernel a9w8, which this AITER does not have" in said
     assert f"{MODEL_MOE}:3: 1 row of kernel _ZN5aiter3oldE, which this AITER does not have" in said
     assert f"{preshuffled}:3: 1 row of kernel kernel, which this AITER does not have" in said
     assert not any(f"{file}:2" in each for file in (MODEL, preshuffled) for each in said)
-    assert not any("asserts" in each.text for each in tables.problems(MI300X)), "this one takes asm"
+    assert not any("asserts" in each.text for each in problems(tables)), "this one takes asm"
 
 
 def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
@@ -517,7 +495,7 @@ def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
     line = f"{MODEL}: cannot be read (Permission denied): AITER raises at the first look-up"
-    assert line in map(str, tables.problems(MI300X))
+    assert line in map(str, problems(tables))
     assert tables.gemm(MI300X, 16, 512, 512).entry  # the rest goes on
 
 
@@ -545,16 +523,11 @@ def test_a_mask_takes_a_column(tmp_path):
 
 def test_the_first_row_answers_whatever_its_activation(tmp_path):
     rows = moe_row(64, 91, act="Gelu", name="gelu"), moe_row(64, 92, name="silu")
-    blind = moe_tables(tmp_path / "blind", *rows).moe(MI300X, 64, 7168, 256, 256, 8)
-    assert blind.entry.kernel == "gelu + two, block_m 32"
-    assert blind.notes == (
+    found = moe_tables(tmp_path, *rows).moe(MI300X, 64, 7168, 256, 256, 8)
+    assert found.entry.kernel == "gelu + two, block_m 32"
+    assert found.notes == (
         "a row of Gelu is used: AITER does not compare act_type, and this row comes first",
     )
-    text = FUSED.replace("activation,", "str(activation),")
-    exact = moe_tables(tmp_path / "exact", *rows, **{"aiter/fused_moe.py": text}).moe(
-        MI300X, 64, 7168, 256, 256, 8
-    )
-    assert (exact.entry.kernel, exact.notes) == ("silu + two, block_m 32", ())
 
 
 def test_a_time_is_copied_where_the_next_row_has_it(tmp_path):
@@ -571,7 +544,7 @@ def test_moe_takes_a_missing_gfx_from_the_cus(tmp_path):
     tables = moe_tables(tmp_path, *rows)
     hits = [tables.moe(MI300X, token, 7168, 256, 256, 8).entry is not None for token in (16, 32, 64)]
     assert hits == [True, True, False]
-    assert [each for each in tables.problems(MI300X) if "for 0 with" in each.text] == []
+    assert [each for each in problems(tables) if "for 0 with" in each.text] == []
     partition = moe_tables(tmp_path / "partition", moe_row(64, 50, gfx=",20"))
     assert partition.moe(Target("gfx942", 20, MI300X.name), 64, 7168, 256, 256, 8).entry  # the live GPU's
 
@@ -585,9 +558,7 @@ def test_rows_that_no_call_of_moe_can_find(tmp_path):
         moe_row(131072, 5),
     )
     tables = moe_tables(tmp_path, *rows)
-    said = [
-        str(each).removeprefix(f"{MODEL_MOE}:") for each in tables.problems(MI300X) if each.file == MODEL_MOE
-    ]
+    said = [str(each).removeprefix(f"{MODEL_MOE}:") for each in problems(tables) if each.file == MODEL_MOE]
     assert said[:2] == [
         "3: 2 rows, the first here, of torch.float8_e4m3fn, which gfx942 never looks up",
         "2: 1 row for 56 tokens, which no number of tokens is padded to",
@@ -599,12 +570,12 @@ def test_a_column_of_booleans_beside_numbers_is_text(tmp_path):
     """The forms that AITER's README shows; a column of booleans alone pandas compares with 1."""
     mixed = moe_tables(tmp_path / "mixed", moe_row(64, 1, flags="True,0"), moe_row(128, 1))
     assert mixed.moe(MI300X, 128, 7168, 256, 256, 8).entry is None
-    assert any("use_g1u1 is 'True'" in each.text for each in mixed.problems(MI300X))
+    assert any("use_g1u1 is 'True'" in each.text for each in problems(mixed))
     alone = {MOE: csv(moe_row(64, 1, flags="True,0"), header=MOE_HEADER)}
     assert checkout(tmp_path / "alone", alone).moe(MI300X, 64, 7168, 256, 256, 8).entry
 
 
-def test_tags_by_release(tmp_path):
+def test_rows_of_a_fallback_do_not_count(tmp_path):
     rows = [
         f"{moe_row(token, token)},{tag}"
         for token, tag in ((64, ""), (128, "flydsl_fallback"), (256, "other"))
@@ -612,12 +583,9 @@ def test_tags_by_release(tmp_path):
     rows += [  # which is faster and of the same key otherwise
         f"{moe_row(64, 1)},flydsl_fallback"
     ]
-    new = moe_tables(tmp_path / "new", *rows, header=f"{MOE_HEADER},_tag")
-    old_source = {"aiter/fused_moe.py": FUSED + 'df = df[df["_tag"].fillna("") == ""]'}
-    old = moe_tables(tmp_path / "old", *rows, header=f"{MOE_HEADER},_tag", **old_source)
-    for tables, hits in ((new, [True, False, True]), (old, [True, False, False])):
-        asked = [tables.moe(MI300X, token, 7168, 256, 256, 8).entry for token in (64, 128, 256)]
-        assert [entry is not None for entry in asked] == hits
+    tables = moe_tables(tmp_path, *rows, header=f"{MOE_HEADER},_tag")
+    asked = [tables.moe(MI300X, token, 7168, 256, 256, 8).entry for token in (64, 128, 256)]
+    assert [entry is not None for entry in asked] == [True, False, True]
 
 
 def test_variables_of_moe(tmp_path):
@@ -629,45 +597,42 @@ def test_variables_of_moe(tmp_path):
     assert split.fallback.endswith("ksplit 4")
 
 
+OLD = "older than v0.1.19"
+
+
 @pytest.mark.parametrize(
-    ("core", "fused", "triton", "rules"),
+    ("core", "fused", "said"),
     [
-        (CORE, FUSED, TRITON, {"bounds": (1, 4, 8, 16, 32, 64)}),
-        (
-            "# model_configs all_cols",
-            FUSED.replace('"gfx"', '"cu_num"').replace("topk -= int(is_ep)", ""),
-            "STANDARD_M_BOUNDS = (4, 8)",
-            {"duplicates_raise": False, "infers_gfx": False, "moe_gfx": False, "moe_strips": False}
-            | {"bounds": (4, 8), "nested": False, "backends": False},
-        ),
-        (
-            "# model_configs",
-            "run_1stage = token > 32 and (inter_dim % 256 == 0)",
-            TRITON,
-            {"moe_gfx": False, "moe_strips": False, "moe_act": "exact", "moe_tiers": (32768,)}
-            | {"one_stage": 256, "bounds": (1, 4, 8, 16, 32, 64)}
-            | {"duplicates_raise": False, "infers_gfx": False}
-            | {"assumed": "older than v0.1.13, and read as that is"},
-        ),
-        ("", FUSED, TRITON, {"bounds": (1, 4, 8, 16, 32, 64), "assumed": "it has no readable jit/core.py"}),
-        (
-            b"\xfe\x01",
-            FUSED,
-            TRITON,
-            {"bounds": (1, 4, 8, 16, 32, 64), "assumed": "it has no readable jit/core.py"},
-        ),
+        (CORE, FUSED, ""),
+        ("# model_configs", FUSED, OLD),
+        (CORE, "run_1stage = token > 32 and (inter_dim % 256 == 0)", OLD),
+        (CORE, FUSED.replace("activation,", "str(activation),"), OLD),
+        (CORE, FUSED + 'df = df[df["_tag"].fillna("") == ""]', OLD),
+        (None, FUSED, "it has no readable jit/core.py"),
     ],
-    ids=["e404860", "v0.1.15", "v0.1.9", "no source", "binary"],
+    ids=["e404860", "v0.1.15", "v0.1.9", "v0.1.18", "v0.1.17", "no source"],
 )
-def test_rules_are_read_in_the_source(tmp_path, core, fused, triton, rules):
-    files = {
-        "aiter/jit/core.py": core,
-        "aiter/fused_moe.py": fused,
-        "aiter/ops/triton/utils/gemm_config_utils.py": triton,
+def test_a_release_with_other_rules_is_told(tmp_path, core, fused, said):
+    tables = checkout(tmp_path, {"aiter/fused_moe.py": fused, "aiter/jit/core.py": core or ""})
+    if core is None:
+        (tmp_path / "aiter/jit/core.py").unlink()
+    assert older(tables.files) == said
+    assert any("may differ" in each.text for each in problems(tables)) == bool(said)
+
+
+def test_the_recorded_extract_is_of_known_rules(recorded):
+    assert not any("may differ" in each.text for each in recorded.problems(MI300X))
+
+
+def test_the_bounds_of_buckets_are_read_in_the_source(tmp_path):
+    source = {"aiter/ops/triton/utils/gemm_config_utils.py": "STANDARD_M_BOUNDS = (4, 8)"}
+    shaped = {"M_LEQ_1": bucket(1), "M_LEQ_4": bucket(4), "any": bucket(9)}
+    files = {f"{FLAT}.json": "{}", f"{FLAT}-N=512-K=512.json": json.dumps(shaped)}
+    found = {
+        m: checkout(tmp_path / str(len(more)), files | more).triton.gemm(MI300X, 1, 512, 512).entry.m
+        for m, more in ((4, source), (1, {}))
     }
-    tables = checkout(tmp_path, files)
-    assert read_rules(tables.files) == Rules(**rules)
-    assert any("may differ" in each.text for each in tables.problems(MI300X)) == ("assumed" in rules)
+    assert found == {4: 4, 1: 1}
 
 
 def bucket(m):
@@ -762,16 +727,8 @@ def test_a_hostile_configuration_harms_nothing(tmp_path, text):
 def test_a_hostile_csv_harms_nothing(tmp_path, text):
     tables = checkout(tmp_path, {MODEL: text})
     found = tables.gemm(MI300X, 48, 2112, 7168)
-    lines = [*map(str, tables.problems(MI300X)), *found.notes, found.entry.kernel if found.entry else ""]
+    lines = [*map(str, problems(tables)), *found.notes, found.entry.kernel if found.entry else ""]
     assert all(line.isprintable() for line in lines)
-
-
-@pytest.mark.parametrize(
-    "text", ["[]", "{", '{"moe_tiers": []}', '{"one_stage": "x"}', '{"new": 1}', "[" * 99999]
-)
-def test_rules_that_are_none(tmp_path, text):
-    tables = checkout(tmp_path, {"aiter/rules.json": text})
-    assert tables.rules == Rules(assumed="aiter/rules.json cannot be read")
 
 
 def test_misses_as_the_tuners_want_them(tmp_path):

@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from kernels.tables import Target
-from kernels.tables.configurations import parse
-from kernels.tables.engine_json import RULES, EngineTables
+from kernels.tables.engine_json import RULES, EngineTables, parse
 from kernels.tables.files import Files, TableError
 
 MI300X = Target("gfx942", 304, "AMD Instinct MI300X", "3.4.0")
@@ -317,6 +316,7 @@ def test_a_folder_of_ones_own(tables, tmp_path):
 
 def test_a_folder_that_is_not_there_or_holds_nothing(tables, tmp_path):
     read = tables("vllm", {}, {"VLLM_TUNED_CONFIG_FOLDER": "none"})
+    read.moe(MI300X, 1, 256, 256)
     assert f"{tmp_path}/none: No such file or directory" in said(read)
     (tmp_path / "none").mkdir()
     nothing = (

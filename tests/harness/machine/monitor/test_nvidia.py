@@ -7,7 +7,7 @@ import pytest
 from harness.machine.monitor import gpu
 from harness.machine.monitor.nvidia import NvidiaMonitor, open_nvidia
 from kernels.platform import Platform
-from tests.support.fake_nvml import FakeNvml, Handle
+from tests.support.fake_nvml import FakeNvml
 
 H100 = Platform("cuda", "sm_90", "cuda:0", "H100", uuid="GPU-aa")
 IDLE, POWER, HW, SW_THERMAL, HW_THERMAL, BRAKE = 0x1, 0x4, 0x8, 0x20, 0x40, 0x80
@@ -213,8 +213,7 @@ def test_a_device_that_one_process_has_to_itself(bench: Bench, mode: int, name: 
 
 @pytest.mark.parametrize("uuid", ["GPU-bb", "MIG-7"])
 def test_a_device_is_watched_by_its_uuid_whatever_its_number(uuid: str) -> None:
-    nvml = FakeNvml(("GPU-aa", "GPU-bb"))
-    nvml.handles[0].slices = [Handle("MIG-7")]
+    nvml = FakeNvml(("GPU-aa", "GPU-bb", "MIG-7"))
     monitor = open_nvidia(Platform("cuda", "sm_90", "cuda:0", uuid=uuid), list, nvml)
     monitor.begin()
     monitor.sample()

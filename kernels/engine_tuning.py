@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import BindingError
 from kernels.op import Prepared, Unsupported
-from kernels.tuning import Demand, Target, Tunable
+from kernels.tuning import Target, Tunable
 from shapes.case import text_of
 
 if TYPE_CHECKING:
@@ -139,10 +138,6 @@ class EngineLookUp(ABC):
         """Returns a function that makes a context for one call, in which the engine uses this configuration,
         or its own where it is None. Raises BindingError or Unsupported."""
 
-    @abstractmethod
-    def demands(self, config: EngineConfig, sizes: Any) -> list[Demand]:
-        """What each kernel of a call needs, as `Tunable.demands`."""
-
     def engine_table(self, sizes: Any) -> EngineTable:
         """What the engine uses for a shape. Raises Unsupported or BindingError."""
         main: Callable[[int], EngineEntry] = functools.partial(self.taken, sizes)
@@ -176,9 +171,6 @@ class EngineTuned(Tunable):
         """What the installed engine uses on this machine's device. Raises Unsupported or BindingError."""
         return self.tables.engine_table(sizes)
 
-    def demands(self, config: EngineConfig, target: Target, sizes: DataclassInstance) -> list[Demand]:
-        return self.tables.demands(config, sizes)
-
     def heuristic(self, target: Target, sizes: DataclassInstance) -> EngineConfig:
         raise TypeError(f"{self.name} runs what its engine chooses")
 
@@ -209,27 +201,3 @@ class EngineCall(Prepared):
 
     def picked(self) -> str:
         return self.tables.picked(self.operands.sizes, self.config)
-
-
-def product(
-    config: EngineConfig, kernel: str, tiles: int, read_rows: float, n: int, k: int, moved: float
-) -> Demand:
-    """What a launch of [rows, k] x [n, k]^T in tiles needs.
-
-    tiles:     how many tiles of rows have work
-    read_rows: how many rows of a tile exist
-    moved:     bytes of all operands and the output, each counted once
-    """
-    rows, columns, depth = config.tile
-    steps = math.ceil(k / depth)
-    step = (read_rows + columns) * depth
-    return Demand(
-        kernel=kernel,
-        programs=tiles * math.ceil(n / columns),
-        flops=2.0 * rows * columns * depth * steps,
-        dtype="fp8",
-        read=step * steps,
-        in_flight=step * min(max(1, config.num_stages - 1), steps),
-        overlaps=config.num_stages > 1,
-        moved=moved,
-    )

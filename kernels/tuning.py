@@ -56,28 +56,6 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Demand:
-    """What one kernel of a call needs of a device. A configuration is ranked by this before it runs."""
-
-    kernel: str
-    """The name of the function that is compiled."""
-    programs: int
-    """Programs of the grid that have work."""
-    flops: float
-    """Flops of the matrix products of a program, including the padding of its tile."""
-    dtype: str
-    """The dtype of the operands of these products."""
-    read: float
-    """Bytes that a program loads, from a cache or from memory."""
-    in_flight: float
-    """Bytes of loads that are in flight at once, by the stages of the loop."""
-    moved: float
-    """Bytes that all programs together read and write, each counted once."""
-    overlaps: bool = True
-    """Whether loads overlap with products. In a loop of one stage they do not."""
-
-
-@dataclass(frozen=True)
 class Choice:
     """A configuration and where it comes from."""
 
@@ -104,10 +82,6 @@ class Tunable(Implementation):
     @abstractmethod
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
         """The configuration to use where none is stored for any target of the kind."""
-
-    def demands(self, config: DataclassInstance, target: Target, sizes: DataclassInstance) -> list[Demand]:
-        """What each kernel of a call needs that depends on the configuration."""
-        return []
 
     def features(self, sizes: DataclassInstance) -> dict[str, float | str]:
         """The properties by which `distance` compares cases."""

@@ -48,13 +48,6 @@ class Architecture:
     instructions: Mapping[str, str]
     rows: int
     older: Mapping[str, str]
-    older_rate: Mapping[str, float]
-    cache_tbps: float
-    latency_ns: float
-    launch_us: float
-    flops_per_clock: Mapping[str, float]
-    shared_per_clock: float
-    product_rows: int
     sources: Mapping[str, str]
 
     @property

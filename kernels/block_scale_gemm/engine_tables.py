@@ -11,10 +11,9 @@ from typing import Any
 
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of
 from kernels.formats import BLOCK
 from kernels.tables.engine_json import RULES, file_name
-from kernels.tuning import Demand
 
 LOOK_UP = "get_w8a8_block_fp8_configs"
 """The function that answers, in the module of the product, of both engines."""
@@ -71,8 +70,3 @@ class GemmTables(EngineLookUp):
     def file(self, sizes: BlockScaleGemmSizes) -> str:
         device = str(self.device.bind()()).replace(" ", "_")
         return file_name(f"N={sizes.n},K={sizes.k}", device, RULES[self.engine].block)
-
-    def demands(self, config: EngineConfig, sizes: BlockScaleGemmSizes) -> list[Demand]:
-        tiles = -(-sizes.m // config.BLOCK_SIZE_M)
-        moved = float(sizes.quantised_bytes + sizes.n * sizes.k + 2 * sizes.m * sizes.n)
-        return [product(config, "block_scaled_mm", tiles, sizes.m / tiles, sizes.n, sizes.k, moved)]

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of
 from kernels.formats import BLOCK
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.tuning import Demand
 
 DTYPE = "fp8_w8a8"
 
@@ -70,16 +69,3 @@ class MoeTables(EngineLookUp):
         if down is None or down == self.table(sizes):
             return {}
         return {self.file(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
-
-    def demands(self, config: EngineConfig, sizes: FusedMoeSizes) -> list[Demand]:
-        """What both launches need. The rows of each expert begin a new tile."""
-        pairs, hidden, inter = sizes.routed.pairs, sizes.hidden, sizes.inter
-        tiles = sum(-(-load // config.BLOCK_SIZE_M) for load in sizes.routed.loads())
-        rows = pairs / max(1, tiles)
-        weights = sizes.routed.hit * inter * hidden
-        up = 2 * weights + sizes.tokens * hidden + 4 * pairs * inter
-        down = weights + pairs * inter + 2 * pairs * hidden
-        return [
-            product(config, "fused_moe_kernel", tiles, rows, 2 * inter, hidden, up),
-            product(config, "fused_moe_kernel", tiles, rows, hidden, inter, down),
-        ]

@@ -15,7 +15,7 @@ from kernels.mha_prefill.triton.flash_order import order
 from kernels.op import Unsupported
 from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
-from kernels.tuning import Demand, Target
+from kernels.tuning import Target
 
 if TYPE_CHECKING:
     import torch
@@ -135,33 +135,6 @@ class FlashVarlen(SuiteTriton):
         if target.kind != "cpu" and max(new for _, new in sizes.lengths()) <= 64:
             return replace(config, rows=64, warps=4, instruction=min(16, config.instruction))
         return config
-
-    def demands(self, config: FlashConfig, target: Target, sizes: MhaPrefillSizes) -> list[Demand]:
-        """Of the mean program of each kernel; keys count as far as its last step reads them. Where values
-        could be turned and are not, their bytes are shuffled in registers, on which each step waits."""
-        steps = steps_of(sizes, config)
-        item = BYTES[sizes.dtype]
-        step = config.keys * (WIDTH + VALUE) * item
-        values = sizes.keys * VALUE * item
-        moved = sizes.queries * (WIDTH * item + VALUE * BYTES["bf16"]) + sizes.keys * WIDTH * item + values
-        flash = Demand(
-            kernel="flash_kernel",
-            programs=sizes.heads * len(steps),
-            flops=2.0 * config.rows * config.keys * (WIDTH + VALUE) * sum(steps) / len(steps),
-            dtype=sizes.dtype,
-            read=config.rows * WIDTH * item + step * sum(steps) / len(steps),
-            in_flight=step * max(1, config.stages - 1),
-            moved=sizes.heads * moved,
-            overlaps=config.stages > 1 and config.turned == turnable(target, sizes),
-        )
-        if not config.turned:
-            return [flash]
-        block = float(PAD * VALUE * item)
-        blocks = sum(math.ceil((prefix + new) / PAD) for prefix, new in sizes.lengths())
-        turn = Demand(
-            "turn_kernel", sizes.heads * blocks, 0, "fp32", block, block, 2.0 * sizes.heads * values
-        )
-        return [turn, flash]
 
     def features(self, sizes: MhaPrefillSizes) -> dict[str, float | str]:
         """Of the whole batch, and of the mean sequence."""

@@ -13,7 +13,7 @@ from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
-from kernels.tuning import Demand, Target
+from kernels.tuning import Target
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,6 @@ MOST_PER_UNIT = max(PER_UNIT)
 LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
 
 WGMMA_ROWS = 64  # of sm_90's fast instruction; of sm_100's, 64 or 128
-MMA_COLUMNS, MFMA_COLUMNS = 8, 16  # tokens of an instruction of 16 heads
 
 
 @dataclass(frozen=True)
@@ -55,16 +54,6 @@ class SplitKvConfig:
         """Whether the scores are computed in a branch: see split_kv_jit."""
         return target.kind == "cuda" and not self.swap and self.heads >= WGMMA_ROWS and self.warps > 4
 
-    def score_padding(self, target: Target) -> float:
-        """The factor by which the products of scores take longer than their flops: warps repeat those of
-        others, and fast instructions of few columns wait for their rows, which shared memory delivers in the
-        time of 32 columns, and each column in the time of half a column."""
-        if target.kind == "rocm":
-            return self.warps * 16 / max(16, self.heads) if self.heads < 16 * self.warps else 1.0
-        if self.swap or self.heads >= WGMMA_ROWS:
-            columns = self.heads if self.swap else self.tokens * 4 // self.warps
-            return max(1.0, 0.5 + 32 / columns)
-        return max(1.0, self.warps * MMA_COLUMNS / self.tokens)
 
 
 # Heads, tokens, warps and numbers of stages; the compiler says which of them fit.
@@ -178,37 +167,6 @@ class SplitKv(SuiteTriton):
         if sizes.kv == "fp8":
             return rule.few_fp8 if few else rule.many_fp8
         return rule.few if few else rule.many
-
-    def demands(self, config: SplitKvConfig, target: Target, sizes: MlaDecodeSizes) -> list[Demand]:
-        """Of a program of mean length where there are several waves of them; of the longest where one wave
-        has all, which lasts as long as that. Without a pipeline a step is on its way half of the time."""
-        lengths = sizes.lengths()
-        plan, blocks = plan_for(config, target.units, lengths, sizes.heads), config.blocks(sizes.heads)
-        programs = len(plan.parts) * blocks
-        mean = sum(math.ceil((end - first) / config.tokens) for _, first, end, _ in plan.parts)
-        one_wave = programs <= target.units * config.per_unit
-        steps = math.ceil(plan.longest / config.tokens) if one_wave else mean / len(plan.parts)
-
-        tokens, row = config.tokens * steps, WIDTH * KV_BYTES[sizes.kv]
-        query, part = 2 * WIDTH, 4 * (LATENT + 1)  # bytes of a head
-        whole = sizes.batch - len(plan.split)
-        results = sizes.heads * (plan.slots * part + whole * 2 * LATENT)
-        split = Demand(
-            kernel="split_kernel",
-            programs=programs,
-            flops=2.0 * config.heads * tokens * (WIDTH * config.score_padding(target) + LATENT),
-            dtype="bf16",
-            read=config.heads * query + tokens * row * (2 if config.reload else 1),
-            in_flight=row * config.tokens * max(1, config.stages - 1),
-            overlaps=config.stages > 1,
-            moved=sizes.tokens * row + sizes.batch * sizes.heads * query + results,
-        )
-        if not plan.split:
-            return [split]
-        rows, columns = len(plan.split) * sizes.heads, combine_columns(plan)
-        read = 4.0 * columns * plan.slots / len(plan.split)
-        moved = sizes.heads * (plan.slots * part + len(plan.split) * 2 * LATENT)
-        return [split, Demand("combine_kernel", rows * LATENT // columns, 0, "fp32", read, read, moved)]
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
         """How long the sequences are, and not how that was written."""

@@ -109,13 +109,6 @@ def test_configurations_have_room_and_are_right(gemm, target):
     assert [config.GROUP_SIZE_M for config in of_moe] == [1, 32], "with few rows the engines have no groups"
 
 
-def test_one_stage_does_not_load_while_it_multiplies(gemm):
-    configs = [EngineConfig(16, 64, 128, 1, 4, stages) for stages in (1, 3)]
-    demands = [each for c in configs for each in gemm.demands(c, H200, OP.sizes(CASE.sizes))]
-    assert [each.overlaps for each in demands] == [False, True]
-    assert [each.in_flight / each.read for each in demands] == [1 / 12, 2 / 12], "of twelve steps"
-
-
 def raced(word: str, won: dict | None = FAST, against: dict | None = None, status: str = "ok") -> list:
     """Records of a case with the baseline, or the configuration that stood in for it, and a rival that is
     `word` than it."""

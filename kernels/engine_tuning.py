@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import BindingError
 from kernels.op import Prepared, Unsupported
-from kernels.tuning import Target, Tunable
+from kernels.tuning import Target, Tunable, words
 from shapes.case import text_of
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 EngineEntry = Mapping[str, int | bool]
 """A configuration with an engine's names, as in its tables and in launches of its kernels."""
+
+TakeEntry = Callable[[int], EngineEntry]
+"""Returns the configuration that an engine takes at an M."""
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 """The M for which the engines' tables have entries."""
@@ -48,18 +51,9 @@ class EngineConfig:
     kpack: int | None = None
 
     @property
-    def entry(self) -> dict[str, int]:
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    @property
-    def tile(self) -> tuple[int, int, int]:
-        return self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K
-
-    @property
     def shared(self) -> int:
         """Bytes of shared memory for the FP8 tiles of all stages."""
-        rows, columns, depth = self.tile
-        return (rows + columns) * depth * max(1, self.num_stages)
+        return (self.BLOCK_SIZE_M + self.BLOCK_SIZE_N) * self.BLOCK_SIZE_K * max(1, self.num_stages)
 
     def registers(self, lanes: int) -> int:
         """An estimate of the registers of a thread: for two tiles of fp32, which hold the sums and the
@@ -81,14 +75,12 @@ class EngineTable:
     table."""
 
 
-def table_of(
-    m: int, own: Iterable[int] | None, files: Mapping[str, Callable[[int], EngineEntry]]
-) -> EngineTable:
+def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, TakeEntry]) -> EngineTable:
     """Asks an engine for what it uses.
 
     m:     the M of the case
     own:   the M of the engine's table; None where it has no table
-    files: for each file, a function that returns the engine's configuration at an M
+    files: the files that the engine looks for, the main one first
     """
     ms = sorted({*LADDER, *(own or ())})
     taken = {name: {each: _stored(take(each)) for each in ms} for name, take in files.items()}
@@ -129,8 +121,8 @@ class EngineLookUp(ABC):
     def file(self, sizes: Any) -> str:
         """The name of the table's file, below the folder that the engine looks into."""
 
-    def further(self, sizes: Any) -> Mapping[str, Callable[[int], EngineEntry]]:
-        """Other files that the engine reads, each with a function that returns its configuration at an M."""
+    def further(self, sizes: Any) -> Mapping[str, TakeEntry]:
+        """Other files that the engine reads."""
         return {}
 
     @abstractmethod
@@ -140,14 +132,14 @@ class EngineLookUp(ABC):
 
     def engine_table(self, sizes: Any) -> EngineTable:
         """What the engine uses for a shape. Raises Unsupported or BindingError."""
-        main: Callable[[int], EngineEntry] = functools.partial(self.taken, sizes)
+        main: TakeEntry = functools.partial(self.taken, sizes)
         files = {self.file(sizes): main, **self.further(sizes)}
         return table_of(self.rows(sizes), self.table(sizes), files)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
         """The configuration of a call and where it comes from, as text; empty if unknown."""
         if forced is not None:
-            return f"{text_of(forced.entry)} (as told)"
+            return f"{words(forced)} (as told)"
         m = self.rows(sizes)
         try:
             return f"{text_of(self.taken(sizes, m))} ({origin_of(self.table(sizes), m)})"
@@ -184,9 +176,9 @@ class EngineTuned(Tunable):
         options: Iterable[tuple[int, ...]] = itertools.product((4, 8), (2,) if rocm else (3, 4, 2, 5))
         if rocm:
             options = [(*each, waves, 16, 2) for each in options for waves in (0, 1, 2, 4)]
+        lanes, limit = (64, 512) if rocm else (32, 255)
         for tile, option, group in itertools.product(tiles, list(options), groups):
             config = EngineConfig(*tile, group, *option)
-            lanes, limit = (64, 512) if rocm else (32, 255)
             if config.shared <= target.shared and config.registers(lanes) <= limit:
                 yield config
 

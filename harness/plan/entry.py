@@ -15,41 +15,30 @@ Status = Literal["ok", "checked", "wrong", "unsupported", "impossible", "error",
 
 @dataclass(frozen=True)
 class ConfigSearch:
-    """How the configurations of a race were found.
-
-    baseline:     what the others are compared with: what would be used without the race
-    origin:     where that comes from
-    considered: how many there are
-    pruned:     how many of them were left out, by reason
-    raced:      how many were not
-    tables:     of an engine's kernel, its files with what it takes at present by M (kernels.engine_tuning)
-    """
+    """How the configurations of a race were found."""
 
     baseline: dict[str, Any]
+    """What the others are compared with: what would be used without the race."""
     origin: str
+    """Where the baseline comes from."""
     considered: int
+    """How many configurations there are."""
     pruned: dict[str, int]
+    """How many of them were left out, by reason."""
     raced: int
+    """How many were not left out."""
     tables: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """For an engine's kernel: the engine's files with what it takes at present by M."""
 
 
-@dataclass(frozen=True)
-class ConfigsOfCase:
-    """Under which configurations an implementation enters a case; None: the one that it chooses itself.
-
-    configs: the baseline's first
-    search:  how they were found, for the record
-    """
-
-    configs: Sequence[dict[str, Any] | None] = (None,)
-    search: ConfigSearch | None = None
+Configs = tuple[Sequence[dict[str, Any] | None], ConfigSearch | None]
+"""The configurations under which an implementation enters a case, the baseline's first, and how they were
+found, for the record. None instead of a configuration: the one that the implementation chooses itself."""
+ConfigsOf = Callable[[Implementation, Case], Configs]
 
 
-ConfigsOf = Callable[[Implementation, Case], ConfigsOfCase]
-
-
-def own_choice(implementation: Implementation, case: Case) -> ConfigsOfCase:
-    return ConfigsOfCase()
+def own_choice(implementation: Implementation, case: Case) -> Configs:
+    return [None], None
 
 
 def entry_name(

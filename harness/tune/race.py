@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import statistics
 import tempfile
 import time
@@ -28,10 +29,10 @@ from harness.run.execute import Display, exit_code, measure
 from harness.run.folder import Selection, begin, finished_cases, resume
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
-from harness.timing.rounds import Disturbed
 from harness.timing.successive_halving import halving
-from harness.tune.configs import RacedConfigs, ask_tables
-from harness.tune.store import Place, path, read, source, store, store_winner
+from harness.tune.configs import ask_tables, raced_configs
+from harness.tune.store import folder_name, path, read, store, store_winner
+from harness.workers.child.source_hash import jit_source
 from harness.workers.environment import worker_threads
 from harness.workers.judge import start_judge
 from harness.workers.process import WorkerFailure, WorkerProcess
@@ -57,60 +58,27 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TuneRequest:
-    """The options of `tune` as they were given."""
+class TuneRequest(Request):
+    """The options of `tune` as they were given. `out` is the folder of the race's rounds."""
 
-    op: str | None = None
-    impl: str | None = None
-    suite: str | None = None
-    case: Sequence[str] = ()
-    shard: str | None = None
-    out: str | None = None
+    tuned: str | None = None
     """The folder of the winners; None: kernels/tuned."""
-    json: str | None = None
+    shard: str | None = None
     dry_run: bool = False
     check: bool = False
-    device: str | None = None
-    launch: str | None = None
     keep: int | None = None
-    budget: str | None = None
-    per_case: str | None = None
-    journal: str | None = None
-    """The folder of the race's rounds."""
-    resume: str | None = None
-    retry: bool = False
-    disturbed: Disturbed | None = None
-    prepare_timeout: float = 900.0
-    call_timeout: float = 120.0
-    cluster: str | None = None
 
     @property
     def folder(self) -> Path:
-        return Path(self.out) if self.out else TUNED
+        return Path(self.tuned) if self.tuned else TUNED
 
     @property
     def stores(self) -> bool:
         return not (self.check or self.dry_run)
 
     @property
-    def settings(self) -> RaceSettings:
-        return RaceSettings(keep=self.keep or KEEP, folder=str(self.folder.resolve()))
-
-    def run_request(self, implementation: Tunable) -> Request:
-        """The request of the run that races one implementation."""
-        return Request(
-            op=implementation.op,
-            device=self.device,
-            launch=self.launch,
-            budget=self.budget,
-            per_case=self.per_case or (None if self.resume else PER_CASE),
-            resume=self.resume,
-            retry=self.retry,
-            out=self.journal,
-            disturbed=self.disturbed,
-            prepare_timeout=self.prepare_timeout,
-            call_timeout=self.call_timeout,
-        )
+    def per_case_s(self) -> float:
+        return parse_seconds(self.per_case or PER_CASE, "--per-case")
 
 
 class RaceDisplay(Display, Protocol):
@@ -213,6 +181,8 @@ def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunab
     Raises UsageError where the winners of an engine's row would go among the suite's own.
     """
     if request.resume:
+        if request.out:
+            raise UsageError("--resume goes on in the race's own folder; leave out --journal")
         run = Journal(Path(request.resume)).run()
         known = kernels.implementations(select.choose_op(run.op).name)
         return [i for i in known if i.name == run.baseline and isinstance(i, Tunable)]
@@ -229,7 +199,7 @@ def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunab
     engines = [implementation.name for implementation in here if isinstance(implementation, EngineTuned)]
     if engines and request.folder == TUNED and request.stores:
         raise UsageError(f"--out is missing: the folder for the tables of {engines[0]}'s engine")
-    if request.journal and len(here) > 1:
+    if request.out and len(here) > 1:
         names = ", ".join(i.name for i in here)
         raise UsageError(f"--journal takes the rounds of one implementation; choose one by --impl: {names}")
     return here
@@ -248,11 +218,10 @@ def would_race(request: TuneRequest, platform: Platform) -> Iterator[str]:
                 known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
                 counts.append(min(keep, known) + 1)
                 yield f"{implementation.name}: {case.text}: up to {counts[-1]} of {known} configurations"
-            per_case_s = parse_seconds(request.per_case or PER_CASE, "--per-case")
             if request.budget:
                 measuring_s = parse_seconds(request.budget, "--budget")
             else:
-                measuring_s = per_case_s * len(cases)
+                measuring_s = request.per_case_s * len(cases)
             config_s = ENGINE_CONFIG_S if isinstance(implementation, EngineTuned) else CONFIG_S
             beside_s = CASE_S * len(cases) + config_s * sum(counts)
             each = f"{implementation.name}: {len(cases)} cases, {sum(counts)} configurations"
@@ -317,11 +286,12 @@ def open_race(
     facts_of: gives the device's facts for a number of threads of each worker
     now:      the provenance of the device; None: that of this machine
     """
-    asked = request.run_request(implementation)
-    if asked.resume:
-        return resume(asked, now or surroundings(platform), race=True)
+    if request.resume:
+        return resume(request, now or surroundings(platform), race=True)
     selection = race_selection(implementation, request, platform)
-    return begin(asked, platform, facts_of, selection, log, request.settings)
+    asked = replace(request, per_case=request.per_case or PER_CASE)
+    settings = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
+    return begin(asked, platform, facts_of, selection, log, settings)
 
 
 def race_selection(implementation: Tunable, request: TuneRequest, platform: Platform) -> Selection:
@@ -359,8 +329,8 @@ def racing(plan: RunPlan, device: OwnDevice) -> Iterator[tuple[RunPlan, WorkerPr
         if isinstance(implementation, EngineTuned):
             cases = [case_of(planned) for planned in record.cases]
             tables = ask_tables(implementation, cases, device.platform, plan.deadlines.prepare)
-        configs = RacedConfigs(implementation, target, record.race.keep, tables)
-        yield replace(plan, configs_of=configs.configs_of, make_rounds=halving), judge, target
+        configs_of = functools.partial(raced_configs, target=target, keep=record.race.keep, tables=tables)
+        yield replace(plan, configs_of=configs_of, make_rounds=halving), judge, target
 
 
 def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, WorkerProcess | None]:
@@ -405,39 +375,35 @@ class Race:
     ) -> tuple[Path | None, Mapping[str, Any] | None]:
         """Adds the row of a finished case and stores its choice. Returns the file, if one was written or
         would be, and the choice, if there is one."""
+        record, name = self.plan.record, self.implementation.name
         for cell in records:
             if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):
                 self.display.log(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}")
-        entry = choice(case, records, self.implementation, self.plan.record)
-        place = Place(self.target.kind, self.target.arch, self.target.device, measured=True)
-        row: Row = {"op": case.op, "implementation": self.implementation.name, "target": place.folder}
-        row |= entry or {"case": case.text, "config": None}
+        chosen = choice(case, records, self.implementation, record)
+        row: Row = {"op": case.op, "implementation": name, "target": folder_name(self.target)}
+        row |= chosen or {"case": case.text, "config": None}
         self.rows.append(row)
         search = next(r for r in records if isinstance(r, CaseDone)).entries
         winner = None
         # Where the baseline failed, another configuration stands in for it.
-        if entry is not None and search is not None and entry["against"] == search.baseline:
-            winner = entry["config"] if entry["config"] != search.baseline else None
-        if winner:
-            name = f"{place.folder} {self.implementation.name} {case.text}"
-            self.beaten.append(f"{name}: {text_of(winner)} is faster than what is used now")
+        if chosen and search and chosen["against"] == search.baseline != chosen["config"]:
+            winner = chosen["config"]
+            of = f"{row['target']} {name} {case.text}"
+            self.beaten.append(f"{of}: {text_of(winner)} is faster than what is used now")
+        assert record.race is not None
+        folder = Path(record.race.folder)
         file: Path | None = None
         if isinstance(self.implementation, EngineTuned):
             # The engine keeps its own configuration unless another is faster.
             if winner and search and self.stores:
                 m = self.implementation.tables.rows(kernels.OPS[case.op].sizes(case.sizes))
-                file = store_winner(self._folder, search.tables, m, winner)
+                file = store_winner(folder, search.tables, m, winner)
             row["file"] = str(file) if file else None
         elif self.stores:
-            file = path(self._folder, self.implementation.name, place)
-            if entry is not None and not (unless_newer and _newer(file, entry)):
-                store(self._folder, self.implementation.name, place, [entry], self._provenance())
-        return file, entry
-
-    @property
-    def _folder(self) -> Path:
-        assert self.plan.record.race is not None
-        return Path(self.plan.record.race.folder)
+            file = path(folder, name, self.target)
+            if chosen and not (unless_newer and _has_newer(file, chosen)):
+                store(file, self.target, chosen, self._provenance())
+        return file, chosen
 
     def _provenance(self) -> dict[str, Any]:
         """The provenance of the file; each choice has what was different when it was made."""
@@ -448,13 +414,13 @@ class Race:
             "driver": machine["driver"],
             **{name: versions.get(name, "") for name in ("torch", "triton")},
             "commit": record.provenance["git"]["commit"],
-            "source": source(self.implementation),
+            "source": jit_source(Path(inspect.getfile(type(self.implementation)))),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }
 
 
-def _newer(file: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether the file has a newer choice for the same case."""
+def _has_newer(file: Path, chosen: Mapping[str, Any]) -> bool:
+    """Whether a file has a choice for the same case from a run that began later."""
     return any(
-        old["case"] == entry["case"] and old["created"] > entry["created"] for old in read(file)["choices"]
+        old["case"] == chosen["case"] and old["created"] > chosen["created"] for old in read(file)["choices"]
     )

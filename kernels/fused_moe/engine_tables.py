@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, TakeEntry, nearest_of
 from kernels.formats import BLOCK
 from kernels.fused_moe.sizes import FusedMoeSizes
+from kernels.tuning import values
 
 DTYPE = "fp8_w8a8"
 
@@ -32,7 +33,7 @@ class MoeTables(EngineLookUp):
     """Returns the folder of the files, below the one that the engine is told."""
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
-        return contextlib.nullcontext if config is None else self.override.bind(config.entry)
+        return contextlib.nullcontext if config is None else self.override.bind(values(config))
 
     def rows(self, sizes: FusedMoeSizes) -> int:
         return sizes.tokens
@@ -60,7 +61,7 @@ class MoeTables(EngineLookUp):
         )
         return self.folder() + str(named())
 
-    def further(self, sizes: FusedMoeSizes) -> Mapping[str, Callable[[int], EngineEntry]]:
+    def further(self, sizes: FusedMoeSizes) -> Mapping[str, TakeEntry]:
         """The table of the second product, if the engine has one that differs. Otherwise that of the first
         product serves both."""
         if "down_moe" not in self.own.wishes:

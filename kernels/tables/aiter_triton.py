@@ -14,9 +14,9 @@ from kernels.tables import Entry, Found, Problem
 from kernels.tables.files import TableError
 
 if TYPE_CHECKING:
-    from kernels.tables import Target
     from kernels.tables.aiter_rules import Rules
     from kernels.tables.files import Files
+    from kernels.tuning import Target
 
 FOLDER = "aiter/ops/triton/configs"
 NAME = "GEMM-A8W8_BLOCKSCALE"

@@ -55,7 +55,6 @@ class SplitKvConfig:
         return target.kind == "cuda" and not self.swap and self.heads >= WGMMA_ROWS and self.warps > 4
 
 
-
 # Heads, tokens, warps and numbers of stages; the compiler says which of them fit.
 _CUDA = (
     (16, 16, (4,), (2, 3, 4, 5)),

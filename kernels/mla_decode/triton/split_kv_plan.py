@@ -28,7 +28,6 @@ class SplitPlan:
         return max((count for *_, count in self.split), default=0)
 
 
-
 @functools.lru_cache(4096)
 def plan(lengths: tuple[int, ...], tokens: int, programs: int, least: int) -> SplitPlan:
     """The plan for about so many programs, in steps of `tokens` tokens, with at least `least` in each part.

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from kernels.tables import Target
 from kernels.tables.aiter import AiterTables
 from kernels.tables.aiter_csv import number
 from kernels.tables.aiter_rules import Rules, padded, read_rules
 from kernels.tables.files import RECORDED, Files
+from kernels.tuning import Target
 from shapes.suites import suite
 
-MI300X = Target("gfx942", 304, "AMD Instinct MI300X")
-MI308X = Target("gfx942", 80, "AMD Instinct MI308X")
-MI355X = Target("gfx950", 256, "AMD Instinct MI355X")
+MI300X = Target("rocm", "gfx942", 304, "AMD Instinct MI300X")
+MI308X = Target("rocm", "gfx942", 80, "AMD Instinct MI308X")
+MI355X = Target("rocm", "gfx950", 256, "AMD Instinct MI355X")
 
 GEMM = "aiter/configs/a8w8_blockscale_tuned_gemm.csv"
 MODEL = "aiter/configs/model_configs/a8w8_blockscale_tuned_gemm_ds_v3.csv"
@@ -142,7 +142,7 @@ def test_moe_of_the_recorded_tables(recorded, target, call, line, m, notes):
         (MI300X, (16, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 2"),
         (MI300X, (32, 7168, 256, 256, 8), "2stage CK .*, block_m 16, ksplit 0"),
         (MI300X, (64, 7168, 192, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
-        (Target("gfx1250", 256, ""), (64, 7168, 256, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
+        (Target("rocm", "gfx1250", 256, ""), (64, 7168, 256, 256, 8), "2stage CK .*, block_m 64, ksplit 0"),
     ],
 )
 def test_moe_without_a_row(recorded, target, call, fallback):
@@ -573,7 +573,8 @@ def test_moe_takes_a_missing_gfx_from_the_cus(tmp_path):
     assert hits == [True, True, False]
     assert [each for each in tables.problems(MI300X) if "for 0 with" in each.text] == []
     partition = moe_tables(tmp_path / "partition", moe_row(64, 50, gfx=",20"))
-    assert partition.moe(Target("gfx942", 20, MI300X.name), 64, 7168, 256, 256, 8).entry  # the live GPU's
+    live = Target("rocm", "gfx942", 20, MI300X.device)  # what the GPU here has
+    assert partition.moe(live, 64, 7168, 256, 256, 8).entry
 
 
 def test_rows_that_no_call_of_moe_can_find(tmp_path):

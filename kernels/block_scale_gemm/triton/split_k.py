@@ -232,19 +232,13 @@ class _SplitK(ConfiguredPrepared):
         super().__init__(operands, out)
         (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
         splits = config.splits(target, sizes)
-        interpreted = out.device.type == "cpu"
-        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
-        fnuz_bits = interpreted and is_fnuz
-
         self.a_scale = column_major(operands.a_scale)
-        # The interpreter truncates to bf16 where it should round. There torch rounds the output.
-        self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
         sums = config.sums if splits > 1 else "whole"
         self.parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
         self.arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
 
-        codes = torch.uint8 if fnuz_bits else operands.b_q.dtype
-        a, b = operands.a_q.view(codes), operands.b_q.view(codes)
+        a, b = self.bits(operands.a_q), self.bits(operands.b_q)
+        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
         if config.tma:
             rows = config.rows // 2 if config.halves else config.rows
             a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
@@ -253,7 +247,7 @@ class _SplitK(ConfiguredPrepared):
         outputs = (self.written, self.parts, self.arrived)
         per_split = triton.cdiv(sizes.k_blocks, splits)
         self.gemm_arguments = (a, self.a_scale, b, operands.b_scale, *outputs, m, n, k, splits, per_split)
-        native_product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
+        product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
         self.gemm_options = {
             "BLOCK_M": config.rows,
             "BLOCK_N": config.columns,
@@ -264,8 +258,8 @@ class _SplitK(ConfiguredPrepared):
             "TMA": config.tma,
             "EVEN_K": config.tma or k % BLOCK == 0,
             "SWAP": config.swap,
-            "PRODUCT": tl.float32 if interpreted else native_product,
-            "FNUZ_BITS": fnuz_bits,
+            "PRODUCT": tl.float32 if self.interpreted else product,
+            "FNUZ_BITS": self.interpreted and is_fnuz,
             **_options(config, target),
         }
         self.sum = sum_kernel[(triton.cdiv(m * n, SUM_VALUES),)] if sums == "later" else None
@@ -274,12 +268,10 @@ class _SplitK(ConfiguredPrepared):
     def inputs(self) -> Mapping[str, torch.Tensor]:
         return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
 
-    def call(self) -> None:
+    def launch(self) -> None:
         self.gemm(*self.gemm_arguments, **self.gemm_options)
         if self.sum:
             self.sum(*self.sum_arguments, VALUES=SUM_VALUES)
-        if self.written is not self.out:
-            self.out.copy_(self.written)
 
 
 def _options(config: SplitKConfig, target: Target) -> dict[str, int]:

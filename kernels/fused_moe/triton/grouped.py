@@ -250,31 +250,24 @@ class _GroupedMoe(ConfiguredPrepared):
         sizes = operands.sizes
         hidden, inter = sizes.hidden, sizes.inter
         fmt = fp8_format(sizes.fp8)
-        self.interpreted = out.device.type == "cpu"
         self.pairs = sizes.tokens * sizes.picks
         self.splits = splits_for(config, units, sizes)
         self.group = group_for(config, sizes)
         self.per_split = triton.cdiv(hidden // BLOCK, self.splits)
-        fnuz_bits = self.interpreted and sizes.fp8 == "e4m3fnuz"
-        # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
         narrow = torch.float32 if self.interpreted else torch.bfloat16
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=out.device)
-
-        def bits(values: torch.Tensor) -> torch.Tensor:
-            return values.view(torch.uint8) if fnuz_bits else values
 
         self.align = Alignment(sizes, config.rows, operands.topk_ids) if config.sort else None
         parts = 0 if config.fuse else self.splits
         self.gate_up = empty(parts, self.pairs, 2 * inter, dtype=torch.float32 if parts > 1 else narrow)
         self.h_q = empty(self.pairs, inter, dtype=fmt.dtype)
         self.h_scale = empty(self.pairs, inter // BLOCK)
-        self.h_written = torch.zeros_like(self.h_q, dtype=torch.float32) if self.interpreted else self.h_q
+        self.h_written = self.rounded_later(self.h_q)
         self.given = empty(0 if config.by_token else self.pairs, hidden, dtype=narrow)
-        self.written = torch.empty_like(out, dtype=torch.float32) if self.interpreted else out
-        self.x_q, self.h_read = bits(operands.x_q), bits(self.h_q)
-        self.w13, self.w2 = bits(operands.w13), bits(operands.w2)
+        self.x_q, self.h_read = self.bits(operands.x_q), self.bits(self.h_q)
+        self.w13, self.w2 = self.bits(operands.w13), self.bits(operands.w2)
 
         product = {"e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}[sizes.fp8]
         columns, steps = down_columns(config, sizes), inter // BLOCK
@@ -286,7 +279,7 @@ class _GroupedMoe(ConfiguredPrepared):
             "BLOCK_M": config.rows,
             "SWAP": config.swap,
             "PRODUCT": tl.float32 if self.interpreted else product,
-            "FNUZ_BITS": fnuz_bits,
+            "FNUZ_BITS": self.w2.dtype == torch.uint8,
         }
         tiled = {"SORTED": config.sort, "CHIPLETS": config.chiplets}
         rounding = {
@@ -337,7 +330,7 @@ class _GroupedMoe(ConfiguredPrepared):
             "BLOCK_D": columns,
         }
 
-    def call(self) -> None:
+    def launch(self) -> None:
         o, config = self.operands, self.config
         at: tuple[torch.Tensor | None, ...] = (o.topk_ids, None, None, None)
         if self.align:
@@ -356,5 +349,3 @@ class _GroupedMoe(ConfiguredPrepared):
         else:
             self.down(*product, *at, self.given, self.pairs, self.group, **self.down_options)
             self.combine(self.given, o.topk_ids, o.topk_weights, self.written, **self.combine_options)
-        if self.written is not self.out:
-            self.out.copy_(self.written)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import TYPE_CHECKING
+from itertools import chain, product, zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.formats import fp8_format, native
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import BYTES, NOPE, ROPE, VALUE, WIDTH, MhaPrefillSizes, takes
-from kernels.mha_prefill.triton.flash_order import order
 from kernels.op import Unsupported
 from kernels.support import Support
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
@@ -181,11 +181,7 @@ class _FlashVarlen(ConfiguredPrepared):
 
         super().__init__(operands, out)
         o, sizes, fp8 = operands, operands.sizes, operands.sizes.dtype == "fp8"
-        interpreted = out.device.type == "cpu"
-        # The interpreter truncates where it should round to bf16: there torch rounds the output.
-        self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-        fnuz_bits = interpreted and o.q.dtype == torch.float8_e4m3fnuz
-        q, k, v = (t.view(torch.uint8) if fnuz_bits else t for t in (o.q, o.k, o.v))
+        q, k, v = self.bits(o.q), self.bits(o.k), self.bits(o.v)
         threads, run = lanes(config, target)
         self.turn = FlashTurn(o, threads, run) if config.turned else None
         if self.turn:
@@ -222,17 +218,15 @@ class _FlashVarlen(ConfiguredPrepared):
             "LANES": threads,
             "RUN": run,
             "HEADROOM": int(math.log2(fp8_format(sizes.fp8).max)) if fp8 else 0,
-            "PRODUCT": tl.float32 if interpreted else product[sizes.fp8 if fp8 else "bf16"],
-            "FNUZ_BITS": fnuz_bits,
+            "PRODUCT": tl.float32 if self.interpreted else product[sizes.fp8 if fp8 else "bf16"],
+            "FNUZ_BITS": q.dtype == torch.uint8,
             **config.options(),
         }
 
-    def call(self) -> None:
+    def launch(self) -> None:
         if self.turn:
             self.turn()
         self.flash(*self.arguments, **self.options)
-        if self.written is not self.out:
-            self.out.copy_(self.written)
 
 
 class FlashTurn:
@@ -275,3 +269,80 @@ def descriptors(
         TensorDescriptor.from_tensor(k, [config.keys, ROPE]),
         TensorDescriptor.from_tensor(v, block),
     )
+
+
+class Tile(NamedTuple):
+    """What one program takes: some query rows of one head of one sequence."""
+
+    head: int
+    sequence: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Cache:
+    dies: int  # programs are dealt to them in turn; each has a cache of its own
+    bytes: int  # of one cache, as far as keys and values may fill it
+
+
+# H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB of L2 each (CDNA 3 and 4
+# white papers), and consecutive programs go to consecutive XCDs (AITER's remap_xcd).
+CACHES: Mapping[str, Cache] = {
+    "cuda": Cache(1, 32 << 20),
+    "rocm": Cache(8, 4 << 20),
+    "cpu": Cache(1, 32 << 20),
+}
+
+
+def order(
+    lengths: list[tuple[int, int]], heads: int, rows: int, target: Target, key_bytes: int
+) -> list[Tile]:
+    """All tiles of `rows` query rows.
+
+    lengths:   (prefix, new) of each sequence
+    key_bytes: of a key and its value, per head
+
+    Each head of a sequence is dealt whole to the die with the least work so far, the longest first. On a die
+    heads follow each other in sections of which the cache holds the keys and values, so that those come from
+    memory once. Within a section the tiles with the most keys go first, so that none is left to run alone at
+    the end.
+    """
+    cache = target.pick(CACHES)
+    load = [(0, die) for die in range(cache.dies)]
+    dealt: list[list[tuple[int, int]]] = [[] for _ in range(cache.dies)]
+    for sequence in sorted(range(len(lengths)), key=lambda s: -_work(*lengths[s])):
+        for head in range(heads):
+            work, die = load[0]
+            heapq.heapreplace(load, (work + _work(*lengths[sequence]), die))
+            dealt[die].append((head, sequence))
+    queues = [list(_in_sections(pairs, lengths, rows, cache.bytes // key_bytes)) for pairs in dealt]
+    return [tile for turn in zip_longest(*queues) for tile in turn if tile is not None]
+
+
+def _work(prefix: int, new: int) -> int:
+    """Pairs of a query and a key."""
+    return new * prefix + new * (new + 1) // 2
+
+
+def _in_sections(
+    pairs: list[tuple[int, int]], lengths: list[tuple[int, int]], rows: int, most: int
+) -> Iterator[Tile]:
+    """The tiles of (head, sequence) pairs, in sections of at most `most` keys, or of one pair."""
+    section: list[tuple[int, int]] = []
+    total = 0
+    for head, sequence in pairs:
+        keys = sum(lengths[sequence])
+        if section and total + keys > most:
+            yield from _longest_first(section, lengths, rows)
+            section, total = [], 0
+        section.append((head, sequence))
+        total += keys
+    yield from _longest_first(section, lengths, rows)
+
+
+def _longest_first(section: list[tuple[int, int]], lengths: list[tuple[int, int]], rows: int) -> list[Tile]:
+    tiles = chain.from_iterable(
+        (Tile(head, sequence, first) for first in range(0, lengths[sequence][1], rows))
+        for head, sequence in section
+    )
+    return sorted(tiles, key=lambda tile: -(lengths[tile.sequence][0] + tile.first))

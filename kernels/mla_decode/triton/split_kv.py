@@ -229,11 +229,8 @@ class _SplitKv(ConfiguredPrepared):
 
         super().__init__(operands, out)
         heads, xcds = operands.q.shape[1], XCDS.get(target.kind, 1)
-        interpreted = out.device.type == "cpu"
-        fnuz_bits = interpreted and operands.kv.dtype == torch.float8_e4m3fnuz
-        # The interpreter truncates where it should round to bf16: there torch rounds the output.
-        self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
         self.plan = plan
+        kv = self.bits(operands.kv)
 
         def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
             return torch.tensor(rows, dtype=torch.int32, device=out.device)
@@ -246,7 +243,7 @@ class _SplitKv(ConfiguredPrepared):
         self.split = split_kernel[((len(plan.parts) + len(nothing)) * config.blocks(heads),)]
         self.split_arguments = (
             operands.q,
-            operands.kv.view(torch.uint8) if fnuz_bits else operands.kv,
+            kv,
             operands.page_table,
             table([*plan.parts, *nothing]),
             self.partial,
@@ -267,8 +264,8 @@ class _SplitKv(ConfiguredPrepared):
             "APART": config.apart(target),
             "RELOAD": config.reload,
             "XCDS": xcds,
-            "PRODUCT": tl.float32 if interpreted else tl.bfloat16,
-            "FNUZ_BITS": fnuz_bits,
+            "PRODUCT": tl.float32 if self.interpreted else tl.bfloat16,
+            "FNUZ_BITS": kv.dtype == torch.uint8,
             **options(config.warps, config.stages, config.instruction),
         }
         columns = combine_columns(plan)
@@ -281,9 +278,7 @@ class _SplitKv(ConfiguredPrepared):
             "BLOCK_D": columns,
         }
 
-    def call(self) -> None:
+    def launch(self) -> None:
         self.split(*self.split_arguments, **self.split_options)
         if self.plan.split:
             self.combine(*self.combine_arguments, **self.combine_options)
-        if self.written is not self.out:
-            self.out.copy_(self.written)

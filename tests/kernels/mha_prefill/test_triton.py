@@ -12,8 +12,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures
 from kernels.formats import FORMATS
-from kernels.mha_prefill.triton.flash import PAD, FlashConfig, columns, turnable
-from kernels.mha_prefill.triton.flash_order import CACHES, Cache, order
+from kernels.mha_prefill.triton.flash import CACHES, PAD, Cache, FlashConfig, columns, order, turnable
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.triton_runtime import CPU

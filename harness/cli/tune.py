@@ -48,9 +48,7 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
 @click.option("--keep", type=click.IntRange(1), help="Race at most so many for a case (default: 24).")
 @click.option("--budget", metavar="60s", help="Time for measuring a race (default: 30s for each case).")
 @click.option("--per-case", metavar="30s", help="Least of it that is worth a case (default: 30s).")
-@click.option(
-    "--journal", "out", metavar="DIR", help="The rounds (default: a new folder in results/local/)."
-)
+@click.option("--journal", "out", metavar="DIR", help="The rounds (default: a new folder in results/local/).")
 @click.option("--resume", metavar="RUN", help="Race what this race did not finish.")
 @click.option("--retry", is_flag=True, help="With --resume: race cases where something failed again.")
 @click.option("--disturbed", type=click.Choice(["prefer", "keep", "refuse"]), envvar="KERNEL_BENCH_DISTURBED",

@@ -387,7 +387,7 @@ def _outcome(job: RunJob) -> Outcome:
 
 
 def race_on_cluster(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
-    """As `harness.tune.race.race`."""
+    """As `harness.tune.race.tune`."""
     pool = RayPool(request.cluster or "auto", [request.device] if request.device else [])
     return race_on(pool, request, display)
 

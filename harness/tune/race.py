@@ -102,48 +102,48 @@ def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: 
         for v in records
         if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.noise)
     ]
-    if not verdicts or done.entries is None:
-        return None
     search = done.entries
+    if not verdicts or search is None:
+        return None
     best = max(verdicts, key=lambda v: (v.verdict == "faster", v.low or 0.0))
+    this, other, verdict = cells[best.a], cells[best.b], str(best.verdict)
     ratio, low, high = best.ratio, best.low, best.high
-    verdict: str = best.verdict
-    if best.verdict == "faster":
-        this, other = best.a, best.b
-    else:
-        this, other, verdict = best.b, best.a, OPPOSITE.get(best.verdict, best.verdict)
-        ratio, low, high = _inverse(ratio), _inverse(high), _inverse(low)
-    sizes = kernels.OPS[case.op].sizes(case.sizes)
-    machine, versions = run.provenance["machine"], run.provenance["versions"]
+    if verdict != "faster":
+        this, other, verdict = other, this, OPPOSITE.get(verdict, verdict)
+        ratio, low, high = (1 / value if value else None for value in (ratio, high, low))
     return {
         "case": case.text,
-        "features": implementation.features(sizes),
-        "config": cells[this].config or search.baseline,
-        "time_us": _short(cells[this].time_us),
+        "features": implementation.features(kernels.OPS[case.op].sizes(case.sizes)),
+        "config": this.config or search.baseline,
+        "time_us": _short(this.time_us),
         "verdict": verdict,
         "ratio": _short(ratio),
         "low": _short(low),
         "high": _short(high),
         "confidence": best.confidence,
-        "against": cells[other].config or search.baseline,
+        "against": other.config or search.baseline,
         "before": search.origin,
         "considered": search.considered,
         "pruned": search.pruned,
         "raced": search.raced,
         "failed": dict(Counter(c.status for c in cells.values() if c.status != "ok")),
         "conditions": _conditions(done),
-        "launch": cells[this].launch,
-        "cache": cells[this].cache,
+        "launch": this.launch,
+        "cache": this.cache,
         "run": run.id,
         "created": run.created,
-        "commit": run.provenance["git"]["commit"],
-        "driver": machine["driver"],
-        **{name: versions.get(name, "") for name in ("torch", "triton")},
+        **_made_with(run),
     }
 
 
-def _inverse(value: float | None) -> float | None:
-    return 1 / value if value else None
+def _made_with(run: Run) -> dict[str, str]:
+    """The suite's commit, the driver and the libraries of a run."""
+    versions = run.provenance["versions"]
+    return {
+        "commit": run.provenance["git"]["commit"],
+        "driver": run.provenance["machine"]["driver"],
+        **{name: versions.get(name, "") for name in ("torch", "triton")},
+    }
 
 
 def _conditions(done: CaseDone) -> dict[str, float]:
@@ -162,16 +162,36 @@ def _short(value: float | None) -> float | None:
 
 
 def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
-    """Races on the device of this machine, or says what would be raced. Returns the exit code and a row for
-    each case. Raises NothingRan where nothing of the request can be timed here."""
+    """Races one implementation after the other on the device of this machine, or says what would be raced.
+    Returns the exit code and a row for each case. Raises NothingRan where nothing of the request can be timed
+    here."""
     platform = choose_device(request.device)
     implementations = implementations_here(request, platform)
     if not implementations:
         raise NothingRan(f"nothing of these can be timed on {platform.device}; `compile` needs no device")
     if request.dry_run:
-        display.log("\n".join(would_race(request, platform)))
+        display.log("\n".join(would_race(implementations, request, platform)))
         return OK, []
-    return race(implementations, request, platform, display)
+    races, codes = [], []
+    with own_device(platform) as device:
+        for line in device.busy:
+            display.log(f"note: {line}")
+        facts_of = functools.partial(device_facts, device)
+        for implementation in implementations:
+            journal, plan = open_race(implementation, request, platform, facts_of, display.log)
+            name = f"{platform.name or platform.kind} {implementation.name}"
+            display.log(f"racing {name}; rounds in {journal.folder}")
+            finished = finished_cases(journal, plan.retry)
+            with racing(plan, device) as (raced, judge, target):
+                this = Race(implementation, target, plan, display, stores=request.stores)
+                this.resume(finished)
+                outcome = measure(
+                    raced, device, journal, display.progress, this.on_case, finished=finished, judge=judge
+                )
+            display.end(plan.record, outcome)
+            codes.append(exit_code(outcome.records))
+            races.append(this)
+    return race_result(codes, races, display.log)
 
 
 def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunable]:
@@ -205,58 +225,32 @@ def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunab
     return here
 
 
-def would_race(request: TuneRequest, platform: Platform) -> Iterator[str]:
+def would_race(implementations: Sequence[Tunable], request: TuneRequest, platform: Platform) -> Iterator[str]:
     """Yields a line for each case and one for each implementation. No engine is asked, and the device is only
     asked what it is."""
     keep = request.keep or KEEP
     with ExitStack() as stack:
         target, _ = target_here(platform, worker_threads(), stack)
-        for implementation in implementations_here(request, platform):
-            op, counts = kernels.OPS[implementation.op], []
+        for implementation in implementations:
+            name, op, entries = implementation.name, kernels.OPS[implementation.op], 0
             cases = race_selection(implementation, request, platform).cases
             for case in cases:
                 known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
-                counts.append(min(keep, known) + 1)
-                yield f"{implementation.name}: {case.text}: up to {counts[-1]} of {known} configurations"
+                count = min(keep, known) + 1
+                entries += count
+                yield f"{name}: {case.text}: up to {count} of {known} configurations"
+            measuring_s = request.per_case_s * len(cases)
             if request.budget:
                 measuring_s = parse_seconds(request.budget, "--budget")
-            else:
-                measuring_s = request.per_case_s * len(cases)
-            config_s = ENGINE_CONFIG_S if isinstance(implementation, EngineTuned) else CONFIG_S
-            beside_s = CASE_S * len(cases) + config_s * sum(counts)
-            each = f"{implementation.name}: {len(cases)} cases, {sum(counts)} configurations"
+            is_engine = isinstance(implementation, EngineTuned)
+            beside_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
+            each = f"{name}: {len(cases)} cases, {entries} configurations"
             yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {beside_s:.0f} s"
             if isinstance(implementation, EngineTuned):
                 yield (
-                    f"{implementation.name}: against what the engine takes now; what is faster goes into "
+                    f"{name}: against what the engine takes now; what is faster goes into "
                     f"tables in --out: {implementation.reads}"
                 )
-
-
-def race(
-    implementations: Sequence[Tunable], request: TuneRequest, platform: Platform, display: RaceDisplay
-) -> tuple[int, list[Row]]:
-    """Races one implementation after the other. Returns the exit code and a row for each case."""
-    races, codes = [], []
-    with own_device(platform) as device:
-        for line in device.busy:
-            display.log(f"note: {line}")
-        facts_of = functools.partial(device_facts, device)
-        for implementation in implementations:
-            journal, plan = open_race(implementation, request, platform, facts_of, display.log)
-            name = f"{platform.name or platform.kind} {implementation.name}"
-            display.log(f"racing {name}; rounds in {journal.folder}")
-            finished = finished_cases(journal, plan.retry)
-            with racing(plan, device) as (raced, judge, target):
-                this = Race(implementation, target, plan, display, stores=request.stores)
-                this.resume(finished)
-                outcome = measure(
-                    raced, device, journal, display.progress, this.on_case, finished=finished, judge=judge
-                )
-            display.end(plan.record, outcome)
-            codes.append(exit_code(outcome.records))
-            races.append(this)
-    return race_result(codes, races, display.log)
 
 
 def race_result(
@@ -408,12 +402,9 @@ class Race:
     def _provenance(self) -> dict[str, Any]:
         """The provenance of the file; each choice has what was different when it was made."""
         record = self.plan.record
-        machine, versions = (record.provenance[group] for group in ("machine", "versions"))
         return {
-            "device": machine["device"],
-            "driver": machine["driver"],
-            **{name: versions.get(name, "") for name in ("torch", "triton")},
-            "commit": record.provenance["git"]["commit"],
+            "device": record.provenance["machine"]["device"],
+            **_made_with(record),
             "source": jit_source(Path(inspect.getfile(type(self.implementation)))),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
         }

@@ -282,7 +282,7 @@ def test_a_dry_run_says_what_would_be_raced(gemm, monkeypatch, tmp_path):
     monkeypatch.setattr(race, "target_here", lambda *_: (H200, None))
     asked = TuneRequest(op="block_scale_gemm", impl="vllm.triton", case=["m=1,64 n=512 k=256"], dry_run=True,
                         keep=6, per_case="5s")  # fmt: skip
-    lines = list(would_race(asked, ON))
+    lines = list(would_race([gemm], asked, ON))
     sizes = "n=512 k=256 fp8=e4m3fn scales=fp32"
     known = [len(list(gemm.configurations(H200, OP.sizes({"m": m, "n": 512, "k": 256})))) for m in (1, 64)]
     assert lines == [

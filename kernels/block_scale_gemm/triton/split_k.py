@@ -1,4 +1,4 @@
-"""The suite's own block-scale GEMM in Triton: one source for CUDA and ROCm, which a CPU interprets."""
+"""The suite's own block-scale GEMM in Triton: one source for CUDA and ROCm, interpreted on a CPU."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ROCM = (
     (16, 32, 1), (16, 64, 1), (16, 64, 2), (16, 128, 4), (32, 32, 1), (32, 64, 2), (32, 128, 4), (64, 64, 1),
     (64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (256, 128, 8),
 )  # fmt: skip
-WAVES = (4, 8, 16)  # waves that splits are to give a compute unit: one to four on each of its SIMDs
+WAVES = (4, 8, 16)  # waves of a compute unit that splits aim at: one to four on each of its SIMDs
 
 
 @dataclass(frozen=True)
@@ -88,9 +88,9 @@ class SplitKConfig:
         return self.tiles(sizes) * self.splits(target, sizes)
 
 
-# Configurations of the rule, from large tiles to small ones. It considers those that are less than twice as
-# tall as the rows (of which it counts at least 16), and below 64 rows not less tall than these. It takes the
-# first that gives every compute unit a tile, or else the last, and splits K.
+# What `heuristic` chooses from, from large tiles to small ones. A tile must have less than twice the rows of
+# the case (counted as at least 16), and at least as many as a case below 64 rows. The first tile that makes
+# enough programs for all compute units is taken. If there is none, the last tile is taken and K is split.
 RULE = {
     "cuda": (
         SplitKConfig(128, 128, halves=True, tma=True, stages=3),
@@ -134,7 +134,7 @@ class SplitK(SuiteTriton):
                 continue
             if splits == 1 and not config.persistent:
                 config = replace(config, per_unit=1, sums="later")
-            # Of the programs only the number matters that is made, not the number that was wanted.
+            # Only the number of programs that results matters, not the number that was asked for.
             same = (replace(config, per_unit=0), config.programs(target, sizes))
             if same not in seen:
                 seen.add(same)
@@ -151,7 +151,7 @@ class SplitK(SuiteTriton):
             best = replace(best, tma=False, halves=False, warps=8 if best.halves else best.warps)
         if best.splits(target, sizes) == 1:
             best = replace(best, sums="later")
-        # The one of `configurations` that makes as many programs.
+        # The same tile among `configurations`, which has another per_unit if that makes as many programs.
         return next(
             config
             for config in self.configurations(target, sizes)
@@ -187,8 +187,8 @@ def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
 
 
 def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
-    """Descriptors need rows of whole 16 bytes. A program of a large tile always uses them where it can,
-    because it has no registers for addresses."""
+    """Descriptors need rows whose bytes are a multiple of 16. A program of a large tile always uses them
+    where it can, because it has no registers for addresses."""
     aligned = sizes.k % 16 == 0
     for rows, columns, warps, halves in CUDA:
         large = rows * columns >= 64 * 128

@@ -43,8 +43,8 @@ class FlashConfig:
 
 
 def lanes(config: FlashConfig, target: Target) -> tuple[int, int]:
-    """How matrix instructions distribute a row of scores: over how many threads in turn, and how many columns
-    at each turn."""
+    """How matrix instructions distribute a row of scores: over how many threads, and how many neighbouring
+    columns each of them gets at a time."""
     if config.instruction:
         return 64 // config.instruction, 4
     return 4, 2
@@ -56,8 +56,9 @@ def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
     return sizes.dtype == "fp8" and target.arch in ("sm_90", "gfx942")
 
 
-# From compiling with Triton 3.6 and 3.7, not yet from measuring: no spill, every product by the fastest
-# instruction, none serialised; on AMD two programs on a unit, for which 3.6 must be told.
+# Chosen by compiling with Triton 3.6 and 3.7, not yet by measuring. None of them spills, every product uses
+# the fastest instruction, and no product is serialised. On AMD two programs fit on a compute unit, which
+# Triton 3.6 has to be told (`waves`).
 HEURISTIC = {
     "cuda bf16": FlashConfig(128, 128, warps=8, stages=2),
     "cuda fp8": FlashConfig(128, 128, warps=8, stages=2),
@@ -72,7 +73,7 @@ HEURISTIC = {
 
 
 def steps_of(sizes: MhaPrefillSizes, config: FlashConfig) -> list[int]:
-    """Steps of the loop of each tile of a head, with those on the diagonal."""
+    """The steps of the loop of each tile of a head, those on the diagonal included."""
     return [
         math.ceil(min(prefix + first + config.rows, prefix + new) / config.keys)
         for prefix, new in sizes.lengths()
@@ -85,8 +86,8 @@ def columns(keys: int, batch: int) -> int:
     return (keys // PAD + batch) * PAD
 
 
-# Seconds of the interpreter on one core of a Zen 4 server, for a step over 128 rows and 128 keys, or for a
-# program around its steps; FP8 codes are widened.
+# Seconds that the interpreter takes on one core of a Zen 4 server for a step over 128 rows and 128 keys, and
+# again for a program outside its steps. FP8 takes longer because its codes are widened.
 INTERPRETED_STEP_S = {"bf16": 4e-3, "fp8": 1e-2}
 
 
@@ -137,7 +138,7 @@ class FlashVarlen(SuiteTriton):
         return config
 
     def features(self, sizes: MhaPrefillSizes) -> dict[str, float | str]:
-        """Of the whole batch, and of the mean sequence."""
+        """Sums over the batch, and means of its sequences."""
         return {
             "batch": sizes.batch,
             "queries": sizes.queries,
@@ -149,7 +150,7 @@ class FlashVarlen(SuiteTriton):
         }
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """The list of programs, turned values and their blocks."""
+        """Bytes of the list of programs, and of turned values and the list of their blocks."""
         programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
         total = 12 * programs
         if sizes.dtype == "fp8":
@@ -257,7 +258,8 @@ class FlashTurn:
 def descriptors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
 ) -> tuple[TensorDescriptor, ...]:
-    """Of blocks of q and of k, the first 128 columns of a head and its last 64; and of v, or of it turned."""
+    """Descriptors of q, of k, each for the first 128 columns of a head and for its last 64, and of v, turned
+    or not."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     q, k = q.flatten(1), k.flatten(1)
@@ -281,8 +283,8 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Cache:
-    dies: int  # programs are dealt to them in turn; each has a cache of its own
-    bytes: int  # of one cache, as far as keys and values may fill it
+    dies: int  # programs go to them in turn; each has a cache of its own
+    bytes: int  # of a die's cache that keys and values may fill
 
 
 # H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB of L2 each (CDNA 3 and 4

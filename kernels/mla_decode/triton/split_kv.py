@@ -19,10 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and MI355X have eight
-WORTH_OF_HEAD = 4  # tokens that move about as many bytes as writing and reading again what a head found
+WORTH_OF_HEAD = 4  # tokens of about as many bytes as a head's partial result, written and read again
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
-INTERPRETED_STEP_S = 0.012  # the interpreter takes for a tile of 128 tokens, on one core of a Zen 4 server
-
+INTERPRETED_STEP_S = 0.012  # seconds for a tile of 128 tokens in the interpreter, on one core of Zen 4
 
 PER_UNIT = (1, 2, 4, 8)
 MOST_PER_UNIT = max(PER_UNIT)
@@ -79,48 +78,49 @@ _CPU = ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,)))
 _TILES = {"cuda": _CUDA, "rocm": _ROCM, "cpu": _CPU}
 
 
-@dataclass(frozen=True)
-class SplitRule:
-    """For blocks of few heads and of many; and where the cache is FP8."""
-
-    few: SplitKvConfig
-    many: SplitKvConfig
-    few_fp8: SplitKvConfig
-    many_fp8: SplitKvConfig
-
-
 _FEW = SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3)
-_MI300 = (
-    SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
-    SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
-)
-_MI350 = (
-    SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
-    SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
-)
-_INTERPRETED = (SplitKvConfig(16, 128, per_unit=2), SplitKvConfig(64, 128, per_unit=2))
+_FEW_MI300 = SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16)
+_MANY_MI300 = SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16)
+_FEW_MI350 = SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16)
+_MANY_MI350 = SplitKvConfig(64, 32, warps=4, stages=2, instruction=16)
+_FEW_CPU, _MANY_CPU = SplitKvConfig(16, 128, per_unit=2), SplitKvConfig(64, 128, per_unit=2)
 
-# Memory bounds 16 heads: they take as many programs on a unit as keep enough bytes on their way. Products
-# bound 64: they take the fastest instructions, and enough tokens a step that those do not wait for shared
-# memory. None spills on Triton 3.6 and 3.7, on gfx942 in 64 KB of shared memory. Found by compiling, not by
-# timing.
-HEURISTIC = {
-    "cuda": SplitRule(
-        few=_FEW,
-        many=SplitKvConfig(64, 64, warps=8, stages=2),
-        few_fp8=_FEW,
-        many_fp8=SplitKvConfig(64, 64, warps=8, stages=3),
-    ),
-    "sm_100": SplitRule(
-        few=_FEW,
-        many=SplitKvConfig(64, 32, warps=8, stages=3),
-        few_fp8=SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
-        many_fp8=SplitKvConfig(32, 32, warps=8, stages=4),
-    ),
-    "rocm": SplitRule(*_MI300, *_MI300),
-    # 64 heads and 32 tokens of an FP8 cache spill on Triton 3.6.
-    "gfx950": SplitRule(*_MI350, _MI350[0], replace(_MI350[1], tokens=16)),
-    "cpu": SplitRule(*_INTERPRETED, *_INTERPRETED),
+# For few and for many heads, by the dtype of the cache. With 16 heads memory is the bound: there are so
+# many programs on a unit that enough bytes are in flight. With 64 heads products are the bound: tiles fit
+# the fastest instructions, and a step has so many tokens that those do not wait for shared memory. None
+# spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by compiling, not
+# by timing.
+HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
+    "cuda": {
+        "few bf16": _FEW,
+        "many bf16": SplitKvConfig(64, 64, warps=8, stages=2),
+        "few fp8": _FEW,
+        "many fp8": SplitKvConfig(64, 64, warps=8, stages=3),
+    },
+    "sm_100": {
+        "few bf16": _FEW,
+        "many bf16": SplitKvConfig(64, 32, warps=8, stages=3),
+        "few fp8": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
+        "many fp8": SplitKvConfig(32, 32, warps=8, stages=4),
+    },
+    "rocm": {
+        "few bf16": _FEW_MI300,
+        "many bf16": _MANY_MI300,
+        "few fp8": _FEW_MI300,
+        "many fp8": _MANY_MI300,
+    },
+    "gfx950": {
+        "few bf16": _FEW_MI350,
+        "many bf16": _MANY_MI350,
+        "few fp8": _FEW_MI350,
+        "many fp8": replace(_MANY_MI350, tokens=16),  # 32 tokens spill with Triton 3.6
+    },
+    "cpu": {
+        "few bf16": _FEW_CPU,
+        "many bf16": _MANY_CPU,
+        "few fp8": _FEW_CPU,
+        "many fp8": _MANY_CPU,
+    },
 }
 FEW = 32  # heads
 
@@ -131,8 +131,8 @@ def plan_for(config: SplitKvConfig, units: int, lengths: Sequence[int], heads: i
 
 
 class SplitKv(SuiteTriton):
-    """Long sequences are split between programs; a second kernel combines what they found of those, and is
-    not called where no sequence was split."""
+    """Long sequences are split between programs. A second kernel combines the partial results of a sequence;
+    it is not called where no sequence was split."""
 
     name = "triton.split_kv"
     Config = SplitKvConfig
@@ -162,13 +162,11 @@ class SplitKv(SuiteTriton):
                     yield replace(config, swap=True)
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
-        rule, few = target.pick(HEURISTIC), sizes.heads <= FEW
-        if sizes.kv == "fp8":
-            return rule.few_fp8 if few else rule.many_fp8
-        return rule.few if few else rule.many
+        heads = "few" if sizes.heads <= FEW else "many"
+        return target.pick(HEURISTIC)[f"{heads} {sizes.kv}"]
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
-        """How long the sequences are, and not how that was written."""
+        """The lengths of the sequences, however they were given."""
         lengths = sizes.lengths()
         return {
             "batch": sizes.batch,
@@ -211,8 +209,8 @@ def _power_of_2(number: int) -> int:
 
 
 class _SplitKv(ConfiguredPrepared):
-    """The plan is made here, on the host and untimed, from lengths that are known before the step: engines
-    make theirs once a step too, for the attention of all layers. A call only reads the plan."""
+    """The plan is made here, on the host and untimed, from lengths that are known before the step. Engines, too,
+    make a plan once a step, for the attention of all layers. A call only reads the plan."""
 
     def __init__(
         self,

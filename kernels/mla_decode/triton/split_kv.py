@@ -55,71 +55,60 @@ class SplitKvConfig:
 
 
 # Heads, tokens, warps and numbers of stages; the compiler says which of them fit.
-_CUDA = (
-    (16, 16, (4,), (2, 3, 4, 5)),
-    (16, 32, (4, 8), (2, 3, 4)),
-    (16, 64, (4, 8), (2, 3)),
-    (32, 16, (8,), (3, 4)),
-    (32, 32, (8,), (2, 3, 4)),
-    (32, 64, (8,), (2, 3)),
-    (64, 32, (8,), (2, 3, 4)),
-    (64, 64, (8,), (2, 3)),
-)
-_ROCM = (
-    (16, 16, (2, 4), (1, 2)),
-    (16, 32, (2, 4), (1, 2)),
-    (16, 64, (4,), (1, 2)),
-    (32, 16, (4,), (1, 2)),
-    (32, 32, (4,), (1, 2)),
-    (64, 16, (4,), (1, 2)),
-    (64, 32, (4,), (1, 2)),
-)
-_CPU = ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,)))
-_TILES = {"cuda": _CUDA, "rocm": _ROCM, "cpu": _CPU}
+_TILES = {
+    "cuda": (
+        (16, 16, (4,), (2, 3, 4, 5)),
+        (16, 32, (4, 8), (2, 3, 4)),
+        (16, 64, (4, 8), (2, 3)),
+        (32, 16, (8,), (3, 4)),
+        (32, 32, (8,), (2, 3, 4)),
+        (32, 64, (8,), (2, 3)),
+        (64, 32, (8,), (2, 3, 4)),
+        (64, 64, (8,), (2, 3)),
+    ),
+    "rocm": (
+        (16, 16, (2, 4), (1, 2)),
+        (16, 32, (2, 4), (1, 2)),
+        (16, 64, (4,), (1, 2)),
+        (32, 16, (4,), (1, 2)),
+        (32, 32, (4,), (1, 2)),
+        (64, 16, (4,), (1, 2)),
+        (64, 32, (4,), (1, 2)),
+    ),
+    "cpu": ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,))),
+}
 
 
-_FEW = SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3)
-_FEW_MI300 = SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16)
-_MANY_MI300 = SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16)
-_FEW_MI350 = SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16)
-_MANY_MI350 = SplitKvConfig(64, 32, warps=4, stages=2, instruction=16)
-_FEW_CPU, _MANY_CPU = SplitKvConfig(16, 128, per_unit=2), SplitKvConfig(64, 128, per_unit=2)
-
-# For few and for many heads, by the dtype of the cache. With 16 heads memory is the bound: there are so
-# many programs on a unit that enough bytes are in flight. With 64 heads products are the bound: tiles fit
-# the fastest instructions, and a step has so many tokens that those do not wait for shared memory. None
-# spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by compiling, not
+# For few and for many heads, and for FP8 caches where they need another. With 16 heads memory is the bound:
+# there are so many programs on a unit that enough bytes are in flight. With 64 heads products are the bound:
+# tiles fit the fastest instructions, and a step has so many tokens that those do not wait for shared memory.
+# None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by compiling, not
 # by timing.
 HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
     "cuda": {
-        "few bf16": _FEW,
-        "many bf16": SplitKvConfig(64, 64, warps=8, stages=2),
-        "few fp8": _FEW,
+        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
+        "many": SplitKvConfig(64, 64, warps=8, stages=2),
         "many fp8": SplitKvConfig(64, 64, warps=8, stages=3),
     },
     "sm_100": {
-        "few bf16": _FEW,
-        "many bf16": SplitKvConfig(64, 32, warps=8, stages=3),
+        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
+        "many": SplitKvConfig(64, 32, warps=8, stages=3),
         "few fp8": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
         "many fp8": SplitKvConfig(32, 32, warps=8, stages=4),
     },
     "rocm": {
-        "few bf16": _FEW_MI300,
-        "many bf16": _MANY_MI300,
-        "few fp8": _FEW_MI300,
-        "many fp8": _MANY_MI300,
+        "few": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
+        "many": SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
     },
     "gfx950": {
-        "few bf16": _FEW_MI350,
-        "many bf16": _MANY_MI350,
-        "few fp8": _FEW_MI350,
-        "many fp8": replace(_MANY_MI350, tokens=16),  # 32 tokens spill with Triton 3.6
+        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
+        "many": SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
+        # 32 tokens spill with Triton 3.6.
+        "many fp8": SplitKvConfig(64, 16, warps=4, stages=2, instruction=16),
     },
     "cpu": {
-        "few bf16": _FEW_CPU,
-        "many bf16": _MANY_CPU,
-        "few fp8": _FEW_CPU,
-        "many fp8": _MANY_CPU,
+        "few": SplitKvConfig(16, 128, per_unit=2),
+        "many": SplitKvConfig(64, 128, per_unit=2),
     },
 }
 FEW = 32  # heads
@@ -163,7 +152,8 @@ class SplitKv(SuiteTriton):
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
         heads = "few" if sizes.heads <= FEW else "many"
-        return target.pick(HEURISTIC)[f"{heads} {sizes.kv}"]
+        rule = target.pick(HEURISTIC)
+        return rule.get(f"{heads} {sizes.kv}", rule[heads])
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
         """The lengths of the sequences, however they were given."""
@@ -209,8 +199,8 @@ def _power_of_2(number: int) -> int:
 
 
 class _SplitKv(ConfiguredPrepared):
-    """The plan is made here, on the host and untimed, from lengths that are known before the step. Engines, too,
-    make a plan once a step, for the attention of all layers. A call only reads the plan."""
+    """The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
+    also make a plan once a step, for the attention of all layers. A call only reads the plan."""
 
     def __init__(
         self,

@@ -10,16 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from harness.catalogue.architectures import Architecture, architectures
+from harness.compile.compiler import CompileEach, Resources, compile_all
+from harness.compile.launches import KernelLaunch, launches, shipped
 from harness.errors import NothingRan, UsageError
 from harness.files import JsonObject
 from harness.paths import DATA
-
-if TYPE_CHECKING:
-    from harness.compile.compiler import CompileEach, Resources
-    from harness.compile.launches import KernelLaunch
 
 REFUSED = DATA / "refused.json"
 TILE = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")
@@ -50,9 +47,6 @@ def compiles(
     ops: Sequence[str], targets: Sequence[Architecture], compile_each: CompileEach | None = None
 ) -> list[JsonObject]:
     """A row for each kernel, configuration and target, as in `compile --json`."""
-    from harness.compile.compiler import CompileProgress, compile_all
-    from harness.compile.launches import launches, shipped
-
     wanted: list[KernelLaunch] = []
     for op in ops:
         cases = shipped(op)
@@ -60,7 +54,7 @@ def compiles(
             if not (found := launches(op, target, cases)):
                 print(f"left out: no Triton kernel takes cases of {op} on {target.arch}", file=sys.stderr)
             wanted += found
-    results = compile_all(wanted, CompileProgress(), compile_each)
+    results = compile_all(wanted, compile_each)
     return [row(launch, resources) for launch, resources in zip(wanted, results, strict=True)]
 
 

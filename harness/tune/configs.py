@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import kernels
 from harness.catalogue.architectures import architectures
-from harness.compile.compiler import CompileProgress, compile_all
+from harness.compile.compiler import compile_all
 from harness.compile.launches import KernelLaunch, launches_of, narrowed
 from harness.compile.survey import able, violations
 from harness.errors import NothingRan, one_line
@@ -100,7 +100,7 @@ def _fitting(
     architecture = replace(architecture, units=target.units)
     op = kernels.OPS[implementation.op]
     operands = narrowed(op, implementation, sizes)
-    progress = CompileProgress(f"{target.arch} {implementation.name}: ")
+    where = f"{target.arch} {implementation.name}: "
     left, fitting = list(configs), list[Any]()
     while left and len(fitting) < keep:
         count = keep - len(fitting)
@@ -112,7 +112,8 @@ def _fitting(
                 launched[config] = launches_of(op, forced, architecture, operands, sizes)
             except Exception as error:  # costs this configuration, not the command
                 refused[one_line(error)] += 1
-        compiled = iter(compile_all([one for each in launched.values() for one in each], progress))
+        wanted = [one for each in launched.values() for one in each]
+        compiled = iter(compile_all(wanted, where=where))
         for config, launches in launched.items():
             reasons = [why for one in launches for why in violations(one, next(compiled), architecture)]
             if reasons:

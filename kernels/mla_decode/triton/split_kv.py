@@ -80,10 +80,10 @@ _TILES = {
 
 
 # For few and for many heads, and for FP8 caches where they need another. With 16 heads memory is the bound:
-# there are so many programs on a unit that enough bytes are in flight. With 64 heads products are the bound:
-# tiles fit the fastest instructions, and a step has so many tokens that those do not wait for shared memory.
-# None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by compiling, not
-# by timing.
+# there are so many programs on a unit that enough bytes are in flight. With 64 heads products are the
+# bound: tiles fit the fastest instructions, and a step has so many tokens that those do not wait for shared
+# memory. None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by
+# compiling, not by timing.
 HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
     "cuda": {
         "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),

@@ -201,7 +201,7 @@ def test_configurations_that_the_architecture_has_no_room_for_do_not_enter(monke
     """Nothing is compiled: the resources are made up, and always the same for the same launch."""
     compiled: list[str] = []
 
-    def compile_all(launches, progress):
+    def compile_all(launches, where):
         compiled.extend(launch.data for launch in launches)
         draws = [random.Random(launch.data).random() for launch in launches]
         return [Resources(shared_bytes=300_000 if draw < 0.5 else 0, threads=128) for draw in draws]

@@ -101,15 +101,16 @@ class Tunable(Implementation):
         Raises StoredError."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
-        for choice in self.stored(target, sizes):
-            return choice
+        stored = self.stored(target, sizes)
+        if stored:
+            return stored[0]
         by_rule = f"by rule: none of the stored fits {target.arch} here"
         return Choice(self.heuristic(target, sizes), by_rule)
 
     def stored(self, target: Target, sizes: DataclassInstance) -> list[Choice]:
         """The stored choices for targets of this kind that are right at these sizes, the nearest first.
         Raises StoredError."""
-        choices = [choice for choice in stored(self.name) if choice.kind == target.kind]
+        choices = [choice for choice in stored_choices(self.name) if choice.kind == target.kind]
         if not choices:
             return []
         features = self.features(sizes)
@@ -193,7 +194,7 @@ def own_folder(named: str) -> Path:
 
 
 @functools.cache
-def stored(implementation: str) -> list[StoredChoice]:
+def stored_choices(implementation: str) -> list[StoredChoice]:
     """All stored choices for an implementation, those of the user's own folder first. Raises StoredError."""
     own = os.environ.get(OWN)
     folders = [own_folder(own), TUNED] if own else [TUNED]

@@ -24,10 +24,9 @@ from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mi
 from harness.plan.budget import parse_seconds
 from harness.progress import Progress
 from harness.results.schema import Calibration, Record, Run
-from harness.run.execute import BROKEN
+from harness.run.execute import BROKEN, Outcome
 from harness.run.folder import begin, resume, select_all
 from harness.run.request import Request
-from harness.run.session import Outcome
 from harness.tune.race import TuneRequest, implementations_here
 from shapes.case import Case
 

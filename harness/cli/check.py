@@ -1,4 +1,5 @@
-"""`python -m harness check`: one implementation on one case, right or wrong, and where and how."""
+"""`python -m harness check`: whether one implementation is right on one case, and where and how it is
+wrong."""
 
 from __future__ import annotations
 

@@ -43,10 +43,10 @@ def measure_revisions(request: Request, revisions: tuple[str, str]) -> int:
     from dataclasses import replace
 
     from harness.cli.run_display import RunDisplay
-    from harness.plan.revisions import settings
+    from harness.plan.settings import revision_settings
     from harness.run.execute import run
 
-    request = replace(request, settings=settings(revisions))
+    request = replace(request, settings=revision_settings(revisions))
     with RunDisplay(request) as display:
         return run(request, display)
 

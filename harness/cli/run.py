@@ -1,4 +1,5 @@
-"""`python -m harness run`: implementations of an op checked, timed and ranked."""
+"""`python -m harness run`: checks, times and ranks the implementations of an op. How a run goes on from
+here is told at the head of harness/run/execute.py."""
 
 from __future__ import annotations
 

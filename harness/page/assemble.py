@@ -27,8 +27,8 @@ from harness.results.journal import Journal
 from harness.results.read import read, run_folders
 from harness.results.schema import Run
 from harness.serving.ab.record import PLAN as AB
-from harness.serving.ledger.ledger import NAME as LEDGER
-from harness.serving.ledger.ledger import known_rows
+from harness.serving.ledger import NAME as LEDGER
+from harness.serving.ledger import known_rows
 
 RECORDS = ("run.json", "cells.jsonl", LEDGER, AB)
 """Files that stand for the folder that they are in."""

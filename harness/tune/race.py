@@ -34,8 +34,7 @@ from harness.tune.configs import ask_tables, raced_configs
 from harness.tune.store import folder_name, path, read, store, store_winner
 from harness.workers.child.source_hash import jit_source
 from harness.workers.environment import worker_threads
-from harness.workers.judge import start_judge
-from harness.workers.process import WorkerFailure, WorkerProcess
+from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
 from kernels.engine_tuning import EngineTuned
 from kernels.op import BOUNDARIES
 from kernels.platform import Platform

@@ -67,7 +67,7 @@ def keep(folder: Path, place: tuple[Target, bool], *rows: tuple[int, int]) -> Pa
         store(file, target, choice, {"source": "x"})
     if not measured:
         file.write_text(file.read_text().replace('"measured": true', '"measured": false'))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     return file
 
 
@@ -134,11 +134,11 @@ def test_a_folder_of_ones_own_goes_before(folder: Path, monkeypatch, tmp_path: P
     keep(tmp_path / "own", COMPILED, (64, 64))
     assert chosen(64).config == Config(32)
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path / "own"))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     assert chosen(64).config == Config(64)
     (tmp_path / "none").touch()
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path / "none"))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     with pytest.raises(StoredError, match=r"KERNEL_BENCH_TUNED names .*none, which is not a folder"):
         chosen(64)
 
@@ -152,7 +152,7 @@ def test_a_folder_of_ones_own_goes_before(folder: Path, monkeypatch, tmp_path: P
 def test_a_broken_file_is_named(folder: Path, text: str, why: str):
     file = keep(folder, COMPILED, (64, 32))
     file.write_text(text)
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     with pytest.raises(StoredError, match=f"{file} cannot be read: .*{why}.*; tune again"):
         chosen(64)
 

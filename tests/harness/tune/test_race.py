@@ -183,10 +183,10 @@ def test_configurations_that_neighbouring_sizes_use_come_first(chunked, monkeypa
         choice = {"case": f"m={m}", "features": {"m": m}, "config": {"columns": columns, "fault": ""}}
         store.store(file, CPU, choice, {"source": "s"})
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     monkeypatch.setattr(type(chunked), "features", lambda self, sizes: {"m": sizes.m})
     entries, search = raced_configs(chunked, CASE, CPU, 3, {})
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     assert [config["columns"] for config in entries] == [16, 128, 512, 8], "999 is not offered here"
     assert search.origin == "measured on cpu, for this case" and NEIGHBOURS >= 3
 
@@ -288,9 +288,9 @@ def test_what_was_stored_is_used(chunked, chosen, monkeypatch, tmp_path):
     for columns in ("8", "128"):  # a later one takes the place of the first
         store.store(file, CPU, chosen((columns, "faster", 0.0)), {"source": "s"})
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     used = chunked.choose(CPU, kernels.OPS["block_scale_gemm"].sizes({"m": 4, "n": 512, "k": 256}))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     assert used == Choice(chunked.Config(128), "measured on cpu, for this case")
 
 

@@ -154,7 +154,9 @@ class Steps:
                 begun = (where / "run.json").exists()
                 if begun:
                     asked = replace(request, resume=str(where), retry=True)
-                    asked = replace(asked, impl=None, suite=None, case=(), launch=None)  # as it was planned
+                    asked = replace(
+                        asked, impl=None, suite=None, case=(), launch=None, out=None
+                    )  # as planned
                 else:
                     asked = replace(request, out=str(where))
                 journal, plan, race = begin_race(implementation, asked, device, display)

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-import statistics
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -23,7 +19,7 @@ from harness.machine.provenance import surroundings
 from harness.plan import select
 from harness.plan.budget import parse_seconds, parse_shard
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run, Verdict
+from harness.results.schema import CaseDone, Cell, RaceSettings, Record
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
 from harness.run.execute import Display, exit_code, measure
 from harness.run.folder import Selection, begin, finished_cases, resume
@@ -31,8 +27,7 @@ from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
 from harness.timing.successive_halving import halving
 from harness.tune.configs import ask_tables, raced_configs
-from harness.tune.store import folder_name, path, read, store, store_winner
-from harness.workers.child.source_hash import jit_source
+from harness.tune.store import choice, folder_name, path, provenance, store, store_winner
 from harness.workers.environment import worker_threads
 from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
 from kernels.engine_tuning import EngineTuned
@@ -45,8 +40,6 @@ from shapes.suites import suites
 
 KEEP, PER_CASE = 24, "30s"
 """The defaults of --keep and --per-case."""
-OPPOSITE = {"faster": "slower", "slower": "faster"}
-"""What a verdict becomes where its two sides are exchanged; `same` and `unclear` stay."""
 CASE_S, CONFIG_S, ENGINE_CONFIG_S = 12.0, 1.0, 2.0
 """Seconds beside measuring, for a case and for each of its configurations. On an H100 cases of four to seven
 configurations took 12 to 21 s (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's
@@ -86,78 +79,6 @@ class RaceDisplay(Display, Protocol):
     def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
         """Shows what was stored for a finished case, and where. Without a file nothing was stored and the
         present configuration stays; without a choice there was no verdict."""
-
-
-def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:
-    """What is stored for a finished case; None where there is no verdict, or the noise swallowed it.
-
-    It is the challenger if the verdict calls it faster than the baseline, else the baseline. `verdict`,
-    `ratio`, `low` and `high` are of `config` against `against`: time(against) / time(config).
-    """
-    cells = {r.name: r for r in records if isinstance(r, Cell)}
-    done = next(r for r in records if isinstance(r, CaseDone))
-    verdicts = [
-        v
-        for v in records
-        if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.noise)
-    ]
-    search = done.entries
-    if not verdicts or search is None:
-        return None
-    best = max(verdicts, key=lambda v: (v.verdict == "faster", v.low or 0.0))
-    this, other, verdict = cells[best.a], cells[best.b], str(best.verdict)
-    ratio, low, high = best.ratio, best.low, best.high
-    if verdict != "faster":
-        this, other, verdict = other, this, OPPOSITE.get(verdict, verdict)
-        ratio, low, high = (1 / value if value else None for value in (ratio, high, low))
-    return {
-        "case": case.text,
-        "features": implementation.features(kernels.OPS[case.op].sizes(case.sizes)),
-        "config": this.config or search.baseline,
-        "time_us": _short(this.time_us),
-        "verdict": verdict,
-        "ratio": _short(ratio),
-        "low": _short(low),
-        "high": _short(high),
-        "confidence": best.confidence,
-        "against": other.config or search.baseline,
-        "before": search.origin,
-        "considered": search.considered,
-        "pruned": search.pruned,
-        "raced": search.raced,
-        "failed": dict(Counter(c.status for c in cells.values() if c.status != "ok")),
-        "conditions": _conditions(done),
-        "launch": this.launch,
-        "cache": this.cache,
-        "run": run.id,
-        "created": run.created,
-        **_made_with(run),
-    }
-
-
-def _made_with(run: Run) -> dict[str, str]:
-    """The suite's commit, the driver and the libraries of a run."""
-    versions = run.provenance["versions"]
-    return {
-        "commit": run.provenance["git"]["commit"],
-        "driver": run.provenance["machine"]["driver"],
-        **{name: versions.get(name, "") for name in ("torch", "triton")},
-    }
-
-
-def _conditions(done: CaseDone) -> dict[str, float]:
-    """The median of each quantity that the device's monitor read."""
-    values: dict[str, list[float]] = {}
-    for group in done.conditions:
-        for name, seen in group.items():
-            if isinstance(seen, Mapping) and "median" in seen:
-                values.setdefault(name, []).append(seen["median"])
-    return {name: statistics.median(seen) for name, seen in values.items()}
-
-
-def _short(value: float | None) -> float | None:
-    """Five significant digits."""
-    return None if value is None else float(f"{value:.5g}")
 
 
 def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
@@ -379,7 +300,7 @@ class Race:
         search = next(r for r in records if isinstance(r, CaseDone)).entries
         winner = None
         # Where the baseline failed, another configuration stands in for it.
-        if chosen and search and chosen["against"] == search.baseline != chosen["config"]:
+        if chosen and search and chosen["against"] == search.baseline and chosen["config"] != search.baseline:
             winner = chosen["config"]
             of = f"{row['target']} {name} {case.text}"
             self.beaten.append(f"{of}: {text_of(winner)} is faster than what is used now")
@@ -394,23 +315,6 @@ class Race:
             row["file"] = str(file) if file else None
         elif self.stores:
             file = path(folder, name, self.target)
-            if chosen and not (unless_newer and _has_newer(file, chosen)):
-                store(file, self.target, chosen, self._provenance())
+            if chosen:
+                store(file, self.target, chosen, provenance(self.implementation, record), unless_newer)
         return file, chosen
-
-    def _provenance(self) -> dict[str, Any]:
-        """The provenance of the file; each choice has what was different when it was made."""
-        record = self.plan.record
-        return {
-            "device": record.provenance["machine"]["device"],
-            **_made_with(record),
-            "source": jit_source(Path(inspect.getfile(type(self.implementation)))),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }
-
-
-def _has_newer(file: Path, chosen: Mapping[str, Any]) -> bool:
-    """Whether a file has a choice for the same case from a run that began later."""
-    return any(
-        old["case"] == chosen["case"] and old["created"] > chosen["created"] for old in read(file)["choices"]
-    )

@@ -1,19 +1,114 @@
-"""The store of tuned configurations. `tune` writes the winners of races here: those of the suite's kernels as
-files that `kernels/tuning.py` reads, those of an engine's kernel as the engine's own tables."""
+"""What `tune` stores: the choice of a raced case. Choices for the suite's kernels go into files that
+`kernels/tuning.py` reads, those for an engine's kernel into the engine's own tables."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
-from collections.abc import Mapping
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import kernels
 from harness import files
 from harness.errors import UsageError
-from kernels.tuning import Target
+from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
+from harness.workers.child.source_hash import jit_source
+from kernels.op import Implementation
+from kernels.tuning import Target, Tunable
+from shapes.case import Case
 
 ABOUT = "What `python -m harness tune` measured."
+
+
+OPPOSITE = {"faster": "slower", "slower": "faster"}
+"""What a verdict becomes where its two sides are exchanged; `same` and `unclear` stay."""
+
+
+def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:
+    """What is stored for a finished case; None where there is no verdict, or the noise swallowed it.
+
+    It is the challenger if the verdict calls it faster than the baseline, else the baseline. `verdict`,
+    `ratio`, `low` and `high` are of `config` against `against`: time(against) / time(config).
+    """
+    cells = {r.name: r for r in records if isinstance(r, Cell)}
+    done = next(r for r in records if isinstance(r, CaseDone))
+    verdicts = [
+        v
+        for v in records
+        if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.noise)
+    ]
+    search = done.entries
+    if not verdicts or search is None:
+        return None
+    best = max(verdicts, key=lambda v: (v.verdict == "faster", v.low or 0.0))
+    this, other, verdict = cells[best.a], cells[best.b], str(best.verdict)
+    ratio, low, high = best.ratio, best.low, best.high
+    if verdict != "faster":
+        this, other, verdict = other, this, OPPOSITE.get(verdict, verdict)
+        ratio, low, high = (1 / value if value else None for value in (ratio, high, low))
+    return {
+        "case": case.text,
+        "features": implementation.features(kernels.OPS[case.op].sizes(case.sizes)),
+        "config": this.config or search.baseline,
+        "time_us": _short(this.time_us),
+        "verdict": verdict,
+        "ratio": _short(ratio),
+        "low": _short(low),
+        "high": _short(high),
+        "confidence": best.confidence,
+        "against": other.config or search.baseline,
+        "before": search.origin,
+        "considered": search.considered,
+        "pruned": search.pruned,
+        "raced": search.raced,
+        "failed": dict(Counter(c.status for c in cells.values() if c.status != "ok")),
+        "conditions": _conditions(done),
+        "launch": this.launch,
+        "cache": this.cache,
+        "run": run.id,
+        "created": run.created,
+        **_made_with(run),
+    }
+
+
+def provenance(implementation: Implementation, run: Run) -> dict[str, Any]:
+    """The provenance of a file of choices; each choice has what was different when it was made."""
+    return {
+        "device": run.provenance["machine"]["device"],
+        **_made_with(run),
+        "source": jit_source(Path(inspect.getfile(type(implementation)))),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _made_with(run: Run) -> dict[str, str]:
+    """The suite's commit, the driver and the libraries of a run."""
+    versions = run.provenance["versions"]
+    return {
+        "commit": run.provenance["git"]["commit"],
+        "driver": run.provenance["machine"]["driver"],
+        **{name: versions.get(name, "") for name in ("torch", "triton")},
+    }
+
+
+def _conditions(done: CaseDone) -> dict[str, float]:
+    """The median of each quantity that the device's monitor read."""
+    values: dict[str, list[float]] = {}
+    for group in done.conditions:
+        for name, seen in group.items():
+            if isinstance(seen, Mapping) and "median" in seen:
+                values.setdefault(name, []).append(seen["median"])
+    return {name: statistics.median(seen) for name, seen in values.items()}
+
+
+def _short(value: float | None) -> float | None:
+    """Five significant digits."""
+    return None if value is None else float(f"{value:.5g}")
 
 
 def folder_name(target: Target) -> str:
@@ -25,7 +120,13 @@ def path(folder: Path, implementation: str, target: Target) -> Path:
     return folder / folder_name(target) / f"{implementation}.json"
 
 
-def store(file: Path, target: Target, choice: Mapping[str, Any], provenance: Mapping[str, Any]) -> None:
+def store(
+    file: Path,
+    target: Target,
+    choice: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    unless_newer: bool = False,
+) -> None:
     """Writes a choice that was measured on a target to a file (see `path`).
 
     The file is replaced at once or not at all. The choice replaces the one of the same case; choices of other
@@ -34,8 +135,12 @@ def store(file: Path, target: Target, choice: Mapping[str, Any], provenance: Map
     choice:     has `case` (its text), `features` (Tunable.features), `config` (its values by name) and the
                 measurement behind it
     provenance: of this choice. The choice keeps its `source`; the file has the rest as of the last write
+    unless_newer: whether a choice of the same case stays if its run began later
     """
     merged = {old["case"]: old for old in read(file)["choices"]}
+    old = merged.get(choice["case"])
+    if unless_newer and old and old["created"] > choice["created"]:
+        return
     merged[choice["case"]] = {**choice, "source": provenance["source"]}
     content = {
         "kind": target.kind,

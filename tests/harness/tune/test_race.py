@@ -20,7 +20,8 @@ from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Verdict
 from harness.tune import configs, store
 from harness.tune.configs import NEIGHBOURS, NOT_KEPT, raced_configs
-from harness.tune.race import Race, TuneRequest, choice, race_result
+from harness.tune.race import Race, TuneRequest, race_result
+from harness.tune.store import choice
 from kernels import tuning
 from kernels.platform import version
 from kernels.triton_runtime import CPU

@@ -153,10 +153,8 @@ class Steps:
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
                 begun = (where / "run.json").exists()
                 if begun:
-                    asked = replace(request, resume=str(where), retry=True)
-                    asked = replace(
-                        asked, impl=None, suite=None, case=(), launch=None, out=None
-                    )  # as planned
+                    asked = replace(request, impl=None, suite=None, case=(), launch=None, out=None)
+                    asked = replace(asked, resume=str(where), retry=True)
                 else:
                     asked = replace(request, out=str(where))
                 journal, plan, race = begin_race(implementation, asked, device, display)

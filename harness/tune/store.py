@@ -30,7 +30,7 @@ OPPOSITE = {"faster": "slower", "slower": "faster"}
 
 
 def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:
-    """What is stored for a finished case; None where there is no verdict, or the noise swallowed it.
+    """What is stored for a finished case; None where there is no verdict whose noise is known.
 
     It is the challenger if the verdict calls it faster than the baseline, else the baseline. `verdict`,
     `ratio`, `low` and `high` are of `config` against `against`: time(against) / time(config).

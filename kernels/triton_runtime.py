@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels import platform as platforms
+from kernels.formats import native
 from kernels.op import Implementation, Prepared, Unsupported
 from kernels.operands import Operands
 from kernels.platform import Platform, version
@@ -73,6 +74,13 @@ def interpreter_fits() -> Support:
         f"the interpreter of Triton {triton} needs numpy before 2.4, this is {numpy}: "
         "install that, or Triton 3.7 or later",
     )
+
+
+def require_format(fp8: str, target: Target) -> None:
+    """Raises Unsupported where the matrix instructions of a GPU take another FP8 format."""
+    taken = native(target.arch)
+    if target.kind != "cpu" and fp8 != taken:
+        raise Unsupported(f"products of {fp8} need another GPU; {target.arch} takes {taken}")
 
 
 class TritonImplementation(Implementation):

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.formats import BLOCK, native
-from kernels.op import Unsupported
-from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
+from kernels.formats import BLOCK
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
 
 if TYPE_CHECKING:
@@ -174,9 +173,7 @@ class SplitK(SuiteTriton):
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        given, taken = str(operands.b_q.dtype).removeprefix("torch.float8_"), native(target.arch)
-        if target.kind != "cpu" and given != taken:
-            raise Unsupported(f"products of {given} need another GPU; {target.arch} takes {taken}")
+        require_format(str(operands.b_q.dtype).removeprefix("torch.float8_"), target)
         return _SplitK(operands, out, config, target)
 
 

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from itertools import chain, product, zip_longest
 from typing import TYPE_CHECKING, NamedTuple
 
-from kernels.formats import fp8_format, native
+from kernels.formats import fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import BYTES, NOPE, ROPE, VALUE, WIDTH, MhaPrefillSizes, takes
-from kernels.op import Unsupported
 from kernels.support import Support
-from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
 
 if TYPE_CHECKING:
@@ -164,10 +163,8 @@ class FlashVarlen(SuiteTriton):
     def prepare_with(
         self, config: FlashConfig, target: Target, operands: MhaPrefillOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        sizes = operands.sizes
-        if sizes.dtype == "fp8" and target.kind != "cpu" and sizes.fp8 != native(target.arch):
-            taken = native(target.arch)
-            raise Unsupported(f"products of {sizes.fp8} need another GPU; {target.arch} takes {taken}")
+        if operands.sizes.dtype == "fp8":
+            require_format(operands.sizes.fp8, target)
         return _FlashVarlen(operands, out, config, target)
 
 

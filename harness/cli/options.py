@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from harness.run.request import Request
+
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -105,13 +107,7 @@ MEASURING = [
 
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of every command that measures; they become a Request."""
-
-    def request() -> type[DataclassInstance]:
-        from harness.run.request import Request
-
-        return Request
-
-    command = gathered(request)(command)
+    command = gathered(lambda: Request)(command)
     for option in reversed(MEASURING):
         command = option(command)
     return command

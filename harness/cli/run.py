@@ -4,15 +4,12 @@ here is told at the head of harness/run/execute.py."""
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from harness.cli.interrupt import RECORDED, interruptible
 from harness.cli.options import measuring
-
-if TYPE_CHECKING:
-    from harness.run.request import Request
+from harness.run.request import Request
 
 
 @click.command()

@@ -21,9 +21,10 @@ from kernels.defects import known_defects
 from kernels.engines import EngineDefault
 from kernels.engines.deploy import TABLES, columns, deployed, known_settings
 from kernels.op import DTYPES
-from kernels.tables import Found, Problem, Target
+from kernels.tables import Found, Problem
 from kernels.tables.files import Files, TableError
 from kernels.tables.lookup import LIBRARIES, Lookups
+from kernels.tuning import Target
 from kernels.vendor import READ_TO
 from shapes.case import Size
 from shapes.deployment import Call, Deployment, served, sweep
@@ -195,7 +196,8 @@ def engine_view(request: EngineRequest) -> EngineView:
     units = request.given.get("CU_NUM", str(device["units"]))
     if not units.isdecimal():
         raise UsageError(f"CU_NUM={units} is no number of compute units")
-    target = Target(arch, int(units), device["driver"], request.triton or engines.triton(request.engine))
+    triton = request.triton or engines.triton(request.engine)
+    target = Target(engines.kind(arch), arch, int(units), device["driver"], triton=triton)
     tables = Lookups(target, request.paths, request.given, *columns(request.engine, deployment))
     try:
         for name in request.paths:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from kernels.binding import BindingError
 from kernels.op import Call, Prepared, Unsupported
-from kernels.tuning import Demand, Target, Tunable
+from kernels.tuning import Target, Tunable, words
 from shapes.case import text_of
 
 if TYPE_CHECKING:
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 
 EngineEntry = Mapping[str, int | bool]
 """A configuration with an engine's names, as in its tables and in launches of its kernels."""
+
+TakeEntry = Callable[[int], EngineEntry]
+"""Returns the configuration that an engine takes at an M."""
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024, 1536, 2048, 3072, 4096)
 """The M for which the engines' tables have entries."""
@@ -49,18 +51,9 @@ class EngineConfig:
     kpack: int | None = None
 
     @property
-    def entry(self) -> dict[str, int]:
-        return {name: value for name, value in vars(self).items() if value is not None}
-
-    @property
-    def tile(self) -> tuple[int, int, int]:
-        return self.BLOCK_SIZE_M, self.BLOCK_SIZE_N, self.BLOCK_SIZE_K
-
-    @property
     def shared(self) -> int:
         """Bytes of shared memory for the FP8 tiles of all stages."""
-        rows, columns, depth = self.tile
-        return (rows + columns) * depth * max(1, self.num_stages)
+        return (self.BLOCK_SIZE_M + self.BLOCK_SIZE_N) * self.BLOCK_SIZE_K * max(1, self.num_stages)
 
     def registers(self, lanes: int) -> int:
         """An estimate of the registers of a thread: for two tiles of fp32, which hold the sums and the
@@ -82,14 +75,12 @@ class EngineTable:
     table."""
 
 
-def table_of(
-    m: int, own: Iterable[int] | None, files: Mapping[str, Callable[[int], EngineEntry]]
-) -> EngineTable:
+def table_of(m: int, own: Iterable[int] | None, files: Mapping[str, TakeEntry]) -> EngineTable:
     """Asks an engine for what it uses.
 
     m:     the M of the case
     own:   the M of the engine's table; None where it has no table
-    files: for each file, a function that returns the engine's configuration at an M
+    files: the files that the engine looks for, the main one first
     """
     ms = sorted({*LADDER, *(own or ())})
     taken = {name: {each: _stored(take(each)) for each in ms} for name, take in files.items()}
@@ -130,8 +121,8 @@ class EngineLookUp(ABC):
     def file(self, sizes: Any) -> str:
         """The name of the table's file, below the folder that the engine looks into."""
 
-    def further(self, sizes: Any) -> Mapping[str, Callable[[int], EngineEntry]]:
-        """Other files that the engine reads, each with a function that returns its configuration at an M."""
+    def further(self, sizes: Any) -> Mapping[str, TakeEntry]:
+        """Other files that the engine reads."""
         return {}
 
     @abstractmethod
@@ -139,20 +130,16 @@ class EngineLookUp(ABC):
         """Returns a function that makes a context for one call, in which the engine uses this configuration,
         or its own where it is None. Raises BindingError or Unsupported."""
 
-    @abstractmethod
-    def demands(self, config: EngineConfig, sizes: Any) -> list[Demand]:
-        """What each kernel of a call needs, as `Tunable.demands`."""
-
     def engine_table(self, sizes: Any) -> EngineTable:
         """What the engine uses for a shape. Raises Unsupported or BindingError."""
-        main: Callable[[int], EngineEntry] = functools.partial(self.taken, sizes)
+        main: TakeEntry = functools.partial(self.taken, sizes)
         files = {self.file(sizes): main, **self.further(sizes)}
         return table_of(self.rows(sizes), self.table(sizes), files)
 
     def picked(self, sizes: Any, forced: EngineConfig | None) -> str:
         """The configuration of a call and where it comes from, as text; empty if unknown."""
         if forced is not None:
-            return f"{text_of(forced.entry)} (as told)"
+            return f"{words(forced)} (as told)"
         m = self.rows(sizes)
         try:
             return f"{text_of(self.taken(sizes, m))} ({origin_of(self.table(sizes), m)})"
@@ -189,9 +176,6 @@ class EngineTuned(Tunable):
         """What the installed engine uses on this machine's device. Raises Unsupported or BindingError."""
         return self.tables.engine_table(sizes)
 
-    def demands(self, config: EngineConfig, target: Target, sizes: DataclassInstance) -> list[Demand]:
-        return self.tables.demands(config, sizes)
-
     def heuristic(self, target: Target, sizes: DataclassInstance) -> EngineConfig:
         raise TypeError(f"{self.name} runs what its engine chooses")
 
@@ -205,32 +189,10 @@ class EngineTuned(Tunable):
         options: Iterable[tuple[int, ...]] = itertools.product((4, 8), (2,) if rocm else (3, 4, 2, 5))
         if rocm:
             options = [(*each, waves, 16, 2) for each in options for waves in (0, 1, 2, 4)]
+        lanes, limit = (64, 512) if rocm else (32, 255)
         for tile, option, group in itertools.product(tiles, list(options), groups):
             config = EngineConfig(*tile, group, *option)
-            lanes, limit = (64, 512) if rocm else (32, 255)
             if config.shared <= target.shared and config.registers(lanes) <= limit:
                 yield config
 
 
-def product(
-    config: EngineConfig, kernel: str, tiles: int, read_rows: float, n: int, k: int, moved: float
-) -> Demand:
-    """What a launch of [rows, k] x [n, k]^T in tiles needs.
-
-    tiles:     how many tiles of rows have work
-    read_rows: how many rows of a tile exist
-    moved:     bytes of all operands and the output, each counted once
-    """
-    rows, columns, depth = config.tile
-    steps = math.ceil(k / depth)
-    step = (read_rows + columns) * depth
-    return Demand(
-        kernel=kernel,
-        programs=tiles * math.ceil(n / columns),
-        flops=2.0 * rows * columns * depth * steps,
-        dtype="fp8",
-        read=step * steps,
-        in_flight=step * min(max(1, config.num_stages - 1), steps),
-        overlaps=config.num_stages > 1,
-        moved=moved,
-    )

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from kernels import platform as platforms
+from kernels.formats import native
 from kernels.op import Implementation, Prepared, Unsupported
 from kernels.operands import Operands
 from kernels.platform import Platform, version
@@ -75,6 +76,13 @@ def interpreter_fits() -> Support:
     )
 
 
+def require_format(fp8: str, target: Target) -> None:
+    """Raises Unsupported where the matrix instructions of a GPU take another FP8 format."""
+    taken = native(target.arch)
+    if target.kind != "cpu" and fp8 != taken:
+        raise Unsupported(f"products of {fp8} need another GPU; {target.arch} takes {taken}")
+
+
 class TritonImplementation(Implementation):
     """A Triton kernel. On a CPU it is interpreted: checked, but never timed."""
 
@@ -92,9 +100,39 @@ class TritonImplementation(Implementation):
 
 
 class ConfiguredPrepared(Prepared):
-    """A call with a configuration, which the record names."""
+    """A call of the suite's Triton kernels with a configuration, which the record names. A subclass prepares
+    the launches in its constructor, and makes them in `launch`."""
 
     choice: Choice
+
+    def __init__(self, operands: Operands, out: torch.Tensor) -> None:
+        super().__init__(operands, out)
+        self.interpreted = out.device.type == "cpu"
+        self.written = self.rounded_later(out)
+        """What the kernels write: `out`, or what is rounded to it."""
+
+    def rounded_later(self, narrow: torch.Tensor) -> torch.Tensor:
+        """The tensor itself. In the interpreter an fp32 tensor like it: the interpreter truncates to a
+        narrow dtype where it should round, so kernels write fp32 there, and torch rounds."""
+        import torch
+
+        return torch.zeros_like(narrow, dtype=torch.float32) if self.interpreted else narrow
+
+    def bits(self, codes: torch.Tensor) -> torch.Tensor:
+        """The tensor itself. In the interpreter, which has no e4m3fnuz, such codes are seen as uint8."""
+        import torch
+
+        fnuz = codes.dtype == torch.float8_e4m3fnuz
+        return codes.view(torch.uint8) if self.interpreted and fnuz else codes
+
+    def call(self) -> None:
+        self.launch()
+        if self.written is not self.out:
+            self.out.copy_(self.written)
+
+    @abstractmethod
+    def launch(self) -> None:
+        """Launches the kernels, which write `written`."""
 
     def picked(self) -> str:
         return f"{words(self.choice.config)} ({self.choice.origin})"

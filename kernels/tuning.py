@@ -1,8 +1,8 @@
-"""Configurations of a kernel: which there are, what each needs of a device, and which one is used for a case.
+"""Configurations of a kernel: which ones there are, and which one is used for a case.
 
-Choices are data. `python -m harness tune` writes them to `tuned/<device>/<implementation>.json` beside this
-file, after compiling (the device is then an architecture) or measuring. `choose` reads them when a call is
-prepared. KERNEL_BENCH_TUNED names another folder of the same layout, which comes first.
+Choices are data, in files `<device>/<implementation>.json`: in `tuned` beside this file, and before it in the
+folder that KERNEL_BENCH_TUNED names. `python -m harness tune` stores what it measured on a device. Choices in
+a folder that is named after an architecture were only compiled, on a machine without that GPU.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from kernels.op import Implementation
 from shapes.case import text_of
@@ -37,7 +37,7 @@ class StoredError(Exception):
 
 @dataclass(frozen=True)
 class Target:
-    """A device for which a configuration is chosen. This machine need not have it."""
+    """A device for which a configuration is chosen or looked up. This machine need not have it."""
 
     kind: str
     """cpu, cuda or rocm."""
@@ -46,35 +46,16 @@ class Target:
     units: int
     """Compute units (CUs, SMs)."""
     device: str = ""
-    """The vendor's name; empty for any device of the architecture."""
+    """The driver's name of it: `AMD Instinct MI300X`, `NVIDIA H200`; empty for any device of the
+    architecture."""
     shared: float = math.inf
-    """The most bytes of shared memory of a program, if the driver of a device here reports it."""
+    """The most bytes of shared memory that a program may take, if that is known."""
+    triton: str = ""
+    """The version of Triton that an engine uses there, if that is known."""
 
     def pick(self, choices: Mapping[str, T]) -> T:
         """Picks from choices by architecture or kind. The architecture comes first."""
         return choices.get(self.arch, choices[self.kind])
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What one kernel of a call needs of a device. A configuration is ranked by this before it runs."""
-
-    kernel: str
-    """The name of the function that is compiled."""
-    programs: int
-    """Programs of the grid that have work."""
-    flops: float
-    """Flops of the matrix products of a program, including the padding of its tile."""
-    dtype: str
-    """The dtype of the operands of these products."""
-    read: float
-    """Bytes that a program loads, from a cache or from memory."""
-    in_flight: float
-    """Bytes of loads that are in flight at once, by the stages of the loop."""
-    moved: float
-    """Bytes that all programs together read and write, each counted once."""
-    overlaps: bool = True
-    """Whether loads overlap with products. In a loop of one stage they do not."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +72,7 @@ class Tunable(Implementation):
 
     Config: ClassVar[type[DataclassInstance]]
     """A frozen dataclass of integers, strings and booleans: the constants for which its kernels are
-    specialised, and Triton's options. It does not depend on the sizes."""
+    specialised, and Triton's options. It does not depend on the sizes. A value of None is left out."""
     forced: DataclassInstance | None = None
     """The configuration to use in place of a stored one."""
 
@@ -105,10 +86,6 @@ class Tunable(Implementation):
     def heuristic(self, target: Target, sizes: DataclassInstance) -> DataclassInstance:
         """The configuration to use where none is stored for any target of the kind."""
 
-    def demands(self, config: DataclassInstance, target: Target, sizes: DataclassInstance) -> list[Demand]:
-        """What each kernel of a call needs that depends on the configuration."""
-        return []
-
     def features(self, sizes: DataclassInstance) -> dict[str, float | str]:
         """The properties by which `distance` compares cases."""
         return asdict(sizes)
@@ -120,16 +97,37 @@ class Tunable(Implementation):
         return other
 
     def choose(self, target: Target, sizes: DataclassInstance) -> Choice:
-        """The configuration for these sizes: the forced one, the nearest stored one, or the heuristic one."""
+        """The configuration for these sizes: the forced one, the nearest stored one, or the heuristic one.
+        Raises StoredError."""
         if self.forced is not None:
             return Choice(self.forced, "as told")
+        stored = self.stored(target, sizes)
+        if stored:
+            return stored[0]
         by_rule = f"by rule: none of the stored fits {target.arch} here"
-        return nearest(self, target, sizes) or Choice(self.heuristic(target, sizes), by_rule)
+        return Choice(self.heuristic(target, sizes), by_rule)
+
+    def stored(self, target: Target, sizes: DataclassInstance) -> list[Choice]:
+        """The stored choices for targets of this kind that are right at these sizes, the nearest first.
+        Raises StoredError."""
+        choices = [choice for choice in stored_choices(self.name) if choice.kind == target.kind]
+        if not choices:
+            return []
+        features = self.features(sizes)
+        allowed = {words(config): config for config in self.configurations(target, sizes)}
+        right = [choice for choice in choices if choice.config in allowed]
+        right.sort(key=lambda choice: choice.away(features, target))
+        return [Choice(allowed[choice.config], choice.origin(features, target)) for choice in right]
+
+
+def values(config: DataclassInstance) -> dict[str, Any]:
+    """The values of a configuration by name, for records and for an engine's tables."""
+    return {name: value for name, value in asdict(config).items() if value is not None}
 
 
 def words(config: DataclassInstance) -> str:
     """Text such as `rows=64 warps=4`."""
-    return text_of(asdict(config))
+    return text_of(values(config))
 
 
 OTHER_DEVICE, NOT_MEASURED, OTHER_ARCH = 1.0, 2.0, 1000.0
@@ -139,29 +137,14 @@ that was compiled for exactly these sizes, if its sizes together are within a fa
 another architecture comes after all of the device's own."""
 
 
-def nearest(implementation: Tunable, target: Target, sizes: DataclassInstance) -> Choice | None:
-    """The stored choice for the nearest case, of those that are right at these sizes. None if there is none.
-    Raises StoredError where stored choices cannot be read."""
-    entries = [entry for entry in stored(implementation.name) if entry.kind == target.kind]
-    if not entries:
-        return None
-    features = implementation.features(sizes)
-    allowed = {words(config): config for config in implementation.configurations(target, sizes)}
-    by_distance = [(entry.away(features, target), entry) for entry in entries if entry.config in allowed]
-    if not by_distance:
-        return None
-    _, entry = min(by_distance, key=lambda pair: pair[0])
-    return Choice(allowed[entry.config], entry.origin(features, target))
-
-
 @dataclass(frozen=True)
 class StoredChoice:
-    """A stored choice."""
+    """A choice in a file, with what the file says of all of its choices."""
 
     kind: str
     arch: str
     device: str
-    """The device on which it was measured; empty if it was only compiled."""
+    """The device on which it was measured; empty on a CPU, and if it was only compiled."""
     measured: bool
     case: str
     features: Mapping[str, float | str]
@@ -203,12 +186,6 @@ def distance(a: Mapping[str, float | str], b: Mapping[str, float | str]) -> floa
     return total
 
 
-def folders() -> list[Path]:
-    """The folders of stored choices. The first comes first. Raises StoredError."""
-    own = os.environ.get(OWN)
-    return [*([own_folder(own)] if own else []), TUNED]
-
-
 def own_folder(named: str) -> Path:
     """The folder that KERNEL_BENCH_TUNED names. Raises StoredError where it does not exist."""
     if not Path(named).is_dir():
@@ -217,20 +194,20 @@ def own_folder(named: str) -> Path:
 
 
 @functools.cache
-def stored(implementation: str) -> list[StoredChoice]:
-    """All stored choices for an implementation. Raises StoredError."""
-    return [entry for folder in folders() for entry in _read(folder, implementation)]
+def stored_choices(implementation: str) -> list[StoredChoice]:
+    """All stored choices for an implementation, those of the user's own folder first. Raises StoredError."""
+    own = os.environ.get(OWN)
+    folders = [own_folder(own), TUNED] if own else [TUNED]
+    paths = [path for folder in folders for path in sorted(folder.glob(f"*/{implementation}.json"))]
+    return [choice for path in paths for choice in _read(path)]
 
 
-def _read(folder: Path, implementation: str) -> Iterator[StoredChoice]:
-    for path in sorted(folder.glob(f"*/{implementation}.json")):
-        try:
-            file = json.loads(path.read_text())
-            place = (file["kind"], file["arch"], file["device"], file["measured"])
-            for choice in file["choices"]:
-                yield StoredChoice(
-                    *place, choice["case"], dict(choice["features"]), text_of(choice["config"])
-                )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = f"lacks {error}" if isinstance(error, KeyError) else error
-            raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None
+def _read(path: Path) -> Iterator[StoredChoice]:
+    try:
+        file = json.loads(path.read_text())
+        place = (file["kind"], file["arch"], file["device"], file["measured"])
+        for choice in file["choices"]:
+            yield StoredChoice(*place, choice["case"], dict(choice["features"]), text_of(choice["config"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        why = f"lacks {error}" if isinstance(error, KeyError) else error
+        raise StoredError(f"stored choices {path} cannot be read: {why}; tune again") from None

@@ -178,6 +178,6 @@ def no_stored_choices(
 ) -> Iterator[None]:
     """Tests in this process choose configurations by rule, whatever `kernels/tuned` holds."""
     monkeypatch.setattr(tuning, "TUNED", tmp_path_factory.getbasetemp() / "no choices")
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     yield
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()

@@ -147,18 +147,19 @@ class Steps:
             on_done = functools.partial(self.display.command, step.name)
             yield CommandJob(name, type, step.rank, folder, words, wall_s, on_done)
         elif isinstance(request, TuneRequest):
-            request = replace(request, out=str(self.folder / "tuned"))
+            request = replace(request, tuned=str(self.folder / "tuned"))
             display = StepRace(step.name, self.display, Progress(quiet=True))
             for implementation in implementations_here(request, facts.platform):
                 where = folder.with_name(f"{folder.name}-{implementation.name}")
                 begun = (where / "run.json").exists()
                 if begun:
-                    asked = replace(request, resume=str(where), retry=True, launch=None)
+                    asked = replace(request, impl=None, suite=None, case=(), launch=None, out=None)
+                    asked = replace(asked, resume=str(where), retry=True)
                 else:
-                    asked = replace(request, journal=str(where))
+                    asked = replace(request, out=str(where))
                 journal, plan, race = begin_race(implementation, asked, device, display)
-                of, run = f"{name}: {implementation.name}", asked.run_request(implementation)
-                yield RunJob(of, type, step.rank, journal, plan, run, race.on_case, 0, made)
+                of = f"{name}: {implementation.name}"
+                yield RunJob(of, type, step.rank, journal, plan, asked, race.on_case, 0, made)
         else:
             run = request(facts.platform)
             if (folder / "run.json").exists():

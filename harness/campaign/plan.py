@@ -206,10 +206,9 @@ def _tasks(step: Step, job: str, platform: Platform, budget_s: float, read: Read
         tasks: list[Task] = []
         request = replace(request, dry_run=True)
         for implementation in implementations_here(request, platform):
-            worth = worth_s(request.run_request(implementation), "")
             cases = race_selection(implementation, request, platform).cases
             keys = [f"{implementation.name} {case.key}" for case in cases]
-            tasks += case_tasks(job, keys, worth, "", platform.kind)
+            tasks += case_tasks(job, keys, request.per_case_s, "", platform.kind)
         return tasks
     asked = request(platform)
     selection = select_all(asked, platform)

@@ -26,35 +26,29 @@ Evidence = dict[str, dict[str, int]]
 
 @dataclass(frozen=True)
 class Architecture:
-    """catalogue/architectures.json says what each figure means and gives its source."""
+    """What a program may take on an architecture, and what a compute unit holds for all of its programs. The
+    sources of the figures are in catalogue/architectures.json."""
 
     arch: str
-    kind: str
-    triton: tuple[str, str | int, int]
-    device: str
-    units: int
-    registers_per_thread: int
-    register_step: int
+    kind: str  # cuda or rocm
+    triton: tuple[str, str | int, int]  # Triton's target: back end, architecture, threads of a wave
+    device: str  # the largest device of its kind in serving
+    units: int  # compute units of that device
+    registers_per_thread: int  # of 32 bits; on CDNA VGPRs and AGPRs together
+    register_step: int  # registers of a thread are allocated in multiples of this
     registers_per_unit: int
     threads_per_program: int
-    waves: int
-    waves_step: int
-    programs: int
-    shared_per_program: int
-    shared_per_unit: int
-    shared_reserved: int
-    shared_step: int
-    tensor_columns: int
-    instructions: Mapping[str, str]
-    rows: int
-    older: Mapping[str, str]
-    older_rate: Mapping[str, float]
-    cache_tbps: float
-    latency_ns: float
-    launch_us: float
-    flops_per_clock: Mapping[str, float]
-    shared_per_clock: float
-    product_rows: int
+    waves: int  # warps or wavefronts that a unit holds
+    waves_step: int  # registers are allocated for so many waves at a time, one for each SIMD
+    programs: int  # that a unit holds
+    shared_per_program: int  # bytes
+    shared_per_unit: int  # bytes
+    shared_reserved: int  # bytes that each program takes for the system
+    shared_step: int  # bytes are allocated in multiples of this
+    tensor_columns: int  # of tensor memory; 0 where there is none
+    instructions: Mapping[str, str]  # patterns of the matrix instructions of full rate, by dtype
+    rows: int  # the least rows of a tile that those take
+    older: Mapping[str, str]  # patterns of instructions that narrower tiles may declare, by dtype
     sources: Mapping[str, str]
 
     @property

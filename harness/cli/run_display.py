@@ -12,10 +12,9 @@ from harness.catalogue.published import figures
 from harness.progress import Progress
 from harness.report import case_table, notes, setting_table
 from harness.report.terminal import show
-from harness.report.tune_table import race_table, stored_text
 from harness.results.comparison import spreads
 from harness.results.schema import CaseDone, Cell, Record, Run
-from shapes.case import Case
+from shapes.case import Case, text_of
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -81,17 +80,28 @@ class RaceTables(TerminalDisplay):
         super().__init__(quiet=False, file=sys.stdout)
 
     def case(self, run: Run, case: Case, records: Sequence[Record]) -> None:
+        """The table of the configurations that were not beaten, with the numbers of the others."""
+        beaten = {
+            id(r) for r in records if isinstance(r, Cell) and r.status == "ok" and not r.samples.seconds
+        }
         self.print("")
-        self.print(race_table(records, run))
+        self.print(case_table.case_table([r for r in records if id(r) not in beaten], run))
+        search = next(r for r in records if isinstance(r, CaseDone)).entries
+        if search:
+            pruned = ", ".join(f"{count} {why}" for why, count in search.pruned.items())
+            self.print(
+                f"of {search.considered} configurations {search.raced} were raced, {len(beaten)} of them "
+                f"beaten in the eliminations" + (f"; not raced: {pruned}" if pruned else "")
+            )
 
     def stored(self, file: Path | None, choice: Mapping[str, Any] | None) -> None:
         if choice is None:
-            text = "nothing stored: there is no verdict on the configuration that was used before"
-        elif file is None:
-            text = f"leave it: {choice['before']} stays, nothing is written: {stored_text(choice)}"
-        else:
-            text = f"stored in {file}: {stored_text(choice)}"
-        self.print(f"{text}\n")
+            self.print("nothing stored: there is no verdict on the configuration that was used before\n")
+            return
+        where = f"stored in {file}" if file else f"leave it: {choice['before']} stays, nothing is written"
+        config, against = (text_of(choice[name]) for name in ("config", "against"))
+        ratio = f"{choice['ratio']}x ({choice['low']}..{choice['high']})"
+        self.print(f"{where}: {config}, {choice['verdict']} against {against}: {ratio}\n")
 
     def end(self, run: Run, outcome: Outcome) -> None:
         self.print(end_text(outcome))

@@ -37,7 +37,7 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
 @ad_hoc_cases
 @click.option("--target", hidden=True, expose_value=False, is_eager=True, callback=_no_target)
 @click.option("--shard", metavar="I/N", help="Race the I-th of N parts of the cases only.")
-@click.option("--out", metavar="DIR", help="Where to store (default: kernels/tuned, which runs read).")
+@click.option("--out", "tuned", metavar="DIR", help="Where to store (default: kernels/tuned, read by runs).")
 @click.option("--json", metavar="FILE|-", help="Write the choices there as JSON, too.")
 @click.option("--dry-run", is_flag=True, help="Say what would be raced, and how long; race nothing.")
 @click.option(
@@ -48,7 +48,7 @@ def _no_target(context: click.Context, option: click.Parameter, text: str | None
 @click.option("--keep", type=click.IntRange(1), help="Race at most so many for a case (default: 24).")
 @click.option("--budget", metavar="60s", help="Time for measuring a race (default: 30s for each case).")
 @click.option("--per-case", metavar="30s", help="Least of it that is worth a case (default: 30s).")
-@click.option("--journal", metavar="DIR", help="The race's rounds (default: a new folder in results/local/).")
+@click.option("--journal", "out", metavar="DIR", help="The rounds (default: a new folder in results/local/).")
 @click.option("--resume", metavar="RUN", help="Race what this race did not finish.")
 @click.option("--retry", is_flag=True, help="With --resume: race cases where something failed again.")
 @click.option("--disturbed", type=click.Choice(["prefer", "keep", "refuse"]), envvar="KERNEL_BENCH_DISTURBED",

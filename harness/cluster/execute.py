@@ -386,7 +386,7 @@ def _outcome(job: RunJob) -> Outcome:
 
 
 def race_on_cluster(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
-    """As `harness.tune.race.race`."""
+    """As `harness.tune.race.tune`."""
     pool = RayPool(request.cluster or "auto", [request.device] if request.device else [])
     return race_on(pool, request, display)
 
@@ -403,9 +403,9 @@ def race_on(pool: Pool, request: TuneRequest, display: RaceDisplay) -> tuple[int
             raise NothingRan(f"nothing of these can be timed on {platform.name or platform.kind}")
         for implementation in implementations:
             journal, plan, race = begin_race(implementation, request, devices[0], display)
-            name, asked = implementation.name, request.run_request(implementation)
+            name = implementation.name
             display.log(f"racing {name} on {count} of {type}; rounds in {journal.folder}")
-            jobs.append(RunJob(name, type, 0, journal, plan, asked, race.on_case, count, made))
+            jobs.append(RunJob(name, type, 0, journal, plan, request, race.on_case, count, made))
             races.append(race)
     codes = [FAILED] if driver.failed else []
     for job in jobs:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from triton.compiler import CompiledKernel
 
 NICE = 10
+PROGRESS_S = 10.0
 MATRIX = re.compile(r"\b(?:v_s?mfmac?_\w+|wgmma\.mma_async[\w.:]*|tcgen05\.mma\.[\w.:]*|mma\.sync[\w.:]*)")
 PRODUCT = re.compile(r"\btt\.dot\b.*: tensor<(\d+)x(\d+)x(\w+)> \* tensor<\d+x(\d+)x(\w+)>")
 DTYPES = {"f8E4M3FN": "fp8", "f8E4M3FNUZ": "fp8", "bf16": "bf16"}
@@ -57,8 +58,8 @@ class Resources:
 
     registers: int = 0  # of a thread. On CDNA these are vector registers: VGPRs and AGPRs together
     spills: int = 0
-    """Registers of a thread that did not fit. On NVIDIA this is the number of bytes stored for them, over 4;
-    on CDNA some may have gone to AGPRs."""
+    """Registers of a thread that did not fit. On NVIDIA: a fourth of the bytes that are stored for them. On
+    CDNA some of them may have gone to AGPRs."""
     scratch_bytes: int = 0  # memory of a thread for spilled registers and local arrays
     shared_bytes: int = 0  # of a program
     columns: int = 0  # of tensor memory, of a program
@@ -161,42 +162,28 @@ CompileEach = Callable[[Mapping[str, KernelLaunch]], Iterable[tuple[str, Resourc
 """Compiles launches, given by key, and yields each key with its result as soon as it is there."""
 
 
-class CompileProgress:
-    """Prints a line on stderr every ten seconds."""
-
-    EVERY_S = 10.0
-
-    def __init__(self, where: str = "") -> None:
-        self.where, self.shown = where, time.monotonic()
-
-    def __call__(self, done: int, of: int) -> None:
-        if time.monotonic() - self.shown > self.EVERY_S:
-            self.shown = time.monotonic()
-            print(f"{self.where}{done} of {of} configurations compiled", file=sys.stderr, flush=True)
-
-
 def compile_all(
-    launches: Sequence[KernelLaunch],
-    progress: Callable[[int, int], None] | None = None,
-    compile_each: CompileEach | None = None,
+    launches: Sequence[KernelLaunch], compile_each: CompileEach | None = None, where: str = ""
 ) -> list[Resources]:
-    """The resources of each launch, in order.
+    """The resources of each launch, in order. Prints a line of progress on stderr every ten seconds.
 
-    progress:     is told how many compilations of how many are over
     compile_each: compiles what the cache does not know; default: on the CPUs that this process may use
+    where:        begins the lines of progress
     """
     keys = [key_of(launch) for launch in launches]
     wanted = dict(zip(keys, launches, strict=True))
     results = {key: known for key in wanted if (known := _recall(key)) is not None}
     todo = {key: launch for key, launch in wanted.items() if key not in results}
+    shown = time.monotonic()
     for i, (key, result) in enumerate((compile_each or _compile_here)(todo), 1):
         results[key] = result
         if not result.error:
             # A cache that cannot be written is no error.
             with contextlib.suppress(OSError):
                 files.replace(_file(key), json.dumps(asdict(result)))
-        if progress:
-            progress(i, len(todo))
+        if time.monotonic() - shown > PROGRESS_S:
+            shown = time.monotonic()
+            print(f"{where}{i} of {len(todo)} configurations compiled", file=sys.stderr, flush=True)
     return [results[key] for key in keys]
 
 

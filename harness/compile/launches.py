@@ -83,9 +83,8 @@ def implementations(op: str) -> list[SuiteTriton]:
 
 
 def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list[KernelLaunch]:
-    """What all Triton implementations of an op launch for the cases, each launch once. In wider boundaries
-    the suite's own kernels that come before are included. The architecture gives sizes that a case leaves
-    open."""
+    """What all Triton implementations of an op launch for the cases, each launch once, with the texts of its
+    cases. The architecture gives sizes that a case leaves open."""
     it = kernels.OPS[op]
     seen: dict[tuple[str, str], KernelLaunch] = {}
     for case in cases:
@@ -93,11 +92,13 @@ def launches(op: str, architecture: Architecture, cases: Iterable[Case]) -> list
         for implementation in implementations(op):
             if not implementation.fits(sizes).ok:
                 continue
-            with recorded_launches(architecture) as calls:
-                _call(it, implementation, architecture, it.empty_operands(sizes, "meta"), sizes)
-            for kernel, data in dict.fromkeys(calls):
-                launch = _launch(op, implementation, architecture, kernel, data)
-                seen.setdefault((kernel, data), launch).cases.append(case.text)
+            operands = it.empty_operands(sizes, "meta")
+            try:
+                found = launches_of(it, implementation, architecture, operands, sizes)
+            except Unsupported:
+                continue
+            for launch in found:
+                seen.setdefault((launch.kernel, launch.data), launch).cases.append(case.text)
     return list(seen.values())
 
 
@@ -116,34 +117,34 @@ def launches_of(
     operands: Operands,
     sizes: DataclassInstance,
 ) -> list[KernelLaunch]:
-    """What one call launches, in order, on operands of the implementation's own boundary. Raises
-    Unsupported."""
+    """What one call launches, in order, each launch once. If the operands are of a wider boundary than the
+    implementation's, the suite's own kernels that come before are included. Raises Unsupported."""
     with recorded_launches(architecture) as calls:
-        implementation.prepare_for(architecture.target, operands, op.empty_output(sizes, "meta")).call()
-    return [_launch(op.name, implementation, architecture, kernel, data) for kernel, data in calls]
-
-
-def _launch(op: str, implementation: SuiteTriton, on: Architecture, kernel: str, data: str) -> KernelLaunch:
-    excuse = implementation.older_instructions.get(kernel.partition(":")[2], "")
-    return KernelLaunch(op, implementation.name, kernel, on.arch, data, excuse)
+        _call(op, implementation, architecture, operands, sizes)
+    excuses = implementation.older_instructions
+    return [
+        KernelLaunch(
+            op.name,
+            implementation.name,
+            kernel,
+            architecture.arch,
+            data,
+            excuses.get(kernel.partition(":")[2], ""),
+        )
+        for kernel, data in dict.fromkeys(calls)
+    ]
 
 
 def _call(
     op: Op, implementation: SuiteTriton, on: Architecture, operands: Operands, sizes: DataclassInstance
-) -> Mapping[str, torch.Tensor] | None:
+) -> Mapping[str, torch.Tensor]:
     """Calls an implementation on operands of a boundary, after the steps that lead to its own boundary.
-    Returns the tensors that the call reads, by name; None where the call is not supported."""
+    Returns the tensors that the call reads, by name. Raises Unsupported."""
     if operands.boundary in implementation.boundaries:
-        try:
-            prepared = implementation.prepare_for(on.target, operands, op.empty_output(sizes, "meta"))
-        except Unsupported:
-            return None
+        prepared = implementation.prepare_for(on.target, operands, op.empty_output(sizes, "meta"))
         prepared.call()
         return prepared.inputs()
-    inputs = _call(op, implementation, on, operands.narrowed(), sizes)
-    if inputs is None:
-        return None
-    op.step(operands, inputs)()
+    op.step(operands, _call(op, implementation, on, operands.narrowed(), sizes))()
     return operands.live_tensors()
 
 

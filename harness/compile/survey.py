@@ -1,5 +1,5 @@
-"""The survey of compiled kernels: all configurations that runs launch, for each target, with the limits that
-keep one from being shipped."""
+"""The survey of compiled kernels: all configurations that runs launch on each target, and why one must not be
+shipped."""
 
 from __future__ import annotations
 
@@ -10,16 +10,13 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from harness.catalogue.architectures import Architecture, architectures
+from harness.compile.compiler import CompileEach, Resources, compile_all
+from harness.compile.launches import KernelLaunch, launches, shipped
 from harness.errors import NothingRan, UsageError
 from harness.files import JsonObject
 from harness.paths import DATA
-
-if TYPE_CHECKING:
-    from harness.compile.compiler import CompileEach, Resources
-    from harness.compile.launches import KernelLaunch
 
 REFUSED = DATA / "refused.json"
 TILE = ("BLOCK_M", "BLOCK_H", "BLOCK_N", "BLOCK_D", "TILE", "CHUNK")
@@ -50,9 +47,6 @@ def compiles(
     ops: Sequence[str], targets: Sequence[Architecture], compile_each: CompileEach | None = None
 ) -> list[JsonObject]:
     """A row for each kernel, configuration and target, as in `compile --json`."""
-    from harness.compile.compiler import CompileProgress, compile_all
-    from harness.compile.launches import launches, shipped
-
     wanted: list[KernelLaunch] = []
     for op in ops:
         cases = shipped(op)
@@ -60,14 +54,14 @@ def compiles(
             if not (found := launches(op, target, cases)):
                 print(f"left out: no Triton kernel takes cases of {op} on {target.arch}", file=sys.stderr)
             wanted += found
-    results = compile_all(wanted, CompileProgress(), compile_each)
+    results = compile_all(wanted, compile_each)
     return [row(launch, resources) for launch, resources in zip(wanted, results, strict=True)]
 
 
 def row(launch: KernelLaunch, resources: Resources) -> JsonObject:
     architecture = architectures()[launch.arch]
     reasons = violations(launch, resources, architecture)
-    waves = max(1, resources.threads // architecture.threads_per_wave)
+    waves = _waves(resources, architecture)
     resident, bound = architecture.resident(
         resources.registers, resources.shared_bytes, resources.columns, waves
     )
@@ -106,50 +100,40 @@ def violations(launch: KernelLaunch, resources: Resources, architecture: Archite
     """Why a compiled configuration must not be shipped, in words; empty if it may be."""
     if resources.error:
         return [resources.error]
-    return [
-        *_limits(resources, architecture),
-        *_spills(resources),
-        *_products(launch, resources, architecture),
-        *resources.remarks,
-        *_refusals(launch),
-    ]
-
-
-def _limits(resources: Resources, architecture: Architecture) -> Iterator[str]:
-    for what, taken, limit in (
+    limits = (
         ("registers of a thread", resources.registers, architecture.registers_per_thread),
         ("threads", resources.threads, architecture.threads_per_program),
         ("bytes of shared memory", resources.shared_bytes, architecture.shared_per_program),
         ("columns of tensor memory", resources.columns, architecture.tensor_columns),
-    ):
-        if taken > limit:
-            yield f"takes {taken} {what}; {architecture.arch} has {limit}"
-    waves = resources.threads // architecture.threads_per_wave
-    if not architecture.resident(resources.registers, 0, 0, max(1, waves))[0]:
+    )
+    arch = architecture.arch
+    reasons = [f"takes {taken} {what}; {arch} has {limit}" for what, taken, limit in limits if taken > limit]
+    if not architecture.resident(resources.registers, 0, 0, _waves(resources, architecture))[0]:
         what = f"{resources.threads} threads of {resources.registers} registers"
-        yield f"{what} are more than a compute unit has"
-
-
-def _spills(resources: Resources) -> Iterator[str]:
+        reasons.append(f"{what} are more than a compute unit has")
     if resources.scratch_bytes:
         what = f"spills {resources.spills} registers: " if resources.spills else ""
-        yield f"{what}{resources.scratch_bytes} bytes of scratch a thread"
-
-
-def _refusals(launch: KernelLaunch) -> Iterator[str]:
-    """What another supported version of Triton makes of the kernel, where that must not be shipped."""
-    place = (launch.name, launch.arch, launch.config, launch.arguments)
-    for triton, reason in _refused().get(place, {}).items():
-        yield f"under Triton {triton}: {reason}"
+        reasons.append(f"{what}{resources.scratch_bytes} bytes of scratch a thread")
+    reasons += _products(launch, resources, architecture)
+    reasons += resources.remarks
+    place = {"kernel": launch.name, "target": arch, "config": launch.config, "arguments": launch.arguments}
+    return reasons + [
+        f"under Triton {refused['triton']}: {refused['reason']}"
+        for refused in _refused()
+        if place.items() <= refused.items()
+    ]
 
 
 @functools.cache
-def _refused() -> dict[tuple[str, ...], dict[str, str]]:
-    reasons: dict[tuple[str, ...], dict[str, str]] = {}
-    for entry in json.loads(REFUSED.read_text())["refused"]:
-        place = tuple(entry[name] for name in ("kernel", "target", "config", "arguments"))
-        reasons.setdefault(place, {})[entry["triton"]] = entry["reason"]
-    return reasons
+def _refused() -> list[dict[str, str]]:
+    """What another supported version of Triton makes of kernels, where that must not be shipped."""
+    refused: list[dict[str, str]] = json.loads(REFUSED.read_text())["refused"]
+    return refused
+
+
+def _waves(resources: Resources, architecture: Architecture) -> int:
+    """The warps or wavefronts of a program."""
+    return max(1, resources.threads // architecture.threads_per_wave)
 
 
 def _products(launch: KernelLaunch, resources: Resources, architecture: Architecture) -> Iterator[str]:

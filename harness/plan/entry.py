@@ -29,20 +29,14 @@ class ConfigSearch:
     (kernels.engine_tuning)."""
 
 
-@dataclass(frozen=True)
-class ConfigsOfCase:
-    """The configurations with which an implementation enters a case."""
-
-    configs: Sequence[dict[str, Any] | None] = (None,)
-    """The baseline's first; None: the implementation chooses one itself."""
-    search: ConfigSearch | None = None  # how they were found, for the record
+Configs = tuple[Sequence[dict[str, Any] | None], ConfigSearch | None]
+"""The configurations with which an implementation enters a case, the baseline's first, and how they were
+found, for the record. None instead of a configuration: the implementation chooses one itself."""
+ConfigsOf = Callable[[Implementation, Case], Configs]
 
 
-ConfigsOf = Callable[[Implementation, Case], ConfigsOfCase]
-
-
-def own_choice(implementation: Implementation, case: Case) -> ConfigsOfCase:
-    return ConfigsOfCase()
+def own_choice(implementation: Implementation, case: Case) -> Configs:
+    return [None], None
 
 
 def entry_name(

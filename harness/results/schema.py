@@ -245,7 +245,7 @@ class PlannedCase(Record):
 
 class RaceSettings(Record):
     keep: int
-    """How many configurations the estimate leaves in a race."""
+    """How many configurations at most are raced in a case, the baseline aside."""
     folder: str
     """Where the winners are stored."""
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import kernels
 from harness.catalogue.devices import last_level
 from harness.machine.monitor.base import Monitor
-from harness.plan.entry import ConfigSearch, ConfigsOfCase, Entry, entry_name
+from harness.plan.entry import ConfigSearch, Entry, entry_name, own_choice
 from harness.plan.memory import Memory, Rotation, rotation
 from harness.plan.select import kept_sizes, ragged_cases
 from harness.progress import Progress
@@ -93,9 +93,10 @@ class CaseMeasurer:
             support = impl.supports(case, self.platform)
             interpreted = support.ok and impl.interpreted(self.platform)
             launches = plan.record.launches if impl.captures and not interpreted else ["eager"]
-            configs = plan.configs_of(impl, case) if support.ok else ConfigsOfCase()
-            search = configs.search or search
-            for setting, launch, config in itertools.product(plan.settings, launches, configs.configs):
+            configs_of = plan.configs_of if support.ok else own_choice
+            configs, found = configs_of(impl, case)
+            search = found or search
+            for setting, launch, config in itertools.product(plan.settings, launches, configs):
                 name = entry_name(impl.name, setting.name, launch, self.platform.kind, config)
                 entry = Entry(name, impl, setting, launch, interpreted, config)
                 if not support.ok:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import statistics
 import tempfile
-import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -22,16 +19,15 @@ from harness.machine.provenance import surroundings
 from harness.plan import select
 from harness.plan.budget import parse_seconds, parse_shard
 from harness.results.journal import Journal
-from harness.results.schema import CaseDone, Cell, RaceSettings, Record, Run, Verdict
+from harness.results.schema import CaseDone, Cell, RaceSettings, Record
 from harness.run.device import DeviceFacts, OwnDevice, device_facts, own_device
 from harness.run.execute import Display, exit_code, measure
 from harness.run.folder import Selection, begin, finished_cases, resume
 from harness.run.plan import RunPlan, case_of
 from harness.run.request import Request
-from harness.timing.rounds import Disturbed
 from harness.timing.successive_halving import halving
-from harness.tune.configs import RacedConfigs, ask_tables
-from harness.tune.store import Place, path, read, source, store, store_winner
+from harness.tune.configs import ask_tables, raced_configs
+from harness.tune.store import choice, folder_name, path, provenance, store, store_winner
 from harness.workers.environment import worker_threads
 from harness.workers.process import WorkerFailure, WorkerProcess, start_judge
 from kernels.engine_tuning import EngineTuned
@@ -44,8 +40,6 @@ from shapes.suites import suites
 
 KEEP, PER_CASE = 24, "30s"
 """The defaults of --keep and --per-case."""
-OPPOSITE = {"faster": "slower", "slower": "faster"}
-"""What a verdict becomes where its two sides are exchanged; `same` and `unclear` stay."""
 CASE_S, CONFIG_S, ENGINE_CONFIG_S = 12.0, 1.0, 2.0
 """Seconds beside measuring, for a case and for each of its configurations. On an H100 cases of four to seven
 configurations took 12 to 21 s (results/h100/tune-*); on an H200 cases of eleven configurations of an engine's
@@ -56,60 +50,27 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class TuneRequest:
-    """The options of `tune` as they were given."""
+class TuneRequest(Request):
+    """The options of `tune` as they were given. `out` is the folder of the race's rounds."""
 
-    op: str | None = None
-    impl: str | None = None
-    suite: str | None = None
-    case: Sequence[str] = ()
-    shard: str | None = None
-    out: str | None = None
+    tuned: str | None = None
     """The folder of the winners; None: kernels/tuned."""
-    json: str | None = None
+    shard: str | None = None
     dry_run: bool = False
     check: bool = False
-    device: str | None = None
-    launch: str | None = None
     keep: int | None = None
-    budget: str | None = None
-    per_case: str | None = None
-    journal: str | None = None
-    """The folder of the race's rounds."""
-    resume: str | None = None
-    retry: bool = False
-    disturbed: Disturbed | None = None
-    prepare_timeout: float = 900.0
-    call_timeout: float = 120.0
-    cluster: str | None = None
 
     @property
     def folder(self) -> Path:
-        return Path(self.out) if self.out else TUNED
+        return Path(self.tuned) if self.tuned else TUNED
 
     @property
     def stores(self) -> bool:
         return not (self.check or self.dry_run)
 
     @property
-    def settings(self) -> RaceSettings:
-        return RaceSettings(keep=self.keep or KEEP, folder=str(self.folder.resolve()))
-
-    def run_request(self, implementation: Tunable) -> Request:
-        """The request of the run that races one implementation."""
-        return Request(
-            op=implementation.op,
-            device=self.device,
-            launch=self.launch,
-            budget=self.budget,
-            per_case=self.per_case or (None if self.resume else PER_CASE),
-            resume=self.resume,
-            retry=self.retry,
-            out=self.journal,
-            disturbed=self.disturbed,
-            prepare_timeout=self.prepare_timeout,
-            call_timeout=self.call_timeout,
-        )
+    def per_case_s(self) -> float:
+        return parse_seconds(self.per_case or PER_CASE, "--per-case")
 
 
 class RaceDisplay(Display, Protocol):
@@ -120,153 +81,17 @@ class RaceDisplay(Display, Protocol):
         present configuration stays; without a choice there was no verdict."""
 
 
-def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:
-    """What is stored for a finished case; None where there is no verdict, or the noise swallowed it.
-
-    It is the challenger if the verdict calls it faster than the baseline, else the baseline. `verdict`,
-    `ratio`, `low` and `high` are of `config` against `against`: time(against) / time(config).
-    """
-    cells = {r.name: r for r in records if isinstance(r, Cell)}
-    done = next(r for r in records if isinstance(r, CaseDone))
-    verdicts = [
-        v
-        for v in records
-        if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.noise)
-    ]
-    if not verdicts or done.entries is None:
-        return None
-    search = done.entries
-    best = max(verdicts, key=lambda v: (v.verdict == "faster", v.low or 0.0))
-    ratio, low, high = best.ratio, best.low, best.high
-    verdict: str = best.verdict
-    if best.verdict == "faster":
-        this, other = best.a, best.b
-    else:
-        this, other, verdict = best.b, best.a, OPPOSITE.get(best.verdict, best.verdict)
-        ratio, low, high = _inverse(ratio), _inverse(high), _inverse(low)
-    sizes = kernels.OPS[case.op].sizes(case.sizes)
-    machine, versions = run.provenance["machine"], run.provenance["versions"]
-    return {
-        "case": case.text,
-        "features": implementation.features(sizes),
-        "config": cells[this].config or search.baseline,
-        "time_us": _short(cells[this].time_us),
-        "verdict": verdict,
-        "ratio": _short(ratio),
-        "low": _short(low),
-        "high": _short(high),
-        "confidence": best.confidence,
-        "against": cells[other].config or search.baseline,
-        "before": search.origin,
-        "considered": search.considered,
-        "pruned": search.pruned,
-        "raced": search.raced,
-        "failed": dict(Counter(c.status for c in cells.values() if c.status != "ok")),
-        "conditions": _conditions(done),
-        "launch": cells[this].launch,
-        "cache": cells[this].cache,
-        "run": run.id,
-        "created": run.created,
-        "commit": run.provenance["git"]["commit"],
-        "driver": machine["driver"],
-        **{name: versions.get(name, "") for name in ("torch", "triton")},
-    }
-
-
-def _inverse(value: float | None) -> float | None:
-    return 1 / value if value else None
-
-
-def _conditions(done: CaseDone) -> dict[str, float]:
-    """The median of each quantity that the device's monitor read."""
-    values: dict[str, list[float]] = {}
-    for group in done.conditions:
-        for name, seen in group.items():
-            if isinstance(seen, Mapping) and "median" in seen:
-                values.setdefault(name, []).append(seen["median"])
-    return {name: statistics.median(seen) for name, seen in values.items()}
-
-
-def _short(value: float | None) -> float | None:
-    """Five significant digits."""
-    return None if value is None else float(f"{value:.5g}")
-
-
 def tune(request: TuneRequest, display: RaceDisplay) -> tuple[int, list[Row]]:
-    """Races on the device of this machine, or says what would be raced. Returns the exit code and a row for
-    each case. Raises NothingRan where nothing of the request can be timed here."""
+    """Races one implementation after the other on the device of this machine, or says what would be raced.
+    Returns the exit code and a row for each case. Raises NothingRan where nothing of the request can be timed
+    here."""
     platform = choose_device(request.device)
     implementations = implementations_here(request, platform)
     if not implementations:
         raise NothingRan(f"nothing of these can be timed on {platform.device}; `compile` needs no device")
     if request.dry_run:
-        display.log("\n".join(would_race(request, platform)))
+        display.log("\n".join(would_race(implementations, request, platform)))
         return OK, []
-    return race(implementations, request, platform, display)
-
-
-def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunable]:
-    """The implementations of a request that have configurations and can be timed on a platform, rows of
-    engines only where --impl names them; of a race that goes on, its own.
-
-    Raises UsageError where the winners of an engine's row would go among the suite's own.
-    """
-    if request.resume:
-        run = Journal(Path(request.resume)).run()
-        known = kernels.implementations(select.choose_op(run.op).name)
-        return [i for i in known if i.name == run.baseline and isinstance(i, Tunable)]
-    ops = [select.choose_op(request.op)] if request.op else kernels.OPS.values()
-    here = [
-        implementation
-        for op in ops
-        for implementation in select.choose_implementations(op, request.impl)
-        if isinstance(implementation, Tunable)
-        and (request.impl or not isinstance(implementation, EngineTuned))
-        and implementation.available(platform).ok
-        and not implementation.interpreted(platform)
-    ]
-    engines = [implementation.name for implementation in here if isinstance(implementation, EngineTuned)]
-    if engines and request.folder == TUNED and request.stores:
-        raise UsageError(f"--out is missing: the folder for the tables of {engines[0]}'s engine")
-    if request.journal and len(here) > 1:
-        names = ", ".join(i.name for i in here)
-        raise UsageError(f"--journal takes the rounds of one implementation; choose one by --impl: {names}")
-    return here
-
-
-def would_race(request: TuneRequest, platform: Platform) -> Iterator[str]:
-    """Yields a line for each case and one for each implementation. No engine is asked, and the device is only
-    asked what it is."""
-    keep = request.keep or KEEP
-    with ExitStack() as stack:
-        target, _ = target_here(platform, worker_threads(), stack)
-        for implementation in implementations_here(request, platform):
-            op, counts = kernels.OPS[implementation.op], []
-            cases = race_selection(implementation, request, platform).cases
-            for case in cases:
-                known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
-                counts.append(min(keep, known) + 1)
-                yield f"{implementation.name}: {case.text}: up to {counts[-1]} of {known} configurations"
-            per_case_s = parse_seconds(request.per_case or PER_CASE, "--per-case")
-            if request.budget:
-                measuring_s = parse_seconds(request.budget, "--budget")
-            else:
-                measuring_s = per_case_s * len(cases)
-            config_s = ENGINE_CONFIG_S if isinstance(implementation, EngineTuned) else CONFIG_S
-            beside_s = CASE_S * len(cases) + config_s * sum(counts)
-            each = f"{implementation.name}: {len(cases)} cases, {sum(counts)} configurations"
-            yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {beside_s:.0f} s"
-            if isinstance(implementation, EngineTuned):
-                yield (
-                    f"{implementation.name}: against what the engine takes now; what is faster goes into "
-                    f"tables in --out: {implementation.reads}"
-                )
-
-
-def race(
-    implementations: Sequence[Tunable], request: TuneRequest, platform: Platform, display: RaceDisplay
-) -> tuple[int, list[Row]]:
-    """Races one implementation after the other. Returns the exit code and a row for each case."""
     races, codes = [], []
     with own_device(platform) as device:
         for line in device.busy:
@@ -287,6 +112,65 @@ def race(
             codes.append(exit_code(outcome.records))
             races.append(this)
     return race_result(codes, races, display.log)
+
+
+def implementations_here(request: TuneRequest, platform: Platform) -> list[Tunable]:
+    """The implementations of a request that have configurations and can be timed on a platform, rows of
+    engines only where --impl names them; of a race that goes on, its own.
+
+    Raises UsageError where the winners of an engine's row would go among the suite's own.
+    """
+    if request.resume:
+        if request.out:
+            raise UsageError("--resume goes on in the race's own folder; leave out --journal")
+        run = Journal(Path(request.resume)).run()
+        known = kernels.implementations(select.choose_op(run.op).name)
+        return [i for i in known if i.name == run.baseline and isinstance(i, Tunable)]
+    ops = [select.choose_op(request.op)] if request.op else kernels.OPS.values()
+    here = [
+        implementation
+        for op in ops
+        for implementation in select.choose_implementations(op, request.impl)
+        if isinstance(implementation, Tunable)
+        and (request.impl or not isinstance(implementation, EngineTuned))
+        and implementation.available(platform).ok
+        and not implementation.interpreted(platform)
+    ]
+    engines = [implementation.name for implementation in here if isinstance(implementation, EngineTuned)]
+    if engines and request.folder == TUNED and request.stores:
+        raise UsageError(f"--out is missing: the folder for the tables of {engines[0]}'s engine")
+    if request.out and len(here) > 1:
+        names = ", ".join(i.name for i in here)
+        raise UsageError(f"--journal takes the rounds of one implementation; choose one by --impl: {names}")
+    return here
+
+
+def would_race(implementations: Sequence[Tunable], request: TuneRequest, platform: Platform) -> Iterator[str]:
+    """Yields a line for each case and one for each implementation. No engine is asked, and the device is only
+    asked what it is."""
+    keep = request.keep or KEEP
+    with ExitStack() as stack:
+        target, _ = target_here(platform, worker_threads(), stack)
+        for implementation in implementations:
+            name, op, entries = implementation.name, kernels.OPS[implementation.op], 0
+            cases = race_selection(implementation, request, platform).cases
+            for case in cases:
+                known = sum(1 for _ in implementation.configurations(target, op.sizes(case.sizes)))
+                count = min(keep, known) + 1
+                entries += count
+                yield f"{name}: {case.text}: up to {count} of {known} configurations"
+            measuring_s = request.per_case_s * len(cases)
+            if request.budget:
+                measuring_s = parse_seconds(request.budget, "--budget")
+            is_engine = isinstance(implementation, EngineTuned)
+            beside_s = CASE_S * len(cases) + (ENGINE_CONFIG_S if is_engine else CONFIG_S) * entries
+            each = f"{name}: {len(cases)} cases, {entries} configurations"
+            yield f"{each}: {measuring_s:.0f} s of measuring, beside it about {beside_s:.0f} s"
+            if isinstance(implementation, EngineTuned):
+                yield (
+                    f"{name}: against what the engine takes now; what is faster goes into "
+                    f"tables in --out: {implementation.reads}"
+                )
 
 
 def race_result(
@@ -316,11 +200,12 @@ def open_race(
     facts_of: gives the device's facts for a number of threads of each worker
     now:      the provenance of the device; None: that of this machine
     """
-    asked = request.run_request(implementation)
-    if asked.resume:
-        return resume(asked, now or surroundings(platform), race=True)
+    if request.resume:
+        return resume(request, now or surroundings(platform), race=True)
     selection = race_selection(implementation, request, platform)
-    return begin(asked, platform, facts_of, selection, log, request.settings)
+    asked = replace(request, per_case=request.per_case or PER_CASE)
+    settings = RaceSettings(keep=request.keep or KEEP, folder=str(request.folder.resolve()))
+    return begin(asked, platform, facts_of, selection, log, settings)
 
 
 def race_selection(implementation: Tunable, request: TuneRequest, platform: Platform) -> Selection:
@@ -358,8 +243,8 @@ def racing(plan: RunPlan, device: OwnDevice) -> Iterator[tuple[RunPlan, WorkerPr
         if isinstance(implementation, EngineTuned):
             cases = [case_of(planned) for planned in record.cases]
             tables = ask_tables(implementation, cases, device.platform, plan.deadlines.prepare)
-        configs = RacedConfigs(implementation, target, record.race.keep, tables)
-        yield replace(plan, configs_of=configs.configs_of, make_rounds=halving), judge, target
+        configs_of = functools.partial(raced_configs, target=target, keep=record.race.keep, tables=tables)
+        yield replace(plan, configs_of=configs_of, make_rounds=halving), judge, target
 
 
 def target_here(platform: Platform, threads: int, stack: ExitStack) -> tuple[Target, WorkerProcess | None]:
@@ -404,56 +289,32 @@ class Race:
     ) -> tuple[Path | None, Mapping[str, Any] | None]:
         """Adds the row of a finished case and stores its choice. Returns the file, if one was written or
         would be, and the choice, if there is one."""
+        record, name = self.plan.record, self.implementation.name
         for cell in records:
             if isinstance(cell, Cell) and cell.status not in ("ok", "unsupported"):
                 self.display.log(f"{cell.status}: {case.text}: {cell.name}: {cell.reason}")
-        entry = choice(case, records, self.implementation, self.plan.record)
-        place = Place(self.target.kind, self.target.arch, self.target.device, measured=True)
-        row: Row = {"op": case.op, "implementation": self.implementation.name, "target": place.folder}
-        row |= entry or {"case": case.text, "config": None}
+        chosen = choice(case, records, self.implementation, record)
+        row: Row = {"op": case.op, "implementation": name, "target": folder_name(self.target)}
+        row |= chosen or {"case": case.text, "config": None}
         self.rows.append(row)
         search = next(r for r in records if isinstance(r, CaseDone)).entries
         winner = None
         # Where the baseline failed, another configuration stands in for it.
-        if entry is not None and search is not None and entry["against"] == search.baseline:
-            winner = entry["config"] if entry["config"] != search.baseline else None
-        if winner:
-            name = f"{place.folder} {self.implementation.name} {case.text}"
-            self.beaten.append(f"{name}: {text_of(winner)} is faster than what is used now")
+        if chosen and search and chosen["against"] == search.baseline and chosen["config"] != search.baseline:
+            winner = chosen["config"]
+            of = f"{row['target']} {name} {case.text}"
+            self.beaten.append(f"{of}: {text_of(winner)} is faster than what is used now")
+        assert record.race is not None
+        folder = Path(record.race.folder)
         file: Path | None = None
         if isinstance(self.implementation, EngineTuned):
             # The engine keeps its own configuration unless another is faster.
             if winner and search and self.stores:
                 m = self.implementation.tables.rows(kernels.OPS[case.op].sizes(case.sizes))
-                file = store_winner(self._folder, search.tables, m, winner)
+                file = store_winner(folder, search.tables, m, winner)
             row["file"] = str(file) if file else None
         elif self.stores:
-            file = path(self._folder, self.implementation.name, place)
-            if entry is not None and not (unless_newer and _newer(file, entry)):
-                store(self._folder, self.implementation.name, place, [entry], self._provenance())
-        return file, entry
-
-    @property
-    def _folder(self) -> Path:
-        assert self.plan.record.race is not None
-        return Path(self.plan.record.race.folder)
-
-    def _provenance(self) -> dict[str, Any]:
-        """The provenance of the file; each choice has what was different when it was made."""
-        record = self.plan.record
-        machine, versions = (record.provenance[group] for group in ("machine", "versions"))
-        return {
-            "device": machine["device"],
-            "driver": machine["driver"],
-            **{name: versions.get(name, "") for name in ("torch", "triton")},
-            "commit": record.provenance["git"]["commit"],
-            "source": source(self.implementation),
-            "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        }
-
-
-def _newer(file: Path, entry: Mapping[str, Any]) -> bool:
-    """Whether the file has a newer choice for the same case."""
-    return any(
-        old["case"] == entry["case"] and old["created"] > entry["created"] for old in read(file)["choices"]
-    )
+            file = path(folder, name, self.target)
+            if chosen:
+                store(file, self.target, chosen, provenance(self.implementation, record), unless_newer)
+        return file, chosen

@@ -1,74 +1,152 @@
-"""The store of tuned configurations. `tune` writes the winners of races here: those of the suite's kernels as
-files that `kernels/tuning.py` reads, those of an engine's kernel as the engine's own tables."""
+"""What `tune` stores: the choice of a raced case. Choices for the suite's kernels go into files that
+`kernels/tuning.py` reads, those for an engine's kernel into the engine's own tables."""
 
 from __future__ import annotations
 
-import ast
-import hashlib
+import inspect
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from importlib.util import find_spec
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import kernels
 from harness import files
 from harness.errors import UsageError
-from harness.workers.child.source_hash import bare
+from harness.results.schema import CaseDone, Cell, Record, Run, Verdict
+from harness.workers.child.source_hash import jit_source
 from kernels.op import Implementation
+from kernels.tuning import Target, Tunable
+from shapes.case import Case
 
 ABOUT = "What `python -m harness tune` measured."
-NEEDED = ("case", "features", "config")
 
 
-@dataclass(frozen=True)
-class Place:
-    """What choices were made for."""
-
-    kind: str
-    """cpu, cuda or rocm."""
-    arch: str
-    device: str = ""
-    """The vendor's name; empty for a CPU, and for choices that were only compiled."""
-    measured: bool = False
-    """False for the choices in the repository that were only compiled for an architecture."""
-
-    @property
-    def folder(self) -> str:
-        """The name of the folder: `NVIDIA_H200` for a device, else `gfx942`."""
-        return re.sub(r"[^\w.-]+", "_", self.device or self.arch).strip("_")
+OPPOSITE = {"faster": "slower", "slower": "faster"}
+"""What a verdict becomes where its two sides are exchanged; `same` and `unclear` stay."""
 
 
-def path(folder: Path, implementation: str, place: Place) -> Path:
-    return folder / place.folder / f"{implementation}.json"
+def choice(case: Case, records: Sequence[Record], implementation: Tunable, run: Run) -> dict[str, Any] | None:
+    """What is stored for a finished case; None where there is no verdict whose noise is known.
+
+    It is the challenger if the verdict calls it faster than the baseline, else the baseline. `verdict`,
+    `ratio`, `low` and `high` are of `config` against `against`: time(against) / time(config).
+    """
+    cells = {r.name: r for r in records if isinstance(r, Cell)}
+    done = next(r for r in records if isinstance(r, CaseDone))
+    verdicts = [
+        v
+        for v in records
+        if isinstance(v, Verdict) and v.about == "baseline" and None not in (v.ratio, v.noise)
+    ]
+    search = done.entries
+    if not verdicts or search is None:
+        return None
+    best = max(verdicts, key=lambda v: (v.verdict == "faster", v.low or 0.0))
+    this, other, verdict = cells[best.a], cells[best.b], str(best.verdict)
+    ratio, low, high = best.ratio, best.low, best.high
+    if verdict != "faster":
+        this, other, verdict = other, this, OPPOSITE.get(verdict, verdict)
+        ratio, low, high = (1 / value if value else None for value in (ratio, high, low))
+    return {
+        "case": case.text,
+        "features": implementation.features(kernels.OPS[case.op].sizes(case.sizes)),
+        "config": this.config or search.baseline,
+        "time_us": _short(this.time_us),
+        "verdict": verdict,
+        "ratio": _short(ratio),
+        "low": _short(low),
+        "high": _short(high),
+        "confidence": best.confidence,
+        "against": other.config or search.baseline,
+        "before": search.origin,
+        "considered": search.considered,
+        "pruned": search.pruned,
+        "raced": search.raced,
+        "failed": dict(Counter(c.status for c in cells.values() if c.status != "ok")),
+        "conditions": _conditions(done),
+        "launch": this.launch,
+        "cache": this.cache,
+        "run": run.id,
+        "created": run.created,
+        **_made_with(run),
+    }
+
+
+def provenance(implementation: Implementation, run: Run) -> dict[str, Any]:
+    """The provenance of a file of choices; each choice has what was different when it was made."""
+    return {
+        "device": run.provenance["machine"]["device"],
+        **_made_with(run),
+        "source": jit_source(Path(inspect.getfile(type(implementation)))),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+    }
+
+
+def _made_with(run: Run) -> dict[str, str]:
+    """The suite's commit, the driver and the libraries of a run."""
+    versions = run.provenance["versions"]
+    return {
+        "commit": run.provenance["git"]["commit"],
+        "driver": run.provenance["machine"]["driver"],
+        **{name: versions.get(name, "") for name in ("torch", "triton")},
+    }
+
+
+def _conditions(done: CaseDone) -> dict[str, float]:
+    """The median of each quantity that the device's monitor read."""
+    values: dict[str, list[float]] = {}
+    for group in done.conditions:
+        for name, seen in group.items():
+            if isinstance(seen, Mapping) and "median" in seen:
+                values.setdefault(name, []).append(seen["median"])
+    return {name: statistics.median(seen) for name, seen in values.items()}
+
+
+def _short(value: float | None) -> float | None:
+    """Five significant digits."""
+    return None if value is None else float(f"{value:.5g}")
+
+
+def folder_name(target: Target) -> str:
+    """The name of a target's folder: `NVIDIA_H200` for a device, else `gfx942`."""
+    return re.sub(r"[^\w.-]+", "_", target.device or target.arch).strip("_")
+
+
+def path(folder: Path, implementation: str, target: Target) -> Path:
+    return folder / folder_name(target) / f"{implementation}.json"
 
 
 def store(
-    folder: Path,
-    implementation: str,
-    place: Place,
-    choices: Sequence[Mapping[str, Any]],
+    file: Path,
+    target: Target,
+    choice: Mapping[str, Any],
     provenance: Mapping[str, Any],
-) -> Path:
-    """Writes choices to `<folder>/<arch or device>/<implementation>.json` and returns that path.
+    unless_newer: bool = False,
+) -> None:
+    """Writes a choice that was measured on a target to a file (see `path`).
 
-    The file is replaced at once or not at all. A choice replaces the one of the same case; choices of other
+    The file is replaced at once or not at all. The choice replaces the one of the same case; choices of other
     cases stay. Raises UsageError where the folder cannot be written or the present file cannot be read.
 
-    choices:    each has `case` (its text), `features` (Tunable.features), `config` (the dataclass as a
-                dictionary) and the measurement behind it
-    provenance: of these choices, `source` among it (see below). Each choice keeps the `source` that it was
-                made from; the file has the rest as of the last write
+    choice:     has `case` (its text), `features` (Tunable.features), `config` (its values by name) and the
+                measurement behind it
+    provenance: of this choice. The choice keeps its `source`; the file has the rest as of the last write
+    unless_newer: whether a choice of the same case stays if its run began later
     """
-    lacking = {name for choice in choices for name in NEEDED if name not in choice}
-    if lacking:
-        raise ValueError(f"a choice of {implementation} lacks {', '.join(sorted(lacking))}")
-    file = path(folder, implementation, place)
-    marked = [{**choice, "source": provenance["source"]} for choice in choices]
-    merged = {choice["case"]: choice for choice in [*read(file)["choices"], *marked]}
+    merged = {old["case"]: old for old in read(file)["choices"]}
+    old = merged.get(choice["case"])
+    if unless_newer and old and old["created"] > choice["created"]:
+        return
+    merged[choice["case"]] = {**choice, "source": provenance["source"]}
     content = {
-        **asdict(place),
+        "kind": target.kind,
+        "arch": target.arch,
+        "device": target.device,
+        "measured": True,
         "about": ABOUT,
         "provenance": dict(provenance),
         "choices": [merged[case] for case in sorted(merged)],
@@ -77,7 +155,6 @@ def store(
         files.replace(file, _text(content))
     except OSError as error:
         raise UsageError(f"cannot write {file}: {error.strerror}; give another folder by --out") from None
-    return file
 
 
 def read(file: Path) -> dict[str, Any]:
@@ -124,43 +201,3 @@ def store_winner(
         except (OSError, ValueError, TypeError) as error:
             raise UsageError(f"cannot merge a winner into {file}: {error}; give another --out") from None
     return folder / next(iter(tables))
-
-
-def source(implementation: Implementation) -> str:
-    """A hash of twelve digits that changes with the kernels that an implementation compiles.
-
-    It covers the code of all `*_jit` modules that the implementation's module imports, directly or through
-    other modules of its op or other `*_jit` modules. Comments, docstrings and module names do not count.
-    """
-    module = type(implementation).__module__
-    op = ".".join(module.split(".")[:2])
-    trees = _trees(module, op, {})
-    kernels = sorted(bare(tree) for name, tree in trees.items() if name.endswith("_jit"))
-    return hashlib.sha256(json.dumps(kernels).encode()).hexdigest()[:12]
-
-
-def _trees(module: str, op: str, trees: dict[str, ast.Module]) -> dict[str, ast.Module]:
-    """Adds the syntax trees of a module and of those that it imports to `trees`, by module name."""
-    spec = find_spec(module)
-    if spec is not None and spec.origin is not None:
-        trees[module] = ast.parse(Path(spec.origin).read_text())
-        for name in _imported(trees[module]):
-            own = name.startswith(f"{op}.") or (name.startswith("kernels.") and name.endswith("_jit"))
-            if own and name not in trees and _is_module(name):
-                _trees(name, op, trees)
-    return trees
-
-
-def _is_module(name: str) -> bool:
-    """Whether a dotted name is a module, and not a name in one."""
-    try:
-        return find_spec(name) is not None
-    except ModuleNotFoundError:
-        return False
-
-
-def _imported(tree: ast.AST) -> Iterable[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)

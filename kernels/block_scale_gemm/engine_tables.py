@@ -1,5 +1,5 @@
-"""How vLLM and SGLang look up the configuration of the Triton GEMM that both have, and how one is given to
-it: by their own look-up, which answers with that one for the time of a call."""
+"""How vLLM and SGLang look up the configuration of their Triton GEMM, and how one is forced: the engine's own
+look-up returns it for the time of a call."""
 
 from __future__ import annotations
 
@@ -11,35 +11,33 @@ from typing import Any
 
 from kernels.binding import BindingError, Function
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of
 from kernels.formats import BLOCK
 from kernels.tables.engine_json import RULES, file_name
-from kernels.tuning import Demand
+from kernels.tuning import values
 
 LOOK_UP = "get_w8a8_block_fp8_configs"
-"""The function that answers, in the module of the product, of both engines."""
+"""The function that both engines call for a table, in the module of the product."""
 
 
 @dataclass(frozen=True)
 class GemmTables(EngineLookUp):
-    """The functions of an engine.
-
-    engine:   `vllm` or `sglang`, of which RULES has what no function tells
-    multiply: its product
-    own:      gives its table of a weight, by M, or None
-    device:   gives the device's name
-    """
+    """The functions of an engine."""
 
     engine: str
+    """`vllm` or `sglang`. RULES has what no function of the engine returns."""
     multiply: Function
+    """The product."""
     own: Function
+    """Returns its table for a weight by M, or None."""
     device: Function
+    """Returns the device's name."""
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
-        """Raises BindingError where the product asks no such look-up."""
+        """Raises BindingError where the product does not call the look-up."""
         if config is None:
             return contextlib.nullcontext
-        multiply, entry = self.multiply.find(), config.entry
+        multiply, entry = self.multiply.find(), values(config)
         names = multiply.__globals__
         if LOOK_UP not in names or LOOK_UP not in multiply.__code__.co_names:
             raise BindingError(f"{self.multiply.places[0]} does not ask {LOOK_UP}")
@@ -62,7 +60,7 @@ class GemmTables(EngineLookUp):
         found: Mapping[int, EngineEntry] | None = self.own.bind(
             N=sizes.n, K=sizes.k, block_n=BLOCK, block_k=BLOCK
         )()
-        return found or None  # engines take an empty table for none
+        return found or None  # engines treat an empty table as none
 
     def taken(self, sizes: BlockScaleGemmSizes, m: int) -> EngineEntry:
         own = self.table(sizes)
@@ -71,8 +69,3 @@ class GemmTables(EngineLookUp):
     def file(self, sizes: BlockScaleGemmSizes) -> str:
         device = str(self.device.bind()()).replace(" ", "_")
         return file_name(f"N={sizes.n},K={sizes.k}", device, RULES[self.engine].block)
-
-    def demands(self, config: EngineConfig, sizes: BlockScaleGemmSizes) -> list[Demand]:
-        tiles = -(-sizes.m // config.BLOCK_SIZE_M)
-        moved = float(sizes.quantised_bytes + sizes.n * sizes.k + 2 * sizes.m * sizes.n)
-        return [product(config, "block_scaled_mm", tiles, sizes.m / tiles, sizes.n, sizes.k, moved)]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernels.binding import Function
-from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, nearest_of, product
+from kernels.engine_tuning import EngineConfig, EngineEntry, EngineLookUp, TakeEntry, nearest_of
 from kernels.formats import BLOCK
 from kernels.fused_moe.sizes import FusedMoeSizes
-from kernels.tuning import Demand
+from kernels.tuning import values
 
 DTYPE = "fp8_w8a8"
 
@@ -33,7 +33,7 @@ class MoeTables(EngineLookUp):
     """Returns the folder of the files, below the one that the engine is told."""
 
     def overridden(self, config: EngineConfig | None) -> Callable[[], AbstractContextManager[Any]]:
-        return contextlib.nullcontext if config is None else self.override.bind(config.entry)
+        return contextlib.nullcontext if config is None else self.override.bind(values(config))
 
     def rows(self, sizes: FusedMoeSizes) -> int:
         return sizes.tokens
@@ -61,7 +61,7 @@ class MoeTables(EngineLookUp):
         )
         return self.folder() + str(named())
 
-    def further(self, sizes: FusedMoeSizes) -> Mapping[str, Callable[[int], EngineEntry]]:
+    def further(self, sizes: FusedMoeSizes) -> Mapping[str, TakeEntry]:
         """The table of the second product, if the engine has one that differs. Otherwise that of the first
         product serves both."""
         if "down_moe" not in self.own.wishes:
@@ -70,16 +70,3 @@ class MoeTables(EngineLookUp):
         if down is None or down == self.table(sizes):
             return {}
         return {self.file(sizes, down_moe=True): lambda m: down[nearest_of(down, m)]}
-
-    def demands(self, config: EngineConfig, sizes: FusedMoeSizes) -> list[Demand]:
-        """What both launches need. The rows of each expert begin a new tile."""
-        pairs, hidden, inter = sizes.routed.pairs, sizes.hidden, sizes.inter
-        tiles = sum(-(-load // config.BLOCK_SIZE_M) for load in sizes.routed.loads())
-        rows = pairs / max(1, tiles)
-        weights = sizes.routed.hit * inter * hidden
-        up = 2 * weights + sizes.tokens * hidden + 4 * pairs * inter
-        down = weights + pairs * inter + 2 * pairs * hidden
-        return [
-            product(config, "fused_moe_kernel", tiles, rows, 2 * inter, hidden, up),
-            product(config, "fused_moe_kernel", tiles, rows, hidden, inter, down),
-        ]

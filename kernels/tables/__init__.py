@@ -9,20 +9,6 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Target:
-    """The GPU for which an entry is looked up."""
-
-    arch: str
-    """gfx942, sm_90 ..."""
-    units: int
-    """How many compute units (CUs, SMs) it has."""
-    name: str
-    """The driver's name of it: `AMD Instinct MI300X`, `NVIDIA H200`."""
-    triton: str = ""
-    """The version of Triton that the engine uses; empty if unknown."""
-
-
-@dataclass(frozen=True)
 class Entry:
     """What a table has for a shape."""
 

@@ -23,8 +23,8 @@ from kernels.tables.files import RECORDED, TableError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from kernels.tables import Target
     from kernels.tables.files import Files
+    from kernels.tuning import Target
 
 Shapes = dict[tuple[float, ...], dict[int, list[Row]]]
 """Rows by shape (N, K or model_dim, inter_dim, expert, topk), then by M."""

@@ -15,8 +15,8 @@ from kernels.tables import Entry, Found, Problem
 from kernels.tables.files import TableError
 
 if TYPE_CHECKING:
-    from kernels.tables import Target
     from kernels.tables.files import Files
+    from kernels.tuning import Target
 
 SOURCE = "aiter/ops/triton/utils/gemm_config_utils.py"
 BOUNDS = (1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from kernels.engine_tuning import nearest_of
-from kernels.tables import Entry, Found, Problem, Target
+from kernels.tables import Entry, Found, Problem
 from kernels.tables.files import Files, TableError, read
+from kernels.tuning import Target
 
 Config = Mapping[str, Any]
 """A configuration of Triton: option -> value."""
@@ -376,7 +377,7 @@ class EngineTables:
     def _device(self, target: Target, is_moe: bool = False) -> str:
         """The device's name in the names of files, as get_device_name_as_file_name of vLLM or get_device_name
         of SGLang returns it."""
-        name = re.sub(self._rules.space, "_", target.name)
+        name = re.sub(self._rules.space, "_", target.device)
         is_h200 = self.engine == "vllm" and is_moe and "H200" in name.split("_")
         return "NVIDIA_H200" if is_h200 else name
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
-from kernels.tables import Found, Problem, Target
+from kernels.tables import Found, Problem
 from kernels.tables.aiter import AiterTables
 from kernels.tables.aiter_csv import GEMM, MOE, PRESHUFFLED
 from kernels.tables.engine_json import EngineTables
 from kernels.tables.files import Files, library
+from kernels.tuning import Target
 from shapes.case import Size
 
 LIBRARIES = ("aiter", "vllm", "sglang")

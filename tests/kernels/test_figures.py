@@ -53,8 +53,7 @@ def of_row(row: Implementation, sizes: object) -> str:
 
 
 def of_choice(row: Tunable, sizes: object) -> list[str]:
-    """Features; by each architecture how many configurations have which value, the choice by rule, and its
-    demands."""
+    """Features; by each architecture how many configurations have which value, and the choice by rule."""
     lines = [f"{row.name}: {row.features(sizes)}"]
     for arch, architecture in architectures().items():
         target = architecture.target
@@ -67,7 +66,7 @@ def of_choice(row: Tunable, sizes: object) -> list[str]:
             chosen = configs[0]
         else:
             chosen = row.heuristic(target, sizes)
-        lines += [f"  {words(chosen)}", *(f"  {d}" for d in row.demands(chosen, target, sizes))]
+        lines += [f"  {words(chosen)}"]
     return lines
 
 

@@ -11,7 +11,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.launches import implementations
-from harness.tune.store import Place, store
+from harness.tune.store import path, store
 from kernels import tuning
 from kernels.op import Support
 from kernels.triton_runtime import CPU
@@ -58,22 +58,28 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "shipped"
 
 
-def keep(folder: Path, place: Place, *rows: tuple[int, int]) -> Path:
-    """Stores (m, rows of the tile)."""
-    choices = [
-        {"case": f"m={m}", "features": asdict(Sizes(m)), "config": asdict(Config(tile))} for m, tile in rows
-    ]
-    tuning.stored.cache_clear()
-    return store(folder, Tiled.name, place, choices, {"source": "x"})
+def keep(folder: Path, place: tuple[Target, bool], *rows: tuple[int, int]) -> Path:
+    """Stores (m, rows of the tile) for a target, as measured there or as compiled for it."""
+    target, measured = place
+    file = path(folder, Tiled.name, target)
+    for m, tile in rows:
+        choice = {"case": f"m={m}", "features": asdict(Sizes(m)), "config": asdict(Config(tile))}
+        store(file, target, choice, {"source": "x"})
+    if not measured:
+        file.write_text(file.read_text().replace('"measured": true', '"measured": false'))
+    tuning.stored_choices.cache_clear()
+    return file
 
 
 def chosen(m: int, target: Target = H200) -> Choice:
     return Tiled().choose(target, Sizes(m))
 
 
-COMPILED, BLACKWELL, AMD = Place("cuda", "sm_90"), Place("cuda", "sm_100"), Place("rocm", "gfx942")
-MEASURED, ON_H100 = (Place("cuda", "sm_90", f"NVIDIA {name}", measured=True) for name in ("H200", "H100"))
-ON_CPU = Place("cpu", "cpu", measured=True)
+COMPILED = Target("cuda", "sm_90", 132), False
+BLACKWELL = Target("cuda", "sm_100", 148), False
+AMD = Target("rocm", "gfx942", 304), False
+MEASURED, ON_H100 = (H200, True), (replace(H200, device="NVIDIA H100"), True)
+ON_CPU = CPU, True
 OFFLINE = "compiled for sm_90, not measured, for"
 NEAR = {COMPILED: [(64, 32), (4096, 32)], MEASURED: [(96, 64)]}
 BOTH = {MEASURED: [(64, 64)], ON_H100: [(64, 16)]}
@@ -116,8 +122,8 @@ def test_what_is_chosen_and_why(folder: Path, stored, m, target, rows, origin):
 
 
 def test_what_is_told_is_taken(folder: Path):
-    store(folder, f"{Tiled.name}_by_another", COMPILED, [], {"source": "x"}).write_text("nothing of ours")
-    keep(folder, COMPILED, (64, 32))
+    file = keep(folder, COMPILED, (64, 32))
+    file.with_stem(f"{Tiled.name}_by_another").write_text("nothing of ours")
     told = Tiled().configured({"rows": 128})
     assert told.choose(H200, Sizes(64)) == Choice(Config(128), "as told")
     assert chosen(64).config == Config(32)
@@ -128,11 +134,11 @@ def test_a_folder_of_ones_own_goes_before(folder: Path, monkeypatch, tmp_path: P
     keep(tmp_path / "own", COMPILED, (64, 64))
     assert chosen(64).config == Config(32)
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path / "own"))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     assert chosen(64).config == Config(64)
     (tmp_path / "none").touch()
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path / "none"))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     with pytest.raises(StoredError, match=r"KERNEL_BENCH_TUNED names .*none, which is not a folder"):
         chosen(64)
 
@@ -144,10 +150,10 @@ def test_a_folder_of_ones_own_goes_before(folder: Path, monkeypatch, tmp_path: P
     ('{"choices": 3}', "lacks"),
 ])  # fmt: skip
 def test_a_broken_file_is_named(folder: Path, text: str, why: str):
-    path = keep(folder, COMPILED, (64, 32))
-    path.write_text(text)
-    tuning.stored.cache_clear()
-    with pytest.raises(StoredError, match=f"{path} cannot be read: .*{why}.*; tune again"):
+    file = keep(folder, COMPILED, (64, 32))
+    file.write_text(text)
+    tuning.stored_choices.cache_clear()
+    with pytest.raises(StoredError, match=f"{file} cannot be read: .*{why}.*; tune again"):
         chosen(64)
 
 
@@ -160,18 +166,18 @@ def test_distance():
 
 def test_storing_merges_by_case(folder: Path):
     keep(folder, COMPILED, (64, 32), (32, 16))
-    path = keep(folder, COMPILED, (64, 64))
-    stored = json.loads(path.read_text())
-    assert path == folder / "sm_90" / "triton.tiled.json"
+    file = keep(folder, COMPILED, (64, 64))
+    stored = json.loads(file.read_text())
+    assert file == folder / "sm_90" / "triton.tiled.json"
     assert [(one["case"], one["config"]["rows"]) for one in stored["choices"]] == [("m=32", 16), ("m=64", 64)]
-    assert not list(path.parent.glob(".*")), "what it wrote on the way is gone"
+    assert not list(file.parent.glob(".*")), "what it wrote on the way is gone"
     assert keep(folder, MEASURED, (64, 64)).parent.name == "NVIDIA_H200"
 
 
-@pytest.mark.parametrize("path", sorted(tuning.TUNED.glob("*/*.json")), ids=lambda p: "-".join(p.parts[-2:]))
-def test_what_was_chosen_is_offered(path):
-    file = json.loads(path.read_text())
-    implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == path.stem)
+@pytest.mark.parametrize("of", sorted(tuning.TUNED.glob("*/*.json")), ids=lambda p: "-".join(p.parts[-2:]))
+def test_what_was_chosen_is_offered(of):
+    file = json.loads(of.read_text())
+    implementation = next(i for op in kernels.OPS for i in implementations(op) if i.name == of.stem)
     op, target = kernels.OPS[implementation.op], architectures()[file["arch"]].target
     for choice in file["choices"][::5]:
         sizes = op.sizes({**op.defaults(target.arch), **parse(choice["case"])[0]})

@@ -21,6 +21,7 @@ from kernels.engine_tuning import EngineConfig
 from kernels.mla_decode.providers import vllm as mla
 from kernels.op import Unsupported
 from kernels.operands import Seeds
+from kernels.tuning import values
 from shapes.case import parse
 from tests.support.interpreting import run_interpreted
 from tests.support.lent_source import lend
@@ -52,7 +53,7 @@ TOLD = [
 ]
 """Of cases, what their rows are told to use; the last is wrong."""
 
-DEFAULT = EngineConfig(64, 128, 128, 32, 4, 2).entry
+DEFAULT = values(EngineConfig(64, 128, 128, 32, 4, 2))
 LAYERS, QUANTISATION = "vllm.model_executor.layers.fused_moe", "vllm.model_executor.layers.quantization.utils"
 REAL = {
     *(f"{LAYERS}.{name}" for name in ("fused_moe", "config", "activation", "moe_align_block_size", "utils")),
@@ -226,7 +227,7 @@ if __name__ == "__main__":
     torch.ops._C.silu_and_mul = silu_and_mul
     mla.compute_units = lambda device: 4
     found = [interpret(*case) for case in CASES]
-    told = [interpret(*CASES[case], config=config.entry) for case, config in TOLD]
+    told = [interpret(*CASES[case], config=values(config)) for case, config in TOLD]
     breaks = [interpret(*CASES[4], "stale ids"), interpret(*CASES[-1], "scale")]
     tables = [
         taken(*CASES[0], f"{QUANTISATION}.fp8_utils._w8a8_triton_block_scaled_mm"),

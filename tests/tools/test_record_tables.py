@@ -3,9 +3,9 @@
 import json
 import zipfile
 
-from kernels.tables import Target
 from kernels.tables.aiter import AiterTables
 from kernels.tables.files import Files
+from kernels.tuning import Target
 from tools import record_tables
 
 HEADER = "gfx,cu_num,M,N,K,libtype,kernelId,splitK,us,kernelName,tflops,bw"
@@ -28,7 +28,7 @@ def test_rows_keep_their_lines(tmp_path):
     assert extract.version == "commit 1234567, 2026-08-22"
     assert "129280" not in extract.text("aiter/configs/a8w8_blockscale_tuned_gemm.csv")
     assert extract.text("aiter/configs/tuned_fmoe.csv") == "cu_num,token,model_dim,_line\n304,1,7168,3\n"
-    target = Target("gfx942", 304, "AMD Instinct MI300X")
+    target = Target("rocm", "gfx942", 304, "AMD Instinct MI300X")
     assert not any("has no rows" in each.text for each in AiterTables(extract).problems(target))
     found = AiterTables(extract).gemm(target, 3, 2112, 7168)
     assert found.entry.line == 3 and found == AiterTables(whole).gemm(target, 3, 2112, 7168)

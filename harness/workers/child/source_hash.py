@@ -7,8 +7,9 @@ import ast
 import functools
 import hashlib
 import inspect
+import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import kernels
@@ -21,22 +22,35 @@ CONTRACTS = {"op", "operands", "platform", "sizes", "support", "visibility"}
 
 def source_of(implementation: Implementation) -> str:
     """A hash, 12 hexadecimal digits, of the provider's file and of all files of kernels/ that it imports,
-    directly or not. Comments, docstrings, layout and the place of a file do not count. The library's own
-    code does not
-    either: `version` stands for it."""
+    directly or not. Comments, docstrings, layout and the place of a file do not count. Neither does the
+    library's own code: `version` stands for it."""
     return _hash(Path(inspect.getfile(type(implementation))))
+
+
+def jit_source(provider: Path) -> str:
+    """A hash of the kernels that a provider compiles: of all `*_jit` modules among those files."""
+    texts = _texts(path for path in _files(provider) if path.stem.endswith("_jit"))
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()[:12]
 
 
 @functools.cache
 def _hash(provider: Path) -> str:
-    todo, seen = [provider], set()
+    return hashlib.sha256(repr(_texts(_files(provider))).encode()).hexdigest()[:12]
+
+
+def _texts(files: Iterable[Path]) -> list[str]:
+    return sorted(bare(ast.parse(file.read_text())) for file in files)
+
+
+def _files(provider: Path) -> set[Path]:
+    """A provider's file and all in kernels/ that it imports, however far."""
+    todo, seen = [provider], set[Path]()
     while todo:
         path = todo.pop()
         if path not in seen:
             seen.add(path)
             todo += _imported(path)
-    texts = sorted(bare(ast.parse(path.read_text())) for path in seen)
-    return hashlib.sha256(repr(texts).encode()).hexdigest()[:12]
+    return seen
 
 
 def _imported(path: Path) -> Iterator[Path]:

@@ -1,4 +1,4 @@
-"""The suite's own block-scale GEMM in Triton: one source for CUDA and ROCm, which a CPU interprets."""
+"""The suite's own block-scale GEMM in Triton: one source for CUDA and ROCm, interpreted on a CPU."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 from kernels.block_scale_gemm.layouts import column_major
 from kernels.block_scale_gemm.operands import BlockScaleGemmOperands
 from kernels.block_scale_gemm.sizes import BlockScaleGemmSizes
-from kernels.formats import BLOCK, native
-from kernels.op import Unsupported
-from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
+from kernels.formats import BLOCK
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
 from kernels.tuning import Target
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ ROCM = (
     (16, 32, 1), (16, 64, 1), (16, 64, 2), (16, 128, 4), (32, 32, 1), (32, 64, 2), (32, 128, 4), (64, 64, 1),
     (64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (256, 128, 8),
 )  # fmt: skip
-WAVES = (4, 8, 16)  # waves that splits are to give a compute unit: one to four on each of its SIMDs
+WAVES = (4, 8, 16)  # waves of a compute unit that splits aim at: one to four on each of its SIMDs
 
 
 @dataclass(frozen=True)
@@ -88,9 +87,9 @@ class SplitKConfig:
         return self.tiles(sizes) * self.splits(target, sizes)
 
 
-# Configurations of the rule, from large tiles to small ones. It considers those that are less than twice as
-# tall as the rows (of which it counts at least 16), and below 64 rows not less tall than these. It takes the
-# first that gives every compute unit a tile, or else the last, and splits K.
+# What `heuristic` chooses from, from large tiles to small ones. A tile must have less than twice the rows of
+# the case (counted as at least 16), and at least as many as a case below 64 rows. The first tile that makes
+# enough programs for all compute units is taken. If there is none, the last tile is taken and K is split.
 RULE = {
     "cuda": (
         SplitKConfig(128, 128, halves=True, tma=True, stages=3),
@@ -134,7 +133,7 @@ class SplitK(SuiteTriton):
                 continue
             if splits == 1 and not config.persistent:
                 config = replace(config, per_unit=1, sums="later")
-            # Of the programs only the number matters that is made, not the number that was wanted.
+            # Only the number of programs that results matters, not the number that was asked for.
             same = (replace(config, per_unit=0), config.programs(target, sizes))
             if same not in seen:
                 seen.add(same)
@@ -151,7 +150,7 @@ class SplitK(SuiteTriton):
             best = replace(best, tma=False, halves=False, warps=8 if best.halves else best.warps)
         if best.splits(target, sizes) == 1:
             best = replace(best, sums="later")
-        # The one of `configurations` that makes as many programs.
+        # The same tile among `configurations`, which has another per_unit if that makes as many programs.
         return next(
             config
             for config in self.configurations(target, sizes)
@@ -174,9 +173,7 @@ class SplitK(SuiteTriton):
     def prepare_with(
         self, config: SplitKConfig, target: Target, operands: BlockScaleGemmOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        given, taken = str(operands.b_q.dtype).removeprefix("torch.float8_"), native(target.arch)
-        if target.kind != "cpu" and given != taken:
-            raise Unsupported(f"products of {given} need another GPU; {target.arch} takes {taken}")
+        require_format(str(operands.b_q.dtype).removeprefix("torch.float8_"), target)
         return _SplitK(operands, out, config, target)
 
 
@@ -187,8 +184,8 @@ def interpreted_s(sizes: BlockScaleGemmSizes, rows: int, columns: int) -> float:
 
 
 def _cuda(sizes: BlockScaleGemmSizes) -> Iterator[SplitKConfig]:
-    """Descriptors need rows of whole 16 bytes. A program of a large tile always uses them where it can,
-    because it has no registers for addresses."""
+    """Descriptors need rows whose bytes are a multiple of 16. A program of a large tile always uses them
+    where it can, because it has no registers for addresses."""
     aligned = sizes.k % 16 == 0
     for rows, columns, warps, halves in CUDA:
         large = rows * columns >= 64 * 128
@@ -232,19 +229,13 @@ class _SplitK(ConfiguredPrepared):
         super().__init__(operands, out)
         (m, k), n, sizes = operands.a_q.shape, operands.b_q.shape[0], operands.sizes
         splits = config.splits(target, sizes)
-        interpreted = out.device.type == "cpu"
-        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
-        fnuz_bits = interpreted and is_fnuz
-
         self.a_scale = column_major(operands.a_scale)
-        # The interpreter truncates to bf16 where it should round. There torch rounds the output.
-        self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
         sums = config.sums if splits > 1 else "whole"
         self.parts = out.new_empty(splits if splits > 1 else 0, m, n, dtype=torch.float32)
         self.arrived = out.new_zeros(config.tiles(sizes) if sums == "last" else 0, dtype=torch.int32)
 
-        codes = torch.uint8 if fnuz_bits else operands.b_q.dtype
-        a, b = operands.a_q.view(codes), operands.b_q.view(codes)
+        a, b = self.bits(operands.a_q), self.bits(operands.b_q)
+        is_fnuz = operands.b_q.dtype == torch.float8_e4m3fnuz
         if config.tma:
             rows = config.rows // 2 if config.halves else config.rows
             a = TensorDescriptor.from_tensor(a, [rows, BLOCK])
@@ -253,7 +244,7 @@ class _SplitK(ConfiguredPrepared):
         outputs = (self.written, self.parts, self.arrived)
         per_split = triton.cdiv(sizes.k_blocks, splits)
         self.gemm_arguments = (a, self.a_scale, b, operands.b_scale, *outputs, m, n, k, splits, per_split)
-        native_product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
+        product = tl.float8e4b8 if is_fnuz else tl.float8e4nv
         self.gemm_options = {
             "BLOCK_M": config.rows,
             "BLOCK_N": config.columns,
@@ -264,8 +255,8 @@ class _SplitK(ConfiguredPrepared):
             "TMA": config.tma,
             "EVEN_K": config.tma or k % BLOCK == 0,
             "SWAP": config.swap,
-            "PRODUCT": tl.float32 if interpreted else native_product,
-            "FNUZ_BITS": fnuz_bits,
+            "PRODUCT": tl.float32 if self.interpreted else product,
+            "FNUZ_BITS": self.interpreted and is_fnuz,
             **_options(config, target),
         }
         self.sum = sum_kernel[(triton.cdiv(m * n, SUM_VALUES),)] if sums == "later" else None
@@ -274,12 +265,10 @@ class _SplitK(ConfiguredPrepared):
     def inputs(self) -> Mapping[str, torch.Tensor]:
         return {"a_q": self.operands.a_q, "a_scale": self.a_scale}
 
-    def call(self) -> None:
+    def launch(self) -> None:
         self.gemm(*self.gemm_arguments, **self.gemm_options)
         if self.sum:
             self.sum(*self.sum_arguments, VALUES=SUM_VALUES)
-        if self.written is not self.out:
-            self.out.copy_(self.written)
 
 
 def _options(config: SplitKConfig, target: Target) -> dict[str, int]:

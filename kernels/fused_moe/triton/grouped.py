@@ -1,4 +1,4 @@
-"""The suite's own fused MoE in Triton: one source for CUDA and ROCm, which a CPU interprets."""
+"""The suite's own fused MoE in Triton: one source for CUDA and ROCm, interpreted on a CPU."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 WEIGHT_S, TOKEN_S, EXPERT_S = 1.3e-7, 3e-3, 15e-3
 """Seconds that the interpreter takes for a weight that a program reads, for combining a token, and for
-placing an expert's pairs. Seen on a busy Zen 4 core; with e4m3fnuz a weight takes half as long again."""
+placing an expert's pairs, on a busy Zen 4 core. With e4m3fnuz a weight takes half as long again."""
 
 CHIPLETS = 8  # of gfx942 and gfx950
 ROWS = (16, 32, 64, 128)
 COMBINED = 1024  # columns that a program of the combine computes
 FEW_COMBINED = 256  # the same below 32 tokens, which would otherwise be too few programs for a device
-MIN_STEPS = (
-    4  # blocks of K below which a split costs more than it gains: it writes a part and fills a pipeline
-)
+MIN_STEPS = 4
+"""Blocks of K below which a split costs more than it gains: it writes a part and fills a pipeline."""
 MOST_PROGRAMS = 1216  # programs that splits make on any device: four on each of an MI300X's 304 compute units
 MOST_GROUP = 8  # tiles that take a block of columns before the next
 ALONE = (1.5, 4)  # pairs of an expert, on average and at most, for which each pair may be a tile of its own
@@ -58,7 +57,7 @@ class GroupedConfig:
     instruction: int = 0  # rows of AMD's matrix instruction; 0 elsewhere
 
 
-# By the average rows of an expert. It rests on compiling and on demands, not yet on measuring.
+# By the average rows of an expert. It was chosen by compiling, not yet by measuring.
 HEURISTIC: dict[str, dict[float, GroupedConfig]] = {
     "cuda": {
         1.1: GroupedConfig(16, False, False, 64, 1, 64, by_token=True, swap=True, stages=5),
@@ -86,9 +85,9 @@ HEURISTIC: dict[str, dict[float, GroupedConfig]] = {
 
 
 class Grouped(SuiteTriton):
-    """Sorts pairs by expert on the device; two grouped FP8 products with SiLU and requantising between; a
-    combine without atomics. Few pairs are not sorted, and K is split between programs. Grids have room for
-    any picks, so that nothing is asked of the host."""
+    """It sorts pairs by expert on the device, computes two grouped FP8 products with SiLU and requantising
+    between them, and combines without atomics. Few pairs are not sorted, and K is split between programs.
+    Grids have room for any picks, so that a call never waits for the host."""
 
     name = "triton.grouped"
     activations = "fp8"
@@ -121,7 +120,7 @@ class Grouped(SuiteTriton):
         return next(config for most, config in of_kind if rows <= most and (config.sort or alone))
 
     def features(self, sizes: FusedMoeSizes) -> dict[str, float | str]:
-        """What decides: the rows of an expert, how many experts are hit, and how large they are."""
+        """The average rows of an expert, how many experts are hit, and how large they are."""
         return {
             "rows": rows_of_expert(sizes),
             "hit": sizes.routed.hit,
@@ -250,31 +249,24 @@ class _GroupedMoe(ConfiguredPrepared):
         sizes = operands.sizes
         hidden, inter = sizes.hidden, sizes.inter
         fmt = fp8_format(sizes.fp8)
-        self.interpreted = out.device.type == "cpu"
         self.pairs = sizes.tokens * sizes.picks
         self.splits = splits_for(config, units, sizes)
         self.group = group_for(config, sizes)
         self.per_split = triton.cdiv(hidden // BLOCK, self.splits)
-        fnuz_bits = self.interpreted and sizes.fp8 == "e4m3fnuz"
-        # The interpreter truncates to FP8 and bf16 where it should round. There torch rounds.
         narrow = torch.float32 if self.interpreted else torch.bfloat16
 
         def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(shape, dtype=dtype, device=out.device)
-
-        def bits(values: torch.Tensor) -> torch.Tensor:
-            return values.view(torch.uint8) if fnuz_bits else values
 
         self.align = Alignment(sizes, config.rows, operands.topk_ids) if config.sort else None
         parts = 0 if config.fuse else self.splits
         self.gate_up = empty(parts, self.pairs, 2 * inter, dtype=torch.float32 if parts > 1 else narrow)
         self.h_q = empty(self.pairs, inter, dtype=fmt.dtype)
         self.h_scale = empty(self.pairs, inter // BLOCK)
-        self.h_written = torch.zeros_like(self.h_q, dtype=torch.float32) if self.interpreted else self.h_q
+        self.h_written = self.rounded_later(self.h_q)
         self.given = empty(0 if config.by_token else self.pairs, hidden, dtype=narrow)
-        self.written = torch.empty_like(out, dtype=torch.float32) if self.interpreted else out
-        self.x_q, self.h_read = bits(operands.x_q), bits(self.h_q)
-        self.w13, self.w2 = bits(operands.w13), bits(operands.w2)
+        self.x_q, self.h_read = self.bits(operands.x_q), self.bits(self.h_q)
+        self.w13, self.w2 = self.bits(operands.w13), self.bits(operands.w2)
 
         product = {"e4m3fn": tl.float8e4nv, "e4m3fnuz": tl.float8e4b8}[sizes.fp8]
         columns, steps = down_columns(config, sizes), inter // BLOCK
@@ -286,7 +278,7 @@ class _GroupedMoe(ConfiguredPrepared):
             "BLOCK_M": config.rows,
             "SWAP": config.swap,
             "PRODUCT": tl.float32 if self.interpreted else product,
-            "FNUZ_BITS": fnuz_bits,
+            "FNUZ_BITS": self.w2.dtype == torch.uint8,
         }
         tiled = {"SORTED": config.sort, "CHIPLETS": config.chiplets}
         rounding = {
@@ -337,7 +329,7 @@ class _GroupedMoe(ConfiguredPrepared):
             "BLOCK_D": columns,
         }
 
-    def call(self) -> None:
+    def launch(self) -> None:
         o, config = self.operands, self.config
         at: tuple[torch.Tensor | None, ...] = (o.topk_ids, None, None, None)
         if self.align:
@@ -356,5 +348,3 @@ class _GroupedMoe(ConfiguredPrepared):
         else:
             self.down(*product, *at, self.given, self.pairs, self.group, **self.down_options)
             self.combine(self.given, o.topk_ids, o.topk_weights, self.written, **self.combine_options)
-        if self.written is not self.out:
-            self.out.copy_(self.written)

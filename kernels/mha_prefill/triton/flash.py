@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from itertools import product
-from typing import TYPE_CHECKING
+from itertools import chain, product, zip_longest
+from typing import TYPE_CHECKING, NamedTuple
 
-from kernels.formats import fp8_format, native
+from kernels.formats import fp8_format
 from kernels.mha_prefill.operands import MhaPrefillOperands
 from kernels.mha_prefill.sizes import BYTES, NOPE, ROPE, VALUE, WIDTH, MhaPrefillSizes, takes
-from kernels.mha_prefill.triton.flash_order import order
-from kernels.op import Unsupported
 from kernels.support import Support
-from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
-from kernels.tuning import Demand, Target
+from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options, require_format
+from kernels.tuning import Target
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +42,8 @@ class FlashConfig:
 
 
 def lanes(config: FlashConfig, target: Target) -> tuple[int, int]:
-    """How matrix instructions distribute a row of scores: over how many threads in turn, and how many columns
-    at each turn."""
+    """How matrix instructions distribute a row of scores: over how many threads, and how many neighbouring
+    columns each of them gets at a time."""
     if config.instruction:
         return 64 // config.instruction, 4
     return 4, 2
@@ -56,8 +55,9 @@ def turnable(target: Target, sizes: MhaPrefillSizes) -> bool:
     return sizes.dtype == "fp8" and target.arch in ("sm_90", "gfx942")
 
 
-# From compiling with Triton 3.6 and 3.7, not yet from measuring: no spill, every product by the fastest
-# instruction, none serialised; on AMD two programs on a unit, for which 3.6 must be told.
+# Chosen by compiling with Triton 3.6 and 3.7, not yet by measuring. None of them spills, every product uses
+# the fastest instruction, and no product is serialised. On AMD two programs fit on a compute unit, which
+# Triton 3.6 has to be told (`waves`).
 HEURISTIC = {
     "cuda bf16": FlashConfig(128, 128, warps=8, stages=2),
     "cuda fp8": FlashConfig(128, 128, warps=8, stages=2),
@@ -72,7 +72,7 @@ HEURISTIC = {
 
 
 def steps_of(sizes: MhaPrefillSizes, config: FlashConfig) -> list[int]:
-    """Steps of the loop of each tile of a head, with those on the diagonal."""
+    """The steps of the loop of each tile of a head, those on the diagonal included."""
     return [
         math.ceil(min(prefix + first + config.rows, prefix + new) / config.keys)
         for prefix, new in sizes.lengths()
@@ -85,8 +85,8 @@ def columns(keys: int, batch: int) -> int:
     return (keys // PAD + batch) * PAD
 
 
-# Seconds of the interpreter on one core of a Zen 4 server, for a step over 128 rows and 128 keys, or for a
-# program around its steps; FP8 codes are widened.
+# Seconds that the interpreter takes on one core of a Zen 4 server for a step over 128 rows and 128 keys, and
+# again for a program outside its steps. FP8 takes longer because its codes are widened.
 INTERPRETED_STEP_S = {"bf16": 4e-3, "fp8": 1e-2}
 
 
@@ -136,35 +136,8 @@ class FlashVarlen(SuiteTriton):
             return replace(config, rows=64, warps=4, instruction=min(16, config.instruction))
         return config
 
-    def demands(self, config: FlashConfig, target: Target, sizes: MhaPrefillSizes) -> list[Demand]:
-        """Of the mean program of each kernel; keys count as far as its last step reads them. Where values
-        could be turned and are not, their bytes are shuffled in registers, on which each step waits."""
-        steps = steps_of(sizes, config)
-        item = BYTES[sizes.dtype]
-        step = config.keys * (WIDTH + VALUE) * item
-        values = sizes.keys * VALUE * item
-        moved = sizes.queries * (WIDTH * item + VALUE * BYTES["bf16"]) + sizes.keys * WIDTH * item + values
-        flash = Demand(
-            kernel="flash_kernel",
-            programs=sizes.heads * len(steps),
-            flops=2.0 * config.rows * config.keys * (WIDTH + VALUE) * sum(steps) / len(steps),
-            dtype=sizes.dtype,
-            read=config.rows * WIDTH * item + step * sum(steps) / len(steps),
-            in_flight=step * max(1, config.stages - 1),
-            moved=sizes.heads * moved,
-            overlaps=config.stages > 1 and config.turned == turnable(target, sizes),
-        )
-        if not config.turned:
-            return [flash]
-        block = float(PAD * VALUE * item)
-        blocks = sum(math.ceil((prefix + new) / PAD) for prefix, new in sizes.lengths())
-        turn = Demand(
-            "turn_kernel", sizes.heads * blocks, 0, "fp32", block, block, 2.0 * sizes.heads * values
-        )
-        return [turn, flash]
-
     def features(self, sizes: MhaPrefillSizes) -> dict[str, float | str]:
-        """Of the whole batch, and of the mean sequence."""
+        """Sums over the batch, and means of its sequences."""
         return {
             "batch": sizes.batch,
             "queries": sizes.queries,
@@ -176,7 +149,7 @@ class FlashVarlen(SuiteTriton):
         }
 
     def workspace(self, sizes: MhaPrefillSizes) -> int:
-        """The list of programs, turned values and their blocks."""
+        """Bytes of the list of programs, and of turned values and the list of their blocks."""
         programs = sizes.heads * (sizes.queries // 64 + sizes.batch)
         total = 12 * programs
         if sizes.dtype == "fp8":
@@ -190,10 +163,8 @@ class FlashVarlen(SuiteTriton):
     def prepare_with(
         self, config: FlashConfig, target: Target, operands: MhaPrefillOperands, out: torch.Tensor
     ) -> ConfiguredPrepared:
-        sizes = operands.sizes
-        if sizes.dtype == "fp8" and target.kind != "cpu" and sizes.fp8 != native(target.arch):
-            taken = native(target.arch)
-            raise Unsupported(f"products of {sizes.fp8} need another GPU; {target.arch} takes {taken}")
+        if operands.sizes.dtype == "fp8":
+            require_format(operands.sizes.fp8, target)
         return _FlashVarlen(operands, out, config, target)
 
 
@@ -208,11 +179,7 @@ class _FlashVarlen(ConfiguredPrepared):
 
         super().__init__(operands, out)
         o, sizes, fp8 = operands, operands.sizes, operands.sizes.dtype == "fp8"
-        interpreted = out.device.type == "cpu"
-        # The interpreter truncates where it should round to bf16: there torch rounds the output.
-        self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
-        fnuz_bits = interpreted and o.q.dtype == torch.float8_e4m3fnuz
-        q, k, v = (t.view(torch.uint8) if fnuz_bits else t for t in (o.q, o.k, o.v))
+        q, k, v = self.bits(o.q), self.bits(o.k), self.bits(o.v)
         threads, run = lanes(config, target)
         self.turn = FlashTurn(o, threads, run) if config.turned else None
         if self.turn:
@@ -249,17 +216,15 @@ class _FlashVarlen(ConfiguredPrepared):
             "LANES": threads,
             "RUN": run,
             "HEADROOM": int(math.log2(fp8_format(sizes.fp8).max)) if fp8 else 0,
-            "PRODUCT": tl.float32 if interpreted else product[sizes.fp8 if fp8 else "bf16"],
-            "FNUZ_BITS": fnuz_bits,
+            "PRODUCT": tl.float32 if self.interpreted else product[sizes.fp8 if fp8 else "bf16"],
+            "FNUZ_BITS": q.dtype == torch.uint8,
             **config.options(),
         }
 
-    def call(self) -> None:
+    def launch(self) -> None:
         if self.turn:
             self.turn()
         self.flash(*self.arguments, **self.options)
-        if self.written is not self.out:
-            self.out.copy_(self.written)
 
 
 class FlashTurn:
@@ -290,7 +255,8 @@ class FlashTurn:
 def descriptors(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, config: FlashConfig
 ) -> tuple[TensorDescriptor, ...]:
-    """Of blocks of q and of k, the first 128 columns of a head and its last 64; and of v, or of it turned."""
+    """Descriptors of q, of k, each for the first 128 columns of a head and for its last 64, and of v, turned
+    or not."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     q, k = q.flatten(1), k.flatten(1)
@@ -302,3 +268,80 @@ def descriptors(
         TensorDescriptor.from_tensor(k, [config.keys, ROPE]),
         TensorDescriptor.from_tensor(v, block),
     )
+
+
+class Tile(NamedTuple):
+    """What one program takes: some query rows of one head of one sequence."""
+
+    head: int
+    sequence: int
+    first: int
+
+
+@dataclass(frozen=True)
+class Cache:
+    dies: int  # programs go to them in turn; each has a cache of its own
+    bytes: int  # of a die's cache that keys and values may fill
+
+
+# H100: 50 MB of L2 (architecture white paper); MI300X and MI350X: 8 XCDs with 4 MB of L2 each (CDNA 3 and 4
+# white papers), and consecutive programs go to consecutive XCDs (AITER's remap_xcd).
+CACHES: Mapping[str, Cache] = {
+    "cuda": Cache(1, 32 << 20),
+    "rocm": Cache(8, 4 << 20),
+    "cpu": Cache(1, 32 << 20),
+}
+
+
+def order(
+    lengths: list[tuple[int, int]], heads: int, rows: int, target: Target, key_bytes: int
+) -> list[Tile]:
+    """All tiles of `rows` query rows.
+
+    lengths:   (prefix, new) of each sequence
+    key_bytes: of a key and its value, per head
+
+    Each head of a sequence is dealt whole to the die with the least work so far, the longest first. On a die
+    heads follow each other in sections of which the cache holds the keys and values, so that those come from
+    memory once. Within a section the tiles with the most keys go first, so that none is left to run alone at
+    the end.
+    """
+    cache = target.pick(CACHES)
+    load = [(0, die) for die in range(cache.dies)]
+    dealt: list[list[tuple[int, int]]] = [[] for _ in range(cache.dies)]
+    for sequence in sorted(range(len(lengths)), key=lambda s: -_work(*lengths[s])):
+        for head in range(heads):
+            work, die = load[0]
+            heapq.heapreplace(load, (work + _work(*lengths[sequence]), die))
+            dealt[die].append((head, sequence))
+    queues = [list(_in_sections(pairs, lengths, rows, cache.bytes // key_bytes)) for pairs in dealt]
+    return [tile for turn in zip_longest(*queues) for tile in turn if tile is not None]
+
+
+def _work(prefix: int, new: int) -> int:
+    """Pairs of a query and a key."""
+    return new * prefix + new * (new + 1) // 2
+
+
+def _in_sections(
+    pairs: list[tuple[int, int]], lengths: list[tuple[int, int]], rows: int, most: int
+) -> Iterator[Tile]:
+    """The tiles of (head, sequence) pairs, in sections of at most `most` keys, or of one pair."""
+    section: list[tuple[int, int]] = []
+    total = 0
+    for head, sequence in pairs:
+        keys = sum(lengths[sequence])
+        if section and total + keys > most:
+            yield from _longest_first(section, lengths, rows)
+            section, total = [], 0
+        section.append((head, sequence))
+        total += keys
+    yield from _longest_first(section, lengths, rows)
+
+
+def _longest_first(section: list[tuple[int, int]], lengths: list[tuple[int, int]], rows: int) -> list[Tile]:
+    tiles = chain.from_iterable(
+        (Tile(head, sequence, first) for first in range(0, lengths[sequence][1], rows))
+        for head, sequence in section
+    )
+    return sorted(tiles, key=lambda tile: -(lengths[tile.sequence][0] + tile.first))

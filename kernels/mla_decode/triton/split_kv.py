@@ -13,23 +13,21 @@ from kernels.mla_decode.operands import MlaDecodeOperands
 from kernels.mla_decode.sizes import KV_BYTES, LATENT, ROPE, WIDTH, MlaDecodeSizes
 from kernels.mla_decode.triton.split_kv_plan import SplitPlan, plan
 from kernels.triton_runtime import CPU, ConfiguredPrepared, SuiteTriton, options
-from kernels.tuning import Demand, Target
+from kernels.tuning import Target
 
 if TYPE_CHECKING:
     import torch
 
 XCDS = {"rocm": 8}  # dies with a level-2 cache of their own: MI300X, MI325X and MI355X have eight
-WORTH_OF_HEAD = 4  # tokens that move about as many bytes as writing and reading again what a head found
+WORTH_OF_HEAD = 4  # tokens of about as many bytes as a head's partial result, written and read again
 COMBINE_VALUES = 8192  # partial values at once in a program of the combine: 64 registers per thread
-INTERPRETED_STEP_S = 0.012  # the interpreter takes for a tile of 128 tokens, on one core of a Zen 4 server
-
+INTERPRETED_STEP_S = 0.012  # seconds for a tile of 128 tokens in the interpreter, on one core of Zen 4
 
 PER_UNIT = (1, 2, 4, 8)
 MOST_PER_UNIT = max(PER_UNIT)
 LEAST_HEADS, MOST_HEADS = 16, 64  # of a block
 
 WGMMA_ROWS = 64  # of sm_90's fast instruction; of sm_100's, 64 or 128
-MMA_COLUMNS, MFMA_COLUMNS = 8, 16  # tokens of an instruction of 16 heads
 
 
 @dataclass(frozen=True)
@@ -55,84 +53,63 @@ class SplitKvConfig:
         """Whether the scores are computed in a branch: see split_kv_jit."""
         return target.kind == "cuda" and not self.swap and self.heads >= WGMMA_ROWS and self.warps > 4
 
-    def score_padding(self, target: Target) -> float:
-        """The factor by which the products of scores take longer than their flops: warps repeat those of
-        others, and fast instructions of few columns wait for their rows, which shared memory delivers in the
-        time of 32 columns, and each column in the time of half a column."""
-        if target.kind == "rocm":
-            return self.warps * 16 / max(16, self.heads) if self.heads < 16 * self.warps else 1.0
-        if self.swap or self.heads >= WGMMA_ROWS:
-            columns = self.heads if self.swap else self.tokens * 4 // self.warps
-            return max(1.0, 0.5 + 32 / columns)
-        return max(1.0, self.warps * MMA_COLUMNS / self.tokens)
-
 
 # Heads, tokens, warps and numbers of stages; the compiler says which of them fit.
-_CUDA = (
-    (16, 16, (4,), (2, 3, 4, 5)),
-    (16, 32, (4, 8), (2, 3, 4)),
-    (16, 64, (4, 8), (2, 3)),
-    (32, 16, (8,), (3, 4)),
-    (32, 32, (8,), (2, 3, 4)),
-    (32, 64, (8,), (2, 3)),
-    (64, 32, (8,), (2, 3, 4)),
-    (64, 64, (8,), (2, 3)),
-)
-_ROCM = (
-    (16, 16, (2, 4), (1, 2)),
-    (16, 32, (2, 4), (1, 2)),
-    (16, 64, (4,), (1, 2)),
-    (32, 16, (4,), (1, 2)),
-    (32, 32, (4,), (1, 2)),
-    (64, 16, (4,), (1, 2)),
-    (64, 32, (4,), (1, 2)),
-)
-_CPU = ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,)))
-_TILES = {"cuda": _CUDA, "rocm": _ROCM, "cpu": _CPU}
-
-
-@dataclass(frozen=True)
-class SplitRule:
-    """For blocks of few heads and of many; and where the cache is FP8."""
-
-    few: SplitKvConfig
-    many: SplitKvConfig
-    few_fp8: SplitKvConfig
-    many_fp8: SplitKvConfig
-
-
-_FEW = SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3)
-_MI300 = (
-    SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
-    SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
-)
-_MI350 = (
-    SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
-    SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
-)
-_INTERPRETED = (SplitKvConfig(16, 128, per_unit=2), SplitKvConfig(64, 128, per_unit=2))
-
-# Memory bounds 16 heads: they take as many programs on a unit as keep enough bytes on their way. Products
-# bound 64: they take the fastest instructions, and enough tokens a step that those do not wait for shared
-# memory. None spills on Triton 3.6 and 3.7, on gfx942 in 64 KB of shared memory. Found by compiling, not by
-# timing.
-HEURISTIC = {
-    "cuda": SplitRule(
-        few=_FEW,
-        many=SplitKvConfig(64, 64, warps=8, stages=2),
-        few_fp8=_FEW,
-        many_fp8=SplitKvConfig(64, 64, warps=8, stages=3),
+_TILES = {
+    "cuda": (
+        (16, 16, (4,), (2, 3, 4, 5)),
+        (16, 32, (4, 8), (2, 3, 4)),
+        (16, 64, (4, 8), (2, 3)),
+        (32, 16, (8,), (3, 4)),
+        (32, 32, (8,), (2, 3, 4)),
+        (32, 64, (8,), (2, 3)),
+        (64, 32, (8,), (2, 3, 4)),
+        (64, 64, (8,), (2, 3)),
     ),
-    "sm_100": SplitRule(
-        few=_FEW,
-        many=SplitKvConfig(64, 32, warps=8, stages=3),
-        few_fp8=SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
-        many_fp8=SplitKvConfig(32, 32, warps=8, stages=4),
+    "rocm": (
+        (16, 16, (2, 4), (1, 2)),
+        (16, 32, (2, 4), (1, 2)),
+        (16, 64, (4,), (1, 2)),
+        (32, 16, (4,), (1, 2)),
+        (32, 32, (4,), (1, 2)),
+        (64, 16, (4,), (1, 2)),
+        (64, 32, (4,), (1, 2)),
     ),
-    "rocm": SplitRule(*_MI300, *_MI300),
-    # 64 heads and 32 tokens of an FP8 cache spill on Triton 3.6.
-    "gfx950": SplitRule(*_MI350, _MI350[0], replace(_MI350[1], tokens=16)),
-    "cpu": SplitRule(*_INTERPRETED, *_INTERPRETED),
+    "cpu": ((16, 32, (4,), (2,)), (16, 128, (4,), (2,)), (64, 128, (4,), (2,))),
+}
+
+
+# For few and for many heads, and for FP8 caches where they need another. With 16 heads memory is the bound:
+# there are so many programs on a unit that enough bytes are in flight. With 64 heads products are the
+# bound: tiles fit the fastest instructions, and a step has so many tokens that those do not wait for shared
+# memory. None spills with Triton 3.6 and 3.7, and on gfx942 64 KB of shared memory are enough. Chosen by
+# compiling, not by timing.
+HEURISTIC: dict[str, dict[str, SplitKvConfig]] = {
+    "cuda": {
+        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
+        "many": SplitKvConfig(64, 64, warps=8, stages=2),
+        "many fp8": SplitKvConfig(64, 64, warps=8, stages=3),
+    },
+    "sm_100": {
+        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=3),
+        "many": SplitKvConfig(64, 32, warps=8, stages=3),
+        "few fp8": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=5),
+        "many fp8": SplitKvConfig(32, 32, warps=8, stages=4),
+    },
+    "rocm": {
+        "few": SplitKvConfig(16, 16, per_unit=2, warps=4, stages=2, instruction=16),
+        "many": SplitKvConfig(64, 16, reload=True, warps=4, stages=2, instruction=16),
+    },
+    "gfx950": {
+        "few": SplitKvConfig(16, 32, per_unit=2, warps=4, stages=2, instruction=16),
+        "many": SplitKvConfig(64, 32, warps=4, stages=2, instruction=16),
+        # 32 tokens spill with Triton 3.6.
+        "many fp8": SplitKvConfig(64, 16, warps=4, stages=2, instruction=16),
+    },
+    "cpu": {
+        "few": SplitKvConfig(16, 128, per_unit=2),
+        "many": SplitKvConfig(64, 128, per_unit=2),
+    },
 }
 FEW = 32  # heads
 
@@ -143,8 +120,8 @@ def plan_for(config: SplitKvConfig, units: int, lengths: Sequence[int], heads: i
 
 
 class SplitKv(SuiteTriton):
-    """Long sequences are split between programs; a second kernel combines what they found of those, and is
-    not called where no sequence was split."""
+    """Long sequences are split between programs. A second kernel combines the partial results of a sequence;
+    it is not called where no sequence was split."""
 
     name = "triton.split_kv"
     Config = SplitKvConfig
@@ -174,44 +151,12 @@ class SplitKv(SuiteTriton):
                     yield replace(config, swap=True)
 
     def heuristic(self, target: Target, sizes: MlaDecodeSizes) -> SplitKvConfig:
-        rule, few = target.pick(HEURISTIC), sizes.heads <= FEW
-        if sizes.kv == "fp8":
-            return rule.few_fp8 if few else rule.many_fp8
-        return rule.few if few else rule.many
-
-    def demands(self, config: SplitKvConfig, target: Target, sizes: MlaDecodeSizes) -> list[Demand]:
-        """Of a program of mean length where there are several waves of them; of the longest where one wave
-        has all, which lasts as long as that. Without a pipeline a step is on its way half of the time."""
-        lengths = sizes.lengths()
-        plan, blocks = plan_for(config, target.units, lengths, sizes.heads), config.blocks(sizes.heads)
-        programs = len(plan.parts) * blocks
-        mean = sum(math.ceil((end - first) / config.tokens) for _, first, end, _ in plan.parts)
-        one_wave = programs <= target.units * config.per_unit
-        steps = math.ceil(plan.longest / config.tokens) if one_wave else mean / len(plan.parts)
-
-        tokens, row = config.tokens * steps, WIDTH * KV_BYTES[sizes.kv]
-        query, part = 2 * WIDTH, 4 * (LATENT + 1)  # bytes of a head
-        whole = sizes.batch - len(plan.split)
-        results = sizes.heads * (plan.slots * part + whole * 2 * LATENT)
-        split = Demand(
-            kernel="split_kernel",
-            programs=programs,
-            flops=2.0 * config.heads * tokens * (WIDTH * config.score_padding(target) + LATENT),
-            dtype="bf16",
-            read=config.heads * query + tokens * row * (2 if config.reload else 1),
-            in_flight=row * config.tokens * max(1, config.stages - 1),
-            overlaps=config.stages > 1,
-            moved=sizes.tokens * row + sizes.batch * sizes.heads * query + results,
-        )
-        if not plan.split:
-            return [split]
-        rows, columns = len(plan.split) * sizes.heads, combine_columns(plan)
-        read = 4.0 * columns * plan.slots / len(plan.split)
-        moved = sizes.heads * (plan.slots * part + len(plan.split) * 2 * LATENT)
-        return [split, Demand("combine_kernel", rows * LATENT // columns, 0, "fp32", read, read, moved)]
+        heads = "few" if sizes.heads <= FEW else "many"
+        rule = target.pick(HEURISTIC)
+        return rule.get(f"{heads} {sizes.kv}", rule[heads])
 
     def features(self, sizes: MlaDecodeSizes) -> dict[str, float | str]:
-        """How long the sequences are, and not how that was written."""
+        """The lengths of the sequences, however they were given."""
         lengths = sizes.lengths()
         return {
             "batch": sizes.batch,
@@ -254,8 +199,8 @@ def _power_of_2(number: int) -> int:
 
 
 class _SplitKv(ConfiguredPrepared):
-    """The plan is made here, on the host and untimed, from lengths that are known before the step: engines
-    make theirs once a step too, for the attention of all layers. A call only reads the plan."""
+    """The plan is made here, on the host and untimed, from lengths that are known before the step. Engines
+    also make a plan once a step, for the attention of all layers. A call only reads the plan."""
 
     def __init__(
         self,
@@ -272,11 +217,8 @@ class _SplitKv(ConfiguredPrepared):
 
         super().__init__(operands, out)
         heads, xcds = operands.q.shape[1], XCDS.get(target.kind, 1)
-        interpreted = out.device.type == "cpu"
-        fnuz_bits = interpreted and operands.kv.dtype == torch.float8_e4m3fnuz
-        # The interpreter truncates where it should round to bf16: there torch rounds the output.
-        self.written = torch.empty_like(out, dtype=torch.float32) if interpreted else out
         self.plan = plan
+        kv = self.bits(operands.kv)
 
         def table(rows: Sequence[tuple[int, ...]]) -> torch.Tensor:
             return torch.tensor(rows, dtype=torch.int32, device=out.device)
@@ -289,7 +231,7 @@ class _SplitKv(ConfiguredPrepared):
         self.split = split_kernel[((len(plan.parts) + len(nothing)) * config.blocks(heads),)]
         self.split_arguments = (
             operands.q,
-            operands.kv.view(torch.uint8) if fnuz_bits else operands.kv,
+            kv,
             operands.page_table,
             table([*plan.parts, *nothing]),
             self.partial,
@@ -310,8 +252,8 @@ class _SplitKv(ConfiguredPrepared):
             "APART": config.apart(target),
             "RELOAD": config.reload,
             "XCDS": xcds,
-            "PRODUCT": tl.float32 if interpreted else tl.bfloat16,
-            "FNUZ_BITS": fnuz_bits,
+            "PRODUCT": tl.float32 if self.interpreted else tl.bfloat16,
+            "FNUZ_BITS": kv.dtype == torch.uint8,
             **options(config.warps, config.stages, config.instruction),
         }
         columns = combine_columns(plan)
@@ -324,9 +266,7 @@ class _SplitKv(ConfiguredPrepared):
             "BLOCK_D": columns,
         }
 
-    def call(self) -> None:
+    def launch(self) -> None:
         self.split(*self.split_arguments, **self.split_options)
         if self.plan.split:
             self.combine(*self.combine_arguments, **self.combine_options)
-        if self.written is not self.out:
-            self.out.copy_(self.written)

@@ -27,11 +27,6 @@ class SplitPlan:
         """The most slots of a sequence."""
         return max((count for *_, count in self.split), default=0)
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest part."""
-        return max(end - first for _, first, end, _ in self.parts)
-
 
 @functools.lru_cache(4096)
 def plan(lengths: tuple[int, ...], tokens: int, programs: int, least: int) -> SplitPlan:

@@ -225,14 +225,19 @@ def test_descriptors_are_told_and_compiled(arch: str):
 def test_it_is_compiled_once(monkeypatch, tmp_path: Path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = of_gemm("gfx942", "sum_kernel")
-    told: list[tuple[int, int]] = []
+    asked: list[int] = []
+
+    def compile_each(todo):
+        asked.append(len(todo))
+        return ((key, compiler.compile_launch(one.kernel, one.arch, one.data)) for key, one in todo.items())
+
     died = Resources(error="the compiler died")
-    failed = compiler.compile_all(found, None, lambda todo: ((key, died) for key in todo))
+    failed = compiler.compile_all(found, lambda todo: ((key, died) for key in todo))
     assert failed[0].error, "which is not kept"
-    first = compiler.compile_all(found * 2, lambda *at: told.append(at))
-    assert told == [(1, 1)] and first[0] == first[1] and first[0].registers > 8 and not first[0].error
-    again = compiler.compile_all(found, lambda *at: told.append(at))
-    assert told == [(1, 1)] and again == first[:1]
+    first = compiler.compile_all(found * 2, compile_each)
+    assert first[0] == first[1] and first[0].registers > 8 and not first[0].error
+    again = compiler.compile_all(found, compile_each)
+    assert asked == [1, 0] and again == first[:1]
     for broken in ("{", "{}"):
         next(tmp_path.glob("*/compile/*.json")).write_text(broken)
         assert compiler.compile_all(found) == again
@@ -260,14 +265,13 @@ def test_a_compiler_that_dies_costs_one_configuration(monkeypatch, tmp_path: Pat
 @pytest.mark.slow
 def test_a_planted_configuration_fails_the_command(here, monkeypatch, tmp_path: Path):
     """One case is compiled, in this process."""
-    from harness.compile import launches
 
     def compiled(todo):
         return ((key, compiler.compile_launch(one.kernel, one.arch, one.data)) for key, one in todo.items())
 
     monkeypatch.setattr(compiler, "_compile_here", compiled)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(launches, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
+    monkeypatch.setattr(survey, "shipped", lambda op: [Case(op, parse("batch=1 new=3200 heads=16")[0])])
     bad = dataclasses.replace(HEURISTIC["gfx942 bf16"], keys=128, stages=2)
     monkeypatch.setitem(HEURISTIC, "gfx942 bf16", bad)
     for targets, code in (("gfx942,gfx950", 1), ("gfx950", 0)):  # the latter from the cache

@@ -14,7 +14,7 @@ from harness.cli.run_display import RaceTables
 from harness.errors import NothingRan, UsageError
 from harness.results.schema import CaseDone, RaceSettings, Verdict
 from harness.tune import configs, race
-from harness.tune.configs import NOT_KEPT, RacedConfigs, ask_tables
+from harness.tune.configs import NOT_KEPT, ask_tables, raced_configs
 from harness.tune.race import Race, TuneRequest, implementations_here, would_race
 from harness.tune.store import store_winner
 from kernels.binding import BindingError, Function
@@ -24,7 +24,7 @@ from kernels.fused_moe.engine_tables import MoeTables
 from kernels.op import Unsupported
 from kernels.platform import Platform
 from kernels.support import Support
-from kernels.tuning import Target
+from kernels.tuning import Target, values
 from shapes.case import text_of
 from tests.support.workers_here import WorkerHere
 from tests.support.written_runs import a_cell, a_run
@@ -32,8 +32,8 @@ from tests.support.written_runs import a_cell, a_run
 H200 = Target("cuda", "sm_90", 132, "NVIDIA H200", shared=232448)
 ON = Platform("cuda", "sm_90", "cuda:0", "NVIDIA H200")
 FILE = "N=6144,K=1536,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json"
-NOW = EngineConfig(64, 128, 128, 32, 4, 2).entry
-FAST = EngineConfig(16, 64, 128, 1, 4, 4).entry
+NOW = values(EngineConfig(64, 128, 128, 32, 4, 2))
+FAST = values(EngineConfig(16, 64, 128, 1, 4, 4))
 OP = kernels.OPS["block_scale_gemm"]
 CASE = OP.case({"m": 24, "n": 6144, "k": 1536})
 TABLE = table_of(24, None, {FILE: lambda m: NOW})
@@ -49,20 +49,20 @@ def gemm():
 
 
 def test_the_engine_is_told_nothing_where_its_own_choice_is_the_baseline(gemm):
-    entries = RacedConfigs(gemm, H200, 5, {CASE.key: TABLE}).configs_of(gemm, CASE)
-    assert entries.configs[0] is None and NOW not in entries.configs
-    assert (len(entries.configs), entries.search.raced, entries.search.baseline) == (6, 6, NOW)
-    assert entries.search.considered == 6 + entries.search.pruned[NOT_KEPT] > 300
-    assert entries.search.origin == "the engine's default"
-    assert entries.search.tables == {FILE: {str(m): NOW for m in LADDER}}
-    assert len({tuple(each.values())[:3] for each in entries.configs[1:]}) > 2, "one tile fills the race"
+    entries, search = raced_configs(gemm, CASE, H200, 5, {CASE.key: TABLE})
+    assert entries[0] is None and NOW not in entries
+    assert (len(entries), search.raced, search.baseline) == (6, 6, NOW)
+    assert search.considered == 6 + search.pruned[NOT_KEPT] > 300
+    assert search.origin == "the engine's default"
+    assert search.tables == {FILE: {str(m): NOW for m in LADDER}}
+    assert len({tuple(each.values())[:3] for each in entries[1:]}) > 2, "one tile fills the race"
 
 
 def test_the_baseline_does_not_race_itself(gemm):
-    _, first, second = RacedConfigs(gemm, H200, 2, {CASE.key: TABLE}).configs_of(gemm, CASE).configs
+    (_, first, second), _ = raced_configs(gemm, CASE, H200, 2, {CASE.key: TABLE})
     table = table_of(24, None, {FILE: lambda m: first})
-    entries = RacedConfigs(gemm, H200, 1, {CASE.key: table}).configs_of(gemm, CASE)
-    assert entries.configs == [None, second], "the same draw without it"
+    entries, _ = raced_configs(gemm, CASE, H200, 1, {CASE.key: table})
+    assert entries == [None, second], "the same draw without it"
 
 
 def test_of_two_entries_that_are_as_near_the_first_in_the_file_is_taken():
@@ -72,16 +72,17 @@ def test_of_two_entries_that_are_as_near_the_first_in_the_file_is_taken():
 
 def test_what_the_engine_takes_near_m_enters_first(gemm):
     own = {
-        m: EngineConfig(8, 32, 128, 1, 4, stages).entry for m, stages in ((16, 5), (48, 4), (96, 3), (512, 2))
+        m: values(EngineConfig(8, 32, 128, 1, 4, stages))
+        for m, stages in ((16, 5), (48, 4), (96, 3), (512, 2))
     }
     own[24] = {"USE_TMA": True, **FAST}  # which is more than EngineConfig says
     table = table_of(16, own, {FILE: lambda m: own[nearest_of(own, m)]})
     assert (table.now, table.origin) == (own[16], "the engine's table at M = 16")
     case = OP.case({"m": 16, "n": 6144, "k": 1536})
-    entries = RacedConfigs(gemm, H200, 4, {case.key: table}).configs_of(gemm, case)
-    first, *near = entries.configs[:4]
+    entries, _ = raced_configs(gemm, case, H200, 4, {case.key: table})
+    first, *near = entries[:4]
     assert first is None and near == [own[48], own[96], own[512]]
-    assert len(entries.configs) == 5 and own[16] not in entries.configs
+    assert len(entries) == 5 and own[16] not in entries
 
 
 @pytest.mark.parametrize("target", [H200, Target("rocm", "gfx942", 304, "AMD Instinct MI300X", shared=65536)])
@@ -91,7 +92,7 @@ def test_configurations_have_room_and_are_right(gemm, target):
     assert len(offered) == len(set(offered)) > 100
     for config in offered:
         assert config.shared <= target.shared and config.BLOCK_SIZE_K in (64, 128)
-        assert ("kpack" in config.entry) == (target.kind == "rocm")
+        assert ("kpack" in values(config)) == (target.kind == "rocm")
         assert config.BLOCK_SIZE_M < 64 or config.GROUP_SIZE_M == 1, "one tile of rows has no groups"
     many = list(gemm.configurations(target, OP.sizes({"m": 1024, "n": 6144, "k": 1536})))
     largest = {
@@ -107,13 +108,6 @@ def test_configurations_have_room_and_are_right(gemm, target):
         for tokens in (16, 17)
     ]
     assert [config.GROUP_SIZE_M for config in of_moe] == [1, 32], "with few rows the engines have no groups"
-
-
-def test_one_stage_does_not_load_while_it_multiplies(gemm):
-    configs = [EngineConfig(16, 64, 128, 1, 4, stages) for stages in (1, 3)]
-    demands = [each for c in configs for each in gemm.demands(c, H200, OP.sizes(CASE.sizes))]
-    assert [each.overlaps for each in demands] == [False, True]
-    assert [each.in_flight / each.read for each in demands] == [1 / 12, 2 / 12], "of twelve steps"
 
 
 def raced(word: str, won: dict | None = FAST, against: dict | None = None, status: str = "ok") -> list:
@@ -162,7 +156,7 @@ def test_a_winner_goes_into_the_engines_table(on_case, tmp_path):
     (raced("same"), "leave it: the engine's default stays, nothing is written: BLOCK_SIZE_M=64"),
     (raced("slower"), "leave it: the engine's default stays, nothing is written: BLOCK_SIZE_M=64"),
     (raced("faster", status="wrong"), "nothing stored: there is no verdict"),
-    (raced("faster", against=EngineConfig(32, 64, 128, 1, 4, 3).entry), "leave it: "),  # the baseline failed
+    (raced("faster", against=values(EngineConfig(32, 64, 128, 1, 4, 3))), "leave it: "),  # another baseline
 ])  # fmt: skip
 def test_else_nothing_is_written(on_case, tmp_path, records, text):
     said, row = on_case(records)
@@ -265,14 +259,14 @@ def test_files_of_the_product_are_named_as_the_engine_names_them(monkeypatch):
         now.append(table.now)
     shape = "N=3072,K=1536,device_name=AMD_Instinct_MI300X,dtype=fp8_w8a8"
     assert names == [f"{shape},block_shape=[128, 128].json", f"{shape},block_shape=[128,128].json"]
-    assert now == [EngineConfig(64, 128, 128, 32, 4, stages).entry for stages in (3, 2)]
+    assert now == [values(EngineConfig(64, 128, 128, 32, 4, stages)) for stages in (3, 2)]
 
 
 def test_engines_rows_are_raced_where_they_are_named(gemm, monkeypatch, tmp_path):
     monkeypatch.setattr(type(gemm), "available", lambda self, platform: Support(True))
 
     def here(impl: str | None, out: str | None = None, **more: bool) -> list[str]:
-        asked = TuneRequest(op="block_scale_gemm", impl=impl, out=out, **more)
+        asked = TuneRequest(op="block_scale_gemm", impl=impl, tuned=out, **more)
         return [i.name for i in implementations_here(asked, ON)]
 
     assert "vllm.triton" not in here(None)
@@ -288,7 +282,7 @@ def test_a_dry_run_says_what_would_be_raced(gemm, monkeypatch, tmp_path):
     monkeypatch.setattr(race, "target_here", lambda *_: (H200, None))
     asked = TuneRequest(op="block_scale_gemm", impl="vllm.triton", case=["m=1,64 n=512 k=256"], dry_run=True,
                         keep=6, per_case="5s")  # fmt: skip
-    lines = list(would_race(asked, ON))
+    lines = list(would_race([gemm], asked, ON))
     sizes = "n=512 k=256 fp8=e4m3fn scales=fp32"
     known = [len(list(gemm.configurations(H200, OP.sizes({"m": m, "n": 512, "k": 256})))) for m in (1, 64)]
     assert lines == [

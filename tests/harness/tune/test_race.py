@@ -19,8 +19,9 @@ from harness.errors import FAILED, OK, HarnessError
 from harness.results.journal import Journal
 from harness.results.schema import CaseDone, Cell, RaceSettings, Verdict
 from harness.tune import configs, store
-from harness.tune.configs import NEIGHBOURS, NOT_KEPT, RacedConfigs
-from harness.tune.race import Race, TuneRequest, choice, race_result
+from harness.tune.configs import NEIGHBOURS, NOT_KEPT, raced_configs
+from harness.tune.race import Race, TuneRequest, race_result
+from harness.tune.store import choice
 from kernels import tuning
 from kernels.platform import version
 from kernels.triton_runtime import CPU
@@ -169,26 +170,26 @@ CASE = kernels.OPS["block_scale_gemm"].case({"m": 4, "n": 512, "k": 256})
 
 
 def test_what_would_be_used_is_the_baseline_and_enters_once(chunked):
-    entries = RacedConfigs(chunked, CPU, keep=9).configs_of(chunked, CASE)
-    first, *others = [config["columns"] for config in entries.configs]
-    assert (first, sorted(others), entries.search.pruned) == (16, [8, 32, 128, 512], {})
-    few = RacedConfigs(chunked, CPU, keep=2).configs_of(chunked, CASE)
-    assert few.configs == entries.configs[:3], "the order is the same at each time"
-    assert (few.search.considered, few.search.raced, few.search.pruned) == (5, 3, {NOT_KEPT: 2})
+    entries, search = raced_configs(chunked, CASE, CPU, 9, {})
+    first, *others = [config["columns"] for config in entries]
+    assert (first, sorted(others), search.pruned) == (16, [8, 32, 128, 512], {})
+    few, search = raced_configs(chunked, CASE, CPU, 2, {})
+    assert few == entries[:3], "the order is the same at each time"
+    assert (search.considered, search.raced, search.pruned) == (5, 3, {NOT_KEPT: 2})
 
 
 def test_configurations_that_neighbouring_sizes_use_come_first(chunked, monkeypatch, tmp_path):
-    place = store.Place("cpu", "cpu", measured=True)
+    file = store.path(tmp_path, "plugin.chunked", CPU)
     for m, columns in ((8, 512), (4096, 8), (3, 999), (2, 128), (4, 16)):
         choice = {"case": f"m={m}", "features": {"m": m}, "config": {"columns": columns, "fault": ""}}
-        store.store(tmp_path, "plugin.chunked", place, [choice], {"source": "s"})
+        store.store(file, CPU, choice, {"source": "s"})
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     monkeypatch.setattr(type(chunked), "features", lambda self, sizes: {"m": sizes.m})
-    entries = RacedConfigs(chunked, CPU, keep=3).configs_of(chunked, CASE)
-    tuning.stored.cache_clear()
-    assert [config["columns"] for config in entries.configs] == [16, 128, 512, 8], "999 is not offered here"
-    assert entries.search.origin == "measured on cpu, for this case" and NEIGHBOURS >= 3
+    entries, search = raced_configs(chunked, CASE, CPU, 3, {})
+    tuning.stored_choices.cache_clear()
+    assert [config["columns"] for config in entries] == [16, 128, 512, 8], "999 is not offered here"
+    assert search.origin == "measured on cpu, for this case" and NEIGHBOURS >= 3
 
 
 SPLIT_K = next(i for i in kernels.implementations("block_scale_gemm") if i.name == "triton.split_k")
@@ -201,33 +202,33 @@ def test_configurations_that_the_architecture_has_no_room_for_do_not_enter(monke
     """Nothing is compiled: the resources are made up, and always the same for the same launch."""
     compiled: list[str] = []
 
-    def compile_all(launches, progress):
+    def compile_all(launches, where):
         compiled.extend(launch.data for launch in launches)
         draws = [random.Random(launch.data).random() for launch in launches]
         return [Resources(shared_bytes=300_000 if draw < 0.5 else 0, threads=128) for draw in draws]
 
     monkeypatch.setattr(configs, "compile_all", compile_all)
-    entries = RacedConfigs(SPLIT_K, H100, keep=6).configs_of(SPLIT_K, LARGE)
-    assert len(entries.configs) == entries.search.raced == 7
-    assert entries.search.considered == 7 + sum(entries.search.pruned.values())
-    assert entries.search.pruned["takes 300000 bytes of shared memory; sm_90 has 232448"] > 0
+    entries, search = raced_configs(SPLIT_K, LARGE, H100, 6, {})
+    assert len(entries) == search.raced == 7
+    assert search.considered == 7 + sum(search.pruned.values())
+    assert search.pruned["takes 300000 bytes of shared memory; sm_90 has 232448"] > 0
     assert 6 <= len(set(compiled)) < 60, "no more are compiled than it takes"
 
     def prepare_for(self, *given):
         raise StopIteration
 
     monkeypatch.setattr(type(SPLIT_K), "prepare_for", prepare_for)
-    entries = RacedConfigs(SPLIT_K, H100, keep=6).configs_of(SPLIT_K, LARGE)
-    assert entries.search.raced == 1
-    assert entries.search.pruned == {"StopIteration": entries.search.considered - 1}
+    entries, search = raced_configs(SPLIT_K, LARGE, H100, 6, {})
+    assert search.raced == 1
+    assert search.pruned == {"StopIteration": search.considered - 1}
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not version("triton") or os.environ.get("TRITON_INTERPRET") == "1", reason="compiles")
 def test_configurations_are_compiled_before_they_enter():
-    entries = RacedConfigs(SPLIT_K, H100, keep=3).configs_of(SPLIT_K, LARGE)
-    assert entries.search.raced == len(entries.configs) == 4
-    assert entries.search.considered == 4 + sum(entries.search.pruned.values())
+    entries, search = raced_configs(SPLIT_K, LARGE, H100, 3, {})
+    assert search.raced == len(entries) == 4
+    assert search.considered == 4 + sum(search.pruned.values())
 
 
 def records(*verdicts: tuple[str, str, float | None], anchor: int | None = None) -> list:
@@ -284,13 +285,13 @@ def test_of_several_groups_the_surest_is_stored(chosen, verdicts, columns):
 
 
 def test_what_was_stored_is_used(chunked, chosen, monkeypatch, tmp_path):
-    place = store.Place("cpu", "cpu", measured=True)
+    file = store.path(tmp_path, "plugin.chunked", CPU)
     for columns in ("8", "128"):  # a later one takes the place of the first
-        store.store(tmp_path, "plugin.chunked", place, [chosen((columns, "faster", 0.0))], {"source": "s"})
+        store.store(file, CPU, chosen((columns, "faster", 0.0)), {"source": "s"})
     monkeypatch.setenv("KERNEL_BENCH_TUNED", str(tmp_path))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     used = chunked.choose(CPU, kernels.OPS["block_scale_gemm"].sizes({"m": 4, "n": 512, "k": 256}))
-    tuning.stored.cache_clear()
+    tuning.stored_choices.cache_clear()
     assert used == Choice(chunked.Config(128), "measured on cpu, for this case")
 
 
@@ -298,8 +299,8 @@ def test_devices_of_a_pool_share_the_cases_of_a_race(chunked, monkeypatch, tmp_p
     """The times are made up and have no verdicts, so nothing is stored."""
     run = str(tmp_path / "run")
     begun = TuneRequest(op="block_scale_gemm", impl="plugin.chunked", case=["m=1,4 n=512 k=256"],
-                        out=str(tmp_path), journal=run, keep=2)  # fmt: skip
-    goes_on = TuneRequest(out=str(tmp_path), resume=run)
+                        tuned=str(tmp_path), out=run, keep=2)  # fmt: skip
+    goes_on = TuneRequest(tuned=str(tmp_path), resume=run)
     devices, failing = pool("ab"), pool("a", lambda device, case: "dies", grows=False)
     assert race_on(failing, begun, Mock()) == (FAILED, [])
     assert Journal(Path(run)).run().race == RaceSettings(keep=2, folder=str(tmp_path))

@@ -6,8 +6,8 @@ from pathlib import Path
 import kernels
 from harness.catalogue.architectures import architectures
 from harness.compile.launches import implementations
-from harness.tune import store
-from harness.workers.child.source_hash import bare
+from harness.workers.child import source_hash
+from harness.workers.child.source_hash import bare, jit_source
 from kernels.tuning import TUNED
 
 
@@ -20,20 +20,23 @@ def test_the_source_is_of_kernels_wherever_they_lie_and_not_of_their_comments(tm
         "['Module', ('body', [['FunctionDef', ('name', \"'f'\"), ('args', ['arguments', ('args', [['arg', "
         f"('arg', \"'x'\")]])]), ('body', [{returned}])]])]"
     )
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(source_hash, "PACKAGE", tmp_path)
+    (tmp_path / "fp8_jit.py").write_text("def widen(x):\n    return x\n")
 
     def source(folder: str, jit: str, text: str) -> str:
         """The hash for a module that imports a kernel from a file with this text."""
-        (tmp_path / "suite" / folder).mkdir(parents=True, exist_ok=True)
-        module = f"suite.{folder.replace('/', '.')}"
-        (tmp_path / "suite" / folder / f"{jit}.py").write_text(text)
-        (tmp_path / "suite" / folder / "tile.py").write_text(f"from {module}.{jit} import f\n")
-        return store.source(type("Tile", (), {"__module__": f"{module}.tile"})())
+        place = tmp_path / folder
+        place.mkdir(parents=True, exist_ok=True)
+        (place / f"{jit}.py").write_text(text)
+        (place / "tile.py").write_text(f"from kernels.{folder.replace('/', '.')}.{jit} import f\n")
+        return jit_source(place / "tile.py")
 
     text = "from kernels.fp8_jit import widen\n\n\ndef f(x):\n    return widen(x)\n"
     flat = source("flat", "tile_jit", text)
     assert flat == source("nested/triton", "moved_jit", text.replace("\n    return", " return"))
     assert flat != source("nested/triton", "moved_jit", "def f(x): return x\n")
+    (tmp_path / "fp8_jit.py").write_text("def widen(x):\n    return 2 * x\n")
+    assert flat != jit_source(tmp_path / "flat" / "tile.py"), "a kernel of another folder counts"
 
 
 def test_each_kernel_has_stored_choices_for_each_architecture():

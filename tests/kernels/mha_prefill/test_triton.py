@@ -12,8 +12,7 @@ import pytest
 import kernels
 from harness.catalogue.architectures import architectures
 from kernels.formats import FORMATS
-from kernels.mha_prefill.triton.flash import PAD, FlashConfig, columns, turnable
-from kernels.mha_prefill.triton.flash_order import CACHES, Cache, order
+from kernels.mha_prefill.triton.flash import CACHES, PAD, Cache, FlashConfig, columns, order, turnable
 from kernels.op import Unsupported
 from kernels.operands import Seeds
 from kernels.triton_runtime import CPU
@@ -171,20 +170,6 @@ def test_turned_values_do_not_meet() -> None:
         ends = [start + math.ceil(n / PAD) * PAD for start, n in zip(starts, keys, strict=True)]
         assert all(end <= start for end, start in zip(ends, starts[1:], strict=False))
         assert ends[-1] <= columns(sum(keys), len(keys))
-
-
-def test_demands_count_what_is_there() -> None:
-    sizes = sizes_of("batch=2 new=200 prefix=56 heads=4")
-    (flash,) = IMPLEMENTATION.demands(FlashConfig(128, 64, stages=3), ON["sm_90"], sizes)
-    # Tiles of 128 and 72 rows, which see 56 + 128 and 256 keys: 3 and 4 steps.
-    assert flash.programs == 2 * 4 * 2 and flash.dtype == "bf16"
-    assert flash.flops == 2 * 128 * 64 * 320 * 3.5 and flash.in_flight == 2 * 64 * 320 * 2
-    assert flash.read == 128 * 192 * 2 + 3.5 * 64 * 320 * 2
-    assert flash.moved == OP.work(sizes).bytes
-    turned = sizes_of("batch=2 new=200 prefix=56 heads=4 dtype=fp8")
-    turn, flash = IMPLEMENTATION.demands(FlashConfig(128, 64, turned=True), ON["sm_90"], turned)
-    assert turn.programs == 4 * 2 * 2 and turn.moved == 2 * 4 * 512 * 128
-    assert flash.moved == OP.work(turned).bytes
 
 
 if __name__ == "__main__":

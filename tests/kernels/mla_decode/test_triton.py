@@ -77,19 +77,5 @@ def test_interpreted(part: str) -> None:
     assert wrong_interpreted(__file__, part) == []
 
 
-def test_demands_of_a_case_by_hand() -> None:
-    """4 sequences of 1,024 tokens on 132 units: 2 programs a unit, 264 in all, would be parts of 16 tokens;
-    the least of 16 heads is 64: 16 parts each."""
-    sizes, at = sizes_of("batch=4 ctx=1024 heads=16"), Target("cuda", "sm_90", 132)
-    config = IMPLEMENTATION.Config(heads=16, tokens=32, per_unit=2, stages=3)
-    split, combine = IMPLEMENTATION.demands(config, at, sizes)
-    assert (split.programs, combine.programs) == (64, 64)
-    assert split.read == 16 * 1152 + 64 * 1152 and split.in_flight == 2 * 32 * 1152
-    assert split.flops == 2 * 16 * 64 * (576 + 512)
-    results = 64 * 16 * 513 * 4
-    assert split.moved == 4 * 1024 * 1152 + 4 * 16 * 1152 + results
-    assert combine.moved == results + 4 * 16 * 512 * 2 and combine.read == 16 * 512 * 4
-
-
 if __name__ == "__main__":
     print_found(interpret, CASES, MORE)

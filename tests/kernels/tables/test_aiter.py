@@ -10,15 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from kernels.tables import Problem, Target
+from kernels.tables import Problem
 from kernels.tables.aiter import AiterTables, older, padded
 from kernels.tables.aiter_csv import number
 from kernels.tables.files import RECORDED, Files
+from kernels.tuning import Target
 from shapes.suites import suite
 
-MI300X = Target("gfx942", 304, "AMD Instinct MI300X")
-MI308X = Target("gfx942", 80, "AMD Instinct MI308X")
-MI355X = Target("gfx950", 256, "AMD Instinct MI355X")
+MI300X = Target("rocm", "gfx942", 304, "AMD Instinct MI300X")
+MI308X = Target("rocm", "gfx942", 80, "AMD Instinct MI308X")
+MI355X = Target("rocm", "gfx950", 256, "AMD Instinct MI355X")
 
 GEMM = "aiter/configs/a8w8_blockscale_tuned_gemm.csv"
 MODEL = "aiter/configs/model_configs/a8w8_blockscale_tuned_gemm_ds_v3.csv"
@@ -546,7 +547,8 @@ def test_moe_takes_a_missing_gfx_from_the_cus(tmp_path):
     assert hits == [True, True, False]
     assert [each for each in problems(tables) if "for 0 with" in each.text] == []
     partition = moe_tables(tmp_path / "partition", moe_row(64, 50, gfx=",20"))
-    assert partition.moe(Target("gfx942", 20, MI300X.name), 64, 7168, 256, 256, 8).entry  # the live GPU's
+    live = Target("rocm", "gfx942", 20, MI300X.device)  # what the GPU here has
+    assert partition.moe(live, 64, 7168, 256, 256, 8).entry
 
 
 def test_rows_that_no_call_of_moe_can_find(tmp_path):

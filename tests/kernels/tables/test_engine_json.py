@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kernels.tables import Target
 from kernels.tables.engine_json import RULES, EngineTables, parse
 from kernels.tables.files import Files, TableError
+from kernels.tuning import Target
 
-MI300X = Target("gfx942", 304, "AMD Instinct MI300X", "3.4.0")
-MI325X = Target("gfx942", 304, "AMD Instinct MI325X", "3.4.0")
-H200 = Target("sm_90", 132, "NVIDIA H200", "3.7.1")
+MI300X = Target("rocm", "gfx942", 304, "AMD Instinct MI300X", triton="3.4.0")
+MI325X = Target("rocm", "gfx942", 304, "AMD Instinct MI325X", triton="3.4.0")
+H200 = Target("cuda", "sm_90", 132, "NVIDIA H200", triton="3.7.1")
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 256, 512, 1024)
 
 
@@ -110,12 +110,12 @@ def test_names_of_missing_files_are_those_that_the_tuners_write(tables):
     read = tables("vllm", {here: table()})
     # vLLM folds the H200's family for MoE alone
     assert read.missing(
-        replace(H200, name="NVIDIA H200 NVL"), [(512, 7168), (7168, 256)], [(256, 32)] * 2
+        replace(H200, device="NVIDIA H200 NVL"), [(512, 7168), (7168, 256)], [(256, 32)] * 2
     ) == [
         "N=7168,K=256,device_name=NVIDIA_H200_NVL,dtype=fp8_w8a8,block_shape=[128,128].json",
         "E=32,N=256,device_name=NVIDIA_H200,dtype=fp8_w8a8,block_shape=[128,128].json",
     ]
-    slash = replace(H200, name="A  GPU/B")
+    slash = replace(H200, device="A  GPU/B")
     assert "device_name=A_GPU_B," in read.missing(slash, [(1, 1)], [])[0]
     assert "device_name=A__GPU/B," in tables("sglang", {}).missing(slash, [(1, 1)], [])[0]
     assert tables("sglang", {}).missing(H200, [(512, 7168)], [(256, 257)]) == [

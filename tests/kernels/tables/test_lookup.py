@@ -3,11 +3,11 @@
 from pathlib import Path
 
 import kernels
-from kernels.tables import Target
 from kernels.tables.lookup import WITHOUT_TABLES, Lookups, decides_without
+from kernels.tuning import Target
 
-MI300X = Target("gfx942", 304, "AMD Instinct MI300X")
-MI355X = Target("gfx950", 256, "AMD Instinct MI355X")
+MI300X = Target("rocm", "gfx942", 304, "AMD Instinct MI300X")
+MI355X = Target("rocm", "gfx950", 256, "AMD Instinct MI355X")
 
 
 def test_what_decides_elsewhere_is_said_of_rows_that_are_there():

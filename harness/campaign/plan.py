@@ -3,6 +3,7 @@ when each would begin and end."""
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,14 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import kernels
 from harness.cluster.driver import Dispatcher, Job, Task
-from harness.cluster.execute import case_tasks
+from harness.cluster.execute import aside_s
 from harness.errors import HarnessError, UsageError, mistake
 from harness.files import read_toml
 from harness.plan.budget import parse_seconds
 from harness.plan.select import choose_op
 from harness.run.folder import select_all, worth_s
 from harness.run.request import Request
-from harness.tune.race import TuneRequest, implementations_here, race_selection
+from harness.tune.race import PER_CASE, TuneRequest, implementations_here, race_selection
 from kernels.platform import Platform
 
 DEFAULTS = Path(__file__).parent / "defaults"
@@ -189,32 +190,36 @@ def planned_jobs(
     for type, platform in platforms.items():
         for step in steps:
             if step.is_for(type, platform.kind):
-                name = step.name if len(platforms) == 1 else f"{step.name} on {type}"
+                job = Job(step.name if len(platforms) == 1 else f"{step.name} on {type}", type, step.rank)
                 try:
-                    waiting = deque(_tasks(step, name, platform, budget_s, read))
-                    jobs.append(Job(name, type, step.rank, waiting=waiting))
+                    keys, job.measure_s, job.aside_s = _tasks(step, platform, budget_s, read)
+                    job.waiting.extend(Task(job.name, key) for key in keys)
+                    jobs.append(job)
                 except HarnessError as error:
-                    reasons[name] = str(error)
+                    reasons[job.name] = str(error)
     return jobs, reasons
 
 
-def _tasks(step: Step, job: str, platform: Platform, budget_s: float, read: ReadStep) -> list[Task]:
+def _tasks(
+    step: Step, platform: Platform, budget_s: float, read: ReadStep
+) -> tuple[Sequence[str], float, float]:
+    """The keys of a step's tasks, and the seconds that each takes: measuring, and beside it."""
     request = read(step)
     if request is None:
-        return [Task(job, step.name, 0.0, step.wall_s(budget_s))]
+        return [step.name], 0.0, step.wall_s(budget_s)
     if isinstance(request, TuneRequest):
-        tasks: list[Task] = []
         request = replace(request, dry_run=True)
-        for implementation in implementations_here(request, platform):
-            worth = worth_s(request.run_request(implementation), "")
-            cases = race_selection(implementation, request, platform).cases
-            keys = [f"{implementation.name} {case.key}" for case in cases]
-            tasks += case_tasks(job, keys, worth, "", platform.kind)
-        return tasks
+        keys = [
+            f"{implementation.name} {case.key}"
+            for implementation in implementations_here(request, platform)
+            for case in race_selection(implementation, request, platform).cases
+        ]
+        each_s = parse_seconds(request.per_case or PER_CASE, "--per-case")
+        return keys, each_s, aside_s("", platform.kind)
     asked = request(platform)
     selection = select_all(asked, platform)
     keys = [case.key for case in selection.cases]
-    return case_tasks(job, keys, worth_s(asked, selection.suite), selection.suite, platform.kind)
+    return keys, worth_s(asked, selection.suite), aside_s(selection.suite, platform.kind)
 
 
 def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> list[PlannedJob]:
@@ -222,8 +227,8 @@ def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> 
     what is expected of it."""
     dispatcher = Dispatcher()
     for job in jobs:  # the devices have other names here
-        waiting = deque(replace(task, device="") for task in job.waiting)
-        dispatcher.add(Job(job.name, job.type, job.rank, waiting=waiting, aside_s=job.aside_s))
+        dispatcher.jobs[job.name] = copy.copy(job)
+        dispatcher.jobs[job.name].waiting = deque(replace(task, device="") for task in job.waiting)
     planned = {job.name: PlannedJob(job.name, len(job.waiting)) for job in jobs}
     free = [(0.0, f"{type} {index}", type) for type, count in counts.items() for index in range(count)]
     heapq.heapify(free)
@@ -232,7 +237,7 @@ def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> 
         task = dispatcher.next(device, type, left_s - now)
         if task is None:
             continue
-        end = now + dispatcher.jobs[task.job].expected_s(task)
+        end = now + dispatcher.jobs[task.job].expected_s
         of = planned[task.job]
         of.fit += 1
         if of.begins_s is None:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 Function = TypeVar("Function", bound=Callable[..., object])
+Object = TypeVar("Object", bound="DataclassInstance")
 
 
 def json_option(help: str) -> Callable[[Function], Function]:
@@ -129,10 +130,15 @@ def gathered(
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def call(*others: object, **options: Any) -> None:  # click passes untyped values
-            dataclass = load()
-            names = {field.name for field in fields(dataclass)} & options.keys()
-            command(dataclass(**{name: options.pop(name) for name in names}), *others, **options)
+            command(object_of(load(), options), *others, **options)
 
         return call
 
     return decorate
+
+
+def object_of(dataclass: type[Object], options: dict[str, Any]) -> Object:
+    """Makes an object of a dataclass from the options that are its fields, and takes them out of the
+    options."""
+    names = {field.name for field in fields(dataclass)} & options.keys()
+    return dataclass(**{name: options.pop(name) for name in names})

@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.catalogue.devices import known_type
-from harness.cluster.agent import Agent, Answer, Device, Opened, Opening, Order
+from harness.cluster.agent import Agent, Answer, Device, Opened, Order
 from harness.compile.compiler import CompileEach, Resources, compile_launch
 from harness.compile.launches import KernelLaunch
 from harness.errors import FAILED, HarnessError, NothingRan, UsageError, one_line
@@ -58,8 +58,8 @@ def join(address: str) -> ModuleType:
         )
     looked_for = address == "auto"
     address = _running() if looked_for else address
-    if address:
-        _require_answer(address)
+    if address and (reason := _refusal(address)):
+        raise UsageError(f"no Ray cluster at {address!r}: {reason}")
     if not address or _is_loopback(address):
         # Set before Ray is imported, so that all of its ports, those of nodes too, are this machine's alone.
         os.environ[LOOPBACK_ONLY] = "0"
@@ -70,18 +70,20 @@ def join(address: str) -> ModuleType:
         raise UsageError(f"Ray cannot be used here: {one_line(error)}") from None
     # Ray prints pages about nodes that died; the driver says it in a line.
     ray._private.worker.listen_error_messages = lambda *_: None
-    quiet: dict[str, Any] = {
-        "log_to_driver": False,
-        "logging_level": "ERROR",
-        "runtime_env": {"env_vars": _environment()},
-    }
+    options: dict[str, Any] = {"address": address}
+    if looked_for:
+        options["address"] = "auto" if address else "local"  # `auto` also looks for a token
+    if not address:
+        gpus = sum(platform.kind != "cpu" for platform in devices().values())
+        folder = None if len(tempfile.gettempdir()) < LONG_PATH else f"/tmp/ray-{os.getuid()}"
+        options |= {"include_dashboard": False, "num_gpus": gpus, "_temp_dir": folder}
     try:
-        if address:
-            ray.init(address="auto" if looked_for else address, **quiet)  # `auto` also looks for a token
-        else:
-            gpus = sum(platform.kind != "cpu" for platform in devices().values())
-            folder = None if len(tempfile.gettempdir()) < LONG_PATH else f"/tmp/ray-{os.getuid()}"
-            ray.init(address="local", include_dashboard=False, num_gpus=gpus, _temp_dir=folder, **quiet)
+        ray.init(
+            log_to_driver=False,
+            logging_level="ERROR",
+            runtime_env={"env_vars": _environment()},
+            **options,
+        )
     except (OSError, RuntimeError, ValueError) as error:
         if "node info" in str(error):
             how = f"`ray start --address={address}` makes it one"
@@ -99,39 +101,28 @@ def _running() -> str:
         return address
     file = Path(tempfile.gettempdir()) / "ray" / "ray_current_cluster"
     address = file.read_text().strip() if file.exists() else ""
-    try:
-        _require_answer(address)
-        host = _split(address)[0]
-    except UsageError:
-        return ""
-    return address if host == _our_address() or host.startswith("127.") else ""
+    here = address.startswith(("127.", f"{_our_address()}:"))
+    return address if here and not _refusal(address) else ""
 
 
-def _require_answer(address: str) -> None:
-    """Raises UsageError where no head answers; Ray itself would try for minutes."""
-    try:
-        socket.create_connection(_split(address), 5).close()
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", "") or "write HOST:PORT"
-        raise UsageError(f"no Ray cluster at {address!r}: {reason}") from None
-
-
-def _split(address: str) -> tuple[str, int]:
+def _refusal(address: str, seconds: float = 5.0) -> str:
+    """Why no head answers at an address; empty if one does. Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
-    return host, int(port)
+    try:
+        socket.create_connection((host, int(port)), seconds).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    except ValueError:
+        return "write HOST:PORT"
+    return ""
 
 
 def _is_loopback(address: str) -> bool:
     """Whether the head answers on this machine only; then Ray must not use the machine's other address."""
-    host, port = _split(address)
-    if not socket.gethostbyname(host).startswith("127."):
-        return False
+    host, _, port = address.rpartition(":")
     ours = _our_address()
-    try:
-        socket.create_connection((ours, port), 5).close()
-    except OSError:
-        return True
-    return ours.startswith("127.")
+    loopback = socket.gethostbyname(host).startswith("127.")
+    return loopback and (ours.startswith("127.") or bool(_refusal(f"{ours}:{port}")))
 
 
 def _our_address() -> str:
@@ -168,21 +159,17 @@ class Head:
 
     def __init__(self, ray: ModuleType) -> None:
         self.ray = ray
-        self.address = _split(ray.get_runtime_context().gcs_address)
-        self.answered = time.monotonic()
+        self.address: str = ray.get_runtime_context().gcs_address
         self.gone = False
 
-    def answers(self) -> bool:
-        """Raises PoolGone where it has not answered for a while."""
-        try:
-            socket.create_connection(self.address, HEAD_S).close()
-            self.answered = time.monotonic()
-            return True
-        except OSError:
-            if time.monotonic() < self.answered + HEAD_GONE_S:
-                return False
-        self.gone = True
-        raise PoolGone("the cluster's head at {}:{} is gone".format(*self.address)) from None
+    def require(self) -> None:
+        """Waits until it answers. Raises PoolGone where it does not for a while."""
+        until = time.monotonic() + HEAD_GONE_S
+        while _refusal(self.address, HEAD_S):
+            if time.monotonic() >= until:
+                self.gone = True
+                raise PoolGone(f"the cluster's head at {self.address} is gone")
+            time.sleep(0.2)
 
     def leave(self) -> None:
         """Leaves the cluster, and ends one that was started here."""
@@ -207,17 +194,16 @@ class RayAgent:
             os.environ.pop("OMP_NUM_THREADS", None)
         self.agent = Agent()
 
-    def obey(self, order: Order) -> Answer:
+    def obey(self, id: str, order: Order) -> Answer:
         slow = _without_niceness()
-        answer = self.agent.answer(order)
+        answer = self.agent.answer(id, order)
         if slow and isinstance(answer.result, Opened):
             facts = replace(answer.result.facts, busy=[*answer.result.facts.busy, slow])
             answer = replace(answer, result=replace(answer.result, facts=facts))
         return answer
 
-    def beat(self) -> bool:
-        """A sign of life, given beside what the agent does."""
-        return True
+    def beat(self) -> None:
+        """Is a sign of life, given beside what the agent does."""
 
 
 def _without_niceness() -> str:
@@ -239,8 +225,8 @@ class _Actor:
     actor: Any
     beat: Any  # the sign of life that was asked for last
     asked: float  # when it was
+    task: Any  # the order that it obeys; None if there is none
     begun: bool = False  # whether the actor has given a sign of life
-    task: Any = None  # the order that it obeys
 
 
 class RayPool:
@@ -249,68 +235,60 @@ class RayPool:
 
     grows = True
 
-    def __init__(self, address: str, types: Sequence[str] = (), agent: type[Any] = RayAgent) -> None:
-        """address: as for `join`; types: of the devices that are used, all by default; agent: has RayAgent's
+    def __init__(self, address: str, type: str | None = None, agent: type[Any] = RayAgent) -> None:
+        """address: as for `join`; type: of the devices that are used, all by default; agent: has RayAgent's
         methods"""
         self.ray = join(address)
         self.head = Head(self.ray)
-        self.types, self.agent = set(types), agent
+        self.type, self.agent = type, agent
         self.actors: dict[str, _Actor] = {}
-        self.known: Sequence[Device] = ()
 
     def devices(self) -> Sequence[Device]:
-        if self.head.answers():
-            nodes = [node for node in self.ray.nodes() if node["Alive"]]
-            there = [(node["NodeManagerHostname"], device) for node in nodes for device in _devices(node)]
-            hosts = Counter(host for host, device in there if not device.is_gpu)
-            self.known = [
-                replace(device, beside=max(1, hosts[host]))
-                for host, device in there
-                if not self.types or device.type in self.types
-            ]
-        return self.known
+        self.head.require()
+        nodes = [node for node in self.ray.nodes() if node["Alive"]]
+        there = [(node["NodeManagerHostname"], device) for node in nodes for device in _devices(node)]
+        hosts = Counter(host for host, device in there if not device.is_gpu)
+        return [
+            replace(device, beside=max(1, hosts[host]))
+            for host, device in there
+            if self.type in (None, device.type)
+        ]
 
-    def start(self, opening: Opening) -> None:
+    def start(self, device: Device) -> None:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-        device, resources = opening.device, dict(opening.device.resources)
-        actor = (
-            self.ray.remote(self.agent)
-            .options(
-                num_cpus=resources.pop("CPU", 0),
-                num_gpus=resources.pop("GPU", 0),
-                resources=resources,
-                scheduling_strategy=NodeAffinitySchedulingStrategy(device.node, soft=False),
-                max_concurrency=2,
-                max_restarts=0,
-            )
-            .remote()
+        resources = dict(device.resources)
+        remote = self.ray.remote(self.agent).options(
+            num_cpus=resources.pop("CPU", 0),
+            num_gpus=resources.pop("GPU", 0),
+            resources=resources,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(device.node, soft=False),
+            max_concurrency=2,
+            max_restarts=0,
         )
-        self.actors[device.id] = _Actor(actor, actor.beat.remote(), time.monotonic())
-        self.send(device.id, opening)
+        actor = remote.remote()
+        first = actor.obey.remote(device.id, device)
+        self.actors[device.id] = _Actor(actor, actor.beat.remote(), time.monotonic(), first)
 
     def send(self, id: str, order: Order) -> None:
-        actor = self.actors[id]
-        actor.task = actor.actor.obey.remote(order)
+        self.actors[id].task = self.actors[id].actor.obey.remote(id, order)
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
-        if not self.head.answers():
-            time.sleep(min(timeout_s, 0.2))
-            return []
+        self.head.require()
         working = {actor.task: id for id, actor in self.actors.items() if actor.task is not None}
-        if not working:
+        if working:
+            ready, _ = self.ray.wait(list(working), timeout=timeout_s)
+            answers = [self._answer(working[reference], reference) for reference in ready]
+        else:
             time.sleep(min(timeout_s, 0.2))
-            return self._silent()
-        ready, _ = self.ray.wait(list(working), num_returns=len(working), timeout=0)
-        if not ready:
-            ready, _ = self.ray.wait(list(working), num_returns=1, timeout=timeout_s)
-        return [*(self._answer(working[ref], ref) for ref in ready), *self._silent()]
+            answers = []
+        return [*answers, *self._silent()]
 
-    def _answer(self, id: str, ref: Any) -> Answer:
+    def _answer(self, id: str, reference: Any) -> Answer:
         self.actors[id].task = None
         try:
-            answer: Answer = self.ray.get(ref)
-            return replace(answer, device=id)
+            answer: Answer = self.ray.get(reference)
+            return answer
         except self.ray.exceptions.RayError as error:
             return Answer(id, None, f"its agent is gone ({_cause(error)})", lost=True)
 
@@ -335,8 +313,8 @@ class RayPool:
     def stop(self, id: str) -> None:
         if (actor := self.actors.pop(id, None)) is not None:
             with contextlib.suppress(Exception):  # the actor or the head may be gone already
-                if self.head.answers():
-                    self.ray.kill(actor.actor)
+                self.head.require()
+                self.ray.kill(actor.actor)
 
     def close(self) -> None:
         if not self.head.gone:
@@ -389,12 +367,12 @@ def compile_on(address: str) -> CompileEach:
         task = ray.remote(compile_launch).options(num_cpus=1, max_retries=2)
         keys = {task.remote(launch.kernel, launch.arch, launch.data): key for key, launch in todo.items()}
         while keys:
-            head.answers()
-            ready, _ = ray.wait(list(keys), num_returns=1, timeout=2)
-            for ref in ready:
-                key = keys.pop(ref)
+            head.require()
+            ready, _ = ray.wait(list(keys), timeout=2)
+            for reference in ready:
+                key = keys.pop(reference)
                 try:
-                    yield key, ray.get(ref)
+                    yield key, ray.get(reference)
                 except ray.exceptions.RayError as error:
                     yield key, Resources(error=f"compiling failed: its node gave {type(error).__name__}")
 

@@ -46,9 +46,9 @@ class Shown:
         self.log = self.lines.append
         self.begin = lambda driver, counts: setattr(self, "counts", dict(counts))
         self.task = lambda task, device, driver: self.begun.append(task.job)
-        self.case = lambda step, run, case, records: self.cases.append(f"{step}: {case.key}")
+        self.case = lambda run, case, records: self.cases.append(f"{run.id}: {case.key}")
         self.command = lambda step, code, output: self.cases.append(step)
-        self.end = lambda outcome: setattr(self, "outcome", outcome)
+        self.finish = lambda outcome: setattr(self, "outcome", outcome)
 
 
 Campaign = Callable[..., tuple[int, Shown]]
@@ -131,7 +131,7 @@ def test_what_it_prints_is_as_committed(campaign, tmp_path, monkeypatch, snapsho
     ends = {"batch=4 ": "crashed", "batch=2 ": "checked", "batch=1 ": "unsupported"}
 
     def some_crash(*given: Any) -> list[Any]:
-        status = next((ends[of] for of in ends if of in given[0].run.cases[0].key), "")
+        status = next((ends[of] for of in ends if of in given[0].plan.record.cases[0].key), "")
         return crashing(*given, status=status) if status else records(*given)
 
     monkeypatch.setattr("tests.support.simulated_pool.records", some_crash)
@@ -195,7 +195,7 @@ def test_of_a_cluster_devices_of_the_type_that_is_asked_for_measure(here, monkey
 
     monkeypatch.setattr("harness.cluster.ray_cluster.RayPool", pool)
     done = here("campaign", "--cluster", "head:1", "--device", "H200")
-    assert error_line(done) == "asked: ('head:1', ['H200'])"
+    assert error_line(done) == "asked: ('head:1', 'H200')"
 
 
 def test_its_archive_is_read_as_the_folder_it_was_and_leaves_the_last_steps_out(campaign, tmp_path):

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from harness.cluster.agent import Device, Opening
+from harness.cluster.agent import Device
 from harness.cluster.driver import Dispatcher, Driver, Job, Task, differences
 from harness.cluster.execute import RunJob, calibrations, only_type
 from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, compile_on
@@ -38,7 +38,7 @@ class Driven:
         run = made_up_run(cases)
         self.journal = Journal(folder) if (folder / "run.json").exists() else Journal.create(folder, run)
         plan = RunPlan.of(self.journal.run(), Request())
-        self.job = RunJob("run", type, 0, self.journal, plan, Request(), self._on_case, 0)
+        self.job = RunJob("run", type, 0, self.journal, plan, self._on_case, 0)
         self.driver = Driver(pool, self.lines.append, ends=ends, clock=pool.clock)
         with self.driver:
             self.driver.open()
@@ -151,16 +151,16 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
 
 
 def test_time_is_kept_for_what_only_one_device_may_do():
-    tasks = (Task("run", "a case", 10, 10), Task("last", "calibration", 3, 12, device="a"))
+    tasks = (Task("run", "a case"), Task("last", "calibration", device="a"))
     for device, left_s, key in (("a", 30, "calibration"), ("a", 35, "a case"), ("b", 30, "a case")):
-        dispatcher = Dispatcher()
-        for rank, task in enumerate(tasks):
-            dispatcher.add(Job(task.job, "cpu", rank, waiting=deque([task])))
+        run = Job("run", "cpu", 0, waiting=deque(tasks[:1]), measure_s=10, aside_s=10)
+        last = Job("last", "cpu", 1, waiting=deque(tasks[1:]), measure_s=3, aside_s=12)
+        dispatcher = Dispatcher({job.name: job for job in (run, last)})
         assert dispatcher.next(device, "cpu", left_s).key == key
     job, case = dispatcher.jobs["run"], tasks[0]
     for wall_s in (30.0, 20.0):
         dispatcher.done(case, "b", wall_s, 10.0)
-    assert job.expected_s(case) == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
+    assert job.expected_s == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
     dispatcher.fail(case, "b")
     assert (job.given, dispatcher.wanting({"cpu"}, 1e3)) == (0, 1), "it is given again, elsewhere"
 
@@ -168,7 +168,7 @@ def test_time_is_kept_for_what_only_one_device_may_do():
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     journal = Journal.create(tmp_path / "run", made_up_run(40))
     plan = RunPlan.of(journal.run(), Request())
-    job = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=2)
+    job = RunJob("run", "cpu", 0, journal, plan, print, devices=2)
     first = job.waiting.popleft()
     last = job.order(first, 4.0)
     assert last and max(last.budget_s, last.max_s) <= 4.0, "it ends when the time is up"
@@ -177,12 +177,12 @@ def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
     given_s = [order.budget_s for order in orders if order]
     assert 2 < len(given_s) < 40 and sum(given_s) <= 2 * plan.budget_s
     plan = RunPlan.of(journal.run(), Request(budget="0.1s", retry=True))
-    assert RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1).order(first, math.inf)
+    assert RunJob("run", "cpu", 0, journal, plan, print, devices=1).order(first, math.inf)
     crash = {"status": "crashed"}
     journal.append(r.model_copy(update=crash if isinstance(r, Cell) else {}) for r in records(last, "a", 3))
-    again = RunJob("run", "cpu", 0, journal, plan, Request(), print, devices=1)
+    again = RunJob("run", "cpu", 0, journal, plan, print, devices=1)
     assert again.waiting[-1].key == first.key, "what broke may break again"
-    full = RunJob("run", "cpu", 0, journal, plan, Request(), Mock(), devices=1)
+    full = RunJob("run", "cpu", 0, journal, plan, Mock(), devices=1)
     monkeypatch.setattr(Journal, "append", Mock(side_effect=JournalFull("no space left")))
     with pytest.raises(JournalFull):
         full.take(first, records(last, "a", 3), Mock(used=DeviceUsed(name="a", type="cpu", host="a")), 1.0)
@@ -193,7 +193,7 @@ def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_tim
     devices = pool("ab")
     driver = Driver(devices, print, threads=3, clock=devices.clock)
     type, opened = only_type(driver)
-    assert devices.openings == [Opening(Device(id, type, beside=2), 3) for id in "ab"]
+    assert devices.openings == [Device(id, type, beside=2, threads=3) for id in "ab"]
     first, _ = calibrations(type, opened, [], print)
     orders = [first.order(first.waiting[0], left_s) for left_s in (math.inf, 4.0)]
     assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
@@ -215,31 +215,31 @@ def test_devices_of_several_types_are_to_be_chosen_from():
     assert not several.started
 
 
-def test_while_its_head_does_not_answer_ray_is_asked_for_nothing():
-    """Ray would wait for the head for a minute and then end the process."""
-    asked = []
-    pool = RayPool.__new__(RayPool)
-    pool.head = SimpleNamespace(answers=lambda: False)
-    pool.ray = SimpleNamespace(wait=lambda *_, **__: asked.append("wait"), kill=asked.append)
-    pool.actors, pool.known = {"a": SimpleNamespace(task="a case", actor="agent")}, ["a"]
-    assert (pool.devices(), pool.wait(0.0)) == (["a"], [])
-    pool.stop("a")
-    assert not pool.actors and not asked
-
-
 def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
+    """Ray itself is asked for nothing then: it would wait for the head for a minute and end the process."""
     clock = Mock(return_value=0.0)
-    monkeypatch.setattr("harness.cluster.ray_cluster.time", Mock(monotonic=clock))
+    slept = Mock(side_effect=lambda s: clock.configure_mock(return_value=clock.return_value + 2.9))
+    monkeypatch.setattr("harness.cluster.ray_cluster.time", Mock(monotonic=clock, sleep=slept))
+    ray = Mock()
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = "{}:{}".format(*server.getsockname())
-        head = Head(Mock(get_runtime_context=lambda: Mock(gcs_address=address)))
-        clock.return_value = 100.0
-        assert head.answers()
-    clock.return_value = 105.9
-    assert not head.answers()
-    clock.return_value = 106.0
-    with pytest.raises(PoolGone, match=rf"^the cluster's head at {address} is gone$"):
-        head.answers()
+        ray.get_runtime_context.return_value.gcs_address = address
+        pool = RayPool.__new__(RayPool)
+        pool.head, pool.ray, pool.actors = (
+            Head(ray),
+            ray,
+            {"a": SimpleNamespace(task="a case", actor="agent")},
+        )
+        pool.head.require()
+        assert not slept.called
+    ray.reset_mock()
+    for asks in (pool.devices, lambda: pool.wait(0.0)):
+        slept.reset_mock()
+        with pytest.raises(PoolGone, match=rf"^the cluster's head at {address} is gone$"):
+            asks()
+        assert slept.call_count == 3, "5.8 s are not enough"
+    pool.close()
+    assert not ray.mock_calls
 
 
 def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
@@ -249,7 +249,7 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
         ("b", {"GPU": 1.0, "device:MI300X": 1.0}), ("dead", {"GPU": 8.0}), ("c", {"GPU": 1.0}),
     ]  # fmt: skip
     pool = RayPool.__new__(RayPool)
-    pool.head, pool.ray, pool.types = Mock(), Mock(), set()
+    pool.head, pool.ray, pool.type = Mock(), Mock(), None
     pool.ray.nodes.return_value = [
         {"Alive": host != "dead", "NodeManagerHostname": host, "NodeID": f"{i}234567", "Resources": resources}
         for i, (host, resources) in enumerate(has)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -88,17 +88,10 @@ class Dispatcher:
     tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
     given_up: list[Task] = field(default_factory=list)
 
-    def wanting(self, types: Set[str], left_s: float) -> int:
-        """How many tasks that would fit the time wait for a device that is not there.
-
-        types: of the devices that are there
-        """
-        return sum(
-            not task.device and (job.type not in types or task in self.tried)
-            for job in self.jobs.values()
-            if job.expected_s <= left_s
-            for task in job.waiting
-        )
+    def waiting(self, left_s: float) -> int:
+        """How many tasks that would fit the time wait for any device."""
+        fitting = [job for job in self.jobs.values() if job.expected_s <= left_s]
+        return sum(not task.device for job in fitting for task in job.waiting)
 
     def next(self, device: str, type: str, left_s: float, alone: bool = False) -> Task | None:
         """Takes the task that comes next for a device; None where none fits the time.
@@ -160,6 +153,7 @@ class Member:
 
     device: Device
     began: float  # when it began its start, and then its task, by the clock
+    until: float  # when that has taken far too long; requests to workers have deadlines of their own
     opened: Opened | None = None  # what the agent said of the device; None while it starts
     task: Task | None = None
 
@@ -208,15 +202,7 @@ class Driver:
     def open(self) -> dict[str, list[Opened]]:
         """Starts an agent on each device and waits until each has told what it is, so that what does not fit
         is said before anything is measured. Returns the devices of each type. Raises NothingRan."""
-        until = min(self.ends, self.clock() + STARTING_S)
-        while self.clock() < until:
-            self._look()
-            starting = any(member.opened is None for member in self.members.values())
-            again = (self.lost & self.there) - self.members.keys() - self.refused.keys()
-            if not starting and not again:
-                break
-            for answer in self.pool.wait(1.0):
-                self._take(answer)
+        self._work(min(self.ends, self.clock() + STARTING_S), self._have_started)
         self.references = {type: most_alike(devices) for type, devices in self._types().items()}
         for member in list(self.members.values()):
             if member.opened:
@@ -240,32 +226,30 @@ class Driver:
     def run(self) -> None:
         """Works until all is done that can be, or the time is up. Raises PoolGone where the pool is gone, and
         what a job raises that cannot record."""
-        while self.clock() < self.ends:
-            self._look()
-            for member in list(self.members.values()):
-                if member.opened and not member.task:
-                    self._give(member)
-            if self._is_over():
-                return
-            for answer in self.pool.wait(max(0.0, min(1.0, self.ends - self.clock()))):
-                self._take(answer)
-            for member in list(self.members.values()):
-                if self.clock() > member.began + self._limit_s(member):
-                    reason = "it takes far longer than anything should"
-                    self._take(Answer(member.device.id, None, reason, lost=True))
+        self._work(self.ends, self._is_over)
         for member in self.members.values():
             if member.task:
                 self.log(f"the time is up: {member.task.key} was not finished on {member.name}")
                 self.dispatcher.jobs[member.task.job].take_back(member.task)
 
-    def _limit_s(self, member: Member) -> float:
-        """The most that a device's task or start may take; requests to workers have deadlines of their
-        own."""
-        if member.opened is None:
-            return STARTING_S
-        if member.task is None:
-            return float("inf")
-        return LONGEST_S + 10 * self.dispatcher.jobs[member.task.job].expected_s
+    def _work(self, ends: float, is_over: Callable[[], bool]) -> None:
+        while self.clock() < ends:
+            self._look()
+            for member in list(self.members.values()):
+                if member.opened and not member.task:
+                    self._give(member)
+            if is_over():
+                return
+            for answer in self.pool.wait(max(0.0, min(1.0, ends - self.clock()))):
+                self._take(answer)
+            for member in list(self.members.values()):
+                if self.clock() > member.until:
+                    reason = "it takes far longer than anything should"
+                    self._take(Answer(member.device.id, None, reason, lost=True))
+
+    def _have_started(self) -> bool:
+        starting = any(member.opened is None for member in self.members.values())
+        return not starting and not (self.lost & self.there) - self.members.keys() - self.refused.keys()
 
     def _look(self) -> None:
         """Starts agents on devices that are new, or whose agent was lost."""
@@ -276,7 +260,7 @@ class Driver:
         self.there = {device.id for device in devices}
         for device in devices:
             if device.id not in self.members and device.id not in self.refused:
-                self.members[device.id] = Member(device, began=self.clock())
+                self.members[device.id] = Member(device, self.clock(), self.clock() + STARTING_S)
                 self.pool.start(replace(device, threads=self.threads))
 
     def _is_over(self) -> bool:
@@ -285,19 +269,17 @@ class Driver:
         if any(member.task for member in members):
             self.idle_since = None
             return False
-        waiting = any(job.waiting for job in self.dispatcher.jobs.values())
-        if waiting and any(not member.opened for member in members):
-            return False
-        types = {member.device.type for member in members}
-        wanting = self.dispatcher.wanting(types, self.ends - self.clock())
-        if not wanting:
+        # A device that has started could do none of these: it is of another type, or it failed at them.
+        waiting = self.dispatcher.waiting(self.ends - self.clock())
+        if not waiting:
             return True
         if self.idle_since is None:
             self.idle_since = self.clock()
-        if self.pool.grows and self.clock() < self.idle_since + NO_DEVICE_S:
+        starting = any(not member.opened for member in members)
+        if starting or (self.pool.grows and self.clock() < self.idle_since + NO_DEVICE_S):
             return False
         self.deserted = True
-        self.log(f"no device is left for {wanting} of what waits")
+        self.log(f"no device is left for {waiting} of what waits")
         return True
 
     def _alone(self, member: Member) -> bool:
@@ -310,6 +292,7 @@ class Driver:
             order = job.order(task, left_s)
             if order is not None:
                 member.task, member.began = task, self.clock()
+                member.until = member.began + LONGEST_S + 10 * job.expected_s
                 self.on_begin(task, member.name)
                 self.pool.send(member.device.id, order)
                 return
@@ -319,7 +302,7 @@ class Driver:
         member = self.members.get(answer.device)
         if member is None:
             return
-        task, member.task = member.task, None
+        task, member.task, member.until = member.task, None, float("inf")
         if answer.result is None:
             self._failed(member, task, answer)
         elif isinstance(answer.result, Opened):

@@ -82,6 +82,7 @@ class RunJob(Job):
         self.given_s: dict[str, float] = {}  # for cases that are being measured
         self.recorded = {device.name for device in self.journal.devices()}
         self.met: set[str] = set()  # devices that measured a case in this command
+        self.kept = self.journal.calibrations()
         for key, records in finished_cases(self.journal, self.plan.retry).items():
             self._count(key, records)
         # Cases that are measured again come last: what broke may break again.
@@ -134,20 +135,21 @@ class RunJob(Job):
         return measured_s
 
     def _device_records(self, used: DeviceUsed) -> list[Record]:
-        """What is recorded with a device's first case: the device and its calibrations, which a kill would
-        lose later."""
-        made: list[Record] = [] if used.name in self.recorded else [used]
-        if used.name not in self.met:
-            made += [calibration for calibration in self.calibrations if calibration.device == used.name]
+        """What is recorded with a case of a device: the device and its calibrations, which a kill would lose
+        later, as far as they are not recorded yet."""
+        device: list[Record] = [] if used.name in self.recorded else [used]
         self.recorded.add(used.name)
         self.met.add(used.name)
-        return made
+        return [*device, *self._calibrations()]
+
+    def _calibrations(self) -> list[Calibration]:
+        new = [made for made in self.calibrations if made.device in self.met and made not in self.kept]
+        self.kept += new
+        return new
 
     def end(self) -> None:
-        known = self.journal.calibrations()
-        mine = [made for made in self.calibrations if made.device in self.met and made not in known]
-        if mine:
-            keep(self.journal, mine)
+        if new := self._calibrations():
+            keep(self.journal, new)
 
     def outcome(self) -> Outcome:
         """Read from the journal."""
@@ -271,18 +273,9 @@ class CalibrationJob(Job):
         assert isinstance(result, list)
         for cell in result:
             if isinstance(cell, Cell) and cell.time_us and cell.low_us and cell.high_us:
-                self.made.append(
-                    Calibration(
-                        device=by.used.name,
-                        type=self.type,
-                        when=self.when,
-                        case=task.key,
-                        impl=cell.impl,
-                        time_us=cell.time_us,
-                        low_us=cell.low_us,
-                        high_us=cell.high_us,
-                    )
-                )
+                shared = cell.model_dump(include={"case", "impl", "time_us", "low_us", "high_us"})
+                device = {"device": by.used.name, "type": self.type}
+                self.made.append(Calibration(when=self.when, **device, **shared))
             elif isinstance(cell, Cell):
                 self.log(f"{by.used.name} was not calibrated: {cell.status}: {cell.reason}")
         return CALIBRATION_S

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from harness import files
 from harness.archive import packed
-from harness.campaign.plan import ReadStep, Step, steps_of
+from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
 from harness.cluster.agent import Opened
 from harness.cluster.driver import Driver, Pool, Task
 from harness.cluster.execute import CommandJob, RunJob, begin_race, begin_run, calibrations
@@ -92,29 +92,17 @@ class CampaignDisplay(RaceDisplay, Protocol):
 class Steps:
     """The steps of a campaign that measures."""
 
-    steps: Sequence[Step]
+    types: Mapping[str, Sequence[Opened]]  # the devices by type
+    made: list[Calibration]  # of the devices, as far as they are calibrated
     budget_s: float
     read: ReadStep
     folder: Path
-    alone: bool  # there is one type of devices, so that names and folders need not tell it
+    alone: bool  # there is one type of devices, so that folders need not tell it
     display: CampaignDisplay
 
-    def jobs(
-        self, type: str, devices: Sequence[Opened], made: Sequence[Calibration]
-    ) -> Iterator[RunJob | CommandJob]:
-        """Jobs on devices of a type; a step that has none is named with the reason. made: their
-        calibrations"""
-        for step in self.steps:
-            if step.is_for(type, devices[0].facts.platform.kind):
-                try:
-                    yield from self._jobs(step, type, devices[0], made)
-                except HarnessError as error:
-                    self.display.log(f"left out: {step.name}: {error}")
-
-    def _jobs(
-        self, step: Step, type: str, device: Opened, made: Sequence[Calibration]
-    ) -> Iterator[RunJob | CommandJob]:
-        name = step.name if self.alone else f"{step.name} on {type}"
+    def jobs(self, step: Step, name: str, type: str) -> Iterator[RunJob | CommandJob]:
+        """The jobs of a step on a type of devices. Raises HarnessError where there is none."""
+        device = self.types[type][0]
         folder = (self.folder if self.alone else self.folder / type) / step.name
         request = self.read(step)
         if request is None:
@@ -131,7 +119,7 @@ class Steps:
                     asked = replace(request, journal=str(where))
                 journal, race = begin_race(implementation, asked, device, self.display)
                 of = f"{name}: {implementation.name}"
-                yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, made)
+                yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.made)
         else:
             run = request(device.facts.platform)
             if (folder / "run.json").exists():
@@ -141,7 +129,7 @@ class Steps:
             journal, plan = begin_run(begun, device, self.display.log)
             plan = RunPlan.of(plan.record, replace(run, retry=True))
             on_case = functools.partial(self.display.case, plan.record)
-            yield RunJob(name, type, step.rank, journal, plan, on_case, 0, made)
+            yield RunJob(name, type, step.rank, journal, plan, on_case, 0, self.made)
 
 
 def run_campaign(
@@ -174,10 +162,10 @@ def run_campaign(
                 if not any(step.is_for(type, kind) for type, kind in kinds.items()):
                     wanted = ", ".join(step.devices) or step.kind
                     display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
-            whole = Steps(steps, budget_s, read, folder, alone, display)
             for type, devices in types.items():
                 driver.add(calibrations(type, devices, made, display.log))
-                jobs += whole.jobs(type, devices, made)
+            make = Steps(types, made, budget_s, read, folder, alone, display).jobs
+            jobs += jobs_of(steps, kinds, alone, make, display.log)
             driver.add(jobs)
             display.begin(driver, {type: len(devices) for type, devices in types.items()})
             driver.run()

@@ -24,12 +24,6 @@ if TYPE_CHECKING:
 PLANS = ("steps", "node", "slurm", "kuberay", "dstack")
 
 
-def _campaign_request() -> type[CampaignRequest]:
-    from harness.campaign.execute import CampaignRequest
-
-    return CampaignRequest
-
-
 @click.command()
 @click.argument("file", required=False, metavar="[FILE.toml]")
 @click.option("--budget", default="25m", show_default=True, metavar="25m", help="Wall-clock, all in all.")
@@ -49,7 +43,7 @@ def _campaign_request() -> type[CampaignRequest]:
 )
 @click.option("--threads", type=click.IntRange(1), help="CPU threads, as of `run`.")
 @click.option("--quiet", is_flag=True, help="No tables and no progress.")
-@gathered(_campaign_request)
+@gathered("harness.campaign.execute:CampaignRequest")
 def campaign(request: CampaignRequest) -> None:
     """Measure what this machine can tell, the most valuable first, within a budget of wall-clock.
 

@@ -17,7 +17,7 @@ from typing import Any
 from tabulate import tabulate
 
 from harness.campaign.execute import CampaignOutcome, CampaignRequest
-from harness.campaign.plan import DEFAULTS, PlannedJob, ReadStep, planned_jobs, simulated, steps_of
+from harness.campaign.plan import DEFAULTS, PlannedJob, ReadStep, jobs_of, planned_job, simulated, steps_of
 from harness.catalogue.architectures import architectures
 from harness.catalogue.devices import known_devices
 from harness.cli.run_display import TerminalDisplay
@@ -132,10 +132,17 @@ def print_plan(request: CampaignRequest, here: Platform, read: ReadStep) -> None
     platforms = {type: _platform(type) for type in counts} or {device_type(here): here}
     counts = counts or dict.fromkeys(platforms, 1)
     steps = steps_of(request.file, [platform.kind for platform in platforms.values()])
-    jobs, reasons = planned_jobs(steps, platforms, budget_s, read)
-    print(plan_text(simulated(jobs, counts, budget_s), budget_s))
-    for name, reason in reasons.items():
-        print(f"left out: {name}: {reason}", file=sys.stderr)
+    reasons: list[str] = []
+    jobs = jobs_of(
+        steps,
+        {type: platform.kind for type, platform in platforms.items()},
+        len(platforms) == 1,
+        lambda step, name, type: [planned_job(step, name, type, platforms[type], budget_s, read)],
+        reasons.append,
+    )
+    print(plan_text(simulated(list(jobs), counts, budget_s), budget_s))
+    for reason in reasons:
+        print(reason, file=sys.stderr)
 
 
 def _count(text: str) -> tuple[str, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import fields
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -107,30 +108,25 @@ MEASURING = [
 def measuring(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options of every command that measures; they become a Request."""
 
-    def request() -> type[DataclassInstance]:
-        from harness.run.request import Request
-
-        return Request
-
-    command = gathered(request)(command)
+    command = gathered("harness.run.request:Request")(command)
     for option in reversed(MEASURING):
         command = option(command)
     return command
 
 
-def gathered(
-    load: Callable[[], type[DataclassInstance]],
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def gathered(path: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Makes one object of those options of a command that are fields of a dataclass; it is the command's
     first argument.
 
-    load: imports the dataclass when the command is called
+    path: `module:class` of the dataclass, which is imported when the command is called
     """
+    module, _, name = path.partition(":")
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def call(*others: object, **options: Any) -> None:  # click passes untyped values
-            command(object_of(load(), options), *others, **options)
+            dataclass = getattr(import_module(module), name)
+            command(object_of(dataclass, options), *others, **options)
 
         return call
 

@@ -50,7 +50,7 @@ class Device:
     type: str  # H200, MI300X, cpu ...
     beside: int = 1  # devices that share the memory of its machine, itself among them
     device: str | None = None  # as torch calls it; None: the first GPU that its agent sees, else the CPU
-    is_gpu: bool | None = None  # None where the pool does not know
+    is_gpu: bool = False  # whether it must be a GPU
     threads: int | None = None  # of each worker, on a CPU; None: the agent's default
     node: str = ""  # of a Ray cluster
     resources: Mapping[str, float] = field(default_factory=dict)  # what its agent takes of that node

@@ -51,7 +51,7 @@ CALIBRATION_S = 3.0
 CALIBRATION_ASIDE_S = {"cpu": 12.0, "gpu": 15.0}
 
 
-def aside_s(suite: str, kind: str) -> float:
+def beside_s(suite: str, kind: str) -> float:
     """Seconds that a case takes beside its measuring, before one was seen: what runs in
     results/epyc-zen4-2core took. The figure for GPUs is a guess. kind: of platform"""
     if suite == "smoke":
@@ -74,7 +74,7 @@ class RunJob(Job):
     def __post_init__(self) -> None:
         record = self.plan.record
         self.measure_s = self.plan.per_case_s
-        self.aside_s = aside_s(record.suite, record.provenance["machine"]["platform"])
+        self.aside_s = beside_s(record.suite, record.provenance["machine"]["platform"])
         self.planned = {planned.key: case_of(planned) for planned in record.cases}
         self.finished: set[str] = set()
         self.statuses: Counter[str] = Counter()
@@ -274,8 +274,8 @@ class CalibrationJob(Job):
         for cell in result:
             if isinstance(cell, Cell) and cell.time_us and cell.low_us and cell.high_us:
                 shared = cell.model_dump(include={"case", "impl", "time_us", "low_us", "high_us"})
-                device = {"device": by.used.name, "type": self.type}
-                self.made.append(Calibration(when=self.when, **device, **shared))
+                name = by.used.name
+                self.made.append(Calibration(device=name, type=self.type, when=self.when, **shared))
             elif isinstance(cell, Cell):
                 self.log(f"{by.used.name} was not calibrated: {cell.status}: {cell.reason}")
         return CALIBRATION_S

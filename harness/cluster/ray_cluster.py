@@ -42,7 +42,7 @@ START_S = 90.0
 device."""
 BEAT_S, HANG_S = 10.0, 60.0
 """Seconds between signs of life that an agent is asked for, and after which it hangs if it gives none."""
-PROBE_S = 120.0  # seconds for a node to tell its version of Triton
+FIRST_S = 300.0  # seconds for the cluster to compile its first kernel
 
 
 def join(address: str) -> ModuleType:
@@ -354,50 +354,40 @@ def _cause(error: Exception) -> str:
 
 
 def compile_on(address: str) -> CompileEach:
-    """Returns what compiles launches on the CPUs of a cluster. Raises UsageError where a node has another
-    Triton, NothingRan or UsageError where there is no cluster.
+    """Returns what compiles launches on the CPUs of a cluster; it raises UsageError where a node has another
+    Triton, or where no node gives a CPU. Raises NothingRan or UsageError where there is no cluster.
 
     address: as for `join`
     """
     ray = join(address)
     head = Head(ray)
-    _require_same_triton(ray)
 
     def compile_each(todo: Mapping[str, KernelLaunch]) -> Iterator[tuple[str, Resources]]:
-        task = ray.remote(compile_launch).options(num_cpus=1, max_retries=2)
-        keys = {task.remote(launch.kernel, launch.arch, launch.data): key for key, launch in todo.items()}
+        task, ours = ray.remote(_compiled).options(num_cpus=1, max_retries=2), version("triton")
+        keys = {task.remote(launch, ours): key for key, launch in todo.items()}
+        given_up = time.monotonic() + FIRST_S
         while keys:
             head.require()
             ready, _ = ray.wait(list(keys), timeout=2)
+            if len(keys) == len(todo) and not ready and time.monotonic() > given_up:
+                raise UsageError(f"no kernel was compiled within {FIRST_S:g} s: are all CPUs taken?")
             for reference in ready:
                 key = keys.pop(reference)
                 try:
-                    yield key, ray.get(reference)
+                    made = ray.get(reference)
                 except ray.exceptions.RayError as error:
-                    yield key, Resources(error=f"compiling failed: its node gave {type(error).__name__}")
+                    made = Resources(error=f"compiling failed: its node gave {type(error).__name__}")
+                if isinstance(made, str):
+                    raise UsageError(made)
+                yield key, made
 
     return compile_each
 
 
-def _require_same_triton(ray: Any) -> None:
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    ours, task = version("triton"), ray.remote(_triton)
-    answers = {
-        node["NodeManagerHostname"]: task.options(
-            num_cpus=1, scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-        ).remote()
-        for node in ray.nodes()
-        if node["Alive"] and node["Resources"].get("CPU")
-    }
-    for host, answer in answers.items():
-        try:
-            theirs = ray.get(answer, timeout=PROBE_S)
-        except ray.exceptions.RayError as error:
-            raise UsageError(f"{host} does not answer: {type(error).__name__}; are its CPUs taken?") from None
-        if theirs != ours:
-            raise UsageError(f"{host} has triton {theirs or 'missing'}, this machine {ours}: make them alike")
-
-
-def _triton() -> str | None:
-    return version("triton")
+def _compiled(launch: KernelLaunch, triton: str | None) -> Resources | str:
+    """Compiles a launch on a node; returns the mistake instead where the node has another Triton."""
+    here = version("triton")
+    if here != triton:
+        host = socket.gethostname()
+        return f"{host} has triton {here or 'missing'}, the driver's machine {triton}: make them alike"
+    return compile_launch(launch.kernel, launch.arch, launch.data)

@@ -3,7 +3,6 @@
 import math
 import random
 import socket
-import sys
 from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +14,8 @@ import pytest
 from harness.cluster.agent import Device
 from harness.cluster.driver import Dispatcher, Driver, Job, Task, differences
 from harness.cluster.execute import RunJob, calibrations, only_type
-from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, compile_on
+from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, _compiled, compile_on
+from harness.compile.compiler import Resources
 from harness.errors import NothingRan, UsageError
 from harness.files import JournalFull
 from harness.results.journal import Journal
@@ -256,8 +256,8 @@ def test_the_devices_of_a_cluster_are_each_gpu_or_else_the_cpus_of_a_node():
     ]
     assert [(d.id, d.type, d.beside, d.is_gpu, d.resources) for d in pool.devices()] == [
         *((f"a-023456-gpu{i}", "H200", 2, True, {"GPU": 1.0}) for i in range(2)),
-        ("a-123456", "cpu", 2, None, {"CPU": 4.0}),
-        ("a-223456", "left", 2, None, {"CPU": 8.0, "device:left": 1.0}),
+        ("a-123456", "cpu", 2, False, {"CPU": 4.0}),
+        ("a-223456", "left", 2, False, {"CPU": 8.0, "device:left": 1.0}),
         ("b-423456-gpu0", "MI300X", 1, True, {"GPU": 1.0, "device:MI300X": 1.0}),
         ("c-623456-gpu0", "gpu", 1, True, {"GPU": 1.0}),
     ]
@@ -301,48 +301,39 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
     assert len(driven.journal.devices()) == len({d.name for d in driven.journal.devices()})
 
 
-class RayTask:
-    """Stands in for a task of Ray: it runs when its result is asked for.
-
-    on: the node that it was sent to; empty: any
-    """
-
-    def __init__(self, function: Callable[..., object], on: str = "") -> None:
-        self.function, self.on = function, on
-        self.options = lambda scheduling_strategy="", **_: RayTask(function, scheduling_strategy)
-
-    def remote(self, *given: object) -> Callable[[], object]:
-        return lambda: self.function(*given, *filter(None, [self.on]))
+OURS = version("triton")
 
 
-def answered(answer: object) -> object:
-    if isinstance(answer, Exception):
-        raise answer
-    return answer
+def compiled(monkeypatch, theirs: str | None = OURS, waits: bool = False) -> dict[str, Resources]:
+    """What two kernels come to on a cluster whose nodes have that Triton. The second one's node dies."""
 
+    def on_a_node(launch: Mock, triton: str) -> Resources | str:
+        monkeypatch.setattr("harness.cluster.ray_cluster.version", lambda module: theirs)
+        if launch.arch == "dies":
+            raise OSError("it died")
+        return _compiled(launch, triton)
 
-@pytest.mark.parametrize(("theirs", "said"), [
-    (OURS := version("triton"), ""), ("0.1", f"node b has triton 0.1, this machine {OURS}: "),
-    (None, "node b has triton missing, this"), (OSError("gone"), "node b does not answer: OSError"),
-])  # fmt: skip
-def test_kernels_are_compiled_where_all_nodes_with_cpus_have_this_triton(monkeypatch, theirs, said):
-    """Where a node dies while it compiles, only that kernel has no result."""
-    ray = Mock(remote=RayTask, get=lambda answer, timeout=None: answer(), exceptions=Mock(RayError=OSError))
-    ray.wait = lambda refs, **_: (refs[:1], refs[1:])
-    ray.nodes.return_value = [
-        {"Alive": id != "dead", "NodeManagerHostname": f"node {id}", "NodeID": id, "Resources": has}
-        for id, has in (("a", {"CPU": 2.0}), ("b", {"CPU": 1.0}), ("no CPU", {}), ("dead", {"CPU": 4.0}))
-    ]
-    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: node)
-    monkeypatch.setitem(sys.modules, "ray.util.scheduling_strategies", strategies)
-    for name, stand_in in (("join", lambda _: ray), ("Head", Mock()),
-                           ("_triton", lambda node: answered({"a": OURS, "b": theirs}[node])),
-                           ("compile_launch", lambda kernel, arch, data: answered(data))):  # fmt: skip
+    ray = Mock(get=lambda reference: reference(), exceptions=Mock(RayError=OSError))
+    ray.remote.return_value.options.return_value.remote = lambda *given: lambda: on_a_node(*given)
+    ray.wait = lambda refs, **_: ([], refs) if waits else (refs[:1], refs[1:])
+    for name, stand_in in (("join", lambda _: ray), ("Head", Mock()), ("FIRST_S", 0.0),
+                           ("compile_launch", lambda kernel, arch, data: Resources(error=arch))):  # fmt: skip
         monkeypatch.setattr(f"harness.cluster.ray_cluster.{name}", stand_in)
-    if said:
-        with pytest.raises(UsageError, match=f"^{said}"):
-            compile_on("auto")
-    else:
-        todo = {key: Mock(data=data) for key, data in (("x", "resources"), ("y", OSError("died")))}
-        (_, made), (_, lost) = sorted(compile_on("auto")(todo))
-        assert (made, lost.error) == ("resources", "compiling failed: its node gave OSError")
+    return dict(compile_on("auto")({arch: Mock(arch=arch) for arch in ("lives", "dies")}))
+
+
+def test_where_a_node_dies_while_it_compiles_only_that_kernel_has_no_result(monkeypatch):
+    made = compiled(monkeypatch)
+    assert made["lives"] == Resources(error="lives")
+    assert made["dies"] == Resources(error="compiling failed: its node gave OSError")
+
+
+@pytest.mark.parametrize(("theirs", "said"), [("0.1", "has triton 0.1, "), (None, "has triton missing, ")])
+def test_kernels_are_compiled_where_nodes_have_this_triton(monkeypatch, theirs, said):
+    with pytest.raises(UsageError, match=f"{said}the driver's machine {OURS}: make them alike$"):
+        compiled(monkeypatch, theirs)
+
+
+def test_a_cluster_whose_cpus_are_taken_is_not_waited_for(monkeypatch):
+    with pytest.raises(UsageError, match=r"^no kernel was compiled within 0 s: are all CPUs taken\?$"):
+        compiled(monkeypatch, waits=True)

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 import kernels
-from harness.cluster.driver import Dispatcher, Job, Task
+from harness.cluster.driver import Job, Task, next_task
 from harness.cluster.execute import beside_s
 from harness.errors import HarnessError, UsageError, mistake
 from harness.files import read_toml
@@ -231,19 +231,18 @@ def planned_job(step: Step, name: str, type: str, platform: Platform, budget_s: 
 def simulated(jobs: Sequence[Job], counts: Mapping[str, int], left_s: float) -> list[PlannedJob]:
     """What becomes of jobs on so many devices of each type, by the driver's own rules, if each task takes
     what is expected of it."""
-    dispatcher = Dispatcher()
-    for job in jobs:  # the devices have other names here
-        dispatcher.jobs[job.name] = copy.copy(job)
-        dispatcher.jobs[job.name].waiting = deque(replace(task, device="") for task in job.waiting)
+    copies = {job.name: copy.copy(job) for job in jobs}
+    for job in copies.values():  # the devices have other names here
+        job.waiting = deque(replace(task, device="") for task in job.waiting)
     planned = {job.name: PlannedJob(job.name, len(job.waiting)) for job in jobs}
     free = [(0.0, f"{type} {index}", type) for type, count in counts.items() for index in range(count)]
     heapq.heapify(free)
     while free:
         now, device, type = heapq.heappop(free)
-        task = dispatcher.next(device, type, left_s - now)
+        task = next_task(copies.values(), device, type, left_s - now)
         if task is None:
             continue
-        end = now + dispatcher.jobs[task.job].expected_s
+        end = now + copies[task.job].expected_s
         of = planned[task.job]
         of.fit += 1
         if of.begins_s is None:

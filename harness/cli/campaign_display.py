@@ -52,10 +52,10 @@ class CampaignTables(TerminalDisplay):
     def begin(self, driver: Driver, counts: Mapping[str, int]) -> None:
         """Prints when each job is expected to begin and end, and what will not fit."""
         left_s = driver.ends - driver.clock()
-        self.log(plan_text(simulated(list(driver.dispatcher.jobs.values()), counts, left_s), left_s))
+        self.log(plan_text(simulated(list(driver.jobs.values()), counts, left_s), left_s))
 
     def task(self, task: Task, device: str, driver: Driver) -> None:
-        expected = minutes(driver.dispatcher.jobs[task.job].expected_s)
+        expected = minutes(driver.jobs[task.job].expected_s)
         what = task.job if task.key == task.job else f"{task.job}: {task.key}"
         where = f" on {device}" if len(driver.members) > 1 else ""
         self.log(f"{self._clock()}  {what}{where}, about {expected} ...")

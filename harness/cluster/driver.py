@@ -4,8 +4,8 @@ costs no case: another device measures it."""
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,11 @@ class Job:
         """Seconds of wall-clock that each task is expected to take."""
         return self.measure_s + self.aside_s
 
+    def learn(self, aside_s: float) -> None:
+        """Notes what a task took beside measuring: the job's others will take about as long."""
+        self.aside_s = EARLIER * self.aside_s + (1 - EARLIER) * aside_s if self.seen else aside_s
+        self.seen = True
+
     def order(self, task: Task, left_s: float) -> Order | None:
         """The order for a task; None where the job's own budget is spent."""
         raise NotImplementedError
@@ -78,73 +83,27 @@ class Job:
         """Notes that nothing more comes."""
 
 
-@dataclass
-class Dispatcher:
-    """Decides which task a device is given, and what becomes of a task that failed. It knows neither
-    processes nor clocks, so that a plan can be simulated."""
+def next_task(
+    jobs: Iterable[Job], device: str, type: str, left_s: float, failed: Collection[Task] = ()
+) -> Task | None:
+    """Takes the task that comes next for a device; None where none fits the time.
 
-    jobs: dict[str, Job] = field(default_factory=dict)
-    failures: dict[str, int] = field(default_factory=dict)  # how often each device failed in a row
-    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
-    given_up: list[Task] = field(default_factory=list)
+    It is taken from the job of the lowest rank; among jobs of one rank, from the job of which the fewest
+    tasks were given. Time is kept for tasks that only this device may do.
 
-    def waiting(self, left_s: float) -> int:
-        """How many tasks that would fit the time wait for any device."""
-        fitting = [job for job in self.jobs.values() if job.expected_s <= left_s]
-        return sum(not task.device for job in fitting for task in job.waiting)
-
-    def next(self, device: str, type: str, left_s: float, alone: bool = False) -> Task | None:
-        """Takes the task that comes next for a device; None where none fits the time.
-
-        It is taken from the job of the lowest rank; among jobs of one rank, from the job of which the fewest
-        tasks were given. Time is kept for tasks that only this device may do.
-
-        alone: there is no other device of its type, which could try what this one failed at
-        """
-        jobs = [job for job in self.jobs.values() if job.type == type and job.waiting]
-        owed_s = sum(job.expected_s for job in jobs for task in job.waiting if task.device == device)
-        for job in sorted(jobs, key=lambda job: (job.rank, job.given)):
-            for index, task in enumerate(job.waiting):
-                mine = task.device in ("", device) and (alone or device not in self.tried.get(task, ()))
-                others_s = 0.0 if task.device else owed_s
-                if mine and job.expected_s + others_s <= left_s:
-                    del job.waiting[index]
-                    job.given += 1
-                    return task
-        return None
-
-    def done(self, task: Task, device: str, wall_s: float, measured_s: float) -> None:
-        """Notes how long a task took: the job's others will take about as long."""
-        self.failures.pop(device, None)
-        job, aside_s = self.jobs[task.job], max(0.0, wall_s - measured_s)
-        job.aside_s = EARLIER * job.aside_s + (1 - EARLIER) * aside_s if job.seen else aside_s
-        job.seen = True
-
-    def fail(self, task: Task, device: str, alone: bool = False) -> str:
-        """Notes that a device failed at a task. Another device gets the task next; the same one gets it after
-        the job's others if it is alone. Returns what becomes of task and device, in words."""
-        self.failures[device] = self.failures.get(device, 0) + 1
-        tried = self.tried.setdefault(task, [])
-        tried.append(device)
-        job = self.jobs[task.job]
-        job.given -= 1
-        if task.device:
-            what = "given up"
-        elif len(tried) >= MOST_FAILURES:
-            self.given_up.append(task)
-            what = f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
-        elif alone:
-            job.waiting.append(task)
-            what = "tried again later"
-        else:
-            job.waiting.appendleft(task)
-            what = "given to another device"
-        if self.is_out(device):
-            what += f"; {device} is left out, as it failed {self.failures[device]} times in a row"
-        return what
-
-    def is_out(self, device: str) -> bool:
-        return self.failures.get(device, 0) >= MOST_FAILURES
+    failed: the tasks that are left to other devices, because this one failed at them
+    """
+    jobs = [job for job in jobs if job.type == type and job.waiting]
+    owed_s = sum(job.expected_s for job in jobs for task in job.waiting if task.device == device)
+    for job in sorted(jobs, key=lambda job: (job.rank, job.given)):
+        for index, task in enumerate(job.waiting):
+            others_s = 0.0 if task.device else owed_s
+            mine = task.device in ("", device) and task not in failed
+            if mine and job.expected_s + others_s <= left_s:
+                del job.waiting[index]
+                job.given += 1
+                return task
+    return None
 
 
 @dataclass
@@ -172,7 +131,10 @@ class Driver:
     ends: float = float("inf")  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
     clock: Callable[[], float] = time.monotonic
-    dispatcher: Dispatcher = field(default_factory=Dispatcher)
+    jobs: dict[str, Job] = field(default_factory=dict)
+    failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
+    tried: dict[Task, list[str]] = field(default_factory=dict)  # the devices that failed at a task
+    given_up: list[Task] = field(default_factory=list)
     members: dict[str, Member] = field(default_factory=dict)
     references: dict[str, Opened] = field(default_factory=dict)
     """By type, the device that the others must be like; empty until all have started."""
@@ -191,13 +153,13 @@ class Driver:
 
     def __exit__(self, *_: object) -> None:
         self.pool.close()
-        for job in self.dispatcher.jobs.values():
+        for job in self.jobs.values():
             job.end()
 
     @property
     def failed(self) -> bool:
         """Whether there is work that no device did, though there was time."""
-        return self.deserted or bool(self.dispatcher.given_up)
+        return self.deserted or bool(self.given_up)
 
     def open(self) -> dict[str, list[Opened]]:
         """Starts an agent on each device and waits until each has told what it is, so that what does not fit
@@ -221,7 +183,7 @@ class Driver:
         return types
 
     def add(self, jobs: Iterable[Job]) -> None:
-        self.dispatcher.jobs |= {job.name: job for job in jobs}
+        self.jobs |= {job.name: job for job in jobs}
 
     def run(self) -> None:
         """Works until all is done that can be, or the time is up. Raises PoolGone where the pool is gone, and
@@ -230,7 +192,7 @@ class Driver:
         for member in self.members.values():
             if member.task:
                 self.log(f"the time is up: {member.task.key} was not finished on {member.name}")
-                self.dispatcher.jobs[member.task.job].take_back(member.task)
+                self.jobs[member.task.job].take_back(member.task)
 
     def _work(self, ends: float, is_over: Callable[[], bool]) -> None:
         while self.clock() < ends:
@@ -270,7 +232,9 @@ class Driver:
             self.idle_since = None
             return False
         # A device that has started could do none of these: it is of another type, or it failed at them.
-        waiting = self.dispatcher.waiting(self.ends - self.clock())
+        left_s = self.ends - self.clock()
+        fitting = [job for job in self.jobs.values() if job.expected_s <= left_s]
+        waiting = sum(not task.device for job in fitting for task in job.waiting)
         if not waiting:
             return True
         if self.idle_since is None:
@@ -286,14 +250,15 @@ class Driver:
         return sum(other.device.type == member.device.type for other in self.members.values()) == 1
 
     def _give(self, member: Member) -> None:
-        left_s = self.ends - self.clock()
-        while task := self.dispatcher.next(member.name, member.device.type, left_s, self._alone(member)):
-            job = self.dispatcher.jobs[task.job]
+        left_s, name = self.ends - self.clock(), member.name
+        failed = [] if self._alone(member) else [task for task in self.tried if name in self.tried[task]]
+        while task := next_task(self.jobs.values(), name, member.device.type, left_s, failed):
+            job = self.jobs[task.job]
             order = job.order(task, left_s)
             if order is not None:
                 member.task, member.began = task, self.clock()
                 member.until = member.began + LONGEST_S + 10 * job.expected_s
-                self.on_begin(task, member.name)
+                self.on_begin(task, name)
                 self.pool.send(member.device.id, order)
                 return
             job.waiting.clear()  # its budget is spent
@@ -311,19 +276,22 @@ class Driver:
                 self._welcome(member, answer.result)
         else:
             assert task is not None and member.opened is not None
-            wall_s = self.clock() - member.began
-            measured_s = self.dispatcher.jobs[task.job].take(task, answer.result, member.opened, wall_s)
-            self.dispatcher.done(task, member.name, wall_s, measured_s)
+            wall_s, job = self.clock() - member.began, self.jobs[task.job]
+            measured_s = job.take(task, answer.result, member.opened, wall_s)
+            job.learn(max(0.0, wall_s - measured_s))
+            self.failures.pop(member.name, None)
 
     def _failed(self, member: Member, task: Task | None, answer: Answer) -> None:
         """Notes that a device failed, hung or died, in a task or, where there is none, as it was opened. An
         agent that was lost is started again; one that had not started yet, only once."""
         id = member.device.id
         if task is not None:
-            self.dispatcher.jobs[task.job].take_back(task)
-            then = self.dispatcher.fail(task, member.name, self._alone(member))
+            self.failures[member.name] += 1
+            then = self._return(task, member)
+            if is_out := self.failures[member.name] >= MOST_FAILURES:
+                then += f"; {member.name} is left out, as it failed {MOST_FAILURES} times in a row"
             self.log(f"{member.name}: {answer.error}, in {task.key}: {then}")
-            if self.dispatcher.is_out(member.name):
+            if is_out:
                 self._refuse(member, "")
         elif answer.lost and id not in self.lost:
             self.lost.add(id)
@@ -333,9 +301,27 @@ class Driver:
             self._remove(member)
             self.looked = self.clock()  # until the next look the pool knows whether its node has gone
 
+    def _return(self, task: Task, member: Member) -> str:
+        """Takes a task back from a device that failed at it. Another device gets it next; the same one gets
+        it after the job's others if it is alone. Returns what becomes of the task, in words."""
+        job, tried = self.jobs[task.job], self.tried.setdefault(task, [])
+        job.take_back(task)
+        job.given -= 1
+        tried.append(member.name)
+        if task.device:
+            return "given up"
+        if len(tried) >= MOST_FAILURES:
+            self.given_up.append(task)
+            return f"given up, as {' and '.join(dict.fromkeys(tried))} failed at it"
+        if self._alone(member):
+            job.waiting.append(task)
+            return "tried again later"
+        job.waiting.appendleft(task)
+        return "given to another device"
+
     def _welcome(self, member: Member, opened: Opened) -> None:
         """Keeps a device that has started, or leaves it out."""
-        type, name, jobs = member.device.type, opened.used.name, self.dispatcher.jobs.values()
+        type, name, jobs = member.device.type, opened.used.name, self.jobs.values()
         reference = self.references.get(type, opened)
         if different := differences(reference.facts, opened.facts):
             self._refuse(member, f"{name} differs from {reference.used.name}: {'; '.join(different)}")

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from harness.cluster.agent import Device
-from harness.cluster.driver import Dispatcher, Driver, Job, Task, differences
+from harness.cluster.driver import Driver, Job, Task, differences, next_task
 from harness.cluster.execute import RunJob, calibrations, only_type
 from harness.cluster.ray_cluster import Head, PoolGone, RayPool, _cause, _compiled, compile_on
 from harness.compile.compiler import Resources
@@ -134,7 +134,7 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
         by: dict[str, list[str]] = {}
         for device, case in devices.measured:
             by.setdefault(device, []).append(case.removeprefix("case "))
-        given_up = [task.key for task in driven.driver.dispatcher.given_up]
+        given_up = [task.key for task in driven.driver.given_up]
         left_out = [f"case {case.sizes['batch']}" for case in driven.job.left_out]
         assert devices.closed and max(Counter(driven.recorded).values(), default=1) == 1
         assert {*driven.recorded} | {*given_up} | {*left_out} == {*keys(cases)}, name
@@ -155,14 +155,13 @@ def test_time_is_kept_for_what_only_one_device_may_do():
     for device, left_s, key in (("a", 30, "calibration"), ("a", 35, "a case"), ("b", 30, "a case")):
         run = Job("run", "cpu", 0, waiting=deque(tasks[:1]), measure_s=10, aside_s=10)
         last = Job("last", "cpu", 1, waiting=deque(tasks[1:]), measure_s=3, aside_s=12)
-        dispatcher = Dispatcher({job.name: job for job in (run, last)})
-        assert dispatcher.next(device, "cpu", left_s).key == key
-    job, case = dispatcher.jobs["run"], tasks[0]
-    for wall_s in (30.0, 20.0):
-        dispatcher.done(case, "b", wall_s, 10.0)
-    assert job.expected_s == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
-    dispatcher.fail(case, "b")
-    assert (job.given, dispatcher.waiting(1e3), dispatcher.waiting(26.9)) == (0, 1, 0), "it is given again"
+        assert next_task([run, last], device, "cpu", left_s).key == key
+    assert run.given == 1
+    for aside_s in (20.0, 10.0):
+        run.learn(aside_s)
+    assert run.expected_s == pytest.approx(10 + 0.7 * 20 + 0.3 * 10), "it forgets slowly"
+    run.waiting.append(tasks[0])
+    assert next_task([run], "b", "cpu", 1e3, failed=tasks) is None, "another device is to try it"
 
 
 def test_what_is_being_measured_is_taken_from_the_budget(tmp_path, monkeypatch):
@@ -293,7 +292,7 @@ def test_whatever_fails_no_case_is_lost_or_twice(drive, seed: int):
         return draw.uniform(5, 30)
 
     driven = drive(SimulatedPool(dict.fromkeys(names, "cpu"), takes, joins=joins, leaves=leaves), 60)
-    given_up = {task.key for task in driven.driver.dispatcher.given_up}
+    given_up = {task.key for task in driven.driver.given_up}
     assert max(Counter(driven.recorded).values()) == 1
     assert {*driven.recorded} | given_up == {*keys(60)}
     assert not {*driven.recorded} & given_up

@@ -253,12 +253,9 @@ class ThisMachine:
         """The devices that are there now."""
         return [self.device]
 
-    def start(self, device: Device) -> None:
-        """Starts a device's agent, whose first order is the device."""
-        self.send(device.id, device)
-
     def send(self, id: str, order: Order) -> None:
-        """Sends an order to a device's agent, which has answered the last one."""
+        """Sends an order to a device's agent, which has answered the last one. The first, which is the
+        device, starts the agent."""
         # A command is killed at its deadline by the agent itself, and answered.
         seconds = order.deadline_s if isinstance(order, CaseOrder) else math.inf
         before = signal.signal(signal.SIGALRM, _time_is_up)

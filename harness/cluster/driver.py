@@ -223,7 +223,7 @@ class Driver:
         for device in devices:
             if device.id not in self.members and device.id not in self.refused:
                 self.members[device.id] = Member(device, self.clock(), self.clock() + STARTING_S)
-                self.pool.start(replace(device, threads=self.threads))
+                self.pool.send(device.id, replace(device, threads=self.threads))
 
     def _is_over(self) -> bool:
         """Whether no device works, and nothing waits for a device that is there or may still come."""

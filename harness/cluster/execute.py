@@ -48,7 +48,6 @@ CALIBRATION_CASES = {
     "gpu": ("m=64 n=2112 k=7168", "m=8192 n=2112 k=7168"),  # few rows read memory, many compute
 }
 CALIBRATION_S = 3.0
-CALIBRATION_ASIDE_S = {"cpu": 12.0, "gpu": 15.0}
 
 
 def beside_s(suite: str, kind: str) -> float:
@@ -241,7 +240,7 @@ class CalibrationJob(Job):
     def __post_init__(self) -> None:
         facts = replace(self.devices[0].facts, ceilings=None)
         kind = "cpu" if facts.platform.kind == "cpu" else "gpu"
-        self.measure_s, self.aside_s = CALIBRATION_S, CALIBRATION_ASIDE_S[kind]
+        self.measure_s, self.aside_s = CALIBRATION_S, beside_s("smoke", kind)
         with tempfile.TemporaryDirectory() as folder:  # nothing of this run is recorded
             request = Request(
                 op=CALIBRATION_OP,

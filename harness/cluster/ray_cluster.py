@@ -222,10 +222,10 @@ def _without_niceness() -> str:
 class _Actor:
     """A Ray actor with an agent. Its calls give references to what they will return."""
 
-    actor: Any
+    agent: Any
     beat: Any  # the sign of life that was asked for last
     asked: float  # when it was
-    task: Any  # the order that it obeys; None if there is none
+    task: Any = None  # the order that it obeys
     begun: bool = False  # whether the actor has given a sign of life
 
 
@@ -254,7 +254,13 @@ class RayPool:
             if self.type in (None, device.type)
         ]
 
-    def start(self, device: Device) -> None:
+    def send(self, id: str, order: Order) -> None:
+        if isinstance(order, Device):
+            agent = self._started(order)
+            self.actors[id] = _Actor(agent, agent.beat.remote(), time.monotonic())
+        self.actors[id].task = self.actors[id].agent.obey.remote(id, order)
+
+    def _started(self, device: Device) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         resources = dict(device.resources)
@@ -266,12 +272,7 @@ class RayPool:
             max_concurrency=2,
             max_restarts=0,
         )
-        actor = remote.remote()
-        first = actor.obey.remote(device.id, device)
-        self.actors[device.id] = _Actor(actor, actor.beat.remote(), time.monotonic(), first)
-
-    def send(self, id: str, order: Order) -> None:
-        self.actors[id].task = self.actors[id].actor.obey.remote(id, order)
+        return remote.remote()
 
     def wait(self, timeout_s: float) -> Sequence[Answer]:
         self.head.require()
@@ -302,7 +303,7 @@ class RayPool:
                     self.ray.get(actor.beat)
                 actor.begun = True
                 if now > actor.asked + BEAT_S:
-                    actor.asked, actor.beat = now, actor.actor.beat.remote()
+                    actor.asked, actor.beat = now, actor.agent.beat.remote()
             elif actor.begun and now > actor.asked + HANG_S:
                 lost.append(Answer(id, None, f"no sign of life for {HANG_S:g} s", lost=True))
             elif not actor.begun and now > actor.asked + START_S:
@@ -314,7 +315,7 @@ class RayPool:
         if (actor := self.actors.pop(id, None)) is not None:
             with contextlib.suppress(Exception):  # the actor or the head may be gone already
                 self.head.require()
-                self.ray.kill(actor.actor)
+                self.ray.kill(actor.agent)
 
     def close(self) -> None:
         if not self.head.gone:

@@ -54,13 +54,10 @@ class SimulatedPool:
         there = {id: type for id, type in self.types.items() if self._is_there(id)}
         return [Device(id, type, beside=len(there)) for id, type in there.items()]
 
-    def start(self, device: Device) -> None:
-        assert device.id not in self.started, "it has an agent"
-        self.started[device.id] = next(self.numbers)
-        self.send(device.id, device)
-
     def send(self, device: str, order: Order) -> None:
         if isinstance(order, Device):
+            assert device not in self.started, "it has an agent"
+            self.started[device] = next(self.numbers)
             self.openings.append(order)
             if (takes := self.takes_s(device, "opening")) == "hangs":
                 return

@@ -150,7 +150,7 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
     (device,) = here.devices()
     assert (device.type, device.device) == ("mine", "cpu")
     with captured_here():
-        here.start(device)
+        here.send(device.id, device)
     (opened,) = here.wait(0.0)
     assert isinstance(opened.result, Opened) and opened.device == device.id, opened.error
     monkeypatch.setattr(CaseMeasurer, "measure", lambda *_: signal.pause())
@@ -161,7 +161,7 @@ def test_on_this_machine_alone_an_order_is_obeyed_until_its_deadline(monkeypatch
     assert [answer.result for answer in here.wait(0.0)] == [CommandDone(None, "", {})], "it is killed alone"
     here.stop(device.id)
     with device_lock(detect("cpu")):
-        here.start(device)
+        here.send(device.id, device)
     (said,) = here.wait(0.0)
     assert said.result is None and not said.lost
     assert said.error.startswith("device cpu is being measured by process ")

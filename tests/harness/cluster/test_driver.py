@@ -136,6 +136,8 @@ def test_what_becomes_of_devices_and_cases_is_as_committed(snapshot, tmp_path):
             by.setdefault(device, []).append(case.removeprefix("case "))
         given_up = [task.key for task in driven.driver.given_up]
         left_out = [f"case {case.sizes['batch']}" for case in driven.job.left_out]
+        cut_off = sum(line.startswith("the time is up") for line in driven.lines)
+        assert driven.job.given == len(driven.recorded) + cut_off, "what failed was given back"
         assert devices.closed and max(Counter(driven.recorded).values(), default=1) == 1
         assert {*driven.recorded} | {*given_up} | {*left_out} == {*keys(cases)}, name
         texts += [
@@ -227,7 +229,7 @@ def test_a_head_is_gone_once_it_has_not_answered_for_a_while(monkeypatch):
         pool.head, pool.ray, pool.actors = (
             Head(ray),
             ray,
-            {"a": SimpleNamespace(task="a case", actor="agent")},
+            {"a": SimpleNamespace(task="a case", agent="agent")},
         )
         pool.head.require()
         assert not slept.called

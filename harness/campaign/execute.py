@@ -93,7 +93,7 @@ class Steps:
     """The steps of a campaign that measures."""
 
     types: Mapping[str, Sequence[Opened]]  # the devices by type
-    made: list[Calibration]  # of the devices, as far as they are calibrated
+    made: list[Calibration]  # the devices' calibrations, as far as they are known
     budget_s: float
     read: ReadStep
     folder: Path

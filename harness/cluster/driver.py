@@ -111,7 +111,7 @@ class Member:
     """A device that has an agent."""
 
     device: Device
-    began: float  # when it began its start, and then its task, by the clock
+    began: float  # when its start, and then its task, began, by the clock
     until: float  # when that has taken far too long; requests to workers have deadlines of their own
     opened: Opened | None = None  # what the agent said of the device; None while it starts
     task: Task | None = None

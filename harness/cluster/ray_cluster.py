@@ -32,14 +32,15 @@ LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 THREADS_ASKED = "KERNEL_BENCH_THREADS_ASKED"
 """Tells an agent that OMP_NUM_THREADS is the driver's, and not what Ray sets for tasks of its own."""
 LONG_PATH = 40
-"""Of the temporary folder, in characters: Ray keeps sockets below it, whose paths may have 107."""
+"""Characters of the path of the temporary folder from which on Ray is given another folder: Ray keeps sockets
+in it, and the path of a socket has at most 107."""
 HEAD_S, HEAD_GONE_S = 2.0, 6.0
-"""Seconds for the head to take a connection, and after which it is gone if it takes none."""
+"""Seconds to wait for a connection to the head, and after which the head is gone if it takes none."""
 TYPE = "device:"  # a node's custom resource that begins so names the type of its devices: `device:MI300X`
 ACCELERATOR = "accelerator_type:"
 START_S = 90.0
-"""Seconds for an actor to begin: its node loads Python and the suite. Longer, and another driver has its
-device."""
+"""Seconds for an actor to begin: its node loads Python and the suite. An actor that takes longer waits for a
+device that another driver has."""
 BEAT_S, HANG_S = 10.0, 60.0
 """Seconds between signs of life that an agent is asked for, and after which it hangs if it gives none."""
 FIRST_S = 300.0  # seconds for the cluster to compile its first kernel
@@ -224,7 +225,7 @@ class _Actor:
 
     agent: Any
     beat: Any  # the sign of life that was asked for last
-    asked: float  # when it was
+    asked: float  # when that was
     task: Any = None  # the order that it obeys
     begun: bool = False  # whether the actor has given a sign of life
 
@@ -327,23 +328,18 @@ class RayPool:
 def _devices(node: dict[str, Any]) -> list[Device]:
     """A node's devices: its GPUs; without any GPU, all of its CPUs as one device."""
     resources: dict[str, float] = node["Resources"]
-    named = [name for name in resources if name.startswith(TYPE)]
-    gpus = int(resources.get("GPU", 0))
-    models = [name.removeprefix(ACCELERATOR) for name in resources if name.startswith(ACCELERATOR)]
-    if named:
-        type = named[0].removeprefix(TYPE)
-    else:
-        type = known_type(models[0] if models else "gpu") if gpus else "cpu"
-    takes, node_id = dict.fromkeys(named[:1], 1.0), node["NodeID"]
-    where = f"{node['NodeManagerHostname']}-{node_id[:6]}"
+    named = next((name for name in resources if name.startswith(TYPE)), "")
+    model = next((name for name in resources if name.startswith(ACCELERATOR)), "gpu")
+    where, gpus = f"{node['NodeManagerHostname']}-{node['NodeID'][:6]}", int(resources.get("GPU", 0))
+    takes = {named: 1.0} if named else {}
     if gpus:
+        type, ids = known_type(model.removeprefix(ACCELERATOR)), [f"{where}-gpu{i}" for i in range(gpus)]
         takes["GPU"] = 1.0
-        names = [f"{where}-gpu{i}" for i in range(gpus)]
-        return [Device(name, type, is_gpu=True, node=node_id, resources=takes) for name in names]
-    if not resources.get("CPU"):
-        return []
-    takes["CPU"] = resources["CPU"]
-    return [Device(where, type, node=node_id, resources=takes)]
+    else:
+        type, ids = "cpu", [where] if resources.get("CPU") else []
+        takes["CPU"] = resources.get("CPU", 0.0)
+    type = named.removeprefix(TYPE) or type
+    return [Device(id, type, is_gpu=gpus > 0, node=node["NodeID"], resources=takes) for id in ids]
 
 
 def _cause(error: Exception) -> str:

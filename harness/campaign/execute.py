@@ -17,7 +17,6 @@ from harness.campaign.plan import ReadStep, Step, jobs_of, steps_of
 from harness.cluster.agent import Opened
 from harness.cluster.driver import Driver, Pool, Task
 from harness.cluster.execute import CommandJob, RunJob, begin_race, begin_run, calibrations
-from harness.cluster.ray_cluster import PoolGone
 from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, UsageError, mistake
 from harness.plan.budget import parse_seconds
 from harness.results.schema import Calibration
@@ -93,7 +92,7 @@ class Steps:
     """The steps of a campaign that measures."""
 
     types: Mapping[str, Sequence[Opened]]  # the devices by type
-    made: list[Calibration]  # the devices' calibrations, as far as they are known
+    calibrations: Sequence[Calibration]  # of the devices, as far as they are known
     budget_s: float
     read: ReadStep
     folder: Path
@@ -119,7 +118,7 @@ class Steps:
                     asked = replace(request, journal=str(where))
                 journal, race = begin_race(implementation, asked, device, self.display)
                 of = f"{name}: {implementation.name}"
-                yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.made)
+                yield RunJob(of, type, step.rank, journal, race.plan, race.on_case, 0, self.calibrations)
         else:
             run = request(device.facts.platform)
             if (folder / "run.json").exists():
@@ -129,7 +128,7 @@ class Steps:
             journal, plan = begin_run(begun, device, self.display.log)
             plan = RunPlan.of(plan.record, replace(run, retry=True))
             on_case = functools.partial(self.display.case, plan.record)
-            yield RunJob(name, type, step.rank, journal, plan, on_case, 0, self.made)
+            yield RunJob(name, type, step.rank, journal, plan, on_case, 0, self.calibrations)
 
 
 def run_campaign(
@@ -140,43 +139,39 @@ def run_campaign(
     if not resumed and (folder / FILE).exists():
         raise UsageError(f"{folder} holds a campaign: --resume {folder}, or another --out")
     budget_s = request.budget_s
-    made: list[Calibration] = []
-    jobs: list[RunJob | CommandJob] = []
     driver = Driver(
         pool,
         display.log,
         on_begin=lambda task, device: display.task(task, device, driver),
         ends=began + budget_s - max(END_S, END_SHARE * budget_s),
         threads=request.threads,
+        go_on=f"--resume {folder} measures the rest",
     )
-    try:
-        with driver:
-            types = driver.open()
-            kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
-            steps, alone = resumed or _new_steps(folder, request.file, kinds)
-            if alone and len(kinds) > 1:
-                choices = " or ".join(sorted(kinds))
-                raise UsageError(f"{folder} is of one type of devices: choose --device {choices}")
-            for step in steps:
-                read(step)
-                if not any(step.is_for(type, kind) for type, kind in kinds.items()):
-                    wanted = ", ".join(step.devices) or step.kind
-                    display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
-            for type, devices in types.items():
-                driver.add(calibrations(type, devices, made, display.log))
-            make = Steps(types, made, budget_s, read, folder, alone, display).jobs
-            jobs += jobs_of(steps, kinds, alone, make, display.log)
-            driver.add(jobs)
-            display.begin(driver, {type: len(devices) for type, devices in types.items()})
-            driver.run()
-    except PoolGone as gone:
-        then = f"finished cases are recorded, --resume {folder} measures the rest"
-        raise HarnessError(f"{gone}; {then}") from None
+    with driver:
+        types = driver.open()
+        kinds = {type: devices[0].facts.platform.kind for type, devices in types.items()}
+        steps, alone = resumed or _new_steps(folder, request.file, kinds)
+        if alone and len(kinds) > 1:
+            choices = " or ".join(sorted(kinds))
+            raise UsageError(f"{folder} is of one type of devices: choose --device {choices}")
+        for step in steps:
+            read(step)
+            if not any(step.is_for(type, kind) for type, kind in kinds.items()):
+                wanted = ", ".join(step.devices) or step.kind
+                display.log(f"left out: {step.name}: of {wanted} there is none, but {', '.join(kinds)}")
+        for type, devices in types.items():
+            driver.add(calibrations(driver, type, devices))
+        make = Steps(types, driver.calibrations, budget_s, read, folder, alone, display).jobs
+        jobs = list(jobs_of(steps, kinds, alone, make, display.log))
+        driver.add(jobs)
+        display.begin(driver, {type: len(devices) for type, devices in types.items()})
+        driver.run()
     for job in jobs:
         if isinstance(job, RunJob) and not job.journal.finished():
             job.journal.remove()
     archive = pack(folder, [step.name for step in steps])
-    display.finish(CampaignOutcome(jobs, folder, archive, time.monotonic() - began, made))
+    wall_s = time.monotonic() - began
+    display.finish(CampaignOutcome(jobs, folder, archive, wall_s, driver.calibrations))
     statuses = {status for job in jobs for status in job.statuses}
     if statuses & BROKEN or driver.failed:
         return FAILED

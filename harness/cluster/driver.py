@@ -10,9 +10,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness.cluster.agent import Answer, CommandDone, Device, Opened, Order, ThisMachine
-from harness.cluster.ray_cluster import RayPool
+from harness.cluster.ray_cluster import PoolGone, RayPool
 from harness.errors import NothingRan
-from harness.results.schema import Record
+from harness.results.schema import Calibration, Record
 from harness.run.device import DeviceFacts
 
 if TYPE_CHECKING:
@@ -130,6 +130,8 @@ class Driver:
     on_begin: Callable[[Task, str], None] = lambda *_: None  # is told which task begins on which device
     ends: float = float("inf")  # when the last task must be over, by the clock
     threads: int | None = None  # of each worker, on a CPU
+    go_on: str = ""  # how a person goes on where the pool is gone
+    calibrations: list[Calibration] = field(default_factory=list)  # of devices, as far as they are known
     clock: Callable[[], float] = time.monotonic
     jobs: dict[str, Job] = field(default_factory=dict)
     failures: Counter[str] = field(default_factory=Counter)  # how often each device failed in a row
@@ -151,10 +153,12 @@ class Driver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         self.pool.close()
         for job in self.jobs.values():
             job.end()
+        if isinstance(error, PoolGone) and self.go_on:
+            raise PoolGone(f"{error}; finished cases are recorded, {self.go_on}") from None
 
     @property
     def failed(self) -> bool:

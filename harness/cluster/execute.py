@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -15,8 +14,8 @@ from typing import Literal
 from harness import files
 from harness.cluster.agent import CaseOrder, CommandDone, CommandOrder, Opened
 from harness.cluster.driver import Driver, Job, Pool, Task
-from harness.cluster.ray_cluster import PoolGone, RayPool
-from harness.errors import FAILED, NOTHING_RAN, OK, HarnessError, NothingRan, UsageError
+from harness.cluster.ray_cluster import RayPool
+from harness.errors import FAILED, NOTHING_RAN, OK, NothingRan, UsageError
 from harness.files import JournalFull, JsonObject, require_writable
 from harness.plan import budget
 from harness.results.effects import regressions
@@ -280,10 +279,9 @@ class CalibrationJob(Job):
         return CALIBRATION_S
 
 
-def calibrations(
-    type: str, devices: Sequence[Opened], made: list[Calibration], log: Callable[[str], None]
-) -> list[CalibrationJob]:
+def calibrations(driver: Driver, type: str, devices: Sequence[Opened]) -> list[CalibrationJob]:
     """The jobs before and after all others."""
+    made, log = driver.calibrations, driver.log
     return [
         CalibrationJob(f"calibration of {type}, first", type, -1, "first", list(devices), made, log),
         CalibrationJob(f"calibration of {type}, last", type, 1 << 30, "last", list(devices), made, log),
@@ -304,8 +302,8 @@ def run_on_cluster(
     require_writable(request.json, request.csv)
     pool = pool or RayPool(request.cluster or "auto", request.device)
     driver = Driver(pool, display.log, threads=request.threads)
-    jobs: list[RunJob] = []
-    with _measuring(driver, jobs) as (type, devices, made):
+    with driver:
+        type, devices = only_type(driver)
         journal, plan = begin_run(request_of(devices[0].facts.platform), devices[0], display.log)
         record, count = plan.record, len(devices)
         names = ", ".join(device.used.name for device in devices)
@@ -316,33 +314,17 @@ def run_on_cluster(
                 records = [each.nameless if isinstance(each, CaseDone) else each for each in records]
             display.case(record, case, records)
 
-        job = RunJob(record.id, type, 0, journal, plan, on_case, count, made)
-        jobs.append(job)
+        job = RunJob(record.id, type, 0, journal, plan, on_case, count, driver.calibrations)
+        driver.add([job, *calibrations(driver, type, devices)])
+        driver.go_on = f"--resume {journal.folder} measures the rest"
         before_s = time.perf_counter() - began
+        driver.run()
     outcome = replace(job.outcome(), before_s=before_s)
     display.end(record, outcome)
     write_outputs(request.json, request.csv, record, outcome.records)
     code = exit_code(outcome.records)
     regressed = bool(record.trees) and regressions(outcome.records)
     return FAILED if code == OK and (driver.failed or regressed) else code
-
-
-@contextlib.contextmanager
-def _measuring(
-    driver: Driver, jobs: Sequence[RunJob]
-) -> Iterator[tuple[str, Sequence[Opened], list[Calibration]]]:
-    """Opens a driver's devices, which must be of one type, and yields that type, the devices and the list of
-    their calibrations. Afterwards it measures the jobs that were added within."""
-    try:
-        with driver:
-            type, devices = only_type(driver)
-            made: list[Calibration] = []
-            yield type, devices, made
-            driver.add([*jobs, *calibrations(type, devices, made, driver.log)])
-            driver.run()
-    except PoolGone as gone:
-        then = "".join(f"; --resume {job.journal.folder} measures the rest" for job in jobs)
-        raise HarnessError(f"{gone}; finished cases are recorded{then}") from None
 
 
 def only_type(driver: Driver) -> tuple[str, Sequence[Opened]]:
@@ -372,7 +354,8 @@ def race_on_cluster(
     driver = Driver(pool, display.log)
     jobs: list[RunJob] = []
     races: list[Race] = []
-    with _measuring(driver, jobs) as (type, devices, made):
+    with driver:
+        type, devices = only_type(driver)
         platform, count = devices[0].facts.platform, len(devices)
         implementations = implementations_here(request, platform)
         if not implementations:
@@ -381,8 +364,12 @@ def race_on_cluster(
             journal, race = begin_race(implementation, request, devices[0], display)
             name = implementation.name
             display.log(f"racing {name} on {count} of {type}; rounds in {journal.folder}")
-            jobs.append(RunJob(name, type, 0, journal, race.plan, race.on_case, count, made))
+            jobs.append(RunJob(name, type, 0, journal, race.plan, race.on_case, count, driver.calibrations))
             races.append(race)
+        driver.add([*jobs, *calibrations(driver, type, devices)])
+        folders = ", ".join(f"--resume {job.journal.folder}" for job in jobs)
+        driver.go_on = f"{folders} measures the rest"
+        driver.run()
     codes = [FAILED] if driver.failed else []
     for job in jobs:
         outcome = job.outcome()

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import zipfile
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +24,7 @@ from harness.campaign.execute import (
 from harness.campaign.plan import Step, arguments, steps_of
 from harness.cli.campaign import read_step
 from harness.cli.campaign_display import CampaignTables
+from harness.cluster.ray_cluster import PoolGone
 from harness.errors import FAILED, NOTHING_RAN, OK, UsageError
 from harness.page.assemble import inputs
 from harness.results import load
@@ -120,6 +122,22 @@ def test_what_was_killed_goes_on_and_measures_the_rest(campaign, tmp_path):
     assert load(tmp_path / "here").groupby(["run", "case"]).ngroups == 27
     with pytest.raises(UsageError, match="holds a campaign: --resume "):
         campaign(pool("a"))
+
+
+def test_where_the_cluster_is_gone_it_says_how_to_go_on(campaign, tmp_path, monkeypatch):
+    devices = pool("a")
+    wait = devices.wait
+
+    def gone(timeout_s: float) -> Any:
+        if len(devices.measured) == 3:
+            raise PoolGone("its head is gone")
+        return wait(timeout_s)
+
+    monkeypatch.setattr(devices, "wait", gone)
+    said = f"its head is gone; finished cases are recorded, --resume {tmp_path / 'here'} measures the rest"
+    with pytest.raises(PoolGone, match=f"^{re.escape(said)}$"):
+        campaign(devices)
+    assert load(tmp_path / "here").groupby(["run", "case"]).ngroups == 2
 
 
 def crashing(*given: Any, status: str = "crashed") -> list[Any]:

@@ -195,10 +195,10 @@ def test_devices_of_a_machine_share_its_memory_and_are_calibrated_within_the_tim
     driver = Driver(devices, print, threads=3, clock=devices.clock)
     type, opened = only_type(driver)
     assert devices.openings == [Device(id, type, beside=2, threads=3) for id in "ab"]
-    first, _ = calibrations(type, opened, [], print)
+    first, _ = calibrations(driver, type, opened)
     orders = [first.order(first.waiting[0], left_s) for left_s in (math.inf, 4.0)]
     assert [(order.budget_s, order.max_s) for order in orders] == [(3.0, 9.0), (3.0, 4.0)]
-    of_one, _ = calibrations(type, opened[:1], [], print)
+    of_one, _ = calibrations(driver, type, opened[:1])
     assert not of_one.waiting
     of_one.joined(opened[1])
     assert len(of_one.waiting) == 2, "the first is beside another now"
